@@ -1,0 +1,35 @@
+// The element types that ringtrain carries, and what one can ask of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ringtrain {
+
+enum class DType : uint8_t { boolean, uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64 };
+constexpr int kDTypes = 11;
+
+// How the values of all ranks become one. An average is a sum with a scale.
+enum class Reduce : uint8_t { sum, min, max, product };
+
+constexpr size_t size_of(DType dtype) {
+  constexpr size_t kBytes[kDTypes] = {1, 1, 1, 2, 2, 4, 8, 2, 2, 4, 8};
+  return kBytes[static_cast<size_t>(dtype)];
+}
+
+constexpr const char* name_of(DType dtype) {
+  constexpr const char* kNames[kDTypes] = {"bool",  "uint8",   "int8",     "uint16",  "int16",  "int32",
+                                           "int64", "float16", "bfloat16", "float32", "float64"};
+  return kNames[static_cast<size_t>(dtype)];
+}
+
+constexpr const char* name_of(Reduce reduce) {
+  constexpr const char* kNames[] = {"sum", "min", "max", "product"};
+  return kNames[static_cast<size_t>(reduce)];
+}
+
+constexpr bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
+
+constexpr bool is_float(DType dtype) { return dtype >= DType::float16; }
+
+}  // namespace ringtrain

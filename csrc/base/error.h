@@ -1,0 +1,33 @@
+// What can go wrong, as types. Thrown inside the core; the engine loop turns them into values on Handles, and the
+// bindings turn those into the Python exceptions of ringtrain/errors.py.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace ringtrain {
+
+enum class ErrorKind : uint8_t {
+  none,
+  invalid,          // ValueError: the caller's own mistake, told on the caller's line
+  failure,          // RingtrainError: none of the kinds below
+  mismatch,         // MismatchError: the ranks disagree about one operation; the engine lives on
+  peer_lost,        // PeerLostError: a rank is gone; nothing works any more
+  stalled,          // StalledError: waited longer than stall_shutdown_time_s
+  shut_down,        // ShutDownError: some rank has left, so no operation can complete any more
+  not_initialized,  // NotInitializedError: before init(), after shutdown(), or in a forked child
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  ErrorKind kind() const { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+inline Error invalid(const std::string& message) { return {ErrorKind::invalid, message}; }
+inline Error failure(const std::string& message) { return {ErrorKind::failure, message}; }
+
+}  // namespace ringtrain

@@ -1,0 +1,10 @@
+// Warnings for the person at the terminal, one line each, on standard error.
+#pragma once
+
+#include <string>
+
+namespace ringtrain {
+
+void warn(const std::string& message);
+
+}  // namespace ringtrain

@@ -1,0 +1,110 @@
+#include "base/options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "base/error.h"
+
+namespace ringtrain {
+namespace {
+
+struct Entry {
+  OptionInfo info;
+  std::function<void(Options&, double)> set_number;
+  std::function<void(Options&, const std::string&)> set_choice;
+};
+
+template <typename T>
+Entry number(T Options::* member, const char* name, double minimum, double maximum, const char* meaning,
+             const char* alias = "", double alias_factor = 1) {
+  OptionInfo info{name,    alias,   alias_factor, "number", static_cast<double>(Options().*member),
+                  minimum, maximum, {},           meaning};
+  return {info, [member](Options& options, double value) { options.*member = static_cast<T>(value); }, nullptr};
+}
+
+Entry choice(std::string Options::* member, const char* name, std::vector<std::string> choices, const char* meaning) {
+  OptionInfo info{name, "", 1, "choice", 0, 0, 0, std::move(choices), meaning};
+  return {info, nullptr, [member](Options& options, const std::string& value) { options.*member = value; }};
+}
+
+const std::vector<Entry>& entries() {
+  constexpr double kDay = 86400, kMega = 1024.0 * 1024.0;
+  static const std::vector<Entry> all = {
+      number(&Options::fusion_threshold_mb, "fusion_threshold_mb", 0, 4096,
+             "Small tensors are joined into one operation of at most this many megabytes; 0 joins nothing.",
+             "HOROVOD_FUSION_THRESHOLD", 1 / kMega),
+      number(&Options::cache_capacity, "cache_capacity", 0, 1 << 20,
+             "How many operations are remembered, so that a repeated one costs one bit to agree on; 0 remembers none.",
+             "HOROVOD_CACHE_CAPACITY"),
+      number(&Options::stall_warning_time_s, "stall_warning_time_s", 0.1, kDay,
+             "Seconds after which an operation that some rank has not submitted is reported.",
+             "HOROVOD_STALL_CHECK_TIME_SECONDS"),
+      number(&Options::stall_shutdown_time_s, "stall_shutdown_time_s", 0, kDay,
+             "Seconds after which waiting ends with StalledError on every rank; 0 waits for ever.",
+             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+      number(&Options::mailbox_kb, "mailbox_kb", 4, 4096,
+             "Size of one shared-memory mailbox between two ranks of a node, in kilobytes."),
+      number(&Options::ring_chunk_kb, "ring_chunk_kb", 1, 65536,
+             "Size of one message of the ring between nodes, in kilobytes."),
+      choice(&Options::shared_memory, "shared_memory", {"auto", "off"},
+             "Whether the ranks of a node talk through /dev/shm; off sends everything through MPI."),
+      choice(&Options::allreduce_algorithm, "allreduce_algorithm", {"auto", "ring", "mpi"},
+             "Who carries out collectives: auto chooses by topology, type and size; ring and mpi force one of them."),
+      choice(&Options::cross_algorithm, "cross_algorithm", {"auto", "ring", "mpi"},
+             "Who carries out the part between nodes of a hierarchical allreduce."),
+      choice(&Options::simd, "simd", {"auto", "scalar", "avx2", "avx512"},
+             "Instruction set of the reduction kernels; auto takes the best that this CPU has."),
+  };
+  return all;
+}
+
+std::string range_of(const OptionInfo& info) {
+  if (info.type == "number") {
+    auto plain = [](double value) {
+      std::string text = std::to_string(value);
+      text.erase(text.find_last_not_of('0') + 1);
+      if (text.back() == '.') text.pop_back();
+      return text;
+    };
+    return "a number from " + plain(info.minimum) + " to " + plain(info.maximum);
+  }
+  std::string text = "one of";
+  for (const std::string& name : info.choices) text += " " + name;
+  return text;
+}
+
+}  // namespace
+
+const std::vector<OptionInfo>& Options::table() {
+  static const std::vector<OptionInfo> infos = [] {
+    std::vector<OptionInfo> all;
+    for (const Entry& entry : entries()) all.push_back(entry.info);
+    return all;
+  }();
+  return infos;
+}
+
+void Options::set(const std::string& name, const std::string& text) {
+  for (const Entry& entry : entries()) {
+    const OptionInfo& info = entry.info;
+    if (info.name != name) continue;
+    const Error out_of_range = invalid("option " + name + " must be " + range_of(info) + ", not " + text);
+    if (entry.set_choice) {
+      if (std::find(info.choices.begin(), info.choices.end(), text) == info.choices.end()) throw out_of_range;
+      return entry.set_choice(*this, text);
+    }
+    double value = 0;
+    size_t used = 0;
+    try {
+      value = std::stod(text, &used);
+    } catch (const std::exception&) {
+      throw out_of_range;
+    }
+    if (used != text.size() || !(value >= info.minimum && value <= info.maximum)) throw out_of_range;
+    return entry.set_number(*this, value);
+  }
+  throw invalid("there is no option named " + name + "; see docs/options.md");
+}
+
+}  // namespace ringtrain

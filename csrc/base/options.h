@@ -1,0 +1,42 @@
+// Every knob of ringtrain, once: name, default, range, meaning. ringtrain/options.py makes the environment variables,
+// the keywords of init(), the flags of ringrun and docs/options.md from this table.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ringtrain {
+
+struct OptionInfo {
+  std::string name;                  // "fusion_threshold_mb"; the variable is RINGTRAIN_FUSION_THRESHOLD_MB
+  std::string alias;                 // Horovod's variable for the same knob, or ""
+  double alias_factor;               // multiplies the alias' number (Horovod counts bytes where we count megabytes)
+  std::string type;                  // "number" or "choice"
+  double default_number = 0;         // numbers only
+  double minimum = 0, maximum = 0;   // numbers only
+  std::vector<std::string> choices;  // choices only; the first is the default
+  std::string meaning;
+};
+
+struct Options {
+  // clang-format off
+  double      fusion_threshold_mb    = 128;
+  int64_t     cache_capacity         = 1024;
+  double      stall_warning_time_s   = 60;
+  double      stall_shutdown_time_s  = 600;
+  double      mailbox_kb             = 128;
+  double      ring_chunk_kb          = 256;
+  std::string shared_memory          = "auto";
+  std::string allreduce_algorithm    = "auto";
+  std::string cross_algorithm        = "auto";
+  std::string simd                   = "auto";
+  // clang-format on
+
+  static const std::vector<OptionInfo>& table();
+
+  // Throws Error(invalid), naming the option, its range and the value, when `text` does not fit.
+  void set(const std::string& name, const std::string& text);
+};
+
+}  // namespace ringtrain

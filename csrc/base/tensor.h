@@ -1,0 +1,43 @@
+// A borrowed view of a dense array: who submits it keeps the memory alive until its Handle finishes.
+#pragma once
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace ringtrain {
+
+using Shape = std::vector<int64_t>;
+
+inline int64_t count_of(const Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+// What a tensor is, without its memory. Travels between ranks.
+struct TensorSpec {
+  DType dtype = DType::float32;
+  Shape shape;
+
+  int64_t count() const { return count_of(shape); }
+  size_t bytes() const { return static_cast<size_t>(count()) * size_of(dtype); }
+  bool operator==(const TensorSpec& other) const { return dtype == other.dtype && shape == other.shape; }
+  bool operator!=(const TensorSpec& other) const { return !(*this == other); }
+};
+
+// Dense, row-major, in host memory.
+struct Tensor {
+  TensorSpec spec;
+  void* data = nullptr;
+};
+
+// "float32[64, 32]"
+inline std::string to_string(const TensorSpec& spec) {
+  std::string text = std::string(name_of(spec.dtype)) + "[";
+  for (size_t i = 0; i < spec.shape.size(); ++i) text += (i ? ", " : "") + std::to_string(spec.shape[i]);
+  return text + "]";
+}
+
+}  // namespace ringtrain
