@@ -1,0 +1,158 @@
+#include "kernels/reduce.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+#include "kernels/variant.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace ringtrain {
+namespace {
+
+#if defined(__x86_64__)
+
+bool has_f16c() {  // older compilers do not know the name in __builtin_cpu_supports
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+// Slowest first.
+std::vector<const Variant*> variants_of_this_cpu() {
+  std::vector<const Variant*> variants = {&kScalarVariant};
+  if (has_avx2()) variants.push_back(&kAvx2Variant);
+  if (has_avx512()) variants.push_back(&kAvx512Variant);
+  return variants;
+}
+
+#else
+
+std::vector<const Variant*> variants_of_this_cpu() { return {&kScalarVariant}; }
+
+#endif
+
+const Variant*& variant() {
+  static const Variant* chosen = variants_of_this_cpu().back();
+  return chosen;
+}
+
+// In double, truncated towards zero, held at the limits of T; NaN becomes 0.
+template <class T>
+T scaled(T value, double factor) {
+  constexpr T kLowest = std::numeric_limits<T>::min(), kHighest = std::numeric_limits<T>::max();
+  const double result = static_cast<double>(value) * factor;
+  if (result >= static_cast<double>(kHighest)) return kHighest;
+  if (result <= static_cast<double>(kLowest)) return kLowest;
+  return result == result ? static_cast<T>(result) : T{0};
+}
+
+template <class T>
+void scale_integers(double factor, void* destination, const void* source, size_t count) {
+  for (size_t i = 0; i < count; ++i) {  // by bytes, since the arrays may lie anywhere
+    T value;
+    std::memcpy(&value, static_cast<const char*>(source) + i * sizeof(T), sizeof(T));
+    value = scaled(value, factor);
+    std::memcpy(static_cast<char*>(destination) + i * sizeof(T), &value, sizeof(T));
+  }
+}
+
+void scale_integers(DType dtype, double factor, void* destination, const void* source, size_t count) {
+  switch (dtype) {
+    case DType::uint8:
+      return scale_integers<uint8_t>(factor, destination, source, count);
+    case DType::int8:
+      return scale_integers<int8_t>(factor, destination, source, count);
+    case DType::uint16:
+      return scale_integers<uint16_t>(factor, destination, source, count);
+    case DType::int16:
+      return scale_integers<int16_t>(factor, destination, source, count);
+    case DType::int32:
+      return scale_integers<int32_t>(factor, destination, source, count);
+    case DType::int64:
+      return scale_integers<int64_t>(factor, destination, source, count);
+    default:
+      return;  // floats are scaled where they are reduced, bool is not scaled
+  }
+}
+
+template <class Pointer>
+std::vector<Pointer> moved(const Pointer* arrays, int array_count, size_t bytes) {
+  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const char, char>;
+  std::vector<Pointer> result(arrays, arrays + array_count);
+  for (Pointer& array : result) array = static_cast<Byte*>(array) + bytes;
+  return result;
+}
+
+// In blocks, so that the second pass finds what the first has left in the cache.
+void reduce_and_scale_integers(const Reduction& reduction, const Arrays& arrays) {
+  constexpr size_t kBlockBytes = 16384;
+  const size_t element = size_of(reduction.dtype), block = kBlockBytes / element;
+  for (size_t start = 0; start < arrays.count; start += block) {
+    const size_t count = std::min(block, arrays.count - start);
+    const auto destinations = moved(arrays.destinations, arrays.destination_count, start * element);
+    const auto sources = moved(arrays.sources, arrays.source_count, start * element);
+    variant()->reduce(reduction, {destinations.data(), 1, sources.data(), arrays.source_count, count});
+    scale_integers(reduction.dtype, reduction.scale, destinations[0], destinations[0], count);
+    for (size_t copy = 1; copy < destinations.size(); ++copy) {
+      std::memcpy(destinations[copy], destinations[0], count * element);
+    }
+  }
+}
+
+}  // namespace
+
+void reduce(const Reduction& reduction, void* const* destinations, int destination_count, const void* const* sources,
+            int source_count, size_t count) {
+  const Arrays arrays = {destinations, destination_count, sources, source_count, count};
+  const bool needs_second_pass =
+      reduction.scale != 1.0 && !is_float(reduction.dtype) && reduction.dtype != DType::boolean;
+  if (needs_second_pass) return reduce_and_scale_integers(reduction, arrays);
+  variant()->reduce(reduction, arrays);
+}
+
+void scale(DType dtype, double factor, void* destination, const void* source, size_t count) {
+  if (count == 0) return;
+  if (factor == 1.0 || dtype == DType::boolean) {
+    if (destination != source) std::memcpy(destination, source, count * size_of(dtype));
+    return;
+  }
+  if (!is_float(dtype)) return scale_integers(dtype, factor, destination, source, count);
+  variant()->reduce({dtype, Reduce::sum, factor}, {&destination, 1, &source, 1, count});
+}
+
+void widen(DType dtype, float* destination, const void* source, size_t count) {
+  variant()->widen(dtype, destination, source, count);
+}
+
+void narrow(DType dtype, double factor, void* destination, const float* source, size_t count) {
+  variant()->narrow(dtype, factor, destination, source, count);
+}
+
+void choose_simd(const std::string& name) {
+  const std::vector<const Variant*> variants = variants_of_this_cpu();
+  std::string choices = "auto";
+  for (const Variant* candidate : variants) {
+    if (name == candidate->name || name == "auto") variant() = candidate;  // the last one is the fastest
+    if (name == candidate->name) return;
+    choices += std::string(", ") + candidate->name;
+  }
+  if (name != "auto") throw invalid("simd=" + name + ": not on this CPU. Choose one of " + choices + ".");
+}
+
+const char* simd_in_use() { return variant()->name; }
+
+}  // namespace ringtrain

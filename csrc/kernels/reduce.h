@@ -1,0 +1,43 @@
+// Element-wise reduction of several arrays into one, on plain memory. Knows no rank.
+//
+// Bit for bit the same on every CPU: each element is combined in the order of `sources`, 16-bit floats accumulate in
+// float32 and are rounded once (to nearest even), no fused multiply-add is used, and a NaN result is the positive quiet
+// NaN. The variants for scalar, AVX2 and AVX-512 are chosen once, at run time.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "base/dtype.h"
+
+namespace ringtrain {
+
+struct Reduction {
+  DType dtype = DType::float32;
+  Reduce reduce = Reduce::sum;
+  // Multiplies the result: floats up to 32 bits in float32, float64 in double, integers in double, truncated towards
+  // zero and held at the limits of their type. Ignored for bool.
+  double scale = 1.0;
+};
+
+// destinations[*][i] = scale * (sources[0][i] op sources[1][i] op ...), for i < count.
+// A destination may be one of the sources (same address); otherwise they do not overlap. Any alignment.
+// bool: sum and max are "or", product and min are "and"; any non-zero byte is true, the result is 0 or 1.
+// min and max of floats: NaN if any operand is NaN. Integer overflow wraps.
+void reduce(const Reduction& reduction, void* const* destinations, int destination_count, const void* const* sources,
+            int source_count, size_t count);
+
+// destination[i] = source[i] * factor, rounded as above; a factor of 1 copies, NaN and all. May be in place.
+void scale(DType dtype, double factor, void* destination, const void* source, size_t count);
+
+// 16-bit floats to float32 and back (times factor, rounded to nearest even).
+void widen(DType dtype, float* destination, const void* source, size_t count);
+void narrow(DType dtype, double factor, void* destination, const float* source, size_t count);
+
+// "auto", "scalar", "avx2" or "avx512". Throws Error(invalid) if this CPU cannot. Call before the first reduction.
+void choose_simd(const std::string& name);
+
+// The variant in use: "scalar", "avx2" or "avx512".
+const char* simd_in_use();
+
+}  // namespace ringtrain

@@ -1,0 +1,315 @@
+// The loops of every variant, written once, over vectors of kWidth bytes.
+//
+// A variant's file includes this once, after it has defined
+//   RINGTRAIN_TARGET                    the attribute that allows the variant's instructions
+//   kWidth, Floats                      bytes of a vector, and that many as float32
+//   widen_*, narrow_*                   one Floats from and to 16-bit floats in memory (NaN comes in as the quiet NaN)
+// Everything is in an anonymous namespace and each function carries the target itself: the linker keeps one copy of an
+// inline function, and that copy must never be one that only some CPUs can run.
+//
+// The rest of a count that fills no vector goes through the same instructions, on a padded copy: so no element knows
+// where in an array it was. A NaN result is always the positive quiet NaN, since which operand's NaN survives a sum is
+// up to the compiler.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/variant.h"
+
+#define RINGTRAIN_INLINE RINGTRAIN_TARGET __attribute__((always_inline)) static inline
+
+namespace ringtrain {
+namespace {
+
+template <class T>
+struct VectorOf {
+  typedef T Type __attribute__((vector_size(kWidth)));
+  typedef T Anywhere __attribute__((vector_size(kWidth), aligned(1), may_alias));
+};
+
+template <class Vector, class T>
+RINGTRAIN_INLINE Vector splat(T value) {
+  Vector result;
+  for (size_t lane = 0; lane < sizeof(Vector) / sizeof(T); ++lane) result[lane] = value;
+  return result;
+}
+
+// The codecs: how a dtype lies in memory (Stored), and in which type it is computed (Number, Vector).
+
+template <class T>
+struct Plain {
+  using Stored = T;
+  using Number = T;
+  using Vector = typename VectorOf<T>::Type;
+
+  RINGTRAIN_INLINE Vector load(const T* from) { return *reinterpret_cast<const typename VectorOf<T>::Anywhere*>(from); }
+  RINGTRAIN_INLINE void store(T* to, Vector value) { *reinterpret_cast<typename VectorOf<T>::Anywhere*>(to) = value; }
+};
+
+struct Boolean : Plain<uint8_t> {
+  RINGTRAIN_INLINE Vector load(const uint8_t* from) {
+    return reinterpret_cast<Vector>(Plain<uint8_t>::load(from) != Vector{}) & splat<Vector>(uint8_t{1});
+  }
+};
+
+struct Float16 {
+  using Stored = uint16_t;
+  using Number = float;
+  using Vector = Floats;
+
+  RINGTRAIN_INLINE Vector load(const uint16_t* from) { return widen_float16(from); }
+  RINGTRAIN_INLINE void store(uint16_t* to, Vector value) { narrow_float16(to, value); }
+};
+
+struct BFloat16 {
+  using Stored = uint16_t;
+  using Number = float;
+  using Vector = Floats;
+
+  RINGTRAIN_INLINE Vector load(const uint16_t* from) { return widen_bfloat16(from); }
+  RINGTRAIN_INLINE void store(uint16_t* to, Vector value) { narrow_bfloat16(to, value); }
+};
+
+template <class Codec>
+constexpr size_t kLanes = kWidth / sizeof(typename Codec::Number);
+
+template <class Codec>
+RINGTRAIN_INLINE typename Codec::Vector load_some(const typename Codec::Stored* from, size_t count) {
+  typename Codec::Stored padded[kLanes<Codec>] = {};
+  std::memcpy(padded, from, count * sizeof(*padded));
+  return Codec::load(padded);
+}
+
+template <class Codec>
+RINGTRAIN_INLINE void store_some(typename Codec::Stored* to, typename Codec::Vector value, size_t count) {
+  typename Codec::Stored padded[kLanes<Codec>];
+  Codec::store(padded, value);
+  std::memcpy(to, padded, count * sizeof(*padded));
+}
+
+// The operators. A comparison with NaN is false, so min and max have to ask for one in `b`.
+
+struct Sum {
+  template <class Vector>
+  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
+    return a + b;
+  }
+};
+
+struct Product {
+  template <class Vector>
+  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
+    return a * b;
+  }
+};
+
+struct Min {
+  template <class Vector>
+  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
+    return ((b < a) | (b != b)) ? b : a;
+  }
+};
+
+struct Max {
+  template <class Vector>
+  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
+    return ((b > a) | (b != b)) ? b : a;
+  }
+};
+
+struct Or {
+  template <class Vector>
+  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
+    return a | b;
+  }
+};
+
+struct And {
+  template <class Vector>
+  RINGTRAIN_INLINE Vector combine(Vector a, Vector b) {
+    return a & b;
+  }
+};
+
+template <class Codec>
+RINGTRAIN_INLINE typename Codec::Vector finish(typename Codec::Vector value, typename Codec::Vector factor) {
+  using Number = typename Codec::Number;
+  if constexpr (std::is_floating_point_v<Number>) {
+    value = value * factor;
+    return (value == value) ? value : splat<typename Codec::Vector>(std::numeric_limits<Number>::quiet_NaN());
+  }
+  return value;
+}
+
+// `kSources` other than 0 is the number of sources, known to the compiler.
+template <class Codec, class Operator, int kSources>
+struct Loop {
+  using Stored = typename Codec::Stored;
+  using Vector = typename Codec::Vector;
+
+  RINGTRAIN_INLINE Vector combine(const Stored* const* sources, int source_count, size_t i) {
+    Vector result = Codec::load(sources[0] + i);
+    for (int source = 1; source < (kSources ? kSources : source_count); ++source) {
+      result = Operator::combine(result, Codec::load(sources[source] + i));
+    }
+    return result;
+  }
+
+  RINGTRAIN_INLINE Vector combine_some(const Stored* const* sources, int source_count, size_t i, size_t some) {
+    Vector result = load_some<Codec>(sources[0] + i, some);
+    for (int source = 1; source < source_count; ++source) {
+      result = Operator::combine(result, load_some<Codec>(sources[source] + i, some));
+    }
+    return result;
+  }
+
+  RINGTRAIN_TARGET static void run(double scale, const Arrays& arrays) {
+    constexpr size_t kStep = kLanes<Codec>;
+    const Vector factor = splat<Vector>(static_cast<typename Codec::Number>(scale));
+    const Stored* fixed_sources[kSources ? kSources : 1];  // a copy that no store can reach stays in registers
+    for (int source = 0; source < kSources; ++source) {
+      fixed_sources[source] = static_cast<const Stored*>(arrays.sources[source]);
+    }
+    const Stored* const* sources = kSources ? fixed_sources : reinterpret_cast<const Stored* const*>(arrays.sources);
+    Stored* const* destinations = reinterpret_cast<Stored* const*>(arrays.destinations);
+    const int source_count = arrays.source_count, destination_count = arrays.destination_count;
+    const size_t count = arrays.count;
+
+    size_t i = 0;
+    for (; i + 2 * kStep <= count; i += 2 * kStep) {
+      const Vector low = finish<Codec>(combine(sources, source_count, i), factor);
+      const Vector high = finish<Codec>(combine(sources, source_count, i + kStep), factor);
+      for (int destination = 0; destination < destination_count; ++destination) {
+        Codec::store(destinations[destination] + i, low);
+        Codec::store(destinations[destination] + i + kStep, high);
+      }
+    }
+    while (i < count) {
+      const size_t some = count - i < kStep ? count - i : kStep;
+      const Vector value = finish<Codec>(combine_some(sources, source_count, i, some), factor);
+      for (int destination = 0; destination < destination_count; ++destination) {
+        store_some<Codec>(destinations[destination] + i, value, some);
+      }
+      i += some;
+    }
+  }
+};
+
+template <class Codec>
+void sum_floats(double scale, const Arrays& arrays) {
+  switch (arrays.source_count) {
+    case 2:
+      return Loop<Codec, Sum, 2>::run(scale, arrays);
+    case 3:
+      return Loop<Codec, Sum, 3>::run(scale, arrays);
+    case 4:
+      return Loop<Codec, Sum, 4>::run(scale, arrays);
+    default:
+      return Loop<Codec, Sum, 0>::run(scale, arrays);
+  }
+}
+
+template <class Codec>
+void reduce_floats(const Reduction& reduction, const Arrays& arrays) {
+  switch (reduction.reduce) {
+    case Reduce::sum:
+      return sum_floats<Codec>(reduction.scale, arrays);
+    case Reduce::product:
+      return Loop<Codec, Product, 0>::run(reduction.scale, arrays);
+    case Reduce::min:
+      return Loop<Codec, Min, 0>::run(reduction.scale, arrays);
+    case Reduce::max:
+      return Loop<Codec, Max, 0>::run(reduction.scale, arrays);
+  }
+}
+
+// Sums and products run unsigned, where an overflow is defined to wrap.
+template <class T>
+void reduce_integers(const Reduction& reduction, const Arrays& arrays) {
+  using Wrapping = std::make_unsigned_t<T>;
+  switch (reduction.reduce) {
+    case Reduce::sum:
+      return Loop<Plain<Wrapping>, Sum, 0>::run(1.0, arrays);
+    case Reduce::product:
+      return Loop<Plain<Wrapping>, Product, 0>::run(1.0, arrays);
+    case Reduce::min:
+      return Loop<Plain<T>, Min, 0>::run(1.0, arrays);
+    case Reduce::max:
+      return Loop<Plain<T>, Max, 0>::run(1.0, arrays);
+  }
+}
+
+void reduce_booleans(const Reduction& reduction, const Arrays& arrays) {
+  const bool any = reduction.reduce == Reduce::sum || reduction.reduce == Reduce::max;
+  return any ? Loop<Boolean, Or, 0>::run(1.0, arrays) : Loop<Boolean, And, 0>::run(1.0, arrays);
+}
+
+void reduce_arrays(const Reduction& reduction, const Arrays& arrays) {
+  switch (reduction.dtype) {
+    case DType::boolean:
+      return reduce_booleans(reduction, arrays);
+    case DType::uint8:
+      return reduce_integers<uint8_t>(reduction, arrays);
+    case DType::int8:
+      return reduce_integers<int8_t>(reduction, arrays);
+    case DType::uint16:
+      return reduce_integers<uint16_t>(reduction, arrays);
+    case DType::int16:
+      return reduce_integers<int16_t>(reduction, arrays);
+    case DType::int32:
+      return reduce_integers<int32_t>(reduction, arrays);
+    case DType::int64:
+      return reduce_integers<int64_t>(reduction, arrays);
+    case DType::float16:
+      return reduce_floats<Float16>(reduction, arrays);
+    case DType::bfloat16:
+      return reduce_floats<BFloat16>(reduction, arrays);
+    case DType::float32:
+      return reduce_floats<Plain<float>>(reduction, arrays);
+    case DType::float64:
+      return reduce_floats<Plain<double>>(reduction, arrays);
+  }
+}
+
+template <class Codec>
+RINGTRAIN_TARGET void widen_halves(float* destination, const uint16_t* source, size_t count) {
+  constexpr size_t kStep = kLanes<Codec>;
+  size_t i = 0;
+  for (; i + kStep <= count; i += kStep) Plain<float>::store(destination + i, Codec::load(source + i));
+  if (i < count) {
+    store_some<Plain<float>>(destination + i, load_some<Codec>(source + i, count - i), count - i);
+  }
+}
+
+template <class Codec>
+RINGTRAIN_TARGET void narrow_halves(float factor, uint16_t* destination, const float* source, size_t count) {
+  constexpr size_t kStep = kLanes<Codec>;
+  const Floats factors = splat<Floats>(factor);
+  size_t i = 0;
+  for (; i + kStep <= count; i += kStep) {
+    Codec::store(destination + i, finish<Codec>(Plain<float>::load(source + i), factors));
+  }
+  if (i < count) {
+    const Floats rest = load_some<Plain<float>>(source + i, count - i);
+    store_some<Codec>(destination + i, finish<Codec>(rest, factors), count - i);
+  }
+}
+
+void widen_array(DType dtype, float* destination, const void* source, size_t count) {
+  const uint16_t* halves = static_cast<const uint16_t*>(source);
+  return dtype == DType::float16 ? widen_halves<Float16>(destination, halves, count)
+                                 : widen_halves<BFloat16>(destination, halves, count);
+}
+
+void narrow_array(DType dtype, double factor, void* destination, const float* source, size_t count) {
+  uint16_t* halves = static_cast<uint16_t*>(destination);
+  const float narrow_factor = static_cast<float>(factor);
+  return dtype == DType::float16 ? narrow_halves<Float16>(narrow_factor, halves, source, count)
+                                 : narrow_halves<BFloat16>(narrow_factor, halves, source, count);
+}
+
+}  // namespace
+}  // namespace ringtrain

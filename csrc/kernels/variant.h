@@ -1,0 +1,30 @@
+// The same loops, compiled once for each instruction set. reduce.cc chooses among them at run time.
+#pragma once
+
+#include "kernels/reduce.h"
+
+namespace ringtrain {
+
+struct Arrays {
+  void* const* destinations;
+  int destination_count;
+  const void* const* sources;
+  int source_count;
+  size_t count;  // elements of each
+};
+
+// As in reduce.h, except that integers come out unscaled.
+struct Variant {
+  const char* name;
+  void (*reduce)(const Reduction& reduction, const Arrays& arrays);
+  void (*widen)(DType dtype, float* destination, const void* source, size_t count);
+  void (*narrow)(DType dtype, double factor, void* destination, const float* source, size_t count);
+};
+
+extern const Variant kScalarVariant;
+#if defined(__x86_64__)
+extern const Variant kAvx2Variant;
+extern const Variant kAvx512Variant;
+#endif
+
+}  // namespace ringtrain
