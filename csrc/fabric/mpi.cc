@@ -1,0 +1,242 @@
+#include "fabric/mpi.h"
+
+#include <dlfcn.h>
+
+#include "base/error.h"
+
+namespace ringtrain {
+namespace {
+
+class Library {
+ public:
+  explicit Library(const std::string& path) : handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD)) {
+    if (!handle_) handle_ = dlopen(path.c_str(), RTLD_NOW);
+    if (!handle_) throw failure("cannot open the MPI library " + path + ": " + dlerror());
+  }
+
+  template <typename Function>
+  void find(Function*& function, const char* name) const {
+    function = reinterpret_cast<Function*>(dlsym(handle_, name));
+    if (!function) throw failure(std::string("the MPI library has no function ") + name);
+  }
+
+ private:
+  void* handle_;  // never closed: mpi4py owns the library
+};
+
+template <typename Handle>
+struct Table {
+  using H = Handle;
+  // clang-format off
+  int (*Isend)(const void*, int, H, int, int, H, H*);
+  int (*Irecv)(void*, int, H, int, int, H, H*);
+  int (*Iprobe)(int, int, H, int*, void*);
+  int (*Test)(H*, int*, void*);
+  int (*Cancel)(H*);
+  int (*Request_free)(H*);
+  int (*Iallreduce)(const void*, void*, int, H, H, H, H*);
+  int (*Ibcast)(void*, int, H, int, H, H*);
+  int (*Iallgatherv)(const void*, int, H, void*, const int*, const int*, H, H, H*);
+  int (*Ialltoallv)(const void*, const int*, const int*, H, void*, const int*, const int*, H, H, H*);
+  int (*Ibarrier)(H, H*);
+  int (*Comm_group)(H, H*);
+  int (*Group_incl)(H, int, const int*, H*);
+  int (*Group_free)(H*);
+  int (*Comm_create_group)(H, H, int, H*);
+  int (*Comm_free)(H*);
+  int (*Comm_set_errhandler)(H, H);
+  int (*Error_class)(int, int*);
+  int (*Error_string)(int, char*, int*);
+  // clang-format on
+
+  explicit Table(const Library& library) {
+    library.find(Isend, "MPI_Isend");
+    library.find(Irecv, "MPI_Irecv");
+    library.find(Iprobe, "MPI_Iprobe");
+    library.find(Test, "MPI_Test");
+    library.find(Cancel, "MPI_Cancel");
+    library.find(Request_free, "MPI_Request_free");
+    library.find(Iallreduce, "MPI_Iallreduce");
+    library.find(Ibcast, "MPI_Ibcast");
+    library.find(Iallgatherv, "MPI_Iallgatherv");
+    library.find(Ialltoallv, "MPI_Ialltoallv");
+    library.find(Ibarrier, "MPI_Ibarrier");
+    library.find(Comm_group, "MPI_Comm_group");
+    library.find(Group_incl, "MPI_Group_incl");
+    library.find(Group_free, "MPI_Group_free");
+    library.find(Comm_create_group, "MPI_Comm_create_group");
+    library.find(Comm_free, "MPI_Comm_free");
+    library.find(Comm_set_errhandler, "MPI_Comm_set_errhandler");
+    library.find(Error_class, "MPI_Error_class");
+    library.find(Error_string, "MPI_Error_string");
+  }
+};
+
+template <typename Handle>
+class MpiOver final : public Mpi {
+ public:
+  explicit MpiOver(const MpiDescription& description)
+      : call_(Library(description.library)),
+        world_(static_cast<Handle>(description.communicator)),
+        byte_(handle(description, "byte")),
+        in_place_(reinterpret_cast<void*>(static_cast<intptr_t>(constant(description, "in_place")))),
+        any_source_(static_cast<int>(constant(description, "any_source"))),
+        err_proc_failed_(static_cast<int>(constant(description, "err_proc_failed"))),
+        err_revoked_(static_cast<int>(constant(description, "err_revoked"))),
+        errors_return_(handle(description, "errors_return")) {
+    for (int i = 0; i < kDTypes; ++i) {
+      const auto dtype = static_cast<DType>(i);
+      if (!is_half(dtype)) dtypes_[i] = handle(description, name_of(dtype));
+    }
+    for (const Reduce reduce : {Reduce::sum, Reduce::min, Reduce::max, Reduce::product})
+      reduces_[static_cast<int>(reduce)] = handle(description, name_of(reduce));
+    check(call_.Comm_set_errhandler(world_, errors_return_), "MPI_Comm_set_errhandler");
+  }
+
+  MpiComm world() const override { return to_uint(world_); }
+
+  MpiComm create(MpiComm from, const std::vector<int>& ranks, int tag) override {
+    Handle all{}, some{}, made{};
+    check(call_.Comm_group(of(from), &all), "MPI_Comm_group");
+    check(call_.Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some), "MPI_Group_incl");
+    check(call_.Comm_create_group(of(from), some, tag, &made), "MPI_Comm_create_group");
+    call_.Group_free(&some);
+    call_.Group_free(&all);
+    check(call_.Comm_set_errhandler(made, errors_return_), "MPI_Comm_set_errhandler");
+    return to_uint(made);
+  }
+
+  void free(MpiComm& communicator) override {
+    Handle handle = of(communicator);
+    call_.Comm_free(&handle);
+    communicator = 0;
+  }
+
+  MpiRequest isend(const void* data, size_t bytes, int to, int tag, MpiComm communicator) override {
+    return started("MPI_Isend", [&](Handle* request) {
+      return call_.Isend(data, static_cast<int>(bytes), byte_, to, tag, of(communicator), request);
+    });
+  }
+
+  MpiRequest irecv(void* data, size_t bytes, int from, int tag, MpiComm communicator) override {
+    return started("MPI_Irecv", [&](Handle* request) {
+      return call_.Irecv(data, static_cast<int>(bytes), byte_, from, tag, of(communicator), request);
+    });
+  }
+
+  MpiRequest irecv_from_any(void* data, size_t bytes, int tag, MpiComm communicator) override {
+    return irecv(data, bytes, any_source_, tag, communicator);
+  }
+
+  bool has_arrived(int tag, MpiComm communicator) override {
+    int arrived = 0;
+    check(call_.Iprobe(any_source_, tag, of(communicator), &arrived, status_), "MPI_Iprobe");
+    return arrived != 0;
+  }
+
+  MpiRequest iallreduce(void* data, int count, DType dtype, Reduce reduce, MpiComm communicator) override {
+    return started("MPI_Iallreduce", [&](Handle* request) {
+      return call_.Iallreduce(in_place_, data, count, dtypes_[static_cast<int>(dtype)], operation(dtype, reduce),
+                              of(communicator), request);
+    });
+  }
+
+  MpiRequest ibroadcast(void* data, int bytes, int root, MpiComm communicator) override {
+    return started("MPI_Ibcast",
+                   [&](Handle* request) { return call_.Ibcast(data, bytes, byte_, root, of(communicator), request); });
+  }
+
+  MpiRequest iallgather(const void* source, int bytes, void* destination, const std::vector<int>& counts,
+                        const std::vector<int>& offsets, MpiComm communicator) override {
+    return started("MPI_Iallgatherv", [&](Handle* request) {
+      return call_.Iallgatherv(source, bytes, byte_, destination, counts.data(), offsets.data(), byte_,
+                               of(communicator), request);
+    });
+  }
+
+  MpiRequest ialltoall(const void* source, const std::vector<int>& counts, const std::vector<int>& offsets,
+                       void* destination, const std::vector<int>& receive_counts,
+                       const std::vector<int>& receive_offsets, MpiComm communicator) override {
+    return started("MPI_Ialltoallv", [&](Handle* request) {
+      return call_.Ialltoallv(source, counts.data(), offsets.data(), byte_, destination, receive_counts.data(),
+                              receive_offsets.data(), byte_, of(communicator), request);
+    });
+  }
+
+  MpiRequest ibarrier(MpiComm communicator) override {
+    return started("MPI_Ibarrier", [&](Handle* request) { return call_.Ibarrier(of(communicator), request); });
+  }
+
+  bool test(MpiRequest& request) override {
+    if (!request.active) return true;
+    Handle handle = of(request.handle);
+    int complete = 0;
+    const int code = call_.Test(&handle, &complete, status_);
+    request.handle = to_uint(handle);
+    if (complete) request.active = false;
+    check(code, "MPI_Test");
+    return complete != 0;
+  }
+
+  void cancel(MpiRequest& request) noexcept override {
+    if (!request.active) return;
+    Handle handle = of(request.handle);
+    call_.Cancel(&handle);
+    call_.Request_free(&handle);
+    request.active = false;
+  }
+
+ private:
+  static Handle of(uint64_t handle) { return static_cast<Handle>(handle); }
+  static uint64_t to_uint(Handle handle) { return static_cast<uint64_t>(handle); }
+
+  static Handle handle(const MpiDescription& description, const std::string& name) {
+    return of(description.handles.at(name));
+  }
+  static int64_t constant(const MpiDescription& description, const std::string& name) {
+    return description.constants.at(name);
+  }
+
+  // For bool, whose bytes are 0 or 1 and travel as uint8, "or" is max and "and" is min.
+  Handle operation(DType dtype, Reduce reduce) const {
+    if (dtype == DType::boolean && reduce == Reduce::sum) reduce = Reduce::max;
+    if (dtype == DType::boolean && reduce == Reduce::product) reduce = Reduce::min;
+    return reduces_[static_cast<int>(reduce)];
+  }
+
+  template <typename Start>
+  MpiRequest started(const char* name, Start start) {
+    Handle handle{};
+    check(start(&handle), name);
+    return {to_uint(handle), true};
+  }
+
+  void check(int code, const char* name) const {
+    if (code == 0) return;  // MPI_SUCCESS is 0 by the standard
+    int error_class = 0, length = 0;
+    char text[1024] = "";  // no MPI's MPI_MAX_ERROR_STRING is larger
+    call_.Error_class(code, &error_class);
+    call_.Error_string(code, text, &length);
+    const bool peer_lost = error_class == err_proc_failed_ || error_class == err_revoked_;
+    throw Error(peer_lost ? ErrorKind::peer_lost : ErrorKind::failure, std::string(name) + ": " + text);
+  }
+
+  const Table<Handle> call_;
+  const Handle world_, byte_;
+  void* const in_place_;
+  const int any_source_, err_proc_failed_, err_revoked_;
+  const Handle errors_return_;
+  Handle dtypes_[kDTypes] = {};
+  Handle reduces_[4] = {};
+  alignas(16) char status_[256];  // written by MPI, never read
+};
+
+}  // namespace
+
+std::unique_ptr<Mpi> Mpi::open(const MpiDescription& description) {
+  if (description.handle_bytes == 4) return std::make_unique<MpiOver<int32_t>>(description);
+  if (description.handle_bytes == 8) return std::make_unique<MpiOver<uint64_t>>(description);
+  throw failure("an MPI library with handles of " + std::to_string(description.handle_bytes) + " bytes is unknown");
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,69 @@
+#include "fabric/node.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ringtrain {
+namespace {
+
+size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+std::string to_string(const RankName& name) {
+  return "rank " + std::to_string(name.rank) + " (host " + name.host + ", pid " + std::to_string(name.pid) + ")";
+}
+
+size_t Node::bytes(int size, size_t board_bytes) {
+  return sizeof(Shared) + static_cast<size_t>(size) * (sizeof(Control) + 2 * padded(board_bytes));
+}
+
+Node::Node(SharedSegment segment, int index, std::vector<RankName> members, size_t board_bytes)
+    : segment_(std::move(segment)), index_(index), members_(std::move(members)), board_bytes_(padded(board_bytes)) {
+  hold_life_lock(segment_.descriptor(), index_);
+}
+
+char* Node::board(int member, int parity) {
+  char* first = segment_.data() + sizeof(Shared) + members_.size() * sizeof(Control);
+  return first + static_cast<size_t>(2 * member + parity) * board_bytes_;
+}
+
+bool Node::want_round(uint32_t round) {
+  std::atomic<uint32_t>& wanted = shared().wanted_round;
+  uint32_t seen = wanted.load(std::memory_order_relaxed);
+  while (static_cast<int32_t>(round - seen) > 0)
+    if (wanted.compare_exchange_weak(seen, round, std::memory_order_acq_rel)) return true;
+  return false;
+}
+
+bool Node::is_wanted(uint32_t round) const {
+  return static_cast<int32_t>(shared().wanted_round.load(std::memory_order_acquire) - round) >= 0;
+}
+
+void Node::say_last_words(ErrorKind kind, const std::string& message) {
+  Control& mine = control(index_);
+  if (mine.has_failed.load(std::memory_order_relaxed)) return;
+  mine.failure_kind = kind;
+  const size_t length = std::min(message.size(), sizeof(mine.failure_message) - 1);
+  std::memcpy(mine.failure_message, message.data(), length);
+  mine.has_failed.store(1, std::memory_order_release);
+  for (int member = 0; member < size(); ++member) bell(member).ring();
+}
+
+void Node::check_members() {
+  for (int member = 0; member < size(); ++member) {
+    if (member == index_) continue;
+    if (control(member).has_failed.load(std::memory_order_acquire))
+      throw Error(control(member).failure_kind, control(member).failure_message);
+  }
+  for (int member = 0; member < size(); ++member) {
+    // A rank says that it leaves before its lock goes, so the order of the two questions matters.
+    if (member == index_ || is_life_lock_held(segment_.descriptor(), member)) continue;
+    if (control(member).has_left.load(std::memory_order_acquire)) continue;
+    throw Error(ErrorKind::peer_lost, to_string(members_[member]) +
+                                          " is gone: its process has ended without shutdown(). "
+                                          "Look at the end of its output for the reason.");
+  }
+}
+
+}  // namespace ringtrain

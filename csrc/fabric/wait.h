@@ -1,0 +1,113 @@
+// Waiting for a counter to advance or for a message to arrive, without burning the core that the others compute on.
+//
+// The policy: spin for a little while, then yield the core a few times, then sleep. How long it spins adapts: it
+// shrinks by a quarter when spinning was in vain and grows by a sixteenth when it was not. A yield that takes long
+// means that somebody busy shares the core, so yields stop for a while, doubling up to two seconds. While it sleeps, a
+// Watch is asked every few milliseconds whether waiting still makes sense.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/clock.h"
+#include "fabric/watch.h"
+
+namespace ringtrain {
+
+// A sequence counter in memory that threads, also of several processes, wait on. One writer, or fetch_add.
+// Counts modulo 2^32; comparisons are right as long as both sides are less than 2^31 apart.
+struct alignas(64) Flag {
+  std::atomic<uint32_t> value{0};
+  std::atomic<uint32_t> sleepers{0};
+
+  bool reached(uint32_t target) const {
+    return static_cast<int32_t>(value.load(std::memory_order_acquire) - target) >= 0;
+  }
+  void publish(uint32_t next) {
+    value.store(next, std::memory_order_release);
+    wake();
+  }
+  void ring() {
+    value.fetch_add(1, std::memory_order_release);
+    wake();
+  }
+  // Sleeps until the value differs from `seen`, a wake-up or `timeout_s`, whichever comes first.
+  void sleep(uint32_t seen, double timeout_s);
+
+ private:
+  void wake();
+};
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// How one thread waits; it learns from one wait to the next. Not shared between threads.
+class Waiter {
+ public:
+  // Until flag.reached(target). `watch` may be null.
+  void wait(Flag& flag, uint32_t target, Watch* watch) {
+    if (flag.reached(target)) return;
+    const double begin = now_s();
+    if (is_quick([&] { return flag.reached(target); })) return;
+    while (!flag.reached(target)) {
+      const uint32_t seen = flag.value.load(std::memory_order_acquire);
+      if (flag.reached(target)) return;
+      flag.sleep(seen, kLookAround_s);
+      if (watch && !flag.reached(target)) watch->check(now_s() - begin);
+    }
+  }
+
+  // Until ready() says yes, for things that cannot wake a sleeper (MPI): sleeps an eighth of the time waited so far.
+  template <typename Ready>
+  void poll(Ready ready, Watch* watch) {
+    if (ready()) return;
+    const double begin = now_s();
+    if (is_quick(ready)) return;
+    double looked = begin;
+    while (!ready()) {
+      const double now = now_s();
+      nap((now - begin) / 8);
+      if (watch && now - looked > kLookAround_s) {
+        watch->check(now - begin);
+        looked = now;
+      }
+    }
+  }
+
+  // Spins and yields for a moment; whether ready() came true.
+  template <typename Ready>
+  bool is_quick(Ready ready) {
+    for (int i = 0; i < spin_limit_; ++i) {
+      if (ready()) {
+        if (spin_limit_ < kMostSpins) spin_limit_ += spin_limit_ / 16 + 1;
+        return true;
+      }
+      relax();
+    }
+    spin_limit_ = spin_limit_ * 3 / 4 > kFewestSpins ? spin_limit_ * 3 / 4 : kFewestSpins;
+    for (int i = 0; i < kYields && may_yield(); ++i) {
+      yield();
+      if (ready()) return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr int kFewestSpins = 20, kMostSpins = 500, kYields = 10;
+  static constexpr double kLookAround_s = 0.02;
+
+  static void nap(double seconds);
+  bool may_yield() const { return now_s() >= no_yield_before_s_; }
+  void yield();
+
+  int spin_limit_ = kMostSpins;
+  double no_yield_before_s_ = 0;
+  double yield_penalty_s_ = 0;
+};
+
+}  // namespace ringtrain

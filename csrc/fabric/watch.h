@@ -1,0 +1,15 @@
+// Looked at now and then by everybody who waits for other ranks: is it still worth waiting?
+#pragma once
+
+namespace ringtrain {
+
+class Watch {
+ public:
+  virtual ~Watch() = default;
+
+  // Throws PeerLost, Stalled or what another rank failed with. `waited_s`: how long this wait has lasted.
+  // Engine thread only.
+  virtual void check(double waited_s) = 0;
+};
+
+}  // namespace ringtrain
