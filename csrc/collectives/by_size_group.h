@@ -1,0 +1,31 @@
+// Two ways over the same ranks: one for what is small and waits for latency, one for what is large and waits for
+// bandwidth.
+#pragma once
+
+#include <memory>
+
+#include "collectives/group.h"
+
+namespace ringtrain {
+
+class BySizeGroup final : public Group {
+ public:
+  // Decides by numbers that all ranks know alike: the bytes of the whole result.
+  BySizeGroup(std::unique_ptr<Group> small, std::unique_ptr<Group> large, size_t large_from_bytes);
+  const char* name() const override { return "by size"; }
+
+  void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
+  void allgather(const void* source, void* destination, const Counts& bytes) override;
+  void broadcast(void* data, size_t bytes, int root) override;
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
+  void barrier() override { small_->barrier(); }
+
+ private:
+  Group& choose(size_t bytes) { return bytes >= large_from_bytes_ ? *large_ : *small_; }
+
+  const std::unique_ptr<Group> small_, large_;
+  const size_t large_from_bytes_;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,41 @@
+// Which Group carries out what, by where the ranks are and by what the options force.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/options.h"
+#include "collectives/group.h"
+#include "fabric/mpi.h"
+#include "fabric/shm.h"
+#include "fabric/watch.h"
+
+namespace ringtrain {
+
+// The ranks of a process set and where they are.
+struct Placement {
+  std::vector<int> ranks;  // of the world, ascending
+  std::vector<int> nodes;  // the node of each
+  int own = 0;             // this rank's place among them
+
+  int own_node() const { return nodes[static_cast<size_t>(own)]; }
+  // Places in `ranks` of those on one node.
+  std::vector<int> on_node(int node) const;
+  // This rank's place among those of its node.
+  int place_on_node() const;
+  std::vector<int> distinct_nodes() const;  // ascending
+  bool is_on_one_node() const { return distinct_nodes().size() == 1; }
+  // How many ranks each node has, if all have as many, else 0.
+  int ranks_per_node() const;
+};
+
+// Whether a segment between the ranks of this rank's node is of use: where not, none need be made.
+bool wants_shared_memory(const Placement& placement, const Options& options);
+
+// `segment`: shared by this rank's node, made for ShmGroup::Geometry::of(ranks on the node, mailbox size); without data
+// when there is none, which then holds on all nodes. `mpi`: null when the placement is a single rank. `tag`: keeps the
+// messages of this process set apart. All ranks of the placement call this at the same time.
+std::unique_ptr<Group> choose_group(const Placement& placement, const Options& options, Mpi* mpi, int tag,
+                                    SharedSegment segment, Watch& watch);
+
+}  // namespace ringtrain

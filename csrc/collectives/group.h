@@ -1,0 +1,80 @@
+// Ranks that can run collectives together. One class per way of doing it; a hierarchy is a Group made of Groups.
+//
+// A Group knows no tensor names and no process sets. Its ranks are numbered from 0 in the order of the process set. All
+// its ranks call the same methods in the same order with arguments that fit together: that was negotiated above.
+// Every wait inside looks after the other ranks through a Watch and throws when waiting makes no sense any more; after
+// that the Group is out of step and must not be used again. Engine thread only.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <vector>
+
+#include "kernels/pack.h"
+#include "kernels/reduce.h"
+
+namespace ringtrain {
+
+enum class Collective { allreduce, reduce_scatter, allgather, broadcast, alltoall, barrier };
+
+// One number per rank of the Group: elements or bytes, as the method says.
+using Counts = std::vector<size_t>;
+
+inline size_t total_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
+inline Counts offsets_of(const Counts& counts) {
+  Counts offsets(counts.size());
+  std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), size_t{0});
+  return offsets;
+}
+
+// `count` elements in as many slices as there are ranks, each beginning on a cache line; the last ones may be empty.
+inline Counts even_slices(size_t count, int size) {
+  const size_t line = 64, ranks = static_cast<size_t>(size);
+  const size_t usual = ((count + ranks - 1) / ranks + line - 1) / line * line;
+  Counts counts(ranks);
+  for (size_t r = 0; r < ranks; ++r) counts[r] = std::min(count, (r + 1) * usual) - std::min(count, r * usual);
+  return counts;
+}
+inline Counts in_bytes(Counts counts, size_t element_bytes) {
+  for (size_t& count : counts) count *= element_bytes;
+  return counts;
+}
+
+class Group {
+ public:
+  Group(int rank, int size) : rank_(rank), size_(size) {}
+  virtual ~Group() = default;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  virtual const char* name() const = 0;
+
+  // Each piece's destination becomes the reduction of all ranks' sources. A source may be its own destination.
+  // All ranks end with the same bits.
+  virtual void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) = 0;
+
+  // `source` holds total_of(counts) elements. Rank r gets elements [offset of r, + counts[r]) of the reduction.
+  virtual void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
+                              const Counts& counts) = 0;
+
+  // Rank r gives bytes[r] bytes; `destination` gets all of them, in rank order. The source may lie at its own place in
+  // the destination.
+  virtual void allgather(const void* source, void* destination, const Counts& bytes) = 0;
+
+  virtual void broadcast(void* data, size_t bytes, int root) = 0;
+
+  // send_bytes[r] bytes go to rank r, receive_bytes[r] come from it; both sides laid end to end in rank order.
+  virtual void alltoall(const void* source, const Counts& send_bytes, void* destination,
+                        const Counts& receive_bytes) = 0;
+
+  virtual void barrier() = 0;
+
+ private:
+  const int rank_;
+  const int size_;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,72 @@
+#include "collectives/mpi_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ringtrain {
+namespace {
+
+constexpr size_t kMostPerCall = 1 << 30;  // elements or bytes, below the largest int
+
+std::vector<int> to_int(const Counts& counts) { return {counts.begin(), counts.end()}; }
+
+}  // namespace
+
+MpiGroup::MpiGroup(Mpi& mpi, const std::vector<int>& ranks, int rank, int tag, Watch& watch)
+    : FlatGroup(rank, static_cast<int>(ranks.size())),
+      mpi_(mpi),
+      communicator_(mpi.create(mpi.world(), ranks, tag)),
+      watch_(watch) {}
+
+MpiGroup::~MpiGroup() { mpi_.free(communicator_); }
+
+void MpiGroup::complete(MpiRequest request) {
+  waiter_.poll([&] { return mpi_.test(request); }, &watch_);
+}
+
+void MpiGroup::allreduce_in_place(const Reduction& reduction, void* data, size_t count) {
+  if (is_half(reduction.dtype)) {
+    auto* wide = reinterpret_cast<float*>(wide_.get(count * sizeof(float)));
+    widen(reduction.dtype, wide, data, count);
+    allreduce_in_place({DType::float32, reduction.reduce, 1.0}, wide, count);
+    return narrow(reduction.dtype, reduction.scale, data, wide, count);
+  }
+  for (size_t begin = 0; begin < count; begin += kMostPerCall) {
+    char* first = static_cast<char*>(data) + begin * size_of(reduction.dtype);
+    const auto length = static_cast<int>(std::min(kMostPerCall, count - begin));
+    complete(mpi_.iallreduce(first, length, reduction.dtype, reduction.reduce, communicator_));
+  }
+  if (reduction.scale != 1.0) scale(reduction.dtype, reduction.scale, data, data, count);
+}
+
+void MpiGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) {
+  const size_t element = size_of(reduction.dtype), total = total_of(counts);
+  char* whole = whole_.get(total * element);
+  std::memcpy(whole, source, total * element);
+  if (total > 0) allreduce_in_place(reduction, whole, total);
+  std::memcpy(destination, whole + offsets_of(counts)[rank()] * element, counts[rank()] * element);
+}
+
+void MpiGroup::allgather(const void* source, void* destination, const Counts& bytes) {
+  const std::vector<int> counts = to_int(bytes), offsets = to_int(offsets_of(bytes));
+  // MPI forbids the source to lie in the destination.
+  char* own = whole_.get(bytes[rank()]);
+  std::memcpy(own, source, bytes[rank()]);
+  complete(mpi_.iallgather(own, counts[rank()], destination, counts, offsets, communicator_));
+}
+
+void MpiGroup::broadcast(void* data, size_t bytes, int root) {
+  for (size_t begin = 0; begin < bytes; begin += kMostPerCall)
+    complete(mpi_.ibroadcast(static_cast<char*>(data) + begin, static_cast<int>(std::min(kMostPerCall, bytes - begin)),
+                             root, communicator_));
+}
+
+void MpiGroup::alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) {
+  const std::vector<int> counts = to_int(send_bytes), offsets = to_int(offsets_of(send_bytes));
+  const std::vector<int> receive_counts = to_int(receive_bytes), receive_offsets = to_int(offsets_of(receive_bytes));
+  complete(mpi_.ialltoall(source, counts, offsets, destination, receive_counts, receive_offsets, communicator_));
+}
+
+void MpiGroup::barrier() { complete(mpi_.ibarrier(communicator_)); }
+
+}  // namespace ringtrain

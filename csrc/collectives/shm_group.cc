@@ -1,0 +1,228 @@
+#include "collectives/shm_group.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/layout.h"
+#include "collectives/shm_allreduce.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr size_t kSmallBytes = 16 << 10;
+
+size_t chunks_for(size_t bytes, size_t chunk_bytes) { return (bytes + chunk_bytes - 1) / chunk_bytes; }
+
+// The part of `bytes` that chunk number k covers.
+struct Part {
+  size_t offset;
+  size_t bytes;
+};
+Part part_of(size_t bytes, size_t chunk_bytes, size_t k) {
+  const size_t offset = std::min(bytes, k * chunk_bytes);
+  return {offset, std::min(chunk_bytes, bytes - offset)};
+}
+
+void copy(void* destination, const void* source, size_t bytes) {
+  if (bytes > 0 && destination != source) std::memcpy(destination, source, bytes);
+}
+
+char* at(void* data, size_t offset) { return static_cast<char*>(data) + offset; }
+const char* at(const void* data, size_t offset) { return static_cast<const char*>(data) + offset; }
+
+}  // namespace
+
+ShmGroup::Geometry ShmGroup::Geometry::of(int size, size_t largest_mailbox_bytes) {
+  constexpr size_t kCache = 16 << 20, kPage = 4096, kSmallest = 1024;
+  const int depth = size > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 2;
+  const size_t mailboxes = static_cast<size_t>(size) * static_cast<size_t>(size - 1) * static_cast<size_t>(depth);
+  size_t bytes = std::min(largest_mailbox_bytes, kCache / mailboxes);
+  bytes = bytes >= kPage ? bytes / kPage * kPage : std::max(bytes / 64 * 64, kSmallest);
+  return {size, bytes, depth};
+}
+
+size_t ShmGroup::Geometry::segment_bytes() const {
+  const size_t per_rank = sizeof(Control) + 2 * kSmallBytes + static_cast<size_t>(depth) * lane_bytes();
+  return static_cast<size_t>(size) * per_rank;
+}
+
+ShmGroup::ShmGroup(SharedSegment segment, const Geometry& geometry, int rank, Watch& watch)
+    : Group(rank, geometry.size), segment_(std::move(segment)), geometry_(geometry), watch_(watch) {}
+
+char* ShmGroup::small_slot(int rank, uint32_t number) {
+  char* first = segment_.data() + static_cast<size_t>(size()) * sizeof(Control);
+  return first + (2 * static_cast<size_t>(rank) + number % 2) * kSmallBytes;
+}
+
+char* ShmGroup::lane(int from, uint32_t chunk) {
+  char* first = segment_.data() + static_cast<size_t>(size()) * (sizeof(Control) + 2 * kSmallBytes);
+  const size_t depth = static_cast<size_t>(geometry_.depth);
+  return first + (static_cast<size_t>(from) * depth + chunk % depth) * geometry_.lane_bytes();
+}
+
+char* ShmGroup::mailbox(int from, int to, uint32_t chunk) {
+  const int place = to > from ? to - 1 : to;  // nobody writes to itself
+  return lane(from, chunk) + static_cast<size_t>(place) * geometry_.mailbox_bytes;
+}
+
+bool ShmGroup::all_have(Flag Control::* stage, uint32_t count) {
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank() && !(control(peer).*stage).reached(count)) return false;
+  return true;
+}
+
+void ShmGroup::wait_for_all(Flag Control::* stage, uint32_t count) {
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank()) wait_for(control(peer).*stage, count);
+}
+
+template <typename Put, typename Get>
+void ShmGroup::stream(size_t chunks, Put put, Get get) {
+  Control& mine = control(rank());
+  const uint32_t first = next_chunk_;
+  for (size_t k = 0; k <= chunks; ++k) {
+    const auto chunk = first + static_cast<uint32_t>(k);
+    if (k < chunks) {
+      wait_for_all(&Control::got, got_before(chunk));
+      put(k, chunk);
+      mine.put.publish(chunk + 1);
+    }
+    if (k > 0) {
+      get(k - 1, chunk - 1);
+      mine.summed.publish(chunk);
+      mine.got.publish(chunk);
+    }
+  }
+  next_chunk_ = first + static_cast<uint32_t>(chunks);
+}
+
+void ShmGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  const Layout layout(pieces, size_of(reduction.dtype));
+  if (layout.total() * size_of(reduction.dtype) <= kSmallBytes) return small_allreduce(reduction, pieces);
+  ShmAllreduce(*this, reduction, layout).run();
+}
+
+void ShmGroup::small_allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  const Layout layout(pieces, size_of(reduction.dtype));
+  const size_t element = size_of(reduction.dtype);
+  const uint32_t number = small_number_++;
+  char* mine = small_slot(rank(), number);
+  Layout::Cursor out, in;
+  layout.for_each(out, 0, layout.total(), [&](const char* source, char*, size_t offset, size_t count) {
+    std::memcpy(mine + offset * element, source, count * element);
+  });
+  // A slot is written again two operations later. By then everybody has announced the one between, so has read this
+  // one.
+  control(rank()).small.publish(number + 1);
+  wait_for_all(&Control::small, number + 1);
+  std::vector<const void*> sources(static_cast<size_t>(size()));
+  layout.for_each(in, 0, layout.total(), [&](const char*, char* destination, size_t offset, size_t count) {
+    for (int peer = 0; peer < size(); ++peer) sources[peer] = small_slot(peer, number) + offset * element;
+    void* result = destination;
+    reduce(reduction, &result, 1, sources.data(), size(), count);
+  });
+}
+
+void ShmGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) {
+  const size_t element = size_of(reduction.dtype);
+  const size_t step = geometry_.mailbox_bytes / element;
+  const Counts offsets = offsets_of(counts);
+  const size_t chunks = chunks_for(*std::max_element(counts.begin(), counts.end()), step);
+  std::vector<const void*> sources(static_cast<size_t>(size()));
+  stream(
+      chunks,
+      [&](size_t k, uint32_t chunk) {
+        for (int peer = 0; peer < size(); ++peer) {
+          const Part part = part_of(counts[peer], step, k);
+          if (peer != rank())
+            copy(mailbox(rank(), peer, chunk), at(source, (offsets[peer] + part.offset) * element),
+                 part.bytes * element);
+        }
+      },
+      [&](size_t k, uint32_t chunk) {
+        wait_for_all(&Control::put, chunk + 1);
+        const Part part = part_of(counts[rank()], step, k);
+        for (int peer = 0; peer < size(); ++peer)
+          sources[peer] =
+              peer == rank() ? at(source, (offsets[peer] + part.offset) * element) : mailbox(peer, rank(), chunk);
+        void* result = at(destination, part.offset * element);
+        if (part.bytes > 0) reduce(reduction, &result, 1, sources.data(), size(), part.bytes);
+      });
+}
+
+void ShmGroup::allgather(const void* source, void* destination, const Counts& bytes) {
+  const size_t step = geometry_.lane_bytes();
+  const Counts offsets = offsets_of(bytes);
+  const size_t chunks = chunks_for(*std::max_element(bytes.begin(), bytes.end()), step);
+  copy(at(destination, offsets[rank()]), source, bytes[rank()]);
+  stream(
+      chunks,
+      [&](size_t k, uint32_t chunk) {
+        const Part part = part_of(bytes[rank()], step, k);
+        copy(lane(rank(), chunk), at(source, part.offset), part.bytes);
+      },
+      [&](size_t k, uint32_t chunk) {
+        for (int i = 1; i < size(); ++i) {
+          const int peer = (rank() + i) % size();
+          const Part part = part_of(bytes[peer], step, k);
+          if (part.bytes == 0) continue;
+          wait_for(control(peer).put, chunk + 1);
+          copy(at(destination, offsets[peer] + part.offset), lane(peer, chunk), part.bytes);
+        }
+      });
+}
+
+void ShmGroup::broadcast(void* data, size_t bytes, int root) {
+  const size_t step = geometry_.lane_bytes();
+  stream(
+      chunks_for(bytes, step),
+      [&](size_t k, uint32_t chunk) {
+        const Part part = part_of(bytes, step, k);
+        if (rank() == root) copy(lane(root, chunk), at(data, part.offset), part.bytes);
+      },
+      [&](size_t k, uint32_t chunk) {
+        if (rank() == root) return;
+        const Part part = part_of(bytes, step, k);
+        wait_for(control(root).put, chunk + 1);
+        copy(at(data, part.offset), lane(root, chunk), part.bytes);
+      });
+}
+
+void ShmGroup::alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) {
+  const size_t step = geometry_.mailbox_bytes;
+  const Counts send_offsets = offsets_of(send_bytes), receive_offsets = offsets_of(receive_bytes);
+  // Nobody knows how much the others send to each other, so all agree on the number of chunks first.
+  size_t most = std::max(*std::max_element(send_bytes.begin(), send_bytes.end()),
+                         *std::max_element(receive_bytes.begin(), receive_bytes.end()));
+  auto chunks = static_cast<int64_t>(chunks_for(most, step));
+  small_allreduce({DType::int64, Reduce::max}, {{&chunks, &chunks, 1}});
+  copy(at(destination, receive_offsets[rank()]), at(source, send_offsets[rank()]), send_bytes[rank()]);
+  stream(
+      static_cast<size_t>(chunks),
+      [&](size_t k, uint32_t chunk) {
+        for (int peer = 0; peer < size(); ++peer) {
+          const Part part = part_of(send_bytes[peer], step, k);
+          if (peer != rank())
+            copy(mailbox(rank(), peer, chunk), at(source, send_offsets[peer] + part.offset), part.bytes);
+        }
+      },
+      [&](size_t k, uint32_t chunk) {
+        for (int i = 1; i < size(); ++i) {
+          const int peer = (rank() + i) % size();
+          const Part part = part_of(receive_bytes[peer], step, k);
+          if (part.bytes == 0) continue;
+          wait_for(control(peer).put, chunk + 1);
+          copy(at(destination, receive_offsets[peer] + part.offset), mailbox(peer, rank(), chunk), part.bytes);
+        }
+      });
+}
+
+void ShmGroup::barrier() {
+  const uint32_t number = small_number_++;
+  control(rank()).small.publish(number + 1);
+  wait_for_all(&Control::small, number + 1);
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,83 @@
+// Ranks of one node, through shared memory.
+//
+// No large buffer is shared. Each pair of ranks has a mailbox of a size that stays in cache, several deep, and data
+// streams through: an allreduce is a pipeline of three stages over chunks of the virtual layout of all tensors,
+//   put   copy the slices that other ranks own from my tensors into my mailboxes for them;
+//   sum   for the slice that I own: combine the peers' mailboxes with my own private slice in rank order, scale, write
+//         my tensor, and overwrite those same mailbox lines with the result;
+//   get   copy the results from my own mailboxes to my tensors.
+// A chunk is one slice per rank. Every cache line is exchanged by two ranks only. Each stage advances a counter; a rank
+// does whatever stage is ready, the latest stage first. What fits into one small slot takes a shorter road: everybody
+// writes its own, waits for all, and combines all in rank order.
+#pragma once
+
+#include <cstdint>
+
+#include "collectives/group.h"
+#include "fabric/shm.h"
+#include "fabric/wait.h"
+
+namespace ringtrain {
+
+class ShmGroup final : public Group {
+ public:
+  // How the segment is divided; the same on all ranks.
+  struct Geometry {
+    int size;
+    size_t mailbox_bytes;
+    int depth;  // how many chunks are under way at once
+
+    // Keeps all mailboxes together under half of a usual last-level cache.
+    static Geometry of(int size, size_t largest_mailbox_bytes);
+    size_t segment_bytes() const;
+    size_t lane_bytes() const { return static_cast<size_t>(size - 1) * mailbox_bytes; }
+  };
+
+  // The segment is zero at first. `watch` outlives this.
+  ShmGroup(SharedSegment segment, const Geometry& geometry, int rank, Watch& watch);
+  const char* name() const override { return "shm"; }
+
+  void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
+  void allgather(const void* source, void* destination, const Counts& bytes) override;
+  void broadcast(void* data, size_t bytes, int root) override;
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
+  void barrier() override;
+
+ private:
+  friend class ShmAllreduce;
+
+  struct Control {
+    Flag put, summed, got;  // chunks for which this rank has completed the stage, over the life of the Group
+    Flag small;             // small operations for which this rank has written its slot
+  };
+
+  Control& control(int rank) { return reinterpret_cast<Control*>(segment_.data())[rank]; }
+  // Where `from` leaves data of chunk number `chunk` for `to`.
+  char* mailbox(int from, int to, uint32_t chunk);
+  // All mailboxes of `from` for one chunk as one piece of memory, lane_bytes() long, for what everybody reads.
+  char* lane(int from, uint32_t chunk);
+  char* small_slot(int rank, uint32_t number);
+
+  bool all_have(Flag Control::* stage, uint32_t count);
+  void wait_for_all(Flag Control::* stage, uint32_t count);
+  void wait_for(Flag& flag, uint32_t count) { waiter_.wait(flag, count, &watch_); }
+
+  // The slot of `chunk` is free once everybody has got the chunk that used it before.
+  uint32_t got_before(uint32_t chunk) const { return chunk + 1 - static_cast<uint32_t>(geometry_.depth); }
+
+  // Everybody puts chunk k and, one chunk later, gets it: the skeleton of all that does not reduce.
+  template <typename Put, typename Get>
+  void stream(size_t chunks, Put put, Get get);
+
+  void small_allreduce(const Reduction& reduction, const std::vector<Piece>& pieces);
+
+  SharedSegment segment_;
+  const Geometry geometry_;
+  Watch& watch_;
+  Waiter waiter_;
+  uint32_t next_chunk_ = 0;    // number of the next chunk; the same on all ranks between operations
+  uint32_t small_number_ = 0;  // small operations so far
+};
+
+}  // namespace ringtrain
