@@ -1,0 +1,224 @@
+#include "coordination/coordinator.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "coordination/fusion.h"
+
+namespace ringtrain {
+namespace {
+
+// The first word of a round; a flag stays set only if it is set on every rank.
+enum Flags : uint64_t { kNothingNew = 1, kStaying = 2 };
+constexpr int kBitsPerWord = 64;
+
+}  // namespace
+
+Coordinator::Coordinator(Channel& channel, Membership& membership, const Limits& limits)
+    : channel_(channel), membership_(membership), limits_(limits), cache_(limits.cache_capacity), ledger_(membership) {}
+
+Round Coordinator::round(const std::vector<Request>& fresh, bool is_leaving) {
+  channel_.call();
+  take_in(fresh);
+  reannounce_overdue();
+
+  Words words = own_words(is_leaving);
+  channel_.and_bits(words);
+
+  Round round;
+  std::vector<Agreement> agreements = take_common(words);
+  if (words[0] != (kNothingNew | kStaying)) {
+    for (Agreement& agreement : settle(is_leaving, round.left)) agreements.push_back(std::move(agreement));
+  }
+  round.plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
+  return round;
+}
+
+void Coordinator::take_in(const std::vector<Request>& fresh) {
+  const double now = now_s();
+  for (const Request& request : fresh) {
+    if (const std::optional<int> slot = cache_.find(request))
+      ready_[*slot] = {request, now};
+    else
+      to_announce_.push_back({request, now});
+  }
+}
+
+// A bit does not tell rank 0 who has set it, so what waits for long is announced in full: then the Ledger can say who
+// is missing.
+void Coordinator::reannounce_overdue() {
+  const double limit = now_s() - limits_.stall_warning_s;
+  std::vector<int> overdue;
+  for (const auto& [slot, pending] : ready_)
+    if (pending.since < limit) overdue.push_back(slot);
+  for (const int slot : overdue) reannounce(slot);
+}
+
+void Coordinator::reannounce(int slot) {
+  const auto it = ready_.find(slot);
+  if (it == ready_.end()) return;
+  to_announce_.push_back(it->second);
+  ready_.erase(it);
+}
+
+bool Coordinator::own_bit(int slot) const {
+  if (!cache_.has(slot)) return false;
+  const Request& request = cache_.at(slot).request;
+  if (!membership_.contains(request.process_set, channel_.rank())) return true;
+  return ready_.count(slot) || (joined_.count(request.process_set) && Ledger::can_join(request));
+}
+
+Words Coordinator::own_words(bool is_leaving) const {
+  Words words(1 + (static_cast<size_t>(cache_.slot_count()) + kBitsPerWord - 1) / kBitsPerWord, 0);
+  const bool has_news =
+      !to_announce_.empty() || ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now_s();
+  if (!has_news) words[0] |= kNothingNew;
+  if (!is_leaving) words[0] |= kStaying;
+  for (int slot = 0; slot < cache_.slot_count(); ++slot)
+    if (own_bit(slot)) words[1 + slot / kBitsPerWord] |= uint64_t{1} << (slot % kBitsPerWord);
+  return words;
+}
+
+std::vector<Agreement> Coordinator::take_common(const Words& words) {
+  std::vector<Agreement> agreements;
+  for (size_t i = 1; i < words.size(); ++i) {
+    for (uint64_t rest = words[i]; rest != 0; rest &= rest - 1) {
+      const int slot = static_cast<int>(i - 1) * kBitsPerWord + __builtin_ctzll(rest);
+      agreements.push_back(cache_.at(slot));
+      cache_.use(slot);
+      ready_.erase(slot);
+    }
+  }
+  return agreements;
+}
+
+std::vector<Agreement> Coordinator::settle(bool is_leaving, std::vector<int>& left) {
+  const std::vector<Bytes> announcements = channel_.gather(announcement(is_leaving));
+  Bytes bytes;
+  if (channel_.rank() == 0) bytes = to_bytes(decide(announcements));
+  Decision decision = to_decision(channel_.broadcast(bytes));
+  for (const Key& key : decision.evicted) {
+    const std::optional<int> slot = cache_.find(key);
+    if (!slot) continue;
+    reannounce(*slot);
+    cache_.evict(*slot);
+  }
+  for (Agreement& agreement : decision.agreements) apply(agreement);
+  left = std::move(decision.left);
+  return std::move(decision.agreements);
+}
+
+Bytes Coordinator::announcement(bool is_leaving) {
+  const double now = now_s();
+  Writer writer;
+  writer.put(is_leaving);
+  for (Pending& pending : to_announce_) {
+    writer.put(now - pending.since);
+    write(writer, pending.request);
+    if (pending.request.kind == OpKind::join) joined_.insert(pending.request.process_set);
+    announced_[key_of(pending.request)] = std::move(pending);
+  }
+  to_announce_.clear();
+  return writer.take();
+}
+
+Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcements) {
+  const double now = now_s();
+  Decision decision;
+  for (int rank = 0; rank < channel_.size(); ++rank) {
+    Reader reader(announcements[rank]);
+    if (reader.get<bool>()) decision.left.push_back(rank);
+    while (!reader.at_end()) {
+      const auto age = reader.get<double>();
+      note(rank, read_request(reader), now - age, decision);
+    }
+  }
+  for (const std::string& warning : ledger_.take_warnings(now, limits_.stall_warning_s)) warn(warning);
+  decision.agreements = ledger_.take_agreed();
+  for (Agreement& stalled : ledger_.take_stalled(now, limits_.stall_shutdown_s))
+    decision.agreements.push_back(std::move(stalled));
+  return decision;
+}
+
+// Who has the same operation cached only sets its bit; so that all meet in the Ledger, the cache must forget it. The
+// same holds for what a joined rank cannot take part in.
+void Coordinator::note(int rank, const Request& request, double since, Decision& decision) {
+  ledger_.announce(rank, request, since);
+  if (cache_.find(key_of(request))) decision.evicted.push_back(key_of(request));
+  if (request.kind != OpKind::join) return;
+  for (int slot = 0; slot < cache_.slot_count(); ++slot) {
+    if (!cache_.has(slot)) continue;
+    const Request& cached = cache_.at(slot).request;
+    if (cached.process_set == request.process_set && !Ledger::can_join(cached))
+      decision.evicted.push_back(key_of(cached));
+  }
+}
+
+void Coordinator::apply(Agreement& agreement) {
+  const Request& request = agreement.request;
+  const auto announced = announced_.find(key_of(request));
+  std::optional<Request> own;
+  if (announced != announced_.end()) {
+    own = std::move(announced->second.request);
+    announced_.erase(announced);
+  }
+  if (agreement.error != ErrorKind::none) return;
+  if (request.kind == OpKind::join) joined_.erase(request.process_set);
+  if (request.kind == OpKind::add_process_set)
+    agreement.result = membership_.add({request.numbers.begin(), request.numbers.end()});
+  if (request.kind == OpKind::remove_process_set) forget_process_set(static_cast<int>(request.numbers.front()));
+  if (!PlanCache::is_cacheable(agreement)) return;
+  if (const std::optional<int> loser = cache_.slot_to_lose(key_of(request))) reannounce(*loser);
+  cache_.insert(agreement, std::move(own));
+}
+
+void Coordinator::forget_process_set(int id) {
+  for (int slot = 0; slot < cache_.slot_count(); ++slot) {
+    if (!cache_.has(slot) || cache_.at(slot).request.process_set != id) continue;
+    ready_.erase(slot);
+    cache_.evict(slot);
+  }
+  const auto is_of_it = [&](const Pending& pending) { return pending.request.process_set == id; };
+  to_announce_.erase(std::remove_if(to_announce_.begin(), to_announce_.end(), is_of_it), to_announce_.end());
+  for (auto it = announced_.begin(); it != announced_.end();)
+    it = it->first.first == id ? announced_.erase(it) : std::next(it);
+  joined_.erase(id);
+  ledger_.drop(id);
+  membership_.remove(id);
+}
+
+double Coordinator::next_deadline() const {
+  double next = ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s);
+  for (const auto& [slot, pending] : ready_) next = std::min(next, pending.since + limits_.stall_warning_s);
+  return next;
+}
+
+Bytes Coordinator::to_bytes(const Decision& decision) {
+  Writer writer;
+  writer.put(static_cast<uint32_t>(decision.evicted.size()));
+  for (const auto& [process_set, name] : decision.evicted) {
+    writer.put(process_set);
+    writer.put(name);
+  }
+  writer.put(static_cast<uint32_t>(decision.agreements.size()));
+  for (const Agreement& agreement : decision.agreements) write(writer, agreement);
+  writer.put(decision.left);
+  return writer.take();
+}
+
+Coordinator::Decision Coordinator::to_decision(const Bytes& bytes) {
+  Reader reader(bytes);
+  Decision decision;
+  decision.evicted.resize(reader.get<uint32_t>());
+  for (auto& [process_set, name] : decision.evicted) {
+    reader.get(process_set);
+    reader.get(name);
+  }
+  for (auto count = reader.get<uint32_t>(); count > 0; --count) decision.agreements.push_back(read_agreement(reader));
+  reader.get(decision.left);
+  return decision;
+}
+
+}  // namespace ringtrain

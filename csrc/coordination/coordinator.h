@@ -1,0 +1,85 @@
+// Agrees with all ranks on what to do next. Touches no tensor memory and knows no transport: only a Channel.
+//
+// A round: every rank sets the bits of the cached operations that it is ready for; one and_bits tells all which of them
+// are common. If somebody has something that is not cached, all announcements are gathered at rank 0, whose Ledger
+// decides, and its decision is broadcast. What has been agreed is fused into plans, alike on all ranks.
+#pragma once
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "coordination/channel.h"
+#include "coordination/ledger.h"
+#include "coordination/membership.h"
+#include "coordination/plan_cache.h"
+
+namespace ringtrain {
+
+// What one round says.
+struct Round {
+  std::vector<Plan> plans;
+  std::vector<int> left;  // ranks that leave; nobody comes to another round
+};
+
+// Engine thread only.
+class Coordinator {
+ public:
+  struct Limits {
+    size_t cache_capacity = 1024;
+    size_t fusion_threshold_bytes = size_t{128} << 20;
+    double stall_warning_s = 60;
+    double stall_shutdown_s = 600;  // 0: never
+  };
+
+  // `channel` and `membership` outlive this. The membership changes by what is agreed.
+  Coordinator(Channel& channel, Membership& membership, const Limits& limits);
+
+  // `fresh`: what this rank has become ready for since the last round. All ranks call this equally often.
+  Round round(const std::vector<Request>& fresh, bool is_leaving);
+
+  // When to come to a round even if nobody asks for one, on the clock of base/clock.h.
+  double next_deadline() const;
+
+ private:
+  struct Pending {
+    Request request;
+    double since;  // when it was first seen here
+  };
+  // What rank 0 tells all.
+  struct Decision {
+    std::vector<Key> evicted;
+    std::vector<Agreement> agreements;
+    std::vector<int> left;
+  };
+
+  void take_in(const std::vector<Request>& fresh);
+  void reannounce_overdue();
+  void reannounce(int slot);
+
+  Words own_words(bool is_leaving) const;
+  bool own_bit(int slot) const;
+  std::vector<Agreement> take_common(const Words& words);
+
+  // Announces what is new, and applies what rank 0 decides.
+  std::vector<Agreement> settle(bool is_leaving, std::vector<int>& left);
+  Bytes announcement(bool is_leaving);
+  Decision decide(const std::vector<Bytes>& announcements);
+  void note(int rank, const Request& request, double since, Decision& decision);
+  void apply(Agreement& agreement);
+  void forget_process_set(int id);
+  static Bytes to_bytes(const Decision& decision);
+  static Decision to_decision(const Bytes& bytes);
+
+  Channel& channel_;
+  Membership& membership_;
+  const Limits limits_;
+  PlanCache cache_;
+  Ledger ledger_;
+  std::map<int, Pending> ready_;      // by slot: this rank sets the bit until all do
+  std::vector<Pending> to_announce_;  // in the next round that gathers
+  std::map<Key, Pending> announced_;  // in full, not agreed yet
+  std::set<int> joined_;              // process sets that this rank has joined
+};
+
+}  // namespace ringtrain

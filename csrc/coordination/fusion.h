@@ -1,0 +1,13 @@
+// Joins what is ready into as few operations as the threshold allows, the most urgent first. The same on all ranks.
+#pragma once
+
+#include <vector>
+
+#include "coordination/plan.h"
+
+namespace ringtrain {
+
+// Joined are allreduces of one process set, dtype, op and scale. Of equal priority, the order of `agreements` stays.
+std::vector<Plan> fuse(std::vector<Agreement> agreements, size_t threshold_bytes);
+
+}  // namespace ringtrain

@@ -1,0 +1,165 @@
+#include "coordination/ledger.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "coordination/mismatch.h"
+
+namespace ringtrain {
+
+bool Ledger::can_join(const Request& request) {
+  if (request.kind == OpKind::barrier) return true;
+  return request.kind == OpKind::allreduce && (request.op == ReduceOp::average || request.op == ReduceOp::sum);
+}
+
+void Ledger::announce(int rank, const Request& request, double since) {
+  if (!membership_.has(request.process_set)) return;  // removed while this was under way; its submitter was told
+  if (request.kind == OpKind::join) return join(rank, request);
+  const Key key = key_of(request);
+  Entry& entry = entries_[key];
+  if (entry.announced.empty()) {
+    entry.since = since;
+    entry.order = announcements_++;
+  }
+  entry.since = std::min(entry.since, since);
+  entry.announced[rank] = request;
+  changed_.insert(key);
+}
+
+void Ledger::join(int rank, const Request& request) {
+  Join& join = joins_[request.process_set];
+  join.ranks.push_back(rank);
+  join.unnamed = std::max(join.unnamed, request.numbers[0]);
+  for (const auto& [key, entry] : entries_)
+    if (key.first == request.process_set) changed_.insert(key);
+}
+
+bool Ledger::has_joined(int process_set, int rank) const {
+  const auto join = joins_.find(process_set);
+  if (join == joins_.end()) return false;
+  const std::vector<int>& ranks = join->second.ranks;
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+bool Ledger::is_complete(const Key& key, const Entry& entry) const {
+  const std::vector<int>& members = membership_.ranks(key.first);
+  return std::all_of(members.begin(), members.end(),
+                     [&](int rank) { return entry.announced.count(rank) || has_joined(key.first, rank); });
+}
+
+std::vector<Agreement> Ledger::take_agreed() {
+  std::vector<std::pair<uint64_t, Agreement>> complete;
+  for (const Key& key : changed_) {
+    const auto it = entries_.find(key);
+    if (it == entries_.end() || !is_complete(key, it->second)) continue;
+    complete.emplace_back(it->second.order, agree(it->second));
+    entries_.erase(it);
+  }
+  changed_.clear();
+  std::sort(complete.begin(), complete.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<Agreement> agreements;
+  for (auto& [order, agreement] : complete) agreements.push_back(std::move(agreement));
+  for (Agreement& join : take_joins()) agreements.push_back(std::move(join));
+  return agreements;
+}
+
+Agreement Ledger::agree(const Entry& entry) const {
+  Agreement agreement;
+  agreement.request = entry.announced.begin()->second;
+  const Request& request = agreement.request;
+  const std::vector<int>& members = membership_.ranks(request.process_set);
+  std::vector<int> joined;
+  for (const int rank : members)
+    if (!entry.announced.count(rank)) joined.push_back(rank);
+
+  agreement.message = find_mismatch(entry.announced);
+  if (agreement.message.empty() && !joined.empty() && !can_join(request))
+    agreement.message = title_of(request) + ": " + ranks_text(joined) +
+                        " called join(), after which only allreduce with Sum or Average and barrier can go on.";
+  if (!agreement.message.empty()) {
+    agreement.error = ErrorKind::mismatch;
+    return agreement;
+  }
+  if (request.kind != OpKind::allgather) return agreement;
+  for (size_t tensor = 0; tensor < request.tensors.size(); ++tensor) {
+    std::vector<int64_t>& rows = agreement.rows.emplace_back();
+    for (const int rank : members) rows.push_back(entry.announced.at(rank).tensors[tensor].shape[0]);
+  }
+  return agreement;
+}
+
+std::vector<Agreement> Ledger::take_joins() {
+  std::vector<Agreement> agreements;
+  for (auto it = joins_.begin(); it != joins_.end();) {
+    const auto& [process_set, join] = *it;
+    if (join.ranks.size() < membership_.ranks(process_set).size()) {
+      ++it;
+      continue;
+    }
+    Agreement& agreement = agreements.emplace_back();
+    agreement.request.kind = OpKind::join;
+    agreement.request.name = "join";
+    agreement.request.process_set = process_set;
+    agreement.result = join.ranks.back();
+    agreement.unnamed = join.unnamed;
+    it = joins_.erase(it);
+  }
+  return agreements;
+}
+
+std::string Ledger::describe(const Key& key, const Entry& entry, double now) const {
+  std::vector<int> ready, missing;
+  for (const int rank : membership_.ranks(key.first)) {
+    if (entry.announced.count(rank))
+      ready.push_back(rank);
+    else if (!has_joined(key.first, rank))
+      missing.push_back(rank);
+  }
+  const Request& request = entry.announced.begin()->second;
+  return title_of(request) + ": waited " + std::to_string(static_cast<int>(now - entry.since)) + " s. " +
+         ranks_text(ready) + " submitted it, " + ranks_text(missing) +
+         " did not. Do all ranks run the same operations, or is a rank stuck in something else?";
+}
+
+std::vector<Agreement> Ledger::take_stalled(double now, double limit_s) {
+  std::vector<Agreement> agreements;
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    if (limit_s == 0 || now - it->second.since < limit_s) {
+      ++it;
+      continue;
+    }
+    Agreement& agreement = agreements.emplace_back();
+    agreement.request = it->second.announced.begin()->second;
+    agreement.error = ErrorKind::stalled;
+    agreement.message = describe(it->first, it->second, now);
+    it = entries_.erase(it);
+  }
+  return agreements;
+}
+
+std::vector<std::string> Ledger::take_warnings(double now, double limit_s) {
+  std::vector<std::string> warnings;
+  for (auto& [key, entry] : entries_) {
+    if (entry.has_warned || now - entry.since < limit_s) continue;
+    entry.has_warned = true;
+    warnings.push_back(describe(key, entry, now));
+  }
+  return warnings;
+}
+
+double Ledger::next_deadline(double warning_s, double shutdown_s) const {
+  double next = std::numeric_limits<double>::infinity();
+  for (const auto& [key, entry] : entries_) {
+    if (!entry.has_warned) next = std::min(next, entry.since + warning_s);
+    if (shutdown_s > 0) next = std::min(next, entry.since + shutdown_s);
+  }
+  return next;
+}
+
+void Ledger::drop(int process_set) {
+  joins_.erase(process_set);
+  for (auto it = entries_.begin(); it != entries_.end();)
+    it = it->first.first == process_set ? entries_.erase(it) : std::next(it);
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,18 @@
+// Do all ranks mean the same operation? If not, who means what.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "coordination/request.h"
+
+namespace ringtrain {
+
+// Requests of one name, by rank. Empty if they fit together, else the sentence that all ranks get.
+std::string find_mismatch(const std::map<int, Request>& requests);
+
+// "rank 3", "ranks 0-2, 5"
+std::string ranks_text(const std::vector<int>& ranks);
+
+}  // namespace ringtrain

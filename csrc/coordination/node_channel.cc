@@ -1,0 +1,43 @@
+#include "coordination/node_channel.h"
+
+#include <cstring>
+
+namespace ringtrain {
+namespace {
+
+Bytes to_bytes(const std::vector<Bytes>& blobs) {
+  Writer writer;
+  for (const Bytes& blob : blobs) writer.put(blob);
+  return writer.take();
+}
+
+}  // namespace
+
+void NodeChannel::and_bits(Words& words) {
+  node_->and_bits(words);
+  Bytes result;
+  if (cross_) {
+    cross_->and_bits(words);
+    const char* begin = reinterpret_cast<const char*>(words.data());
+    result.assign(begin, begin + words.size() * sizeof(uint64_t));
+  }
+  result = node_->broadcast(result);
+  std::memcpy(words.data(), result.data(), result.size());
+}
+
+std::vector<Bytes> NodeChannel::gather(const Bytes& mine) {
+  const std::vector<Bytes> of_node = node_->gather(mine);
+  if (!cross_) return {};
+  const std::vector<Bytes> of_nodes = cross_->gather(to_bytes(of_node));
+  if (of_nodes.empty()) return {};
+  std::vector<Bytes> blobs(static_cast<size_t>(size()));
+  for (size_t node = 0; node < of_nodes.size(); ++node) {
+    Reader reader(of_nodes[node]);
+    for (const int rank : ranks_of_node_[node]) reader.get(blobs[rank]);
+  }
+  return blobs;
+}
+
+Bytes NodeChannel::broadcast(const Bytes& mine) { return node_->broadcast(cross_ ? cross_->broadcast(mine) : Bytes()); }
+
+}  // namespace ringtrain

@@ -1,0 +1,27 @@
+#include "coordination/plan.h"
+
+namespace ringtrain {
+
+void write(Writer& writer, const Agreement& agreement) {
+  write(writer, agreement.request);
+  writer.put(agreement.error);
+  writer.put(agreement.message);
+  writer.put(static_cast<uint32_t>(agreement.rows.size()));
+  for (const auto& rows : agreement.rows) writer.put(rows);
+  writer.put(agreement.result);
+  writer.put(agreement.unnamed);
+}
+
+Agreement read_agreement(Reader& reader) {
+  Agreement agreement;
+  agreement.request = read_request(reader);
+  reader.get(agreement.error);
+  reader.get(agreement.message);
+  agreement.rows.resize(reader.get<uint32_t>());
+  for (auto& rows : agreement.rows) reader.get(rows);
+  reader.get(agreement.result);
+  reader.get(agreement.unnamed);
+  return agreement;
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,31 @@
+// What all ranks do next.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "coordination/request.h"
+
+namespace ringtrain {
+
+// One operation that every rank of its process set is ready for, or the error that they all get for it.
+struct Agreement {
+  Request request;  // what the ranks agree on; for the rest (own first dimension) see `rows`
+  ErrorKind error = ErrorKind::none;
+  std::string message;
+  std::vector<std::vector<int64_t>> rows;  // allgather: for each tensor the first dimension of every rank of the set
+  int64_t result = 0;                      // join: the last rank to join; add_process_set: the new id
+  int64_t unnamed = 0;                     // join: how many operations without a name all ranks count from now on
+};
+
+void write(Writer& writer, const Agreement& agreement);
+Agreement read_agreement(Reader& reader);
+
+// One or more agreements that are carried out as one operation.
+struct Plan {
+  std::vector<Agreement> parts;
+};
+
+}  // namespace ringtrain

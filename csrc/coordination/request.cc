@@ -1,0 +1,68 @@
+#include "coordination/request.h"
+
+namespace ringtrain {
+
+const char* name_of(OpKind kind) {
+  constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast",       "alltoall",          "reducescatter",
+                                    "barrier",   "join",      "add_process_set", "remove_process_set"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+const char* name_of(ReduceOp op) {
+  constexpr const char* kNames[] = {"Average", "Sum", "Min", "Max", "Product"};
+  return kNames[static_cast<size_t>(op)];
+}
+
+bool Request::operator==(const Request& other) const {
+  return kind == other.kind && op == other.op && root == other.root && process_set == other.process_set &&
+         prescale == other.prescale && postscale == other.postscale && name == other.name && tensors == other.tensors &&
+         numbers == other.numbers;
+}
+
+size_t Request::bytes() const {
+  size_t total = 0;
+  for (const TensorSpec& tensor : tensors) total += tensor.bytes();
+  return total;
+}
+
+std::string title_of(const Request& request) {
+  return std::string(name_of(request.kind)) + " \"" + request.name + "\"";
+}
+
+void write(Writer& writer, const Request& request) {
+  writer.put(request.kind);
+  writer.put(request.op);
+  writer.put(request.root);
+  writer.put(request.process_set);
+  writer.put(request.priority);
+  writer.put(request.prescale);
+  writer.put(request.postscale);
+  writer.put(request.name);
+  writer.put(static_cast<uint32_t>(request.tensors.size()));
+  for (const TensorSpec& tensor : request.tensors) {
+    writer.put(tensor.dtype);
+    writer.put(tensor.shape);
+  }
+  writer.put(request.numbers);
+}
+
+Request read_request(Reader& reader) {
+  Request request;
+  reader.get(request.kind);
+  reader.get(request.op);
+  reader.get(request.root);
+  reader.get(request.process_set);
+  reader.get(request.priority);
+  reader.get(request.prescale);
+  reader.get(request.postscale);
+  reader.get(request.name);
+  request.tensors.resize(reader.get<uint32_t>());
+  for (TensorSpec& tensor : request.tensors) {
+    reader.get(tensor.dtype);
+    reader.get(tensor.shape);
+  }
+  reader.get(request.numbers);
+  return request;
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,57 @@
+// What one rank announces: "I am ready to do this."
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/tensor.h"
+
+namespace ringtrain {
+
+enum class OpKind : uint8_t {
+  allreduce,
+  allgather,
+  broadcast,
+  alltoall,
+  reducescatter,
+  barrier,
+  join,
+  add_process_set,
+  remove_process_set,
+};
+const char* name_of(OpKind kind);
+
+// An average is a sum divided by the number of ranks.
+enum class ReduceOp : uint8_t { average, sum, min, max, product };
+const char* name_of(ReduceOp op);
+
+struct Request {
+  OpKind kind = OpKind::allreduce;
+  ReduceOp op = ReduceOp::sum;
+  int32_t root = 0;  // rank of the world, for broadcast
+  int32_t process_set = 0;
+  int32_t priority = 0;  // higher goes first; need not be the same on all ranks
+  double prescale = 1.0, postscale = 1.0;
+  std::string name;
+  std::vector<TensorSpec> tensors;  // more than one for a group that is done together or not at all
+  std::vector<int64_t> numbers;  // add_process_set: its ranks; remove_process_set: its id; join: operations without a
+                                 // name that this rank has submitted
+
+  bool operator==(const Request& other) const;
+  size_t bytes() const;
+};
+
+// What identifies an operation among all that are pending.
+using Key = std::pair<int32_t, std::string>;  // process set, name
+inline Key key_of(const Request& request) { return {request.process_set, request.name}; }
+
+// "allreduce \"layer1.weight\""
+std::string title_of(const Request& request);
+
+void write(Writer& writer, const Request& request);
+Request read_request(Reader& reader);
+
+}  // namespace ringtrain
