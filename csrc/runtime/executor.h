@@ -1,0 +1,42 @@
+// Carries out plans: finds the submissions, hands their memory to the Group, and finishes their Handles.
+#pragma once
+
+#include <vector>
+
+#include "collectives/scratch.h"
+#include "coordination/plan.h"
+#include "runtime/inbox.h"
+#include "runtime/process_sets.h"
+
+namespace ringtrain {
+
+// Engine thread only.
+class Executor {
+ public:
+  // Both outlive this.
+  Executor(Inbox& inbox, ProcessSets& sets) : inbox_(inbox), sets_(sets) {}
+
+  // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
+  void run(const Plan& plan);
+
+ private:
+  void fail(const Agreement& agreement);
+  void allreduce(const Plan& plan);
+  void run_one(const Agreement& agreement);
+  void add_process_set(const Agreement& agreement);
+  void remove_process_set(const Agreement& agreement);
+
+  Result allgather(const Agreement& agreement, const Submission& submission, Group& group);
+  void broadcast(const Agreement& agreement, const Submission& submission, Group& group);
+  Result alltoall(const Submission& submission, Group& group);
+  Result reducescatter(const Submission& submission, Group& group);
+
+  // Frees the name and finishes the Handle.
+  void finish(const Submission& submission, Result result);
+
+  Inbox& inbox_;
+  ProcessSets& sets_;
+  Scratch zeros_;
+};
+
+}  // namespace ringtrain

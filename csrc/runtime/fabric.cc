@@ -1,0 +1,88 @@
+#include "runtime/fabric.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "coordination/node_channel.h"
+#include "coordination/shm_channel.h"
+#include "coordination/tree_channel.h"
+#include "runtime/segments.h"
+
+namespace ringtrain {
+namespace {
+
+// How long a round waits for the other nodes to come by themselves before it calls them.
+constexpr double kPatience_s = 1e-3;
+
+// A board holds the bits of a full cache, and the usual announcement in one piece.
+size_t board_bytes(const Options& options) {
+  return std::max<size_t>(16 << 10, static_cast<size_t>(options.cache_capacity) / 8 + 64);
+}
+
+std::vector<std::vector<int>> ranks_by_node(const World& world) {
+  std::vector<std::vector<int>> ranks(static_cast<size_t>(*std::max_element(world.nodes.begin(), world.nodes.end())) +
+                                      1);
+  for (int rank = 0; rank < world.size(); ++rank) ranks[world.nodes[rank]].push_back(rank);
+  return ranks;
+}
+
+std::vector<int> all_ranks(const World& world) {
+  std::vector<int> ranks;
+  for (const RankName& name : world.names) ranks.push_back(name.rank);
+  return ranks;
+}
+
+}  // namespace
+
+Fabric::Fabric(const World& world, const Options& options)
+    : watch_(options.stall_warning_time_s, options.stall_shutdown_time_s) {
+  if (!world.mpi) {
+    channel_ = std::make_unique<SelfChannel>();
+    return;
+  }
+  mpi_ = Mpi::open(*world.mpi);
+  wire_ = std::make_unique<MpiWire>(*mpi_, all_ranks(world), world.rank, kWorldWireTag, watch_);
+  TreeChannel bootstrap(*wire_, std::numeric_limits<double>::infinity());
+  if (options.shared_memory == "auto") make_node(world, options, bootstrap);
+  if (node_)
+    make_channel(world);
+  else
+    channel_ = std::make_unique<TreeChannel>(*wire_, kPatience_s);
+}
+
+void Fabric::make_node(const World& world, const Options& options, Channel& bootstrap) {
+  const Placement placement = world.place(all_ranks(world));
+  const size_t board = board_bytes(options);
+  SharedSegment segment =
+      make_segments(world, placement, "node", [&](int size) { return Node::bytes(size, board); }, bootstrap);
+  if (!segment.data()) return;
+  std::vector<RankName> members;
+  for (const int place : placement.on_node(placement.own_node())) members.push_back(world.names[place]);
+  node_ = std::make_unique<Node>(std::move(segment), placement.place_on_node(), std::move(members), board);
+  // Nobody may miss the sign of life of a rank that is still on its way here.
+  Words words = {~uint64_t{0}};
+  bootstrap.and_bits(words);
+  watch_.look_after(*node_);
+}
+
+void Fabric::make_channel(const World& world) {
+  const std::vector<std::vector<int>> ranks = ranks_by_node(world);
+  auto on_node = std::make_unique<ShmChannel>(*node_, watch_);
+  if (ranks.size() == 1) {
+    wire_.reset();
+    channel_ = std::move(on_node);
+    return;
+  }
+  std::unique_ptr<Channel> cross;
+  if (node_->index() == 0) {
+    std::vector<int> leaders;
+    for (const auto& of_node : ranks) leaders.push_back(of_node.front());
+    wire_ = std::make_unique<MpiWire>(*mpi_, leaders, world.nodes[world.rank], kLeaderWireTag, watch_);
+    cross = std::make_unique<TreeChannel>(*wire_, kPatience_s);
+  } else {
+    wire_.reset();
+  }
+  channel_ = std::make_unique<NodeChannel>(world.rank, world.size(), std::move(on_node), std::move(cross), ranks);
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,43 @@
+// How this rank reaches the others: MPI, the node's shared segment, and the channel over both. Made once, at start-up.
+#pragma once
+
+#include <memory>
+
+#include "base/options.h"
+#include "coordination/channel.h"
+#include "coordination/mpi_wire.h"
+#include "fabric/mpi.h"
+#include "fabric/node.h"
+#include "fabric/peer_watch.h"
+#include "runtime/world.h"
+
+namespace ringtrain {
+
+// MPI tags: the negotiation's wires have their own, each process set has one from kFirstGroupTag on.
+constexpr int kWorldWireTag = 0, kLeaderWireTag = 8, kFirstGroupTag = 16, kGroupTags = 16000;
+
+class Fabric {
+ public:
+  // All ranks of the world at the same time. `world` outlives this.
+  Fabric(const World& world, const Options& options);
+
+  Channel& channel() { return *channel_; }
+  PeerWatch& watch() { return watch_; }
+  Mpi* mpi() { return mpi_.get(); }     // null in a world of one rank
+  Node* node() { return node_.get(); }  // null when no rank shares memory with this one
+  // Rings when there is something to do; the engine sleeps on it.
+  Flag& bell() { return node_ ? node_->bell(node_->index()) : own_bell_; }
+
+ private:
+  void make_node(const World& world, const Options& options, Channel& bootstrap);
+  void make_channel(const World& world);
+
+  PeerWatch watch_;
+  Flag own_bell_;
+  std::unique_ptr<Mpi> mpi_;
+  std::unique_ptr<Node> node_;
+  std::unique_ptr<MpiWire> wire_;  // between all ranks, or between the leaders of the nodes
+  std::unique_ptr<Channel> channel_;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,49 @@
+// The completion of one submission.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/tensor.h"
+#include "fabric/wait.h"
+
+namespace ringtrain {
+
+// Memory that an operation allocated for its result, because its size was not known when it was submitted.
+struct OwnedTensor {
+  TensorSpec spec;
+  std::shared_ptr<char> memory;  // shared with the array that is made of it for the user
+};
+
+struct Result {
+  std::vector<OwnedTensor> tensors;      // of allgather, alltoall, reducescatter; else empty
+  std::vector<int64_t> received_splits;  // alltoall: for each tensor the rows that came from each rank
+  int64_t number = 0;                    // join: the last rank; add_process_set: the id
+};
+
+// The engine thread finishes it, once; any thread may look, wait and, when it is done, read.
+class Handle {
+ public:
+  bool is_done() const { return done_.reached(1); }
+  // Whether it is done now; waits for at most `timeout_s`.
+  bool wait(double timeout_s);
+
+  // Only once it is done. Throws the error with which the operation ended, if it did.
+  const Result& result() const;
+
+  // Engine thread, or who closes the Inbox.
+  void finish(Result result);
+  void fail(ErrorKind kind, const std::string& message);
+
+ private:
+  // Written before done_, read after it.
+  Result result_;
+  ErrorKind error_ = ErrorKind::none;
+  std::string message_;
+  Flag done_;
+};
+
+}  // namespace ringtrain

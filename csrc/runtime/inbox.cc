@@ -1,0 +1,118 @@
+#include "runtime/inbox.h"
+
+#include <algorithm>
+
+namespace ringtrain {
+namespace {
+
+constexpr int64_t kUnnamedNames = 256;
+
+}  // namespace
+
+std::shared_ptr<Handle> Inbox::add(Submission submission) {
+  auto shared = std::make_shared<Submission>(std::move(submission));
+  Request& request = shared->request;
+  std::lock_guard lock(mutex_);
+  if (closed_with_ != ErrorKind::none) throw Error(closed_with_, closed_message_);
+  if (!allowed_.count(request.process_set))
+    throw invalid(title_of(request) + ": process set " + std::to_string(request.process_set) +
+                  " is not registered, or this rank does not belong to it");
+  const bool is_unnamed = request.name.empty();
+  if (is_unnamed) name_it(request);
+  if (request.kind == OpKind::join) request.numbers = {unnamed_[request.process_set]};
+  const Key key = key_of(request);
+  if (in_flight_.count(key)) {
+    if (!is_unnamed)
+      throw invalid(title_of(request) + ": an operation of this name is in flight; wait for it, or use another name");
+    waiting_[key].push_back(shared);
+    return shared->handle;
+  }
+  new_.push_back(request);
+  in_flight_[key] = shared;
+  return shared->handle;
+}
+
+void Inbox::name_it(Request& request) {
+  request.name = "unnamed." + std::to_string(unnamed_[request.process_set]++ % kUnnamedNames);
+}
+
+bool Inbox::has_new() {
+  std::lock_guard lock(mutex_);
+  return !new_.empty();
+}
+
+std::vector<Request> Inbox::take_new() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(new_, {});
+}
+
+std::shared_ptr<Submission> Inbox::find(const Key& key) {
+  std::lock_guard lock(mutex_);
+  const auto it = in_flight_.find(key);
+  return it == in_flight_.end() ? nullptr : it->second;
+}
+
+void Inbox::remove(const Key& key) {
+  std::lock_guard lock(mutex_);
+  in_flight_.erase(key);
+  const auto it = waiting_.find(key);
+  if (it == waiting_.end()) return;
+  in_flight_[key] = it->second.front();
+  new_.push_back(it->second.front()->request);
+  it->second.pop_front();
+  if (it->second.empty()) waiting_.erase(it);
+}
+
+void Inbox::allow(int process_set) {
+  std::lock_guard lock(mutex_);
+  allowed_.insert(process_set);
+}
+
+void Inbox::forbid(int process_set) {
+  std::lock_guard lock(mutex_);
+  allowed_.erase(process_set);
+  unnamed_.erase(process_set);
+  fail_pending_of(process_set, "process set " + std::to_string(process_set) + " was removed");
+}
+
+void Inbox::fail_pending_of(int process_set, const std::string& message) {
+  const auto is_of_it = [&](const Request& request) { return request.process_set == process_set; };
+  new_.erase(std::remove_if(new_.begin(), new_.end(), is_of_it), new_.end());
+  for (auto it = in_flight_.begin(); it != in_flight_.end();) {
+    if (!is_of_it(it->second->request)) {
+      ++it;
+      continue;
+    }
+    it->second->handle->fail(ErrorKind::failure, title_of(it->second->request) + ": " + message);
+    it = in_flight_.erase(it);
+  }
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    if (it->first.first != process_set) {
+      ++it;
+      continue;
+    }
+    for (const auto& submission : it->second)
+      submission->handle->fail(ErrorKind::failure, title_of(submission->request) + ": " + message);
+    it = waiting_.erase(it);
+  }
+}
+
+void Inbox::set_unnamed(int process_set, int64_t count) {
+  std::lock_guard lock(mutex_);
+  unnamed_[process_set] = count;
+}
+
+void Inbox::close(ErrorKind kind, const std::string& message) {
+  std::lock_guard lock(mutex_);
+  if (closed_with_ != ErrorKind::none) return;
+  closed_with_ = kind;
+  closed_message_ = message;
+  for (const auto& [key, submission] : in_flight_) submission->handle->fail(kind, message);
+  for (const auto& [key, submissions] : waiting_)
+    for (const auto& submission : submissions) submission->handle->fail(kind, message);
+  in_flight_.clear();
+  waiting_.clear();
+  new_.clear();
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,65 @@
+// What callers have submitted and the engine has not finished: the only state that they share.
+//
+// Holds views: the submitter keeps the memory until its Handle is done. Operations without a name take one of a fixed
+// number of names in turn, so that repeated ones can be cached like any other; the one after next of the same name
+// waits here until the one before it is finished, so each name is used in the same order on every rank.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "coordination/request.h"
+#include "runtime/handle.h"
+
+namespace ringtrain {
+
+struct Submission {
+  Request request;
+  std::vector<Tensor> inputs;   // one for each tensor of the request
+  std::vector<Tensor> outputs;  // as many, or none where the operation allocates them; may be the inputs
+  std::vector<int64_t> splits;  // alltoall: for each tensor the rows for each rank
+  std::shared_ptr<Handle> handle = std::make_shared<Handle>();
+};
+
+class Inbox {
+ public:
+  // Any thread. Throws Error(invalid) for a name that is in flight or a process set that this rank cannot use, and the
+  // error of close() after that.
+  std::shared_ptr<Handle> add(Submission submission);
+  bool has_new();
+
+  // Engine thread only, from here on.
+  std::vector<Request> take_new();
+  // The submission for `key`, or null if this rank has none (it has joined).
+  std::shared_ptr<Submission> find(const Key& key);
+  // Forgets it, so that its name may be used again. Before its Handle is finished.
+  void remove(const Key& key);
+
+  // Whether this rank may use a process set.
+  void allow(int process_set);
+  void forbid(int process_set);  // fails what is pending for it
+  void set_unnamed(int process_set, int64_t count);
+
+  // Fails all that is pending and all that will be submitted. The first call counts.
+  void close(ErrorKind kind, const std::string& message);
+
+ private:
+  void name_it(Request& request);
+  void fail_pending_of(int process_set, const std::string& message);
+
+  std::mutex mutex_;
+  // All guarded by mutex_.
+  std::vector<Request> new_;
+  std::map<Key, std::shared_ptr<Submission>> in_flight_;
+  std::map<Key, std::deque<std::shared_ptr<Submission>>> waiting_;  // unnamed, their name is in flight
+  std::map<int, int64_t> unnamed_;                                  // operations without a name so far, by process set
+  std::set<int> allowed_ = {0};
+  ErrorKind closed_with_ = ErrorKind::none;
+  std::string closed_message_;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,26 @@
+#include "runtime/process_sets.h"
+
+#include "collectives/shm_group.h"
+#include "runtime/segments.h"
+
+namespace ringtrain {
+
+ProcessSets::ProcessSets(const World& world, const Options& options, Fabric& fabric)
+    : world_(world), options_(options), fabric_(fabric), membership_(world.size()) {
+  open(0);
+}
+
+void ProcessSets::open(int id) {
+  const Placement placement = world_.place(membership_.ranks(id));
+  SharedSegment segment;
+  if (fabric_.channel().size() > 1 && wants_shared_memory(placement, options_)) {
+    const auto mailbox_bytes = static_cast<size_t>(options_.mailbox_kb * 1024);
+    const auto bytes_for = [&](int size) { return ShmGroup::Geometry::of(size, mailbox_bytes).segment_bytes(); };
+    segment = make_segments(world_, placement, "set" + std::to_string(id), bytes_for, fabric_.channel());
+  }
+  if (placement.own < 0) return;
+  const int tag = kFirstGroupTag + id % kGroupTags;
+  groups_[id] = choose_group(placement, options_, fabric_.mpi(), tag, std::move(segment), fabric_.watch());
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,39 @@
+// The process sets that exist, each with the Group that carries out its operations on this rank.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/options.h"
+#include "collectives/group.h"
+#include "coordination/membership.h"
+#include "runtime/fabric.h"
+#include "runtime/world.h"
+
+namespace ringtrain {
+
+// Engine thread only, but for construction.
+class ProcessSets {
+ public:
+  // Makes the Group of the whole world. All arguments outlive this.
+  ProcessSets(const World& world, const Options& options, Fabric& fabric);
+
+  // All ranks of the world call these in the same order, also those outside the set. The coordinator has already
+  // changed the membership.
+  void open(int id);
+  void close(int id) { groups_.erase(id); }
+
+  Membership& membership() { return membership_; }
+  bool contains_this_rank(int id) const { return groups_.count(id) != 0; }
+  Group& group(int id) { return *groups_.at(id); }
+
+ private:
+  const World& world_;
+  const Options& options_;
+  Fabric& fabric_;
+  Membership membership_;
+  std::map<int, std::unique_ptr<Group>> groups_;  // of the sets that this rank belongs to
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,27 @@
+// The world as ringtrain/mpi.py describes it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/choose.h"
+#include "fabric/mpi.h"
+#include "fabric/node.h"
+
+namespace ringtrain {
+
+struct World {
+  int rank = 0;
+  std::vector<RankName> names;        // of every rank
+  std::vector<int> nodes;             // the node of every rank, numbered by first appearance: rank 0 is on node 0
+  std::string token;                  // differs from job to job
+  std::optional<MpiDescription> mpi;  // nothing for a world of one rank
+
+  int size() const { return static_cast<int>(names.size()); }
+  // These ranks of the world, ascending. `own` is -1 when this rank is not among them.
+  Placement place(const std::vector<int>& ranks) const;
+};
+
+}  // namespace ringtrain
