@@ -1,0 +1,23 @@
+// What the parts of the module ringtrain._core share. Only this folder knows Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+namespace ringtrain {
+
+namespace nb = nanobind;
+
+void bind_errors(nb::module_& module);
+void bind_words(nb::module_& module);   // dtypes, kinds of operations, options
+void bind_engine(nb::module_& module);  // init, shutdown, submit
+void bind_handle(nb::module_& module);
+void bind_simulation(nb::module_& module);
+
+}  // namespace ringtrain

@@ -1,0 +1,127 @@
+// The one Engine of this process.
+#include <pthread.h>
+
+#include "kernels/reduce.h"
+#include "python/bind.h"
+#include "runtime/engine.h"
+
+namespace ringtrain {
+namespace {
+
+// The only global of the core; the GIL protects it. Shared while a call that has released the GIL uses it.
+std::shared_ptr<Engine> engine;
+// In a forked child there is an Engine without its thread: it must be left alone for ever.
+bool is_forked_child = false;
+
+void disown_in_child() {
+  if (!engine) return;
+  new std::shared_ptr<Engine>(std::move(engine));  // never destroyed: its thread is not in this process
+  is_forked_child = true;
+}
+
+// (address, dtype, shape)
+using View = std::tuple<uintptr_t, int, Shape>;
+
+std::vector<Tensor> to_tensors(const std::vector<View>& views) {
+  std::vector<Tensor> tensors;
+  tensors.reserve(views.size());
+  for (const auto& [address, dtype, shape] : views)
+    tensors.push_back({{static_cast<DType>(dtype), shape}, reinterpret_cast<void*>(address)});
+  return tensors;
+}
+
+World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes,
+               const std::string& token, const nb::object& mpi) {
+  World world;
+  world.rank = rank;
+  for (size_t i = 0; i < names.size(); ++i)
+    world.names.push_back({static_cast<int>(i), names[i].first, names[i].second});
+  world.nodes = nodes;
+  world.token = token;
+  if (mpi.is_none()) return world;
+  MpiDescription& description = world.mpi.emplace();
+  description.library = nb::cast<std::string>(mpi.attr("library"));
+  description.handle_bytes = nb::cast<int>(mpi.attr("handle_bytes"));
+  description.communicator = nb::cast<uint64_t>(mpi.attr("communicator"));
+  description.handles = nb::cast<std::map<std::string, uint64_t>>(mpi.attr("handles"));
+  description.constants = nb::cast<std::map<std::string, int64_t>>(mpi.attr("constants"));
+  return world;
+}
+
+void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes,
+          const std::string& token, const nb::object& mpi, const std::map<std::string, std::string>& texts) {
+  if (is_forked_child) throw failure("ringtrain was initialised before this process was forked; use spawn instead");
+  World world = to_world(rank, names, nodes, token, mpi);
+  Options options;
+  for (const auto& [name, text] : texts) options.set(name, text);
+  choose_simd(options.simd);
+  std::shared_ptr<Engine> started;
+  {
+    nb::gil_scoped_release release;
+    started = std::make_shared<Engine>(std::move(world), std::move(options));
+  }
+  engine = std::move(started);
+}
+
+void shutdown() {
+  const std::shared_ptr<Engine> leaving = std::move(engine);
+  if (!leaving) return;
+  nb::gil_scoped_release release;
+  leaving->shutdown();
+}
+
+std::shared_ptr<Handle> submit(OpKind kind, const std::vector<View>& inputs, const std::vector<View>& outputs,
+                               std::string name, ReduceOp op, int root, double prescale, double postscale,
+                               int process_set, int priority, std::vector<int64_t> splits,
+                               std::vector<int64_t> numbers) {
+  if (!engine)
+    throw Error(ErrorKind::not_initialized,
+                is_forked_child
+                    ? "this process was forked from a rank of ringtrain and is no rank itself; let the parent "
+                      "process call ringtrain"
+                    : "ringtrain is not initialised: call init() first");
+  Submission submission;
+  submission.inputs = to_tensors(inputs);
+  submission.outputs = to_tensors(outputs);
+  submission.splits = std::move(splits);
+  Request& request = submission.request;
+  request.kind = kind;
+  request.op = op;
+  request.root = root;
+  request.process_set = process_set;
+  request.priority = priority;
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.name = std::move(name);
+  for (const Tensor& tensor : submission.inputs) request.tensors.push_back(tensor.spec);
+  request.numbers = std::move(numbers);
+  return engine->submit(std::move(submission));
+}
+
+// Where the memory of an object with the buffer protocol begins: a third of the cost of reading it from Python.
+uintptr_t address(nb::handle object) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_STRIDES) != 0) throw nb::python_error();
+  const auto result = reinterpret_cast<uintptr_t>(buffer.buf);
+  PyBuffer_Release(&buffer);
+  return result;
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  pthread_atfork(nullptr, nullptr, &disown_in_child);
+  module.def("init", &init, nb::arg("rank"), nb::arg("names"), nb::arg("nodes"), nb::arg("token"),
+             nb::arg("mpi").none(), nb::arg("options"), "Starts the engine; all ranks together.");
+  module.def("shutdown", &shutdown, "Leaves the job and ends the engine, if there is one.");
+  module.def("is_initialized", [] { return engine != nullptr; });
+  module.def("is_forked_child", [] { return is_forked_child; });
+  module.def("submit", &submit, nb::arg("kind"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("name"),
+             nb::arg("op") = ReduceOp::sum, nb::arg("root") = 0, nb::arg("prescale") = 1.0, nb::arg("postscale") = 1.0,
+             nb::arg("process_set") = 0, nb::arg("priority") = 0, nb::arg("splits") = std::vector<int64_t>(),
+             nb::arg("numbers") = std::vector<int64_t>(),
+             "Hands an operation to the engine. The memory must stay until the Handle is done.");
+  module.def("address", &address, "The address of the memory of an object with the buffer protocol.");
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,63 @@
+// Negotiation among simulated ranks, for tests and for the benchmark of negotiation.
+#include "coordination/simulation.h"
+#include "python/bind.h"
+
+namespace ringtrain {
+namespace {
+
+Request make_request(OpKind kind, std::string name, int dtype, Shape shape, ReduceOp op, int root, int process_set,
+                     int priority, std::vector<int64_t> numbers) {
+  Request request;
+  request.kind = kind;
+  request.name = std::move(name);
+  if (kind <= OpKind::reducescatter) request.tensors = {{static_cast<DType>(dtype), std::move(shape)}};
+  request.op = op;
+  request.root = root;
+  request.process_set = process_set;
+  request.priority = priority;
+  request.numbers = std::move(numbers);
+  return request;
+}
+
+// (name, error message or "", rows of the first tensor, result) of each part of each plan of each rank.
+using PartView = std::tuple<std::string, std::string, std::vector<int64_t>, int64_t>;
+
+std::vector<std::vector<std::vector<PartView>>> round(Simulation& simulation,
+                                                      const std::vector<std::vector<Request>>& fresh) {
+  std::vector<std::vector<std::vector<PartView>>> ranks;
+  for (const Round& round : simulation.round(fresh)) {
+    auto& plans = ranks.emplace_back();
+    for (const Plan& plan : round.plans) {
+      auto& parts = plans.emplace_back();
+      for (const Agreement& part : plan.parts)
+        parts.emplace_back(part.request.name, part.message, part.rows.empty() ? std::vector<int64_t>() : part.rows[0],
+                           part.result);
+    }
+  }
+  return ranks;
+}
+
+}  // namespace
+
+void bind_simulation(nb::module_& module) {
+  nb::class_<Request>(module, "Request", "What one simulated rank announces.")
+      .def(nb::new_(&make_request), nb::arg("kind"), nb::arg("name"),
+           nb::arg("dtype") = static_cast<int>(DType::float32), nb::arg("shape") = Shape(),
+           nb::arg("op") = ReduceOp::sum, nb::arg("root") = 0, nb::arg("process_set") = 0, nb::arg("priority") = 0,
+           nb::arg("numbers") = std::vector<int64_t>());
+  nb::class_<Simulation>(module, "Simulation", "Coordinators of `size` ranks in this process, over wires in memory.")
+      .def(
+          "__init__",
+          [](Simulation* self, int size, size_t cache_capacity, size_t fusion_threshold_bytes, double stall_warning_s,
+             double stall_shutdown_s) {
+            new (self) Simulation(size, {cache_capacity, fusion_threshold_bytes, stall_warning_s, stall_shutdown_s});
+          },
+          nb::arg("size"), nb::arg("cache_capacity") = 1024, nb::arg("fusion_threshold_bytes") = size_t{128} << 20,
+          nb::arg("stall_warning_s") = 60.0, nb::arg("stall_shutdown_s") = 600.0)
+      .def("round", &round, nb::arg("fresh"), nb::call_guard<nb::gil_scoped_release>(),
+           "One round: a list of Requests per rank in, a list of plans per rank out. A plan is a list of (name, error "
+           "message, rows, result).")
+      .def("most_messages", &Simulation::most_messages, "Messages handled by the busiest rank so far.");
+}
+
+}  // namespace ringtrain

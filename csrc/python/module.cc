@@ -1,0 +1,10 @@
+// ringtrain._core: the C++ core as a Python module.
+#include "python/bind.h"
+
+NB_MODULE(_core, module) {
+  ringtrain::bind_errors(module);
+  ringtrain::bind_words(module);
+  ringtrain::bind_handle(module);
+  ringtrain::bind_engine(module);
+  ringtrain::bind_simulation(module);
+}
