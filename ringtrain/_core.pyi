@@ -1,0 +1,100 @@
+"""The C++ core; see csrc/python/."""
+
+from typing import Any
+
+DTYPES: dict[str, int]
+
+class RingtrainError(RuntimeError): ...
+class MismatchError(RingtrainError): ...
+class PeerLostError(RingtrainError): ...
+class StalledError(RingtrainError): ...
+class ShutDownError(RingtrainError): ...
+class NotInitializedError(RingtrainError, ValueError): ...
+
+class _Enum:
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class OpKind(_Enum):
+    ALLREDUCE: OpKind
+    ALLGATHER: OpKind
+    BROADCAST: OpKind
+    ALLTOALL: OpKind
+    REDUCESCATTER: OpKind
+    BARRIER: OpKind
+    JOIN: OpKind
+    ADD_PROCESS_SET: OpKind
+    REMOVE_PROCESS_SET: OpKind
+
+class ReduceOp(_Enum):
+    Average: ReduceOp
+    Sum: ReduceOp
+    Min: ReduceOp
+    Max: ReduceOp
+    Product: ReduceOp
+
+class Handle:
+    def is_done(self) -> bool: ...
+    def wait(self, timeout_s: float) -> bool: ...
+    def check(self) -> None: ...
+    def tensors(self) -> list[tuple[Any, int, list[int]]]: ...
+    def received_splits(self) -> list[int]: ...
+    def number(self) -> int: ...
+
+class Request:
+    def __init__(
+        self,
+        kind: OpKind,
+        name: str,
+        dtype: int = ...,
+        shape: list[int] | tuple[int, ...] = ...,
+        op: ReduceOp = ...,
+        root: int = 0,
+        process_set: int = 0,
+        priority: int = 0,
+        numbers: list[int] = ...,
+    ) -> None: ...
+
+class Simulation:
+    def __init__(
+        self,
+        size: int,
+        cache_capacity: int = 1024,
+        fusion_threshold_bytes: int = ...,
+        stall_warning_s: float = 60.0,
+        stall_shutdown_s: float = 600.0,
+    ) -> None: ...
+    def round(self, fresh: list[list[Request]]) -> list[list[list[tuple[str, str, list[int], int]]]]: ...
+    def most_messages(self) -> int: ...
+
+def init(
+    rank: int,
+    names: list[tuple[str, int]],
+    nodes: list[int],
+    token: str,
+    mpi: Any,
+    options: dict[str, str],
+) -> None: ...
+def shutdown() -> None: ...
+def is_initialized() -> bool: ...
+def is_forked_child() -> bool: ...
+def submit(
+    kind: OpKind,
+    inputs: list[tuple[int, int, tuple[int, ...]]],
+    outputs: list[tuple[int, int, tuple[int, ...]]],
+    name: str,
+    op: ReduceOp = ...,
+    root: int = 0,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
+    priority: int = 0,
+    splits: list[int] = ...,
+    numbers: list[int] = ...,
+) -> Handle: ...
+def address(object: Any) -> int: ...
+def option_table() -> list[dict[str, Any]]: ...
+def check_option(name: str, text: str) -> None: ...
+def simd_in_use() -> str: ...

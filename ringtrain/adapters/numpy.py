@@ -1,0 +1,62 @@
+"""NumPy arrays and Python's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ringtrain import _core
+
+Array = npt.NDArray[Any]
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_DTYPES: dict[Any, int] = {
+    _BFLOAT16 if name == "bfloat16" else np.dtype(name): number for name, number in _core.DTYPES.items()
+}
+_DTYPE_OF = {number: dtype for dtype, number in _DTYPES.items()}
+
+
+def accepts(array: Any) -> bool:
+    return isinstance(array, (np.ndarray, np.generic, bool, int, float))
+
+
+def prepare(array: Any) -> Array:
+    values = np.asarray(array)
+    if values.dtype not in _DTYPES:
+        names = ", ".join(_core.DTYPES)
+        raise TypeError(f"ringtrain cannot send dtype {values.dtype}; it takes {names}, in the machine's byte order")
+    return values if values.flags.c_contiguous else values.copy(order="C")
+
+
+def is_in_place(array: Any) -> bool:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"an operation in place needs a NumPy array, not a {type(array).__qualname__}")
+    if not array.flags.writeable:
+        raise ValueError("an operation in place needs an array that can be written to, and this one is read-only")
+    return array.flags.c_contiguous
+
+
+def empty_like(array: Array) -> Array:
+    return np.empty(array.shape, array.dtype)
+
+
+def view(array: Array) -> tuple[int, int, tuple[int, ...]]:
+    # bfloat16 has no letter in the buffer protocol
+    buffer = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
+    return _core.address(buffer), _DTYPES[array.dtype], array.shape
+
+
+def assign(target: Array, source: Array) -> None:
+    target[...] = source
+
+
+def from_memory(memory: Array, dtype: int, shape: list[int], like: Array) -> Array:
+    return memory.view(_DTYPE_OF[dtype]).reshape(shape)
+
+
+def rows(array: Array) -> Array:
+    one_row: Array = array.reshape(1)
+    return one_row if array.ndim == 0 else array

@@ -1,0 +1,28 @@
+"""What can go wrong with an operation over several ranks.
+
+All derive from RingtrainError, which is a RuntimeError. A mistake that the caller's own rank can see (a name that is in
+flight, a shape that cannot be split, an unsupported dtype) is a plain ValueError or TypeError instead, raised by the
+call itself.
+"""
+
+from ringtrain._core import (
+    MismatchError,
+    NotInitializedError,
+    PeerLostError,
+    RingtrainError,
+    ShutDownError,
+    StalledError,
+)
+
+# The name under which Horovod's users catch the failure of a collective.
+HorovodInternalError = RingtrainError
+
+__all__ = [
+    "HorovodInternalError",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerLostError",
+    "RingtrainError",
+    "ShutDownError",
+    "StalledError",
+]

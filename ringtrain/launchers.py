@@ -1,0 +1,159 @@
+"""Which launcher started this process, read from the environment alone: MPI is neither loaded nor initialised."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+
+class Launch(NamedTuple):
+    """What a launcher says of the process that it started.
+
+    `size` is None where the environment does not tell it (a bare PMIx server such as prterun), `local_rank` and
+    `local_size` (the place among the ranks of this host) where the launcher does not.
+    """
+
+    launcher: str
+    rank: int
+    size: int | None
+    local_rank: int | None
+    local_size: int | None
+
+
+class Environment(Protocol):
+    """How one launcher describes itself in the environment of its ranks."""
+
+    def read(self, environ: Mapping[str, str]) -> Launch | None:
+        """The launch, or None when this launcher did not start the process."""
+
+
+class OpenMpi:
+    """mpirun of Open MPI."""
+
+    NAME = "Open MPI"
+
+    def read(self, environ: Mapping[str, str]) -> Launch | None:
+        rank, size = _number(environ, "OMPI_COMM_WORLD_RANK"), _number(environ, "OMPI_COMM_WORLD_SIZE")
+        if rank is None or size is None:
+            return None
+        local_rank = _number(environ, "OMPI_COMM_WORLD_LOCAL_RANK")
+        return Launch(self.NAME, rank, size, local_rank, _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE"))
+
+
+class Hydra:
+    """mpirun of MPICH, Intel MPI and MVAPICH: the only PMI launcher that also numbers the ranks of a host."""
+
+    NAME = "Hydra (MPICH or Intel MPI)"
+
+    def read(self, environ: Mapping[str, str]) -> Launch | None:
+        rank, size = _number(environ, "PMI_RANK"), _number(environ, "PMI_SIZE")
+        local_rank = _number(environ, "MPI_LOCALRANKID")
+        if rank is None or size is None or local_rank is None:
+            return None
+        return Launch(self.NAME, rank, size, local_rank, _number(environ, "MPI_LOCALNRANKS"))
+
+
+class SlurmStep:
+    """srun. Only inside a step: sbatch and salloc set SLURM_NTASKS for processes that are no ranks, too."""
+
+    # slurm.h: from here on a step is Slurm's own (interactive shell, batch script, extern, pending)
+    FIRST_SERVICE_STEP = 0xFFFFFFFA
+
+    def read(self, environ: Mapping[str, str]) -> Launch | None:
+        step, size = _number(environ, "SLURM_STEP_ID"), _number(environ, "SLURM_STEP_NUM_TASKS")
+        rank = _number(environ, "SLURM_PROCID")
+        if step is None or step >= self.FIRST_SERVICE_STEP or rank is None or size is None:
+            return None
+        return Launch("Slurm", rank, size, _number(environ, "SLURM_LOCALID"), self._tasks_of_this_node(environ))
+
+    def _tasks_of_this_node(self, environ: Mapping[str, str]) -> int | None:
+        """SLURM_STEP_TASKS_PER_NODE is a run-length list such as 4(x2),3, indexed by SLURM_NODEID."""
+        node = _number(environ, "SLURM_NODEID")
+        tasks: list[int] = []
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
+            tasks += [int(count)] * int(times or 1)
+        return tasks[node] if node is not None and node < len(tasks) else None
+
+
+class Pmix:
+    """A bare PMIx server (prterun): it gives the rank, and the size only to those who ask it by PMIx."""
+
+    def read(self, environ: Mapping[str, str]) -> Launch | None:
+        rank = _number(environ, "PMIX_RANK")
+        if rank is None or "PMIX_NAMESPACE" not in environ:
+            return None
+        return Launch("PMIx", rank, None, None, None)
+
+
+class Pmi:
+    """Any other process manager that speaks PMI (gforker, PALS)."""
+
+    def read(self, environ: Mapping[str, str]) -> Launch | None:
+        rank, size = _number(environ, "PMI_RANK"), _number(environ, "PMI_SIZE")
+        return None if rank is None or size is None else Launch("PMI", rank, size, None, None)
+
+
+# Open MPI and Hydra come before Slurm because they start their daemons with srun, and the ranks inherit the
+# variables of that step; Slurm comes before PMIx and PMI because its steps set theirs as well.
+ENVIRONMENTS: tuple[Environment, ...] = (OpenMpi(), Hydra(), SlurmStep(), Pmix(), Pmi())
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """Return what the launcher of this process says, or None when no launcher started it."""
+    for environment in ENVIRONMENTS:
+        launch = environment.read(environ)
+        if launch is not None:
+            return launch
+    return None
+
+
+def is_of_another_mpi(launch: Launch, library: str) -> bool:
+    """Whether the launcher belongs to another MPI than `library`, named as mpi4py's `MPI.get_vendor()` names it.
+
+    Known before MPI is initialised, where such a pair may abort the process. False where it cannot be told.
+    """
+    if launch.launcher == OpenMpi.NAME:
+        return library != "Open MPI"
+    return launch.launcher == Hydra.NAME and library == "Open MPI"
+
+
+def require_world(launch: Launch | None, mpi_size: int, mpi_library: str) -> None:
+    """Refuse a world whose size is not what the launcher says.
+
+    Started by the launcher of another MPI, each process would silently be rank 0 of 1.
+
+    Args:
+        launch: what `detect` returned.
+        mpi_size: number of ranks of MPI_COMM_WORLD.
+        mpi_library: name and version of the library that mpi4py found; only its first line is shown.
+
+    Raises:
+        RuntimeError: the launcher started another number of ranks.
+    """
+    if launch is None or launch.size is None or launch.size == mpi_size:
+        return
+    library = (mpi_library.strip().splitlines() or ["another MPI"])[0].rstrip("\x00").split(", package:")[0]
+    raise RuntimeError(
+        f"{launch.launcher} started {_ranks(launch.size)}, but mpi4py found {library}, whose world has "
+        f"{_ranks(mpi_size)}: the launcher and the library are of different MPIs. Start with {_own_mpirun()}, or with "
+        f"`ringrun -np {launch.size} python ...`, which picks the right one by itself."
+    )
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _own_mpirun() -> str:
+    """An MPI from PyPI brings its mpirun along, beside the Python executable."""
+    beside_python = Path(sys.prefix) / "bin" / "mpirun"
+    return f"the mpirun of that library, {beside_python}" if beside_python.exists() else "the mpirun of that library"
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else None

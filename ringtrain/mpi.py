@@ -1,0 +1,203 @@
+"""What the core must know of MPI, taken from mpi4py, which owns it: finds the library, initialises and finalises it.
+
+Nothing here is imported or called in a job of one rank.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ringtrain import launchers
+
+
+@dataclass(frozen=True)
+class Library:
+    """The MPI library of this process, as numbers: see csrc/fabric/mpi.h."""
+
+    library: str
+    handle_bytes: int
+    communicator: int
+    handles: dict[str, int]
+    constants: dict[str, int]
+
+
+class World(NamedTuple):
+    """The ranks of the job and where they are.
+
+    `names` are (host, pid) by rank, `nodes` the number of the node of every rank, by first appearance.
+    """
+
+    rank: int
+    names: list[tuple[str, int]]
+    nodes: list[int]
+    token: str
+    library: Library | None
+    has_thread_multiple: bool
+
+
+def single_world() -> World:
+    """A job of one rank: no MPI."""
+    return World(0, [(socket.gethostname(), os.getpid())], [0], secrets.token_hex(8), None, True)
+
+
+def is_wanted(comm: Any) -> bool:
+    """Whether this process may be one of several ranks: a launcher started it, or its user brings MPI along."""
+    return comm is not None or launchers.detect() is not None or "mpi4py.MPI" in sys.modules
+
+
+def connect(comm: Any, settings: dict[str, str]) -> World:
+    """The world of `comm`: an mpi4py communicator, a list of ranks of COMM_WORLD, or None for all of COMM_WORLD.
+
+    All its ranks call this together; `settings` must be the same on all of them.
+
+    Raises:
+        RuntimeError: started by the launcher of another MPI, or MPI lacks MPI_THREAD_MULTIPLE.
+        ValueError: a list of ranks that is not one, or without this rank; settings that differ between ranks.
+    """
+    from mpi4py import MPI
+
+    own = _own_communicator(_import_mpi(), comm)
+    if own.Get_size() == 1:
+        own.Free()
+        return single_world()
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            "ringtrain calls MPI from a thread of its own, but MPI was initialised without MPI_THREAD_MULTIPLE; "
+            'set mpi4py.rc.thread_level = "multiple" before mpi4py.MPI is imported'
+        )
+    _require_same(own.allgather(settings))
+    node_leader = _leader_of_node(own)
+    leaders: list[int] = own.allgather(node_leader)
+    numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
+    return World(
+        rank=own.Get_rank(),
+        names=own.allgather((socket.gethostname(), os.getpid())),
+        nodes=[numbers[leader] for leader in leaders],
+        token=own.bcast(secrets.token_hex(8)),
+        library=_describe(MPI, own),
+        has_thread_multiple=True,
+    )
+
+
+def _import_mpi() -> Any:
+    """mpi4py's MPI, initialised, after it is certain that the launcher fits."""
+    if "mpi4py.MPI" not in sys.modules:
+        _import_uninitialised()
+    from mpi4py import MPI
+
+    launchers.require_world(launchers.detect(), MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
+    return MPI
+
+
+def _import_uninitialised() -> None:
+    """The wrong launcher may make MPI_Init abort, so the library is loaded and looked at first."""
+    import mpi4py
+
+    wanted, mpi4py.rc.initialize = mpi4py.rc.initialize, False
+    mpi4py.rc.finalize = True
+    try:
+        from mpi4py import MPI
+    finally:
+        mpi4py.rc.initialize = wanted
+    launch = launchers.detect()
+    if launch is not None and launchers.is_of_another_mpi(launch, MPI.get_vendor()[0]):
+        launchers.require_world(launch, 1, MPI.Get_library_version())
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+
+
+def _own_communicator(MPI: Any, comm: Any) -> Any:
+    """A communicator for ringtrain alone. It lives until MPI is finalised."""
+    if comm is None:
+        return MPI.COMM_WORLD.Dup()
+    if isinstance(comm, MPI.Comm):
+        if comm == MPI.COMM_NULL:
+            raise ValueError("init(comm=...) was given MPI.COMM_NULL: this rank does not belong to the communicator")
+        return comm.Dup()
+    ranks = _ranks_of(comm, MPI.COMM_WORLD.Get_size())
+    if MPI.COMM_WORLD.Get_rank() not in ranks:
+        raise ValueError(f"init(comm={list(ranks)}) was called on rank {MPI.COMM_WORLD.Get_rank()}, which is not in it")
+    group = MPI.COMM_WORLD.Get_group().Incl(ranks)
+    return MPI.COMM_WORLD.Create_group(group)
+
+
+def _ranks_of(comm: Any, size: int) -> Sequence[int]:
+    if not isinstance(comm, Sequence) or not all(isinstance(rank, int) for rank in comm):
+        raise TypeError(f"init(comm=...) takes an mpi4py communicator or a list of ranks, not {comm!r}")
+    if len(comm) == 0:
+        return range(size)  # as in Horovod
+    if len(set(comm)) != len(comm) or not all(0 <= rank < size for rank in comm):
+        raise ValueError(f"init(comm={list(comm)}): ranks must be different and between 0 and {size - 1}")
+    return comm
+
+
+def _require_same(settings: list[dict[str, str]]) -> None:
+    for name, expected in settings[0].items():
+        others = [rank for rank, one in enumerate(settings) if one.get(name) != expected]
+        if others:
+            raise ValueError(
+                f"{name} must be the same on all ranks: rank 0 has {expected}, "
+                f"rank {others[0]} has {settings[others[0]].get(name)}"
+            )
+
+
+def _leader_of_node(own: Any) -> int:
+    """The lowest rank on this rank's node."""
+    from mpi4py import MPI
+
+    node = own.Split_type(MPI.COMM_TYPE_SHARED, key=own.Get_rank())
+    leader = int(node.bcast(own.Get_rank()))
+    node.Free()
+    return leader
+
+
+def _describe(MPI: Any, own: Any) -> Library:
+    datatypes = {
+        "bool": MPI.UINT8_T,  # its bytes are 0 or 1
+        "uint8": MPI.UINT8_T,
+        "int8": MPI.INT8_T,
+        "uint16": MPI.UINT16_T,
+        "int16": MPI.INT16_T,
+        "int32": MPI.INT32_T,
+        "int64": MPI.INT64_T,
+        "float32": MPI.FLOAT,
+        "float64": MPI.DOUBLE,
+        "byte": MPI.BYTE,
+    }
+    operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
+    handles = {**datatypes, **operations, "errors_return": MPI.ERRORS_RETURN}
+    handle_bytes = MPI._sizeof(MPI.Comm)
+    mask = (1 << (8 * handle_bytes)) - 1  # the handles of 4 bytes are signed
+    return Library(
+        library=_require_loaded_library(),
+        handle_bytes=handle_bytes,
+        communicator=MPI._handleof(own) & mask,
+        handles={name: MPI._handleof(handle) & mask for name, handle in handles.items()},
+        constants={
+            "in_place": int(MPI.IN_PLACE),
+            "any_source": MPI.ANY_SOURCE,
+            "err_proc_failed": MPI.ERR_PROC_FAILED,
+            "err_revoked": MPI.ERR_REVOKED,
+        },
+    )
+
+
+def _require_loaded_library() -> str:
+    path = loaded_library()
+    if path is None:
+        raise RuntimeError("mpi4py is initialised, but no libmpi is mapped into this process")
+    return path
+
+
+def loaded_library() -> str | None:
+    """Path of the libmpi that is mapped into this process, or None."""
+    with open("/proc/self/maps") as maps:
+        paths = [line.split(maxsplit=5)[-1].strip() for line in maps]
+    return next((path for path in paths if re.search(r"/libmpi(ch|_abi|_cray\w*)?\.so[.\d]*$", path)), None)

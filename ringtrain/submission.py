@@ -1,0 +1,221 @@
+"""The way of any operation from the user's arrays into the engine, and of its result back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringtrain import _core
+from ringtrain._core import OpKind, ReduceOp
+from ringtrain.arrays import Adapter, adapter_for
+from ringtrain.compression import Compression, Compressor
+from ringtrain.errors import NotInitializedError
+from ringtrain.handles import Handle
+from ringtrain.process_sets import ProcessSet
+
+_INTEGERS = {number for name, number in _core.DTYPES.items() if "float" not in name}
+
+
+class Reduction(NamedTuple):
+    """How an allreduce or reducescatter makes one value of many."""
+
+    op: ReduceOp = ReduceOp.Sum
+    prescale: float = 1.0
+    postscale: float = 1.0
+    compression: type[Compressor] = Compression.none
+
+    @staticmethod
+    def of(
+        op: ReduceOp | None,
+        average: bool | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        compression: type[Compressor],
+    ) -> Reduction:
+        """From Horovod's arguments. Raises ValueError if both `op` and `average` are given."""
+        if op is not None and average is not None:
+            raise ValueError("give op or average, not both: average is the older spelling of op")
+        if op is None:
+            op = ReduceOp.Sum if average is False else ReduceOp.Average
+        if not isinstance(op, ReduceOp):
+            raise TypeError(f"op must be one of Average, Sum, Min, Max and Product, not {op!r}")
+        return Reduction(op, float(prescale_factor), float(postscale_factor), compression)
+
+
+_NO_REDUCTION = Reduction()
+
+
+@dataclass
+class Operation:
+    """What the user asked for. `tensors` has one element unless `is_group`."""
+
+    kind: OpKind
+    tensors: Sequence[Any]
+    name: str | None
+    process_set: ProcessSet
+    reduction: Reduction = _NO_REDUCTION
+    root: int = 0
+    priority: int = 0
+    splits: list[Any] = field(default_factory=list)  # alltoall: one for each tensor, None for even ones
+    is_group: bool = False
+    in_place: bool = False
+
+    @property
+    def title(self) -> str:
+        """For messages: allreduce "layer1.weight"."""
+        return f'{self.kind.name.lower()} "{self.name}"' if self.name else self.kind.name.lower()
+
+
+class _Input(NamedTuple):
+    """One tensor of an operation on its way."""
+
+    adapter: Adapter
+    original: Any  # the user's
+    context: Any  # of the compressor
+    sent: Any  # what the core reads
+    output: Any  # what the core writes, or None where it allocates the result
+
+
+def start(operation: Operation) -> Handle:
+    """Submit an operation. Raises at once what the caller's own rank can see."""
+    number = operation.process_set.process_set_id
+    if number is None:
+        _require_initialized()
+        raise ValueError(f"{operation.title}: {operation.process_set} is not registered; see add_process_set")
+    _check_list(operation)
+    inputs = [_prepare(operation, tensor) for tensor in operation.tensors]
+    splits, has_splits = _splits_of(operation, inputs)
+    if operation.kind == OpKind.BROADCAST:
+        _check_root(operation)
+    handle = _core.submit(
+        operation.kind,
+        [one.adapter.view(one.sent) for one in inputs],
+        [one.adapter.view(one.output) for one in inputs if one.output is not None],
+        operation.name or "",
+        op=operation.reduction.op,
+        root=operation.root,
+        prescale=operation.reduction.prescale,
+        postscale=operation.reduction.postscale,
+        process_set=number,
+        priority=operation.priority,
+        splits=splits,
+    )
+    return Handle(handle, inputs, lambda core: _finish(operation, inputs, has_splits, core))
+
+
+def _require_initialized() -> None:
+    if not _core.is_initialized():
+        raise NotInitializedError("ringtrain is not initialised: call init() first")
+
+
+def _check_list(operation: Operation) -> None:
+    if not operation.is_group:
+        return
+    if not isinstance(operation.tensors, (list, tuple)):
+        raise TypeError(f"{operation.title}: a grouped operation takes a list of tensors")
+    if not operation.tensors:
+        raise ValueError(f"{operation.title}: a grouped operation needs at least one tensor")
+
+
+def _prepare(operation: Operation, tensor: Any) -> _Input:
+    adapter = adapter_for(tensor)
+    writes_into_tensor = operation.in_place and adapter.is_in_place(tensor)
+    array = adapter.prepare(tensor)
+    if operation.kind in (OpKind.ALLGATHER, OpKind.ALLTOALL):
+        array = adapter.rows(array)
+    sent, context = operation.reduction.compression.compress(array)
+    sent = adapter.prepare(sent)
+    _check_dtype_and_shape(operation, adapter, sent)
+    output = None
+    if operation.kind in (OpKind.ALLREDUCE, OpKind.BROADCAST):
+        may_overwrite = writes_into_tensor or sent is not array or (operation.in_place and array is not tensor)
+        output = sent if may_overwrite else adapter.empty_like(sent)
+    return _Input(adapter, tensor, context, sent, output)
+
+
+def _check_dtype_and_shape(operation: Operation, adapter: Adapter, sent: Any) -> None:
+    _, dtype, shape = adapter.view(sent)
+    reduces = operation.kind in (OpKind.ALLREDUCE, OpKind.REDUCESCATTER)
+    if reduces and operation.reduction.op == ReduceOp.Average and dtype in _INTEGERS:
+        raise ValueError(
+            f"{operation.title}: an average of {sent.dtype} is no {sent.dtype}; use op=Sum, or convert to float"
+        )
+    if operation.kind == OpKind.REDUCESCATTER and len(shape) == 0:
+        raise ValueError(f"{operation.title}: a number has no first dimension to scatter")
+
+
+def _check_root(operation: Operation) -> None:
+    ranks = operation.process_set.ranks or []
+    if operation.root not in ranks:
+        raise ValueError(f"{operation.title}: root_rank {operation.root} is not one of the ranks {_range(ranks)}")
+
+
+def _range(ranks: list[int]) -> str:
+    return f"0-{ranks[-1]}" if ranks == list(range(len(ranks))) and len(ranks) > 2 else str(ranks)
+
+
+def _splits_of(operation: Operation, inputs: list[_Input]) -> tuple[list[int], list[bool]]:
+    """The splits of all tensors in one list, and for which of them the user gave some."""
+    if operation.kind != OpKind.ALLTOALL:
+        return [], []
+    if len(operation.splits) != len(inputs):
+        raise ValueError(f"{operation.title}: {len(inputs)} tensors, but splits for {len(operation.splits)}")
+    splits = [
+        number
+        for one, given in zip(inputs, operation.splits, strict=True)
+        for number in _checked_splits(operation, one.sent.shape[0], given)
+    ]
+    return splits, [given is not None for given in operation.splits]
+
+
+def _checked_splits(operation: Operation, rows: int, given: Any) -> list[int]:
+    size = operation.process_set.size() or 0
+    if given is None:
+        if rows % size:
+            raise ValueError(f"{operation.title}: {rows} rows cannot be split evenly over {size} ranks; give splits")
+        return [rows // size] * size
+    splits = np.asarray(given)
+    if splits.dtype.kind not in "iu" or splits.shape != (size,):
+        raise ValueError(
+            f"{operation.title}: splits must be {size} integers, one for each rank, "
+            f"not {splits.dtype}{list(splits.shape)}"
+        )
+    if (splits < 0).any() or int(splits.sum()) != rows:
+        raise ValueError(f"{operation.title}: splits {splits.tolist()} do not add up to the {rows} rows of the tensor")
+    return [int(number) for number in splits]
+
+
+def _finish(operation: Operation, inputs: list[_Input], has_splits: list[bool], core: _core.Handle) -> Any:
+    """The user's result of a completed operation."""
+    if not inputs:
+        return core.number()
+    if inputs[0].output is not None:
+        outputs = [one.output for one in inputs]
+    else:
+        outputs = [
+            one.adapter.from_memory(memory, dtype, shape, like=one.sent)
+            for one, (memory, dtype, shape) in zip(inputs, core.tensors(), strict=True)
+        ]
+    results = [_deliver(operation, one, output) for one, output in zip(inputs, outputs, strict=True)]
+    if operation.kind == OpKind.ALLTOALL:
+        results = _with_received_splits(results, has_splits, core.received_splits())
+    return results if operation.is_group else results[0]
+
+
+def _deliver(operation: Operation, one: _Input, output: Any) -> Any:
+    result = operation.reduction.compression.decompress(output, one.context)
+    if not operation.in_place:
+        return result
+    if result is not one.original:
+        one.adapter.assign(one.original, result)
+    return one.original
+
+
+def _with_received_splits(results: list[Any], has_splits: list[bool], received: list[int]) -> list[Any]:
+    each = np.array(received, np.int64).reshape(len(results), -1)
+    return [
+        (result, splits) if wanted else result for result, splits, wanted in zip(results, each, has_splits, strict=True)
+    ]

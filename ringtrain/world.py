@@ -1,0 +1,165 @@
+"""Joining and leaving the job, and this rank's place in it."""
+
+from __future__ import annotations
+
+import atexit
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ringtrain import _core, mpi, options
+from ringtrain.errors import NotInitializedError, RingtrainError
+from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
+
+_world: mpi.World | None = None
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | None = None, **keywords: Any) -> None:
+    """Join the job. Mirrors `horovod.init`.
+
+    All ranks call it together. Without a launcher (plain `python script.py`) the job is one rank and needs no MPI.
+
+    Args:
+        comm: an mpi4py communicator, a list of ranks of MPI.COMM_WORLD, or None for all ranks that were started.
+        process_sets: process sets to register right away, the same on all ranks.
+        keywords: any option of docs/options.md, the same on all ranks, such as `fusion_threshold_mb=64`.
+
+    Raises:
+        RingtrainError: already initialised; a rank does not come.
+        RuntimeError: started by the launcher of another MPI, so that each process would be rank 0 of 1.
+        TypeError: an unknown option.
+        ValueError: an option out of range or not the same on all ranks; a bad list of ranks.
+    """
+    global _world
+    if _core.is_initialized():
+        raise RingtrainError("ringtrain is initialised already; call shutdown() before a second init()")
+    settings = options.resolve(keywords)
+    world = mpi.connect(comm, settings) if mpi.is_wanted(comm) else mpi.single_world()
+    _core.init(world.rank, world.names, world.nodes, world.token, world.library, settings)
+    _world = world
+    set_world(world.rank, len(world.names))
+    atexit.unregister(shutdown)
+    atexit.register(shutdown)
+    try:
+        register_at_init(process_sets or [])
+    except BaseException:
+        shutdown()
+        raise
+
+
+def shutdown() -> None:
+    """Leave the job. Mirrors `horovod.shutdown`.
+
+    Operations that other ranks still want from this one fail there with ShutDownError. Does nothing before init(). Also
+    runs when the script ends.
+    """
+    global _world
+    _core.shutdown()
+    _world = None
+    forget_process_sets()
+
+
+def is_initialized() -> bool:
+    """Whether init() was called, and shutdown() not since."""
+    return _core.is_initialized()
+
+
+def _joined() -> mpi.World:
+    if _world is None or not _core.is_initialized():
+        raise NotInitializedError("ringtrain is not initialised: call init() first")
+    return _world
+
+
+def rank() -> int:
+    """This process' number, from 0 to size() - 1. Raises NotInitializedError, as all calls below."""
+    return _joined().rank
+
+
+def size() -> int:
+    """How many ranks the job has."""
+    return len(_joined().names)
+
+
+def _local_ranks(world: mpi.World) -> list[int]:
+    """The local rank of every rank: how many ranks of its node come before it."""
+    return [world.nodes[:number].count(node) for number, node in enumerate(world.nodes)]
+
+
+def local_rank() -> int:
+    """This rank's number among those of its node."""
+    world = _joined()
+    return _local_ranks(world)[world.rank]
+
+
+def local_size() -> int:
+    """How many ranks this node has."""
+    world = _joined()
+    return world.nodes.count(world.nodes[world.rank])
+
+
+def cross_rank() -> int:
+    """This rank's number among those with its local rank, one on each node that has so many ranks."""
+    world = _joined()
+    locals_ = _local_ranks(world)
+    return locals_[: world.rank].count(locals_[world.rank])
+
+
+def cross_size() -> int:
+    """How many nodes have a rank with this local rank."""
+    world = _joined()
+    return _local_ranks(world).count(local_rank())
+
+
+def is_homogeneous() -> bool:
+    """Whether all nodes have as many ranks."""
+    return len(set(Counter(_joined().nodes).values())) == 1
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from several threads. ringtrain does not start without that."""
+    return _joined().has_thread_multiple
+
+
+def mpi_enabled() -> bool:
+    """Whether this job runs on MPI, which one of several ranks does."""
+    return _joined().library is not None
+
+
+def mpi_built() -> bool:
+    """Always True: MPI is found at run time."""
+    return True
+
+
+def gloo_built() -> bool:
+    """Always False: there is no gloo in ringtrain."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Always False: there is no gloo in ringtrain."""
+    return False
+
+
+def nccl_built() -> int:
+    """The version of NCCL that operations use, as in Horovod; 0 when none does."""
+    return 0
+
+
+def cuda_built() -> bool:
+    """Whether GPU arrays can be sent."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Always False: there is no ROCm in ringtrain."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Always False: there is no DDL in ringtrain."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Always False: there is no oneCCL in ringtrain."""
+    return False
