@@ -1,0 +1,393 @@
+"""Average gradients over the ranks, and wrap any optimizer so that it updates with the averages."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ringtrain import ops
+from ringtrain.compression import Compression, Compressor
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    name: str
+    array: Any
+    priority: int
+    in_place: bool
+
+
+@dataclass(frozen=True)
+class _Submission:
+    handle: Any
+    gradients: list[_Gradient]
+    is_grouped: bool
+
+
+class GradientReducer:
+    """Averages many named gradients at the same time: `ready` submits each one as soon as it is known, `wait` ends all.
+
+    Every DistributedOptimizer stands on it. Called by one thread at a time, not always the same: autograd threads
+    call `ready`, the training loop calls `wait`.
+
+    Args:
+        prefix: put before all names; None numbers the reducers of a process set in the order of their construction,
+            which therefore must be the same on all its ranks.
+        compression: how gradients travel, such as Compression.fp16.
+        op: ops.Average, ops.Sum, ...
+        gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it; for Average only.
+        scale: multiplied into the result.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: a gradient_predivide_factor that is not positive, or one other than 1 without Average.
+    """
+
+    _constructed: ClassVar[collections.Counter[tuple[int, ...]]] = collections.Counter()
+
+    def __init__(
+        self,
+        prefix: str | None = None,
+        compression: type[Compressor] = Compression.none,
+        op: Any = ops.Average,
+        gradient_predivide_factor: float = 1.0,
+        scale: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if not gradient_predivide_factor > 0:
+            raise ValueError(f"gradient_predivide_factor must be positive, but is {gradient_predivide_factor}")
+        if gradient_predivide_factor != 1 and op != ops.Average:
+            raise ValueError("gradient_predivide_factor splits the division of an average, so it wants op=Average")
+        self._prefix = self._next_prefix(process_set) if prefix is None else prefix
+        self._how: dict[str, Any] = {
+            "compression": compression,
+            "op": op,
+            "prescale_factor": 1.0 / gradient_predivide_factor,
+            "postscale_factor": gradient_predivide_factor * scale,
+            "process_set": process_set,
+        }
+        self._group_of: dict[str, tuple[str, ...]] = {}
+        self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
+        self._in_flight: list[_Submission] = []
+
+    @classmethod
+    def _next_prefix(cls, process_set: ProcessSet) -> str:
+        # Counted per process set: a rank that is in other sets too has constructed more reducers than its peers.
+        ranks = tuple(process_set.ranks or ())
+        number = cls._constructed[ranks]
+        cls._constructed[ranks] += 1
+        return f"gradients{number}"
+
+    def group(self, groups: Iterable[Iterable[str]]) -> None:
+        """Have the gradients of each group of names reduced together, once the last of them is ready."""
+        self._group_of = {name: names for names in map(tuple, groups) if len(names) > 1 for name in names}
+
+    def ready(self, name: str, gradient: Any, priority: int = 0, in_place: bool = True) -> None:
+        """Submit a gradient, or keep it until its group is complete. Leave it alone until `wait` has returned.
+
+        Args:
+            name: the same on all ranks; once between two calls of `wait`.
+            gradient: an array of the same dtype and shape on all ranks.
+            priority: what is higher is reduced first.
+            in_place: overwrite gradient with the average; otherwise only `wait` hands it out, in a new array.
+        """
+        ready = _Gradient(name, gradient, priority, in_place)
+        group = self._group_of.get(name)
+        if group is None:
+            self._submit(ready)
+            return
+        gathered = self._gathered.setdefault(group, {})
+        gathered[name] = ready
+        if len(gathered) == len(group):
+            del self._gathered[group]
+            self._submit_group([gathered[member] for member in group])
+
+    def wait(self) -> dict[str, Any]:
+        """Wait for all that is submitted and return the averages by name.
+
+        Raises:
+            RuntimeError: a group is incomplete; the message says what is missing.
+            RingtrainError: the first failure, after all the others have ended too, so that the names are free again.
+        """
+        for group, gathered in self._gathered.items():
+            missing = [name for name in group if name not in gathered]
+            raise RuntimeError(f"the gradients {list(gathered)} wait for {missing} of the same group, never made ready")
+        submissions, self._in_flight = self._in_flight, []
+        averages: dict[str, Any] = {}
+        first_error = None
+        for submission in submissions:
+            try:
+                averages.update(_averages(submission))
+            except Exception as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+        return averages
+
+    def reduce(
+        self, names: Sequence[str], gradients: Sequence[Any], priorities: Sequence[int], in_place: Sequence[bool]
+    ) -> list[Any]:
+        """Make all gradients ready and wait; return the averages in the same order."""
+        for name, gradient, priority, overwrite in zip(names, gradients, priorities, in_place, strict=True):
+            self.ready(name, gradient, priority, overwrite)
+        averages = self.wait()
+        return [averages[name] for name in names]
+
+    def _submit(self, gradient: _Gradient) -> None:
+        allreduce = ops.allreduce_async_ if gradient.in_place else ops.allreduce_async
+        name = f"{self._prefix}.{gradient.name}"
+        handle = allreduce(gradient.array, name=name, priority=gradient.priority, **self._how)
+        self._in_flight.append(_Submission(handle, [gradient], is_grouped=False))
+
+    def _submit_group(self, gradients: list[_Gradient]) -> None:
+        is_in_place = all(gradient.in_place for gradient in gradients)
+        allreduce = ops.grouped_allreduce_async_ if is_in_place else ops.grouped_allreduce_async
+        arrays = [gradient.array for gradient in gradients]
+        name = f"{self._prefix}.{gradients[0].name}:{gradients[-1].name}"
+        priority = max(gradient.priority for gradient in gradients)
+        handle = allreduce(arrays, name=name, priority=priority, **self._how)
+        self._in_flight.append(_Submission(handle, gradients, is_grouped=True))
+
+
+def _averages(submission: _Submission) -> dict[str, Any]:
+    """Wait for a submission and return its averages by name."""
+    output = ops.synchronize(submission.handle)
+    outputs = output if submission.is_grouped else [output]
+    averages = {}
+    for gradient, average in zip(submission.gradients, outputs, strict=True):
+        if gradient.in_place and average is not gradient.array:
+            # It was in a group with one that cannot be overwritten.
+            gradient.array[...] = average
+        averages[gradient.name] = gradient.array if gradient.in_place else average
+    return averages
+
+
+class _Accumulator:
+    """Sums the gradients of several backward passes. One sum for each tuple of names that are added together."""
+
+    def __init__(self, passes: int) -> None:
+        self._passes = passes
+        self._sums: dict[tuple[str, ...], tuple[int, list[Any]]] = {}
+
+    def add(self, names: Sequence[str], gradients: list[Any]) -> list[Any] | None:
+        """Return the sums on the last pass, None before it. The sums are new arrays if there are several passes."""
+        if self._passes == 1:
+            return gradients
+        key = tuple(names)
+        passes, sums = self._sums.pop(key, (0, []))
+        if not sums:
+            sums = [gradient.copy() for gradient in gradients]
+        else:
+            for position, gradient in enumerate(gradients):
+                sums[position] += gradient
+        if passes + 1 == self._passes:
+            return sums
+        self._sums[key] = (passes + 1, sums)
+        return None
+
+
+class DistributedOptimizer:
+    """An optimizer that averages the gradients over the ranks before each update of the optimizer that it wraps.
+
+    The wrapped one has MXNet's `update(index, weight, grad, state)` (and maybe `update_multi_precision`), whose
+    arguments may be lists, or `step(params, grads)`. All its other attributes are read and set through the wrapper.
+    `update` leaves the averages in the gradients; `step` does so where these can be written. With several backward
+    passes per step the gradients stay as they are.
+
+    Args:
+        optimizer: the optimizer to wrap.
+        named_parameters: (name, parameter) pairs, or a dict, in the order of the parameters; the names replace the
+            indices in errors and the timeline.
+        compression: how gradients travel, such as Compression.fp16.
+        backward_passes_per_step: update only at every n-th call, with the sum of the gradients of n calls.
+        op: Average, Sum, ...
+        gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it, which keeps
+            low-precision sums in range; for Average only.
+        num_groups: reduce the gradients in that many groups, each all at once; 0: as they come.
+        groups: as num_groups, or lists of the names or indices of the gradients that form a group.
+        average_aggregated_gradients: divide by backward_passes_per_step too. Off, as in Horovod.
+        process_set: the ranks that take part; the others update with their own gradients.
+
+    Raises:
+        TypeError: optimizer has none of the methods.
+        ValueError: an argument is out of its range, or names are repeated or unknown.
+    """
+
+    _optimizer: Any
+    _names: list[str]
+    _groups: int | list[list[str]]
+    _accumulator: _Accumulator
+    _process_set: ProcessSet
+    _reducer: GradientReducer
+
+    def __init__(
+        self,
+        optimizer: Any,
+        named_parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+        compression: type[Compressor] = Compression.none,
+        backward_passes_per_step: int = 1,
+        op: Any = ops.Average,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        groups: int | Sequence[Sequence[str | int]] | None = None,
+        average_aggregated_gradients: bool = False,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        _check_is_optimizer(optimizer)
+        if backward_passes_per_step < 1:
+            raise ValueError(f"backward_passes_per_step must be at least 1, but is {backward_passes_per_step}")
+        names = _names_of(named_parameters)
+        # Straight into __dict__: an assignment would reach for the wrapped optimizer, see __setattr__.
+        vars(self).update(
+            _optimizer=optimizer,
+            _names=names,
+            _groups=_checked_groups(num_groups, groups, names),
+            _accumulator=_Accumulator(backward_passes_per_step),
+            _process_set=process_set,
+            _reducer=GradientReducer(
+                compression=compression,
+                op=op,
+                gradient_predivide_factor=gradient_predivide_factor,
+                scale=1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0,
+                process_set=process_set,
+            ),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in _OWN_ATTRIBUTES:
+            # copy and pickle ask for these before the wrapper has its attributes.
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN_ATTRIBUTES:
+            vars(self)[name] = value
+        else:
+            setattr(self._optimizer, name, value)
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Average grad over the ranks, in place, and update weight; lists as in MXNet."""
+        self._reduce_and_update(self._optimizer.update, index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """As `update`, for weights in low precision with a state that holds them in float32."""
+        self._reduce_and_update(self._optimizer.update_multi_precision, index, weight, grad, state)
+
+    def step(self, params: Sequence[Any], grads: Sequence[Any]) -> Any:
+        """Average grads over the ranks and update params; returns what the wrapped `step` returns.
+
+        Raises:
+            ValueError: another number of parameters than of gradients or of names.
+        """
+        if len(params) != len(grads):
+            raise ValueError(f"step: {len(params)} parameters but {len(grads)} gradients")
+        if self._names and len(params) != len(self._names):
+            raise ValueError(f"step: {len(params)} parameters, but named_parameters names {len(self._names)}")
+        # The sum over a whole array is a NumPy scalar, no array.
+        arrays = [np.asarray(gradient) if isinstance(gradient, np.generic) else gradient for gradient in grads]
+        in_place = [_is_writable(gradient) for gradient in arrays]
+        averages = self._reduce(range(len(arrays)), arrays, in_place)
+        return None if averages is None else self._optimizer.step(params, averages)
+
+    def _reduce_and_update(self, update: Callable[..., None], index: Any, weight: Any, grad: Any, state: Any) -> None:
+        is_list = isinstance(index, (list, tuple))
+        indices, gradients = (list(index), list(grad)) if is_list else ([index], [grad])
+        if len(indices) != len(gradients):
+            raise ValueError(f"update: {len(indices)} indices but {len(gradients)} gradients")
+        averages = self._reduce(indices, gradients, in_place=[True] * len(gradients))
+        if averages is not None:
+            update(index, weight, averages if is_list else averages[0], state)
+
+    def _reduce(self, indices: Sequence[Any], gradients: list[Any], in_place: list[bool]) -> list[Any] | None:
+        """Return the averages, or None if more backward passes are to come."""
+        names = [_name_of(index, self._names) for index in indices]
+        summed = self._accumulator.add(names, gradients)
+        if summed is None or not self._process_set.included():
+            return summed
+        self._reducer.group(_groups_among(names, self._groups))
+        # Early parameters first: the next forward pass starts with them.
+        priorities = [-index if isinstance(index, int) else -position for position, index in enumerate(indices)]
+        return self._reducer.reduce(names, summed, priorities, in_place)
+
+
+_OWN_ATTRIBUTES = ("_optimizer", "_names", "_groups", "_accumulator", "_process_set", "_reducer")
+
+
+def _is_writable(array: Any) -> bool:
+    """Whether it is a NumPy or CuPy array that may be overwritten; CuPy's cannot be made read-only."""
+    return hasattr(array, "flags") and getattr(array.flags, "writeable", True)
+
+
+def _check_is_optimizer(optimizer: Any) -> None:
+    if hasattr(optimizer, "param_groups"):
+        raise TypeError("this is a torch optimizer; wrap it with DistributedOptimizer of ringtrain.torch")
+    if not any(hasattr(optimizer, method) for method in ("update", "update_multi_precision", "step")):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no optimizer: it has neither update(index, weight, grad, state) "
+            "nor step(params, grads)"
+        )
+
+
+def _names_of(named_parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None) -> list[str]:
+    if named_parameters is None:
+        return []
+    pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
+    names = [name for name, _ in pairs]
+    repeated = [name for name, count in collections.Counter(names).items() if count > 1]
+    if repeated:
+        raise ValueError(f"named_parameters has more than one parameter named {', '.join(map(str, repeated))}")
+    return names
+
+
+def _name_of(index: Any, names: list[str]) -> str:
+    if not names or not isinstance(index, int):
+        return str(index)
+    if not 0 <= index < len(names):
+        raise ValueError(f"there is no parameter {index}: named_parameters names {len(names)}")
+    return names[index]
+
+
+def _checked_groups(
+    num_groups: int, groups: int | Sequence[Sequence[str | int]] | None, names: list[str]
+) -> int | list[list[str]]:
+    """Return the number of groups, or the names of the members of each."""
+    if num_groups < 0:
+        raise ValueError(f"num_groups must not be negative, but is {num_groups}")
+    if groups is None:
+        return num_groups
+    if num_groups:
+        raise ValueError("give num_groups or groups, not both")
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ValueError(f"groups must not be negative, but is {groups}")
+        return groups
+    members = [[_name_of(member, names) for member in group] for group in groups]
+    counts = collections.Counter(name for group in members for name in group)
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise ValueError(f"groups: {', '.join(repeated)} must be in one group only")
+    unknown = [name for name in counts if names and name not in names]
+    if unknown:
+        raise ValueError(f"groups: named_parameters has no {', '.join(unknown)}")
+    return members
+
+
+def _groups_among(names: list[str], groups: int | list[list[str]]) -> list[list[str]]:
+    """Return the groups of the gradients of one call."""
+    if isinstance(groups, int):
+        return split_evenly(names, groups) if groups else []
+    present = set(names)
+    return [[name for name in group if name in present] for group in groups]
+
+
+def split_evenly(items: list[Any], parts: int) -> list[list[Any]]:
+    """Split into consecutive parts whose lengths differ by at most one, the longer ones first."""
+    shorter, longer_parts = divmod(len(items), parts)
+    starts = [part * shorter + min(part, longer_parts) for part in range(parts + 1)]
+    return [items[start:end] for start, end in itertools.pairwise(starts)]

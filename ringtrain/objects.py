@@ -1,0 +1,192 @@
+"""Broadcast and gather what is more than one array: Python objects and trees of parameters.
+
+After Horovod's functions of the same names (horovod/torch/functions.py, horovod/tensorflow/functions.py).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ringtrain import ops, world
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send a picklable object from one rank to all ranks of a process set.
+
+    Args:
+        obj: the object to send; looked at only on root_rank.
+        root_rank: the sender, as a rank of the world.
+        session: ignored; here so that Horovod calls run unchanged.
+        name: the same on all ranks; needed only when threads of one process broadcast at the same time.
+        process_set: the ranks that take part.
+
+    Returns:
+        On root_rank obj itself, elsewhere an equal object.
+
+    Raises:
+        RuntimeError: root_rank could not pickle its object (there, the pickling error itself is raised).
+    """
+    if world.rank() == root_rank:
+        _send_object(obj, root_rank, name, process_set)
+        return obj
+    return _receive_object(root_rank, name, process_set)
+
+
+_NOT_PICKLED = -1
+
+
+def _send_object(obj: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> None:
+    try:
+        content = np.frombuffer(bytearray(_pickled(obj)), dtype=np.uint8)
+    except Exception:
+        ops.broadcast(np.array([_NOT_PICKLED]), root_rank, name=_part(name, "length"), process_set=process_set)
+        raise
+    ops.broadcast(np.array([content.size]), root_rank, name=_part(name, "length"), process_set=process_set)
+    ops.broadcast_(content, root_rank, name=_part(name, "content"), process_set=process_set)
+
+
+def _receive_object(root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
+    unknown = np.array([0])
+    length = int(ops.broadcast(unknown, root_rank, name=_part(name, "length"), process_set=process_set)[0])
+    if length == _NOT_PICKLED:
+        raise RuntimeError(f"broadcast_object: rank {root_rank} could not pickle its object; its own error says why")
+    content = np.empty(length, dtype=np.uint8)
+    ops.broadcast_(content, root_rank, name=_part(name, "content"), process_set=process_set)
+    return pickle.loads(content.data)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """Return a function of one object that broadcasts it; the arguments are those of `broadcast_object`."""
+
+    def broadcast(obj: Any) -> Any:
+        return broadcast_object(obj, root_rank, session, name, process_set)
+
+    return broadcast
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Collect one picklable object of every rank on every rank.
+
+    Args:
+        obj: this rank's object; may be of another type and size on each rank.
+        session: ignored; here so that Horovod calls run unchanged.
+        name: the same on all ranks; needed only when threads of one process gather at the same time.
+        process_set: the ranks that take part.
+
+    Returns:
+        The objects in the order of the ranks; this rank's own one is a copy too.
+
+    Raises:
+        RuntimeError: some ranks, which it names, could not pickle their object; raised on all ranks.
+    """
+    pickling_error = None
+    try:
+        content = np.frombuffer(_pickled(obj), dtype=np.uint8)
+    except Exception as error:
+        # The other ranks wait for this one. No pickle is empty, so an empty one can tell them.
+        content, pickling_error = np.empty(0, dtype=np.uint8), error
+    lengths = ops.allgather(np.array([content.size]), name=_part(name, "length"), process_set=process_set)
+    contents = ops.allgather(content, name=_part(name, "content"), process_set=process_set)
+    failed = [rank for rank, length in zip(process_set.ranks or [], lengths, strict=True) if length == 0]
+    if failed:
+        message = f"allgather_object: ranks {failed} could not pickle their object"
+        raise RuntimeError(message) from pickling_error
+    ends = np.cumsum(lengths)
+    return [pickle.loads(contents[end - length : end].data) for length, end in zip(lengths, ends, strict=True)]
+
+
+def _pickled(obj: Any) -> bytes:
+    return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _part(name: str | None, part: str) -> str | None:
+    # Unnamed, every op is numbered by ops. The type of obj would be no name: it may differ between the ranks.
+    return None if name is None else f"{name}.{part}"
+
+
+def broadcast_parameters(
+    params: Any,
+    root_rank: int = 0,
+    prefix: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Overwrite the parameters of every rank with those of one rank, in place.
+
+    Call it after building or loading a model, so that all ranks start from the same one.
+
+    Args:
+        params: arrays in a dict, list or tuple, nested as you like, or a list of (name, array) pairs, or an iterator
+            over either. Dtypes and shapes as on root_rank; 0-d arrays too.
+        root_rank: the rank of the world that has the right values.
+        prefix: put before all names; needed only when threads of one process broadcast at the same time.
+        process_set: the ranks that take part.
+
+    Raises:
+        TypeError: something in params is not an array that can be overwritten; the message says where it is.
+        ValueError: two arrays have the same path, such as those of the keys 1 and "1".
+        MismatchError: the ranks have different dtypes or shapes under one name.
+    """
+    handles = []
+    for path, array in _by_path(params).items():
+        name = f"{prefix or 'parameters'}.{path}" if path else prefix or "parameters"
+        handles.append(ops.broadcast_async_(array, root_rank, name=name, process_set=process_set))
+    for handle in handles:
+        ops.synchronize(handle)
+
+
+def _by_path(params: Any) -> dict[str, Any]:
+    """Return the arrays of a tree by their paths, such as "encoder.0.weight"."""
+    arrays: dict[str, Any] = {}
+    for path, array in _leaves(params, ""):
+        if path in arrays:
+            raise ValueError(f'broadcast_parameters: two parameters have the path "{path}"')
+        _check_is_overwritable(array, path)
+        arrays[path] = array
+    return arrays
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Iterator):
+        tree = list(tree)
+    if isinstance(tree, Mapping):
+        children = list(tree.items())
+    elif isinstance(tree, (list, tuple)):
+        children = list(tree) if _is_named_pairs(tree) else list(enumerate(tree))
+    else:
+        yield path, tree
+        return
+    for key, child in children:
+        yield from _leaves(child, f"{path}.{key}" if path else str(key))
+
+
+def _is_named_pairs(items: list[Any] | tuple[Any, ...]) -> bool:
+    return all(isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) for item in items)
+
+
+def _check_is_overwritable(array: Any, path: str) -> None:
+    is_array = hasattr(array, "dtype") and hasattr(array, "shape") and not isinstance(array, np.generic)
+    if not is_array:
+        raise TypeError(
+            f'broadcast_parameters: params["{path}"] is {type(array).__name__}, not an array that can be overwritten. '
+            "Put a number into a 0-d array, or send the whole object with broadcast_object."
+        )
+    if not getattr(getattr(array, "flags", None), "writeable", True):
+        raise TypeError(f'broadcast_parameters: params["{path}"] is a read-only array; pass a copy that can be written')
