@@ -1,0 +1,144 @@
+"""One class per launcher: each turns a Job into the arguments and the environment that its launcher wants."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from ringtrain.run.cores import physical_cores
+from ringtrain.run.hosts import UsageError
+from ringtrain.run.job import Job
+from ringtrain.run.mpi_library import INTEL_MPI, MPICH, OPEN_MPI, Family, MpiNotFound, family_of, find_launcher
+
+# Open MPI and PRRTE give a remote rank only the variables that they are told to.
+_PASSED_ON_PREFIXES = ("RINGTRAIN_", "HOROVOD_", "PYTHON", "NCCL_", "OMP_")
+_PASSED_ON_NAMES = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+
+
+class Launcher(Protocol):
+    """What ringrun asks of a launcher."""
+
+    def arguments(self, job: Job) -> list[str]:
+        """The whole command line, the launcher's own path first."""
+
+    def environment(self, job: Job) -> dict[str, str]:
+        """The environment to start the launcher in."""
+
+
+class OpenMpi:
+    """mpirun of Open MPI 4 and 5."""
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def arguments(self, job: Job) -> list[str]:
+        arguments = [self.path, "-np", str(job.num_proc)]
+        if os.geteuid() == 0:
+            arguments.append("--allow-run-as-root")
+        if job.hosts:
+            arguments += ["-H", ",".join(map(str, job.hosts))]
+        elif job.num_proc > physical_cores():
+            arguments += ["--map-by", ":OVERSUBSCRIBE"]
+        # bound to one core, a rank's engine thread and its framework would share that core
+        arguments += ["--bind-to", "none"]
+        for name in sorted(job.environment):
+            if name.startswith(_PASSED_ON_PREFIXES) or name in _PASSED_ON_NAMES:
+                arguments += ["-x", name]
+        return arguments + job.command
+
+    def environment(self, job: Job) -> dict[str, str]:
+        return job.environment
+
+
+class Hydra:
+    """mpiexec.hydra of MPICH and its descendants."""
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def arguments(self, job: Job) -> list[str]:
+        arguments = [self.path, "-genvall"]
+        if len(job.hosts) == 1:
+            # Intel's Hydra takes "host:2" for a name when it is the only one
+            arguments += ["-hosts", job.hosts[0].name]
+        elif job.hosts:
+            arguments += ["-hosts", ",".join(map(str, job.hosts))]
+        return [*arguments, "-np", str(job.num_proc), *job.command]
+
+    def environment(self, job: Job) -> dict[str, str]:
+        return job.environment
+
+
+class IntelHydra(Hydra):
+    """mpiexec.hydra of Intel MPI, which binds ranks to cores and leaves it to a script around it to look for Slurm."""
+
+    def environment(self, job: Job) -> dict[str, str]:
+        defaults = {"I_MPI_PIN": "0"}
+        if in_slurm_allocation(job.environment):
+            defaults["I_MPI_HYDRA_BOOTSTRAP"] = "slurm"
+        return {**defaults, **job.environment}
+
+
+class Srun:
+    """srun of Slurm; `process_manager` is the value of its --mpi."""
+
+    def __init__(self, path: str, process_manager: str):
+        self.path = path
+        self.process_manager = process_manager
+
+    def arguments(self, job: Job) -> list[str]:
+        arguments = [self.path, f"--ntasks={job.num_proc}", f"--mpi={self.process_manager}", "--cpu-bind=none"]
+        arguments.append("--export=ALL")
+        if job.hosts:
+            slots = {host.slots for host in job.hosts}
+            if len(slots) > 1:
+                raise UsageError("srun wants the same number of slots on every host; use --launcher mpirun")
+            names = ",".join(host.name for host in job.hosts)
+            arguments += [f"--nodes={len(job.hosts)}", f"--nodelist={names}", f"--ntasks-per-node={slots.pop()}"]
+        return arguments + job.command
+
+    def environment(self, job: Job) -> dict[str, str]:
+        return job.environment
+
+
+_CLASSES: dict[Family, Callable[[str], Launcher]] = {OPEN_MPI: OpenMpi, MPICH: Hydra, INTEL_MPI: IntelHydra}
+
+
+def choose_launcher(choice: str, library: str, library_path: str | None, environ: Mapping[str, str]) -> Launcher:
+    """The launcher for an MPI library.
+
+    Args:
+        choice: "mpirun" (the library's own, whatever it is called), "srun", or "auto": the library's own and, in a
+            Slurm allocation where that is not installed, srun.
+        library: name of the library, as mpi4py's `MPI.get_vendor()` says it.
+        library_path: path of the loaded libmpi, or None where it is not known.
+        environ: looked through for a Slurm allocation and for srun.
+
+    Raises MpiNotFound when the launcher is not installed and UsageError when srun cannot be meant.
+    """
+    srun = shutil.which("srun", path=environ.get("PATH"))
+    if choice == "srun":
+        if srun is None or not in_slurm_allocation(environ):
+            raise UsageError("--launcher srun works only inside a Slurm allocation; use salloc or sbatch first")
+        return _srun(srun, library)
+    path = find_launcher(library, library_path)
+    if path is not None:
+        return _CLASSES[family_of(library)](path)
+    if choice == "auto" and srun is not None and in_slurm_allocation(environ):
+        return _srun(srun, library)
+    raise MpiNotFound(
+        f"mpi4py uses {library} ({library_path or 'path unknown'}), but no mpirun of {library} lies beside Python, "
+        "beside that library or on PATH",
+        "add its bin folder to PATH",
+    )
+
+
+def in_slurm_allocation(environ: Mapping[str, str]) -> bool:
+    """Whether a batch script or a shell inside salloc or srun is asking."""
+    return "SLURM_JOB_ID" in environ
+
+
+def _srun(path: str, library: str) -> Srun:
+    return Srun(path, "pmix" if family_of(library) is OPEN_MPI else "pmi2")
