@@ -1,0 +1,163 @@
+"""Which file may include or import which: the floors of the architecture, read from the text of the sources.
+
+An arrow points to its own floor or to a lower one. Nothing is compiled or imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+# lowest first
+CPP_FLOORS = (
+    {"base"},
+    {"kernels"},
+    {"fabric"},
+    {"collectives"},
+    {"coordination"},
+    {"runtime"},
+    {"kvstore"},
+    {"python"},
+)
+PYTHON_FLOORS = (
+    {"_core", "launchers", "options", "errors", "mpi"},
+    {"compression", "arrays", "adapters", "handles"},
+    {"world", "process_sets", "timeline"},
+    {"submission", "ops"},
+    {"objects", "gradients", "optim"},
+    {"run", "doctor", "torch", "jax", "mxnet", "bench", "kvstore", "elastic", "__main__"},
+)
+# `import ringtrain` stands above all but those whom users type or import.
+_PACKAGE = "__init__"
+_TOP = len(PYTHON_FLOORS) - 1
+
+_FRAMEWORKS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "cupy": "cupy", "mxnet": "mxnet"}
+# beginnings of headers -> the only folder that may include them
+_FOREIGN_HEADERS = {"nanobind/": "python", "Python.h": "python", "mpi.h": None, "cuda": None, "nccl": None}
+
+MAX_LINES = 450
+
+
+class Violation(NamedTuple):
+    """One broken rule; `line` is 1 where the whole file is meant."""
+
+    file: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.message}"
+
+
+def check(file: str, text: str) -> list[Violation]:
+    """The rules that one file breaks. `file` is its path from the root of the repository, with slashes."""
+    rules = _check_cpp if file.startswith("csrc/") else _check_python
+    return [Violation(file, *broken) for broken in [*rules(PurePosixPath(file), text), *_check_length(text)]]
+
+
+_Broken = Iterator[tuple[int, str]]
+
+
+def _check_length(text: str) -> _Broken:
+    lines = len(text.splitlines())
+    if lines > MAX_LINES:
+        yield 1, f"{lines} lines, more than {MAX_LINES}: which second idea wants out?"
+
+
+def _floor(part: str, floors: tuple[set[str], ...]) -> int | None:
+    return next((number for number, parts in enumerate(floors) if part in parts), None)
+
+
+def _check_cpp(file: PurePosixPath, text: str) -> _Broken:
+    folder = file.parts[1] if len(file.parts) > 2 else ""
+    own = _floor(folder, CPP_FLOORS)
+    if own is None:
+        yield 1, f'the folder "{folder}" is on no floor of csrc/'
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = re.match(r'\s*#\s*include\s*(["<])([^">]+)', line)
+        if match is None:
+            continue
+        message = _check_foreign(folder, match[2]) if match[1] == "<" else _check_own(folder, own, match[2])
+        if message:
+            yield number, message
+
+
+def _check_foreign(folder: str, header: str) -> str | None:
+    for beginning, home in _FOREIGN_HEADERS.items():
+        if header.startswith(beginning) and folder != home:
+            return f"<{header}> may be included {f'in {home}/ only' if home else 'nowhere: csrc/ compiles without it'}"
+    return None
+
+
+def _check_own(folder: str, own: int, header: str) -> str | None:
+    target = header.split("/")[0] if "/" in header else ""
+    floor = _floor(target, CPP_FLOORS)
+    if floor is None:
+        return f'"{header}" is on no floor of csrc/; write its folder, as in "base/dtype.h"'
+    return f'{folder}/ includes "{header}", which is a higher floor' if floor > own else None
+
+
+def _check_python(file: PurePosixPath, text: str) -> _Broken:
+    part = file.parts[1].split(".")[0]
+    own = _floor(part, PYTHON_FLOORS)
+    if own is None and part != _PACKAGE:
+        yield 1, f'"{part}" is on no floor of ringtrain/'
+        return
+    for number, module in _imports(file, ast.parse(text)):
+        message = _check_framework(file, module)
+        if module.split(".")[0] == "ringtrain" and own is not None:
+            message = _check_import(part, own, module)
+        if message:
+            yield number, message
+
+
+def _check_framework(file: PurePosixPath, module: str) -> str | None:
+    framework = _FRAMEWORKS.get(module.split(".")[0])
+    if framework is None or file.parts[1] == framework or file.parts[1:] == ("adapters", f"{framework}.py"):
+        return None
+    return f"{module} is imported outside {framework}/ and adapters/{framework}.py"
+
+
+def _check_import(part: str, own: int, module: str) -> str | None:
+    target = module.split(".")[1] if "." in module else _PACKAGE
+    floor = _floor(target, PYTHON_FLOORS)
+    if floor is None:
+        # a name that is no module is one of ringtrain/__init__.py
+        target, floor = _PACKAGE, _TOP
+    if part == "run" and target != "run" and floor > 0:
+        return f"run imports {module}; it may import the lowest floor only: {', '.join(sorted(PYTHON_FLOORS[0]))}"
+    return f"{part} imports {module}, which is a higher floor" if floor > own else None
+
+
+def _imports(file: PurePosixPath, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of all that is imported anywhere in a module, functions and importlib included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(file, node)
+            # from ringtrain import ops, world
+            names = [f"{base}.{alias.name}" for alias in node.names] if base == "ringtrain" else [base]
+            for name in names:
+                yield node.lineno, name
+        elif isinstance(node, ast.Call) and _is_import_call(node.func):
+            argument = node.args[0] if node.args else None
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield node.lineno, argument.value
+
+
+def _absolute(file: PurePosixPath, node: ast.ImportFrom) -> str:
+    if node.level == 0:
+        return node.module or ""
+    package = file.parts[:-1][: len(file.parts) - node.level]
+    return ".".join([*package, *([node.module] if node.module else [])])
+
+
+def _is_import_call(function: ast.expr) -> bool:
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("import_module", "__import__")

@@ -1,0 +1,160 @@
+"""The pytest hooks behind `@pytest.mark.ranks`.
+
+    @pytest.mark.ranks(1, 2, 3, timeout=120, isolated=True, env={"NAME": "value"}, hosts=(2, 1))
+
+runs the body on 1, 2 and 3 ranks, `hvd.init()` done. timeout: seconds, 60 unless said. isolated: in a job of its own
+that is not initialised. env: added to the environment of the job. hosts: the ranks of each simulated host. A body takes
+parametrized values and tmp_path, no other fixture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import pytest
+from hosts import HostsUnavailable
+
+from harness.job import Job, JobError
+from harness.protocol import Task
+from harness.report import JobResult, conclude, fail
+from harness.spec import JobSpec
+
+_SIZE = "ranks"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the hooks once, and the marker."""
+    config.addinivalue_line("markers", "ranks(*sizes, timeout=60, isolated=False, env={}, hosts=()): run under mpirun")
+    if not config.pluginmanager.has_plugin("ranks"):
+        config.pluginmanager.register(Ranks(), "ranks")
+
+
+class Marker(NamedTuple):
+    """The arguments of `@pytest.mark.ranks`."""
+
+    sizes: tuple[int, ...]
+    timeout: float = 60
+    isolated: bool = False
+    env: Mapping[str, str] = {}
+    hosts: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, definition: pytest.Item) -> Marker | None:
+        """The marker of a test, or None. Raises UsageError where it says what cannot be."""
+        mark = definition.get_closest_marker("ranks")
+        if mark is None:
+            return None
+        try:
+            marker = cls(mark.args, **mark.kwargs)
+        except TypeError as error:
+            raise pytest.UsageError(f"{definition.nodeid}: @pytest.mark.ranks: {error}") from None
+        if not marker.sizes or not all(isinstance(size, int) and size > 0 for size in marker.sizes):
+            raise pytest.UsageError(f"{definition.nodeid}: @pytest.mark.ranks wants numbers of ranks, such as (1, 2)")
+        if marker.hosts and set(marker.sizes) != {sum(marker.hosts)}:
+            wanted = f"{marker.sizes} ranks cannot be the {sum(marker.hosts)} of hosts={tuple(marker.hosts)}"
+            raise pytest.UsageError(f"{definition.nodeid}: @pytest.mark.ranks: {wanted}")
+        return marker
+
+
+class Ranks:
+    """Runs marked tests in jobs. At most one job is alive; it serves neighbouring tests of equal spec."""
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One test per number of ranks."""
+        marker = Marker.of(metafunc.definition)
+        if marker is None:
+            return
+        if _SIZE not in metafunc.fixturenames:
+            metafunc.fixturenames.append(_SIZE)
+        ids = [f"{size}rank{'s' if size > 1 else ''}" for size in marker.sizes]
+        metafunc.parametrize(_SIZE, marker.sizes, ids=ids)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Within a file, bring tests of equal spec together; first those that need no job."""
+        order = {path: index for index, path in enumerate(dict.fromkeys(item.path for item in items))}
+        items.sort(key=lambda item: (order[item.path], _spec_of(item) or ()))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object | None:
+        """Run a marked test on its ranks instead of here."""
+        marker, spec = Marker.of(pyfuncitem), _spec_of(pyfuncitem)
+        if marker is None or spec is None:
+            return None
+        result = self._run(spec, _task_of(pyfuncitem, marker), marker.timeout)
+        for rank, of_rank in enumerate(result.ranks):
+            if of_rank.output:
+                pyfuncitem.add_report_section("call", f"rank {rank}", of_rank.output)
+        conclude(result)
+        return True
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> None:
+        """Close the job that the next test will not use: a shutdown that fails is an error of the last test in it."""
+        if self._job is None or (nextitem is not None and _spec_of(nextitem) == self._job.spec):
+            return
+        job, self._job = self._job, None
+        try:
+            job.close()
+        except JobError as error:
+            fail(str(error))
+
+    def pytest_sessionfinish(self) -> None:
+        """A job is left only where the session was interrupted."""
+        self._kill()
+
+    def _run(self, spec: JobSpec, task: Task, timeout_s: float) -> JobResult:
+        with contextlib.ExitStack() as unless_in_step:
+            unless_in_step.callback(self._kill)
+            result = self._job_for(spec).run(task, timeout_s)
+            if result.is_in_step():
+                unless_in_step.pop_all()
+        return result
+
+    def _job_for(self, spec: JobSpec) -> Job:
+        if self._job is None:
+            try:
+                self._job = Job(spec)
+            except HostsUnavailable as reason:
+                pytest.skip(str(reason))
+            except JobError as error:
+                fail(str(error))
+        return self._job
+
+    def _kill(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            job.kill()
+
+
+def _spec_of(item: pytest.Item) -> JobSpec | None:
+    marker = Marker.of(item)
+    if marker is None or not isinstance(item, pytest.Function):
+        return None
+    own_test = item.nodeid if marker.isolated else ""
+    size = cast(int, item.callspec.params[_SIZE])
+    return JobSpec(item.path, size, tuple(marker.hosts), tuple(sorted(marker.env.items())), own_test)
+
+
+def _task_of(item: pytest.Function, marker: Marker) -> Task:
+    if item.cls is not None:
+        fail("a ranks test is a plain function, not a method: the ranks look it up in the module")
+    arguments = {name: item.funcargs[name] for name in inspect.signature(item.function).parameters}
+    foreign = sorted(set(arguments) - set(item.callspec.params) - {"tmp_path"})
+    if foreign:
+        fail(f"a ranks test takes parametrized values and tmp_path, not {', '.join(foreign)}: fixtures live in pytest")
+    module = item.module.__name__
+    return Task(module, item.path, item.function.__name__, _pickled(arguments), initialise=not marker.isolated)
+
+
+def _pickled(arguments: dict[str, Any]) -> bytes:
+    try:
+        return pickle.dumps(arguments)
+    except Exception as error:
+        fail(f"the arguments {sorted(arguments)} cannot be sent to the ranks: {error}")

@@ -1,0 +1,115 @@
+"""The program of each rank: `python -m harness.worker FOLDER` runs test after test, as pytest asks for them."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import importlib.util
+import os
+import pickle
+import select
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from _pytest.assertion import install_importhook
+from _pytest.assertion.rewrite import AssertionRewritingHook
+from _pytest.config import get_config
+
+from harness.protocol import Answer, Hello, Task, output_file, socket_file, stacks_file
+from ringtrain import launchers
+
+
+def main(folder: Path) -> None:
+    """Serve until pytest says that it was the last test."""
+    launch = launchers.detect()
+    rank = launch.rank if launch else 0
+    _redirect_output(output_file(folder, rank))
+    _dump_stacks_on_signal(stacks_file(folder, rank))
+    connection = Client(str(socket_file(folder)), "AF_UNIX")
+    threading.Thread(target=_die_with_pytest, args=(connection.fileno(), folder), name="harness", daemon=True).start()
+    hook = install_importhook(get_config([]))
+    connection.send(Hello(rank, os.getpid()))
+    _serve(connection, hook)
+
+
+def _serve(connection: Connection, hook: AssertionRewritingHook) -> None:
+    while True:
+        task: Task | None = connection.recv()
+        if task is None:
+            break
+        answer = _run(task, hook)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        connection.send(answer)
+    if _initialise.cache_info().currsize:
+        import ringtrain
+
+        ringtrain.shutdown()
+
+
+def _run(task: Task, hook: AssertionRewritingHook) -> Answer:
+    try:
+        body = getattr(_module(task, hook), task.function)
+        if task.initialise:
+            _initialise()
+        body(**pickle.loads(task.pickled_arguments))
+    except pytest.skip.Exception as skip:
+        return Answer("skipped", str(skip))
+    except BaseException as error:
+        # without this function's own frame
+        frames = error.__traceback__.tb_next if error.__traceback__ else None
+        return Answer("failed", "".join(traceback.format_exception(type(error), error, frames)))
+    return Answer("passed")
+
+
+def _module(task: Task, hook: AssertionRewritingHook) -> ModuleType:
+    """The test module under the name that pytest gave it, its asserts rewritten as pytest does it."""
+    if task.module not in sys.modules:
+        hook.mark_rewrite(task.module)
+        spec = hook.find_spec(task.module, [str(task.path.parent)])
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{task.path} cannot be imported as {task.module}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[task.module] = module
+        spec.loader.exec_module(module)
+    return sys.modules[task.module]
+
+
+@functools.cache
+def _initialise() -> None:
+    import ringtrain
+
+    ringtrain.init()
+
+
+def _redirect_output(path: Path) -> None:
+    """Files outlive a killed rank, and they take what C and C++ print, too."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _dump_stacks_on_signal(path: Path) -> None:
+    faulthandler.enable()
+    # never closed: the signal may come at any time
+    faulthandler.register(signal.SIGUSR2, file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), all_threads=True)
+
+
+def _die_with_pytest(descriptor: int, folder: Path) -> None:
+    poller = select.poll()
+    poller.register(descriptor, 0)  # no event but the hang-up, which poll always reports
+    poller.poll()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

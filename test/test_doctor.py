@@ -1,0 +1,210 @@
+"""The doctor's topics are plain data, its findings follow from that data alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtrain import doctor, launchers
+from ringtrain.launchers import Launch
+from ringtrain.run.cores import cgroup_quota, physical_cores
+
+ROOT = str(Path(doctor.__file__).parents[1])
+TIMEOUT_S = 120
+
+HEALTHY: dict[str, Any] = {
+    "ringtrain": {"version": "1.0", "path": "/v/_core.so", "simd": "avx2", "error": None},
+    "launcher": Launch("Open MPI", 0, 4, 0, 4)._asdict(),
+    "mpi": {
+        "library": "Open MPI",
+        "version": "5.0.11",
+        "path": "/v/lib/libmpi.so.40",
+        "standard": "3.1",
+        "handle_bytes": 8,
+        "thread_level": "multiple",
+        "ulfm": True,
+        "mpi4py": "4.1.2",
+        "mpirun": "/v/bin/mpirun",
+        "error": None,
+    },
+    "topology": {"size": 4, "nodes": [{"host": "h1", "ranks": [0, 1, 2, 3], "cpus": 8}]},
+    "cpu": {"machine": "x86_64", "cpus": 8, "quota_cpus": None},
+    "shared_memory": {"path": "/dev/shm", "size_mb": 1000, "free_mb": 900, "error": None},
+    "cuda": {"driver": "12.8", "gpus": 4, "error": None},
+    "nccl": {"package": "nvidia-nccl-cu12", "version": "2.27.3", "path": "/v/libnccl.so.2"},
+    "packages": {
+        "numpy": {"version": "2.4.6", "path": "/v/numpy"},
+        "ml_dtypes": {"version": "0.6.0", "path": "/v/ml_dtypes"},
+        "torch": {"version": "2.9.0", "path": "/v/torch"},
+        "mxnet": None,
+    },
+}
+
+
+def changed(topic: str, **values: Any) -> dict[str, Any]:
+    report = copy.deepcopy(HEALTHY)
+    report[topic].update(values)
+    return report
+
+
+def test_a_healthy_report_has_no_findings() -> None:
+    assert doctor.judge(HEALTHY) == []
+    alone = {**HEALTHY, "launcher": None, "topology": None}
+    assert doctor.judge(alone) == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "values", "level", "what", "remedy"),
+    [
+        ("ringtrain", {"error": "no _core"}, "error", "no _core", "install"),
+        ("mpi", {"error": "no libmpi", "remedy": "get one"}, "error", "no libmpi", "get one"),
+        ("mpi", {"thread_level": "single"}, "error", "thread level single", "mpi4py.rc.thread_level"),
+        ("mpi", {"mpirun": None}, "warning", "no mpirun of Open MPI", "PATH"),
+        ("mpi", {"library": "MPICH"}, "error", "mpi4py uses MPICH 5.0.11", "start with /v/bin/mpirun"),
+        ("launcher", {"size": 3}, "error", "started 3 ranks", "ringrun -np 3"),
+        ("cpu", {"quota_cpus": 1.5}, "warning", "4 ranks of h1 share 1.5 CPUs", "fewer ranks"),
+        ("cpu", {"cpus": 1}, "warning", "bound to one CPU", "--bind-to none"),
+        ("shared_memory", {"error": "Read-only file system"}, "warning", "Read-only", "RINGTRAIN_SHARED_MEMORY=off"),
+        ("shared_memory", {"free_mb": 60}, "warning", "only 60 MB free", "--shm-size"),
+        ("cuda", {"error": "cuInit answers error 999"}, "warning", "error 999", "nvidia-smi"),
+        ("nccl", {"version": None}, "warning", "no NCCL", "nvidia-nccl-cu12"),
+        ("nccl", {"package": "nvidia-nccl-cu13"}, "warning", "CUDA 12.8", "nvidia-nccl-cu12"),
+        ("packages", {"torch": None}, "note", "arrays on a GPU", "cupy-cuda12x"),
+        ("packages", {"numpy": None}, "error", "NumPy", "pip install numpy"),
+        ("packages", {"mxnet": {"version": "1.9.1", "path": "/v"}}, "warning", "mxnet 1.9.1", "numpy<1.24"),
+        ("packages", {"ml_dtypes": None}, "note", "bfloat16", "ml_dtypes"),
+    ],
+)
+def test_each_trouble_is_found_with_its_remedy(
+    topic: str, values: dict[str, Any], level: str, what: str, remedy: str
+) -> None:
+    (finding,) = doctor.judge(changed(topic, **values))
+    assert finding.level == level
+    assert what in finding.what and remedy in finding.remedy
+
+
+def test_without_gpus_nobody_is_asked_to_install_nccl() -> None:
+    report = changed("cuda", driver=None, gpus=0)
+    report["nccl"] = {"package": None, "version": None, "path": None}
+    assert doctor.judge(report) == []
+
+
+def test_the_worst_finding_comes_first() -> None:
+    report = changed("packages", ml_dtypes=None)
+    report["shared_memory"]["free_mb"] = 1
+    report["ringtrain"]["error"] = "no _core"
+    assert [finding.level for finding in doctor.judge(report)] == ["error", "warning", "note"]
+
+
+def test_the_table_is_aligned_and_holds_every_finding() -> None:
+    report = changed("shared_memory", free_mb=60)
+    report["findings"] = [finding._asdict() for finding in doctor.judge(report)]
+    lines = doctor.as_table(report).splitlines()
+    width = len("ml_dtypes")
+    assert all(line[width : width + 2] == "  " and line[width + 2] != " " for line in lines if line)
+    assert any(line.startswith("MPI        Open MPI 5.0.11, /v/lib/libmpi.so.40") for line in lines)
+    assert any(line.startswith("warning") and "60 MB" in line for line in lines)
+    assert "nothing is wrong" in doctor.as_table({**HEALTHY, "findings": []})
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "own_cgroup", "expected"),
+    [
+        ({}, "0::/\n", None),
+        ({"cpu.max": "150000 100000"}, "0::/\n", 1.5),
+        ({"cpu.max": "max 100000"}, "0::/\n", None),
+        ({"cpu.max": "400000 100000", "a/b/cpu.max": "max 100000", "a/cpu.max": "50000 100000"}, "0::/a/b\n", 0.5),
+        ({"cpu.max": "200000 100000"}, "0::/path/of/the/host\n", 2.0),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "1:cpu:/\n0::/\n", None),
+        (
+            {"cpu,cpuacct/job/cpu.cfs_quota_us": "300000", "cpu,cpuacct/job/cpu.cfs_period_us": "100000"},
+            "4:memory:/x\n3:cpuset:/\n2:cpu,cpuacct:/job\n0::/\n",
+            3.0,
+        ),
+    ],
+)
+def test_the_tightest_cpu_quota_counts(
+    tmp_path: Path, files: dict[str, str], own_cgroup: str, expected: float | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert cgroup_quota(tmp_path, own_cgroup) == expected
+
+
+def test_cores_are_at_most_the_cpus() -> None:
+    assert 1 <= physical_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_shared_memory_is_measured_or_its_error_said(tmp_path: Path) -> None:
+    usable = doctor.shared_memory(str(tmp_path))
+    assert usable["error"] is None and usable["size_mb"] >= usable["free_mb"] >= 0
+    missing = doctor.shared_memory(str(tmp_path / "missing"))
+    assert missing["error"] == "No such file or directory" and missing["free_mb"] is None
+
+
+def test_packages_are_found_without_importing_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "heavyweight").mkdir()
+    (tmp_path / "heavyweight" / "__init__.py").write_text("raise SystemExit('it was imported')\n")
+    (tmp_path / "heavyweight_gpu-1.2.dist-info").mkdir()
+    (tmp_path / "heavyweight_gpu-1.2.dist-info" / "METADATA").write_text("Name: heavyweight-gpu\nVersion: 1.2\n")
+    (tmp_path / "heavyweight_gpu-1.2.dist-info" / "top_level.txt").write_text("heavyweight\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert doctor.packages(["heavyweight", "no_such_package"]) == {
+        "heavyweight": {"version": "1.2", "path": str(tmp_path / "heavyweight")},
+        "no_such_package": None,
+    }
+
+
+@pytest.mark.parametrize(("code", "expected"), [(2708, "2.7.8"), (22304, "2.23.4"), (22703, "2.27.3")])
+def test_the_version_code_of_nccl(code: int, expected: str) -> None:
+    assert doctor._nccl_version(code) == expected
+
+
+# --- the command itself -----------------------------------------------------------------------------------------------
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "PYTHONPATH": ROOT},
+    )
+
+
+needs_mpi = pytest.mark.skipif(
+    launchers.detect() is not None, reason="a launcher cannot be started by a rank of another one"
+)
+
+
+@needs_mpi
+def test_the_json_is_the_data_and_the_exit_code_says_whether_there_is_an_error() -> None:
+    result = run("ringtrain.doctor", "--json")
+    report = json.loads(result.stdout)
+    assert set(report) == {*HEALTHY, "findings"}
+    assert report["launcher"] is None and report["topology"] is None
+    assert report["mpi"]["error"] is None and report["mpi"]["thread_level"] == "multiple"
+    assert report["mpi"]["handle_bytes"] == (8 if report["mpi"]["library"] == "Open MPI" else 4)
+    assert result.returncode == int(any(finding["level"] == "error" for finding in report["findings"]))
+
+
+@needs_mpi
+def test_under_a_launcher_only_rank_0_prints_and_knows_the_topology() -> None:
+    result = run("ringtrain.run", "-np", "2", "python", "-m", "ringtrain.doctor", "--json")
+    report = json.loads(result.stdout)
+    assert (report["launcher"]["rank"], report["launcher"]["size"]) == (0, 2)
+    assert report["topology"]["size"] == 2
+    assert [node["ranks"] for node in report["topology"]["nodes"]] == [[0, 1]]

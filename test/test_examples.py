@@ -1,0 +1,80 @@
+"""The examples do what they say, started as a user starts them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 120
+
+
+def run(ranks, example, *arguments):
+    """Run an example and return what it printed."""
+    command = [sys.executable, "-m", "ringtrain.run", "-np", str(ranks), sys.executable, f"examples/{example}"]
+    # More ranks than cores may run here: a pool of threads in each would only be in the way.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *map(str, arguments)], cwd=ROOT, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train the digits on 1, 2 and 4 ranks; return what each run printed and the files that it saved, by ranks."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("tqdm")
+    folder = tmp_path_factory.mktemp("digits")
+    saved = {ranks: folder / f"{ranks}.npz" for ranks in (1, 2, 4)}
+    return {ranks: (run(ranks, "numpy_digits.py", "--save", file), file) for ranks, file in saved.items()}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_digits_are_learned(trained, ranks):
+    printed, _ = trained[ranks]
+    last_line = printed.strip().splitlines()[-1]
+    found = re.fullmatch(rf"test accuracy (0\.\d+|1\.0+) on {ranks} ranks", last_line)
+    assert found, printed
+    assert float(found[1]) >= 0.95
+    assert len(re.findall(r"^epoch", printed, re.MULTILINE)) == 20
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_number_of_ranks_does_not_change_the_network(trained, ranks):
+    alone, together = np.load(trained[1][1]), np.load(trained[ranks][1])
+    for name in alone.files:
+        np.testing.assert_allclose(together[name], alone[name], rtol=0, atol=1e-5)
+
+
+def test_the_digits_take_uneven_batches_and_draw_the_loss(tmp_path):
+    for module in ("sklearn", "tqdm", "matplotlib"):
+        pytest.importorskip(module)
+    picture = tmp_path / "loss.png"
+    files = [tmp_path / "1.npz", tmp_path / "3.npz"]
+    options = ["--epochs", 2, "--batch-size", 50]
+    run(1, "numpy_digits.py", *options, "--save", files[0])
+    run(3, "numpy_digits.py", *options, "--save", files[1], "--plot", picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    alone, together = map(np.load, files)
+    for name in alone.files:
+        np.testing.assert_allclose(together[name], alone[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_process_sets_reduce_apart(ranks):
+    printed = run(ranks, "process_sets.py").splitlines()
+    assert len(printed) == ranks
+    assert printed[-1].startswith(f"rank {ranks - 1}, in a set of")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_two_jobs_and_the_programs_own_messages_live_side_by_side(ranks):
+    printed = run(ranks, "mpi4py_interop.py")
+    assert printed.count("average") == 2
+    assert f"of all ranks {(ranks - 1) / 2:g}" in printed

@@ -1,0 +1,80 @@
+"""Includes and imports point down, and no file has grown too long."""
+
+from pathlib import Path
+
+import pytest
+from harness import floors
+
+_ROOT = Path(__file__).resolve().parent.parent
+_SUFFIXES = {"csrc": {".h", ".cc"}, "ringtrain": {".py", ".pyi"}}
+
+
+def _sources():
+    for folder, suffixes in _SUFFIXES.items():
+        for path in sorted((_ROOT / folder).rglob("*")):
+            if path.suffix in suffixes:
+                yield path.relative_to(_ROOT).as_posix()
+
+
+@pytest.mark.parametrize("file", list(_sources()))
+def test_a_file_looks_only_down(file):
+    violations = floors.check(file, (_ROOT / file).read_text())
+    assert not violations, "\n".join(map(str, violations))
+
+
+@pytest.mark.parametrize("folder", _SUFFIXES)
+def test_there_is_something_to_check(folder):
+    assert any(file.startswith(f"{folder}/") for file in _sources())
+
+
+ALLOWED = {
+    "csrc/collectives/ring.cc": '#include "collectives/ring.h"\n#include "base/dtype.h"\n#include <vector>\n',
+    "csrc/python/module.cc": '#include <nanobind/nanobind.h>\n#include "runtime/engine.h"\n#include "kvstore/push.h"\n',
+    "ringtrain/__init__.py": "from ringtrain.ops import allreduce\nfrom ringtrain import torch\n",
+    "ringtrain/ops.py": "from ringtrain import arrays, _core\nimport ringtrain.process_sets\nimport numpy\n",
+    "ringtrain/torch/__init__.py": "import torch\nfrom ringtrain import init, rank, ops\nfrom . import functions\n",
+    "ringtrain/adapters/torch.py": "def view(array):\n    import torch\n",
+    "ringtrain/adapters/numpy.py": "from ..errors import Error\n",
+    "ringtrain/run/command.py": "from ringtrain import launchers, options\nfrom ringtrain.run.hosts import Host\n",
+    "ringtrain/doctor.py": "import importlib.util\nfrom ringtrain import run\nimportlib.util.find_spec('torch')\n",
+    "ringtrain/options.py": "\n" * floors.MAX_LINES,
+}
+
+FORBIDDEN = [
+    ("csrc/base/a.h", '\n#include "kernels/reduce.h"\n', 2, 'includes "kernels/reduce.h", which is a higher floor'),
+    ("csrc/runtime/a.cc", '# include "kvstore/push.h"\n', 1, "higher floor"),
+    ("csrc/base/a.h", '#include "dtype.h"\n', 1, "write its folder"),
+    ("csrc/base/a.h", '#include "utils/dtype.h"\n', 1, "no floor"),
+    ("csrc/utils/a.h", "", 1, 'the folder "utils" is on no floor'),
+    ("csrc/a.h", "", 1, "on no floor"),
+    ("csrc/runtime/a.cc", "#include <nanobind/nanobind.h>\n", 1, "in python/ only"),
+    ("csrc/fabric/a.cc", "#include <mpi.h>\n", 1, "nowhere"),
+    ("csrc/fabric/a.cc", "#include <cuda_runtime.h>\n", 1, "nowhere"),
+    ("csrc/base/a.h", "\n" * (floors.MAX_LINES + 1), 1, "451 lines, more than 450"),
+    ("ringtrain/utils.py", "", 1, '"utils" is on no floor'),
+    ("ringtrain/arrays.py", "from ringtrain import ops\n", 1, "arrays imports ringtrain.ops, which is a higher floor"),
+    ("ringtrain/arrays.py", "def f():\n    from ringtrain.ops import allreduce\n", 2, "higher floor"),
+    ("ringtrain/adapters/numpy.py", "from .. import world\n", 1, "adapters imports ringtrain.world"),
+    ("ringtrain/errors.py", "from .arrays import view\n", 1, "errors imports ringtrain.arrays"),
+    ("ringtrain/ops.py", "import ringtrain as hvd\n", 1, "ops imports ringtrain, which is a higher floor"),
+    ("ringtrain/ops.py", "from ringtrain import rank\n", 1, "ops imports ringtrain.rank"),
+    ("ringtrain/ops.py", "import importlib\nimportlib.import_module('ringtrain.optim')\n", 2, "higher floor"),
+    ("ringtrain/run/launch.py", "from ringtrain import world\n", 1, "it may import the lowest floor only"),
+    ("ringtrain/run/launch.py", "from ringtrain.bench import table\n", 1, "it may import the lowest floor only"),
+    ("ringtrain/__init__.py", "import torch\n", 1, "torch is imported outside torch/ and adapters/torch.py"),
+    ("ringtrain/ops.py", "def f():\n    from torch.nn import Module\n", 2, "torch.nn is imported outside"),
+    ("ringtrain/adapters/torch.py", "import cupy\n", 1, "cupy is imported outside"),
+    ("ringtrain/bench/a.py", "m = __import__('jax')\n", 1, "jax is imported outside"),
+]
+
+
+@pytest.mark.parametrize("file", ALLOWED)
+def test_the_checker_allows(file):
+    assert floors.check(file, ALLOWED[file]) == []
+
+
+@pytest.mark.parametrize("file, text, line, message", FORBIDDEN)
+def test_the_checker_finds(file, text, line, message):
+    (violation,) = floors.check(file, text)
+    assert str(violation).startswith(f"{file}:{line}: ")
+    assert message in violation.message
