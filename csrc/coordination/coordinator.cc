@@ -21,6 +21,7 @@ Coordinator::Coordinator(Channel& channel, Membership& membership, const Limits&
 
 Round Coordinator::round(const std::vector<Request>& fresh, bool is_leaving) {
   channel_.call();
+  has_just_joined_ = false;
   take_in(fresh);
   reannounce_overdue();
 
@@ -117,7 +118,10 @@ Bytes Coordinator::announcement(bool is_leaving) {
   for (Pending& pending : to_announce_) {
     writer.put(now - pending.since);
     write(writer, pending.request);
-    if (pending.request.kind == OpKind::join) joined_.insert(pending.request.process_set);
+    if (pending.request.kind == OpKind::join) {
+      joined_.insert(pending.request.process_set);
+      has_just_joined_ = true;
+    }
     announced_[key_of(pending.request)] = std::move(pending);
   }
   to_announce_.clear();
@@ -190,6 +194,8 @@ void Coordinator::forget_process_set(int id) {
 }
 
 double Coordinator::next_deadline() const {
+  const bool has_been_evicted = !to_announce_.empty();
+  if (has_been_evicted || has_just_joined_) return 0;
   double next = ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s);
   for (const auto& [slot, pending] : ready_) next = std::min(next, pending.since + limits_.stall_warning_s);
   return next;

@@ -79,6 +79,7 @@ class Coordinator {
   std::map<int, Pending> ready_;      // by slot: this rank sets the bit until all do
   std::vector<Pending> to_announce_;  // in the next round that gathers
   std::map<Key, Pending> announced_;  // in full, not agreed yet
+  bool has_just_joined_ = false;      // the next round can agree on what the others wait for
   std::set<int> joined_;              // process sets that this rank has joined
 };
 

@@ -5,6 +5,8 @@
 #include <limits>
 #include <thread>
 
+#include "base/clock.h"
+
 namespace ringtrain {
 
 Simulation::Rank::Rank(MemoryWire& wire, int size, const Coordinator::Limits& limits)
@@ -32,6 +34,12 @@ std::vector<Round> Simulation::round(const std::vector<std::vector<Request>>& fr
   for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);
   return rounds;
+}
+
+bool Simulation::is_due() const {
+  const double now = now_s();
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [&](const auto& rank) { return rank->coordinator.next_deadline() <= now; });
 }
 
 size_t Simulation::most_messages() const {

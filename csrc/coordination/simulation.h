@@ -20,6 +20,9 @@ class Simulation {
   // One round on all ranks; `fresh`: what each becomes ready for. What each rank got.
   std::vector<Round> round(const std::vector<std::vector<Request>>& fresh);
 
+  // Whether some rank would come to another round by itself.
+  bool is_due() const;
+
   // Messages sent and received by the busiest rank so far.
   size_t most_messages() const;
 

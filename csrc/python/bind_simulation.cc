@@ -57,6 +57,7 @@ void bind_simulation(nb::module_& module) {
       .def("round", &round, nb::arg("fresh"), nb::call_guard<nb::gil_scoped_release>(),
            "One round: a list of Requests per rank in, a list of plans per rank out. A plan is a list of (name, error "
            "message, rows, result).")
+      .def("is_due", &Simulation::is_due, "Whether some rank would come to another round by itself.")
       .def("most_messages", &Simulation::most_messages, "Messages handled by the busiest rank so far.");
 }
 

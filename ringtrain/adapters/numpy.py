@@ -36,7 +36,7 @@ def is_in_place(array: Any) -> bool:
         raise TypeError(f"an operation in place needs a NumPy array, not a {type(array).__qualname__}")
     if not array.flags.writeable:
         raise ValueError("an operation in place needs an array that can be written to, and this one is read-only")
-    return array.flags.c_contiguous
+    return bool(array.flags.c_contiguous)
 
 
 def empty_like(array: Array) -> Array:
@@ -58,5 +58,5 @@ def from_memory(memory: Array, dtype: int, shape: list[int], like: Array) -> Arr
 
 
 def rows(array: Array) -> Array:
-    one_row: Array = array.reshape(1)
-    return one_row if array.ndim == 0 else array
+    result: Array = array.reshape(1) if array.ndim == 0 else array
+    return result

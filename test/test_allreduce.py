@@ -1,0 +1,214 @@
+"""allreduce on every Group: exact results for every op, dtype and shape, in place or not."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from exact import DTYPES, FLOATS, OPS, SHAPES, data, data_of_ranks, reference, require_equal
+
+import ringtrain as hvd
+
+RING = {"RINGTRAIN_ALLREDUCE_ALGORITHM": "ring"}
+MPI = {"RINGTRAIN_ALLREDUCE_ALGORITHM": "mpi"}
+TINY_CHUNKS = {"RINGTRAIN_MAILBOX_KB": "4", "RINGTRAIN_ALLREDUCE_ALGORITHM": "auto"}
+
+HVD_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
+
+
+def check_all_ops_and_shapes(dtype):
+    for op in OPS:
+        if op == "average" and dtype not in FLOATS:
+            continue
+        for shape in SHAPES:
+            expected = reference(op, data_of_ranks(hvd.size(), shape, dtype, op=op))
+            mine = data(hvd.rank(), shape, dtype, op=op)
+            before = mine.copy()
+            result = hvd.allreduce(mine, op=HVD_OPS[op], name=f"{op}{shape}")
+            require_equal(result, expected)
+            require_equal(mine, before)
+            assert hvd.allreduce_(mine, op=HVD_OPS[op], name=f"{op}{shape} in place") is mine
+            require_equal(mine, expected)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_op_and_shape(dtype):
+    check_all_ops_and_shapes(dtype)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, 4, env=RING)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_op_and_shape_on_the_ring(dtype):
+    check_all_ops_and_shapes(dtype)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, 4, env=MPI)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_op_and_shape_through_mpi(dtype):
+    check_all_ops_and_shapes(dtype)
+
+
+@pytest.mark.ranks(2, 3, env=TINY_CHUNKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_op_and_shape_with_small_mailboxes(dtype):
+    check_all_ops_and_shapes(dtype)
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_op_and_shape_without_shared_memory(dtype):
+    check_all_ops_and_shapes(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+
+
+def check_sizes_around_switches():
+    # around a cache line, the small path, a mailbox, a chunk of all mailboxes and a packed buffer
+    for base in (16, 4096, 32768, 32768 * hvd.size(), 1 << 18):
+        for count in (base - 1, base, base + 1):
+            expected = reference("sum", data_of_ranks(hvd.size(), (count,), "float32"))
+            require_equal(hvd.allreduce(data(hvd.rank(), (count,), "float32"), op=hvd.Sum, name=f"{count}"), expected)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_sizes_around_every_switch():
+    check_sizes_around_switches()
+
+
+@pytest.mark.ranks(2, 3, 4, env=RING)
+def test_sizes_around_every_switch_on_the_ring():
+    check_sizes_around_switches()
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3)
+def test_scale_factors():
+    mine = data(hvd.rank(), (100,), "float32")
+    total = reference("sum", data_of_ranks(hvd.size(), (100,), "float32"))
+    scaled = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+    require_equal(scaled, total * np.float32(2))
+    integers = hvd.allreduce(mine.astype("int32"), op=hvd.Sum, postscale_factor=0.5)
+    require_equal(integers, np.trunc(total.astype("float64") * 0.5).astype("int32"))
+    largest = hvd.allreduce(mine, op=hvd.Max, prescale_factor=-1.0)
+    require_equal(largest, reference("max", [-one for one in data_of_ranks(hvd.size(), (100,), "float32")]))
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_prescale_factor_keeps_float16_in_range():
+    mine = np.full(70_000, 60_000, "float16")
+    require_equal(hvd.allreduce(mine, prescale_factor=0.125, postscale_factor=8.0), mine)
+
+
+@pytest.mark.ranks(1, 2)
+def test_older_spelling_of_the_op():
+    ones = np.ones(3, "float32")
+    require_equal(hvd.allreduce(ones, average=False), ones * hvd.size())
+    require_equal(hvd.allreduce(ones, average=True), ones)
+    require_equal(hvd.allreduce(ones), ones)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3)
+def test_numbers_and_arrays_that_are_not_contiguous():
+    assert hvd.allreduce(2.0, op=hvd.Sum) == 2 * hvd.size()
+    assert hvd.allreduce(np.float32(3), op=hvd.Sum).shape == ()
+    array = np.arange(24, dtype="float64").reshape(4, 6)
+    require_equal(hvd.allreduce(array.T, op=hvd.Sum), array.T * hvd.size())
+    require_equal(hvd.allreduce(array[::2, ::3], op=hvd.Sum), array[::2, ::3] * hvd.size())
+    view = array[:, 1:4]
+    assert hvd.allreduce_(view, op=hvd.Sum) is view
+    expected = np.arange(24, dtype="float64").reshape(4, 6)
+    expected[:, 1:4] *= hvd.size()
+    require_equal(array, expected)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3)
+def test_a_group_of_different_dtypes():
+    shapes_and_dtypes = [((5, 2), "float32"), ((0,), "int64"), ((), "float16"), ((300, 40), "float32")]
+    mine = [data(hvd.rank(), shape, dtype, seed=i) for i, (shape, dtype) in enumerate(shapes_and_dtypes)]
+    expected = [
+        reference("sum", data_of_ranks(hvd.size(), shape, dtype, seed=i))
+        for i, (shape, dtype) in enumerate(shapes_and_dtypes)
+    ]
+    for result, right in zip(hvd.grouped_allreduce(mine, op=hvd.Sum), expected, strict=True):
+        require_equal(result, right)
+    hvd.grouped_allreduce_(mine, op=hvd.Sum)
+    for result, right in zip(mine, expected, strict=True):
+        require_equal(result, right)
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
+def test_compression_gives_back_the_dtype(compression, dtype):
+    compressor = getattr(hvd.Compression, compression)
+    expected = reference("sum", data_of_ranks(hvd.size(), (50,), dtype))
+    mine = data(hvd.rank(), (50,), dtype)
+    require_equal(hvd.allreduce(mine, op=hvd.Sum, compression=compressor), expected)
+    require_equal(hvd.allreduce_(mine, op=hvd.Sum, compression=compressor), expected)
+
+
+@pytest.mark.ranks(2)
+def test_all_ranks_hold_the_same_bits_on_inexact_data():
+    random = np.random.default_rng(hvd.rank())
+    for dtype in FLOATS:
+        mine = random.standard_normal(100_003).astype(dtype)
+        result = hvd.allreduce(mine, name=f"inexact {dtype}")
+        copies = hvd.allgather(result.view("uint8"), name=f"copies {dtype}").reshape(hvd.size(), -1)
+        assert (copies == copies[0]).all()
+
+
+@pytest.mark.ranks(3, isolated=True)
+def test_ranks_with_different_instruction_sets_hold_the_same_bits():
+    import os
+
+    from ringtrain import _core
+
+    simd = ["scalar", "avx2", "avx512"]
+    hvd.init()
+    hvd.shutdown()
+    available = []
+    for name in simd:
+        os.environ["RINGTRAIN_SIMD"] = name
+        try:
+            hvd.init()
+        except ValueError:
+            continue  # this CPU has no such instructions
+        available.append(name)
+        assert _core.simd_in_use() == name
+        random = np.random.default_rng(hvd.rank())
+        results = [hvd.allreduce(random.standard_normal(5003).astype(dtype)) for dtype in FLOATS]
+        hvd.shutdown()
+        if name == "scalar":
+            expected = results
+        for result, right in zip(results, expected, strict=True):
+            require_equal(result.view("uint8"), right.view("uint8"))
+    assert available[0] == "scalar"
+
+
+@pytest.mark.ranks(2, timeout=180)
+def test_more_than_two_gigabytes():
+    check_more_than_two_gigabytes()
+
+
+@pytest.mark.ranks(2, timeout=300, env=RING)
+def test_more_than_two_gigabytes_on_the_ring():
+    check_more_than_two_gigabytes()
+
+
+@pytest.mark.ranks(2, timeout=300, env=MPI)
+def test_more_than_two_gigabytes_through_mpi():
+    check_more_than_two_gigabytes()
+
+
+def check_more_than_two_gigabytes():
+    count = 2**31 + 5
+    mine = np.zeros(count, "uint8")
+    mine[[0, 2**30, 2**31, count - 1]] = [1, 2, 3, 4 + hvd.rank()]
+    hvd.allreduce_(mine, op=hvd.Max)
+    assert mine[[0, 2**30, 2**31, count - 1]].tolist() == [1, 2, 3, 3 + hvd.size()]
+    assert np.count_nonzero(mine) == 4
+    mine[-1] = hvd.rank()
+    hvd.broadcast_(mine, 1)
+    assert mine[-1] == 1

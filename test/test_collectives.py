@@ -1,0 +1,161 @@
+"""allgather, broadcast, alltoall, reducescatter and barrier on every Group."""
+
+import time
+
+import numpy as np
+import pytest
+from exact import DTYPES, data, data_of_ranks, reference, require_equal
+
+import ringtrain as hvd
+
+RING = {"RINGTRAIN_ALLREDUCE_ALGORITHM": "ring"}
+MPI = {"RINGTRAIN_ALLREDUCE_ALGORITHM": "mpi"}
+
+# rows per rank are made of these; one is more than fits into a mailbox
+ROWS = [1, 0, 5, 40_000]
+TRAILING = [(), (3,), (2, 0), (1, 7)]
+
+
+def check_allgather(dtype):
+    for first in range(len(ROWS)):
+        rows = [ROWS[(first + rank) % len(ROWS)] for rank in range(hvd.size())]
+        for trailing in TRAILING:
+            parts = [data(rank, (rows[rank], *trailing), dtype) for rank in range(hvd.size())]
+            result = hvd.allgather(parts[hvd.rank()], name=f"{first}{trailing}")
+            require_equal(result, np.concatenate(parts))
+
+
+def check_broadcast(dtype):
+    for root in range(hvd.size()):
+        for shape in ((), (0,), (33,), (300_001,)):
+            everybody = data_of_ranks(hvd.size(), shape, dtype, seed=root)
+            mine = everybody[hvd.rank()].copy()
+            require_equal(hvd.broadcast(mine, root, name=f"{root}{shape}"), everybody[root])
+            require_equal(mine, everybody[hvd.rank()])
+            assert hvd.broadcast_(mine, root, name=f"{root}{shape} in place") is mine
+            require_equal(mine, everybody[root])
+
+
+def splits_of(sender, size, scale):
+    return [(sender + 2 * receiver) % 3 * scale for receiver in range(size)]
+
+
+def check_alltoall(dtype):
+    size, rank = hvd.size(), hvd.rank()
+    for scale in (0, 1, 30_000):
+        sent = [data(r, (sum(splits_of(r, size, scale)), 2), dtype) for r in range(size)]
+        parts = [np.split(sent[r], np.cumsum(splits_of(r, size, scale))[:-1]) for r in range(size)]
+        result, received = hvd.alltoall(sent[rank], splits=splits_of(rank, size, scale), name=f"{scale}")
+        require_equal(result, np.concatenate([parts[r][rank] for r in range(size)]))
+        assert received.tolist() == [len(parts[r][rank]) for r in range(size)]
+    even = np.arange(size * 2, dtype="int32").reshape(size, 2) + 100 * rank
+    require_equal(
+        hvd.alltoall(even), np.stack([np.array([2 * rank, 2 * rank + 1], "int32") + 100 * r for r in range(size)])
+    )
+
+
+def check_reducescatter(dtype):
+    size, rank = hvd.size(), hvd.rank()
+    for rows in (0, 1, size, 7, 50_001):
+        everybody = data_of_ranks(size, (rows, 3), dtype)
+        expected = np.array_split(reference("sum", everybody), size)[rank]
+        require_equal(hvd.reducescatter(everybody[rank], op=hvd.Sum, name=f"{rows}"), expected)
+
+
+CHECKS = [check_allgather, check_broadcast, check_alltoall, check_reducescatter]
+NAMES = [check.__name__.removeprefix("check_") for check in CHECKS]
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(dtype, which):
+    CHECKS[which](dtype)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, 4, env=RING)
+@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_on_the_ring(dtype, which):
+    CHECKS[which](dtype)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, 4, env=MPI)
+@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_through_mpi(dtype, which):
+    CHECKS[which](dtype)
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
+@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
+def test_without_shared_memory(which):
+    CHECKS[which](np.dtype("float32"))
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_groups():
+    size, rank = hvd.size(), hvd.rank()
+    tensors = [np.full((rank + 1, 2), rank, "int64"), np.full(3, rank, "float32")]
+    gathered = hvd.grouped_allgather(tensors)
+    require_equal(gathered[0], np.concatenate([np.full((r + 1, 2), r, "int64") for r in range(size)]))
+    require_equal(gathered[1], np.repeat(np.arange(size, dtype="float32"), 3))
+    received = hvd.grouped_broadcast(tensors[1:], size - 1)
+    require_equal(received[0], np.full(3, size - 1, "float32"))
+    hvd.grouped_broadcast_(tensors[1:], size - 1)
+    require_equal(tensors[1], np.full(3, size - 1, "float32"))
+    scattered = hvd.grouped_reducescatter([np.ones((size, 4)), np.ones(size + 1)], op=hvd.Sum)
+    require_equal(scattered[0], np.full((1, 4), float(size)))
+    require_equal(scattered[1], np.full(2 if rank == 0 else 1, float(size)))
+    exchanged = hvd.grouped_alltoall([np.full(size, rank), np.full(2 * size, rank)], splits=[None, [2] * size])
+    require_equal(exchanged[0], np.arange(size))
+    require_equal(exchanged[1][0], np.repeat(np.arange(size), 2))
+    assert exchanged[1][1].tolist() == [2] * size
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_a_number_is_gathered_as_one_row():
+    require_equal(hvd.allgather(np.int32(hvd.rank())), np.arange(hvd.size(), dtype="int32"))
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_scatter_averages_and_scales():
+    rows = np.arange(6.0).reshape(6, 1)
+    require_equal(hvd.reducescatter(rows), np.array_split(rows, hvd.size())[hvd.rank()])
+    integers = hvd.reducescatter(rows.astype("int32"), op=hvd.Max, prescale_factor=2.0, postscale_factor=3.0)
+    require_equal(integers, (6 * np.array_split(rows, hvd.size())[hvd.rank()]).astype("int32"))
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_async_forms_poll_and_synchronize():
+    handles = [
+        hvd.allgather_async(np.ones(2), name="gather"),
+        hvd.broadcast_async(np.ones(2), 0, name="broadcast"),
+        hvd.alltoall_async(np.ones(hvd.size()), name="alltoall"),
+        hvd.reducescatter_async(np.ones(hvd.size()), name="scatter"),
+        hvd.allreduce_async(np.ones(2), name="reduce"),
+    ]
+    results = [hvd.synchronize(handle) for handle in handles]
+    assert all(hvd.poll(handle) for handle in handles)
+    assert hvd.synchronize(handles[0]) is results[0]
+    assert [len(result) for result in results] == [2 * hvd.size(), 2, hvd.size(), 1, 2]
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_result_outlives_its_handle():
+    kept = [hvd.allgather(np.full(1000, hvd.rank())) for _ in range(50)]
+    for one in kept:
+        require_equal(one, np.repeat(np.arange(hvd.size()), 1000))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3)
+def test_nobody_passes_a_barrier_before_the_last_has_come():
+    begin = time.monotonic()
+    if hvd.rank() == hvd.size() - 1:
+        time.sleep(0.3)
+    hvd.barrier()
+    assert time.monotonic() - begin > 0.25

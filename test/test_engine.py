@@ -1,0 +1,152 @@
+"""The engine under load: many threads, many operations, any order, small caches, no names."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+from exact import require_equal
+
+import ringtrain as hvd
+
+
+def total(value=1):
+    return value * hvd.size() * (hvd.size() + 1) / 2
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_several_threads_submit_in_different_orders():
+    errors = []
+
+    def work(thread):
+        try:
+            order = list(range(50))
+            random.Random(hvd.rank() * 100 + thread).shuffle(order)
+            for step in range(3):
+                handles = {
+                    i: hvd.allreduce_async(np.full(i * 37, hvd.rank() + 1.0), op=hvd.Sum, name=f"{thread}/{i}")
+                    for i in order
+                }
+                for i, handle in handles.items():
+                    require_equal(hvd.synchronize(handle), np.full(i * 37, total()))
+                assert step >= 0
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert not errors
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3)
+def test_hundreds_of_operations_of_all_kinds_in_flight():
+    order = list(range(400))
+    random.Random(hvd.rank()).shuffle(order)
+    handles = {}
+    for i in order:
+        name = f"mixed{i}"
+        kind = i % 5
+        if kind == 0:
+            handles[i] = hvd.allreduce_async(np.full(i, hvd.rank() + 1, "int32"), op=hvd.Sum, name=name)
+        elif kind == 1:
+            handles[i] = hvd.allgather_async(np.full(2, hvd.rank(), "int16"), name=name)
+        elif kind == 2:
+            handles[i] = hvd.broadcast_async(np.full(i, hvd.rank(), "uint8"), i % hvd.size(), name=name)
+        elif kind == 3:
+            handles[i] = hvd.alltoall_async(np.full(hvd.size(), hvd.rank()), name=name)
+        else:
+            handles[i] = hvd.reducescatter_async(np.ones(hvd.size() * i, "float32"), op=hvd.Sum, name=name)
+    for i, handle in handles.items():
+        expected = [
+            np.full(i, total(), "int32"),
+            np.repeat(np.arange(hvd.size(), dtype="int16"), 2),
+            np.full(i, i % hvd.size(), "uint8"),
+            np.arange(hvd.size()),
+            np.full(i, float(hvd.size()), "float32"),
+        ][i % 5]
+        require_equal(hvd.synchronize(handle), expected)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3)
+def test_more_operations_without_a_name_than_there_are_names():
+    handles = [hvd.allreduce_async(np.full(i % 7, float(i)), op=hvd.Sum) for i in range(700)]
+    for i, handle in enumerate(handles):
+        require_equal(hvd.synchronize(handle), np.full(i % 7, float(i * hvd.size())))
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_CACHE_CAPACITY": "0"})
+def test_without_a_cache():
+    check_repeated_steps()
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_CACHE_CAPACITY": "3"})
+def test_with_a_cache_that_is_too_small():
+    check_repeated_steps()
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "0"})
+def test_without_fusion():
+    check_repeated_steps()
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "0.01"})
+def test_with_a_small_fusion_threshold():
+    check_repeated_steps()
+
+
+@pytest.mark.ranks(2, 3, env={"HOROVOD_FUSION_THRESHOLD": "65536", "HOROVOD_CACHE_CAPACITY": "5"})
+def test_with_horovods_variables():
+    check_repeated_steps()
+
+
+def check_repeated_steps():
+    for step in range(10):
+        order = list(range(20))
+        random.Random(step * 10 + hvd.rank()).shuffle(order)
+        handles = {
+            i: hvd.allreduce_async(np.full(100 * i, step + hvd.rank() + 1.0), op=hvd.Sum, name=f"gradient{i}")
+            for i in order
+        }
+        for i, handle in handles.items():
+            require_equal(hvd.synchronize(handle), np.full(100 * i, total() + step * hvd.size()))
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_name_whose_shape_changes_from_step_to_step():
+    for step in range(30):
+        shape = (step % 4, 2)
+        require_equal(hvd.allreduce(np.ones(shape), op=hvd.Sum, name="changing"), np.full(shape, float(hvd.size())))
+        rows = (step + hvd.rank()) % 3
+        gathered = hvd.allgather(np.full(rows, hvd.rank()), name="growing")
+        require_equal(gathered, np.concatenate([np.full((step + r) % 3, r) for r in range(hvd.size())]))
+
+
+@pytest.mark.ranks(2)
+def test_an_operation_that_nobody_waits_for_keeps_its_memory():
+    for i in range(200):
+        hvd.allreduce_async(np.ones(50_000), name=f"forgotten{i}")
+    require_equal(hvd.allreduce(np.ones(3), name="after"), np.ones(3))
+
+
+@pytest.mark.ranks(2)
+def test_ctrl_c_interrupts_a_wait():
+    import os
+    import signal
+
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(np.ones(2), name="late")
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            hvd.synchronize(handle)
+        hvd.barrier(hvd.global_process_set)
+        require_equal(hvd.synchronize(handle), np.ones(2))
+    else:
+        hvd.barrier(hvd.global_process_set)
+        hvd.allreduce(np.ones(2), name="late")

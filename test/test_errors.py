@@ -1,0 +1,241 @@
+"""Bad input: an error on the caller's line, or on every rank; afterwards everything works."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exact import require_equal
+
+import ringtrain as hvd
+
+ONES = np.ones((4, 2), "float32")
+
+
+def require_that_all_is_well():
+    require_equal(hvd.allreduce(ONES, op=hvd.Sum), ONES * hvd.size())
+
+
+def shape_of(rank, last):
+    return hvd.allreduce(np.ones((4, 3 if rank == last else 2)), name="bad")
+
+
+def dtype_of(rank, last):
+    return hvd.allreduce(np.ones(4, "float64" if rank == last else "float32"), name="bad")
+
+
+def op_of(rank, last):
+    return hvd.allreduce(ONES, op=hvd.Max if rank == last else hvd.Sum, name="bad")
+
+
+def root_of(rank, last):
+    return hvd.broadcast(ONES, 1 if rank == last else 0, name="bad")
+
+
+def kind_of(rank, last):
+    return hvd.broadcast(ONES, 0, name="bad") if rank == last else hvd.allreduce(ONES, name="bad")
+
+
+def kind_without_a_name(rank, last):
+    return hvd.broadcast(ONES, 0) if rank == last else hvd.allreduce(ONES)
+
+
+def scale_of(rank, last):
+    return hvd.allreduce(ONES, prescale_factor=2.0 if rank == last else 1.0, name="bad")
+
+
+def trailing_shape_of_allgather(rank, last):
+    return hvd.allgather(np.ones((rank, 3 if rank == last else 2)), name="bad")
+
+
+def length_of_a_group(rank, last):
+    return hvd.grouped_allreduce([ONES] * (2 if rank == last else 1), name="bad")
+
+
+DISAGREEMENTS = [
+    (shape_of, r"float64\[4, 2\].*float64\[4, 3\].*build the same model"),
+    (dtype_of, r"float32\[4\].*float64\[4\]"),
+    (op_of, "op=Sum.*op=Max"),
+    (root_of, "root_rank=0.*root_rank=1"),
+    (kind_of, "called allreduce.*called broadcast"),
+    (kind_without_a_name, "called allreduce.*called broadcast"),
+    (scale_of, "prescale_factor=1 .*prescale_factor=2 "),
+    (trailing_shape_of_allgather, r"float64\[0, 2\].*, 3\]"),
+    (length_of_a_group, r"sent float32\[4, 2\], .*sent float32\[4, 2\] and float32\[4, 2\]"),
+]
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("which", range(len(DISAGREEMENTS)), ids=[one[0].__name__ for one in DISAGREEMENTS])
+def test_ranks_that_disagree_all_hear_who_did_what(which):
+    call, message = DISAGREEMENTS[which]
+    last = hvd.size() - 1
+    for _ in range(2):
+        with pytest.raises(hvd.MismatchError, match=message) as caught:
+            call(hvd.rank(), last)
+        assert f"rank {last} " in str(caught.value)
+        assert isinstance(caught.value, hvd.HorovodInternalError | RuntimeError)
+        require_that_all_is_well()
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_mismatch_with_what_was_cached_before():
+    for name in ("bad", "worse"):
+        hvd.allreduce(ONES, name=name)
+        with pytest.raises(hvd.MismatchError):
+            hvd.allreduce(ONES[: 2 if hvd.rank() else 4], name=name)
+        require_equal(hvd.allreduce(ONES, name=name), ONES)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_a_name_in_flight_is_refused_on_the_callers_line():
+    if hvd.rank() == 0:
+        first = hvd.allreduce_async(ONES, name="twice", op=hvd.Sum)
+        with pytest.raises(ValueError, match='"twice": an operation of this name is in flight'):
+            hvd.allreduce_async(ONES, name="twice")
+        hvd.barrier()
+        require_equal(hvd.synchronize(first), ONES * 2)
+    else:
+        hvd.barrier()
+        hvd.allreduce(ONES, name="twice", op=hvd.Sum)
+    require_that_all_is_well()
+
+
+BAD_ARGUMENTS = {
+    "root out of range": (lambda: hvd.broadcast(ONES, 99), ValueError, "root_rank 99 is not one of the ranks"),
+    "negative root": (lambda: hvd.broadcast(ONES, -1), ValueError, "root_rank -1"),
+    "splits of the wrong sum": (
+        lambda: hvd.alltoall(ONES, splits=[1] * hvd.size()),
+        ValueError,
+        "do not add up to the 4",
+    ),
+    "splits of the wrong length": (lambda: hvd.alltoall(ONES, splits=[4] * 9), ValueError, "one for each rank"),
+    "negative splits": (
+        lambda: hvd.alltoall(ONES, splits=[5] + [-1] * (hvd.size() - 1)),
+        ValueError,
+        "do not add up",
+    ),
+    "splits that are no integers": (lambda: hvd.alltoall(ONES, splits=[0.5] * hvd.size()), ValueError, "integers"),
+    "a number to scatter": (lambda: hvd.reducescatter(1.0), ValueError, "no first dimension"),
+    "complex": (lambda: hvd.allreduce(np.ones(2, "complex64")), TypeError, "dtype complex64; it takes bool, uint8"),
+    "unsigned 64": (lambda: hvd.allreduce(np.ones(2, "uint64")), TypeError, "dtype uint64"),
+    "foreign byte order": (lambda: hvd.allreduce(np.ones(2, ">f4")), TypeError, "byte order"),
+    "objects": (lambda: hvd.allreduce(np.array([None])), TypeError, "dtype object"),
+    "a string": (lambda: hvd.allreduce("text"), TypeError, "cannot send a builtins.str"),
+    "a list": (lambda: hvd.allreduce([1, 2]), TypeError, "cannot send a builtins.list"),
+    "in place on a number": (lambda: hvd.allreduce_(1.0), TypeError, "needs a NumPy array"),
+    "average of integers": (lambda: hvd.allreduce(np.ones(2, int)), ValueError, "average of int64"),
+    "op and average": (lambda: hvd.allreduce(ONES, average=True, op=hvd.Sum), ValueError, "not both"),
+    "an op that is none": (lambda: hvd.allreduce(ONES, op="sum"), TypeError, "op must be one of"),
+    "an empty group": (lambda: hvd.grouped_allreduce([]), ValueError, "at least one"),
+    "a group that is an array": (lambda: hvd.grouped_allreduce(ONES), TypeError, "list of tensors"),
+    "a second init": (lambda: hvd.init(), hvd.RingtrainError, "initialised already"),
+}
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("which", BAD_ARGUMENTS)
+def test_bad_arguments_are_refused_on_the_callers_line(which):
+    call, error, message = BAD_ARGUMENTS[which]
+    with pytest.raises(error, match=message):
+        call()
+    require_that_all_is_well()
+
+
+@pytest.mark.ranks(2, 3)
+def test_rows_that_cannot_be_split_evenly():
+    with pytest.raises(ValueError, match="cannot be split evenly over"):
+        hvd.alltoall(np.ones(hvd.size() + 1))
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_read_only_array_is_not_written_to():
+    fixed = np.ones(3)
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        hvd.allreduce_(fixed)
+    require_equal(hvd.allreduce(fixed), np.ones(3))
+
+
+@pytest.mark.ranks(2)
+def test_a_forked_child_is_told_that_it_is_no_rank():
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            hvd.allreduce(ONES)
+            answer = "nothing"
+        except hvd.NotInitializedError as error:
+            answer = str(error)
+        os.write(writing, answer.encode())
+        hvd.shutdown()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert "forked" in os.read(reading, 1000).decode()
+    require_that_all_is_well()
+
+
+def test_calls_before_init():
+    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.barrier, hvd.join, lambda: hvd.allreduce(ONES)):
+        with pytest.raises(hvd.NotInitializedError, match=r"call init\(\) first"):
+            call()
+        with pytest.raises(ValueError):  # as in Horovod
+            call()
+    assert not hvd.is_initialized()
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "message"),
+    [
+        ({"fusion_threshold_mb": -1}, ValueError, "fusion_threshold_mb must be a number from 0 to 4096"),
+        ({"cache_capacity": "many"}, ValueError, "cache_capacity must be a number"),
+        ({"simd": "mmx"}, ValueError, "one of auto scalar avx2 avx512, not mmx"),
+        ({"fusion": 1}, TypeError, "has no option 'fusion'"),
+    ],
+)
+def test_options_out_of_range(keywords, error, message):
+    with pytest.raises(error, match=message):
+        hvd.init(**keywords)
+    assert not hvd.is_initialized()
+
+
+def test_a_bad_variable_is_named(monkeypatch):
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "-5")
+    with pytest.raises(ValueError, match="from HOROVOD_FUSION_THRESHOLD=-5"):
+        hvd.init()
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_options_that_differ_between_ranks():
+    from mpi4py import MPI
+
+    with pytest.raises(ValueError, match="ring_chunk_kb must be the same on all ranks"):
+        hvd.init(ring_chunk_kb=100 + MPI.COMM_WORLD.Get_rank())
+    hvd.init(ring_chunk_kb=100)
+    require_that_all_is_well()
+    hvd.shutdown()
+
+
+def test_a_launcher_of_another_mpi_is_refused():
+    """The ranks of a foreign launcher would each be rank 0 of 1."""
+    if (
+        "Open MPI"
+        in subprocess.run([Path(sys.prefix) / "bin" / "mpirun", "--version"], capture_output=True, text=True).stdout
+    ):
+        foreign = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "4"}
+    else:
+        foreign = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
+    result = subprocess.run(
+        [sys.executable, "-c", "import ringtrain; ringtrain.init()"],
+        env={**os.environ, **foreign},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode != 0
+    assert "started 4 ranks" in result.stderr and "ringrun -np 4" in result.stderr

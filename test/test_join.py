@@ -1,0 +1,46 @@
+"""join: ranks with less data contribute zeros until all have joined."""
+
+import numpy as np
+import pytest
+from exact import require_equal
+
+import ringtrain as hvd
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "unnamed"])
+def test_uneven_numbers_of_batches(is_named):
+    size, rank = hvd.size(), hvd.rank()
+    for epoch in range(3):
+        for batch in range(2 * rank + epoch):
+            # a rank still works in this batch if it has so many
+            working = [r for r in range(size) if batch < 2 * r + epoch]
+            name = f"batch{batch}" if is_named else None
+            result = hvd.allreduce(np.full(1000, rank + 1.0), op=hvd.Sum, name=name)
+            require_equal(result, np.full(1000, float(sum(r + 1 for r in working))))
+            average = hvd.grouped_allreduce([np.ones(3), np.ones(20_000, "float32")], name=name and f"group{batch}")
+            np.testing.assert_array_equal(average[0], np.full(3, len(working) / size))
+        assert hvd.join() == size - 1
+        require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum), np.full(2, float(size)))
+
+
+@pytest.mark.ranks(2, 3)
+def test_what_a_joined_rank_cannot_do_fails_on_the_others():
+    if hvd.rank() > 0:
+        with pytest.raises(hvd.MismatchError, match=r"rank 0 called join\(\)"):
+            hvd.allgather(np.ones(2), name="gather")
+        with pytest.raises(hvd.MismatchError, match=r"rank 0 called join\(\)"):
+            hvd.allreduce(np.ones(2), op=hvd.Max, name="largest")
+        hvd.barrier()
+    assert hvd.join() > 0
+    require_equal(hvd.allgather(np.array([hvd.rank()])), np.arange(hvd.size()))
+
+
+@pytest.mark.ranks(2)
+def test_pending_operations_are_finished_before_the_join_is():
+    handles = [hvd.allreduce_async(np.ones(10), op=hvd.Sum, name=f"pending{i}") for i in range(5)]
+    hvd.join()
+    assert all(hvd.poll(handle) for handle in handles)
+    for handle in handles:
+        require_equal(hvd.synchronize(handle), np.full(10, 2.0))

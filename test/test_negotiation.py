@@ -1,0 +1,232 @@
+"""Agreement among simulated ranks: real coordinators over wires in memory, no MPI and no tensors."""
+
+import random
+
+import pytest
+
+from ringtrain._core import OpKind, ReduceOp, Request, Simulation
+
+
+def names(plans):
+    return [[part[0] for part in plan] for plan in plans]
+
+
+def errors(plans):
+    return [part[1] for plan in plans for part in plan]
+
+
+def everybody(size, *requests):
+    return [list(requests) for _ in range(size)]
+
+
+def settle(simulation, fresh):
+    """The plans of a round and of those that ranks come to by themselves after it, such as after an eviction."""
+    plans = []
+    for _ in range(5):
+        rounds = simulation.round(fresh)
+        assert all(one == rounds[0] for one in rounds)
+        plans += rounds[0]
+        if not simulation.is_due():
+            return plans
+        fresh = everybody(len(fresh))
+    raise AssertionError("the ranks find no end")
+
+
+def gradient(name, count=16, **arguments):
+    return Request(OpKind.ALLREDUCE, name, shape=[count], **arguments)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
+def test_what_all_ranks_submit_is_planned_once_on_every_rank(size):
+    simulation = Simulation(size)
+    first = simulation.round(everybody(size, gradient("a"), gradient("b")))
+    assert all(plans == first[0] for plans in first)
+    assert names(first[0]) == [["a", "b"]]
+    assert simulation.round(everybody(size)) == [[]] * size
+
+
+@pytest.mark.parametrize("size", [2, 5, 1000])
+def test_nothing_is_planned_before_the_last_rank_has_submitted_it(size):
+    simulation = Simulation(size)
+    fresh = everybody(size, gradient("a"))
+    fresh[size - 1] = []
+    for _ in range(2):  # the second time from the cache
+        assert simulation.round(fresh) == [[]] * size
+        last = everybody(size)
+        last[size - 1] = [gradient("a")]
+        assert [names(plans) for plans in simulation.round(last)] == [[["a"]]] * size
+
+
+def test_ranks_submit_in_different_orders_over_many_rounds():
+    size, count = 16, 40
+    order = random.Random(1)
+    simulation = Simulation(size, cache_capacity=16)
+    for _step in range(5):
+        left = [order.sample(range(count), count) for _ in range(size)]
+        planned = []
+        while len(planned) < count:
+            fresh = []
+            for names_left in left:
+                take = order.randint(0, 5)
+                fresh.append([gradient(f"g{i}") for i in names_left[:take]])
+                del names_left[:take]
+            rounds = simulation.round(fresh)
+            assert all(plans == rounds[0] for plans in rounds)
+            planned += [name for plan in names(rounds[0]) for name in plan]
+        assert sorted(planned) == sorted(f"g{i}" for i in range(count))
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 2, 3, 1024])
+def test_a_cache_of_any_capacity_agrees_on_the_same(capacity):
+    size = 5
+    simulation = Simulation(size, cache_capacity=capacity)
+    for step in range(6):
+        order = [gradient(f"g{(i + step) % 4}") for i in range(4)]
+        fresh = [order[rank % 4 :] + order[: rank % 4] for rank in range(size)]
+        planned = [name for plan in names(settle(simulation, fresh)) for name in plan]
+        assert sorted(planned) == ["g0", "g1", "g2", "g3"]
+
+
+def test_a_repeated_operation_costs_no_gather():
+    size = 64
+    simulation = Simulation(size)
+    fresh = everybody(size, *[gradient(f"g{i}") for i in range(200)])
+    simulation.round(fresh)
+    before = simulation.most_messages()
+    simulation.round(fresh)
+    assert simulation.most_messages() - before == 2 * 6  # one sent and one received for each of log2(64) steps
+
+
+@pytest.mark.parametrize("size", [2, 64, 1000])
+def test_no_rank_handles_more_than_a_logarithm_of_messages(size):
+    simulation = Simulation(size)
+    simulation.round(everybody(size, gradient("a")))
+    steps = (size - 1).bit_length()
+    # dissemination, and a tree each for gather and broadcast with two messages (length, content) for each neighbour
+    assert simulation.most_messages() <= 2 * steps + 2 * 2 * steps
+
+
+def test_fusion_keeps_to_the_threshold():
+    simulation = Simulation(2, fusion_threshold_bytes=100)
+    plans = simulation.round(everybody(2, *[gradient(f"g{i}", 10) for i in range(5)], gradient("large", 1000)))[0]
+    assert names(plans) == [["g0", "g1"], ["g2", "g3"], ["g4"], ["large"]]
+    assert names(Simulation(2, fusion_threshold_bytes=0).round(everybody(2, gradient("a"), gradient("b")))[0]) == [
+        ["a"],
+        ["b"],
+    ]
+
+
+def test_only_what_fits_together_is_fused():
+    requests = [
+        gradient("float"),
+        gradient("double", dtype=10),
+        gradient("largest", op=ReduceOp.Max),
+        gradient("float too"),
+        Request(OpKind.BROADCAST, "parameters", shape=[16]),
+        gradient("double too", dtype=10),
+    ]
+    plans = Simulation(3).round(everybody(3, *requests))[0]
+    assert names(plans) == [["float", "float too"], ["double", "double too"], ["largest"], ["parameters"]]
+
+
+def test_the_most_urgent_goes_first():
+    requests = [gradient("last", priority=-1), gradient("first", priority=5), gradient("second", priority=5)]
+    plans = Simulation(2, fusion_threshold_bytes=0).round(everybody(2, *requests))[0]
+    assert names(plans) == [["first"], ["second"], ["last"]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (gradient("x", 31), gradient("x", 32), ["float32[31]", "float32[32]", "Do all ranks build the same model?"]),
+        (gradient("x"), gradient("x", dtype=10), ["float32[16]", "float64[16]"]),
+        (gradient("x"), gradient("x", op=ReduceOp.Max), ["op=Sum", "op=Max"]),
+        (gradient("x"), Request(OpKind.BROADCAST, "x", shape=[16]), ["called allreduce", "called broadcast"]),
+        (
+            Request(OpKind.BROADCAST, "x", shape=[16]),
+            Request(OpKind.BROADCAST, "x", shape=[16], root=1),
+            ["root_rank=0", "root_rank=1"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_mismatch_names_who_sent_what_and_the_next_one_works(one, other, words, is_cached):
+    size = 5
+    simulation = Simulation(size)
+    if is_cached:
+        simulation.round(everybody(size, one))
+    fresh = everybody(size, one)
+    fresh[3] = [other]
+    (message,) = [part[1] for plan in settle(simulation, fresh) for part in plan]
+    for word in [*words, '"x"', "ranks 0-2, 4", "rank 3"]:
+        assert word in message
+    assert errors(simulation.round(everybody(size, other))[0]) == [""]
+
+
+def test_allgather_knows_the_rows_of_every_rank():
+    size = 4
+    simulation = Simulation(size)
+    fresh = [[Request(OpKind.ALLGATHER, "g", shape=[rank, 3])] for rank in range(size)]
+    for _ in range(2):
+        assert simulation.round(fresh)[2] == [[("g", "", [0, 1, 2, 3], 0)]]
+    fresh[1] = [Request(OpKind.ALLGATHER, "g", shape=[7, 3])]
+    assert settle(simulation, fresh) == [[("g", "", [0, 7, 2, 3], 0)]]
+
+
+def join(unnamed=0):
+    return Request(OpKind.JOIN, "join", numbers=[unnamed])
+
+
+def test_a_joined_rank_counts_as_ready_until_all_have_joined():
+    simulation = Simulation(3)
+    simulation.round(everybody(3, gradient("a")))
+    assert names(settle(simulation, [[gradient("a")], [join()], [gradient("a")]])) == [["a"]]
+    assert names(simulation.round([[gradient("new")], [], [gradient("new")]])[1]) == [["new"]]
+    assert simulation.round([[join()], [], []])[0] == []
+    assert simulation.round([[], [], [join()]])[1] == [[("join", "", [], 2)]]
+    assert simulation.round(everybody(3)) == [[]] * 3
+
+
+def test_a_joined_rank_cannot_take_part_in_everything():
+    simulation = Simulation(2)
+    gather = Request(OpKind.ALLGATHER, "g", shape=[1])
+    simulation.round(everybody(2, gather))
+    (message,) = errors(settle(simulation, [[join()], [gather]]))
+    assert 'allgather "g"' in message and "rank 0 called join()" in message
+    (message,) = errors(simulation.round([[], [gradient("x", op=ReduceOp.Max)]])[0])
+    assert "rank 0 called join()" in message
+
+
+def test_process_sets_get_their_plans_in_one_order_on_all_ranks():
+    size = 6
+    simulation = Simulation(size)
+    added = Request(OpKind.ADD_PROCESS_SET, "add", numbers=[1, 3, 5])
+    assert simulation.round(everybody(size, added))[0] == [[("add", "", [], 1)]]
+    for _ in range(2):
+        fresh = [[gradient("odd", process_set=1)] if rank % 2 else [] for rank in range(size)]
+        rounds = simulation.round(fresh)
+        assert all(names(plans) == [["odd"]] for plans in rounds)
+    simulation.round(everybody(size, Request(OpKind.REMOVE_PROCESS_SET, "remove", numbers=[1])))
+    assert simulation.round(everybody(size)) == [[]] * size
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_stalled_operation_is_reported_and_then_fails_everywhere(is_cached, capfd):
+    import time
+
+    simulation = Simulation(3, stall_warning_s=0.1, stall_shutdown_s=0.4)
+    if is_cached:
+        simulation.round(everybody(3, gradient("slow")))
+    simulation.round([[gradient("slow")], [], [gradient("slow")]])
+    time.sleep(0.15)
+    for _ in range(2):
+        assert simulation.round(everybody(3)) == [[]] * 3
+    time.sleep(0.35)
+    messages = []
+    for _ in range(2):
+        rounds = simulation.round(everybody(3))
+        assert all(plans == rounds[0] for plans in rounds)
+        messages += errors(rounds[0])
+    (message,) = messages
+    assert 'allreduce "slow"' in message and "ranks 0, 2 submitted it" in message and "rank 1 did not" in message
+    assert 'allreduce "slow"' in capfd.readouterr().err

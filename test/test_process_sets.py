@@ -1,0 +1,138 @@
+"""Process sets: overlapping ones, their lifetime, and what goes wrong with them."""
+
+import numpy as np
+import pytest
+from exact import require_equal
+
+import ringtrain as hvd
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, 4)
+def test_overlapping_sets_in_different_orders():
+    size, rank = hvd.size(), hvd.rank()
+    pairs = [hvd.add_process_set([i, (i + 1) % size]) for i in range(size if size > 2 else 0)]
+    mine = [pair for pair in pairs if pair.included()]
+    if rank % 2:
+        mine.reverse()
+    for step in range(20):
+        handles = {
+            one: hvd.allreduce_async(np.full(5 + step, rank + 1.0), op=hvd.Sum, name=f"pair{step}", process_set=one)
+            for one in mine
+        }
+        world = hvd.allreduce_async(np.full(3, 1.0), op=hvd.Sum, name=f"world{step}")
+        for one, handle in handles.items():
+            require_equal(hvd.synchronize(handle), np.full(5 + step, sum(r + 1.0 for r in one.ranks)))
+        require_equal(hvd.synchronize(world), np.full(3, float(size)))
+    for pair in pairs:
+        assert hvd.remove_process_set(pair)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(3, 4)
+def test_every_operation_within_a_set():
+    size, rank = hvd.size(), hvd.rank()
+    last = hvd.add_process_set(list(range(1, size)))
+    assert (last.size(), last.ranks) == (size - 1, list(range(1, size)))
+    assert last.rank() == (rank - 1 if rank else None)
+    if last.included():
+        members, place = last.size(), last.rank()
+        values = np.full((members, 2), float(rank))
+        require_equal(hvd.allreduce(values, process_set=last), np.full((members, 2), size / 2))
+        require_equal(hvd.allgather(np.array([rank]), process_set=last), np.arange(1, size))
+        require_equal(hvd.broadcast(np.array([rank]), size - 1, process_set=last), np.array([size - 1]))
+        require_equal(hvd.alltoall(np.full(members, rank), process_set=last), np.arange(1, size))
+        summed = hvd.reducescatter(values, op=hvd.Sum, process_set=last)
+        require_equal(summed, np.full((1, 2), float(sum(range(1, size)))))
+        hvd.barrier(process_set=last)
+        assert hvd.broadcast_object({"from": rank}, 1, process_set=last) == {"from": 1}
+        assert hvd.allgather_object(place, process_set=last) == list(range(members))
+        with pytest.raises(ValueError, match="root_rank 0 is not one of the ranks"):
+            hvd.broadcast(values, 0, process_set=last)
+    else:
+        with pytest.raises(ValueError, match="does not belong to it"):
+            hvd.allreduce(np.ones(2), process_set=last)
+    hvd.remove_process_set(last)
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_removed_set_cannot_be_used_and_can_be_added_again():
+    alone = hvd.add_process_set([0])
+    number = alone.process_set_id
+    assert hvd.get_process_set_ids_and_ranks()[number] == [0]
+    assert hvd.remove_process_set(alone)
+    assert not hvd.remove_process_set(alone)
+    assert not hvd.remove_process_set(hvd.global_process_set)
+    assert (alone.process_set_id, alone.size(), alone.rank()) == (None, None, None)
+    with pytest.raises(ValueError, match="is not registered"):
+        hvd.allreduce(np.ones(2), process_set=alone)
+    again = hvd.add_process_set(hvd.ProcessSet([0]))
+    assert again.process_set_id > number
+    if again.included():
+        require_equal(hvd.allreduce(np.ones(2), process_set=again), np.ones(2))
+    hvd.remove_process_set(again)
+
+
+@pytest.mark.ranks(3)
+def test_what_is_pending_fails_when_its_set_is_removed():
+    pair = hvd.add_process_set([0, 1])
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(np.ones(2), name="never", process_set=pair)
+    hvd.remove_process_set(pair)
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.RingtrainError, match="was removed"):
+            hvd.synchronize(handle)
+    require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum), np.full(2, 3.0))
+
+
+@pytest.mark.ranks(2, 3)
+def test_bad_sets_are_refused():
+    with pytest.raises(ValueError, match="different ranks"):
+        hvd.ProcessSet([1, 1])
+    with pytest.raises(ValueError, match="different ranks"):
+        hvd.ProcessSet([-1])
+    with pytest.raises(ValueError, match="at least one"):
+        hvd.ProcessSet([])
+    with pytest.raises(ValueError, match="only"):
+        hvd.add_process_set([0, 17])
+    with pytest.raises(ValueError, match="registered already"):
+        hvd.add_process_set(list(range(hvd.size())))
+
+
+@pytest.mark.ranks(3)
+def test_ranks_that_add_different_sets_all_hear_of_it():
+    with pytest.raises(hvd.MismatchError, match=r"ranks 0-1 asked for process sets \[0, 1\], rank 2 asked for"):
+        hvd.add_process_set([0, 1] if hvd.rank() < 2 else [0, 2])
+    require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum), np.full(2, 3.0))
+
+
+@pytest.mark.ranks(4, isolated=True)
+def test_sets_given_to_init():
+    even, odd = hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 3])
+    hvd.init(process_sets=[even, odd])
+    mine = odd if hvd.rank() % 2 else even
+    require_equal(hvd.allgather(np.array([hvd.rank()]), process_set=mine), np.array(mine.ranks))
+    hvd.shutdown()
+    assert even.process_set_id is None
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_sets_given_to_init_must_be_the_same_everywhere():
+    with pytest.raises(hvd.MismatchError):
+        hvd.init(process_sets=[[hvd_rank_before_init()]])
+    assert not hvd.is_initialized()
+
+
+def hvd_rank_before_init():
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Get_rank()
+
+
+@pytest.mark.ranks(4)
+def test_a_set_from_an_mpi4py_communicator():
+    from mpi4py import MPI
+
+    half = MPI.COMM_WORLD.Split(hvd.rank() // 2)
+    assert hvd.ProcessSet(half).ranks == ([0, 1] if hvd.rank() < 2 else [2, 3])
+    half.Free()
