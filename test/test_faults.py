@@ -1,0 +1,101 @@
+"""Ranks that die or stop, by real signals: the others get a typed error in bounded time."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from ringtrain.run.mpi_library import probe
+
+VICTIM = """
+import os, signal, sys, threading, time
+import numpy as np
+import ringtrain as hvd
+
+hvd.init({options})
+victim, phase, what = 1, sys.argv[1], getattr(signal, sys.argv[2])
+hvd.allreduce(np.ones(8), name="warm")
+begin = time.monotonic()
+
+def strike_after(seconds):
+    threading.Timer(seconds, lambda: os.kill(os.getpid(), what)).start()
+
+try:
+    if phase == "idle":
+        if hvd.rank() == victim:
+            strike_after(0.2)
+            time.sleep(30)
+        time.sleep(1)
+        begin = time.monotonic()
+        hvd.allreduce(np.ones(8), name="next")
+    elif phase == "negotiating":
+        if hvd.rank() == victim:
+            strike_after(0.3)
+            time.sleep(30)
+        hvd.allreduce(np.ones(8), name="next")
+    elif phase == "reducing":
+        if hvd.rank() == victim:
+            strike_after(0.3)
+        big = np.ones(30_000_000, "float32")
+        while True:
+            hvd.allreduce_(big, name="big")
+except hvd.RingtrainError as error:
+    print(f"rank {{hvd.rank()}} got {{type(error).__name__}} after {{time.monotonic() - begin:.1f}} s: {{error}}", flush=True)
+    try:
+        hvd.allreduce(np.ones(8), name="later")
+    except type(error):
+        print(f"rank {{hvd.rank()}} got it again", flush=True)
+finally:
+    sys.stdout.flush()
+    os._exit(3)
+"""
+
+
+def launch_with_survivors(count):
+    """mpirun that leaves the other ranks alone when one dies, so that they can say what they see."""
+    mpirun = os.path.join(sys.prefix, "bin", "mpirun")
+    if probe()["library"] == "Open MPI":
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        return [
+            mpirun,
+            *root,
+            "--with-ft",
+            "ulfm",
+            "--map-by",
+            ":OVERSUBSCRIBE",
+            "--bind-to",
+            "none",
+            "-np",
+            str(count),
+        ]
+    return [os.path.join(sys.prefix, "bin", "mpiexec.hydra"), "-disable-auto-cleanup", "-np", str(count)]
+
+
+def run_victim(phase, signal, options="", count=3, timeout=60):
+    result = subprocess.run(
+        [*launch_with_survivors(count), sys.executable, "-c", VICTIM.format(options=options), phase, signal],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert result.returncode != 0
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("ringtrain")]
+    return result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("phase", ["idle", "negotiating", "reducing"])
+def test_a_killed_rank_is_named_by_all_others(phase):
+    output = run_victim(phase, "SIGKILL")
+    for survivor in (0, 2):
+        assert f"rank {survivor} got PeerLostError after" in output, output
+        assert f"rank {survivor} got it again" in output, output
+    assert "rank 1 (host" in output and "is gone" in output
+
+
+def test_a_stopped_rank_ends_the_wait_with_a_stalled_error():
+    output = run_victim(
+        "negotiating", "SIGSTOP", options="stall_warning_time_s=0.5, stall_shutdown_time_s=2", timeout=90
+    )
+    assert "ringtrain warning: waiting for other ranks" in output
+    for survivor in (0, 2):
+        assert f"rank {survivor} got StalledError after" in output, output
