@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from ringtrain import _core
+from ringtrain.errors import PeerLostError, StalledError
 
 # Operations that nobody waits for any more: the engine still reads and writes their arrays, so these must stay.
-_abandoned: list[tuple[_core.Handle, Any]] = []
+_abandoned: deque[tuple[_core.Handle, Any]] = deque()
+# Arrays of operations that ended while another rank was lost: an MPI library may still write to them.
+_given_up: list[Any] = []
+_finishing = threading.Lock()
 
 
 class Handle:
@@ -26,7 +32,7 @@ class Handle:
         self._finish: Callable[[_core.Handle], Any] | None = finish
         self._result: Any = None
         if _abandoned:
-            _abandoned[:] = [entry for entry in _abandoned if not entry[0].is_done()]
+            _forget_done()
 
     def poll(self) -> bool:
         """Whether the operation is complete, so that `wait` returns at once."""
@@ -39,17 +45,32 @@ class Handle:
             RingtrainError: the operation failed; see ringtrain.errors.
         """
         while not self._core.wait(0.2):  # now and then back to Python, which looks for signals
-            pass
-        self._core.check()
-        if self._finish is not None:
-            self._result = self._finish(self._core)
-            self._finish = None
-            self._arrays = None
+            _core.require_initialized()  # a forked child would wait for ever
+        try:
+            self._core.check()
+        except (PeerLostError, StalledError):
+            _given_up.append(self._arrays)
+            raise
+        with _finishing:
+            if self._finish is not None:
+                self._result = self._finish(self._core)
+                self._finish = self._arrays = None
         return self._result
 
     def __del__(self) -> None:
         if not self._core.is_done():
             _abandoned.append((self._core, self._arrays))
+
+
+def _forget_done() -> None:
+    """Other threads, and the garbage collector at any moment, may append meanwhile."""
+    for _ in range(len(_abandoned)):
+        try:
+            entry = _abandoned.popleft()
+        except IndexError:  # another thread was faster
+            return
+        if not entry[0].is_done():
+            _abandoned.append(entry)
 
 
 def poll(handle: Handle) -> bool:

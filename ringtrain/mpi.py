@@ -61,9 +61,8 @@ def connect(comm: Any, settings: dict[str, str]) -> World:
         RuntimeError: started by the launcher of another MPI, or MPI lacks MPI_THREAD_MULTIPLE.
         ValueError: a list of ranks that is not one, or without this rank; settings that differ between ranks.
     """
-    from mpi4py import MPI
-
-    own = _own_communicator(_import_mpi(), comm)
+    MPI = _import_mpi()
+    own = _own_communicator(MPI, comm)
     if own.Get_size() == 1:
         own.Free()
         return single_world()

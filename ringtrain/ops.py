@@ -391,5 +391,5 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     Returns:
         The last rank to join.
     """
-    last: int = start(Operation(OpKind.JOIN, [], "join", process_set)).wait()
+    last: int = start(Operation(OpKind.JOIN, [], None, process_set)).wait()
     return last

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringtrain import _core
-from ringtrain.errors import NotInitializedError
 
 
 class ProcessSet:
@@ -63,8 +62,8 @@ _rank: int | None = None
 
 
 def _own_rank() -> int:
-    if _rank is None:
-        raise NotInitializedError("ringtrain is not initialised: call init() first")
+    _core.require_initialized()
+    assert _rank is not None
     return _rank
 
 
@@ -106,7 +105,7 @@ def register_at_init(process_sets: Sequence[ProcessSet | Sequence[int]]) -> None
     """Called by init() on all ranks: refuses lists that differ before it registers them one by one."""
     sets = [_as_process_set(one) for one in process_sets]
     numbers = [number for one in sets for number in (len(one.ranks or []), *(one.ranks or []))]
-    _wait(_core.submit(_core.OpKind.BARRIER, [], [], "init(process_sets)", numbers=numbers))
+    _wait(_core.submit(_core.OpKind.BARRIER, [], [], "<init(process_sets)>", numbers=numbers))
     for one in sets:
         add_process_set(one)
 
@@ -134,7 +133,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise ValueError(f"process set {ranks} has rank {ranks[-1]}, but the job has only {size} ranks")
     if any(ranks == other.ranks for other in _registered.values()):
         raise ValueError(f"a process set with the ranks {ranks} is registered already")
-    handle = _core.submit(_core.OpKind.ADD_PROCESS_SET, [], [], "add_process_set", numbers=ranks)
+    handle = _core.submit(_core.OpKind.ADD_PROCESS_SET, [], [], "<add_process_set>", numbers=ranks)
     added.process_set_id = _wait(handle)
     _registered[added.process_set_id] = added
     return added
@@ -149,7 +148,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if number is None or number == 0:
         return False
-    _wait(_core.submit(_core.OpKind.REMOVE_PROCESS_SET, [], [], "remove_process_set", numbers=[number]))
+    _wait(_core.submit(_core.OpKind.REMOVE_PROCESS_SET, [], [], "<remove_process_set>", numbers=[number]))
     del _registered[number]
     process_set.process_set_id = None
     return True

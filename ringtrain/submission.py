@@ -12,7 +12,6 @@ from ringtrain import _core
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays import Adapter, adapter_for
 from ringtrain.compression import Compression, Compressor
-from ringtrain.errors import NotInitializedError
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet
 
@@ -81,10 +80,12 @@ class _Input(NamedTuple):
 
 def start(operation: Operation) -> Handle:
     """Submit an operation. Raises at once what the caller's own rank can see."""
+    _core.require_initialized()
     number = operation.process_set.process_set_id
     if number is None:
-        _require_initialized()
         raise ValueError(f"{operation.title}: {operation.process_set} is not registered; see add_process_set")
+    if operation.name and operation.name.startswith("<"):
+        raise ValueError(f'{operation.title}: names that begin with "<" are for ringtrain itself')
     _check_list(operation)
     inputs = [_prepare(operation, tensor) for tensor in operation.tensors]
     splits, has_splits = _splits_of(operation, inputs)
@@ -104,11 +105,6 @@ def start(operation: Operation) -> Handle:
         splits=splits,
     )
     return Handle(handle, inputs, lambda core: _finish(operation, inputs, has_splits, core))
-
-
-def _require_initialized() -> None:
-    if not _core.is_initialized():
-        raise NotInitializedError("ringtrain is not initialised: call init() first")
 
 
 def _check_list(operation: Operation) -> None:

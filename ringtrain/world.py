@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringtrain import _core, mpi, options
-from ringtrain.errors import NotInitializedError, RingtrainError
+from ringtrain.errors import RingtrainError
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
 
 _world: mpi.World | None = None
@@ -65,8 +65,8 @@ def is_initialized() -> bool:
 
 
 def _joined() -> mpi.World:
-    if _world is None or not _core.is_initialized():
-        raise NotInitializedError("ringtrain is not initialised: call init() first")
+    _core.require_initialized()
+    assert _world is not None
     return _world
 
 

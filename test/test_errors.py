@@ -1,8 +1,10 @@
 """Bad input: an error on the caller's line, or on every rank; afterwards everything works."""
 
+import functools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +135,7 @@ BAD_ARGUMENTS = {
     "an op that is none": (lambda: hvd.allreduce(ONES, op="sum"), TypeError, "op must be one of"),
     "an empty group": (lambda: hvd.grouped_allreduce([]), ValueError, "at least one"),
     "a group that is an array": (lambda: hvd.grouped_allreduce(ONES), TypeError, "list of tensors"),
+    "a name of ringtrain's own": (lambda: hvd.allreduce(ONES, name="<join>"), ValueError, "names that begin with"),
     "a second init": (lambda: hvd.init(), hvd.RingtrainError, "initialised already"),
 }
 
@@ -162,6 +165,47 @@ def test_a_read_only_array_is_not_written_to():
 
 
 @pytest.mark.ranks(2)
+def test_a_user_may_call_an_operation_join():
+    for name in ("join", "barrier", "add_process_set", "unnamed.0"):
+        require_equal(hvd.allreduce(ONES, name=name), ONES)
+
+
+@pytest.mark.ranks(2)
+def test_a_forked_child_does_not_wait_for_its_parents_operation():
+    handle = hvd.allreduce_async(ONES, name="before the fork") if hvd.rank() == 0 else None
+    if handle is not None:
+        child = os.fork()
+        if child == 0:
+            try:
+                hvd.synchronize(handle)
+            except hvd.NotInitializedError:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    hvd.barrier()
+    if handle is None:
+        hvd.allreduce(ONES, name="before the fork")
+    else:
+        require_equal(hvd.synchronize(handle), ONES)
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_an_operation_that_one_rank_never_submits_ends_with_a_stalled_error():
+    hvd.init(stall_warning_time_s=60, stall_shutdown_time_s=1)
+    for name in ("cached", "new"):
+        if name == "cached":
+            hvd.allreduce(ONES, name=name)
+        if hvd.rank() == 0:
+            with pytest.raises(hvd.StalledError, match=f'allreduce "{name}".*rank 0 submitted it, rank 1 did not'):
+                hvd.allreduce(ONES, name=name)
+        else:
+            time.sleep(1)
+        hvd.barrier()
+    require_that_all_is_well()
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(2)
 def test_a_forked_child_is_told_that_it_is_no_rank():
     reading, writing = os.pipe()
     child = os.fork()
@@ -180,7 +224,9 @@ def test_a_forked_child_is_told_that_it_is_no_rank():
 
 
 def test_calls_before_init():
-    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.barrier, hvd.join, lambda: hvd.allreduce(ONES)):
+    operations = [hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, lambda ones: hvd.broadcast(ones, 0)]
+    calls = [functools.partial(operation, ONES) for operation in operations]
+    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.barrier, hvd.join, *calls):
         with pytest.raises(hvd.NotInitializedError, match=r"call init\(\) first"):
             call()
         with pytest.raises(ValueError):  # as in Horovod

@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from hosts import HostsUnavailable, simulated_hosts
+
 from ringtrain.run.mpi_library import probe
 
 VICTIM = """
@@ -40,13 +42,15 @@ try:
         while True:
             hvd.allreduce_(big, name="big")
 except hvd.RingtrainError as error:
-    print(f"rank {{hvd.rank()}} got {{type(error).__name__}} after {{time.monotonic() - begin:.1f}} s: {{error}}", flush=True)
+    seconds = time.monotonic() - begin
+    print(f"rank {{hvd.rank()}} got {{type(error).__name__}} after {{seconds:.1f}} s: {{error}}", flush=True)
     try:
         hvd.allreduce(np.ones(8), name="later")
     except type(error):
         print(f"rank {{hvd.rank()}} got it again", flush=True)
 finally:
     sys.stdout.flush()
+    time.sleep(1)  # the launcher ends all when one of them fails
     os._exit(3)
 """
 
@@ -71,13 +75,15 @@ def launch_with_survivors(count):
     return [os.path.join(sys.prefix, "bin", "mpiexec.hydra"), "-disable-auto-cleanup", "-np", str(count)]
 
 
-def run_victim(phase, signal, options="", count=3, timeout=60):
-    result = subprocess.run(
-        [*launch_with_survivors(count), sys.executable, "-c", VICTIM.format(options=options), phase, signal],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+def run_victim(phase, signal, options="", count=3, timeout=60, hosts=None):
+    command = [sys.executable, "-c", VICTIM.format(options=options), phase, signal]
+    launcher = launch_with_survivors(count)
+    environment = dict(os.environ)
+    if hosts is not None:
+        slots = ",".join(f"{name}:{count // len(hosts.names)}" for name in hosts.names)
+        launcher = hosts.command_on(0, [*launcher, "-H", slots])
+        environment.update(hosts.environment)
+    result = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=timeout, env=environment)
     assert result.returncode != 0
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("ringtrain")]
     return result.stdout + result.stderr
@@ -87,6 +93,21 @@ def run_victim(phase, signal, options="", count=3, timeout=60):
 def test_a_killed_rank_is_named_by_all_others(phase):
     output = run_victim(phase, "SIGKILL")
     for survivor in (0, 2):
+        assert f"rank {survivor} got PeerLostError after" in output, output
+        assert f"rank {survivor} got it again" in output, output
+    assert "rank 1 (host" in output and "is gone" in output
+
+
+@pytest.mark.parametrize("phase", ["idle", "negotiating", "reducing"])
+def test_a_killed_rank_is_named_on_all_hosts(phase):
+    if probe()["library"] != "Open MPI":
+        pytest.skip("only Open MPI is started here so that the other ranks live on")
+    try:
+        with simulated_hosts(2) as hosts:
+            output = run_victim(phase, "SIGKILL", count=4, hosts=hosts)
+    except HostsUnavailable as reason:
+        pytest.skip(str(reason))
+    for survivor in (0, 2, 3):
         assert f"rank {survivor} got PeerLostError after" in output, output
         assert f"rank {survivor} got it again" in output, output
     assert "rank 1 (host" in output and "is gone" in output

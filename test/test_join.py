@@ -37,6 +37,33 @@ def test_what_a_joined_rank_cannot_do_fails_on_the_others():
     require_equal(hvd.allgather(np.array([hvd.rank()])), np.arange(hvd.size()))
 
 
+@pytest.mark.ranks(2, 3)
+def test_a_cached_operation_is_pending_while_all_join():
+    for _ in range(100):
+        require_equal(hvd.allreduce(np.ones(4), op=hvd.Sum, name="k"), np.full(4, float(hvd.size())))
+        handle = hvd.allreduce_async(np.ones(4), op=hvd.Sum, name="k") if hvd.rank() == 0 else None
+        hvd.join()
+        if handle is not None:
+            require_equal(hvd.synchronize(handle), np.ones(4))
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_cached_operation_is_pending_while_the_others_join():
+    hvd.allgather(np.ones(2), name="gather")
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.MismatchError, match=r"called join\(\)"):
+            hvd.allgather(np.ones(2), name="gather")
+    hvd.join()
+
+
+@pytest.mark.ranks(2, 3)
+def test_more_operations_without_a_name_than_there_are_names_before_a_join():
+    handles = [hvd.allreduce_async(np.full(3, float(i)), op=hvd.Sum) for i in range(600)]
+    hvd.join()
+    for i, handle in enumerate(handles):
+        require_equal(hvd.synchronize(handle), np.full(3, float(i * hvd.size())))
+
+
 @pytest.mark.ranks(2)
 def test_pending_operations_are_finished_before_the_join_is():
     handles = [hvd.allreduce_async(np.ones(10), op=hvd.Sum, name=f"pending{i}") for i in range(5)]

@@ -174,7 +174,7 @@ def test_allgather_knows_the_rows_of_every_rank():
 
 
 def join(unnamed=0):
-    return Request(OpKind.JOIN, "join", numbers=[unnamed])
+    return Request(OpKind.JOIN, "<join>", numbers=[unnamed])
 
 
 def test_a_joined_rank_counts_as_ready_until_all_have_joined():
@@ -183,7 +183,7 @@ def test_a_joined_rank_counts_as_ready_until_all_have_joined():
     assert names(settle(simulation, [[gradient("a")], [join()], [gradient("a")]])) == [["a"]]
     assert names(simulation.round([[gradient("new")], [], [gradient("new")]])[1]) == [["new"]]
     assert simulation.round([[join()], [], []])[0] == []
-    assert simulation.round([[], [], [join()]])[1] == [[("join", "", [], 2)]]
+    assert simulation.round([[], [], [join()]])[1] == [[("<join>", "", [], 2)]]
     assert simulation.round(everybody(3)) == [[]] * 3
 
 

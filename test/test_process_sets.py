@@ -85,6 +85,24 @@ def test_what_is_pending_fails_when_its_set_is_removed():
     require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum), np.full(2, 3.0))
 
 
+@pytest.mark.ranks(3)
+def test_an_operation_and_the_removal_of_its_set_at_the_same_time():
+    for _ in range(30):
+        pair = hvd.add_process_set([0, 2])
+        handles = []
+        if pair.included():
+            hvd.broadcast(np.ones(5), 2, name="b", process_set=pair)
+            handles.append(hvd.broadcast_async(np.ones(5), 2, name="b", process_set=pair))
+            handles.append(hvd.allreduce_async(np.ones(5), name="a", process_set=pair))
+        hvd.remove_process_set(pair)
+        for handle in handles:
+            try:
+                require_equal(hvd.synchronize(handle), np.ones(5))
+            except hvd.RingtrainError as error:
+                assert "was removed" in str(error)
+        require_equal(hvd.allreduce(np.ones(2), name="world"), np.ones(2))
+
+
 @pytest.mark.ranks(2, 3)
 def test_bad_sets_are_refused():
     with pytest.raises(ValueError, match="different ranks"):

@@ -8,15 +8,22 @@ BySizeGroup::BySizeGroup(std::unique_ptr<Group> small, std::unique_ptr<Group> la
       large_(std::move(large)),
       large_from_bytes_(large_from_bytes) {}
 
+// MPI leaves it open what the smallest of a number and NaN is, so what has NaN goes where it is NaN.
+Group& BySizeGroup::choose(const Reduction& reduction, size_t count) {
+  const bool may_lose_nan =
+      is_float(reduction.dtype) && (reduction.reduce == Reduce::min || reduction.reduce == Reduce::max);
+  return may_lose_nan ? *large_ : choose(count * size_of(reduction.dtype));
+}
+
 void BySizeGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
   size_t count = 0;
   for (const Piece& piece : pieces) count += piece.count;
-  choose(count * size_of(reduction.dtype)).allreduce(reduction, pieces);
+  choose(reduction, count).allreduce(reduction, pieces);
 }
 
 void BySizeGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                                  const Counts& counts) {
-  choose(total_of(counts) * size_of(reduction.dtype)).reduce_scatter(reduction, source, destination, counts);
+  choose(reduction, total_of(counts)).reduce_scatter(reduction, source, destination, counts);
 }
 
 void BySizeGroup::allgather(const void* source, void* destination, const Counts& bytes) {

@@ -1,4 +1,4 @@
-// Two ways over the same ranks: one for what is small and waits for latency, one for what is large and waits for
+// Two ways over the same ranks: MPI for what is small and waits for latency, another for what is large and waits for
 // bandwidth.
 #pragma once
 
@@ -22,6 +22,7 @@ class BySizeGroup final : public Group {
   void barrier() override { small_->barrier(); }
 
  private:
+  Group& choose(const Reduction& reduction, size_t count);
   Group& choose(size_t bytes) { return bytes >= large_from_bytes_ ? *large_ : *small_; }
 
   const std::unique_ptr<Group> small_, large_;

@@ -17,6 +17,8 @@ class FlatGroup : public Group {
   // The reduction of one array in place.
   virtual void allreduce_in_place(const Reduction& reduction, void* data, size_t count) = 0;
 
+  void give_up_packed() { packed_.give_up(); }
+
  private:
   void allreduce_packed(const Reduction& reduction, const std::vector<Piece>& pieces, size_t count);
 

@@ -7,6 +7,12 @@ HierarchicalGroup::HierarchicalGroup(std::unique_ptr<Group> node, std::unique_pt
     : FlatGroup(flat->rank(), flat->size()), node_(std::move(node)), cross_(std::move(cross)), flat_(std::move(flat)) {}
 
 void HierarchicalGroup::allreduce_in_place(const Reduction& reduction, void* data, size_t count) {
+  if (is_half(reduction.dtype)) {  // the sums of the nodes would be rounded, or overflow, on their way
+    auto* wide = reinterpret_cast<float*>(wide_.get(count * sizeof(float)));
+    widen(reduction.dtype, wide, data, count);
+    allreduce_in_place({DType::float32, reduction.reduce, 1.0}, wide, count);
+    return narrow(reduction.dtype, reduction.scale, data, wide, count);
+  }
   const Counts counts = even_slices(count, node_->size());
   const Counts bytes = in_bytes(counts, size_of(reduction.dtype));
   const size_t own = static_cast<size_t>(node_->rank());

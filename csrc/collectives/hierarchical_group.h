@@ -25,6 +25,7 @@ class HierarchicalGroup final : public FlatGroup {
   void allreduce_in_place(const Reduction& reduction, void* data, size_t count) override;
 
   const std::unique_ptr<Group> node_, cross_, flat_;
+  Scratch wide_;
 };
 
 }  // namespace ringtrain

@@ -18,10 +18,27 @@ MpiGroup::MpiGroup(Mpi& mpi, const std::vector<int>& ranks, int rank, int tag, W
       communicator_(mpi.create(mpi.world(), ranks, tag)),
       watch_(watch) {}
 
-MpiGroup::~MpiGroup() { mpi_.free(communicator_); }
+MpiGroup::~MpiGroup() {
+  if (!is_given_up_) mpi_.free(communicator_);
+}
 
 void MpiGroup::complete(MpiRequest request) {
-  waiter_.poll([&] { return mpi_.test(request); }, &watch_);
+  try {
+    waiter_.poll([&] { return mpi_.test(request); }, &watch_);
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+// A collective cannot be cancelled, and MPI may go on with it whenever it is called, at the latest when it is
+// finalised.
+void MpiGroup::give_up() {
+  is_given_up_ = true;
+  wide_.give_up();
+  whole_.give_up();
+  give_up_packed();
+  arguments_.release();
 }
 
 void MpiGroup::allreduce_in_place(const Reduction& reduction, void* data, size_t count) {
@@ -48,11 +65,13 @@ void MpiGroup::reduce_scatter(const Reduction& reduction, const void* source, vo
 }
 
 void MpiGroup::allgather(const void* source, void* destination, const Counts& bytes) {
-  const std::vector<int> counts = to_int(bytes), offsets = to_int(offsets_of(bytes));
+  arguments_->counts = to_int(bytes);
+  arguments_->offsets = to_int(offsets_of(bytes));
   // MPI forbids the source to lie in the destination.
   char* own = whole_.get(bytes[rank()]);
   std::memcpy(own, source, bytes[rank()]);
-  complete(mpi_.iallgather(own, counts[rank()], destination, counts, offsets, communicator_));
+  complete(mpi_.iallgather(own, arguments_->counts[rank()], destination, arguments_->counts, arguments_->offsets,
+                           communicator_));
 }
 
 void MpiGroup::broadcast(void* data, size_t bytes, int root) {
@@ -62,9 +81,10 @@ void MpiGroup::broadcast(void* data, size_t bytes, int root) {
 }
 
 void MpiGroup::alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) {
-  const std::vector<int> counts = to_int(send_bytes), offsets = to_int(offsets_of(send_bytes));
-  const std::vector<int> receive_counts = to_int(receive_bytes), receive_offsets = to_int(offsets_of(receive_bytes));
-  complete(mpi_.ialltoall(source, counts, offsets, destination, receive_counts, receive_offsets, communicator_));
+  *arguments_ = {to_int(send_bytes), to_int(offsets_of(send_bytes)), to_int(receive_bytes),
+                 to_int(offsets_of(receive_bytes))};
+  complete(mpi_.ialltoall(source, arguments_->counts, arguments_->offsets, destination, arguments_->receive_counts,
+                          arguments_->receive_offsets, communicator_));
 }
 
 void MpiGroup::barrier() { complete(mpi_.ibarrier(communicator_)); }

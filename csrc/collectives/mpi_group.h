@@ -5,6 +5,9 @@
 // ring.
 #pragma once
 
+#include <memory>
+#include <vector>
+
 #include "collectives/flat_group.h"
 #include "fabric/mpi.h"
 #include "fabric/wait.h"
@@ -29,12 +32,19 @@ class MpiGroup final : public FlatGroup {
  private:
   void allreduce_in_place(const Reduction& reduction, void* data, size_t count) override;
   void complete(MpiRequest request);
+  void give_up();
 
   Mpi& mpi_;
   MpiComm communicator_;
   Watch& watch_;
   Waiter waiter_;
   Scratch wide_, whole_;
+  // What MPI reads while a call is under way.
+  struct Arguments {
+    std::vector<int> counts, offsets, receive_counts, receive_offsets;
+  };
+  std::unique_ptr<Arguments> arguments_ = std::make_unique<Arguments>();
+  bool is_given_up_ = false;
 };
 
 }  // namespace ringtrain

@@ -30,8 +30,6 @@ class Channel {
   virtual void call() = 0;
   // Whether somebody has asked for the next and_bits, or is already in it.
   virtual bool is_called() = 0;
-  // Whether is_called() must be asked again and again, because nobody can ring this rank's bell.
-  virtual bool must_poll() const = 0;
 
  private:
   const int rank_;
@@ -47,7 +45,6 @@ class SelfChannel final : public Channel {
   Bytes broadcast(const Bytes& mine) override { return mine; }
   void call() override {}
   bool is_called() override { return false; }
-  bool must_poll() const override { return false; }
 };
 
 }  // namespace ringtrain

@@ -33,13 +33,21 @@ Round Coordinator::round(const std::vector<Request>& fresh, bool is_leaving) {
   if (words[0] != (kNothingNew | kStaying)) {
     for (Agreement& agreement : settle(is_leaving, round.left)) agreements.push_back(std::move(agreement));
   }
+  drop_removed(agreements);
   round.plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
   return round;
+}
+
+// What was agreed in the round in which its process set was removed fails on all its ranks, with what is pending there.
+void Coordinator::drop_removed(std::vector<Agreement>& agreements) const {
+  const auto is_of_removed = [&](const Agreement& one) { return !membership_.has(one.request.process_set); };
+  agreements.erase(std::remove_if(agreements.begin(), agreements.end(), is_of_removed), agreements.end());
 }
 
 void Coordinator::take_in(const std::vector<Request>& fresh) {
   const double now = now_s();
   for (const Request& request : fresh) {
+    if (request.kind == OpKind::join) reannounce_all_of(request.process_set);
     if (const std::optional<int> slot = cache_.find(request))
       ready_[*slot] = {request, now};
     else
@@ -50,11 +58,16 @@ void Coordinator::take_in(const std::vector<Request>& fresh) {
 // A bit does not tell rank 0 who has set it, so what waits for long is announced in full: then the Ledger can say who
 // is missing.
 void Coordinator::reannounce_overdue() {
-  const double limit = now_s() - limits_.stall_warning_s;
+  const double limit = now_s() - overdue_s();
   std::vector<int> overdue;
   for (const auto& [slot, pending] : ready_)
     if (pending.since < limit) overdue.push_back(slot);
   for (const int slot : overdue) reannounce(slot);
+}
+
+double Coordinator::overdue_s() const {
+  const double warning = limits_.stall_warning_s, shutdown = limits_.stall_shutdown_s;
+  return shutdown > 0 ? std::min(warning, shutdown) : warning;
 }
 
 void Coordinator::reannounce(int slot) {
@@ -62,6 +75,12 @@ void Coordinator::reannounce(int slot) {
   if (it == ready_.end()) return;
   to_announce_.push_back(it->second);
   ready_.erase(it);
+}
+
+// A join may be settled in the round in which it is announced, before a bit has become common.
+void Coordinator::reannounce_all_of(int process_set) {
+  for (int slot = 0; slot < cache_.slot_count(); ++slot)
+    if (cache_.has(slot) && cache_.at(slot).request.process_set == process_set) reannounce(slot);
 }
 
 bool Coordinator::own_bit(int slot) const {
@@ -173,7 +192,7 @@ void Coordinator::apply(Agreement& agreement) {
   if (request.kind == OpKind::add_process_set)
     agreement.result = membership_.add({request.numbers.begin(), request.numbers.end()});
   if (request.kind == OpKind::remove_process_set) forget_process_set(static_cast<int>(request.numbers.front()));
-  if (!PlanCache::is_cacheable(agreement)) return;
+  if (!PlanCache::is_cacheable(agreement) || !membership_.has(request.process_set)) return;
   if (const std::optional<int> loser = cache_.slot_to_lose(key_of(request))) reannounce(*loser);
   cache_.insert(agreement, std::move(own));
 }
@@ -197,7 +216,7 @@ double Coordinator::next_deadline() const {
   const bool has_been_evicted = !to_announce_.empty();
   if (has_been_evicted || has_just_joined_) return 0;
   double next = ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s);
-  for (const auto& [slot, pending] : ready_) next = std::min(next, pending.since + limits_.stall_warning_s);
+  for (const auto& [slot, pending] : ready_) next = std::min(next, pending.since + overdue_s());
   return next;
 }
 

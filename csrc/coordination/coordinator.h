@@ -56,6 +56,9 @@ class Coordinator {
   void take_in(const std::vector<Request>& fresh);
   void reannounce_overdue();
   void reannounce(int slot);
+  void reannounce_all_of(int process_set);
+  double overdue_s() const;  // after how many seconds a bit is announced in full
+  void drop_removed(std::vector<Agreement>& agreements) const;
 
   Words own_words(bool is_leaving) const;
   bool own_bit(int slot) const;

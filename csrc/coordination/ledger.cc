@@ -98,7 +98,7 @@ std::vector<Agreement> Ledger::take_joins() {
     }
     Agreement& agreement = agreements.emplace_back();
     agreement.request.kind = OpKind::join;
-    agreement.request.name = "join";
+    agreement.request.name = kJoinName;
     agreement.request.process_set = process_set;
     agreement.result = join.ranks.back();
     agreement.unnamed = join.unnamed;

@@ -25,7 +25,6 @@ class NodeChannel final : public Channel {
 
   void call() override { node_->call(); }
   bool is_called() override { return node_->is_called() || (cross_ && cross_->is_called()); }
-  bool must_poll() const override { return cross_ != nullptr; }
 
  private:
   const std::unique_ptr<Channel> node_;

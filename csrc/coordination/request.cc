@@ -26,6 +26,7 @@ size_t Request::bytes() const {
 }
 
 std::string title_of(const Request& request) {
+  if (request.kind >= OpKind::join) return name_of(request.kind);  // these have no name of the user
   return std::string(name_of(request.kind)) + " \"" + request.name + "\"";
 }
 

@@ -44,6 +44,9 @@ struct Request {
   size_t bytes() const;
 };
 
+// Names that ringtrain itself gives begin with "<", which names of users may not.
+constexpr const char* kJoinName = "<join>";
+
 // What identifies an operation among all that are pending.
 using Key = std::pair<int32_t, std::string>;  // process set, name
 inline Key key_of(const Request& request) { return {request.process_set, request.name}; }

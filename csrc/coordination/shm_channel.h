@@ -18,7 +18,6 @@ class ShmChannel final : public Channel {
 
   void call() override;
   bool is_called() override { return node_.is_wanted(round_ + 1); }
-  bool must_poll() const override { return false; }
 
  private:
   // After write(own board), and once all have done the same, read(member, board) for everybody. The boards stay as they

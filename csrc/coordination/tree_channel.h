@@ -24,7 +24,6 @@ class TreeChannel final : public Channel {
   // A round that somebody begins is noticed by those who poll, so there is nothing to do before its first message.
   void call() override {}
   bool is_called() override;
-  bool must_poll() const override { return true; }
 
  private:
   void call_neighbours();

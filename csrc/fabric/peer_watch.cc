@@ -1,11 +1,32 @@
 #include "fabric/peer_watch.h"
 
+#include <algorithm>
+
+#include "base/clock.h"
 #include "base/log.h"
 
 namespace ringtrain {
+namespace {
+
+constexpr double kRollCall_s = 0.02;
+
+}  // namespace
+
+void PeerWatch::look() {
+  if (alarm_) alarm_->listen();
+  if (!node_ || now_s() < next_roll_call_s_) return;
+  node_->check_members();
+  next_roll_call_s_ = now_s() + kRollCall_s;
+}
+
+// Over a network the pauses begin short and grow with the wait, since MPI moves on only when it is called.
+double PeerWatch::interval_s(double waited_s) const {
+  constexpr double kShortest_s = 50e-6, kLongest_s = 5e-3;
+  return alarm_ ? std::clamp(waited_s / 8, kShortest_s, kLongest_s) : kRollCall_s;
+}
 
 void PeerWatch::check(double waited_s) {
-  if (node_) node_->check_members();
+  look();
   const bool is_over = stall_shutdown_s_ > 0 && waited_s > stall_shutdown_s_;
   if (!is_over && (has_warned_ || waited_s < stall_warning_s_)) return;
   const std::string text = "waiting for other ranks in " + doing_ + " for " +

@@ -1,9 +1,9 @@
-// The Watch of an engine: the other ranks of the node must be alive, and no wait may last longer than the options
-// allow.
+// The Watch of an engine: the other ranks must be alive and well, and no wait may last longer than the options allow.
 #pragma once
 
 #include <string>
 
+#include "fabric/alarm.h"
 #include "fabric/node.h"
 #include "fabric/watch.h"
 
@@ -14,8 +14,9 @@ class PeerWatch final : public Watch {
   PeerWatch(double stall_warning_s, double stall_shutdown_s)
       : stall_warning_s_(stall_warning_s), stall_shutdown_s_(stall_shutdown_s) {}
 
-  // From then on its members are looked after; `node` outlives this.
+  // From then on the members of the node are looked after, the alarm is listened to. Both outlive this.
   void look_after(Node& node) { node_ = &node; }
+  void listen_to(Alarm& alarm) { alarm_ = &alarm; }
 
   // What this rank is about to wait for, for messages: "allreduce \"layer1.weight\"".
   void now_doing(std::string what) {
@@ -23,12 +24,17 @@ class PeerWatch final : public Watch {
     has_warned_ = false;
   }
 
+  // Throws if another rank is gone or has failed. Cheap enough to be called often.
+  void look();
   void check(double waited_s) override;
+  double interval_s(double waited_s) const override;
 
  private:
   const double stall_warning_s_;
   const double stall_shutdown_s_;  // 0: never
   Node* node_ = nullptr;           // null when no other rank shares this rank's node
+  Alarm* alarm_ = nullptr;         // null when all ranks share one node
+  double next_roll_call_s_ = 0;
   std::string doing_ = "ringtrain's start";
   bool has_warned_ = false;
 };

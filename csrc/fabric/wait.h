@@ -57,8 +57,9 @@ class Waiter {
     while (!flag.reached(target)) {
       const uint32_t seen = flag.value.load(std::memory_order_acquire);
       if (flag.reached(target)) return;
-      flag.sleep(seen, kLookAround_s);
-      if (watch && !flag.reached(target)) watch->check(now_s() - begin);
+      const double waited = now_s() - begin;
+      flag.sleep(seen, watch ? watch->interval_s(waited) : kLookAround_s);
+      if (watch && !flag.reached(target)) watch->check(waited);
     }
   }
 

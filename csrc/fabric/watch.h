@@ -10,6 +10,9 @@ class Watch {
   // Throws PeerLost, Stalled or what another rank failed with. `waited_s`: how long this wait has lasted.
   // Engine thread only.
   virtual void check(double waited_s) = 0;
+
+  // After how many seconds of sleep it wants to be asked again.
+  virtual double interval_s(double waited_s) const = 0;
 };
 
 }  // namespace ringtrain

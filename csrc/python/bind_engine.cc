@@ -19,6 +19,15 @@ void disown_in_child() {
   is_forked_child = true;
 }
 
+void require_initialized() {
+  if (engine) return;
+  throw Error(ErrorKind::not_initialized,
+              is_forked_child
+                  ? "this process was forked from a rank of ringtrain and is no rank itself; let the parent "
+                    "process call ringtrain"
+                  : "ringtrain is not initialised: call init() first");
+}
+
 // (address, dtype, shape)
 using View = std::tuple<uintptr_t, int, Shape>;
 
@@ -74,12 +83,7 @@ std::shared_ptr<Handle> submit(OpKind kind, const std::vector<View>& inputs, con
                                std::string name, ReduceOp op, int root, double prescale, double postscale,
                                int process_set, int priority, std::vector<int64_t> splits,
                                std::vector<int64_t> numbers) {
-  if (!engine)
-    throw Error(ErrorKind::not_initialized,
-                is_forked_child
-                    ? "this process was forked from a rank of ringtrain and is no rank itself; let the parent "
-                      "process call ringtrain"
-                    : "ringtrain is not initialised: call init() first");
+  require_initialized();
   Submission submission;
   submission.inputs = to_tensors(inputs);
   submission.outputs = to_tensors(outputs);
@@ -115,7 +119,8 @@ void bind_engine(nb::module_& module) {
              nb::arg("mpi").none(), nb::arg("options"), "Starts the engine; all ranks together.");
   module.def("shutdown", &shutdown, "Leaves the job and ends the engine, if there is one.");
   module.def("is_initialized", [] { return engine != nullptr; });
-  module.def("is_forked_child", [] { return is_forked_child; });
+  module.def("require_initialized", &require_initialized,
+             "Raises NotInitializedError before init(), after shutdown() and in a forked child.");
   module.def("submit", &submit, nb::arg("kind"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("name"),
              nb::arg("op") = ReduceOp::sum, nb::arg("root") = 0, nb::arg("prescale") = 1.0, nb::arg("postscale") = 1.0,
              nb::arg("process_set") = 0, nb::arg("priority") = 0, nb::arg("splits") = std::vector<int64_t>(),

@@ -6,7 +6,7 @@ namespace ringtrain {
 namespace {
 
 // Borrowed from the module, which lives as long as the process. Indexed by ErrorKind.
-PyObject* exception_types[7] = {};
+PyObject* exception_types[8] = {};
 
 PyObject* make_exception(nb::module_& module, ErrorKind kind, const char* name, PyObject* base, const char* doc) {
   PyObject* type = PyErr_NewExceptionWithDoc((std::string("ringtrain.") + name).c_str(), doc, base, nullptr);

@@ -9,8 +9,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr double kLookAround_s = 0.2;  // how often an idle engine looks whether the other ranks live
-
 Coordinator::Limits limits_of(const Options& options) {
   Coordinator::Limits limits;
   limits.cache_capacity = static_cast<size_t>(options.cache_capacity);
@@ -97,21 +95,15 @@ void Engine::wait_for_work() {
     const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
     if (has_work()) return;
     fabric_.bell().sleep(seen, sleep_s(now_s() - begin));
-    look_around();
+    fabric_.watch().look();
   }
-}
-
-void Engine::look_around() {
-  if (!fabric_.node() || now_s() < next_look_s_) return;
-  fabric_.node()->check_members();
-  next_look_s_ = now_s() + kLookAround_s;
 }
 
 // Other nodes cannot ring the bell, so their calls are looked for: often while there was work a moment ago, rarely when
 // idle. Otherwise it is enough to look now and then whether the other ranks live.
 double Engine::sleep_s(double idle_s) {
-  constexpr double kShortest_s = 20e-6, kLongestPoll_s = 2e-3;
-  if (fabric_.channel().must_poll()) return std::clamp(idle_s / 8, kShortest_s, kLongestPoll_s);
+  constexpr double kLookAround_s = 0.2, kShortest_s = 20e-6, kLongestPoll_s = 5e-3;
+  if (fabric_.alarm()) return std::clamp(idle_s / 8, kShortest_s, kLongestPoll_s);
   return std::clamp(coordinator_.next_deadline() - now_s(), 1e-3, kLookAround_s);
 }
 
@@ -128,6 +120,7 @@ void Engine::end(const std::vector<int>& left) {
 
 void Engine::fail(ErrorKind kind, const std::string& message) {
   if (Node* node = fabric_.node()) node->say_last_words(kind, message);
+  if (Alarm* alarm = fabric_.alarm()) alarm->raise(kind, message);
   inbox_.close(kind, message);
 }
 

@@ -35,7 +35,6 @@ class Engine {
   void turn();
   void wait_for_work();
   bool has_work();
-  void look_around();
   double sleep_s(double idle_s);
   void end(const std::vector<int>& left);
   void fail(ErrorKind kind, const std::string& message);
@@ -55,7 +54,6 @@ class Engine {
   Executor executor_;
   Waiter waiter_;
   bool has_ended_ = false;
-  double next_look_s_ = 0;
 
   std::thread thread_;
 };

@@ -48,6 +48,10 @@ Fabric::Fabric(const World& world, const Options& options)
     make_channel(world);
   else
     channel_ = std::make_unique<TreeChannel>(*wire_, kPatience_s);
+  const bool share_memory = node_ && node_->size() == world.size();
+  if (share_memory) return;
+  alarm_ = std::make_unique<Alarm>(*mpi_, world.rank, world.size(), kAlarmTag);
+  watch_.listen_to(*alarm_);
 }
 
 void Fabric::make_node(const World& world, const Options& options, Channel& bootstrap) {

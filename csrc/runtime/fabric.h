@@ -6,6 +6,7 @@
 #include "base/options.h"
 #include "coordination/channel.h"
 #include "coordination/mpi_wire.h"
+#include "fabric/alarm.h"
 #include "fabric/mpi.h"
 #include "fabric/node.h"
 #include "fabric/peer_watch.h"
@@ -14,7 +15,7 @@
 namespace ringtrain {
 
 // MPI tags: the negotiation's wires have their own, each process set has one from kFirstGroupTag on.
-constexpr int kWorldWireTag = 0, kLeaderWireTag = 8, kFirstGroupTag = 16, kGroupTags = 16000;
+constexpr int kWorldWireTag = 0, kLeaderWireTag = 8, kAlarmTag = 15, kFirstGroupTag = 16, kGroupTags = 16000;
 
 class Fabric {
  public:
@@ -23,8 +24,9 @@ class Fabric {
 
   Channel& channel() { return *channel_; }
   PeerWatch& watch() { return watch_; }
-  Mpi* mpi() { return mpi_.get(); }     // null in a world of one rank
-  Node* node() { return node_.get(); }  // null when no rank shares memory with this one
+  Mpi* mpi() { return mpi_.get(); }        // null in a world of one rank
+  Node* node() { return node_.get(); }     // null when no rank shares memory with this one
+  Alarm* alarm() { return alarm_.get(); }  // null when all ranks share one node's memory
   // Rings when there is something to do; the engine sleeps on it.
   Flag& bell() { return node_ ? node_->bell(node_->index()) : own_bell_; }
 
@@ -36,6 +38,7 @@ class Fabric {
   Flag own_bell_;
   std::unique_ptr<Mpi> mpi_;
   std::unique_ptr<Node> node_;
+  std::unique_ptr<Alarm> alarm_;
   std::unique_ptr<MpiWire> wire_;  // between all ranks, or between the leaders of the nodes
   std::unique_ptr<Channel> channel_;
 };

@@ -17,9 +17,9 @@ std::shared_ptr<Handle> Inbox::add(Submission submission) {
   if (!allowed_.count(request.process_set))
     throw invalid(title_of(request) + ": process set " + std::to_string(request.process_set) +
                   " is not registered, or this rank does not belong to it");
+  if (request.kind == OpKind::join) request.name = kJoinName;
   const bool is_unnamed = request.name.empty();
   if (is_unnamed) name_it(request);
-  if (request.kind == OpKind::join) request.numbers = {unnamed_[request.process_set]};
   const Key key = key_of(request);
   if (in_flight_.count(key)) {
     if (!is_unnamed)
@@ -27,13 +27,22 @@ std::shared_ptr<Handle> Inbox::add(Submission submission) {
     waiting_[key].push_back(shared);
     return shared->handle;
   }
-  new_.push_back(request);
   in_flight_[key] = shared;
+  if (request.kind == OpKind::join) {
+    request.numbers = {unnamed_[request.process_set]};
+    if (has_waiting(request.process_set)) return shared->handle;  // remove() announces it
+  }
+  new_.push_back(request);
   return shared->handle;
 }
 
+bool Inbox::has_waiting(int process_set) const {
+  return std::any_of(waiting_.begin(), waiting_.end(),
+                     [&](const auto& entry) { return entry.first.first == process_set; });
+}
+
 void Inbox::name_it(Request& request) {
-  request.name = "unnamed." + std::to_string(unnamed_[request.process_set]++ % kUnnamedNames);
+  request.name = "<unnamed " + std::to_string(unnamed_[request.process_set]++ % kUnnamedNames) + ">";
 }
 
 bool Inbox::has_new() {
@@ -55,12 +64,17 @@ std::shared_ptr<Submission> Inbox::find(const Key& key) {
 void Inbox::remove(const Key& key) {
   std::lock_guard lock(mutex_);
   in_flight_.erase(key);
+  new_.erase(std::remove_if(new_.begin(), new_.end(), [&](const Request& request) { return key_of(request) == key; }),
+             new_.end());
   const auto it = waiting_.find(key);
   if (it == waiting_.end()) return;
   in_flight_[key] = it->second.front();
   new_.push_back(it->second.front()->request);
   it->second.pop_front();
-  if (it->second.empty()) waiting_.erase(it);
+  if (!it->second.empty()) return;
+  waiting_.erase(it);
+  const auto join = in_flight_.find({key.first, kJoinName});
+  if (join != in_flight_.end() && !has_waiting(key.first)) new_.push_back(join->second->request);
 }
 
 void Inbox::allow(int process_set) {

@@ -49,14 +49,16 @@ class Inbox {
 
  private:
   void name_it(Request& request);
+  bool has_waiting(int process_set) const;
   void fail_pending_of(int process_set, const std::string& message);
 
   std::mutex mutex_;
   // All guarded by mutex_.
   std::vector<Request> new_;
   std::map<Key, std::shared_ptr<Submission>> in_flight_;
-  std::map<Key, std::deque<std::shared_ptr<Submission>>> waiting_;  // unnamed, their name is in flight
-  std::map<int, int64_t> unnamed_;                                  // operations without a name so far, by process set
+  // Without a name of their own, while that name is in flight. A join is announced after all of its process set.
+  std::map<Key, std::deque<std::shared_ptr<Submission>>> waiting_;
+  std::map<int, int64_t> unnamed_;  // operations without a name so far, by process set
   std::set<int> allowed_ = {0};
   ErrorKind closed_with_ = ErrorKind::none;
   std::string closed_message_;

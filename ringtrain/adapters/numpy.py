@@ -54,9 +54,9 @@ def assign(target: Array, source: Array) -> None:
 
 
 def from_memory(memory: Array, dtype: int, shape: list[int], like: Array) -> Array:
-    return memory.view(_DTYPE_OF[dtype]).reshape(shape)
+    typed: Array = memory.view(_DTYPE_OF[dtype])
+    return typed.reshape(shape)
 
 
 def rows(array: Array) -> Array:
-    result: Array = array.reshape(1) if array.ndim == 0 else array
-    return result
+    return array.reshape(1) if array.ndim == 0 else array

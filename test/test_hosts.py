@@ -1,0 +1,152 @@
+"""Several hosts, as network namespaces: 2 x 2 and 4 x 1 ranks, and hosts with different numbers of ranks."""
+
+import os
+import socket
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+from exact import DTYPES, OPS, data, data_of_ranks, reference, require_equal
+
+import ringtrain as hvd
+
+HVD_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
+
+
+def check_every_operation(dtype):
+    size, rank = hvd.size(), hvd.rank()
+    for op in OPS:
+        if op == "average" and dtype.kind in "biu":
+            continue
+        for count in (0, 1, 7, 1021, 300_007):
+            expected = reference(op, data_of_ranks(size, (count,), dtype, op=op))
+            result = hvd.allreduce(data(rank, (count,), dtype, op=op), op=HVD_OPS[op], name=f"{op}{count}")
+            require_equal(result, expected)
+    parts = data_of_ranks(size, (48_000, 2), dtype)
+    require_equal(
+        hvd.allgather(parts[rank][: rank * 9000]), np.concatenate([parts[r][: r * 9000] for r in range(size)])
+    )
+    for root in range(size):
+        require_equal(hvd.broadcast(parts[rank], root), parts[root])
+    require_equal(hvd.alltoall(parts[rank]), np.concatenate([np.split(part, size)[rank] for part in parts]))
+    scattered = hvd.reducescatter(parts[rank][:47_999], op=hvd.Sum)
+    require_equal(scattered, np.array_split(reference("sum", [part[:47_999] for part in parts]), size)[rank])
+
+
+@pytest.mark.ranks(4, hosts=(2, 2), timeout=120)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_operation_on_2_hosts_of_2_ranks(dtype):
+    check_every_operation(dtype)
+
+
+@pytest.mark.ranks(4, hosts=(1, 1, 1, 1), timeout=120)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_operation_on_4_hosts_of_1_rank(dtype):
+    check_every_operation(dtype)
+
+
+@pytest.mark.ranks(3, hosts=(2, 1), timeout=120)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_every_operation_on_hosts_with_different_numbers_of_ranks(dtype):
+    assert not hvd.is_homogeneous()
+    check_every_operation(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+
+
+@pytest.mark.ranks(4, hosts=(2, 2), timeout=120, env={"RINGTRAIN_CROSS_ALGORITHM": "ring"})
+def test_the_ring_between_hosts():
+    check_every_operation(np.dtype("float32"))
+
+
+@pytest.mark.ranks(4, hosts=(2, 2), timeout=120, env={"RINGTRAIN_CROSS_ALGORITHM": "mpi"})
+def test_mpi_between_hosts():
+    check_every_operation(np.dtype("float32"))
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+@pytest.mark.parametrize("count", [10, 100_003])
+def test_float16_is_summed_in_float32_across_hosts(count):
+    mine = np.full(count, 2048 if hvd.rank() == 0 else 1, "float16")
+    require_equal(hvd.allreduce(mine, op=hvd.Sum), np.full(count, 2052, "float16"))  # 2051 is none
+    require_equal(hvd.allreduce(np.full(count, 40_000, "float16")), np.full(count, 40_000, "float16"))
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+@pytest.mark.parametrize("count", [10, 100_003])
+def test_nan_is_never_lost(count):
+    mine = np.ones(count, "float32")
+    if hvd.rank() == 2:
+        mine[3] = np.nan
+    for op in (hvd.Min, hvd.Max, hvd.Sum, hvd.Product):
+        assert np.isnan(hvd.allreduce(mine, op=op)).nonzero()[0].tolist() == [3]
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_place_in_the_world():
+    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank() % 2, 2)
+    assert (hvd.cross_rank(), hvd.cross_size()) == (hvd.rank() // 2, 2)
+    assert hvd.is_homogeneous()
+    assert len(set(hvd.allgather_object(socket.gethostname()))) == 2
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_process_sets_inside_and_across_hosts():
+    sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3], [0, 1, 2])]
+    for step in range(5):
+        for one in sets:
+            if one.included():
+                result = hvd.allreduce(np.full(40_000, hvd.rank() + 1.0), op=hvd.Sum, name=f"{step}", process_set=one)
+                require_equal(result, np.full(40_000, sum(rank + 1.0 for rank in one.ranks)))
+    for one in sets:
+        hvd.remove_process_set(one)
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_the_ranks_of_one_host_come_much_later():
+    for step in range(3):
+        if hvd.rank() // 2 == step % 2:
+            time.sleep(0.2)
+        handles = [hvd.allreduce_async(np.full(i, 1.0), op=hvd.Sum, name=f"late{i}") for i in range(20)]
+        for i, handle in enumerate(handles):
+            require_equal(hvd.synchronize(handle), np.full(i, 4.0))
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_ranks_that_disagree_across_hosts():
+    with pytest.raises(hvd.MismatchError, match=r"ranks 0-2 sent float64\[2\], rank 3 sent float64\[3\]"):
+        hvd.allreduce(np.ones(3 if hvd.rank() == 3 else 2), name="bad")
+    require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum), np.full(2, 4.0))
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_uneven_data_across_hosts():
+    for batch in range(hvd.rank()):
+        hvd.allreduce(np.ones(10), name=f"batch{batch}")
+    assert hvd.join() == 3
+
+
+def check_idle():
+    hvd.allreduce(np.ones(3))
+    time.sleep(0.2)
+    before = os.times()
+    time.sleep(10)
+    after = os.times()
+    assert (after.user + after.system) - (before.user + before.system) < 0.1
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_idle_ranks_on_2_hosts_sleep():
+    check_idle()
+
+
+@pytest.mark.ranks(2, hosts=(1, 1))
+def test_idle_ranks_on_2_hosts_of_1_rank_sleep():
+    check_idle()
+
+
+@pytest.mark.ranks(4, hosts=(1, 1, 1, 1), isolated=True)
+def test_init_and_shutdown_many_times():
+    for step in range(5):
+        hvd.init()
+        require_equal(hvd.allreduce(np.full(1000, float(step)), op=hvd.Sum), np.full(1000, 4.0 * step))
+        hvd.shutdown()
