@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <numeric>
+
 #include "base/error.h"
 
 namespace ringtrain {
@@ -14,9 +16,15 @@ class Library {
     if (!handle_) throw failure("cannot open the MPI library " + path + ": " + dlerror());
   }
 
+  // Null where the library does not have it.
+  template <typename Function>
+  void find_optional(Function*& function, const char* name) const {
+    function = reinterpret_cast<Function*>(dlsym(handle_, name));
+  }
+
   template <typename Function>
   void find(Function*& function, const char* name) const {
-    function = reinterpret_cast<Function*>(dlsym(handle_, name));
+    find_optional(function, name);
     if (!function) throw failure(std::string("the MPI library has no function ") + name);
   }
 
@@ -47,6 +55,9 @@ struct Table {
   int (*Comm_set_errhandler)(H, H);
   int (*Error_class)(int, int*);
   int (*Error_string)(int, char*, int*);
+  int (*Group_size)(H, int*);
+  int (*Group_translate_ranks)(H, int, const int*, H, int*);
+  int (*Comm_get_failed)(H, H*);  // null without ULFM
   // clang-format on
 
   explicit Table(const Library& library) {
@@ -69,6 +80,9 @@ struct Table {
     library.find(Comm_set_errhandler, "MPI_Comm_set_errhandler");
     library.find(Error_class, "MPI_Error_class");
     library.find(Error_string, "MPI_Error_string");
+    library.find(Group_size, "MPI_Group_size");
+    library.find(Group_translate_ranks, "MPI_Group_translate_ranks");
+    library.find_optional(Comm_get_failed, "MPIX_Comm_get_failed");
   }
 };
 
@@ -165,6 +179,20 @@ class MpiOver final : public Mpi {
 
   MpiRequest ibarrier(MpiComm communicator) override {
     return started("MPI_Ibarrier", [&](Handle* request) { return call_.Ibarrier(of(communicator), request); });
+  }
+
+  std::vector<int> failed_ranks() override {
+    Handle failed{}, all{};
+    if (!call_.Comm_get_failed || call_.Comm_get_failed(world_, &failed) != 0) return {};
+    int count = 0;
+    call_.Group_size(failed, &count);
+    std::vector<int> places(static_cast<size_t>(count)), ranks(static_cast<size_t>(count));
+    std::iota(places.begin(), places.end(), 0);
+    check(call_.Comm_group(world_, &all), "MPI_Comm_group");
+    check(call_.Group_translate_ranks(failed, count, places.data(), all, ranks.data()), "MPI_Group_translate_ranks");
+    call_.Group_free(&all);
+    if (count > 0) call_.Group_free(&failed);  // the empty group may be a constant
+    return ranks;
   }
 
   bool test(MpiRequest& request) override {

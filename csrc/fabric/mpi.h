@@ -64,6 +64,9 @@ class Mpi {
                                const std::vector<int>& receive_offsets, MpiComm communicator) = 0;
   virtual MpiRequest ibarrier(MpiComm communicator) = 0;
 
+  // Ranks of world() that the library knows to have failed; always empty where it cannot tell (no ULFM).
+  virtual std::vector<int> failed_ranks() = 0;
+
   // Whether it is complete; then `request` is inactive.
   virtual bool test(MpiRequest& request) = 0;
   // Gives a request up after an error: its memory will not be written any more, if the library can do that at all.

@@ -14,6 +14,11 @@ std::string to_string(const RankName& name) {
   return "rank " + std::to_string(name.rank) + " (host " + name.host + ", pid " + std::to_string(name.pid) + ")";
 }
 
+std::string is_gone(const RankName& name) {
+  return to_string(name) +
+         " is gone: its process has ended without shutdown(). Look at the end of its output for the reason.";
+}
+
 size_t Node::bytes(int size, size_t board_bytes) {
   return sizeof(Shared) + static_cast<size_t>(size) * (sizeof(Control) + 2 * padded(board_bytes));
 }
@@ -60,9 +65,7 @@ void Node::check_members() {
     // A rank says that it leaves before its lock goes, so the order of the two questions matters.
     if (member == index_ || is_life_lock_held(segment_.descriptor(), member)) continue;
     if (control(member).has_left.load(std::memory_order_acquire)) continue;
-    throw Error(ErrorKind::peer_lost, to_string(members_[member]) +
-                                          " is gone: its process has ended without shutdown(). "
-                                          "Look at the end of its output for the reason.");
+    throw Error(ErrorKind::peer_lost, is_gone(members_[member]));
   }
 }
 

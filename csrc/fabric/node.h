@@ -21,6 +21,8 @@ struct RankName {
   int64_t pid = 0;
 };
 std::string to_string(const RankName& name);  // "rank 3 (host h2, pid 4711)"
+// What the others say of a rank whose process has ended without shutdown().
+std::string is_gone(const RankName& name);
 
 class Node {
  public:

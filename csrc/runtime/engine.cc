@@ -67,7 +67,7 @@ void Engine::loop() {
       turn();
     }
   } catch (const Error& error) {
-    fail(error.kind(), error.what());
+    fail(error.kind(), error.kind() == ErrorKind::peer_lost ? name_the_lost(error.what()) : error.what());
   } catch (const std::exception& error) {
     fail(ErrorKind::failure, error.what());
   }
@@ -116,6 +116,14 @@ void Engine::end(const std::vector<int>& left) {
                          : ranks_text(left) +
                                " left the job: shutdown() was called there, or the script came to its end. "
                                "No operation can complete without it.");
+}
+
+// MPI tells that somebody is gone, but not who; where it knows, the message becomes that of the node's own roll call.
+std::string Engine::name_the_lost(const std::string& message) {
+  if (!fabric_.alarm()) return message;
+  std::string text;
+  for (const int rank : fabric_.mpi()->failed_ranks()) text += is_gone(world_.names[rank]) + " ";
+  return text.empty() || message.find("is gone") != std::string::npos ? message : text + "(" + message + ")";
 }
 
 void Engine::fail(ErrorKind kind, const std::string& message) {

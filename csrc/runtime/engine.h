@@ -37,6 +37,7 @@ class Engine {
   bool has_work();
   double sleep_s(double idle_s);
   void end(const std::vector<int>& left);
+  std::string name_the_lost(const std::string& message);
   void fail(ErrorKind kind, const std::string& message);
 
   // Constant after construction.
