@@ -43,9 +43,9 @@ $(BIN)/python:
 
 # Editable: the core is built into ringtrain/, once for all environments, and Python sources need no new install.
 $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
-	$(BIN)/python -m pip install --quiet --editable ".[$(MPI),examples,test]"
+	$(BIN)/python -m pip install -qq --editable ".[$(MPI),examples,test]"
 	touch $@
 
 $(VENV)/.linters: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable ".[lint]"
+	$(BIN)/python -m pip install -qq --editable ".[lint]"
 	touch $@

@@ -1,6 +1,7 @@
 """Builds ringtrain._core from csrc/ with nothing but a C++17 compiler and nanobind: no MPI, no CUDA, no framework."""
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +27,13 @@ class BuildExt(build_ext):
     """Compiles the sources side by side; setuptools would take one after the other."""
 
     def build_extension(self, ext: Extension) -> None:
+        # Several environments (one for each MPI) may share one checkout: they run the same binary.
+        built = ROOT / self.get_ext_filename(ext.name)
+        if self.editable_mode and is_newer(built, [*ext.sources, *ext.depends, __file__]):
+            target = Path(self.get_ext_fullpath(ext.name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(built, target)
+            return
         compile_one_by_one = self.compiler.compile
         workers = len(os.sched_getaffinity(0))
 
@@ -36,6 +44,10 @@ class BuildExt(build_ext):
 
         self.compiler.compile = compile_together
         super().build_extension(ext)
+
+
+def is_newer(built: Path, sources: list[str]) -> bool:
+    return built.exists() and all(built.stat().st_mtime > (ROOT / source).stat().st_mtime for source in sources)
 
 
 def sources() -> list[str]:

@@ -25,7 +25,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
         keywords: any option of docs/options.md, the same on all ranks, such as `fusion_threshold_mb=64`.
 
     Raises:
-        RingtrainError: already initialised; a rank does not come.
+        RingtrainError: already initialised; the shared memory or the MPI library cannot be used.
         RuntimeError: started by the launcher of another MPI, so that each process would be rank 0 of 1.
         TypeError: an unknown option.
         ValueError: an option out of range or not the same on all ranks; a bad list of ranks.

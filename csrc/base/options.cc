@@ -50,7 +50,7 @@ const std::vector<Entry>& entries() {
       choice(&Options::shared_memory, "shared_memory", {"auto", "off"},
              "Whether the ranks of a node talk through /dev/shm; off sends everything through MPI."),
       choice(&Options::allreduce_algorithm, "allreduce_algorithm", {"auto", "ring", "mpi"},
-             "Who carries out collectives: auto chooses by topology, type and size; ring and mpi force one of them."),
+             "Who carries out reductions: auto chooses by topology, type and size; ring and mpi force one of them."),
       choice(&Options::cross_algorithm, "cross_algorithm", {"auto", "ring", "mpi"},
              "Who carries out the part between nodes of a hierarchical allreduce."),
       choice(&Options::simd, "simd", {"auto", "scalar", "avx2", "avx512"},

@@ -2,17 +2,18 @@
 
 namespace ringtrain {
 
-BySizeGroup::BySizeGroup(std::unique_ptr<Group> small, std::unique_ptr<Group> large, size_t large_from_bytes)
+BySizeGroup::BySizeGroup(std::unique_ptr<Group> small, std::unique_ptr<Group> large, const Limits& large_from)
     : Group(small->rank(), small->size()),
       small_(std::move(small)),
       large_(std::move(large)),
-      large_from_bytes_(large_from_bytes) {}
+      large_from_(large_from) {}
 
 // MPI leaves it open what the smallest of a number and NaN is, so what has NaN goes where it is NaN.
 Group& BySizeGroup::choose(const Reduction& reduction, size_t count) {
   const bool may_lose_nan =
       is_float(reduction.dtype) && (reduction.reduce == Reduce::min || reduction.reduce == Reduce::max);
-  return may_lose_nan ? *large_ : choose(count * size_of(reduction.dtype));
+  const bool is_large = count * size_of(reduction.dtype) >= large_from_.reduce_bytes;
+  return may_lose_nan || is_large ? *large_ : *small_;
 }
 
 void BySizeGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {

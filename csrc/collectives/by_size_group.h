@@ -11,7 +11,11 @@ namespace ringtrain {
 class BySizeGroup final : public Group {
  public:
   // Decides by numbers that all ranks know alike: the bytes of the whole result.
-  BySizeGroup(std::unique_ptr<Group> small, std::unique_ptr<Group> large, size_t large_from_bytes);
+  // Reductions are large from one number of bytes on, what only moves data from another.
+  struct Limits {
+    size_t reduce_bytes, move_bytes;
+  };
+  BySizeGroup(std::unique_ptr<Group> small, std::unique_ptr<Group> large, const Limits& large_from);
   const char* name() const override { return "by size"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
@@ -23,10 +27,10 @@ class BySizeGroup final : public Group {
 
  private:
   Group& choose(const Reduction& reduction, size_t count);
-  Group& choose(size_t bytes) { return bytes >= large_from_bytes_ ? *large_ : *small_; }
+  Group& choose(size_t bytes) { return bytes >= large_from_.move_bytes ? *large_ : *small_; }
 
   const std::unique_ptr<Group> small_, large_;
-  const size_t large_from_bytes_;
+  const Limits large_from_;
 };
 
 }  // namespace ringtrain

@@ -35,10 +35,11 @@ void FlatGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& 
 
 void FlatGroup::allreduce_packed(const Reduction& reduction, const std::vector<Piece>& pieces, size_t count) {
   if (count == 0) return;
-  char* buffer = packed_.get(count * size_of(reduction.dtype));
-  pack(reduction.dtype, 1.0, pieces, buffer);
+  const size_t element = size_of(reduction.dtype);
+  char* buffer = packed_.get(count * element);
+  pack(element, pieces, buffer);
   allreduce_in_place(reduction, buffer, count);
-  unpack(reduction.dtype, 1.0, buffer, pieces);
+  unpack(element, buffer, pieces);
 }
 
 }  // namespace ringtrain

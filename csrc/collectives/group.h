@@ -16,8 +16,6 @@
 
 namespace ringtrain {
 
-enum class Collective { allreduce, reduce_scatter, allgather, broadcast, alltoall, barrier };
-
 // One number per rank of the Group: elements or bytes, as the method says.
 using Counts = std::vector<size_t>;
 

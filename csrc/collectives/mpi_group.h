@@ -22,10 +22,10 @@ class MpiGroup final : public FlatGroup {
   const char* name() const override { return "mpi"; }
 
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
-  // At most 2^31 - 1 bytes altogether.
+  // Less than 2^31 bytes altogether.
   void allgather(const void* source, void* destination, const Counts& bytes) override;
   void broadcast(void* data, size_t bytes, int root) override;
-  // At most 2^31 - 1 bytes in each direction.
+  // Less than 2^31 bytes in each direction.
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
   void barrier() override;
 

@@ -13,7 +13,7 @@ namespace ringtrain {
 
 class MpiWire final : public Wire {
  public:
-  // `ranks`: of mpi.world(), in the order of this wire. `first_tag`: MPI tags from here to first_tag + 7 belong to this
+  // `ranks`: of mpi.world(), in the order of this wire. `first_tag`: MPI tags from here to first_tag + 6 belong to this
   // wire. `mpi` and `watch` outlive this.
   MpiWire(Mpi& mpi, std::vector<int> ranks, int rank, int first_tag, Watch& watch)
       : mpi_(mpi), ranks_(std::move(ranks)), rank_(rank), first_tag_(first_tag), watch_(watch) {}

@@ -1,37 +1,24 @@
 #include "kernels/pack.h"
 
-#include "kernels/reduce.h"
+#include <cstring>
 
 namespace ringtrain {
 
-void pack(DType dtype, double factor, const std::vector<Piece>& pieces, void* buffer) {
+void pack(size_t element_bytes, const std::vector<Piece>& pieces, void* buffer) {
   char* next = static_cast<char*>(buffer);
   for (const Piece& piece : pieces) {
-    scale(dtype, factor, next, piece.source, piece.count);
-    next += piece.count * size_of(dtype);
+    const size_t bytes = piece.count * element_bytes;
+    if (bytes > 0) std::memcpy(next, piece.source, bytes);
+    next += bytes;
   }
 }
 
-void unpack(DType dtype, double factor, const void* buffer, const std::vector<Piece>& pieces) {
+void unpack(size_t element_bytes, const void* buffer, const std::vector<Piece>& pieces) {
   const char* next = static_cast<const char*>(buffer);
   for (const Piece& piece : pieces) {
-    scale(dtype, factor, piece.destination, next, piece.count);
-    next += piece.count * size_of(dtype);
-  }
-}
-
-void widen_pack(DType dtype, double factor, const std::vector<Piece>& pieces, float* buffer) {
-  for (const Piece& piece : pieces) {
-    widen(dtype, buffer, piece.source, piece.count);
-    scale(DType::float32, factor, buffer, buffer, piece.count);
-    buffer += piece.count;
-  }
-}
-
-void narrow_unpack(DType dtype, double factor, const float* buffer, const std::vector<Piece>& pieces) {
-  for (const Piece& piece : pieces) {
-    narrow(dtype, factor, piece.destination, buffer, piece.count);
-    buffer += piece.count;
+    const size_t bytes = piece.count * element_bytes;
+    if (bytes > 0) std::memcpy(piece.destination, next, bytes);
+    next += bytes;
   }
 }
 

@@ -73,10 +73,11 @@ void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, c
 }
 
 void shutdown() {
-  const std::shared_ptr<Engine> leaving = std::move(engine);
+  std::shared_ptr<Engine> leaving = std::move(engine);
   if (!leaving) return;
   nb::gil_scoped_release release;
   leaving->shutdown();
+  leaving.reset();  // what it owns takes leave of MPI, which may take a moment
 }
 
 std::shared_ptr<Handle> submit(OpKind kind, const std::vector<View>& inputs, const std::vector<View>& outputs,

@@ -1,0 +1,45 @@
+"""The option table and what is made of it."""
+
+from pathlib import Path
+
+import pytest
+
+from ringtrain import options
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "options.md"
+
+
+def test_the_document_is_current():
+    assert options.markdown() in DOCUMENT.read_text(), "run `make docs`"
+
+
+def test_every_default_is_allowed():
+    resolved = options.resolve({}, environ={})
+    assert set(resolved) == {option.name for option in options.TABLE}
+    assert options.resolve(resolved, environ={}) == resolved
+
+
+def test_what_beats_what():
+    environ = {"RINGTRAIN_CACHE_CAPACITY": "5", "HOROVOD_CACHE_CAPACITY": "6"}
+    assert options.resolve({"cache_capacity": 4}, environ)["cache_capacity"] == "4"
+    assert options.resolve({}, environ)["cache_capacity"] == "5"
+    del environ["RINGTRAIN_CACHE_CAPACITY"]
+    assert float(options.resolve({}, environ)["cache_capacity"]) == 6
+
+
+def test_horovod_counts_bytes_where_we_count_megabytes():
+    environ = {"HOROVOD_FUSION_THRESHOLD": str(64 * 1024 * 1024)}
+    assert float(options.resolve({}, environ)["fusion_threshold_mb"]) == 64
+
+
+@pytest.mark.parametrize("option", options.TABLE, ids=lambda option: option.name)
+def test_every_range_has_its_ends(option):
+    if option.type == "choice":
+        inside, outside = option.choices, ["", "none of them"]
+    else:
+        inside, outside = [option.minimum, option.maximum], [option.minimum - 1, option.maximum * 2, "nan", "1x"]
+    for value in inside:
+        options.resolve({option.name: value}, environ={})
+    for value in outside:
+        with pytest.raises(ValueError, match=f"option {option.name} must be"):
+            options.resolve({option.name: value}, environ={})
