@@ -12,6 +12,14 @@ BIN := $(VENV)/bin
 
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
 
+# Open MPI's mpirun refuses root, who is the only user in most containers, unless these are set. For `activate`.
+define ALLOW_ROOT
+if [ "$$(id -u)" = 0 ]; then
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+endef
+export ALLOW_ROOT
+
 .PHONY: demo test lint format docs clean
 
 demo: $(VENV)/.installed
@@ -40,6 +48,7 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	printf '%s\n' "$$ALLOW_ROOT" >> $(BIN)/activate
 
 # Editable: the core is built into ringtrain/, once for all environments, and Python sources need no new install.
 $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)

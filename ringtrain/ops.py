@@ -23,7 +23,9 @@ from typing import Any, ParamSpec
 
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.compression import Compression, Compressor
-from ringtrain.handles import Handle, poll, synchronize
+from ringtrain.handles import Handle
+from ringtrain.handles import poll as poll
+from ringtrain.handles import synchronize as synchronize
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.submission import Operation, Reduction, start
 
@@ -32,47 +34,6 @@ Sum = ReduceOp.Sum
 Min = ReduceOp.Min
 Max = ReduceOp.Max
 Product = ReduceOp.Product
-
-__all__ = [
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_alltoall",
-    "grouped_alltoall_async",
-    "grouped_broadcast",
-    "grouped_broadcast_",
-    "grouped_broadcast_async",
-    "grouped_broadcast_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "join",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "synchronize",
-]
-
 
 P = ParamSpec("P")
 

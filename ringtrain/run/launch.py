@@ -74,6 +74,19 @@ class Hydra:
 class IntelHydra(Hydra):
     """mpiexec.hydra of Intel MPI, which binds ranks to cores and leaves it to a script around it to look for Slurm."""
 
+    def arguments(self, job: Job) -> list[str]:
+        """One section for each host: this Hydra fills the hosts of -hosts by their cores, whatever their slots are."""
+        if len(job.hosts) < 2:
+            return super().arguments(job)
+        arguments, left = [self.path, "-genvall"], job.num_proc
+        for host in job.hosts:
+            ranks = min(host.slots, left)
+            if ranks > 0:
+                section = ["-host", host.name, "-np", str(ranks), *job.command]
+                arguments += section if left == job.num_proc else [":", *section]
+            left -= ranks
+        return arguments
+
     def environment(self, job: Job) -> dict[str, str]:
         defaults = {"I_MPI_PIN": "0"}
         if in_slurm_allocation(job.environment):
