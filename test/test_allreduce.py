@@ -187,6 +187,27 @@ def test_ranks_with_different_instruction_sets_hold_the_same_bits():
     assert available[0] == "scalar"
 
 
+@pytest.mark.ranks(2, isolated=True)
+def test_a_library_that_flushes_denormals_on_one_rank_changes_nothing(tmp_path):
+    import ctypes
+    import subprocess
+
+    from mpi4py import MPI
+
+    denormal = np.full(1000, np.finfo("float32").smallest_subnormal * 4, "float32")
+    if MPI.COMM_WORLD.Get_rank() == 1:
+        library = tmp_path / "fast.so"
+        subprocess.run(["gcc", "-shared", "-Ofast", "-x", "c", "/dev/null", "-o", library], check=True, timeout=30)
+        ctypes.CDLL(str(library))
+    is_flushing = MPI.COMM_WORLD.allgather(not (denormal * np.float32(1)).any())
+    if not any(is_flushing):
+        pytest.skip("this gcc links nothing into a shared library that flushes denormals")
+    hvd.init()
+    result = hvd.allreduce(denormal, op=hvd.Sum)
+    require_equal(result.view("int32"), np.full(1000, 8, "int32"))
+    hvd.shutdown()
+
+
 @pytest.mark.ranks(2, timeout=180)
 def test_more_than_two_gigabytes():
     check_more_than_two_gigabytes()

@@ -37,6 +37,10 @@ void narrow(DType dtype, double factor, void* destination, const float* source, 
 // "auto", "scalar", "avx2" or "avx512". Throws Error(invalid) if this CPU cannot. Call before the first reduction.
 void choose_simd(const std::string& name);
 
+// For the thread that calls the rest. It inherits from its creator whether denormal numbers are flushed to zero, which
+// libraries built with -ffast-math switch on by being loaded; ranks that differ in that would end with different bits.
+void keep_denormals();
+
 // The variant in use: "scalar", "avx2" or "avx512".
 const char* simd_in_use();
 

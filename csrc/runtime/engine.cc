@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "coordination/mismatch.h"
+#include "kernels/reduce.h"
 
 namespace ringtrain {
 namespace {
@@ -61,6 +62,7 @@ void Engine::shutdown() {
 }
 
 void Engine::loop() {
+  keep_denormals();
   try {
     while (!has_ended_) {
       wait_for_work();
