@@ -101,11 +101,13 @@ void Engine::wait_for_work() {
   }
 }
 
-// Other nodes cannot ring the bell, so their calls are looked for: often while there was work a moment ago, rarely when
-// idle. Otherwise it is enough to look now and then whether the other ranks live.
+// Other nodes cannot ring the bell, so the first rank of a node looks for their calls: often while there was work a
+// moment ago, rarely when idle. The others only give MPI a call now and then. On one node it is enough to look whether
+// the other ranks live.
 double Engine::sleep_s(double idle_s) {
-  constexpr double kLookAround_s = 0.2, kShortest_s = 20e-6, kLongestPoll_s = 5e-3;
-  if (fabric_.alarm()) return std::clamp(idle_s / 8, kShortest_s, kLongestPoll_s);
+  constexpr double kLookAround_s = 0.2, kShortest_s = 20e-6, kLongestCall_s = 0.1, kLongestPoll_s = 0.01;
+  if (fabric_.alarm())
+    return std::clamp(idle_s / 8, kShortest_s, fabric_.is_rung_for_rounds() ? kLongestCall_s : kLongestPoll_s);
   return std::clamp(coordinator_.next_deadline() - now_s(), 1e-3, kLookAround_s);
 }
 

@@ -27,6 +27,8 @@ class Fabric {
   Mpi* mpi() { return mpi_.get(); }        // null in a world of one rank
   Node* node() { return node_.get(); }     // null when no rank shares memory with this one
   Alarm* alarm() { return alarm_.get(); }  // null when all ranks share one node's memory
+  // Whether a rank of this node rings the bell when another node wants a round.
+  bool is_rung_for_rounds() const { return node_ && node_->index() > 0; }
   // Rings when there is something to do; the engine sleeps on it.
   Flag& bell() { return node_ ? node_->bell(node_->index()) : own_bell_; }
 
