@@ -39,12 +39,11 @@ class World(NamedTuple):
     nodes: list[int]
     token: str
     library: Library | None
-    has_thread_multiple: bool
 
 
 def single_world() -> World:
     """A job of one rank: no MPI."""
-    return World(0, [(socket.gethostname(), os.getpid())], [0], secrets.token_hex(8), None, True)
+    return World(0, [(socket.gethostname(), os.getpid())], [0], secrets.token_hex(8), None)
 
 
 def is_wanted(comm: Any) -> bool:
@@ -81,7 +80,6 @@ def connect(comm: Any, settings: dict[str, str]) -> World:
         nodes=[numbers[leader] for leader in leaders],
         token=own.bcast(secrets.token_hex(8)),
         library=_describe(MPI, own),
-        has_thread_multiple=True,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ringtrain import _core
 from ringtrain._core import OpKind, ReduceOp
-from ringtrain.arrays import Adapter, adapter_for
+from ringtrain.arrays import Adapter, View, adapter_for
 from ringtrain.compression import Compression, Compressor
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet
@@ -75,7 +75,11 @@ class _Input(NamedTuple):
     original: Any  # the user's
     context: Any  # of the compressor
     sent: Any  # what the core reads
+    view: View  # of `sent`
     output: Any  # what the core writes, or None where it allocates the result
+
+    def output_view(self) -> View:
+        return self.view if self.output is self.sent else self.adapter.view(self.output)
 
 
 def start(operation: Operation) -> Handle:
@@ -93,8 +97,8 @@ def start(operation: Operation) -> Handle:
         _check_root(operation)
     handle = _core.submit(
         operation.kind,
-        [one.adapter.view(one.sent) for one in inputs],
-        [one.adapter.view(one.output) for one in inputs if one.output is not None],
+        [one.view for one in inputs],
+        [one.output_view() for one in inputs if one.output is not None],
         operation.name or "",
         op=operation.reduction.op,
         root=operation.root,
@@ -123,17 +127,19 @@ def _prepare(operation: Operation, tensor: Any) -> _Input:
     if operation.kind in (OpKind.ALLGATHER, OpKind.ALLTOALL):
         array = adapter.rows(array)
     sent, context = operation.reduction.compression.compress(array)
-    sent = adapter.prepare(sent)
-    _check_dtype_and_shape(operation, adapter, sent)
+    if sent is not array:
+        sent = adapter.prepare(sent)
+    view = adapter.view(sent)
+    _check_dtype_and_shape(operation, sent, view)
     output = None
     if operation.kind in (OpKind.ALLREDUCE, OpKind.BROADCAST):
         may_overwrite = writes_into_tensor or sent is not array or (operation.in_place and array is not tensor)
         output = sent if may_overwrite else adapter.empty_like(sent)
-    return _Input(adapter, tensor, context, sent, output)
+    return _Input(adapter, tensor, context, sent, view, output)
 
 
-def _check_dtype_and_shape(operation: Operation, adapter: Adapter, sent: Any) -> None:
-    _, dtype, shape = adapter.view(sent)
+def _check_dtype_and_shape(operation: Operation, sent: Any, view: View) -> None:
+    _, dtype, shape = view
     reduces = operation.kind in (OpKind.ALLREDUCE, OpKind.REDUCESCATTER)
     if reduces and operation.reduction.op == ReduceOp.Average and dtype in _INTEGERS:
         raise ValueError(

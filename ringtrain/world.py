@@ -82,7 +82,12 @@ def size() -> int:
 
 def _local_ranks(world: mpi.World) -> list[int]:
     """The local rank of every rank: how many ranks of its node come before it."""
-    return [world.nodes[:number].count(node) for number, node in enumerate(world.nodes)]
+    seen: Counter[int] = Counter()
+    ranks = []
+    for node in world.nodes:
+        ranks.append(seen[node])
+        seen[node] += 1
+    return ranks
 
 
 def local_rank() -> int:
@@ -116,8 +121,9 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called from several threads. ringtrain does not start without that."""
-    return _joined().has_thread_multiple
+    """Whether MPI may be called from several threads: always, since init() refuses an MPI without that."""
+    _joined()
+    return True
 
 
 def mpi_enabled() -> bool:

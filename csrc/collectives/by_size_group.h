@@ -10,11 +10,11 @@ namespace ringtrain {
 
 class BySizeGroup final : public Group {
  public:
-  // Decides by numbers that all ranks know alike: the bytes of the whole result.
   // Reductions are large from one number of bytes on, what only moves data from another.
   struct Limits {
     size_t reduce_bytes, move_bytes;
   };
+  // Decides by numbers that all ranks know alike: the bytes of the whole result.
   BySizeGroup(std::unique_ptr<Group> small, std::unique_ptr<Group> large, const Limits& large_from);
   const char* name() const override { return "by size"; }
 
