@@ -26,6 +26,9 @@ class Adapter(Protocol):
 
     def view(self, array: Any) -> View: ...
 
+    def view_in_place(self, array: Any) -> View | None:
+        """The view of an array that can be read and written where it lies, or None: the other functions know why."""
+
     def assign(self, target: Any, source: Any) -> None: ...
 
     def from_memory(self, memory: Any, dtype: int, shape: list[int], like: Any) -> Any:

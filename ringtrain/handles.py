@@ -21,16 +21,15 @@ class Handle:
     """One operation under way. Give it to `synchronize` or `poll`.
 
     It keeps the arrays alive that the engine reads and writes. `finish` makes the user's result of the completed
-    operation.
+    operation; without it `arrays` is the result.
     """
 
     __slots__ = ("_arrays", "_core", "_finish", "_result")
 
-    def __init__(self, core: _core.Handle, arrays: Any, finish: Callable[[_core.Handle], Any]):
+    def __init__(self, core: _core.Handle, arrays: Any, finish: Callable[[_core.Handle], Any] | None = None):
         self._core = core
-        self._arrays = arrays
-        self._finish: Callable[[_core.Handle], Any] | None = finish
-        self._result: Any = None
+        self._arrays = self._result = arrays
+        self._finish = finish
         if _abandoned:
             _forget_done()
 
@@ -44,18 +43,22 @@ class Handle:
         Raises:
             RingtrainError: the operation failed; see ringtrain.errors.
         """
-        while not self._core.wait(0.2):  # now and then back to Python, which looks for signals
+        while not _core.wait(self._core, 0.2):  # now and then back to Python, which looks for signals
             _core.require_initialized()  # a forked child would wait for ever
         try:
             self._core.check()
         except (PeerLostError, StalledError):
             _given_up.append(self._arrays)
             raise
-        with _finishing:
+        if self._finish is not None:
+            self._make_result()
+        return self._result
+
+    def _make_result(self) -> None:
+        with _finishing:  # by one thread only
             if self._finish is not None:
                 self._result = self._finish(self._core)
                 self._finish = self._arrays = None
-        return self._result
 
     def __del__(self) -> None:
         if not self._core.is_done():

@@ -27,7 +27,7 @@ from ringtrain.handles import Handle
 from ringtrain.handles import poll as poll
 from ringtrain.handles import synchronize as synchronize
 from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.submission import Operation, Reduction, start
+from ringtrain.submission import Operation, Reduction, start, start_in_place
 
 Average = ReduceOp.Average
 Sum = ReduceOp.Sum
@@ -114,8 +114,25 @@ def allreduce_async_(
     priority: int = 0,
 ) -> Handle:
     """As `allreduce`, at once and in place: the tensor will hold the result. Mirrors `horovod.allreduce_async_`."""
-    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
-    return start(Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority, in_place=True))
+    how = (op, average, prescale_factor, postscale_factor, compression)
+    return start_in_place(tensor, name, how, process_set, priority, False)
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
+    priority: int = 0,
+) -> Any:
+    """As `allreduce_async_`, and waits for the result, which it returns. Mirrors `horovod.allreduce_`."""
+    how = (op, average, prescale_factor, postscale_factor, compression)
+    return start_in_place(tensor, name, how, process_set, priority, True).wait()
 
 
 def grouped_allreduce(
@@ -174,7 +191,6 @@ def grouped_allreduce_async_(
     )
 
 
-allreduce_ = _blocking(allreduce_async_)
 grouped_allreduce_ = _blocking(grouped_allreduce_async_)
 
 # ------------------------------------------------------------------------------------------------------ reducescatter

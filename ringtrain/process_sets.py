@@ -95,7 +95,7 @@ def forget_process_sets() -> None:
 
 
 def _wait(handle: _core.Handle) -> int:
-    while not handle.wait(0.2):
+    while not _core.wait(handle, 0.2):
         pass
     handle.check()
     return handle.number()

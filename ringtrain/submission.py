@@ -45,6 +45,7 @@ class Reduction(NamedTuple):
 
 
 _NO_REDUCTION = Reduction()
+_How = tuple[ReduceOp | None, bool | None, float, float, type[Compressor]]
 
 
 @dataclass
@@ -82,8 +83,11 @@ class _Input(NamedTuple):
         return self.view if self.output is self.sent else self.adapter.view(self.output)
 
 
-def start(operation: Operation) -> Handle:
-    """Submit an operation. Raises at once what the caller's own rank can see."""
+def start(operation: Operation, is_awaited: bool = False) -> Handle:
+    """Submit an operation. Raises at once what the caller's own rank can see.
+
+    `is_awaited`: the caller waits for it at once.
+    """
     _core.require_initialized()
     number = operation.process_set.process_set_id
     if number is None:
@@ -107,8 +111,39 @@ def start(operation: Operation) -> Handle:
         process_set=number,
         priority=operation.priority,
         splits=splits,
+        is_awaited=is_awaited,
     )
     return Handle(handle, inputs, lambda core: _finish(operation, inputs, has_splits, core))
+
+
+def start_in_place(
+    tensor: Any, name: str | None, how: _How, process_set: ProcessSet, priority: int, is_awaited: bool
+) -> Handle:
+    """Submit the allreduce of one tensor in place: as `start`, at a third of its cost where nothing needs care.
+
+    A training step does this for every gradient. `how`: the arguments of Reduction.of.
+    """
+    op, average, prescale, postscale, compression = how
+    if op is None and average is None:
+        op = ReduceOp.Average
+    number = process_set.process_set_id
+    view = adapter_for(tensor).view_in_place(tensor)
+    if (
+        view is None
+        or type(op) is not ReduceOp
+        or average is not None
+        or compression is not Compression.none
+        or number is None
+        or (name is not None and name[:1] == "<")
+        or (op is ReduceOp.Average and view[1] in _INTEGERS)
+    ):
+        reduction = Reduction.of(*how)
+        operation = Operation(
+            OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority, in_place=True
+        )
+        return start(operation, is_awaited)
+    handle = _core.allreduce_in_place(view, name or "", op, prescale, postscale, number, priority, is_awaited)
+    return Handle(handle, tensor)
 
 
 def _check_list(operation: Operation) -> None:

@@ -150,3 +150,27 @@ def test_ctrl_c_interrupts_a_wait():
     else:
         hvd.barrier(hvd.global_process_set)
         hvd.allreduce(np.ones(2), name="late")
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_several_threads_wait_and_each_gets_its_own():
+    def work(number):
+        for _ in range(100):
+            values = np.full(3, float(number))
+            require_equal(hvd.allreduce(values, name=f"of thread {number}", op=hvd.Sum), values * hvd.size())
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "1"})
+def test_what_is_urgent_overtakes_what_was_agreed_before():
+    large = [np.ones(1_000_000, np.float32) for _ in range(40)]
+    patient = [hvd.allreduce_async_(array, name=f"patient{i}", op=hvd.Max) for i, array in enumerate(large)]
+    hvd.allreduce(np.ones(3), name="urgent", priority=1)
+    assert not all(handle.poll() for handle in patient)
+    for handle in patient:
+        require_equal(handle.wait(), np.ones(1_000_000, np.float32))

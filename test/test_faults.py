@@ -1,6 +1,7 @@
 """Ranks that die or stop, by real signals: the others get a typed error in bounded time."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -120,3 +121,31 @@ def test_a_stopped_rank_ends_the_wait_with_a_stalled_error():
     assert "ringtrain warning: waiting for other ranks" in output
     for survivor in (0, 2):
         assert f"rank {survivor} got StalledError after" in output, output
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+import numpy as np
+import ringtrain as hvd
+
+hvd.init()
+pids = hvd.allgather(np.array([os.getpid()]))
+what, when = [(signal.SIGINT, 1.0), (signal.SIGSTOP, 0.3)][hvd.rank()]
+threading.Timer(when, os.kill, (os.getpid(), what)).start()
+begin = time.monotonic()
+try:
+    while True:
+        hvd.allreduce_(np.ones(4), name="small")
+except KeyboardInterrupt:
+    print(f"interrupted after {time.monotonic() - begin:.1f} s", flush=True)
+os.kill(int(pids[1]), signal.SIGKILL)
+time.sleep(1)
+os._exit(3)
+"""
+
+
+def test_ctrl_c_ends_the_wait_for_a_rank_that_was_stopped_at_any_moment():
+    command = [*launch_with_survivors(2), sys.executable, "-c", INTERRUPTED]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    seconds = re.search(r"interrupted after ([0-9.]+) s", result.stdout)
+    assert seconds and float(seconds[1]) < 4, result.stdout + result.stderr

@@ -1,8 +1,9 @@
 // How the ranks of the world talk while they negotiate. A round is one and_bits, perhaps followed by one gather and one
-// broadcast; all ranks make the same calls. Engine thread only.
+// broadcast; all ranks make the same calls. One thread at a time, but for is_called().
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "base/bytes.h"
@@ -19,16 +20,23 @@ class Channel {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Each bit stays set only if it is set on every rank. As many words on all ranks.
-  virtual void and_bits(Words& words) = 0;
+  // Each bit stays set only if it is set on every rank. As many words on all ranks. In two halves: begin_and gives this
+  // rank's words; finish_and waits for the others, calling those who sleep, and returns whether `words` is the result:
+  // not if they have not come by `deadline`, for Channels that keep deadlines.
+  virtual void begin_and(const Words& words) = 0;
+  virtual bool finish_and(Words& words, double deadline) = 0;
+  virtual bool keeps_deadlines() const { return false; }
+  void and_bits(Words& words) {
+    begin_and(words);
+    finish_and(words, std::numeric_limits<double>::infinity());
+  }
+
   // At rank 0: what everybody gave, by rank. Elsewhere nothing.
   virtual std::vector<Bytes> gather(const Bytes& mine) = 0;
   // Everywhere: what rank 0 gave.
   virtual Bytes broadcast(const Bytes& mine) = 0;
 
-  // Asks the ranks that sleep to come to the next and_bits.
-  virtual void call() = 0;
-  // Whether somebody has asked for the next and_bits, or is already in it.
+  // Whether somebody has begun the next and_bits. Those that keep deadlines may be asked by any thread.
   virtual bool is_called() = 0;
 
  private:
@@ -40,10 +48,11 @@ class Channel {
 class SelfChannel final : public Channel {
  public:
   SelfChannel() : Channel(0, 1) {}
-  void and_bits(Words&) override {}
+  void begin_and(const Words&) override {}
+  bool finish_and(Words&, double) override { return true; }
+  bool keeps_deadlines() const override { return true; }
   std::vector<Bytes> gather(const Bytes& mine) override { return {mine}; }
   Bytes broadcast(const Bytes& mine) override { return mine; }
-  void call() override {}
   bool is_called() override { return false; }
 };
 

@@ -19,37 +19,54 @@ constexpr int kBitsPerWord = 64;
 Coordinator::Coordinator(Channel& channel, Membership& membership, const Limits& limits)
     : channel_(channel), membership_(membership), limits_(limits), cache_(limits.cache_capacity), ledger_(membership) {}
 
-Round Coordinator::round(const std::vector<Request>& fresh, bool is_leaving) {
-  channel_.call();
+void Coordinator::begin_round(const std::vector<RequestPtr>& fresh, bool is_leaving) {
   has_just_joined_ = false;
   take_in(fresh);
   reannounce_overdue();
+  is_leaving_ = is_leaving;
+  words_ = own_words();
+  channel_.begin_and(words_);
+  is_in_round_ = true;
+}
 
-  Words words = own_words(is_leaving);
-  channel_.and_bits(words);
-
+std::optional<Round> Coordinator::finish_round(double deadline) {
+  if (!channel_.finish_and(words_, deadline)) return std::nullopt;
+  is_in_round_ = false;
   Round round;
-  std::vector<Agreement> agreements = take_common(words);
-  if (words[0] != (kNothingNew | kStaying)) {
-    for (Agreement& agreement : settle(is_leaving, round.left)) agreements.push_back(std::move(agreement));
+  if (words_[0] == (kNothingNew | kStaying)) {
+    round.plans = plans_of(words_);
+  } else {
+    std::vector<AgreementPtr> agreements = take_common(words_);
+    for (AgreementPtr& agreement : settle(round.left)) agreements.push_back(std::move(agreement));
+    drop_removed(agreements);
+    round.plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
   }
-  drop_removed(agreements);
-  round.plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
+  next_deadline_ = find_next_deadline();
   return round;
 }
 
+std::vector<PlanPtr> Coordinator::plans_of(const Words& words) {
+  std::vector<AgreementPtr> agreements = take_common(words);
+  if (agreements.empty()) return {};
+  const Words bits(words.begin() + 1, words.end());
+  if (const std::vector<PlanPtr>* known = cache_.plans_for(bits)) return *known;
+  std::vector<PlanPtr> plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
+  cache_.remember_plans(bits, plans);
+  return plans;
+}
+
 // What was agreed in the round in which its process set was removed fails on all its ranks, with what is pending there.
-void Coordinator::drop_removed(std::vector<Agreement>& agreements) const {
-  const auto is_of_removed = [&](const Agreement& one) { return !membership_.has(one.request.process_set); };
+void Coordinator::drop_removed(std::vector<AgreementPtr>& agreements) const {
+  const auto is_of_removed = [&](const AgreementPtr& one) { return !membership_.has(one->request.process_set); };
   agreements.erase(std::remove_if(agreements.begin(), agreements.end(), is_of_removed), agreements.end());
 }
 
-void Coordinator::take_in(const std::vector<Request>& fresh) {
+void Coordinator::take_in(const std::vector<RequestPtr>& fresh) {
   const double now = now_s();
-  for (const Request& request : fresh) {
-    if (request.kind == OpKind::join) reannounce_all_of(request.process_set);
-    if (const std::optional<int> slot = cache_.find(request))
-      ready_[*slot] = {request, now};
+  for (const RequestPtr& request : fresh) {
+    if (request->kind == OpKind::join) reannounce_all_of(request->process_set);
+    if (const std::optional<int> slot = cache_.find(*request))
+      ready_.add(*slot, {request, now});
     else
       to_announce_.push_back({request, now});
   }
@@ -58,11 +75,7 @@ void Coordinator::take_in(const std::vector<Request>& fresh) {
 // A bit does not tell rank 0 who has set it, so what waits for long is announced in full: then the Ledger can say who
 // is missing.
 void Coordinator::reannounce_overdue() {
-  const double limit = now_s() - overdue_s();
-  std::vector<int> overdue;
-  for (const auto& [slot, pending] : ready_)
-    if (pending.since < limit) overdue.push_back(slot);
-  for (const int slot : overdue) reannounce(slot);
+  for (const int slot : ready_.older_than(now_s() - overdue_s())) reannounce(slot);
 }
 
 double Coordinator::overdue_s() const {
@@ -71,77 +84,81 @@ double Coordinator::overdue_s() const {
 }
 
 void Coordinator::reannounce(int slot) {
-  const auto it = ready_.find(slot);
-  if (it == ready_.end()) return;
-  to_announce_.push_back(it->second);
-  ready_.erase(it);
+  if (ready_.has(slot)) to_announce_.push_back(ready_.take(slot));
 }
 
 // A join may be settled in the round in which it is announced, before a bit has become common.
 void Coordinator::reannounce_all_of(int process_set) {
   for (int slot = 0; slot < cache_.slot_count(); ++slot)
-    if (cache_.has(slot) && cache_.at(slot).request.process_set == process_set) reannounce(slot);
+    if (cache_.has(slot) && cache_.at(slot)->request.process_set == process_set) reannounce(slot);
 }
 
-bool Coordinator::own_bit(int slot) const {
+bool Coordinator::is_always_ready(int slot) const {
   if (!cache_.has(slot)) return false;
-  const Request& request = cache_.at(slot).request;
+  const Request& request = cache_.at(slot)->request;
   if (!membership_.contains(request.process_set, channel_.rank())) return true;
-  return ready_.count(slot) || (joined_.count(request.process_set) && Ledger::can_join(request));
+  return joined_.count(request.process_set) && Ledger::can_join(request);
 }
 
-Words Coordinator::own_words(bool is_leaving) const {
-  Words words(1 + (static_cast<size_t>(cache_.slot_count()) + kBitsPerWord - 1) / kBitsPerWord, 0);
+Words Coordinator::own_words() {
+  if (!always_ready_) {
+    always_ready_.emplace(1 + (static_cast<size_t>(cache_.slot_count()) + kBitsPerWord - 1) / kBitsPerWord, 0);
+    for (int slot = 0; slot < cache_.slot_count(); ++slot)
+      if (is_always_ready(slot)) (*always_ready_)[1 + slot / kBitsPerWord] |= uint64_t{1} << (slot % kBitsPerWord);
+  }
+  Words words = *always_ready_;
   const bool has_news =
       !to_announce_.empty() || ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now_s();
   if (!has_news) words[0] |= kNothingNew;
-  if (!is_leaving) words[0] |= kStaying;
-  for (int slot = 0; slot < cache_.slot_count(); ++slot)
-    if (own_bit(slot)) words[1 + slot / kBitsPerWord] |= uint64_t{1} << (slot % kBitsPerWord);
+  if (!is_leaving_) words[0] |= kStaying;
+  ready_.set_bits(words, 1);
   return words;
 }
 
-std::vector<Agreement> Coordinator::take_common(const Words& words) {
-  std::vector<Agreement> agreements;
+std::vector<AgreementPtr> Coordinator::take_common(const Words& words) {
+  std::vector<AgreementPtr> agreements;
   for (size_t i = 1; i < words.size(); ++i) {
     for (uint64_t rest = words[i]; rest != 0; rest &= rest - 1) {
       const int slot = static_cast<int>(i - 1) * kBitsPerWord + __builtin_ctzll(rest);
       agreements.push_back(cache_.at(slot));
       cache_.use(slot);
-      ready_.erase(slot);
+      ready_.drop(slot);
     }
   }
   return agreements;
 }
 
-std::vector<Agreement> Coordinator::settle(bool is_leaving, std::vector<int>& left) {
-  const std::vector<Bytes> announcements = channel_.gather(announcement(is_leaving));
+std::vector<AgreementPtr> Coordinator::settle(std::vector<int>& left) {
+  const std::vector<Bytes> announcements = channel_.gather(announcement());
   Bytes bytes;
   if (channel_.rank() == 0) bytes = to_bytes(decide(announcements));
   Decision decision = to_decision(channel_.broadcast(bytes));
   for (const Key& key : decision.evicted) {
-    const std::optional<int> slot = cache_.find(key);
+    const std::optional<int> slot = cache_.find(view_of(key));
     if (!slot) continue;
     reannounce(*slot);
     cache_.evict(*slot);
   }
-  for (Agreement& agreement : decision.agreements) apply(agreement);
+  std::vector<AgreementPtr> agreements;
+  for (Agreement& agreement : decision.agreements) agreements.push_back(apply(std::move(agreement)));
   left = std::move(decision.left);
-  return std::move(decision.agreements);
+  always_ready_.reset();
+  return agreements;
 }
 
-Bytes Coordinator::announcement(bool is_leaving) {
+Bytes Coordinator::announcement() {
   const double now = now_s();
   Writer writer;
-  writer.put(is_leaving);
+  writer.put(is_leaving_);
   for (Pending& pending : to_announce_) {
     writer.put(now - pending.since);
-    write(writer, pending.request);
-    if (pending.request.kind == OpKind::join) {
-      joined_.insert(pending.request.process_set);
+    write(writer, *pending.request);
+    if (pending.request->kind == OpKind::join) {
+      joined_.insert(pending.request->process_set);
       has_just_joined_ = true;
     }
-    announced_[key_of(pending.request)] = std::move(pending);
+    Key key = key_of(*pending.request);
+    announced_[std::move(key)] = std::move(pending);
   }
   to_announce_.clear();
   return writer.take();
@@ -169,41 +186,48 @@ Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcement
 // same holds for what a joined rank cannot take part in.
 void Coordinator::note(int rank, const Request& request, double since, Decision& decision) {
   ledger_.announce(rank, request, since);
-  if (cache_.find(key_of(request))) decision.evicted.push_back(key_of(request));
+  if (cache_.find(view_of(request))) decision.evicted.push_back(key_of(request));
   if (request.kind != OpKind::join) return;
   for (int slot = 0; slot < cache_.slot_count(); ++slot) {
     if (!cache_.has(slot)) continue;
-    const Request& cached = cache_.at(slot).request;
+    const Request& cached = cache_.at(slot)->request;
     if (cached.process_set == request.process_set && !Ledger::can_join(cached))
       decision.evicted.push_back(key_of(cached));
   }
 }
 
-void Coordinator::apply(Agreement& agreement) {
+AgreementPtr Coordinator::apply(Agreement agreement) {
   const Request& request = agreement.request;
-  const auto announced = announced_.find(key_of(request));
   std::optional<Request> own;
+  const auto announced = announced_.find(key_of(request));
   if (announced != announced_.end()) {
-    own = std::move(announced->second.request);
+    own = *announced->second.request;
     announced_.erase(announced);
   }
-  if (agreement.error != ErrorKind::none) return;
-  if (request.kind == OpKind::join) joined_.erase(request.process_set);
-  if (request.kind == OpKind::add_process_set)
-    agreement.result = membership_.add({request.numbers.begin(), request.numbers.end()});
-  if (request.kind == OpKind::remove_process_set) forget_process_set(static_cast<int>(request.numbers.front()));
-  if (!PlanCache::is_cacheable(agreement) || !membership_.has(request.process_set)) return;
-  if (const std::optional<int> loser = cache_.slot_to_lose(key_of(request))) reannounce(*loser);
+  if (agreement.error == ErrorKind::none) {
+    if (request.kind == OpKind::join) joined_.erase(request.process_set);
+    if (request.kind == OpKind::add_process_set)
+      agreement.result = membership_.add({request.numbers.begin(), request.numbers.end()});
+    if (request.kind == OpKind::remove_process_set) forget_process_set(static_cast<int>(request.numbers.front()));
+  }
+  const auto shared = std::make_shared<const Agreement>(std::move(agreement));
+  if (PlanCache::is_cacheable(*shared)) remember(shared, std::move(own));
+  return shared;
+}
+
+void Coordinator::remember(const AgreementPtr& agreement, std::optional<Request> own) {
+  if (!membership_.has(agreement->request.process_set)) return;
+  if (const std::optional<int> loser = cache_.slot_to_lose(view_of(agreement->request))) reannounce(*loser);
   cache_.insert(agreement, std::move(own));
 }
 
 void Coordinator::forget_process_set(int id) {
   for (int slot = 0; slot < cache_.slot_count(); ++slot) {
-    if (!cache_.has(slot) || cache_.at(slot).request.process_set != id) continue;
-    ready_.erase(slot);
+    if (!cache_.has(slot) || cache_.at(slot)->request.process_set != id) continue;
+    ready_.drop(slot);
     cache_.evict(slot);
   }
-  const auto is_of_it = [&](const Pending& pending) { return pending.request.process_set == id; };
+  const auto is_of_it = [&](const Pending& pending) { return pending.request->process_set == id; };
   to_announce_.erase(std::remove_if(to_announce_.begin(), to_announce_.end(), is_of_it), to_announce_.end());
   for (auto it = announced_.begin(); it != announced_.end();)
     it = it->first.first == id ? announced_.erase(it) : std::next(it);
@@ -212,12 +236,11 @@ void Coordinator::forget_process_set(int id) {
   membership_.remove(id);
 }
 
-double Coordinator::next_deadline() const {
+double Coordinator::find_next_deadline() const {
   const bool has_been_evicted = !to_announce_.empty();
   if (has_been_evicted || has_just_joined_) return 0;
-  double next = ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s);
-  for (const auto& [slot, pending] : ready_) next = std::min(next, pending.since + overdue_s());
-  return next;
+  return std::min(ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s),
+                  ready_.oldest() + overdue_s());
 }
 
 Bytes Coordinator::to_bytes(const Decision& decision) {

@@ -5,7 +5,9 @@
 // decides, and its decision is broadcast. What has been agreed is fused into plans, alike on all ranks.
 #pragma once
 
+#include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -13,16 +15,17 @@
 #include "coordination/ledger.h"
 #include "coordination/membership.h"
 #include "coordination/plan_cache.h"
+#include "coordination/ready.h"
 
 namespace ringtrain {
 
 // What one round says.
 struct Round {
-  std::vector<Plan> plans;
+  std::vector<PlanPtr> plans;
   std::vector<int> left;  // ranks that leave; nobody comes to another round
 };
 
-// Engine thread only.
+// One thread at a time.
 class Coordinator {
  public:
   struct Limits {
@@ -35,17 +38,17 @@ class Coordinator {
   // `channel` and `membership` outlive this. The membership changes by what is agreed.
   Coordinator(Channel& channel, Membership& membership, const Limits& limits);
 
-  // `fresh`: what this rank has become ready for since the last round. All ranks call this equally often.
-  Round round(const std::vector<Request>& fresh, bool is_leaving);
+  // A round in two halves; all ranks go through equally many. `fresh`: what this rank has become ready for since the
+  // last one. finish_round waits for the other ranks until `deadline`; nothing if they have not come by then, and it is
+  // to be called again.
+  void begin_round(const std::vector<RequestPtr>& fresh, bool is_leaving);
+  bool is_in_round() const { return is_in_round_; }
+  std::optional<Round> finish_round(double deadline);
 
   // When to come to a round even if nobody asks for one, on the clock of base/clock.h.
-  double next_deadline() const;
+  double next_deadline() const { return next_deadline_; }
 
  private:
-  struct Pending {
-    Request request;
-    double since;  // when it was first seen here
-  };
   // What rank 0 tells all.
   struct Decision {
     std::vector<Key> evicted;
@@ -53,23 +56,26 @@ class Coordinator {
     std::vector<int> left;
   };
 
-  void take_in(const std::vector<Request>& fresh);
+  void take_in(const std::vector<RequestPtr>& fresh);
   void reannounce_overdue();
   void reannounce(int slot);
   void reannounce_all_of(int process_set);
+  double find_next_deadline() const;
   double overdue_s() const;  // after how many seconds a bit is announced in full
-  void drop_removed(std::vector<Agreement>& agreements) const;
+  void drop_removed(std::vector<AgreementPtr>& agreements) const;
 
-  Words own_words(bool is_leaving) const;
-  bool own_bit(int slot) const;
-  std::vector<Agreement> take_common(const Words& words);
+  Words own_words();
+  bool is_always_ready(int slot) const;
+  std::vector<AgreementPtr> take_common(const Words& words);
+  std::vector<PlanPtr> plans_of(const Words& words);
 
   // Announces what is new, and applies what rank 0 decides.
-  std::vector<Agreement> settle(bool is_leaving, std::vector<int>& left);
-  Bytes announcement(bool is_leaving);
+  std::vector<AgreementPtr> settle(std::vector<int>& left);
+  Bytes announcement();
   Decision decide(const std::vector<Bytes>& announcements);
   void note(int rank, const Request& request, double since, Decision& decision);
-  void apply(Agreement& agreement);
+  AgreementPtr apply(Agreement agreement);
+  void remember(const AgreementPtr& agreement, std::optional<Request> own);
   void forget_process_set(int id);
   static Bytes to_bytes(const Decision& decision);
   static Decision to_decision(const Bytes& bytes);
@@ -79,11 +85,18 @@ class Coordinator {
   const Limits limits_;
   PlanCache cache_;
   Ledger ledger_;
-  std::map<int, Pending> ready_;      // by slot: this rank sets the bit until all do
-  std::vector<Pending> to_announce_;  // in the next round that gathers
-  std::map<Key, Pending> announced_;  // in full, not agreed yet
-  bool has_just_joined_ = false;      // the next round can agree on what the others wait for
-  std::set<int> joined_;              // process sets that this rank has joined
+  Ready ready_;                        // by slot: this rank sets the bit until all do
+  std::vector<Pending> to_announce_;   // in the next round that gathers
+  std::map<Key, Pending> announced_;   // in full, not agreed yet
+  bool has_just_joined_ = false;       // the next round can agree on what the others wait for
+  std::set<int> joined_;               // process sets that this rank has joined
+  std::optional<Words> always_ready_;  // bits of what does not wait for this rank; nothing when it must be found again
+  double next_deadline_ = std::numeric_limits<double>::infinity();
+
+  // Of the round under way.
+  bool is_in_round_ = false;
+  bool is_leaving_ = false;
+  Words words_;
 };
 
 }  // namespace ringtrain

@@ -27,26 +27,37 @@ struct OpenPlan {
   size_t bytes;
 };
 
+std::string title_of(const std::vector<AgreementPtr>& parts) {
+  const std::string first = title_of(parts.front()->request);
+  return parts.size() == 1 ? first : first + " and " + std::to_string(parts.size() - 1) + " more";
+}
+
 }  // namespace
 
-std::vector<Plan> fuse(std::vector<Agreement> agreements, size_t threshold_bytes) {
-  std::stable_sort(agreements.begin(), agreements.end(),
-                   [](const Agreement& a, const Agreement& b) { return a.request.priority > b.request.priority; });
-  std::vector<Plan> plans;
+std::vector<PlanPtr> fuse(std::vector<AgreementPtr> agreements, size_t threshold_bytes) {
+  std::stable_sort(agreements.begin(), agreements.end(), [](const AgreementPtr& a, const AgreementPtr& b) {
+    return a->request.priority > b->request.priority;
+  });
+  std::vector<std::vector<AgreementPtr>> parts;
   std::map<FusionKey, OpenPlan> open;
-  for (Agreement& agreement : agreements) {
-    if (is_fusable(agreement)) {
-      const size_t bytes = agreement.request.bytes();
-      const FusionKey key = fusion_key(agreement.request);
+  for (AgreementPtr& agreement : agreements) {
+    if (is_fusable(*agreement)) {
+      const size_t bytes = agreement->request.bytes();
+      const FusionKey key = fusion_key(agreement->request);
       const auto it = open.find(key);
       if (it != open.end() && it->second.bytes + bytes <= threshold_bytes) {
         it->second.bytes += bytes;
-        plans[it->second.index].parts.push_back(std::move(agreement));
+        parts[it->second.index].push_back(std::move(agreement));
         continue;
       }
-      open[key] = {plans.size(), bytes};
+      open[key] = {parts.size(), bytes};
     }
-    plans.emplace_back().parts.push_back(std::move(agreement));
+    parts.emplace_back().push_back(std::move(agreement));
+  }
+  std::vector<PlanPtr> plans;
+  for (std::vector<AgreementPtr>& of_plan : parts) {
+    std::string title = title_of(of_plan);
+    plans.push_back(std::make_shared<const Plan>(Plan{std::move(of_plan), std::move(title)}));
   }
   return plans;
 }

@@ -8,6 +8,6 @@
 namespace ringtrain {
 
 // Joined are allreduces of one process set, dtype, op and scale. Of equal priority, the order of `agreements` stays.
-std::vector<Plan> fuse(std::vector<Agreement> agreements, size_t threshold_bytes);
+std::vector<PlanPtr> fuse(std::vector<AgreementPtr> agreements, size_t threshold_bytes);
 
 }  // namespace ringtrain

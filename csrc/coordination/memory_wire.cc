@@ -51,26 +51,29 @@ void MemoryWire::take(Find find, void* data, size_t bytes) {
   ++messages_handled_;
 }
 
+std::deque<Bytes>* MemoryWire::find(Messages& messages, int from, Tag tag) {
+  const auto it = messages.find({tag, from});
+  return it == messages.end() || it->second.empty() ? nullptr : &it->second;
+}
+
 void MemoryWire::receive(int from, Tag tag, void* data, size_t bytes) {
-  take(
-      [&](auto& messages) {
-        const auto it = messages.find({tag, from});
-        return it == messages.end() || it->second.empty() ? nullptr : &it->second;
-      },
-      data, bytes);
+  take([&](Messages& messages) { return find(messages, from, tag); }, data, bytes);
 }
 
 void MemoryWire::receive_from_any(Tag tag, void* data, size_t bytes) {
-  take([&](auto& messages) { return find_any(messages, tag); }, data, bytes);
+  take([&](Messages& messages) { return find_any(messages, tag); }, data, bytes);
 }
 
-bool MemoryWire::has_arrived(Tag tag) { return arrives_within(tag, 0); }
+bool MemoryWire::has_arrived(Tag tag) {
+  std::lock_guard lock(own().mutex);
+  return find_any(own().messages, tag) != nullptr;
+}
 
-bool MemoryWire::arrives_within(Tag tag, double seconds) {
+bool MemoryWire::arrives_within(int from, Tag tag, double seconds) {
   Inbox& inbox = own();
   std::unique_lock lock(inbox.mutex);
   return inbox.changed.wait_for(lock, std::chrono::duration<double>(seconds),
-                                [&] { return find_any(inbox.messages, tag) != nullptr; });
+                                [&] { return find(inbox.messages, from, tag) != nullptr; });
 }
 
 }  // namespace ringtrain

@@ -26,21 +26,23 @@ class MemoryWire final : public Wire {
   void receive(int from, Tag tag, void* data, size_t bytes) override;
   void receive_from_any(Tag tag, void* data, size_t bytes) override;
   bool has_arrived(Tag tag) override;
-  bool arrives_within(Tag tag, double seconds) override;
+  bool arrives_within(int from, Tag tag, double seconds) override;
 
   // Messages sent and received by this rank so far.
   size_t messages_handled() const { return messages_handled_; }
 
  private:
+  using Messages = std::map<std::pair<Tag, int>, std::deque<Bytes>>;  // by tag and sender
   struct Inbox {
     std::mutex mutex;
     std::condition_variable changed;
-    std::map<std::pair<Tag, int>, std::deque<Bytes>> messages;  // by tag and sender; guarded by mutex
+    Messages messages;  // guarded by mutex
   };
   using Inboxes = std::vector<Inbox>;
 
   MemoryWire(int rank, std::shared_ptr<Inboxes> inboxes) : rank_(rank), inboxes_(std::move(inboxes)) {}
   Inbox& own() { return (*inboxes_)[rank_]; }
+  static std::deque<Bytes>* find(Messages& messages, int from, Tag tag);
   template <typename Find>
   void take(Find find, void* data, size_t bytes);
 

@@ -44,12 +44,13 @@ void MpiWire::complete(MpiRequest request) {
   }
 }
 
-bool MpiWire::has_arrived(Tag tag) { return mpi_.has_arrived(mpi_tag(tag), mpi_.world()); }
+bool MpiWire::has_arrived(Tag tag) { return mpi_.has_arrived_from_any(mpi_tag(tag), mpi_.world()); }
 
-bool MpiWire::arrives_within(Tag tag, double seconds) {
+bool MpiWire::arrives_within(int from, Tag tag, double seconds) {
   const double end = now_s() + seconds;
   bool has_come = false;
-  waiter_.poll([&] { return (has_come = has_arrived(tag)) || now_s() > end; }, nullptr);
+  waiter_.poll([&] { return (has_come = mpi_.has_arrived(ranks_[from], mpi_tag(tag), mpi_.world())) || now_s() > end; },
+               nullptr);
   return has_come;
 }
 

@@ -26,7 +26,7 @@ class MpiWire final : public Wire {
   void receive(int from, Tag tag, void* data, size_t bytes) override;
   void receive_from_any(Tag tag, void* data, size_t bytes) override;
   bool has_arrived(Tag tag) override;
-  bool arrives_within(Tag tag, double seconds) override;
+  bool arrives_within(int from, Tag tag, double seconds) override;
 
  private:
   struct Outgoing {

@@ -1,6 +1,7 @@
 #include "coordination/node_channel.h"
 
 #include <cstring>
+#include <limits>
 
 namespace ringtrain {
 namespace {
@@ -13,8 +14,8 @@ Bytes to_bytes(const std::vector<Bytes>& blobs) {
 
 }  // namespace
 
-void NodeChannel::and_bits(Words& words) {
-  node_->and_bits(words);
+bool NodeChannel::finish_and(Words& words, double) {
+  node_->finish_and(words, std::numeric_limits<double>::infinity());
   Bytes result;
   if (cross_) {
     cross_->and_bits(words);
@@ -23,6 +24,7 @@ void NodeChannel::and_bits(Words& words) {
   }
   result = node_->broadcast(result);
   std::memcpy(words.data(), result.data(), result.size());
+  return true;
 }
 
 std::vector<Bytes> NodeChannel::gather(const Bytes& mine) {

@@ -19,11 +19,11 @@ class NodeChannel final : public Channel {
         cross_(std::move(cross)),
         ranks_of_node_(std::move(ranks_of_node)) {}
 
-  void and_bits(Words& words) override;
+  void begin_and(const Words& words) override { node_->begin_and(words); }
+  bool finish_and(Words& words, double deadline) override;
   std::vector<Bytes> gather(const Bytes& mine) override;
   Bytes broadcast(const Bytes& mine) override;
 
-  void call() override { node_->call(); }
   bool is_called() override { return node_->is_called() || (cross_ && cross_->is_called()); }
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,19 @@ struct Agreement {
   int64_t unnamed = 0;                     // join: how many operations without a name all ranks count from now on
 };
 
+using AgreementPtr = std::shared_ptr<const Agreement>;
+
 void write(Writer& writer, const Agreement& agreement);
 Agreement read_agreement(Reader& reader);
 
-// One or more agreements that are carried out as one operation.
+// One or more agreements that are carried out as one operation. Shared with the coordinator, which remembers plans that
+// it makes again and again.
 struct Plan {
-  std::vector<Agreement> parts;
+  std::vector<AgreementPtr> parts;  // the most urgent first
+  std::string title;                // for messages: "allreduce \"layer1.weight\" and 3 more"
+
+  int32_t priority() const { return parts.front()->request.priority; }
 };
+using PlanPtr = std::shared_ptr<const Plan>;
 
 }  // namespace ringtrain

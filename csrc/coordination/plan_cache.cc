@@ -6,25 +6,25 @@ bool PlanCache::is_cacheable(const Agreement& agreement) {
   return agreement.error == ErrorKind::none && agreement.request.kind <= OpKind::barrier;
 }
 
-std::optional<int> PlanCache::find(const Key& key) const {
+std::optional<int> PlanCache::find(const KeyView& key) const {
   const auto it = slot_of_.find(key);
   return it == slot_of_.end() ? std::nullopt : std::optional<int>(it->second);
 }
 
 std::optional<int> PlanCache::find(const Request& request) const {
-  const std::optional<int> slot = find(key_of(request));
+  const std::optional<int> slot = find(view_of(request));
   return slot && slots_[*slot]->own == request ? slot : std::nullopt;
 }
 
-std::optional<int> PlanCache::slot_to_lose(const Key& key) const {
+std::optional<int> PlanCache::slot_to_lose(const KeyView& key) const {
   if (const std::optional<int> old = find(key)) return old;
   if (slot_of_.size() < capacity_ || by_age_.empty()) return std::nullopt;
   return by_age_.front();
 }
 
-void PlanCache::insert(const Agreement& agreement, std::optional<Request> own) {
+void PlanCache::insert(AgreementPtr agreement, std::optional<Request> own) {
   if (capacity_ == 0) return;
-  const Key key = key_of(agreement.request);
+  const KeyView key = view_of(agreement->request);
   if (const std::optional<int> loser = slot_to_lose(key)) evict(*loser);
   if (free_.empty()) {
     free_.push_back(slot_count());
@@ -32,17 +32,30 @@ void PlanCache::insert(const Agreement& agreement, std::optional<Request> own) {
   }
   const int slot = free_.back();
   free_.pop_back();
-  slots_[slot] = Entry{agreement, std::move(own), by_age_.insert(by_age_.end(), slot)};
+  slots_[slot] = Entry{std::move(agreement), std::move(own), by_age_.insert(by_age_.end(), slot)};
   slot_of_[key] = slot;
 }
 
 void PlanCache::use(int slot) { by_age_.splice(by_age_.end(), by_age_, slots_[slot]->age); }
 
 void PlanCache::evict(int slot) {
-  slot_of_.erase(key_of(at(slot).request));
+  slot_of_.erase(view_of(at(slot)->request));
   by_age_.erase(slots_[slot]->age);
   slots_[slot].reset();
   free_.push_back(slot);
+  plans_.clear();
+}
+
+const std::vector<PlanPtr>* PlanCache::plans_for(const Words& bits) const {
+  const auto it = plans_.find(bits);
+  return it == plans_.end() ? nullptr : &it->second;
+}
+
+// Gradients that become ready in changing company make many different rounds; only those that come again matter.
+void PlanCache::remember_plans(const Words& bits, std::vector<PlanPtr> plans) {
+  constexpr size_t kMost = 256;
+  if (plans_.size() >= kMost) plans_.clear();
+  plans_[bits] = std::move(plans);
 }
 
 }  // namespace ringtrain

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,6 +46,7 @@ struct Request {
   bool operator==(const Request& other) const;
   size_t bytes() const;
 };
+using RequestPtr = std::shared_ptr<const Request>;
 
 // Names that ringtrain itself gives begin with "<", which names of users may not.
 constexpr const char* kJoinName = "<join>";
@@ -50,6 +54,23 @@ constexpr const char* kJoinName = "<join>";
 // What identifies an operation among all that are pending.
 using Key = std::pair<int32_t, std::string>;  // process set, name
 inline Key key_of(const Request& request) { return {request.process_set, request.name}; }
+
+// The same for looking things up without copying the name, which lives in a Request.
+struct KeyView {
+  int32_t process_set;
+  std::string_view name;
+
+  bool operator==(const KeyView& other) const { return process_set == other.process_set && name == other.name; }
+};
+inline KeyView view_of(const Request& request) { return {request.process_set, request.name}; }
+inline KeyView view_of(const Key& key) { return {key.first, key.second}; }
+
+struct HashOfKey {
+  size_t operator()(const KeyView& key) const {
+    constexpr size_t kSpread = 0x9E3779B97F4A7C15;
+    return std::hash<std::string_view>()(key.name) ^ (static_cast<size_t>(key.process_set) * kSpread);
+  }
+};
 
 // "allreduce \"layer1.weight\""
 std::string title_of(const Request& request);

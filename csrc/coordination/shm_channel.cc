@@ -6,30 +6,59 @@
 namespace ringtrain {
 
 // A board is written again two exchanges later. By then everybody has announced the one between, so has read this one.
-template <typename Write, typename Read>
-void ShmChannel::exchange(Write write, Read read) {
-  const uint32_t number = ++exchanges_;
-  const int parity = static_cast<int>(number % 2);
-  write(node_.board(rank(), parity));
-  node_.posted(rank()).publish(number);
-  for (int i = 1; i < size(); ++i) {
-    const int member = (rank() + i) % size();
-    waiter_.wait(node_.posted(member), number, &watch_);
-  }
-  for (int member = 0; member < size(); ++member) read(member, node_.board(member, parity));
+char* ShmChannel::begin() {
+  const uint32_t number = exchanges_.load(std::memory_order_relaxed) + 1;
+  exchanges_.store(number, std::memory_order_relaxed);
+  return node_.board(rank(), static_cast<int>(number % 2));
 }
 
-void ShmChannel::and_bits(Words& words) {
-  ++round_;
-  const size_t bytes = words.size() * sizeof(uint64_t);
-  exchange([&](char* board) { std::memcpy(board, words.data(), bytes); },
-           [&](int, const char* board) {
-             for (size_t i = 0; i < words.size(); ++i) {
-               uint64_t theirs;
-               std::memcpy(&theirs, board + i * sizeof(theirs), sizeof(theirs));
-               words[i] &= theirs;
-             }
-           });
+void ShmChannel::publish() { node_.posted(rank()).publish(exchanges_.load(std::memory_order_relaxed)); }
+
+const char* ShmChannel::board(int member) {
+  return node_.board(member, static_cast<int>(exchanges_.load(std::memory_order_relaxed) % 2));
+}
+
+bool ShmChannel::have_all_come() const {
+  const uint32_t number = exchanges_.load(std::memory_order_relaxed);
+  for (int i = 1; i < size(); ++i)
+    if (!node_.posted((rank() + i) % size()).reached(number)) return false;
+  return true;
+}
+
+// Ranks that work come by themselves in a moment; only then it is worth waking those that do not.
+bool ShmChannel::wait_for_all(double deadline) {
+  if (waiter_.is_quick([&] { return have_all_come(); })) return true;
+  const uint32_t number = exchanges_.load(std::memory_order_relaxed);
+  for (int member = 0; member < size(); ++member)
+    if (!node_.posted(member).reached(number)) node_.bell(member).ring();
+  for (int member = 0; member < size(); ++member)
+    if (!waiter_.wait_patiently(node_.posted(member), number, &watch_, deadline)) return false;
+  return true;
+}
+
+bool ShmChannel::is_called() {
+  const uint32_t next = exchanges_.load(std::memory_order_relaxed) + 1;
+  for (int member = 0; member < size(); ++member)
+    if (node_.posted(member).reached(next)) return true;
+  return false;
+}
+
+void ShmChannel::begin_and(const Words& words) {
+  std::memcpy(begin(), words.data(), words.size() * sizeof(uint64_t));
+  publish();
+}
+
+bool ShmChannel::finish_and(Words& words, double deadline) {
+  if (!wait_for_all(deadline)) return false;
+  for (int member = 0; member < size(); ++member) {
+    const char* theirs = board(member);
+    for (size_t i = 0; i < words.size(); ++i) {
+      uint64_t word;
+      std::memcpy(&word, theirs + i * sizeof(word), sizeof(word));
+      words[i] &= word;
+    }
+  }
+  return true;
 }
 
 // Each board carries the length of the whole message and the next part of it; all go on until the longest is through.
@@ -37,32 +66,27 @@ std::vector<Bytes> ShmChannel::gather(const Bytes& mine) {
   const size_t part = node_.board_bytes() - sizeof(uint64_t);
   std::vector<Bytes> blobs(static_cast<size_t>(size()));
   size_t longest = mine.size();
-  for (size_t begin = 0; begin == 0 || begin < longest; begin += part) {
-    exchange(
-        [&](char* board) {
-          const uint64_t total = mine.size();
-          std::memcpy(board, &total, sizeof(total));
-          if (begin < total)
-            std::memcpy(board + sizeof(total), mine.data() + begin, std::min(part, mine.size() - begin));
-        },
-        [&](int member, const char* board) {
-          uint64_t total;
-          std::memcpy(&total, board, sizeof(total));
-          longest = std::max<size_t>(longest, total);
-          if (begin >= total) return;
-          const char* first = board + sizeof(total);
-          blobs[member].insert(blobs[member].end(), first, first + std::min<size_t>(part, total - begin));
-        });
+  for (size_t sent = 0; sent == 0 || sent < longest; sent += part) {
+    const uint64_t own_total = mine.size();
+    char* own = begin();
+    std::memcpy(own, &own_total, sizeof(own_total));
+    if (sent < own_total)
+      std::memcpy(own + sizeof(own_total), mine.data() + sent, std::min<size_t>(part, own_total - sent));
+    publish();
+    wait_for_all(std::numeric_limits<double>::infinity());
+    for (int member = 0; member < size(); ++member) {
+      const char* theirs = board(member);
+      uint64_t total;
+      std::memcpy(&total, theirs, sizeof(total));
+      longest = std::max<size_t>(longest, total);
+      if (sent >= total) continue;
+      const char* first = theirs + sizeof(total);
+      blobs[member].insert(blobs[member].end(), first, first + std::min<size_t>(part, total - sent));
+    }
   }
   return blobs;
 }
 
 Bytes ShmChannel::broadcast(const Bytes& mine) { return gather(rank() == 0 ? mine : Bytes())[0]; }
-
-void ShmChannel::call() {
-  if (!node_.want_round(round_ + 1)) return;
-  for (int member = 0; member < size(); ++member)
-    if (member != rank()) node_.bell(member).ring();
-}
 
 }  // namespace ringtrain

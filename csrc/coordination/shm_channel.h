@@ -1,6 +1,8 @@
 // A Channel between the ranks of one node: everybody writes on its board and reads the others'.
 #pragma once
 
+#include <atomic>
+
 #include "coordination/channel.h"
 #include "fabric/node.h"
 #include "fabric/wait.h"
@@ -12,24 +14,27 @@ class ShmChannel final : public Channel {
   // `node` and `watch` outlive this.
   ShmChannel(Node& node, Watch& watch) : Channel(node.index(), node.size()), node_(node), watch_(watch) {}
 
-  void and_bits(Words& words) override;
+  void begin_and(const Words& words) override;
+  bool finish_and(Words& words, double deadline) override;
+  bool keeps_deadlines() const override { return true; }
   std::vector<Bytes> gather(const Bytes& mine) override;
   Bytes broadcast(const Bytes& mine) override;
 
-  void call() override;
-  bool is_called() override { return node_.is_wanted(round_ + 1); }
+  bool is_called() override;
 
  private:
-  // After write(own board), and once all have done the same, read(member, board) for everybody. The boards stay as they
-  // are until this rank's next exchange.
-  template <typename Write, typename Read>
-  void exchange(Write write, Read read);
+  // An exchange: everybody writes on the board that begin() returns, publishes it, and reads the others' once they have
+  // come. The boards stay as they are until this rank's next exchange.
+  char* begin();
+  void publish();
+  bool have_all_come() const;
+  bool wait_for_all(double deadline);
+  const char* board(int member);
 
   Node& node_;
   Watch& watch_;
   Waiter waiter_;
-  uint32_t exchanges_ = 0;
-  uint32_t round_ = 0;  // calls of and_bits so far
+  std::atomic<uint32_t> exchanges_{0};  // begun by this rank
 };
 
 }  // namespace ringtrain

@@ -18,14 +18,16 @@ Simulation::Simulation(int size, const Coordinator::Limits& limits) : wires_(Mem
   for (const auto& wire : wires_) ranks_.push_back(std::make_unique<Rank>(*wire, size, limits));
 }
 
-std::vector<Round> Simulation::round(const std::vector<std::vector<Request>>& fresh) {
+std::vector<Round> Simulation::round(const std::vector<std::vector<RequestPtr>>& fresh) {
   std::vector<Round> rounds(ranks_.size());
   std::vector<std::exception_ptr> errors(ranks_.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < ranks_.size(); ++rank)
     threads.emplace_back([&, rank] {
       try {
-        rounds[rank] = ranks_[rank]->coordinator.round(fresh[rank], false);
+        Coordinator& coordinator = ranks_[rank]->coordinator;
+        coordinator.begin_round(fresh[rank], false);
+        rounds[rank] = *coordinator.finish_round(std::numeric_limits<double>::infinity());
       } catch (...) {
         errors[rank] = std::current_exception();
       }

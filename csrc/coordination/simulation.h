@@ -18,7 +18,7 @@ class Simulation {
   Simulation& operator=(const Simulation&) = delete;
 
   // One round on all ranks; `fresh`: what each becomes ready for. What each rank got.
-  std::vector<Round> round(const std::vector<std::vector<Request>>& fresh);
+  std::vector<Round> round(const std::vector<std::vector<RequestPtr>>& fresh);
 
   // Whether some rank would come to another round by itself.
   bool is_due() const;

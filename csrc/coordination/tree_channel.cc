@@ -1,39 +1,45 @@
 #include "coordination/tree_channel.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace ringtrain {
 
-void TreeChannel::and_bits(Words& words) {
-  ++round_;
+bool TreeChannel::finish_and(Words& words, double) {
   const size_t bytes = words.size() * sizeof(uint64_t);
   Words theirs(words.size());
-  bool has_called = false;
-  for (int distance = 1; distance < size(); distance *= 2) {
-    wire_.send((rank() + distance) % size(), Tag::bits, words.data(), bytes);
-    if (!has_called && std::isfinite(patience_s_) && !wire_.arrives_within(Tag::bits, patience_s_)) {
+  bool has_called = !std::isfinite(patience_s_);
+  for (int child = first_child(); child < end_of_children(); ++child) {
+    if (!has_called && !wire_.arrives_within(child, Tag::bits, patience_s_)) {
       call_neighbours();
       has_called = true;
     }
-    wire_.receive((rank() - distance + size()) % size(), Tag::bits, theirs.data(), bytes);
+    wire_.receive(child, Tag::bits, theirs.data(), bytes);
     for (size_t i = 0; i < words.size(); ++i) words[i] &= theirs[i];
   }
+  if (rank() != 0) {
+    wire_.send(parent(), Tag::bits, words.data(), bytes);
+    wire_.receive(parent(), Tag::bits, words.data(), bytes);
+  }
+  for (int child = first_child(); child < end_of_children(); ++child) wire_.send(child, Tag::bits, words.data(), bytes);
+  return true;
 }
 
-// Everybody who is called and not yet in the round comes to it and, if it lasts, calls its own neighbours: all are
-// reached in O(log size) hops.
+// Who is called comes to the round and, if it has to wait there, calls its own neighbours: all are reached in O(log
+// size) hops. Who has its answer is called in vain.
 void TreeChannel::call_neighbours() {
-  for (int distance = 1; distance < size(); distance *= 2)
-    wire_.send((rank() + distance) % size(), Tag::call, &round_, sizeof(round_));
+  if (rank() != 0) wire_.send(parent(), Tag::call, &round_, sizeof(round_));
+  for (int child = first_child(); child < end_of_children(); ++child)
+    wire_.send(child, Tag::call, &round_, sizeof(round_));
 }
 
 bool TreeChannel::is_called() {
   while (wire_.has_arrived(Tag::call)) {
     uint64_t round = 0;
     wire_.receive_from_any(Tag::call, &round, sizeof(round));
-    if (round > round_) return true;
+    called_for_ = std::max(called_for_, round);
   }
-  return wire_.has_arrived(Tag::bits);
+  return called_for_ > round_ || wire_.has_arrived(Tag::bits);
 }
 
 std::vector<Bytes> TreeChannel::gather(const Bytes& mine) {

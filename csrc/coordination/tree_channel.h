@@ -1,9 +1,12 @@
-// A Channel over a Wire in which no rank handles more than O(log size) messages per call.
+// A Channel over a Wire in which no rank handles more than a few messages per call.
 //
-// and_bits runs by dissemination: in step k every rank sends what it knows to rank + 2^k and receives from rank - 2^k;
-// since "and" may be applied twice, this is right for every number of ranks. gather and broadcast use a binomial tree.
-// Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988.
+// and_bits goes up and down a tree in which every rank has up to four children: who has heard of all its children tells
+// its parent what they have in common, and rank 0 tells the result. So a rank handles at most ten messages, whatever
+// the size of the world, and a round lasts as many hops, 2 log4(size), as log2(size) steps of dissemination would.
+// gather and broadcast, which only news need, use a binomial tree.
 #pragma once
+
+#include <algorithm>
 
 #include "coordination/channel.h"
 #include "coordination/wire.h"
@@ -17,22 +20,27 @@ class TreeChannel final : public Channel {
   TreeChannel(Wire& wire, double patience_s)
       : Channel(wire.rank(), wire.size()), wire_(wire), patience_s_(patience_s) {}
 
-  void and_bits(Words& words) override;
+  void begin_and(const Words&) override { ++round_; }
+  bool finish_and(Words& words, double deadline) override;
   std::vector<Bytes> gather(const Bytes& mine) override;
   Bytes broadcast(const Bytes& mine) override;
-
-  // A round that somebody begins is noticed by those who poll, so there is nothing to do before its first message.
-  void call() override {}
   bool is_called() override;
 
  private:
+  static constexpr int kChildren = 4;
+
+  int parent() const { return (rank() - 1) / kChildren; }
+  int first_child() const { return rank() * kChildren + 1; }
+  int end_of_children() const { return std::min(size(), first_child() + kChildren); }
+
   void call_neighbours();
   void send(int to, Tag tag, const Bytes& bytes);
   Bytes receive(int from, Tag tag);
 
   Wire& wire_;
   const double patience_s_;
-  uint64_t round_ = 0;  // calls of and_bits so far
+  uint64_t round_ = 0;       // and_bits begun so far
+  uint64_t called_for_ = 0;  // the latest one that somebody has called for
 };
 
 }  // namespace ringtrain

@@ -21,8 +21,8 @@ class Wire {
   virtual void receive_from_any(Tag tag, void* data, size_t bytes) = 0;
   // Whether a message from anybody is there.
   virtual bool has_arrived(Tag tag) = 0;
-  // Waits for a message from anybody, but not longer than this; whether one is there.
-  virtual bool arrives_within(Tag tag, double seconds) = 0;
+  // Waits for a message, but not longer than this; whether one is there.
+  virtual bool arrives_within(int from, Tag tag, double seconds) = 0;
 };
 
 }  // namespace ringtrain

@@ -29,7 +29,7 @@ void Alarm::raise(ErrorKind kind, const std::string& text) noexcept {
 }
 
 void Alarm::listen() {
-  if (!mpi_.has_arrived(tag_, mpi_.world())) return;
+  if (!mpi_.has_arrived_from_any(tag_, mpi_.world())) return;
   Message message = {};
   MpiRequest request = mpi_.irecv_from_any(&message, sizeof(message), tag_, mpi_.world());
   Waiter().poll([&] { return mpi_.test(request); }, nullptr);  // it is there already

@@ -142,10 +142,14 @@ class MpiOver final : public Mpi {
     return irecv(data, bytes, any_source_, tag, communicator);
   }
 
-  bool has_arrived(int tag, MpiComm communicator) override {
+  bool has_arrived(int from, int tag, MpiComm communicator) override {
     int arrived = 0;
-    check(call_.Iprobe(any_source_, tag, of(communicator), &arrived, status_), "MPI_Iprobe");
+    check(call_.Iprobe(from, tag, of(communicator), &arrived, status_), "MPI_Iprobe");
     return arrived != 0;
+  }
+
+  bool has_arrived_from_any(int tag, MpiComm communicator) override {
+    return has_arrived(any_source_, tag, communicator);
   }
 
   MpiRequest iallreduce(void* data, int count, DType dtype, Reduce reduce, MpiComm communicator) override {

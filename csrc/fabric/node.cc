@@ -20,7 +20,7 @@ std::string is_gone(const RankName& name) {
 }
 
 size_t Node::bytes(int size, size_t board_bytes) {
-  return sizeof(Shared) + static_cast<size_t>(size) * (sizeof(Control) + 2 * padded(board_bytes));
+  return static_cast<size_t>(size) * (sizeof(Control) + 2 * padded(board_bytes));
 }
 
 Node::Node(SharedSegment segment, int index, std::vector<RankName> members, size_t board_bytes)
@@ -29,20 +29,8 @@ Node::Node(SharedSegment segment, int index, std::vector<RankName> members, size
 }
 
 char* Node::board(int member, int parity) {
-  char* first = segment_.data() + sizeof(Shared) + members_.size() * sizeof(Control);
+  char* first = segment_.data() + members_.size() * sizeof(Control);
   return first + static_cast<size_t>(2 * member + parity) * board_bytes_;
-}
-
-bool Node::want_round(uint32_t round) {
-  std::atomic<uint32_t>& wanted = shared().wanted_round;
-  uint32_t seen = wanted.load(std::memory_order_relaxed);
-  while (static_cast<int32_t>(round - seen) > 0)
-    if (wanted.compare_exchange_weak(seen, round, std::memory_order_acq_rel)) return true;
-  return false;
-}
-
-bool Node::is_wanted(uint32_t round) const {
-  return static_cast<int32_t>(shared().wanted_round.load(std::memory_order_acquire) - round) >= 0;
 }
 
 void Node::say_last_words(ErrorKind kind, const std::string& message) {

@@ -42,10 +42,6 @@ class Node {
   // Two boards each, used in turn. Written by that member only.
   char* board(int member, int parity);
 
-  // The highest number of a negotiation round that somebody wants. Whether this call raised it.
-  bool want_round(uint32_t round);
-  bool is_wanted(uint32_t round) const;
-
   // Tells the others why this rank cannot go on; the first word counts.
   void say_last_words(ErrorKind kind, const std::string& message);
   // This rank ends well: its process may go.
@@ -64,13 +60,8 @@ class Node {
     ErrorKind failure_kind;
     char failure_message[951];
   };
-  struct Shared {
-    alignas(64) std::atomic<uint32_t> wanted_round;
-  };
 
-  Shared& shared() { return *reinterpret_cast<Shared*>(segment_.data()); }
-  const Shared& shared() const { return *reinterpret_cast<const Shared*>(segment_.data()); }
-  Control& control(int member) { return reinterpret_cast<Control*>(segment_.data() + sizeof(Shared))[member]; }
+  Control& control(int member) { return reinterpret_cast<Control*>(segment_.data())[member]; }
 
   SharedSegment segment_;
   const int index_;

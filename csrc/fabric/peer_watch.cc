@@ -25,11 +25,23 @@ double PeerWatch::interval_s(double waited_s) const {
   return alarm_ ? std::clamp(waited_s / 8, kShortest_s, kLongest_s) : kRollCall_s;
 }
 
+// In the middle of an operation nobody can leave without taking the others with him, so an interrupt first gives it a
+// moment to end by itself.
+void PeerWatch::check_interrupt() {
+  constexpr double kMoment_s = 1;
+  if (interrupted_since_ == 0) {
+    if (is_interrupted_ && (*is_interrupted_)()) interrupted_since_ = now_s();
+  } else if (now_s() - interrupted_since_ > kMoment_s) {
+    throw failure("interrupted while waiting for other ranks in " + std::string(doing_));
+  }
+}
+
 void PeerWatch::check(double waited_s) {
   look();
+  check_interrupt();
   const bool is_over = stall_shutdown_s_ > 0 && waited_s > stall_shutdown_s_;
   if (!is_over && (has_warned_ || waited_s < stall_warning_s_)) return;
-  const std::string text = "waiting for other ranks in " + doing_ + " for " +
+  const std::string text = "waiting for other ranks in " + std::string(doing_) + " for " +
                            std::to_string(static_cast<int>(waited_s)) +
                            " s: some rank is stopped, or its host or network does not answer";
   if (is_over) throw Error(ErrorKind::stalled, text);

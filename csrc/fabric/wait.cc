@@ -24,15 +24,31 @@ long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const tim
 }  // namespace
 
 void Flag::sleep(uint32_t seen, double timeout_s) {
+  add_sleeper();
+  sleep_uncounted(seen, timeout_s);
+  remove_sleeper();
+}
+
+void Flag::sleep_uncounted(uint32_t seen, double timeout_s) {
   const timespec timeout = to_timespec(timeout_s);
-  sleepers.fetch_add(1, std::memory_order_seq_cst);
   if (value.load(std::memory_order_seq_cst) == seen) futex(value, FUTEX_WAIT, seen, &timeout);
-  sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void Flag::wake() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (sleepers.load(std::memory_order_relaxed) != 0) futex(value, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
+bool Waiter::wait_patiently(Flag& flag, uint32_t target, Watch* watch, double deadline) {
+  const double begin = now_s();
+  while (true) {
+    const uint32_t seen = flag.value.load(std::memory_order_acquire);
+    if (flag.reached(target)) return true;
+    const double now = now_s();
+    if (now >= deadline) return false;
+    flag.sleep(seen, std::min(watch ? watch->interval_s(now - begin) : kLookAround_s, deadline - now));
+    if (watch && !flag.reached(target)) watch->check(now_s() - begin);
+  }
 }
 
 void Waiter::nap(double seconds) {

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 
 #include "base/clock.h"
 #include "fabric/watch.h"
@@ -34,6 +35,11 @@ struct alignas(64) Flag {
   // Sleeps until the value differs from `seen`, a wake-up or `timeout_s`, whichever comes first.
   void sleep(uint32_t seen, double timeout_s);
 
+  // The parts of sleep(), for who keeps count itself of whether its thread wants to be woken.
+  void add_sleeper() { sleepers.fetch_add(1, std::memory_order_seq_cst); }
+  void remove_sleeper() { sleepers.fetch_sub(1, std::memory_order_relaxed); }
+  void sleep_uncounted(uint32_t seen, double timeout_s);
+
  private:
   void wake();
 };
@@ -51,17 +57,13 @@ class Waiter {
  public:
   // Until flag.reached(target). `watch` may be null.
   void wait(Flag& flag, uint32_t target, Watch* watch) {
-    if (flag.reached(target)) return;
-    const double begin = now_s();
-    if (is_quick([&] { return flag.reached(target); })) return;
-    while (!flag.reached(target)) {
-      const uint32_t seen = flag.value.load(std::memory_order_acquire);
-      if (flag.reached(target)) return;
-      const double waited = now_s() - begin;
-      flag.sleep(seen, watch ? watch->interval_s(waited) : kLookAround_s);
-      if (watch && !flag.reached(target)) watch->check(waited);
-    }
+    if (flag.reached(target) || is_quick([&] { return flag.reached(target); })) return;
+    wait_patiently(flag, target, watch, std::numeric_limits<double>::infinity());
   }
+
+  // The same without a quick beginning, and at most until `deadline` on the clock of base/clock.h; whether it was
+  // reached.
+  bool wait_patiently(Flag& flag, uint32_t target, Watch* watch, double deadline);
 
   // Until ready() says yes, for things that cannot wake a sleeper (MPI): sleeps an eighth of the time waited so far.
   template <typename Ready>

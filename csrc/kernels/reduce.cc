@@ -153,12 +153,16 @@ void choose_simd(const std::string& name) {
   if (name != "auto") throw invalid("simd=" + name + ": not on this CPU. Choose one of " + choices + ".");
 }
 
-void keep_denormals() {
 #if defined(__x86_64__)
+KeptDenormals::KeptDenormals() : before_(__builtin_ia32_stmxcsr()) {
   constexpr unsigned kDenormalsAreZero = 0x0040, kFlushToZero = 0x8000;
-  __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() & ~(kDenormalsAreZero | kFlushToZero));
-#endif
+  __builtin_ia32_ldmxcsr(before_ & ~(kDenormalsAreZero | kFlushToZero));
 }
+KeptDenormals::~KeptDenormals() { __builtin_ia32_ldmxcsr(before_); }
+#else
+KeptDenormals::KeptDenormals() = default;
+KeptDenormals::~KeptDenormals() = default;
+#endif
 
 const char* simd_in_use() { return variant()->name; }
 

@@ -37,9 +37,18 @@ void narrow(DType dtype, double factor, void* destination, const float* source, 
 // "auto", "scalar", "avx2" or "avx512". Throws Error(invalid) if this CPU cannot. Call before the first reduction.
 void choose_simd(const std::string& name);
 
-// For the thread that calls the rest. It inherits from its creator whether denormal numbers are flushed to zero, which
-// libraries built with -ffast-math switch on by being loaded; ranks that differ in that would end with different bits.
-void keep_denormals();
+// As long as it lives, its thread computes with denormal numbers. Libraries built with -ffast-math have them flushed to
+// zero just by being loaded, and ranks that differ in that would end with different bits.
+class KeptDenormals {
+ public:
+  KeptDenormals();
+  ~KeptDenormals();
+  KeptDenormals(const KeptDenormals&) = delete;
+  KeptDenormals& operator=(const KeptDenormals&) = delete;
+
+ private:
+  unsigned before_ = 0;
+};
 
 // The variant in use: "scalar", "avx2" or "avx512".
 const char* simd_in_use();

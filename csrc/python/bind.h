@@ -16,7 +16,8 @@ namespace nb = nanobind;
 
 void bind_errors(nb::module_& module);
 void bind_words(nb::module_& module);   // dtypes, kinds of operations, options
-void bind_engine(nb::module_& module);  // init, shutdown, submit
+void bind_buffer(nb::module_& module);  // memory of arrays
+void bind_engine(nb::module_& module);  // init, shutdown, submit, wait
 void bind_handle(nb::module_& module);
 void bind_simulation(nb::module_& module);
 

@@ -82,8 +82,8 @@ void shutdown() {
 
 std::shared_ptr<Handle> submit(OpKind kind, const std::vector<View>& inputs, const std::vector<View>& outputs,
                                std::string name, ReduceOp op, int root, double prescale, double postscale,
-                               int process_set, int priority, std::vector<int64_t> splits,
-                               std::vector<int64_t> numbers) {
+                               int process_set, int priority, std::vector<int64_t> splits, std::vector<int64_t> numbers,
+                               bool is_awaited) {
   require_initialized();
   Submission submission;
   submission.inputs = to_tensors(inputs);
@@ -100,16 +100,44 @@ std::shared_ptr<Handle> submit(OpKind kind, const std::vector<View>& inputs, con
   request.name = std::move(name);
   for (const Tensor& tensor : submission.inputs) request.tensors.push_back(tensor.spec);
   request.numbers = std::move(numbers);
-  return engine->submit(std::move(submission));
+  return engine->submit(std::move(submission), is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on);
 }
 
-// Where the memory of an object with the buffer protocol begins: a third of the cost of reading it from Python.
-uintptr_t address(nb::handle object) {
-  Py_buffer buffer;
-  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_STRIDES) != 0) throw nb::python_error();
-  const auto result = reinterpret_cast<uintptr_t>(buffer.buf);
-  PyBuffer_Release(&buffer);
-  return result;
+// Whether Python has something to do about a signal: an exception of a handler is kept for after the wait.
+bool is_interrupted() {
+  nb::gil_scoped_acquire gil;
+  return PyErr_Occurred() || PyErr_CheckSignals() != 0;
+}
+
+// The engine of the Handle may have ended; then the Handle has, too.
+bool wait(const std::shared_ptr<Handle>& handle, double timeout_s) {
+  const std::shared_ptr<Engine> own = engine;
+  bool is_done;
+  {
+    nb::gil_scoped_release release;
+    is_done = own ? own->wait(*handle, timeout_s, &is_interrupted) : handle->wait(timeout_s);
+  }
+  if (PyErr_Occurred()) throw nb::python_error();
+  return is_done;
+}
+
+// The road of a gradient: one allreduce of one tensor in place, without lists and keywords.
+std::shared_ptr<Handle> allreduce_in_place(const View& view, std::string name, ReduceOp op, double prescale,
+                                           double postscale, int process_set, int priority, bool is_awaited) {
+  require_initialized();
+  const auto& [address, dtype, shape] = view;
+  Submission submission;
+  Request& request = submission.request;
+  request.op = op;
+  request.process_set = process_set;
+  request.priority = priority;
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.name = std::move(name);
+  request.tensors.push_back({static_cast<DType>(dtype), shape});
+  submission.inputs.push_back({request.tensors.front(), reinterpret_cast<void*>(address)});
+  submission.outputs = submission.inputs;
+  return engine->submit(std::move(submission), is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on);
 }
 
 }  // namespace
@@ -125,9 +153,11 @@ void bind_engine(nb::module_& module) {
   module.def("submit", &submit, nb::arg("kind"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("name"),
              nb::arg("op") = ReduceOp::sum, nb::arg("root") = 0, nb::arg("prescale") = 1.0, nb::arg("postscale") = 1.0,
              nb::arg("process_set") = 0, nb::arg("priority") = 0, nb::arg("splits") = std::vector<int64_t>(),
-             nb::arg("numbers") = std::vector<int64_t>(),
+             nb::arg("numbers") = std::vector<int64_t>(), nb::arg("is_awaited") = false,
              "Hands an operation to the engine. The memory must stay until the Handle is done.");
-  module.def("address", &address, "The address of the memory of an object with the buffer protocol.");
+  module.def("wait", &wait, nb::arg("handle"), nb::arg("timeout_s"),
+             "Whether the Handle is done, after at most so many seconds. Raises what a signal handler raises.");
+  module.def("allreduce_in_place", &allreduce_in_place, "As submit, for what gradients need, positional only.");
 }
 
 }  // namespace ringtrain

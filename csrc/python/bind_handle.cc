@@ -27,8 +27,6 @@ nb::list tensors_of(const Handle& handle) {
 void bind_handle(nb::module_& module) {
   nb::class_<Handle>(module, "Handle", "Completion of one submitted operation.")
       .def("is_done", &Handle::is_done)
-      .def("wait", &Handle::wait, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>(),
-           "Whether it is done, after at most so many seconds.")
       .def(
           "check", [](const Handle& handle) { handle.result(); },
           "Raises the error with which the operation ended, if it did. Only when done.")

@@ -5,17 +5,17 @@
 namespace ringtrain {
 namespace {
 
-Request make_request(OpKind kind, std::string name, int dtype, Shape shape, ReduceOp op, int root, int process_set,
-                     int priority, std::vector<int64_t> numbers) {
-  Request request;
-  request.kind = kind;
-  request.name = std::move(name);
-  if (kind <= OpKind::reducescatter) request.tensors = {{static_cast<DType>(dtype), std::move(shape)}};
-  request.op = op;
-  request.root = root;
-  request.process_set = process_set;
-  request.priority = priority;
-  request.numbers = std::move(numbers);
+std::shared_ptr<Request> make_request(OpKind kind, std::string name, int dtype, Shape shape, ReduceOp op, int root,
+                                      int process_set, int priority, std::vector<int64_t> numbers) {
+  auto request = std::make_shared<Request>();
+  request->kind = kind;
+  request->name = std::move(name);
+  if (kind <= OpKind::reducescatter) request->tensors = {{static_cast<DType>(dtype), std::move(shape)}};
+  request->op = op;
+  request->root = root;
+  request->process_set = process_set;
+  request->priority = priority;
+  request->numbers = std::move(numbers);
   return request;
 }
 
@@ -23,15 +23,15 @@ Request make_request(OpKind kind, std::string name, int dtype, Shape shape, Redu
 using PartView = std::tuple<std::string, std::string, std::vector<int64_t>, int64_t>;
 
 std::vector<std::vector<std::vector<PartView>>> round(Simulation& simulation,
-                                                      const std::vector<std::vector<Request>>& fresh) {
+                                                      const std::vector<std::vector<RequestPtr>>& fresh) {
   std::vector<std::vector<std::vector<PartView>>> ranks;
   for (const Round& round : simulation.round(fresh)) {
     auto& plans = ranks.emplace_back();
-    for (const Plan& plan : round.plans) {
+    for (const PlanPtr& plan : round.plans) {
       auto& parts = plans.emplace_back();
-      for (const Agreement& part : plan.parts)
-        parts.emplace_back(part.request.name, part.message, part.rows.empty() ? std::vector<int64_t>() : part.rows[0],
-                           part.result);
+      for (const AgreementPtr& part : plan->parts)
+        parts.emplace_back(part->request.name, part->message,
+                           part->rows.empty() ? std::vector<int64_t>() : part->rows[0], part->result);
     }
   }
   return ranks;

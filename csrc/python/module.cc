@@ -5,6 +5,7 @@ NB_MODULE(_core, module) {
   ringtrain::bind_errors(module);
   ringtrain::bind_words(module);
   ringtrain::bind_handle(module);
+  ringtrain::bind_buffer(module);
   ringtrain::bind_engine(module);
   ringtrain::bind_simulation(module);
 }

@@ -3,12 +3,16 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "coordination/mismatch.h"
 #include "kernels/reduce.h"
 
 namespace ringtrain {
 namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kLookAround_s = 0.2;
 
 Coordinator::Limits limits_of(const Options& options) {
   Coordinator::Limits limits;
@@ -29,12 +33,6 @@ std::thread start_without_signals(void (Engine::*run)(), Engine* engine) {
   return thread;
 }
 
-// What this rank is about to wait for, for messages.
-std::string title_of(const Plan& plan) {
-  const std::string first = title_of(plan.parts.front().request);
-  return plan.parts.size() == 1 ? first : first + " and " + std::to_string(plan.parts.size() - 1) + " more";
-}
-
 }  // namespace
 
 Engine::Engine(World world, Options options)
@@ -49,9 +47,9 @@ Engine::Engine(World world, Options options)
 
 Engine::~Engine() { shutdown(); }
 
-std::shared_ptr<Handle> Engine::submit(Submission submission) {
+std::shared_ptr<Handle> Engine::submit(Submission submission, Caller caller) {
   std::shared_ptr<Handle> handle = inbox_.add(std::move(submission));
-  fabric_.bell().ring();
+  if (caller == Caller::goes_on || !callers_take_turns()) fabric_.bell().ring();
   return handle;
 }
 
@@ -61,13 +59,166 @@ void Engine::shutdown() {
   if (thread_.joinable()) thread_.join();
 }
 
+// ------------------------------------------------------------------------------------------- the engine's own thread
+
+// Between turns it spins for a moment, without keeping callers from theirs, and then sleeps on the bell. While a caller
+// takes turns it sleeps on, not counted as a sleeper: the bell need not wake it for what the caller will see.
 void Engine::loop() {
-  keep_denormals();
-  try {
-    while (!has_ended_) {
-      wait_for_work();
-      turn();
+  const KeptDenormals denormals;
+  while (!has_ended_) {
+    const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
+    const Turns turns = take_all_turns();
+    if (turns == Turns::left_to_caller) {
+      fabric_.bell().sleep_uncounted(seen, kLookAround_s);
+      continue;
     }
+    if (has_ended_ || (turns == Turns::some && spin(seen))) continue;
+    if (lie_down()) fabric_.bell().sleep_uncounted(seen, pause_s_);
+  }
+}
+
+Engine::Turns Engine::take_all_turns() {
+  const std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn) return Turns::left_to_caller;
+  stay_awake();
+  Turns turns = Turns::none;
+  guarded([&] {
+    fabric_.watch().look();
+    for (; !has_ended_ && has_work(); turns = Turns::some) take_turn(kNever);
+  });
+  return turns;
+}
+
+// Whether there is something to do.
+bool Engine::spin(uint32_t seen) {
+  const auto rings = [&] { return fabric_.bell().value.load(std::memory_order_acquire) != seen; };
+  if (callers_take_turns()) return own_waiter_.is_quick([&] { return rings() || fabric_.channel().is_called(); });
+  const std::lock_guard turn(turn_);
+  return own_waiter_.is_quick([&] { return rings() || has_work(); });
+}
+
+// Whether the thread should sleep now; who rings the bell from now on will wake it.
+bool Engine::lie_down() {
+  const std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn || has_ended_) return false;
+  fall_asleep();
+  pause_s_ = pause_s();
+  return !has_work();
+}
+
+// --------------------------------------------------------------------------------------------- who waits for a Handle
+
+bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted) {
+  if (handle.is_done()) return true;
+  if (!callers_take_turns()) return handle.wait(timeout_s);
+  std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn) {
+    fabric_.bell().ring();  // in case that who is at work has just looked for more
+    return handle.wait(timeout_s);
+  }
+  const KeptDenormals denormals;
+  stay_awake();
+  fabric_.watch().set_interrupt(&is_interrupted);
+  guarded([&] { take_turns_until_done(handle, now_s() + timeout_s); });
+  fabric_.watch().set_interrupt(nullptr);
+  fall_asleep();
+  const bool is_left_with_work = has_ended_ || has_work();
+  turn.unlock();
+  if (is_left_with_work) fabric_.bell().ring();
+  return handle.is_done();
+}
+
+void Engine::take_turns_until_done(Handle& handle, double deadline) {
+  while (!handle.is_done() && !has_ended_ && now_s() < deadline) {
+    if (has_work())
+      take_turn(deadline);
+    else
+      wait_for_bell(deadline);
+  }
+}
+
+void Engine::wait_for_bell(double deadline) {
+  if (waiter_.is_quick([&] { return has_work(); })) return;
+  const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
+  if (has_work()) return;
+  fabric_.bell().sleep(seen,
+                       std::clamp(std::min(deadline, coordinator_.next_deadline()) - now_s(), 0.0, kLookAround_s));
+  fabric_.watch().look();
+}
+
+// ----------------------------------------------------------------------------------------------------------- the work
+
+bool Engine::has_work() {
+  return inbox_.has_new() || !agreed_.empty() || coordinator_.is_in_round() || is_leaving_ ||
+         fabric_.channel().is_called() || now_s() >= coordinator_.next_deadline();
+}
+
+// A round, unless the others do not come to it before `deadline`, and the most urgent of the plans that were agreed on.
+void Engine::take_turn(double deadline) {
+  if (!coordinator_.is_in_round()) coordinator_.begin_round(inbox_.take_new(), is_leaving_);
+  const std::optional<Round> round = coordinator_.finish_round(deadline);
+  if (!round) return;
+  enqueue(round->plans);
+  if (!agreed_.empty()) run_next_plan();
+  if (!round->left.empty()) end(round->left);
+  quiet_since_s_ = now_s();
+}
+
+void Engine::enqueue(const std::vector<PlanPtr>& plans) {
+  const bool is_empty = agreed_.empty();
+  agreed_.insert(agreed_.end(), plans.begin(), plans.end());
+  if (is_empty) return;
+  std::stable_sort(agreed_.begin(), agreed_.end(),
+                   [](const PlanPtr& a, const PlanPtr& b) { return a->priority() > b->priority(); });
+}
+
+void Engine::run_next_plan() {
+  const PlanPtr plan = std::move(agreed_.front());
+  agreed_.pop_front();
+  fabric_.watch().now_doing(plan->title);
+  executor_.run(*plan);
+  fabric_.watch().now_doing("the negotiation");
+}
+
+void Engine::fall_asleep() {
+  fabric_.bell().add_sleeper();
+  is_counted_asleep_ = true;
+}
+
+void Engine::stay_awake() {
+  if (is_counted_asleep_) fabric_.bell().remove_sleeper();
+  is_counted_asleep_ = false;
+}
+
+// Other nodes cannot ring the bell, so the first rank of a node looks for their calls: often while there was work a
+// moment ago, rarely when idle. The others only give MPI a call now and then. On one node it is enough to look whether
+// the other ranks live.
+double Engine::pause_s() {
+  constexpr double kShortest_s = 20e-6, kLongestCall_s = 0.1, kLongestPoll_s = 0.01;
+  if (fabric_.alarm())
+    return std::clamp((now_s() - quiet_since_s_) / 8, kShortest_s,
+                      fabric_.is_rung_for_rounds() ? kLongestCall_s : kLongestPoll_s);
+  return std::clamp(coordinator_.next_deadline() - now_s(), 1e-3, kLookAround_s);
+}
+
+void Engine::end(const std::vector<int>& left) {
+  while (!agreed_.empty()) run_next_plan();
+  has_ended_ = true;
+  if (Node* node = fabric_.node()) node->leave();
+  const bool by_itself = is_leaving_;
+  inbox_.close(ErrorKind::shut_down,
+               by_itself ? "ringtrain was shut down on this rank while the operation was pending"
+                         : ranks_text(left) +
+                               " left the job: shutdown() was called there, or the script came to its end. "
+                               "No operation can complete without it.");
+}
+
+// ------------------------------------------------------------------------------------------------------ when it fails
+
+template <typename Work>
+void Engine::guarded(Work work) {
+  try {
+    work();
   } catch (const Error& error) {
     fail(error.kind(), error.kind() == ErrorKind::peer_lost ? name_the_lost(error.what()) : error.what());
   } catch (const std::exception& error) {
@@ -75,51 +226,11 @@ void Engine::loop() {
   }
 }
 
-void Engine::turn() {
-  fabric_.watch().now_doing("the negotiation");
-  const Round round = coordinator_.round(inbox_.take_new(), is_leaving_.load());
-  for (const Plan& plan : round.plans) {
-    fabric_.watch().now_doing(title_of(plan));
-    executor_.run(plan);
-  }
-  if (!round.left.empty()) end(round.left);
-}
-
-bool Engine::has_work() {
-  return inbox_.has_new() || is_leaving_.load() || fabric_.channel().is_called() ||
-         now_s() >= coordinator_.next_deadline();
-}
-
-void Engine::wait_for_work() {
-  if (waiter_.is_quick([&] { return has_work(); })) return;
-  const double begin = now_s();
-  while (true) {
-    const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
-    if (has_work()) return;
-    fabric_.bell().sleep(seen, sleep_s(now_s() - begin));
-    fabric_.watch().look();
-  }
-}
-
-// Other nodes cannot ring the bell, so the first rank of a node looks for their calls: often while there was work a
-// moment ago, rarely when idle. The others only give MPI a call now and then. On one node it is enough to look whether
-// the other ranks live.
-double Engine::sleep_s(double idle_s) {
-  constexpr double kLookAround_s = 0.2, kShortest_s = 20e-6, kLongestCall_s = 0.1, kLongestPoll_s = 0.01;
-  if (fabric_.alarm())
-    return std::clamp(idle_s / 8, kShortest_s, fabric_.is_rung_for_rounds() ? kLongestCall_s : kLongestPoll_s);
-  return std::clamp(coordinator_.next_deadline() - now_s(), 1e-3, kLookAround_s);
-}
-
-void Engine::end(const std::vector<int>& left) {
+void Engine::fail(ErrorKind kind, const std::string& message) {
   has_ended_ = true;
-  if (Node* node = fabric_.node()) node->leave();
-  const bool by_itself = is_leaving_.load();
-  inbox_.close(ErrorKind::shut_down,
-               by_itself ? "ringtrain was shut down on this rank while the operation was pending"
-                         : ranks_text(left) +
-                               " left the job: shutdown() was called there, or the script came to its end. "
-                               "No operation can complete without it.");
+  if (Node* node = fabric_.node()) node->say_last_words(kind, message);
+  if (Alarm* alarm = fabric_.alarm()) alarm->raise(kind, message);
+  inbox_.close(kind, message);
 }
 
 // MPI tells that somebody is gone, but not who; where it knows, the message becomes that of the node's own roll call.
@@ -128,12 +239,6 @@ std::string Engine::name_the_lost(const std::string& message) {
   std::string text;
   for (const int rank : fabric_.mpi()->failed_ranks()) text += is_gone(world_.names[rank]) + " ";
   return text.empty() || message.find("is gone") != std::string::npos ? message : text + "(" + message + ")";
-}
-
-void Engine::fail(ErrorKind kind, const std::string& message) {
-  if (Node* node = fabric_.node()) node->say_last_words(kind, message);
-  if (Alarm* alarm = fabric_.alarm()) alarm->raise(kind, message);
-  inbox_.close(kind, message);
 }
 
 }  // namespace ringtrain

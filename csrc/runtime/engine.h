@@ -1,13 +1,19 @@
 // One per process: owns everything of the core, and the thread that does the work.
 //
-// The thread sleeps on a bell until a caller submits something or another rank wants a round; then it takes what is
-// new, negotiates one round, and carries out the plans. It never calls Python.
+// The work goes on in turns: take what is new, negotiate one round, carry out the most urgent plan. One thread at a
+// time may take turns. Usually that is the engine's own, which sleeps on a bell until a caller submits something or
+// another rank wants a round. But a caller that waits for a Handle while nobody is at work takes the turns itself until
+// it has what it waits for: a small operation would otherwise pay for two hand-overs between threads.
 #pragma once
 
 #include <atomic>
+#include <deque>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/options.h"
 #include "coordination/coordinator.h"
 #include "runtime/executor.h"
@@ -20,25 +26,48 @@ namespace ringtrain {
 
 class Engine {
  public:
+  // Whether the waiting caller wants out (a signal has come). Called by the thread that waits.
+  using Interrupt = std::function<bool()>;
+
   // All ranks of the world at the same time. Throws what made it impossible.
   Engine(World world, Options options);
   // As shutdown().
   ~Engine();
 
-  // Any thread.
-  std::shared_ptr<Handle> submit(Submission submission);
+  // Any thread. Does not wake the engine if the caller is going to wait for the Handle at once.
+  enum class Caller { goes_on, waits };
+  std::shared_ptr<Handle> submit(Submission submission, Caller caller);
+  // Any thread: whether it is done, after at most `timeout_s`, or a little later if that falls into an operation.
+  bool wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
   // Leaves the job: what other ranks still want from this one fails there. Returns when the thread has ended.
   void shutdown();
 
  private:
+  // Engine thread only.
   void loop();
-  void turn();
-  void wait_for_work();
+  enum class Turns { none, some, left_to_caller };
+  Turns take_all_turns();
+  bool spin(uint32_t seen);
+  bool lie_down();
+
+  // Any thread, with turn_ held.
+  void take_turns_until_done(Handle& handle, double deadline);
+  void take_turn(double deadline);
   bool has_work();
-  double sleep_s(double idle_s);
+  void wait_for_bell(double deadline);
+  void fall_asleep();
+  void stay_awake();
+  double pause_s();
+  void enqueue(const std::vector<PlanPtr>& plans);
+  void run_next_plan();
   void end(const std::vector<int>& left);
-  std::string name_the_lost(const std::string& message);
+  template <typename Work>
+  void guarded(Work work);
   void fail(ErrorKind kind, const std::string& message);
+  std::string name_the_lost(const std::string& message);
+
+  // Over a network nobody can stop waiting in the middle of a round, and the way is long anyway.
+  bool callers_take_turns() const { return fabric_.channel().keeps_deadlines(); }
 
   // Constant after construction.
   const World world_;
@@ -47,14 +76,23 @@ class Engine {
   // Any thread.
   Inbox inbox_;
   std::atomic<bool> is_leaving_{false};
+  std::atomic<bool> has_ended_{false};
 
-  // Engine thread only, once it runs.
+  // Guarded by turn_. Several threads may ask the Fabric for its bell, and its Channel whether it is called if that
+  // keeps deadlines.
+  std::mutex turn_;
   Fabric fabric_;
   ProcessSets sets_;
   Coordinator coordinator_;
   Executor executor_;
+  std::deque<PlanPtr> agreed_;  // not carried out yet, the most urgent first; the same on all ranks
   Waiter waiter_;
-  bool has_ended_ = false;
+  double quiet_since_s_ = now_s();
+  bool is_counted_asleep_ = false;  // the bell wakes the engine thread
+
+  // Engine thread only.
+  Waiter own_waiter_;
+  double pause_s_ = 0;
 
   std::thread thread_;
 };

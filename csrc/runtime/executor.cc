@@ -69,44 +69,40 @@ Counts to_bytes(const std::vector<int64_t>& rows, size_t bytes_per_row) {
 }  // namespace
 
 void Executor::run(const Plan& plan) {
-  const Agreement& first = plan.parts.front();
-  if (first.error != ErrorKind::none) return fail(first);
-  if (first.request.kind == OpKind::add_process_set) return add_process_set(first);
-  if (first.request.kind == OpKind::remove_process_set) return remove_process_set(first);
+  const Agreement& first = *plan.parts.front();
+  const std::vector<SubmissionPtr> submissions = inbox_.find(plan);
+  if (first.error != ErrorKind::none) return fail(first, submissions.front());
+  if (first.request.kind == OpKind::add_process_set) return add_process_set(first, submissions.front());
+  if (first.request.kind == OpKind::remove_process_set) return remove_process_set(first, submissions.front());
   if (!sets_.contains_this_rank(first.request.process_set)) return;
-  if (first.request.kind == OpKind::allreduce) return allreduce(plan);
-  run_one(first);
+  if (first.request.kind == OpKind::allreduce) return allreduce(plan, submissions);
+  run_one(first, submissions.front());
 }
 
-void Executor::fail(const Agreement& agreement) {
-  const auto submission = inbox_.find(key_of(agreement.request));
+void Executor::fail(const Agreement& agreement, const SubmissionPtr& submission) {
   if (!submission) return;
-  inbox_.remove(key_of(agreement.request));
+  inbox_.remove(std::vector{submission});
   submission->handle->fail(agreement.error, agreement.message);
 }
 
-void Executor::finish(const Submission& submission, Result result) {
-  const std::shared_ptr<Handle> handle = submission.handle;
-  inbox_.remove(key_of(submission.request));
-  handle->finish(std::move(result));
+void Executor::finish(const SubmissionPtr& submission, Result result) {
+  inbox_.remove(std::vector{submission});
+  submission->handle->finish(std::move(result));
 }
 
-void Executor::allreduce(const Plan& plan) {
-  Group& group = sets_.group(plan.parts.front().request.process_set);
-  const Request& common = plan.parts.front().request;
-  std::vector<std::shared_ptr<Submission>> submissions;
+void Executor::allreduce(const Plan& plan, const std::vector<SubmissionPtr>& submissions) {
+  const Request& common = plan.parts.front()->request;
+  Group& group = sets_.group(common.process_set);
   std::map<DType, std::vector<Piece>> pieces;
 
   size_t joined_bytes = 0;  // of tensors for which this rank, having joined, contributes zeros
-  for (const Agreement& part : plan.parts) {
-    submissions.push_back(inbox_.find(key_of(part.request)));
-    if (!submissions.back()) joined_bytes += part.request.bytes();
-  }
+  for (size_t i = 0; i < submissions.size(); ++i)
+    if (!submissions[i]) joined_bytes += plan.parts[i]->request.bytes();
   char* zeros = zeros_.get(joined_bytes);
   std::memset(zeros, 0, joined_bytes);
 
   for (size_t i = 0; i < plan.parts.size(); ++i) {
-    const Request& request = plan.parts[i].request;
+    const Request& request = plan.parts[i]->request;
     for (size_t t = 0; t < request.tensors.size(); ++t) {
       const TensorSpec& spec = request.tensors[t];
       const auto count = static_cast<size_t>(spec.count());
@@ -121,16 +117,16 @@ void Executor::allreduce(const Plan& plan) {
     }
   }
   for (const auto& [dtype, list] : pieces) group.allreduce(reduction_of(common, dtype, group.size()), list);
-  for (const auto& submission : submissions)
-    if (submission) finish(*submission, {});
+  inbox_.remove(submissions);
+  for (const SubmissionPtr& submission : submissions)
+    if (submission) submission->handle->finish({});
 }
 
-void Executor::run_one(const Agreement& agreement) {
+void Executor::run_one(const Agreement& agreement, const SubmissionPtr& submission) {
   const Request& request = agreement.request;
   Group& group = sets_.group(request.process_set);
   // Join and barrier move no data: that all ranks have come is what was agreed.
   if (request.kind == OpKind::join) inbox_.set_unnamed(request.process_set, agreement.unnamed);
-  const auto submission = inbox_.find(key_of(request));
   if (!submission) return;  // a barrier of the others, after this rank has joined
   Result result;
   switch (request.kind) {
@@ -150,7 +146,7 @@ void Executor::run_one(const Agreement& agreement) {
       result.number = agreement.result;
       break;
   }
-  finish(*submission, std::move(result));
+  finish(submission, std::move(result));
 }
 
 Result Executor::allgather(const Agreement& agreement, const Submission& submission, Group& group) {
@@ -222,20 +218,20 @@ Result Executor::reducescatter(const Submission& submission, Group& group) {
   return result;
 }
 
-void Executor::add_process_set(const Agreement& agreement) {
+void Executor::add_process_set(const Agreement& agreement, const SubmissionPtr& submission) {
   const int id = static_cast<int>(agreement.result);
   sets_.open(id);
   if (sets_.contains_this_rank(id)) inbox_.allow(id);
   Result result;
   result.number = id;
-  if (const auto submission = inbox_.find(key_of(agreement.request))) finish(*submission, std::move(result));
+  if (submission) finish(submission, std::move(result));
 }
 
-void Executor::remove_process_set(const Agreement& agreement) {
+void Executor::remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) {
   const int id = static_cast<int>(agreement.request.numbers.front());
   inbox_.forbid(id);
   sets_.close(id);
-  if (const auto submission = inbox_.find(key_of(agreement.request))) finish(*submission, {});
+  if (submission) finish(submission, {});
 }
 
 }  // namespace ringtrain

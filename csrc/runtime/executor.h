@@ -10,7 +10,7 @@
 
 namespace ringtrain {
 
-// Engine thread only.
+// One thread at a time.
 class Executor {
  public:
   // Both outlive this.
@@ -20,11 +20,11 @@ class Executor {
   void run(const Plan& plan);
 
  private:
-  void fail(const Agreement& agreement);
-  void allreduce(const Plan& plan);
-  void run_one(const Agreement& agreement);
-  void add_process_set(const Agreement& agreement);
-  void remove_process_set(const Agreement& agreement);
+  void fail(const Agreement& agreement, const SubmissionPtr& submission);
+  void allreduce(const Plan& plan, const std::vector<SubmissionPtr>& submissions);
+  void run_one(const Agreement& agreement, const SubmissionPtr& submission);
+  void add_process_set(const Agreement& agreement, const SubmissionPtr& submission);
+  void remove_process_set(const Agreement& agreement, const SubmissionPtr& submission);
 
   Result allgather(const Agreement& agreement, const Submission& submission, Group& group);
   void broadcast(const Agreement& agreement, const Submission& submission, Group& group);
@@ -32,7 +32,7 @@ class Executor {
   Result reducescatter(const Submission& submission, Group& group);
 
   // Frees the name and finishes the Handle.
-  void finish(const Submission& submission, Result result);
+  void finish(const SubmissionPtr& submission, Result result);
 
   Inbox& inbox_;
   ProcessSets& sets_;

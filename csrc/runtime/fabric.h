@@ -22,7 +22,7 @@ class Fabric {
   // All ranks of the world at the same time. `world` outlives this.
   Fabric(const World& world, const Options& options);
 
-  Channel& channel() { return *channel_; }
+  Channel& channel() const { return *channel_; }
   PeerWatch& watch() { return watch_; }
   Mpi* mpi() { return mpi_.get(); }        // null in a world of one rank
   Node* node() { return node_.get(); }     // null when no rank shares memory with this one

@@ -20,20 +20,29 @@ std::shared_ptr<Handle> Inbox::add(Submission submission) {
   if (request.kind == OpKind::join) request.name = kJoinName;
   const bool is_unnamed = request.name.empty();
   if (is_unnamed) name_it(request);
-  const Key key = key_of(request);
-  if (in_flight_.count(key)) {
+  if (!in_flight_.emplace(view_of(request), shared).second) {
     if (!is_unnamed)
       throw invalid(title_of(request) + ": an operation of this name is in flight; wait for it, or use another name");
-    waiting_[key].push_back(shared);
+    waiting_[key_of(request)].push_back(shared);
     return shared->handle;
   }
-  in_flight_[key] = shared;
   if (request.kind == OpKind::join) {
     request.numbers = {unnamed_[request.process_set]};
     if (has_waiting(request.process_set)) return shared->handle;  // remove() announces it
   }
-  new_.push_back(request);
+  announce(shared);
   return shared->handle;
+}
+
+void Inbox::announce(const SubmissionPtr& submission) {
+  new_.emplace_back(submission, &submission->request);
+  has_new_.store(true, std::memory_order_release);
+}
+
+void Inbox::forget_new(const SubmissionPtr& submission) {
+  new_.erase(std::remove_if(new_.begin(), new_.end(),
+                            [&](const RequestPtr& request) { return request.get() == &submission->request; }),
+             new_.end());
 }
 
 bool Inbox::has_waiting(int process_set) const {
@@ -45,36 +54,47 @@ void Inbox::name_it(Request& request) {
   request.name = "<unnamed " + std::to_string(unnamed_[request.process_set]++ % kUnnamedNames) + ">";
 }
 
-bool Inbox::has_new() {
+std::vector<RequestPtr> Inbox::take_new() {
+  if (!has_new()) return {};
   std::lock_guard lock(mutex_);
-  return !new_.empty();
-}
-
-std::vector<Request> Inbox::take_new() {
-  std::lock_guard lock(mutex_);
+  has_new_.store(false, std::memory_order_relaxed);
   return std::exchange(new_, {});
 }
 
-std::shared_ptr<Submission> Inbox::find(const Key& key) {
+std::vector<SubmissionPtr> Inbox::find(const Plan& plan) {
+  std::vector<SubmissionPtr> submissions;
+  submissions.reserve(plan.parts.size());
   std::lock_guard lock(mutex_);
-  const auto it = in_flight_.find(key);
-  return it == in_flight_.end() ? nullptr : it->second;
+  for (const AgreementPtr& part : plan.parts) {
+    const auto it = in_flight_.find(view_of(part->request));
+    submissions.push_back(it == in_flight_.end() ? nullptr : it->second);
+  }
+  return submissions;
 }
 
-void Inbox::remove(const Key& key) {
+void Inbox::remove(const std::vector<SubmissionPtr>& submissions) {
   std::lock_guard lock(mutex_);
-  in_flight_.erase(key);
-  new_.erase(std::remove_if(new_.begin(), new_.end(), [&](const Request& request) { return key_of(request) == key; }),
-             new_.end());
+  for (const SubmissionPtr& submission : submissions)
+    if (submission) remove(submission);
+}
+
+void Inbox::remove(const SubmissionPtr& submission) {
+  in_flight_.erase(view_of(submission->request));
+  if (!new_.empty()) forget_new(submission);
+  if (!waiting_.empty()) let_in_who_waits(key_of(submission->request));
+}
+
+void Inbox::let_in_who_waits(const Key& key) {
   const auto it = waiting_.find(key);
   if (it == waiting_.end()) return;
-  in_flight_[key] = it->second.front();
-  new_.push_back(it->second.front()->request);
+  const SubmissionPtr next = it->second.front();
+  in_flight_.emplace(view_of(next->request), next);
+  announce(next);
   it->second.pop_front();
   if (!it->second.empty()) return;
   waiting_.erase(it);
   const auto join = in_flight_.find({key.first, kJoinName});
-  if (join != in_flight_.end() && !has_waiting(key.first)) new_.push_back(join->second->request);
+  if (join != in_flight_.end() && !has_waiting(key.first)) announce(join->second);
 }
 
 void Inbox::allow(int process_set) {
@@ -90,10 +110,11 @@ void Inbox::forbid(int process_set) {
 }
 
 void Inbox::fail_pending_of(int process_set, const std::string& message) {
-  const auto is_of_it = [&](const Request& request) { return request.process_set == process_set; };
-  new_.erase(std::remove_if(new_.begin(), new_.end(), is_of_it), new_.end());
+  new_.erase(std::remove_if(new_.begin(), new_.end(),
+                            [&](const RequestPtr& request) { return request->process_set == process_set; }),
+             new_.end());
   for (auto it = in_flight_.begin(); it != in_flight_.end();) {
-    if (!is_of_it(it->second->request)) {
+    if (it->first.process_set != process_set) {
       ++it;
       continue;
     }

@@ -5,14 +5,16 @@
 // waits here until the one before it is finished, so each name is used in the same order on every rank.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <unordered_map>
 #include <vector>
 
-#include "coordination/request.h"
+#include "coordination/plan.h"
 #include "runtime/handle.h"
 
 namespace ringtrain {
@@ -25,19 +27,21 @@ struct Submission {
   std::shared_ptr<Handle> handle = std::make_shared<Handle>();
 };
 
+using SubmissionPtr = std::shared_ptr<Submission>;
+
 class Inbox {
  public:
   // Any thread. Throws Error(invalid) for a name that is in flight or a process set that this rank cannot use, and the
   // error of close() after that.
   std::shared_ptr<Handle> add(Submission submission);
-  bool has_new();
+  bool has_new() const { return has_new_.load(std::memory_order_acquire); }
 
-  // Engine thread only, from here on.
-  std::vector<Request> take_new();
-  // The submission for `key`, or null if this rank has none (it has joined).
-  std::shared_ptr<Submission> find(const Key& key);
-  // Forgets it, so that its name may be used again. Before its Handle is finished.
-  void remove(const Key& key);
+  // Only who does the engine's work, from here on.
+  std::vector<RequestPtr> take_new();
+  // The submission for every part of the plan, or null where this rank has none (it has joined).
+  std::vector<SubmissionPtr> find(const Plan& plan);
+  // Forgets them (but for nulls), so that their names may be used again. Before their Handles are finished.
+  void remove(const std::vector<SubmissionPtr>& submissions);
 
   // Whether this rank may use a process set.
   void allow(int process_set);
@@ -49,15 +53,21 @@ class Inbox {
 
  private:
   void name_it(Request& request);
+  void announce(const SubmissionPtr& submission);
+  void forget_new(const SubmissionPtr& submission);
+  void remove(const SubmissionPtr& submission);
+  void let_in_who_waits(const Key& key);
   bool has_waiting(int process_set) const;
   void fail_pending_of(int process_set, const std::string& message);
 
+  std::atomic<bool> has_new_{false};  // changes under mutex_
+
   std::mutex mutex_;
   // All guarded by mutex_.
-  std::vector<Request> new_;
-  std::map<Key, std::shared_ptr<Submission>> in_flight_;
+  std::vector<RequestPtr> new_;
+  std::unordered_map<KeyView, SubmissionPtr, HashOfKey> in_flight_;  // the names live in the submissions
   // Without a name of their own, while that name is in flight. A join is announced after all of its process set.
-  std::map<Key, std::deque<std::shared_ptr<Submission>>> waiting_;
+  std::map<Key, std::deque<SubmissionPtr>> waiting_;
   std::map<int, int64_t> unnamed_;  // operations without a name so far, by process set
   std::set<int> allowed_ = {0};
   ErrorKind closed_with_ = ErrorKind::none;

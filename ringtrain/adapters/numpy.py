@@ -49,6 +49,10 @@ def view(array: Array) -> tuple[int, int, tuple[int, ...]]:
     return _core.address(buffer), _DTYPES[array.dtype], array.shape
 
 
+def view_in_place(array: Array) -> tuple[int, int, tuple[int, ...]] | None:
+    return _core.writable_view(array)
+
+
 def assign(target: Array, source: Array) -> None:
     target[...] = source
 

@@ -1,0 +1,38 @@
+// The cached operations for which this rank waits: a bit and the request each, by slot of the PlanCache.
+#pragma once
+
+#include <vector>
+
+#include "coordination/channel.h"
+#include "coordination/request.h"
+
+namespace ringtrain {
+
+// What this rank has become ready for, and when that was first seen here.
+struct Pending {
+  RequestPtr request;
+  double since = 0;
+};
+
+class Ready {
+ public:
+  void add(int slot, Pending pending);
+  bool has(int slot) const { return static_cast<size_t>(slot) < pending_.size() && pending_[slot].request; }
+  Pending take(int slot);
+  void drop(int slot) {
+    if (has(slot)) take(slot);
+  }
+
+  // `words` has as many bits as the cache has slots, or more.
+  void set_bits(Words& words, size_t first_word) const;
+
+  // When the oldest came, or infinity.
+  double oldest() const;
+  std::vector<int> older_than(double time) const;
+
+ private:
+  std::vector<Pending> pending_;
+  Words bits_;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,80 @@
+// Memory of objects with the buffer protocol, such as NumPy arrays.
+#include <optional>
+#include <string_view>
+
+#include "base/dtype.h"
+#include "python/bind.h"
+
+namespace ringtrain {
+namespace {
+
+// By the letters of Python's struct module. bfloat16 has none.
+std::optional<DType> dtype_of(const Py_buffer& buffer) {
+  const std::string_view format = buffer.format;
+  if (format.size() != 1) return std::nullopt;
+  const bool is_wide = buffer.itemsize == 8;
+  switch (format.front()) {
+    case '?':
+      return DType::boolean;
+    case 'b':
+      return DType::int8;
+    case 'B':
+      return DType::uint8;
+    case 'h':
+      return DType::int16;
+    case 'H':
+      return DType::uint16;
+    case 'i':
+      return DType::int32;
+    case 'l':
+      return is_wide ? DType::int64 : DType::int32;
+    case 'q':
+      return DType::int64;
+    case 'e':
+      return DType::float16;
+    case 'f':
+      return DType::float32;
+    case 'd':
+      return DType::float64;
+    default:
+      return std::nullopt;
+  }
+}
+
+// (address, dtype, shape), or None unless it is dense, writable and of a dtype that the core has. A quarter of the cost
+// of reading the same from Python.
+nb::object writable_view(nb::handle object) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE) != 0) {
+    PyErr_Clear();
+    return nb::none();
+  }
+  nb::object view = nb::none();
+  if (const std::optional<DType> dtype = dtype_of(buffer)) {
+    nb::object shape = nb::steal(PyTuple_New(buffer.ndim));
+    for (int i = 0; i < buffer.ndim; ++i) PyTuple_SET_ITEM(shape.ptr(), i, PyLong_FromSsize_t(buffer.shape[i]));
+    view = nb::make_tuple(reinterpret_cast<uintptr_t>(buffer.buf), static_cast<int>(*dtype), shape);
+  }
+  PyBuffer_Release(&buffer);
+  return view;
+}
+
+// Where the memory begins.
+uintptr_t address(nb::handle object) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_STRIDES) != 0) throw nb::python_error();
+  const auto result = reinterpret_cast<uintptr_t>(buffer.buf);
+  PyBuffer_Release(&buffer);
+  return result;
+}
+
+}  // namespace
+
+void bind_buffer(nb::module_& module) {
+  module.def("address", &address, "The address of the memory of an object with the buffer protocol.");
+  module.def("writable_view", &writable_view,
+             "(address, dtype, shape) of an object with the buffer protocol, or None unless it is dense, writable and "
+             "of a dtype that has a letter there.");
+}
+
+}  // namespace ringtrain
