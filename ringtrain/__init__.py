@@ -19,6 +19,7 @@ from ringtrain.errors import (
 )
 from ringtrain.gradients import DistributedOptimizer
 from ringtrain.handles import Handle, poll, synchronize
+from ringtrain.memory import empty
 from ringtrain.objects import allgather_object, broadcast_object, broadcast_object_fn, broadcast_parameters
 from ringtrain.ops import (
     Average,
@@ -130,6 +131,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "empty",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",

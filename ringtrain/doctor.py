@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtrain import launchers
+from ringtrain.cores import cgroup_quota
 from ringtrain.run import mpi_probe
-from ringtrain.run.cores import cgroup_quota
 from ringtrain.run.mpi_library import MpiNotFound, find_launcher, probe
 
 Data = dict[str, Any]

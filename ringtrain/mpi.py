@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ringtrain import launchers
+from ringtrain import cores, launchers
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,15 @@ class World(NamedTuple):
     rank: int
     names: list[tuple[str, int]]
     nodes: list[int]
+    cores: int
     token: str
     library: Library | None
 
 
 def single_world() -> World:
     """A job of one rank: no MPI."""
-    return World(0, [(socket.gethostname(), os.getpid())], [0], secrets.token_hex(8), None)
+    here = cores.usable_together([cores.own_share()])
+    return World(0, [(socket.gethostname(), os.getpid())], [0], here, secrets.token_hex(8), None)
 
 
 def is_wanted(comm: Any) -> bool:
@@ -74,10 +76,13 @@ def connect(comm: Any, settings: dict[str, str]) -> World:
     node_leader = _leader_of_node(own)
     leaders: list[int] = own.allgather(node_leader)
     numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
+    shares: list[cores.Share] = own.allgather(cores.own_share())
+    on_node = [share for share, leader in zip(shares, leaders, strict=True) if leader == node_leader]
     return World(
         rank=own.Get_rank(),
         names=own.allgather((socket.gethostname(), os.getpid())),
         nodes=[numbers[leader] for leader in leaders],
+        cores=cores.usable_together(on_node),
         token=own.bcast(secrets.token_hex(8)),
         library=_describe(MPI, own),
     )

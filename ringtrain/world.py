@@ -35,7 +35,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
         raise RingtrainError("ringtrain is initialised already; call shutdown() before a second init()")
     settings = options.resolve(keywords)
     world = mpi.connect(comm, settings) if mpi.is_wanted(comm) else mpi.single_world()
-    _core.init(world.rank, world.names, world.nodes, world.token, world.library, settings)
+    _core.init(world.rank, world.names, world.nodes, world.cores, world.token, world.library, settings)
     _world = world
     set_world(world.rank, len(world.names))
     atexit.unregister(shutdown)

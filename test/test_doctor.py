@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ringtrain import doctor, launchers
+from ringtrain.cores import cgroup_quota, physical_cores
 from ringtrain.launchers import Launch
-from ringtrain.run.cores import cgroup_quota, physical_cores
 
 ROOT = str(Path(doctor.__file__).parents[1])
 TIMEOUT_S = 120

@@ -8,7 +8,6 @@
 #include "collectives/mpi_group.h"
 #include "collectives/ring_group.h"
 #include "collectives/self_group.h"
-#include "collectives/shm_group.h"
 
 namespace ringtrain {
 namespace {
@@ -64,13 +63,13 @@ bool wants_shared_memory(const Placement& placement, const Options& options) {
 }
 
 std::unique_ptr<Group> choose_group(const Placement& placement, const Options& options, Mpi* mpi, int tag,
-                                    SharedSegment segment, Watch& watch) {
+                                    NodeMemory memory, Watch& watch) {
   if (placement.ranks.size() == 1) return std::make_unique<SelfGroup>();
   std::unique_ptr<Group> node;
-  if (segment.data()) {
+  if (memory.mailboxes.data()) {
     const int size = static_cast<int>(placement.on_node(placement.own_node()).size());
-    const auto geometry = ShmGroup::Geometry::of(size, static_cast<size_t>(options.mailbox_kb * 1024));
-    node = std::make_unique<ShmGroup>(std::move(segment), geometry, placement.place_on_node(), watch);
+    const auto geometry = ShmGroup::Geometry::of(size, static_cast<size_t>(options.mailbox_kb * 1024), memory.cores);
+    node = std::make_unique<ShmGroup>(std::move(memory), geometry, placement.place_on_node(), watch);
     if (placement.is_on_one_node()) return node;
   }
   const auto chunk_bytes = static_cast<size_t>(options.ring_chunk_kb * 1024);

@@ -6,8 +6,8 @@
 
 #include "base/options.h"
 #include "collectives/group.h"
+#include "collectives/shm_group.h"
 #include "fabric/mpi.h"
-#include "fabric/shm.h"
 #include "fabric/watch.h"
 
 namespace ringtrain {
@@ -32,10 +32,10 @@ struct Placement {
 // Whether a segment between the ranks of this rank's node is of use: where not, none need be made.
 bool wants_shared_memory(const Placement& placement, const Options& options);
 
-// `segment`: shared by this rank's node, made for ShmGroup::Geometry::of(ranks on the node, mailbox size); without data
-// when there is none, which then holds on all nodes. `mpi`: null when the placement is a single rank. `tag`: keeps the
-// messages of this process set apart. All ranks of the placement call this at the same time.
+// `memory`: shared by this rank's node, its mailboxes made for ShmGroup::Geometry::of(ranks on the node, mailbox size);
+// without them when there are none, which then holds on all nodes. `mpi`: null when the placement is a single rank.
+// `tag`: keeps the messages of this process set apart. All ranks of the placement call this at the same time.
 std::unique_ptr<Group> choose_group(const Placement& placement, const Options& options, Mpi* mpi, int tag,
-                                    SharedSegment segment, Watch& watch);
+                                    NodeMemory memory, Watch& watch);
 
 }  // namespace ringtrain

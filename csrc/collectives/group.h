@@ -54,6 +54,11 @@ class Group {
   // All ranks end with the same bits.
   virtual void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) = 0;
 
+  // The same in place, where every rank's pieces lie in the Arena of the node.
+  virtual void allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) {
+    allreduce(reduction, pieces);
+  }
+
   // `source` holds total_of(counts) elements. Rank r gets elements [offset of r, + counts[r]) of the reduction.
   virtual void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                               const Counts& counts) = 0;

@@ -1,10 +1,9 @@
 #include "collectives/shm_group.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 
+#include "base/error.h"
 #include "collectives/layout.h"
 #include "collectives/shm_allreduce.h"
 
@@ -34,9 +33,9 @@ const char* at(const void* data, size_t offset) { return static_cast<const char*
 
 }  // namespace
 
-ShmGroup::Geometry ShmGroup::Geometry::of(int size, size_t largest_mailbox_bytes) {
+ShmGroup::Geometry ShmGroup::Geometry::of(int size, size_t largest_mailbox_bytes, int cores) {
   constexpr size_t kCache = 16 << 20, kPage = 4096, kSmallest = 1024;
-  const int depth = size > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 2;
+  const int depth = size > cores ? 4 : 2;
   const size_t mailboxes = static_cast<size_t>(size) * static_cast<size_t>(size - 1) * static_cast<size_t>(depth);
   size_t bytes = std::min(largest_mailbox_bytes, kCache / mailboxes);
   bytes = bytes >= kPage ? bytes / kPage * kPage : std::max(bytes / 64 * 64, kSmallest);
@@ -48,16 +47,16 @@ size_t ShmGroup::Geometry::segment_bytes() const {
   return static_cast<size_t>(size) * per_rank;
 }
 
-ShmGroup::ShmGroup(SharedSegment segment, const Geometry& geometry, int rank, Watch& watch)
-    : Group(rank, geometry.size), segment_(std::move(segment)), geometry_(geometry), watch_(watch) {}
+ShmGroup::ShmGroup(NodeMemory memory, const Geometry& geometry, int rank, Watch& watch)
+    : Group(rank, geometry.size), memory_(std::move(memory)), geometry_(geometry), watch_(watch) {}
 
 char* ShmGroup::small_slot(int rank, uint32_t number) {
-  char* first = segment_.data() + static_cast<size_t>(size()) * sizeof(Control);
+  char* first = memory_.mailboxes.data() + static_cast<size_t>(size()) * sizeof(Control);
   return first + (2 * static_cast<size_t>(rank) + number % 2) * kSmallBytes;
 }
 
 char* ShmGroup::lane(int from, uint32_t chunk) {
-  char* first = segment_.data() + static_cast<size_t>(size()) * (sizeof(Control) + 2 * kSmallBytes);
+  char* first = memory_.mailboxes.data() + static_cast<size_t>(size()) * (sizeof(Control) + 2 * kSmallBytes);
   const size_t depth = static_cast<size_t>(geometry_.depth);
   return first + (static_cast<size_t>(from) * depth + chunk % depth) * geometry_.lane_bytes();
 }
@@ -123,6 +122,58 @@ void ShmGroup::small_allreduce(const Reduction& reduction, const std::vector<Pie
     void* result = destination;
     reduce(reduction, &result, 1, sources.data(), size(), count);
   });
+}
+
+void ShmGroup::allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  size_t elements = 0;
+  for (const Piece& piece : pieces) elements += piece.count;
+  if (elements * size_of(reduction.dtype) <= kSmallBytes) return allreduce(reduction, pieces);
+  constexpr size_t kMost = kSmallBytes / sizeof(uint64_t);
+  for (size_t begin = 0; begin < pieces.size(); begin += kMost)
+    reduce_own_slice(reduction, pieces.data() + begin, std::min(kMost, pieces.size() - begin));
+}
+
+std::vector<std::vector<char*>> ShmGroup::exchange_places(const Piece* first, size_t count) {
+  const uint32_t number = small_number_++;
+  char* mine = small_slot(rank(), number);
+  for (size_t i = 0; i < count; ++i) {
+    const std::optional<size_t> offset = memory_.arena->find(first[i].destination, 0);
+    if (!offset) throw failure("an array that was agreed to lie in shared memory does not");
+    const uint64_t place = *offset;
+    std::memcpy(mine + i * sizeof(place), &place, sizeof(place));
+  }
+  control(rank()).small.publish(number + 1);
+  wait_for_all(&Control::small, number + 1);
+  std::vector<std::vector<char*>> places(static_cast<size_t>(size()));
+  for (int peer = 0; peer < size(); ++peer) {
+    for (size_t i = 0; i < count; ++i) {
+      uint64_t place;
+      std::memcpy(&place, small_slot(peer, number) + i * sizeof(place), sizeof(place));
+      places[peer].push_back(memory_.arena->at(memory_.arena_members[peer], place));
+    }
+  }
+  return places;
+}
+
+void ShmGroup::reduce_own_slice(const Reduction& reduction, const Piece* first, size_t count) {
+  const size_t element = size_of(reduction.dtype);
+  const std::vector<std::vector<char*>> places = exchange_places(first, count);
+  size_t total = 0;
+  for (size_t i = 0; i < count; ++i) total += first[i].count;
+  const Counts counts = even_slices(total, size());
+  const size_t begin = offsets_of(counts)[rank()], end = begin + counts[rank()];
+
+  std::vector<const void*> sources(static_cast<size_t>(size()));
+  std::vector<void*> destinations(static_cast<size_t>(size()));
+  size_t piece_begin = 0;
+  for (size_t i = 0; i < count; piece_begin += first[i].count, ++i) {
+    const size_t from = std::max(begin, piece_begin), to = std::min(end, piece_begin + first[i].count);
+    if (from >= to) continue;
+    for (int peer = 0; peer < size(); ++peer)
+      sources[peer] = destinations[peer] = places[peer][i] + (from - piece_begin) * element;
+    reduce(reduction, destinations.data(), size(), sources.data(), size(), to - from);
+  }
+  barrier();
 }
 
 void ShmGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) {

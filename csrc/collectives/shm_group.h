@@ -9,15 +9,27 @@
 // A chunk is one slice per rank. Every cache line is exchanged by two ranks only. Each stage advances a counter; a rank
 // does whatever stage is ready, the latest stage first. What fits into one small slot takes a shorter road: everybody
 // writes its own, waits for all, and combines all in rank order.
+//
+// Arrays that lie in the Arena need no mailboxes: each rank reads its slice of all ranks' arrays and writes the result
+// to all of them, so that every array is read once and written once.
 #pragma once
 
 #include <cstdint>
 
 #include "collectives/group.h"
+#include "fabric/arena.h"
 #include "fabric/shm.h"
 #include "fabric/wait.h"
 
 namespace ringtrain {
+
+// What the ranks of a Group share on this node.
+struct NodeMemory {
+  SharedSegment mailboxes;         // zero at first
+  int cores = 1;                   // that all ranks of the node can keep busy at the same time
+  Arena* arena = nullptr;          // null where there is none
+  std::vector<int> arena_members;  // by rank of the Group on this node
+};
 
 class ShmGroup final : public Group {
  public:
@@ -27,17 +39,18 @@ class ShmGroup final : public Group {
     size_t mailbox_bytes;
     int depth;  // how many chunks are under way at once
 
-    // Keeps all mailboxes together under half of a usual last-level cache.
-    static Geometry of(int size, size_t largest_mailbox_bytes);
+    // Keeps all mailboxes together under half of a usual last-level cache. `cores`: as in NodeMemory.
+    static Geometry of(int size, size_t largest_mailbox_bytes, int cores);
     size_t segment_bytes() const;
     size_t lane_bytes() const { return static_cast<size_t>(size - 1) * mailbox_bytes; }
   };
 
-  // The segment is zero at first. `watch` outlives this.
-  ShmGroup(SharedSegment segment, const Geometry& geometry, int rank, Watch& watch);
+  // `watch` and the arena outlive this.
+  ShmGroup(NodeMemory memory, const Geometry& geometry, int rank, Watch& watch);
   const char* name() const override { return "shm"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;
   void broadcast(void* data, size_t bytes, int root) override;
@@ -52,7 +65,7 @@ class ShmGroup final : public Group {
     Flag small;             // small operations for which this rank has written its slot
   };
 
-  Control& control(int rank) { return reinterpret_cast<Control*>(segment_.data())[rank]; }
+  Control& control(int rank) { return reinterpret_cast<Control*>(memory_.mailboxes.data())[rank]; }
   // Where `from` leaves data of chunk number `chunk` for `to`.
   char* mailbox(int from, int to, uint32_t chunk);
   // All mailboxes of `from` for one chunk as one piece of memory, lane_bytes() long, for what everybody reads.
@@ -71,8 +84,11 @@ class ShmGroup final : public Group {
   void stream(size_t chunks, Put put, Get get);
 
   void small_allreduce(const Reduction& reduction, const std::vector<Piece>& pieces);
+  // Everybody shows the others where its pieces lie: the address of each for this rank, by rank.
+  std::vector<std::vector<char*>> exchange_places(const Piece* first, size_t count);
+  void reduce_own_slice(const Reduction& reduction, const Piece* first, size_t count);
 
-  SharedSegment segment_;
+  const NodeMemory memory_;
   const Geometry geometry_;
   Watch& watch_;
   Waiter waiter_;

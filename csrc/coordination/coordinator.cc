@@ -191,8 +191,8 @@ void Coordinator::note(int rank, const Request& request, double since, Decision&
   for (int slot = 0; slot < cache_.slot_count(); ++slot) {
     if (!cache_.has(slot)) continue;
     const Request& cached = cache_.at(slot)->request;
-    if (cached.process_set == request.process_set && !Ledger::can_join(cached))
-      decision.evicted.push_back(key_of(cached));
+    const bool can_go_on = Ledger::can_join(cached) && !cached.is_in_arena;
+    if (cached.process_set == request.process_set && !can_go_on) decision.evicted.push_back(key_of(cached));
   }
 }
 

@@ -80,6 +80,9 @@ Agreement Ledger::agree(const Entry& entry) const {
     agreement.error = ErrorKind::mismatch;
     return agreement;
   }
+  agreement.request.is_in_arena =
+      joined.empty() && std::all_of(entry.announced.begin(), entry.announced.end(),
+                                    [](const auto& announced) { return announced.second.is_in_arena; });
   if (request.kind != OpKind::allgather) return agreement;
   for (size_t tensor = 0; tensor < request.tensors.size(); ++tensor) {
     std::vector<int64_t>& rows = agreement.rows.emplace_back();

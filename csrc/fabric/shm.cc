@@ -22,10 +22,13 @@ Error cannot(const std::string& what, const std::string& name, int code) {
 
 }  // namespace
 
-SharedSegment SharedSegment::create(const std::string& name, size_t bytes) {
+SharedSegment SharedSegment::create(const std::string& name, size_t bytes, Pages pages) {
   const int descriptor = open(path_of(name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (descriptor < 0) throw cannot("create", name, errno);
-  if (const int code = posix_fallocate(descriptor, 0, static_cast<off_t>(bytes))) {
+  const auto length = static_cast<off_t>(bytes);
+  const int code = pages == Pages::reserved ? posix_fallocate(descriptor, 0, length)
+                                            : (ftruncate(descriptor, length) == 0 ? 0 : errno);
+  if (code != 0) {
     close(descriptor);
     ::unlink(path_of(name).c_str());
     throw cannot("reserve " + std::to_string(bytes >> 10) + " KB of", name, code);
@@ -48,7 +51,7 @@ SharedSegment SharedSegment::attach(const std::string& name, size_t bytes) {
 SharedSegment::SharedSegment(std::string name, size_t bytes, int descriptor, bool owner)
     : bytes_(bytes), descriptor_(descriptor) {
   if (owner) name_ = name;
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   if (data == MAP_FAILED) {
     const int code = errno;
     unlink();
@@ -75,6 +78,17 @@ SharedSegment::~SharedSegment() {
 void SharedSegment::unlink() {
   if (!name_.empty()) ::unlink(path_of(name_).c_str());
   name_.clear();
+}
+
+void SharedSegment::reserve(size_t offset, size_t bytes) {
+  if (const int code = posix_fallocate(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes)))
+    throw failure("cannot reserve " + std::to_string(bytes >> 10) + " KB of /dev/shm: " + std::strerror(code));
+}
+
+// Where the system cannot, the pages stay until the segment goes.
+void SharedSegment::release(size_t offset, size_t bytes) {
+  fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+            static_cast<off_t>(bytes));
 }
 
 namespace {

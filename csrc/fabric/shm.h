@@ -11,9 +11,10 @@ namespace ringtrain {
 // name as soon as all are attached, so nothing is left behind whatever happens later.
 class SharedSegment {
  public:
-  // Both throw Error(failure) saying what could not be had. Creating reserves the pages, so that a full /dev/shm is an
-  // error here and not a SIGBUS later; the memory is zero.
-  static SharedSegment create(const std::string& name, size_t bytes);
+  // Both throw Error(failure) saying what could not be had. The memory is zero. Pages that are not reserved when the
+  // segment is created must be before they are used: so a full /dev/shm is an error and not a SIGBUS later.
+  enum class Pages { reserved, none };
+  static SharedSegment create(const std::string& name, size_t bytes, Pages pages);
   static SharedSegment attach(const std::string& name, size_t bytes);
 
   SharedSegment() = default;
@@ -22,6 +23,9 @@ class SharedSegment {
   ~SharedSegment();
 
   void unlink();
+  // Whole pages. Reserving what is reserved changes nothing; released pages are zero when they are reserved again.
+  void reserve(size_t offset, size_t bytes);
+  void release(size_t offset, size_t bytes);
   char* data() const { return data_; }
   int descriptor() const { return descriptor_; }
 

@@ -1,4 +1,5 @@
 // The one Engine of this process.
+#include <nanobind/ndarray.h>
 #include <pthread.h>
 
 #include "kernels/reduce.h"
@@ -40,12 +41,13 @@ std::vector<Tensor> to_tensors(const std::vector<View>& views) {
 }
 
 World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes,
-               const std::string& token, const nb::object& mpi) {
+               int cores, const std::string& token, const nb::object& mpi) {
   World world;
   world.rank = rank;
   for (size_t i = 0; i < names.size(); ++i)
     world.names.push_back({static_cast<int>(i), names[i].first, names[i].second});
   world.nodes = nodes;
+  world.cores = cores;
   world.token = token;
   if (mpi.is_none()) return world;
   MpiDescription& description = world.mpi.emplace();
@@ -57,10 +59,10 @@ World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& nam
   return world;
 }
 
-void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes,
+void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes, int cores,
           const std::string& token, const nb::object& mpi, const std::map<std::string, std::string>& texts) {
   if (is_forked_child) throw failure("ringtrain was initialised before this process was forked; use spawn instead");
-  World world = to_world(rank, names, nodes, token, mpi);
+  World world = to_world(rank, names, nodes, cores, token, mpi);
   Options options;
   for (const auto& [name, text] : texts) options.set(name, text);
   choose_simd(options.simd);
@@ -140,11 +142,26 @@ std::shared_ptr<Handle> allreduce_in_place(const View& view, std::string name, R
   return engine->submit(std::move(submission), is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on);
 }
 
+// Memory that the ranks of the node share, as an array of bytes that gives it back when it goes; None without any.
+nb::object empty_bytes(size_t bytes) {
+  require_initialized();
+  struct Owner {
+    std::shared_ptr<Arena> arena;
+    char* memory;
+    ~Owner() { arena->free(memory); }
+  };
+  const std::shared_ptr<Arena> arena = engine->arena();
+  if (!arena) return nb::none();
+  char* memory = arena->allocate(bytes);
+  nb::capsule capsule(new Owner{arena, memory}, [](void* owner) noexcept { delete static_cast<Owner*>(owner); });
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>(memory, {bytes}, capsule));
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& module) {
   pthread_atfork(nullptr, nullptr, &disown_in_child);
-  module.def("init", &init, nb::arg("rank"), nb::arg("names"), nb::arg("nodes"), nb::arg("token"),
+  module.def("init", &init, nb::arg("rank"), nb::arg("names"), nb::arg("nodes"), nb::arg("cores"), nb::arg("token"),
              nb::arg("mpi").none(), nb::arg("options"), "Starts the engine; all ranks together.");
   module.def("shutdown", &shutdown, "Leaves the job and ends the engine, if there is one.");
   module.def("is_initialized", [] { return engine != nullptr; });
@@ -155,6 +172,8 @@ void bind_engine(nb::module_& module) {
              nb::arg("process_set") = 0, nb::arg("priority") = 0, nb::arg("splits") = std::vector<int64_t>(),
              nb::arg("numbers") = std::vector<int64_t>(), nb::arg("is_awaited") = false,
              "Hands an operation to the engine. The memory must stay until the Handle is done.");
+  module.def("empty_bytes", &empty_bytes, nb::arg("bytes"),
+             "An array of bytes in memory that the ranks of the node share, or None where there is no such memory.");
   module.def("wait", &wait, nb::arg("handle"), nb::arg("timeout_s"),
              "Whether the Handle is done, after at most so many seconds. Raises what a signal handler raises.");
   module.def("allreduce_in_place", &allreduce_in_place, "As submit, for what gradients need, positional only.");

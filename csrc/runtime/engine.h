@@ -39,6 +39,8 @@ class Engine {
   std::shared_ptr<Handle> submit(Submission submission, Caller caller);
   // Any thread: whether it is done, after at most `timeout_s`, or a little later if that falls into an operation.
   bool wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
+  // Any thread. Memory for the user's arrays that all ranks of the node can reach, or null where there is none.
+  std::shared_ptr<Arena> arena() const { return fabric_.arena(); }
   // Leaves the job: what other ranks still want from this one fails there. Returns when the thread has ended.
   void shutdown();
 
@@ -66,6 +68,7 @@ class Engine {
   void fail(ErrorKind kind, const std::string& message);
   std::string name_the_lost(const std::string& message);
 
+  bool lies_in_arena(const Submission& submission) const;
   // Over a network nobody can stop waiting in the middle of a round, and the way is long anyway.
   bool callers_take_turns() const { return fabric_.channel().keeps_deadlines(); }
 

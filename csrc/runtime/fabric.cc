@@ -44,6 +44,7 @@ Fabric::Fabric(const World& world, const Options& options)
   wire_ = std::make_unique<MpiWire>(*mpi_, all_ranks(world), world.rank, kWorldWireTag, watch_);
   TreeChannel bootstrap(*wire_, std::numeric_limits<double>::infinity());
   if (options.shared_memory == "auto") make_node(world, options, bootstrap);
+  if (node_) make_arena(world, bootstrap);
   if (node_)
     make_channel(world);
   else
@@ -57,8 +58,8 @@ Fabric::Fabric(const World& world, const Options& options)
 void Fabric::make_node(const World& world, const Options& options, Channel& bootstrap) {
   const Placement placement = world.place(all_ranks(world));
   const size_t board = board_bytes(options);
-  SharedSegment segment =
-      make_segments(world, placement, "node", [&](int size) { return Node::bytes(size, board); }, bootstrap);
+  const SegmentPlan plan = {"node", [&](int size) { return Node::bytes(size, board); }};
+  SharedSegment segment = make_segments(world, placement, plan, bootstrap);
   if (!segment.data()) return;
   std::vector<RankName> members;
   for (const int place : placement.on_node(placement.own_node())) members.push_back(world.names[place]);
@@ -67,6 +68,13 @@ void Fabric::make_node(const World& world, const Options& options, Channel& boot
   Words words = {~uint64_t{0}};
   bootstrap.and_bits(words);
   watch_.look_after(*node_);
+}
+
+void Fabric::make_arena(const World& world, Channel& bootstrap) {
+  const SegmentPlan plan = {"arena", &Arena::bytes, SharedSegment::Pages::none,
+                            "ringtrain.empty gives ordinary memory instead."};
+  SharedSegment segment = make_segments(world, world.place(all_ranks(world)), plan, bootstrap);
+  if (segment.data()) arena_ = std::make_shared<Arena>(std::move(segment), node_->size(), node_->index());
 }
 
 void Fabric::make_channel(const World& world) {

@@ -7,6 +7,7 @@
 #include "coordination/channel.h"
 #include "coordination/mpi_wire.h"
 #include "fabric/alarm.h"
+#include "fabric/arena.h"
 #include "fabric/mpi.h"
 #include "fabric/node.h"
 #include "fabric/peer_watch.h"
@@ -24,8 +25,11 @@ class Fabric {
 
   Channel& channel() const { return *channel_; }
   PeerWatch& watch() { return watch_; }
-  Mpi* mpi() { return mpi_.get(); }        // null in a world of one rank
-  Node* node() { return node_.get(); }     // null when no rank shares memory with this one
+  Mpi* mpi() { return mpi_.get(); }     // null in a world of one rank
+  Node* node() { return node_.get(); }  // null when no rank shares memory with this one
+  // Null where none is to be had: no rank shares memory with this one, or /dev/shm does not allow it. Shared with the
+  // user's arrays.
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
   Alarm* alarm() { return alarm_.get(); }  // null when all ranks share one node's memory
   // Whether a rank of this node rings the bell when another node wants a round.
   bool is_rung_for_rounds() const { return node_ && node_->index() > 0; }
@@ -34,12 +38,14 @@ class Fabric {
 
  private:
   void make_node(const World& world, const Options& options, Channel& bootstrap);
+  void make_arena(const World& world, Channel& bootstrap);
   void make_channel(const World& world);
 
   PeerWatch watch_;
   Flag own_bell_;
   std::unique_ptr<Mpi> mpi_;
   std::unique_ptr<Node> node_;
+  std::shared_ptr<Arena> arena_;
   std::unique_ptr<Alarm> alarm_;
   std::unique_ptr<MpiWire> wire_;  // between all ranks, or between the leaders of the nodes
   std::unique_ptr<Channel> channel_;

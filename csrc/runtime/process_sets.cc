@@ -12,15 +12,21 @@ ProcessSets::ProcessSets(const World& world, const Options& options, Fabric& fab
 
 void ProcessSets::open(int id) {
   const Placement placement = world_.place(membership_.ranks(id));
-  SharedSegment segment;
+  NodeMemory memory;
   if (fabric_.channel().size() > 1 && wants_shared_memory(placement, options_)) {
     const auto mailbox_bytes = static_cast<size_t>(options_.mailbox_kb * 1024);
-    const auto bytes_for = [&](int size) { return ShmGroup::Geometry::of(size, mailbox_bytes).segment_bytes(); };
-    segment = make_segments(world_, placement, "set" + std::to_string(id), bytes_for, fabric_.channel());
+    const auto bytes_for = [&](int size) {
+      return ShmGroup::Geometry::of(size, mailbox_bytes, world_.cores).segment_bytes();
+    };
+    memory.mailboxes = make_segments(world_, placement, {"set" + std::to_string(id), bytes_for}, fabric_.channel());
   }
   if (placement.own < 0) return;
+  memory.cores = world_.cores;
+  memory.arena = fabric_.arena().get();
+  for (const int place : placement.on_node(placement.own_node()))
+    memory.arena_members.push_back(world_.place_on_node(placement.ranks[place]));
   const int tag = kFirstGroupTag + id % kGroupTags;
-  groups_[id] = choose_group(placement, options_, fabric_.mpi(), tag, std::move(segment), fabric_.watch());
+  groups_[id] = choose_group(placement, options_, fabric_.mpi(), tag, std::move(memory), fabric_.watch());
 }
 
 }  // namespace ringtrain

@@ -11,10 +11,16 @@
 
 namespace ringtrain {
 
-// A segment named after `purpose` on every node of `placement`, of bytes_for(ranks of the placement on this node). All
-// ranks of the world call this, those outside the placement too. Returns a segment without data where this rank needs
-// none, and everywhere when it could not be had somewhere; then it warns.
-SharedSegment make_segments(const World& world, const Placement& placement, const std::string& purpose,
-                            const std::function<size_t(int)>& bytes_for, Channel& channel);
+struct SegmentPlan {
+  std::string purpose;               // the segment's name is made of it
+  std::function<size_t(int)> bytes;  // for so many ranks
+  SharedSegment::Pages pages = SharedSegment::Pages::reserved;
+  const char* if_it_fails = "All ranks go through MPI instead, which is slower.";  // for the warning
+};
+
+// A segment on every node of `placement` for the ranks of the placement that are there. All ranks of the world call
+// this, those outside the placement too. Returns a segment without data where this rank needs none, and everywhere when
+// it could not be had somewhere; then it warns.
+SharedSegment make_segments(const World& world, const Placement& placement, const SegmentPlan& plan, Channel& channel);
 
 }  // namespace ringtrain

@@ -13,4 +13,8 @@ Placement World::place(const std::vector<int>& ranks) const {
   return placement;
 }
 
+int World::place_on_node(int rank) const {
+  return static_cast<int>(std::count(nodes.begin(), nodes.begin() + rank, nodes[static_cast<size_t>(rank)]));
+}
+
 }  // namespace ringtrain

@@ -16,12 +16,15 @@ struct World {
   int rank = 0;
   std::vector<RankName> names;        // of every rank
   std::vector<int> nodes;             // the node of every rank, numbered by first appearance: rank 0 is on node 0
+  int cores = 1;                      // that the ranks of this rank's node can keep busy at the same time
   std::string token;                  // differs from job to job
   std::optional<MpiDescription> mpi;  // nothing for a world of one rank
 
   int size() const { return static_cast<int>(names.size()); }
   // These ranks of the world, ascending. `own` is -1 when this rank is not among them.
   Placement place(const std::vector<int>& ranks) const;
+  // The rank's place among all ranks of its node.
+  int place_on_node(int rank) const;
 };
 
 }  // namespace ringtrain

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from ringtrain.run.cores import physical_cores
+from ringtrain.cores import physical_cores
 from ringtrain.run.hosts import UsageError
 from ringtrain.run.job import Job
 from ringtrain.run.mpi_library import INTEL_MPI, MPICH, OPEN_MPI, Family, MpiNotFound, family_of, find_launcher

@@ -23,8 +23,8 @@ CPP_FLOORS = (
     {"python"},
 )
 PYTHON_FLOORS = (
-    {"_core", "launchers", "options", "errors", "mpi"},
-    {"compression", "arrays", "adapters", "handles"},
+    {"_core", "launchers", "options", "errors", "cores", "mpi"},
+    {"compression", "arrays", "adapters", "handles", "memory"},
     {"world", "process_sets", "timeline"},
     {"submission", "ops"},
     {"objects", "gradients", "optim"},

@@ -1,9 +1,43 @@
-"""How much of the CPU this process may use."""
+"""How much of the CPU this process may use, and the ranks of a node together."""
 
 from __future__ import annotations
 
+import math
 import os
+import socket
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Share(NamedTuple):
+    """What one process may use. Processes of one container have their quota together."""
+
+    cpus: int  # a bit for each CPU of its affinity
+    container: tuple[str, str]
+    quota: float | None  # in CPUs
+
+
+def own_share() -> Share:
+    try:
+        cgroup = Path("/proc/self/cgroup").read_text()
+    except OSError:
+        cgroup = ""
+    cpus = sum(1 << cpu for cpu in os.sched_getaffinity(0))
+    return Share(cpus, (socket.gethostname(), cgroup), cgroup_quota(Path("/sys/fs/cgroup"), cgroup))
+
+
+def usable_together(shares: Iterable[Share]) -> int:
+    """How many CPUs processes of one machine can keep busy at once: by affinity, and by quota if all have one."""
+    shares = list(shares)
+    cpus = 0
+    for share in shares:
+        cpus |= share.cpus
+    quotas = {share.container: share.quota for share in shares}
+    if any(quota is None for quota in quotas.values()):
+        return cpus.bit_count()
+    allowed = sum(quota for quota in quotas.values() if quota is not None)
+    return max(1, min(cpus.bit_count(), math.ceil(allowed)))
 
 
 def physical_cores() -> int:

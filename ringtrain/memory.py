@@ -1,0 +1,51 @@
+"""Arrays in memory that the ranks of a node share."""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtrain import _core
+from ringtrain.errors import NotInitializedError, RingtrainError
+
+
+def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """A new array, not initialised, for which an allreduce in place costs least.
+
+    It lies in memory that the ranks of a node share: `allreduce_` and `grouped_allreduce_` work on it without copying,
+    if the arrays of all ranks come from here. Whole arrays and views that are contiguous count alike. Gradients are
+    what it is for: they are made once and reduced in every step. Other libraries can use it, too:
+    `torch.from_numpy(ringtrain.empty(shape))`.
+
+    Where ranks share no memory (a job of one rank, `shared_memory=off`, several nodes) it is like any other array; when
+    /dev/shm is full, so it is after a warning. The memory is returned when the last array that uses it goes, also after
+    shutdown().
+
+    Args:
+        shape: as for numpy.empty.
+        dtype: any that an operation takes.
+
+    Raises:
+        NotInitializedError: before init().
+    """
+    dtype = np.dtype(dtype)
+    lengths = [operator.index(length) for length in np.atleast_1d(np.asarray(shape, dtype=object))]
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"negative dimensions are not allowed, but the shape is {lengths}")
+    try:
+        memory = _core.empty_bytes(math.prod(lengths) * dtype.itemsize)
+    except NotInitializedError:
+        raise
+    except RingtrainError as error:
+        warnings.warn(f"ringtrain.empty gives ordinary memory, which is slower to reduce: {error}", stacklevel=2)
+        memory = None
+    if memory is None:
+        return np.empty(lengths, dtype)
+    array: npt.NDArray[Any] = memory.view(dtype).reshape(lengths)
+    return array
