@@ -1,5 +1,6 @@
 """The C++ core; see csrc/python/."""
 
+from collections.abc import Callable
 from typing import Any
 
 DTYPES: dict[str, int]
@@ -69,6 +70,13 @@ class Simulation:
     def is_due(self) -> bool: ...
     def most_messages(self) -> int: ...
 
+def simulate_autotune(
+    threshold: int,
+    mailbox: int,
+    thresholds: list[int],
+    mailboxes: list[int],
+    speed: Callable[[int, int], float],
+) -> tuple[int, int, int, str]: ...
 def init(
     rank: int,
     names: list[tuple[str, int]],
@@ -77,6 +85,7 @@ def init(
     token: str,
     mpi: Any,
     options: dict[str, str],
+    set_by_user: list[str],
 ) -> None: ...
 def shutdown() -> None: ...
 def is_initialized() -> bool: ...

@@ -10,11 +10,13 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ringtrain import cores, launchers
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,11 @@ def is_wanted(comm: Any) -> bool:
     return comm is not None or launchers.detect() is not None or "mpi4py.MPI" in sys.modules
 
 
-def connect(comm: Any, settings: dict[str, str]) -> World:
+def connect(comm: Any, settings: dict[str, str], read_more: Callable[[], T]) -> tuple[World, T]:
     """The world of `comm`: an mpi4py communicator, a list of ranks of COMM_WORLD, or None for all of COMM_WORLD.
 
-    All its ranks call this together; `settings` must be the same on all of them.
+    All its ranks call this together; `settings` must be the same on all of them. Returns also what `read_more` returns
+    on rank 0, or raises what it raises there.
 
     Raises:
         RuntimeError: started by the launcher of another MPI, or MPI lacks MPI_THREAD_MULTIPLE.
@@ -66,7 +69,7 @@ def connect(comm: Any, settings: dict[str, str]) -> World:
     own = _own_communicator(MPI, comm)
     if own.Get_size() == 1:
         own.Free()
-        return single_world()
+        return single_world(), read_more()
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
             "ringtrain calls MPI from a thread of its own, but MPI was initialised without MPI_THREAD_MULTIPLE; "
@@ -78,7 +81,7 @@ def connect(comm: Any, settings: dict[str, str]) -> World:
     numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
     shares: list[cores.Share] = own.allgather(cores.own_share())
     on_node = [share for share, leader in zip(shares, leaders, strict=True) if leader == node_leader]
-    return World(
+    world = World(
         rank=own.Get_rank(),
         names=own.allgather((socket.gethostname(), os.getpid())),
         nodes=[numbers[leader] for leader in leaders],
@@ -86,6 +89,21 @@ def connect(comm: Any, settings: dict[str, str]) -> World:
         token=own.bcast(secrets.token_hex(8)),
         library=_describe(MPI, own),
     )
+    return world, _from_rank_0(own, read_more)
+
+
+def _from_rank_0(comm: Any, read: Callable[[], T]) -> T:
+    result: T | None = None
+    failure: Exception | None = None
+    if comm.Get_rank() == 0:
+        try:
+            result = read()
+        except Exception as error:
+            failure = error
+    result, failure = comm.bcast((result, failure))
+    if failure is not None:
+        raise failure
+    return cast(T, result)
 
 
 def _import_mpi() -> Any:

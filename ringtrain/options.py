@@ -7,14 +7,14 @@ knob, which beats the default.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ringtrain import _core
 
 
 class Option(NamedTuple):
-    """One row of the table: numbers have a range, choices a list whose first element is the default."""
+    """One row of the table: numbers have a range, choices a list whose first element is the default, texts neither."""
 
     name: str
     alias: str
@@ -27,6 +27,7 @@ class Option(NamedTuple):
     meaning: str
 
 
+_SWITCH = {True: "on", False: "off"}
 TABLE = [Option(**row) for row in _core.option_table()]
 
 
@@ -49,10 +50,41 @@ def resolve(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ
     return {option.name: _resolve_one(option, keywords, environ) for option in TABLE}
 
 
+def set_by_user(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Names of the options that do not have their default, or have it by choice."""
+    return [
+        option.name
+        for option in TABLE
+        if option.name in keywords or environment_name(option.name) in environ or option.alias in environ
+    ]
+
+
+def read_tuned(settings: Mapping[str, str], fixed: Collection[str]) -> dict[str, str]:
+    """What a former job has found and written to `autotune_file`, but for what is fixed; nothing if there is no file.
+
+    Raises:
+        ValueError: the file holds anything else.
+    """
+    path = settings["autotune_file"]
+    if not path or not os.path.exists(path):
+        return {}
+    with open(path) as file:
+        entries = [line.strip().partition("=") for line in file if line.strip()]
+    tuned = {name: value for name, _, value in entries}
+    for name, value in tuned.items():
+        try:
+            _core.check_option(name, value)
+        except ValueError as error:
+            raise ValueError(f"{error} (from {path}, which autotune_file names)") from None
+    return {"autotune": "off"} | {name: value for name, value in tuned.items() if name not in fixed}
+
+
 def _resolve_one(option: Option, keywords: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     variable = environment_name(option.name)
     if option.name in keywords:
-        text, origin = str(keywords[option.name]), "given to init()"
+        value = keywords[option.name]
+        text = _SWITCH[value] if isinstance(value, bool) and option.choices else str(value)
+        origin = "given to init()"
     elif variable in environ:
         text, origin = environ[variable], f"from {variable}"
     elif option.alias and option.alias in environ:
@@ -67,7 +99,9 @@ def _resolve_one(option: Option, keywords: Mapping[str, Any], environ: Mapping[s
 
 
 def _from_alias(option: Option, text: str) -> str:
-    """The alias in our unit; what is no number is left for the check to refuse."""
+    """The alias in our unit; what does not fit is left for the check to refuse."""
+    if option.choices:
+        return {"0": "off", "1": "on"}.get(text, text)
     try:
         return repr(float(text) * option.alias_factor)
     except ValueError:
@@ -80,8 +114,10 @@ def markdown() -> str:
     for option in TABLE:
         if option.type == "number":
             default, values = f"{option.default:g}", f"{option.minimum:g} to {option.maximum:g}"
-        else:
+        elif option.type == "choice":
             default, values = str(option.default), ", ".join(option.choices)
+        else:
+            default, values = "none", "a path"
         alias = f"`{option.alias}`" if option.alias else ""
         lines.append(f"| `{option.name}` | {default} | {values} | {alias} | {option.meaning} |")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-// Warnings for the person at the terminal, one line each, on standard error.
+// For the person at the terminal, one line each, on standard error.
 #pragma once
 
 #include <string>
@@ -6,5 +6,6 @@
 namespace ringtrain {
 
 void warn(const std::string& message);
+void inform(const std::string& message);
 
 }  // namespace ringtrain

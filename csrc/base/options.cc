@@ -12,7 +12,7 @@ namespace {
 struct Entry {
   OptionInfo info;
   std::function<void(Options&, double)> set_number;
-  std::function<void(Options&, const std::string&)> set_choice;
+  std::function<void(Options&, const std::string&)> set_text;  // of choices, too
 };
 
 template <typename T>
@@ -23,8 +23,14 @@ Entry number(T Options::* member, const char* name, double minimum, double maxim
   return {info, [member](Options& options, double value) { options.*member = static_cast<T>(value); }, nullptr};
 }
 
-Entry choice(std::string Options::* member, const char* name, std::vector<std::string> choices, const char* meaning) {
-  OptionInfo info{name, "", 1, "choice", 0, 0, 0, std::move(choices), meaning};
+Entry choice(std::string Options::* member, const char* name, std::vector<std::string> choices, const char* meaning,
+             const char* alias = "") {
+  OptionInfo info{name, alias, 1, "choice", 0, 0, 0, std::move(choices), meaning};
+  return {info, nullptr, [member](Options& options, const std::string& value) { options.*member = value; }};
+}
+
+Entry text(std::string Options::* member, const char* name, const char* meaning) {
+  OptionInfo info{name, "", 1, "text", 0, 0, 0, {}, meaning};
   return {info, nullptr, [member](Options& options, const std::string& value) { options.*member = value; }};
 }
 
@@ -55,6 +61,12 @@ const std::vector<Entry>& entries() {
              "Who carries out the part between nodes of a hierarchical allreduce."),
       choice(&Options::simd, "simd", {"auto", "scalar", "avx2", "avx512"},
              "Instruction set of the reduction kernels; auto takes the best that this CPU has."),
+      choice(&Options::autotune, "autotune", {"off", "on"},
+             "Whether to look for better values of the thresholds and sizes above, but for those that are set, during "
+             "the first seconds of communication; says what it found.",
+             "HOROVOD_AUTOTUNE"),
+      text(&Options::autotune_file, "autotune_file",
+           "Where rank 0 writes what autotune found. If the file exists, its values are used and nothing is tuned."),
   };
   return all;
 }
@@ -90,9 +102,11 @@ void Options::set(const std::string& name, const std::string& text) {
     const OptionInfo& info = entry.info;
     if (info.name != name) continue;
     const Error out_of_range = invalid("option " + name + " must be " + range_of(info) + ", not " + text);
-    if (entry.set_choice) {
-      if (std::find(info.choices.begin(), info.choices.end(), text) == info.choices.end()) throw out_of_range;
-      return entry.set_choice(*this, text);
+    if (entry.set_text) {
+      const bool is_known =
+          info.type == "text" || std::find(info.choices.begin(), info.choices.end(), text) != info.choices.end();
+      if (!is_known) throw out_of_range;
+      return entry.set_text(*this, text);
     }
     double value = 0;
     size_t used = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@ struct OptionInfo {
   std::string name;                  // "fusion_threshold_mb"; the variable is RINGTRAIN_FUSION_THRESHOLD_MB
   std::string alias;                 // Horovod's variable for the same knob, or ""
   double alias_factor;               // multiplies the alias' number (Horovod counts bytes where we count megabytes)
-  std::string type;                  // "number" or "choice"
+  std::string type;                  // "number", "choice" or "text"
   double default_number = 0;         // numbers only
   double minimum = 0, maximum = 0;   // numbers only
   std::vector<std::string> choices;  // choices only; the first is the default
@@ -31,7 +32,11 @@ struct Options {
   std::string allreduce_algorithm    = "auto";
   std::string cross_algorithm        = "auto";
   std::string simd                   = "auto";
+  std::string autotune               = "off";
+  std::string autotune_file          = "";
   // clang-format on
+
+  std::set<std::string> set_by_user;  // names; autotune leaves these alone
 
   static const std::vector<OptionInfo>& table();
 

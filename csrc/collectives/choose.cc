@@ -62,14 +62,14 @@ bool wants_shared_memory(const Placement& placement, const Options& options) {
          (placement.is_on_one_node() || placement.ranks_per_node() > 1);
 }
 
-std::unique_ptr<Group> choose_group(const Placement& placement, const Options& options, Mpi* mpi, int tag,
-                                    NodeMemory memory, Watch& watch) {
+std::unique_ptr<Group> choose_group(const Placement& placement, const Options& options, const Tuning& tuning, Mpi* mpi,
+                                    int tag, NodeMemory memory, Watch& watch) {
   if (placement.ranks.size() == 1) return std::make_unique<SelfGroup>();
   std::unique_ptr<Group> node;
   if (memory.mailboxes.data()) {
     const int size = static_cast<int>(placement.on_node(placement.own_node()).size());
     const auto geometry = ShmGroup::Geometry::of(size, static_cast<size_t>(options.mailbox_kb * 1024), memory.cores);
-    node = std::make_unique<ShmGroup>(std::move(memory), geometry, placement.place_on_node(), watch);
+    node = std::make_unique<ShmGroup>(std::move(memory), geometry, placement.place_on_node(), tuning, watch);
     if (placement.is_on_one_node()) return node;
   }
   const auto chunk_bytes = static_cast<size_t>(options.ring_chunk_kb * 1024);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/options.h"
+#include "base/tuning.h"
 #include "collectives/group.h"
 #include "collectives/shm_group.h"
 #include "fabric/mpi.h"
@@ -34,8 +35,9 @@ bool wants_shared_memory(const Placement& placement, const Options& options);
 
 // `memory`: shared by this rank's node, its mailboxes made for ShmGroup::Geometry::of(ranks on the node, mailbox size);
 // without them when there are none, which then holds on all nodes. `mpi`: null when the placement is a single rank.
-// `tag`: keeps the messages of this process set apart. All ranks of the placement call this at the same time.
-std::unique_ptr<Group> choose_group(const Placement& placement, const Options& options, Mpi* mpi, int tag,
-                                    NodeMemory memory, Watch& watch);
+// `tag`: keeps the messages of this process set apart. `tuning` outlives the Group. All ranks of the placement call
+// this at the same time.
+std::unique_ptr<Group> choose_group(const Placement& placement, const Options& options, const Tuning& tuning, Mpi* mpi,
+                                    int tag, NodeMemory memory, Watch& watch);
 
 }  // namespace ringtrain

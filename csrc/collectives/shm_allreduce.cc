@@ -12,7 +12,8 @@ ShmAllreduce::ShmAllreduce(ShmGroup& group, const Reduction& reduction, const La
       element_(size_of(reduction.dtype)),
       rank_(group.rank()),
       size_(group.size()),
-      chunk_(static_cast<size_t>(size_) * (group.geometry_.mailbox_bytes / element_)),
+      chunk_(static_cast<size_t>(size_) *
+             (std::min(group.geometry_.mailbox_bytes, group.tuning_.mailbox_bytes) / element_)),
       chunks_((layout.total() + chunk_ - 1) / chunk_),
       first_(group.next_chunk_),
       put_cursors_(static_cast<size_t>(size_)),

@@ -47,8 +47,8 @@ size_t ShmGroup::Geometry::segment_bytes() const {
   return static_cast<size_t>(size) * per_rank;
 }
 
-ShmGroup::ShmGroup(NodeMemory memory, const Geometry& geometry, int rank, Watch& watch)
-    : Group(rank, geometry.size), memory_(std::move(memory)), geometry_(geometry), watch_(watch) {}
+ShmGroup::ShmGroup(NodeMemory memory, const Geometry& geometry, int rank, const Tuning& tuning, Watch& watch)
+    : Group(rank, geometry.size), memory_(std::move(memory)), geometry_(geometry), tuning_(tuning), watch_(watch) {}
 
 char* ShmGroup::small_slot(int rank, uint32_t number) {
   char* first = memory_.mailboxes.data() + static_cast<size_t>(size()) * sizeof(Control);

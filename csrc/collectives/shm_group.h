@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "base/tuning.h"
 #include "collectives/group.h"
 #include "fabric/arena.h"
 #include "fabric/shm.h"
@@ -45,8 +46,8 @@ class ShmGroup final : public Group {
     size_t lane_bytes() const { return static_cast<size_t>(size - 1) * mailbox_bytes; }
   };
 
-  // `watch` and the arena outlive this.
-  ShmGroup(NodeMemory memory, const Geometry& geometry, int rank, Watch& watch);
+  // All references and the arena outlive this.
+  ShmGroup(NodeMemory memory, const Geometry& geometry, int rank, const Tuning& tuning, Watch& watch);
   const char* name() const override { return "shm"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
@@ -90,6 +91,7 @@ class ShmGroup final : public Group {
 
   const NodeMemory memory_;
   const Geometry geometry_;
+  const Tuning& tuning_;
   Watch& watch_;
   Waiter waiter_;
   uint32_t next_chunk_ = 0;    // number of the next chunk; the same on all ranks between operations

@@ -37,7 +37,7 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
     round.plans = plans_of(words_);
   } else {
     std::vector<AgreementPtr> agreements = take_common(words_);
-    for (AgreementPtr& agreement : settle(round.left)) agreements.push_back(std::move(agreement));
+    for (AgreementPtr& agreement : settle(round)) agreements.push_back(std::move(agreement));
     drop_removed(agreements);
     round.plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
   }
@@ -107,8 +107,8 @@ Words Coordinator::own_words() {
       if (is_always_ready(slot)) (*always_ready_)[1 + slot / kBitsPerWord] |= uint64_t{1} << (slot % kBitsPerWord);
   }
   Words words = *always_ready_;
-  const bool has_news =
-      !to_announce_.empty() || ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now_s();
+  const bool has_news = !to_announce_.empty() || proposal_ ||
+                        ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now_s();
   if (!has_news) words[0] |= kNothingNew;
   if (!is_leaving_) words[0] |= kStaying;
   ready_.set_bits(words, 1);
@@ -128,7 +128,7 @@ std::vector<AgreementPtr> Coordinator::take_common(const Words& words) {
   return agreements;
 }
 
-std::vector<AgreementPtr> Coordinator::settle(std::vector<int>& left) {
+std::vector<AgreementPtr> Coordinator::settle(Round& round) {
   const std::vector<Bytes> announcements = channel_.gather(announcement());
   Bytes bytes;
   if (channel_.rank() == 0) bytes = to_bytes(decide(announcements));
@@ -141,7 +141,12 @@ std::vector<AgreementPtr> Coordinator::settle(std::vector<int>& left) {
   }
   std::vector<AgreementPtr> agreements;
   for (Agreement& agreement : decision.agreements) agreements.push_back(apply(std::move(agreement)));
-  left = std::move(decision.left);
+  round.left = std::move(decision.left);
+  round.tuning = decision.tuning;
+  if (decision.tuning) {
+    limits_.fusion_threshold_bytes = decision.tuning->fusion_threshold_bytes;
+    cache_.forget_plans();
+  }
   always_ready_.reset();
   return agreements;
 }
@@ -175,6 +180,7 @@ Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcement
       note(rank, read_request(reader), now - age, decision);
     }
   }
+  decision.tuning = std::exchange(proposal_, std::nullopt);
   for (const std::string& warning : ledger_.take_warnings(now, limits_.stall_warning_s)) warn(warning);
   decision.agreements = ledger_.take_agreed();
   for (Agreement& stalled : ledger_.take_stalled(now, limits_.stall_shutdown_s))
@@ -253,6 +259,8 @@ Bytes Coordinator::to_bytes(const Decision& decision) {
   writer.put(static_cast<uint32_t>(decision.agreements.size()));
   for (const Agreement& agreement : decision.agreements) write(writer, agreement);
   writer.put(decision.left);
+  writer.put(decision.tuning.has_value());
+  if (decision.tuning) writer.put(*decision.tuning);
   return writer.take();
 }
 
@@ -266,6 +274,7 @@ Coordinator::Decision Coordinator::to_decision(const Bytes& bytes) {
   }
   for (auto count = reader.get<uint32_t>(); count > 0; --count) decision.agreements.push_back(read_agreement(reader));
   reader.get(decision.left);
+  if (reader.get<bool>()) decision.tuning = reader.get<Tuning>();
   return decision;
 }
 

@@ -11,6 +11,7 @@
 #include <set>
 #include <vector>
 
+#include "base/tuning.h"
 #include "coordination/channel.h"
 #include "coordination/ledger.h"
 #include "coordination/membership.h"
@@ -22,7 +23,8 @@ namespace ringtrain {
 // What one round says.
 struct Round {
   std::vector<PlanPtr> plans;
-  std::vector<int> left;  // ranks that leave; nobody comes to another round
+  std::vector<int> left;         // ranks that leave; nobody comes to another round
+  std::optional<Tuning> tuning;  // to be used from now on, first for these plans
 };
 
 // One thread at a time.
@@ -45,6 +47,9 @@ class Coordinator {
   bool is_in_round() const { return is_in_round_; }
   std::optional<Round> finish_round(double deadline);
 
+  // Rank 0: has all ranks change to this in the next round.
+  void propose(const Tuning& tuning) { proposal_ = tuning; }
+
   // When to come to a round even if nobody asks for one, on the clock of base/clock.h.
   double next_deadline() const { return next_deadline_; }
 
@@ -54,6 +59,7 @@ class Coordinator {
     std::vector<Key> evicted;
     std::vector<Agreement> agreements;
     std::vector<int> left;
+    std::optional<Tuning> tuning;
   };
 
   void take_in(const std::vector<RequestPtr>& fresh);
@@ -70,7 +76,7 @@ class Coordinator {
   std::vector<PlanPtr> plans_of(const Words& words);
 
   // Announces what is new, and applies what rank 0 decides.
-  std::vector<AgreementPtr> settle(std::vector<int>& left);
+  std::vector<AgreementPtr> settle(Round& round);
   Bytes announcement();
   Decision decide(const std::vector<Bytes>& announcements);
   void note(int rank, const Request& request, double since, Decision& decision);
@@ -82,7 +88,7 @@ class Coordinator {
 
   Channel& channel_;
   Membership& membership_;
-  const Limits limits_;
+  Limits limits_;
   PlanCache cache_;
   Ledger ledger_;
   Ready ready_;                        // by slot: this rank sets the bit until all do
@@ -91,6 +97,7 @@ class Coordinator {
   bool has_just_joined_ = false;       // the next round can agree on what the others wait for
   std::set<int> joined_;               // process sets that this rank has joined
   std::optional<Words> always_ready_;  // bits of what does not wait for this rank; nothing when it must be found again
+  std::optional<Tuning> proposal_;
   double next_deadline_ = std::numeric_limits<double>::infinity();
 
   // Of the round under way.

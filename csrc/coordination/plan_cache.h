@@ -42,6 +42,7 @@ class PlanCache {
   // The plans of a round in which exactly the operations with these bits became common, or null.
   const std::vector<PlanPtr>* plans_for(const Words& bits) const;
   void remember_plans(const Words& bits, std::vector<PlanPtr> plans);
+  void forget_plans() { plans_.clear(); }
 
  private:
   struct Entry {

@@ -60,11 +60,13 @@ World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& nam
 }
 
 void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes, int cores,
-          const std::string& token, const nb::object& mpi, const std::map<std::string, std::string>& texts) {
+          const std::string& token, const nb::object& mpi, const std::map<std::string, std::string>& texts,
+          const std::vector<std::string>& set_by_user) {
   if (is_forked_child) throw failure("ringtrain was initialised before this process was forked; use spawn instead");
   World world = to_world(rank, names, nodes, cores, token, mpi);
   Options options;
   for (const auto& [name, text] : texts) options.set(name, text);
+  options.set_by_user = {set_by_user.begin(), set_by_user.end()};
   choose_simd(options.simd);
   std::shared_ptr<Engine> started;
   {
@@ -162,7 +164,8 @@ nb::object empty_bytes(size_t bytes) {
 void bind_engine(nb::module_& module) {
   pthread_atfork(nullptr, nullptr, &disown_in_child);
   module.def("init", &init, nb::arg("rank"), nb::arg("names"), nb::arg("nodes"), nb::arg("cores"), nb::arg("token"),
-             nb::arg("mpi").none(), nb::arg("options"), "Starts the engine; all ranks together.");
+             nb::arg("mpi").none(), nb::arg("options"), nb::arg("set_by_user"),
+             "Starts the engine; all ranks together.");
   module.def("shutdown", &shutdown, "Leaves the job and ends the engine, if there is one.");
   module.def("is_initialized", [] { return engine != nullptr; });
   module.def("require_initialized", &require_initialized,

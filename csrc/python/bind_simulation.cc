@@ -1,6 +1,7 @@
-// Negotiation among simulated ranks, for tests and for the benchmark of negotiation.
+// Negotiation among simulated ranks, for tests and for the benchmark of negotiation; and tuning of a simulated job.
 #include "coordination/simulation.h"
 #include "python/bind.h"
+#include "runtime/autotune.h"
 
 namespace ringtrain {
 namespace {
@@ -37,9 +38,32 @@ std::vector<std::vector<std::vector<PartView>>> round(Simulation& simulation,
   return ranks;
 }
 
+// Tunes the fusion threshold and the mailboxes of a job whose speed(threshold, mailbox) in bytes per second is given.
+// Returns the two sizes in the end, how many samples it took, and the report.
+std::tuple<size_t, size_t, size_t, std::string> tune(const Tuning& start, const std::vector<size_t>& thresholds,
+                                                     const std::vector<size_t>& mailboxes, const nb::callable& speed) {
+  Autotune autotune(start, {{"fusion_threshold_mb", &Tuning::fusion_threshold_bytes, 1, thresholds},
+                            {"mailbox_kb", &Tuning::mailbox_bytes, 1, mailboxes}});
+  Tuning now = start;
+  size_t operations = 0;
+  constexpr size_t kBytes = 1 << 20, kMost = 100000;
+  const auto apply = [&] {
+    if (const std::optional<Tuning> next = autotune.take_proposal()) now = *next;
+  };
+  for (apply(); !autotune.is_done() && operations < kMost; apply(), ++operations)
+    autotune.note(kBytes, kBytes / nb::cast<double>(speed(now.fusion_threshold_bytes, now.mailbox_bytes)));
+  return {now.fusion_threshold_bytes, now.mailbox_bytes, operations, autotune.report()};
+}
+
 }  // namespace
 
 void bind_simulation(nb::module_& module) {
+  module.def(
+      "simulate_autotune",
+      [](size_t threshold, size_t mailbox, const std::vector<size_t>& thresholds, const std::vector<size_t>& mailboxes,
+         const nb::callable& speed) { return tune({threshold, mailbox, 0, 0}, thresholds, mailboxes, speed); },
+      nb::arg("threshold"), nb::arg("mailbox"), nb::arg("thresholds"), nb::arg("mailboxes"), nb::arg("speed"),
+      "Autotune on a job whose speed(threshold, mailbox) is given: both sizes in the end, operations, the report.");
   nb::class_<Request>(module, "Request", "What one simulated rank announces.")
       .def(nb::new_(&make_request), nb::arg("kind"), nb::arg("name"),
            nb::arg("dtype") = static_cast<int>(DType::float32), nb::arg("shape") = Shape(),

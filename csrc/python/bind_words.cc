@@ -18,7 +18,7 @@ nb::list option_table() {
     if (info.type == "number")
       row["default"] = info.default_number;
     else
-      row["default"] = info.choices.front();
+      row["default"] = info.choices.empty() ? "" : info.choices.front();
     row["minimum"] = info.minimum;
     row["maximum"] = info.maximum;
     row["choices"] = info.choices;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/log.h"
 #include "coordination/mismatch.h"
 #include "kernels/reduce.h"
 
@@ -14,10 +15,10 @@ namespace {
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kLookAround_s = 0.2;
 
-Coordinator::Limits limits_of(const Options& options) {
+Coordinator::Limits limits_of(const Options& options, const Tuning& tuning) {
   Coordinator::Limits limits;
   limits.cache_capacity = static_cast<size_t>(options.cache_capacity);
-  limits.fusion_threshold_bytes = static_cast<size_t>(options.fusion_threshold_mb * 1024 * 1024);
+  limits.fusion_threshold_bytes = tuning.fusion_threshold_bytes;
   limits.stall_warning_s = options.stall_warning_time_s;
   limits.stall_shutdown_s = options.stall_shutdown_time_s;
   return limits;
@@ -38,10 +39,13 @@ std::thread start_without_signals(void (Engine::*run)(), Engine* engine) {
 Engine::Engine(World world, Options options)
     : world_(std::move(world)),
       options_(std::move(options)),
+      tuning_(tuning_of(options_)),
       fabric_(world_, options_),
-      sets_(world_, options_, fabric_),
-      coordinator_(fabric_.channel(), sets_.membership(), limits_of(options_)),
+      sets_(world_, options_, tuning_, fabric_),
+      coordinator_(fabric_.channel(), sets_.membership(), limits_of(options_, tuning_)),
       executor_(inbox_, sets_) {
+  if (options_.autotune == "on" && world_.rank == 0 && world_.size() > 1)
+    autotune_.emplace(tuning_, Autotune::knobs(options_, fabric_.alarm() == nullptr, fabric_.node() != nullptr));
   thread_ = start_without_signals(&Engine::loop, this);
 }
 
@@ -169,6 +173,7 @@ void Engine::take_turn(double deadline) {
   if (!coordinator_.is_in_round()) coordinator_.begin_round(inbox_.take_new(), is_leaving_);
   const std::optional<Round> round = coordinator_.finish_round(deadline);
   if (!round) return;
+  if (round->tuning) tuning_ = *round->tuning;
   enqueue(round->plans);
   if (!agreed_.empty()) run_next_plan();
   if (!round->left.empty()) end(round->left);
@@ -187,8 +192,23 @@ void Engine::run_next_plan() {
   const PlanPtr plan = std::move(agreed_.front());
   agreed_.pop_front();
   fabric_.watch().now_doing(plan->title);
+  const double begin = now_s();
   executor_.run(*plan);
+  if (autotune_) observe(*plan, now_s() - begin);
   fabric_.watch().now_doing("the negotiation");
+}
+
+void Engine::observe(const Plan& plan, double seconds) {
+  const Agreement& first = *plan.parts.front();
+  if (first.request.kind != OpKind::allreduce || first.error != ErrorKind::none) return;
+  size_t bytes = 0;
+  for (const AgreementPtr& part : plan.parts) bytes += part->request.bytes();
+  autotune_->note(bytes, seconds);
+  if (const std::optional<Tuning> next = autotune_->take_proposal()) coordinator_.propose(*next);
+  if (!autotune_->is_done()) return;
+  inform(autotune_->report());
+  if (!options_.autotune_file.empty()) autotune_->write(options_.autotune_file);
+  autotune_.reset();
 }
 
 void Engine::fall_asleep() {

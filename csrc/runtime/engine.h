@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/options.h"
 #include "coordination/coordinator.h"
+#include "runtime/autotune.h"
 #include "runtime/executor.h"
 #include "runtime/fabric.h"
 #include "runtime/inbox.h"
@@ -62,6 +63,7 @@ class Engine {
   double pause_s();
   void enqueue(const std::vector<PlanPtr>& plans);
   void run_next_plan();
+  void observe(const Plan& plan, double seconds);
   void end(const std::vector<int>& left);
   template <typename Work>
   void guarded(Work work);
@@ -84,11 +86,13 @@ class Engine {
   // Guarded by turn_. Several threads may ask the Fabric for its bell, and its Channel whether it is called if that
   // keeps deadlines.
   std::mutex turn_;
+  Tuning tuning_;
   Fabric fabric_;
   ProcessSets sets_;
   Coordinator coordinator_;
   Executor executor_;
-  std::deque<PlanPtr> agreed_;  // not carried out yet, the most urgent first; the same on all ranks
+  std::optional<Autotune> autotune_;  // rank 0, while it goes on
+  std::deque<PlanPtr> agreed_;        // not carried out yet, the most urgent first; the same on all ranks
   Waiter waiter_;
   double quiet_since_s_ = now_s();
   bool is_counted_asleep_ = false;  // the bell wakes the engine thread

@@ -5,8 +5,8 @@
 
 namespace ringtrain {
 
-ProcessSets::ProcessSets(const World& world, const Options& options, Fabric& fabric)
-    : world_(world), options_(options), fabric_(fabric), membership_(world.size()) {
+ProcessSets::ProcessSets(const World& world, const Options& options, const Tuning& tuning, Fabric& fabric)
+    : world_(world), options_(options), tuning_(tuning), fabric_(fabric), membership_(world.size()) {
   open(0);
 }
 
@@ -26,7 +26,7 @@ void ProcessSets::open(int id) {
   for (const int place : placement.on_node(placement.own_node()))
     memory.arena_members.push_back(world_.place_on_node(placement.ranks[place]));
   const int tag = kFirstGroupTag + id % kGroupTags;
-  groups_[id] = choose_group(placement, options_, fabric_.mpi(), tag, std::move(memory), fabric_.watch());
+  groups_[id] = choose_group(placement, options_, tuning_, fabric_.mpi(), tag, std::move(memory), fabric_.watch());
 }
 
 }  // namespace ringtrain

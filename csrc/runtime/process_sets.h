@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/options.h"
+#include "base/tuning.h"
 #include "collectives/group.h"
 #include "coordination/membership.h"
 #include "runtime/fabric.h"
@@ -17,7 +18,7 @@ namespace ringtrain {
 class ProcessSets {
  public:
   // Makes the Group of the whole world. All arguments outlive this.
-  ProcessSets(const World& world, const Options& options, Fabric& fabric);
+  ProcessSets(const World& world, const Options& options, const Tuning& tuning, Fabric& fabric);
 
   // All ranks of the world call these in the same order, also those outside the set. The coordinator has already
   // changed the membership.
@@ -31,6 +32,7 @@ class ProcessSets {
  private:
   const World& world_;
   const Options& options_;
+  const Tuning& tuning_;
   Fabric& fabric_;
   Membership membership_;
   std::map<int, std::unique_ptr<Group>> groups_;  // of the sets that this rank belongs to

@@ -74,8 +74,10 @@ def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
     flag = "--" + option.name.replace("_", "-")
     if option.type == "choice":
         group.add_argument(flag, choices=option.choices, help=help_text)
-    else:
+    elif option.type == "number":
         group.add_argument(flag, type=_number_within(option), metavar="NUMBER", help=help_text)
+    else:
+        group.add_argument(flag, metavar="TEXT", help=option.meaning.replace("%", "%%"))
 
 
 def _number_within(option: Option) -> Callable[[str], str]:
