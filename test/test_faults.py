@@ -42,6 +42,18 @@ try:
         big = np.ones(30_000_000, "float32")
         while True:
             hvd.allreduce_(big, name="big")
+    elif phase == "reducing in shared memory":
+        big = hvd.empty(30_000_000)
+        big[...] = 1
+        if hvd.rank() == victim:
+            strike_after(0.3)
+        while True:
+            hvd.allreduce_(big, name="big")
+    elif phase == "small operations":
+        if hvd.rank() == victim:
+            strike_after(0.3)
+        while True:
+            hvd.allreduce_(np.ones(8), name="small")
 except hvd.RingtrainError as error:
     seconds = time.monotonic() - begin
     print(f"rank {{hvd.rank()}} got {{type(error).__name__}} after {{seconds:.1f}} s: {{error}}", flush=True)
@@ -90,7 +102,9 @@ def run_victim(phase, signal, options="", count=3, timeout=60, hosts=None):
     return result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("phase", ["idle", "negotiating", "reducing"])
+@pytest.mark.parametrize(
+    "phase", ["idle", "negotiating", "reducing", "reducing in shared memory", "small operations"]
+)
 def test_a_killed_rank_is_named_by_all_others(phase):
     output = run_victim(phase, "SIGKILL")
     for survivor in (0, 2):

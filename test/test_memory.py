@@ -14,6 +14,9 @@ import ringtrain as hvd
 
 HVD_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
 
+# from small slots to slices of all arrays: 16 KB, in elements of 1, 2, 4 and 8 bytes
+AROUND_THE_SWITCH = [(count + more,) for count in (2048, 4096, 8192, 16384) for more in (-1, 0, 1)]
+
 
 def shared(values):
     array = hvd.empty(values.shape, values.dtype)
@@ -28,7 +31,7 @@ def test_every_op_and_shape_in_shared_memory(dtype):
     for op in OPS:
         if op == "average" and dtype not in FLOATS:
             continue
-        for shape in SHAPES:
+        for shape in [*SHAPES, *AROUND_THE_SWITCH]:
             array = shared(data(hvd.rank(), shape, dtype, op=op))
             assert hvd.allreduce_(array, op=HVD_OPS[op], name=f"{op}{shape}") is array
             require_equal(array, reference(op, data_of_ranks(hvd.size(), shape, dtype, op=op)))
