@@ -18,8 +18,9 @@ The names, arguments and results are those of Horovod 0.28. Common to all:
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.compression import Compression, Compressor
@@ -36,18 +37,36 @@ Max = ReduceOp.Max
 Product = ReduceOp.Product
 
 P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _starting(describe: Callable[P, Operation]) -> Callable[P, Handle]:
+    """The form of an operation that returns at once, from the function that describes it."""
+
+    def start_async(*args: P.args, **kwargs: P.kwargs) -> Handle:
+        return start(describe(*args, **kwargs))
+
+    return _dressed(start_async, describe, "Handle")
 
 
 def _blocking(start_async: Callable[P, Handle]) -> Callable[P, Any]:
-    """The form of an operation that waits for its result."""
+    """The form that waits for its result, of what `_starting` has made."""
+    describe: Callable[P, Operation] = inspect.unwrap(start_async)
 
-    @functools.wraps(start_async)
     def blocking(*args: P.args, **kwargs: P.kwargs) -> Any:
-        return start_async(*args, **kwargs).wait()
+        return start(describe(*args, **kwargs), is_awaited=True).wait()
 
-    blocking.__name__ = blocking.__qualname__ = start_async.__name__.replace("_async", "")
-    blocking.__doc__ = f"As `{start_async.__name__}`, and waits for the result, which it returns."
+    _dressed(blocking, describe, "Any")
+    blocking.__name__ = blocking.__qualname__ = describe.__name__.replace("_async", "")
+    blocking.__doc__ = f"As `{describe.__name__}`, and waits for the result, which it returns."
     return blocking
+
+
+def _dressed(form: Callable[P, R], describe: Callable[P, Operation], result: str) -> Callable[P, R]:
+    """With the name, the docstring and the arguments of `describe`."""
+    functools.update_wrapper(form, describe)
+    form.__signature__ = inspect.signature(describe).replace(return_annotation=result)  # type: ignore[attr-defined]
+    return form
 
 
 # ---------------------------------------------------------------------------------------------------------- allreduce
@@ -81,9 +100,11 @@ def allreduce(
         A new array of the same shape and dtype, bit for bit the same on all ranks.
     """
     reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
-    return start(Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority)).wait()
+    operation = Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority)
+    return start(operation, is_awaited=True).wait()
 
 
+@_starting
 def allreduce_async(
     tensor: Any,
     average: bool | None = None,
@@ -95,10 +116,10 @@ def allreduce_async(
     *,
     compression: type[Compressor] = Compression.none,
     priority: int = 0,
-) -> Handle:
+) -> Operation:
     """As `allreduce`, at once. Mirrors `horovod.allreduce_async`."""
     reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
-    return start(Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority))
+    return Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority)
 
 
 def allreduce_async_(
@@ -150,9 +171,10 @@ def grouped_allreduce(
     """As `allreduce`, of a list of tensors as one operation; returns a list. Mirrors `horovod.grouped_allreduce`."""
     reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
     operation = Operation(OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True)
-    return start(operation).wait()
+    return start(operation, is_awaited=True).wait()
 
 
+@_starting
 def grouped_allreduce_async(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -164,12 +186,13 @@ def grouped_allreduce_async(
     *,
     compression: type[Compressor] = Compression.none,
     priority: int = 0,
-) -> Handle:
+) -> Operation:
     """As `grouped_allreduce`, at once. Mirrors `horovod.grouped_allreduce_async`."""
     reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
-    return start(Operation(OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True))
+    return Operation(OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True)
 
 
+@_starting
 def grouped_allreduce_async_(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -181,13 +204,11 @@ def grouped_allreduce_async_(
     *,
     compression: type[Compressor] = Compression.none,
     priority: int = 0,
-) -> Handle:
+) -> Operation:
     """As `grouped_allreduce`, at once and in place. Mirrors `horovod.grouped_allreduce_async_`."""
     reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
-    return start(
-        Operation(
-            OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True, in_place=True
-        )
+    return Operation(
+        OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True, in_place=True
     )
 
 
@@ -196,6 +217,7 @@ grouped_allreduce_ = _blocking(grouped_allreduce_async_)
 # ------------------------------------------------------------------------------------------------------ reducescatter
 
 
+@_starting
 def reducescatter_async(
     tensor: Any,
     name: str | None = None,
@@ -205,7 +227,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     *,
     compression: type[Compressor] = Compression.none,
-) -> Handle:
+) -> Operation:
     """Reduce a tensor over the ranks and give each some of its rows. Mirrors `horovod.reducescatter_async`.
 
     Args:
@@ -216,9 +238,10 @@ def reducescatter_async(
     The result has the rows of this rank and the other dimensions of `tensor`.
     """
     reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
-    return start(Operation(OpKind.REDUCESCATTER, [tensor], name, process_set, reduction))
+    return Operation(OpKind.REDUCESCATTER, [tensor], name, process_set, reduction)
 
 
+@_starting
 def grouped_reducescatter_async(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -228,10 +251,10 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
     *,
     compression: type[Compressor] = Compression.none,
-) -> Handle:
+) -> Operation:
     """As `reducescatter_async`, of a list of tensors. Mirrors `horovod.grouped_reducescatter_async`."""
     reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
-    return start(Operation(OpKind.REDUCESCATTER, tensors, name, process_set, reduction, is_group=True))
+    return Operation(OpKind.REDUCESCATTER, tensors, name, process_set, reduction, is_group=True)
 
 
 reducescatter = _blocking(reducescatter_async)
@@ -240,7 +263,8 @@ grouped_reducescatter = _blocking(grouped_reducescatter_async)
 # ---------------------------------------------------------------------------------------------------------- allgather
 
 
-def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+@_starting
+def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Operation:
     """Concatenate the tensors of all ranks along the first dimension. Mirrors `horovod.allgather_async`.
 
     Args:
@@ -249,14 +273,15 @@ def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSe
 
     The result is the same on all ranks: the rows of rank 0, then those of rank 1, and so on.
     """
-    return start(Operation(OpKind.ALLGATHER, [tensor], name, process_set))
+    return Operation(OpKind.ALLGATHER, [tensor], name, process_set)
 
 
+@_starting
 def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
+) -> Operation:
     """As `allgather_async`, of a list of tensors. Mirrors `horovod.grouped_allgather_async`."""
-    return start(Operation(OpKind.ALLGATHER, tensors, name, process_set, is_group=True))
+    return Operation(OpKind.ALLGATHER, tensors, name, process_set, is_group=True)
 
 
 allgather = _blocking(allgather_async)
@@ -265,6 +290,7 @@ grouped_allgather = _blocking(grouped_allgather_async)
 # ---------------------------------------------------------------------------------------------------------- broadcast
 
 
+@_starting
 def broadcast_async(
     tensor: Any,
     root_rank: int,
@@ -272,16 +298,17 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
     *,
     priority: int = 0,
-) -> Handle:
+) -> Operation:
     """Give all ranks the tensor of one of them. Mirrors `horovod.broadcast_async`.
 
     Args:
         tensor: same shape and dtype on all ranks.
         root_rank: whose values all get; a rank of the job, also for a process set.
     """
-    return start(Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority))
+    return Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority)
 
 
+@_starting
 def broadcast_async_(
     tensor: Any,
     root_rank: int,
@@ -289,25 +316,25 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
     *,
     priority: int = 0,
-) -> Handle:
+) -> Operation:
     """As `broadcast_async`, in place. Mirrors `horovod.broadcast_async_`."""
-    return start(
-        Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority, in_place=True)
-    )
+    return Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority, in_place=True)
 
 
+@_starting
 def grouped_broadcast_async(
     tensors: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
+) -> Operation:
     """As `broadcast_async`, of a list of tensors."""
-    return start(Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True))
+    return Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True)
 
 
+@_starting
 def grouped_broadcast_async_(
     tensors: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
+) -> Operation:
     """As `broadcast_async_`, of a list of tensors."""
-    return start(Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True, in_place=True))
+    return Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True, in_place=True)
 
 
 broadcast = _blocking(broadcast_async)
@@ -318,9 +345,10 @@ grouped_broadcast_ = _blocking(grouped_broadcast_async_)
 # ----------------------------------------------------------------------------------------------------------- alltoall
 
 
+@_starting
 def alltoall_async(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
+) -> Operation:
     """Send a part of the tensor to every rank and concatenate what comes back. Mirrors `horovod.alltoall_async`.
 
     Args:
@@ -331,18 +359,19 @@ def alltoall_async(
     The result is the rows from rank 0, then those from rank 1, and so on; with `splits` a pair of that and an int64
     array of how many rows came from each rank.
     """
-    return start(Operation(OpKind.ALLTOALL, [tensor], name, process_set, splits=[splits]))
+    return Operation(OpKind.ALLTOALL, [tensor], name, process_set, splits=[splits])
 
 
+@_starting
 def grouped_alltoall_async(
     tensors: Sequence[Any],
     splits: Sequence[Any] | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Operation:
     """As `alltoall_async`, of a list of tensors with a list of splits, one for each tensor."""
     each = [None] * len(tensors) if splits is None else list(splits)
-    return start(Operation(OpKind.ALLTOALL, tensors, name, process_set, splits=each, is_group=True))
+    return Operation(OpKind.ALLTOALL, tensors, name, process_set, splits=each, is_group=True)
 
 
 alltoall = _blocking(alltoall_async)
@@ -353,7 +382,7 @@ grouped_alltoall = _blocking(grouped_alltoall_async)
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks have come here. Mirrors `horovod.barrier`."""
-    start(Operation(OpKind.BARRIER, [], None, process_set)).wait()
+    start(Operation(OpKind.BARRIER, [], None, process_set), is_awaited=True).wait()
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
@@ -368,5 +397,5 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     Returns:
         The last rank to join.
     """
-    last: int = start(Operation(OpKind.JOIN, [], None, process_set)).wait()
+    last: int = start(Operation(OpKind.JOIN, [], None, process_set), is_awaited=True).wait()
     return last

@@ -102,9 +102,7 @@ def run_victim(phase, signal, options="", count=3, timeout=60, hosts=None):
     return result.stdout + result.stderr
 
 
-@pytest.mark.parametrize(
-    "phase", ["idle", "negotiating", "reducing", "reducing in shared memory", "small operations"]
-)
+@pytest.mark.parametrize("phase", ["idle", "negotiating", "reducing", "reducing in shared memory", "small operations"])
 def test_a_killed_rank_is_named_by_all_others(phase):
     output = run_victim(phase, "SIGKILL")
     for survivor in (0, 2):

@@ -92,10 +92,23 @@ def test_a_repeated_operation_costs_no_gather():
     simulation = Simulation(size)
     fresh = everybody(size, *[gradient(f"g{i}") for i in range(200)])
     simulation.round(fresh)
-    before = simulation.most_messages()
+    before = simulation.messages_handled()
     simulation.round(fresh)
-    # one each way between it and each of four children; rank 0, who was busiest before, has no parent
-    assert simulation.most_messages() - before == 2 * 4
+    handled = [after - early for after, early in zip(simulation.messages_handled(), before, strict=True)]
+    # one each way between a rank and its parent and each of its four children; rank 0 has no parent
+    assert (handled[0], max(handled)) == (2 * 4, 2 * 5)
+
+
+def test_in_a_star_rank_0_hears_from_everybody():
+    size = 64
+    simulation = Simulation(size, is_star=True)
+    fresh = everybody(size, gradient("a"))
+    for _ in range(2):  # the second time from the cache
+        rounds = simulation.round(fresh)
+        assert rounds == [rounds[0]] * size and names(rounds[0]) == [["a"]]
+    # bits each way twice; gather and broadcast once, with two messages (length, content)
+    assert simulation.messages_handled()[0] == (2 * 2 + 2 * 2) * (size - 1)
+    assert simulation.bytes_handled()[0] == max(simulation.bytes_handled())
 
 
 @pytest.mark.parametrize("size", [2, 64, 1000])
@@ -103,8 +116,8 @@ def test_no_rank_handles_more_than_a_logarithm_of_messages(size):
     simulation = Simulation(size)
     simulation.round(everybody(size, gradient("a")))
     steps = (size - 1).bit_length()
-    # dissemination, and a tree each for gather and broadcast with two messages (length, content) for each neighbour
-    assert simulation.most_messages() <= 2 * steps + 2 * 2 * steps
+    # the bits, and a tree each for gather and broadcast with two messages (length, content) for each neighbour
+    assert max(simulation.messages_handled()) <= 2 * steps + 2 * 2 * steps
 
 
 def test_fusion_keeps_to_the_threshold():

@@ -36,6 +36,7 @@ void MemoryWire::send(int to, Tag tag, const void* data, size_t bytes) {
   }
   inbox.changed.notify_all();
   ++messages_handled_;
+  bytes_handled_ += bytes;
 }
 
 template <typename Find>
@@ -49,6 +50,7 @@ void MemoryWire::take(Find find, void* data, size_t bytes) {
   std::memcpy(data, queue->front().data(), bytes);
   queue->pop_front();
   ++messages_handled_;
+  bytes_handled_ += bytes;
 }
 
 std::deque<Bytes>* MemoryWire::find(Messages& messages, int from, Tag tag) {

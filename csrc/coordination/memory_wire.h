@@ -28,8 +28,9 @@ class MemoryWire final : public Wire {
   bool has_arrived(Tag tag) override;
   bool arrives_within(int from, Tag tag, double seconds) override;
 
-  // Messages sent and received by this rank so far.
+  // Messages sent and received by this rank so far, and their bytes.
   size_t messages_handled() const { return messages_handled_; }
+  size_t bytes_handled() const { return bytes_handled_; }
 
  private:
   using Messages = std::map<std::pair<Tag, int>, std::deque<Bytes>>;  // by tag and sender
@@ -49,6 +50,7 @@ class MemoryWire final : public Wire {
   const int rank_;
   const std::shared_ptr<Inboxes> inboxes_;  // shared by all wires of one make()
   size_t messages_handled_ = 0;
+  size_t bytes_handled_ = 0;
 };
 
 }  // namespace ringtrain

@@ -6,16 +6,24 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "coordination/star_channel.h"
+#include "coordination/tree_channel.h"
 
 namespace ringtrain {
+namespace {
 
-Simulation::Rank::Rank(MemoryWire& wire, int size, const Coordinator::Limits& limits)
-    : channel(wire, std::numeric_limits<double>::infinity()),
-      membership(size),
-      coordinator(channel, membership, limits) {}
+std::unique_ptr<Channel> make_channel(Simulation::Shape shape, Wire& wire) {
+  if (shape == Simulation::Shape::star) return std::make_unique<StarChannel>(wire);
+  return std::make_unique<TreeChannel>(wire, std::numeric_limits<double>::infinity());
+}
 
-Simulation::Simulation(int size, const Coordinator::Limits& limits) : wires_(MemoryWire::make(size)) {
-  for (const auto& wire : wires_) ranks_.push_back(std::make_unique<Rank>(*wire, size, limits));
+}  // namespace
+
+Simulation::Rank::Rank(std::unique_ptr<Channel> own_channel, const Coordinator::Limits& limits)
+    : channel(std::move(own_channel)), membership(channel->size()), coordinator(*channel, membership, limits) {}
+
+Simulation::Simulation(int size, Shape shape, const Coordinator::Limits& limits) : wires_(MemoryWire::make(size)) {
+  for (const auto& wire : wires_) ranks_.push_back(std::make_unique<Rank>(make_channel(shape, *wire), limits));
 }
 
 std::vector<Round> Simulation::round(const std::vector<std::vector<RequestPtr>>& fresh) {
@@ -44,10 +52,16 @@ bool Simulation::is_due() const {
                      [&](const auto& rank) { return rank->coordinator.next_deadline() <= now; });
 }
 
-size_t Simulation::most_messages() const {
-  size_t most = 0;
-  for (const auto& wire : wires_) most = std::max(most, wire->messages_handled());
-  return most;
+std::vector<size_t> Simulation::messages_handled() const {
+  std::vector<size_t> messages;
+  for (const auto& wire : wires_) messages.push_back(wire->messages_handled());
+  return messages;
+}
+
+std::vector<size_t> Simulation::bytes_handled() const {
+  std::vector<size_t> bytes;
+  for (const auto& wire : wires_) bytes.push_back(wire->bytes_handled());
+  return bytes;
 }
 
 }  // namespace ringtrain

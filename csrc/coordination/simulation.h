@@ -1,4 +1,4 @@
-// A world of simulated ranks in one process, to try and to measure negotiation: real Coordinators and TreeChannels over
+// A world of simulated ranks in one process, to try and to measure negotiation: real Coordinators and Channels over
 // wires in memory, one thread a rank.
 #pragma once
 
@@ -7,13 +7,14 @@
 
 #include "coordination/coordinator.h"
 #include "coordination/memory_wire.h"
-#include "coordination/tree_channel.h"
 
 namespace ringtrain {
 
 class Simulation {
  public:
-  Simulation(int size, const Coordinator::Limits& limits);
+  enum class Shape { tree, star };  // which Channel
+
+  Simulation(int size, Shape shape, const Coordinator::Limits& limits);
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
 
@@ -23,13 +24,14 @@ class Simulation {
   // Whether some rank would come to another round by itself.
   bool is_due() const;
 
-  // Messages sent and received by the busiest rank so far.
-  size_t most_messages() const;
+  // Messages sent and received so far, and their bytes, by rank.
+  std::vector<size_t> messages_handled() const;
+  std::vector<size_t> bytes_handled() const;
 
  private:
   struct Rank {
-    Rank(MemoryWire& wire, int size, const Coordinator::Limits& limits);
-    TreeChannel channel;
+    Rank(std::unique_ptr<Channel> channel, const Coordinator::Limits& limits);
+    const std::unique_ptr<Channel> channel;
     Membership membership;
     Coordinator coordinator;
   };

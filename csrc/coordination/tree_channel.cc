@@ -50,11 +50,11 @@ std::vector<Bytes> TreeChannel::gather(const Bytes& mine) {
       Writer writer;
       writer.put(static_cast<uint32_t>(blobs.size()));
       for (const Bytes& blob : blobs) writer.put(blob);
-      send(rank() - distance, Tag::gather, writer.take());
+      wire_.send(rank() - distance, Tag::gather, writer.take());
       return {};
     }
     if (rank() + distance >= size()) continue;
-    const Bytes subtree = receive(rank() + distance, Tag::gather);
+    const Bytes subtree = wire_.receive(rank() + distance, Tag::gather);
     Reader reader(subtree);
     for (auto count = reader.get<uint32_t>(); count > 0; --count) reader.get(blobs.emplace_back());
   }
@@ -64,23 +64,9 @@ std::vector<Bytes> TreeChannel::gather(const Bytes& mine) {
 Bytes TreeChannel::broadcast(const Bytes& mine) {
   int distance = 1;
   while (distance < size() && !(rank() & distance)) distance *= 2;
-  const Bytes bytes = rank() == 0 ? mine : receive(rank() - distance, Tag::broadcast);
+  const Bytes bytes = rank() == 0 ? mine : wire_.receive(rank() - distance, Tag::broadcast);
   for (distance /= 2; distance > 0; distance /= 2)
-    if (rank() + distance < size()) send(rank() + distance, Tag::broadcast, bytes);
-  return bytes;
-}
-
-void TreeChannel::send(int to, Tag tag, const Bytes& bytes) {
-  const uint64_t size = bytes.size();
-  wire_.send(to, tag, &size, sizeof(size));
-  if (size > 0) wire_.send(to, tag, bytes.data(), size);
-}
-
-Bytes TreeChannel::receive(int from, Tag tag) {
-  uint64_t size = 0;
-  wire_.receive(from, tag, &size, sizeof(size));
-  Bytes bytes(size);
-  if (size > 0) wire_.receive(from, tag, bytes.data(), size);
+    if (rank() + distance < size()) wire_.send(rank() + distance, Tag::broadcast, bytes);
   return bytes;
 }
 

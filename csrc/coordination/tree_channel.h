@@ -34,8 +34,6 @@ class TreeChannel final : public Channel {
   int end_of_children() const { return std::min(size(), first_child() + kChildren); }
 
   void call_neighbours();
-  void send(int to, Tag tag, const Bytes& bytes);
-  Bytes receive(int from, Tag tag);
 
   Wire& wire_;
   const double patience_s_;

@@ -1,7 +1,10 @@
-// Messages from one rank to another, in order for each pair and tag: what a TreeChannel is made of.
+// Messages from one rank to another, in order for each pair and tag: what Channels are made of.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+
+#include "base/bytes.h"
 
 namespace ringtrain {
 
@@ -23,6 +26,20 @@ class Wire {
   virtual bool has_arrived(Tag tag) = 0;
   // Waits for a message, but not longer than this; whether one is there.
   virtual bool arrives_within(int from, Tag tag, double seconds) = 0;
+
+  // The same for a size that only the sender knows: it goes ahead, in a message of its own.
+  void send(int to, Tag tag, const Bytes& bytes) {
+    const uint64_t size = bytes.size();
+    send(to, tag, &size, sizeof(size));
+    if (size > 0) send(to, tag, bytes.data(), size);
+  }
+  Bytes receive(int from, Tag tag) {
+    uint64_t size = 0;
+    receive(from, tag, &size, sizeof(size));
+    Bytes bytes(size);
+    if (size > 0) receive(from, tag, bytes.data(), size);
+    return bytes;
+  }
 };
 
 }  // namespace ringtrain

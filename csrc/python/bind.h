@@ -20,5 +20,6 @@ void bind_buffer(nb::module_& module);  // memory of arrays
 void bind_engine(nb::module_& module);  // init, shutdown, submit, wait
 void bind_handle(nb::module_& module);
 void bind_simulation(nb::module_& module);
+void bind_bench(nb::module_& module);  // what only measurements need
 
 }  // namespace ringtrain

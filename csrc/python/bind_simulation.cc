@@ -73,16 +73,19 @@ void bind_simulation(nb::module_& module) {
       .def(
           "__init__",
           [](Simulation* self, int size, size_t cache_capacity, size_t fusion_threshold_bytes, double stall_warning_s,
-             double stall_shutdown_s) {
-            new (self) Simulation(size, {cache_capacity, fusion_threshold_bytes, stall_warning_s, stall_shutdown_s});
+             double stall_shutdown_s, bool is_star) {
+            new (self) Simulation(size, is_star ? Simulation::Shape::star : Simulation::Shape::tree,
+                                  {cache_capacity, fusion_threshold_bytes, stall_warning_s, stall_shutdown_s});
           },
           nb::arg("size"), nb::arg("cache_capacity") = 1024, nb::arg("fusion_threshold_bytes") = size_t{128} << 20,
-          nb::arg("stall_warning_s") = 60.0, nb::arg("stall_shutdown_s") = 600.0)
+          nb::arg("stall_warning_s") = 60.0, nb::arg("stall_shutdown_s") = 600.0, nb::kw_only(),
+          nb::arg("is_star") = false, "is_star: all ranks report to rank 0, instead of to a parent in a tree.")
       .def("round", &round, nb::arg("fresh"), nb::call_guard<nb::gil_scoped_release>(),
            "One round: a list of Requests per rank in, a list of plans per rank out. A plan is a list of (name, error "
            "message, rows, result).")
       .def("is_due", &Simulation::is_due, "Whether some rank would come to another round by itself.")
-      .def("most_messages", &Simulation::most_messages, "Messages handled by the busiest rank so far.");
+      .def("messages_handled", &Simulation::messages_handled, "Messages sent and received so far, by rank.")
+      .def("bytes_handled", &Simulation::bytes_handled, "Their bytes, by rank.");
 }
 
 }  // namespace ringtrain

@@ -8,4 +8,5 @@ NB_MODULE(_core, module) {
   ringtrain::bind_buffer(module);
   ringtrain::bind_engine(module);
   ringtrain::bind_simulation(module);
+  ringtrain::bind_bench(module);
 }

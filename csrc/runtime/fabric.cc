@@ -71,8 +71,7 @@ void Fabric::make_node(const World& world, const Options& options, Channel& boot
 }
 
 void Fabric::make_arena(const World& world, Channel& bootstrap) {
-  const SegmentPlan plan = {"arena", &Arena::bytes, SharedSegment::Pages::none,
-                            "ringtrain.empty gives ordinary memory instead."};
+  const SegmentPlan plan = {"arena", &Arena::bytes, SharedSegment::Pages::none, nullptr};
   SharedSegment segment = make_segments(world, world.place(all_ranks(world)), plan, bootstrap);
   if (segment.data()) arena_ = std::make_shared<Arena>(std::move(segment), node_->size(), node_->index());
 }

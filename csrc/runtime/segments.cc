@@ -11,13 +11,13 @@ bool all_agree(Channel& channel, bool yes) {
   return words[0] != 0;
 }
 
-// Runs `step`, and warns if it throws.
+// Runs `step`, and warns if it throws and somebody minds.
 bool succeeds(const std::function<void()>& step, const char* otherwise) {
   try {
     step();
     return true;
   } catch (const Error& error) {
-    warn(std::string(error.what()) + ". " + otherwise);
+    if (otherwise) warn(std::string(error.what()) + ". " + otherwise);
     return false;
   }
 }

@@ -1,0 +1,32 @@
+// What ringtrain.bench needs of the core beside the public API.
+#include "fabric/mpi_sum.h"
+#include "fabric/round_trip.h"
+#include "kernels/reduce.h"
+#include "python/bind.h"
+
+namespace ringtrain {
+
+void bind_bench(nb::module_& module) {
+  module.def(
+      "scale",
+      [](int dtype, double factor, uintptr_t destination, uintptr_t source, size_t count) {
+        scale(static_cast<DType>(dtype), factor, reinterpret_cast<void*>(destination),
+              reinterpret_cast<const void*>(source), count);
+      },
+      nb::arg("dtype"), nb::arg("factor"), nb::arg("destination"), nb::arg("source"), nb::arg("count"),
+      nb::call_guard<nb::gil_scoped_release>(), "destination = source * factor, with the kernels of the core.");
+  module.def(
+      "mpi_sum", [](int dtype) { return reinterpret_cast<uintptr_t>(mpi_sum(static_cast<DType>(dtype))); },
+      nb::arg("dtype"), "The address of an MPI_User_function that sums a 16-bit float dtype; 0 for all others.");
+  module.attr("ROUND_TRIP_BYTES") = sizeof(RoundTripBoard);
+  module.def(
+      "round_trip_ns",
+      [](uintptr_t board, bool begins, double limit_s) {
+        return round_trip_ns(*reinterpret_cast<RoundTripBoard*>(board), begins, limit_s);
+      },
+      nb::arg("board"), nb::arg("begins"), nb::arg("limit_s"), nb::call_guard<nb::gil_scoped_release>(),
+      "How long a word takes to another process and back; see csrc/fabric/round_trip.h. The board is zeroed memory at "
+      "a page's beginning.");
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,22 @@
+"""`python -m ringtrain.bench`: ringtrain and its peers measured in turn, in one run, on the same data.
+
+command     from the command line to a result
+flags       the command line
+launching   several launches of one measurement, merged
+session     one launch: what a measurement works with
+job         the ranks that measure together
+rounds      competitors, and the loop that times them round by round
+own         ringtrain as a competitor
+peers/      the other competitors, one file each
+results     rows of rounds, their medians and paired ratios, JSON
+report      tables
+plot        the PNG
+progress    the bar
+models      gradient shapes
+arithmetic  the floor, and what is computed beside communication
+distance    how far apart the cores are
+memory      what ringtrain itself takes
+busy        a neighbour that keeps a core busy
+
+The other modules are a subcommand each; `collectives` is five. docs/performance.md says what the columns mean.
+"""

@@ -1,0 +1,7 @@
+"""`python -m ringtrain.bench`."""
+
+import sys
+
+from ringtrain.bench.command import main
+
+sys.exit(main())

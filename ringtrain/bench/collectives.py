@@ -1,0 +1,187 @@
+"""The collectives over a range of sizes: one small class each, with the formulas of nccl-tests.
+
+`bytes` is what nccl-tests calls the size: the larger one of what a rank puts in and what it gets out.
+Source: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ringtrain.bench import own
+from ringtrain.bench.flags import parse_bytes
+from ringtrain.bench.report import Table, lines_of, spread_text
+from ringtrain.bench.results import Result, Row, Spread
+from ringtrain.bench.rounds import Array, Contestant, seconds_of_all
+from ringtrain.bench.session import Session
+
+# Small operations are repeated until about so many bytes have gone through, in one timing.
+_BYTES_OF_TIMING = 4 << 20
+_MOST_ITERATIONS = 100
+
+
+class Collective:
+    """One collective: how much of it there is for each rank, and what comes out."""
+
+    name: str
+
+    def granularity(self, ranks: int) -> int:
+        """Of what the number of values must be a multiple: each rank has an equal part of them."""
+        return ranks
+
+    def input_count(self, count: int, ranks: int) -> int:
+        """Values that each rank puts in, for `count` values of the size in the table."""
+        return count
+
+    def bus_factor(self, ranks: int) -> float:
+        """Bytes that the hardware has to move for each byte of the size."""
+        return (ranks - 1) / ranks
+
+    def link_factor(self, ranks: int, hosts: int) -> float:
+        """Bytes that have to leave or enter a host for each byte of the size, if it has one link and all share it."""
+        return self.bus_factor(hosts)
+
+    def expected(self, values: list[int], rank: int) -> list[int]:
+        """What the parts of equal length of the result are full of, if the input of each rank is full of a value."""
+        raise NotImplementedError
+
+
+class AllReduce(Collective):
+    name = "allreduce"
+
+    def granularity(self, ranks: int) -> int:
+        return 1
+
+    def bus_factor(self, ranks: int) -> float:
+        return 2 * (ranks - 1) / ranks
+
+    def expected(self, values: list[int], rank: int) -> list[int]:
+        return [sum(values)]
+
+
+class AllGather(Collective):
+    name = "allgather"
+
+    def input_count(self, count: int, ranks: int) -> int:
+        return count // ranks
+
+    def expected(self, values: list[int], rank: int) -> list[int]:
+        return values
+
+
+class Broadcast(Collective):
+    name = "broadcast"
+
+    def granularity(self, ranks: int) -> int:
+        return 1
+
+    def bus_factor(self, ranks: int) -> float:
+        return 1.0
+
+    def expected(self, values: list[int], rank: int) -> list[int]:
+        return [values[0]]
+
+
+class AllToAll(Collective):
+    name = "alltoall"
+
+    def link_factor(self, ranks: int, hosts: int) -> float:
+        return ranks / hosts * (hosts - 1) / hosts
+
+    def expected(self, values: list[int], rank: int) -> list[int]:
+        return values
+
+
+class ReduceScatter(Collective):
+    name = "reducescatter"
+
+    def expected(self, values: list[int], rank: int) -> list[int]:
+        return [sum(values)]
+
+
+class Sweep:
+    """The subcommand of one collective."""
+
+    def __init__(self, collective: Collective) -> None:
+        self._collective = collective
+        self.name = collective.name
+        self.help = f"{collective.name} of one array, over a range of sizes"
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--min-bytes", type=parse_bytes, default="4", metavar="SIZE", help="default: %(default)s")
+        parser.add_argument("--max-bytes", type=parse_bytes, default="64M", metavar="SIZE", help="default: %(default)s")
+        parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: %(default)s)")
+        parser.add_argument("--dtype", default="float32", help="default: %(default)s")
+        parser.add_argument("--link-gbit", type=float, metavar="X", help="speed of a host's link: adds its share")
+
+    def measure(self, session: Session) -> list[Row]:
+        session.init()
+        session.peers()
+        dtype = own.dtype_of(session.arguments.dtype)
+        step = self._collective.granularity(session.job.size)
+        counts = [step * parts for parts in _ascending(session.arguments, dtype.itemsize * step)]
+        session.expect(len(counts))
+        return [self._row(session, count, dtype) for count in counts]
+
+    def _row(self, session: Session, count: int, dtype: np.dtype[Any]) -> Row:
+        job = session.job
+        array = np.empty(self._collective.input_count(count, job.size), dtype)
+        values = [1 + rank % 4 for rank in range(job.size)]  # their sums are exact in every dtype
+        expected = self._collective.expected(values, job.rank)
+        competitors = [own.collective(self.name)]
+        competitors += [competitor for peer in session.peers() for competitor in peer.collective(self.name)]
+        contestants = session.admit(
+            competitors, [array], lambda: array.fill(values[job.rank]), lambda result: _is_full_of(result, expected)
+        )
+        array.fill(0)  # sums of sums would overflow
+        size = count * dtype.itemsize
+        iterations = max(1, min(_MOST_ITERATIONS, _BYTES_OF_TIMING // size))
+
+        def sample(contestant: Contestant) -> dict[str, float]:
+            return {"seconds": seconds_of_all(job, contestant.run, iterations)}
+
+        return Row({"bytes": size}, session.rounds(contestants, sample))
+
+    def table(self, result: Result) -> list[str]:
+        ranks, hosts = result.environment["ranks"], result.environment["hosts"]
+        link_gbit = result.arguments["link_gbit"]
+        peers = list(dict.fromkeys(name for row in result.rows for name in row.competitors() if name != own.NAME))
+        link = ["of link"] if link_gbit else []
+        table = Table(["bytes", "us", "min-max", "algbw GB/s", "busbw GB/s", "Gbit/s", *link, *peers])
+        for row in result.rows:
+            time = row.spread(own.NAME)
+            algbw = row.key["bytes"] / time.median / 1e9
+            busbw = algbw * self._collective.bus_factor(ranks)
+            cells = [str(row.key["bytes"]), *_microseconds(time), f"{algbw:.3f}", f"{busbw:.3f}", f"{8 * busbw:.2f}"]
+            if link_gbit:
+                factor = self._collective.link_factor(ranks, hosts) or self._collective.bus_factor(ranks)
+                cells.append(f"{8 * algbw * factor / link_gbit:.3f}")
+            present = row.competitors()
+            table.add([*cells, *(spread_text(row.ratio(peer, own.NAME)) if peer in present else "" for peer in peers)])
+        return [*lines_of(table), *(["A peer's column: its time / ringtrain's, median [min-max]."] if peers else [])]
+
+
+def _ascending(arguments: argparse.Namespace, unit_bytes: int) -> Iterator[int]:
+    """The sizes that are asked for, in units; each once."""
+    last, size = 0, arguments.min_bytes
+    while size <= arguments.max_bytes:
+        units = max(1, size // unit_bytes)
+        if units > last:
+            yield units
+        last, size = units, size * arguments.factor
+
+
+def _is_full_of(result: Array, expected: list[int]) -> bool:
+    parts = np.reshape(result, (len(expected), -1))
+    return all(bool((part == value).all()) for part, value in zip(parts, expected, strict=True))
+
+
+def _microseconds(time: Spread) -> list[str]:
+    return [f"{1e6 * time.median:.1f}", f"{1e6 * time.least:.1f}-{1e6 * time.most:.1f}"]
+
+
+COLLECTIVES = (AllReduce(), AllGather(), Broadcast(), AllToAll(), ReduceScatter())

@@ -1,0 +1,126 @@
+"""From the command line to a result: start the ranks, or be one of them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+import ringtrain
+from ringtrain import _core, launchers
+from ringtrain.bench import results
+from ringtrain.bench.busy import busy_core
+from ringtrain.bench.collectives import COLLECTIVES, Sweep
+from ringtrain.bench.flags import build_parser
+from ringtrain.bench.idle import Idle
+from ringtrain.bench.job import Job, join
+from ringtrain.bench.latency import Latency
+from ringtrain.bench.launching import LaunchFailed, launch
+from ringtrain.bench.negotiation import Negotiation
+from ringtrain.bench.overlap import Overlap
+from ringtrain.bench.report import heading
+from ringtrain.bench.results import Result, Row
+from ringtrain.bench.session import Session
+from ringtrain.bench.step import Step
+from ringtrain.bench.straggler import Straggler
+
+
+class Measurement(Protocol):
+    """A subcommand. `measure` runs on all ranks; `table` makes lines of a result, on one."""
+
+    name: str
+    help: str
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def measure(self, session: Session) -> list[Row]: ...
+
+    def table(self, result: Result) -> list[str]: ...
+
+
+MEASUREMENTS: tuple[Measurement, ...] = (
+    *map(Sweep, COLLECTIVES),
+    Step(),
+    Latency(),
+    Overlap(),
+    Idle(),
+    Straggler(),
+    Negotiation(),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: sys.argv) and return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser(MEASUREMENTS)
+    arguments = parser.parse_args(words)
+    measurement = next(one for one in MEASUREMENTS if one.name == arguments.measurement)
+    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot wants matplotlib; pip install matplotlib")
+    if arguments.num_proc is None:
+        if arguments.launches > 1 or arguments.hosts:
+            parser.error("--launches and -H start ranks, so they need -np")
+        result = run_here(measurement, arguments)
+    elif launchers.detect() is not None:
+        parser.error("-np starts ranks, and this is one; leave it out under mpirun")
+    else:
+        try:
+            result = launch(words, arguments)
+        except LaunchFailed as error:
+            print(f"ringtrain.bench: {error}", file=sys.stderr)
+            return 1
+    if result is not None:
+        deliver(measurement, arguments, result)
+    return 0
+
+
+def run_here(measurement: Measurement, arguments: argparse.Namespace) -> Result | None:
+    """Measure as one of the ranks; the result on rank 0, None on the others."""
+    job = join()
+    session = Session(job, arguments)
+    with busy_core(arguments.busy_core if job.local_rank == 0 else None):
+        rows = measurement.measure(session)
+    environment = _environment(job)
+    session.close()
+    if job.rank != 0:
+        return None
+    return Result(measurement.name, vars(arguments), environment, rows, session.facts, session.notes)
+
+
+def deliver(measurement: Measurement, arguments: argparse.Namespace, result: Result) -> None:
+    """Print, save and draw."""
+    if not arguments.quiet:
+        print("\n".join([*heading(result), *measurement.table(result)]), flush=True)
+    if arguments.json:
+        results.save(result, arguments.json)
+    if arguments.plot:
+        from ringtrain.bench.plot import draw
+
+        draw(result, arguments.plot)
+
+
+def _environment(job: Job) -> dict[str, Any]:
+    return {
+        "ranks": job.size,
+        "hosts": job.hosts,
+        "cpus": len(os.sched_getaffinity(0)),
+        "cpu": platform.processor() or platform.machine(),
+        "mpi": _mpi_version() if job.size > 1 else None,
+        "ringtrain": ringtrain.__version__,
+        "simd": _core.simd_in_use(),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _mpi_version() -> str:
+    from mpi4py import MPI
+
+    name, version = MPI.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"

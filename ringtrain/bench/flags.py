@@ -1,0 +1,97 @@
+"""The command line: what all measurements share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from ringtrain.bench.peers import NAMES
+
+EXAMPLES = """\
+examples:
+  python -m ringtrain.bench allreduce -np 2
+  python -m ringtrain.bench allreduce -np 2 --dtype float16 --min-bytes 32M --max-bytes 32M
+  python -m ringtrain.bench step -np 2 --launches 3 --only near --json step.json --plot step.png
+  python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option mailbox_kb=256
+  python -m ringtrain.bench latency -np 2 --rounds 21
+  python -m ringtrain.bench negotiation --max-ranks 4096
+  mpirun -np 2 python -m ringtrain.bench straggler
+"""
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def launching_flags() -> argparse.ArgumentParser:
+    """Flags of who starts the ranks and keeps the result; they are not passed on to the ranks."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add = parser.add_argument_group("launching and results").add_argument
+    add("-np", dest="num_proc", type=int, metavar="N", help="start N ranks; without it, this is one of those of mpirun")
+    add("-H", dest="hosts", metavar="h1:2,h2:2", help="hosts and how many ranks each takes, as for ringrun")
+    add("--launches", type=int, default=1, metavar="N", help="with -np: start so often, and report all rounds together")
+    add("--json", metavar="FILE", help="write all rounds, their medians and ratios")
+    add("--plot", metavar="FILE.png", help="draw the table (wants matplotlib)")
+    return parser
+
+
+def measuring_flags() -> argparse.ArgumentParser:
+    """Flags of the ranks, the same for all measurements."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add = parser.add_argument_group("measuring").add_argument
+    add("--rounds", type=int, default=9, metavar="N", help="default: %(default)s")
+    add("--warmup", type=int, default=2, metavar="N", help="runs before the first round (default: %(default)s)")
+    add(
+        "--peers",
+        type=_peers,
+        default=",".join(NAMES),
+        metavar="LIST",
+        help="mpi,gloo,horovod (those that are installed) or none",
+    )
+    add(
+        "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="an option of docs/options.md"
+    )
+    add("--only", choices=("near", "far"), help="begin a round only while the cores of ranks 0 and 1 are so")
+    add("--busy-core", type=int, metavar="CPU", help="let a busy process run on this CPU of each host meanwhile")
+    add("--patience", type=float, default=10.0, metavar="S", help="longest run of a peer, or wait for --only")
+    add("--progress", action="store_true", help="show a bar (wants tqdm) even if standard error is no terminal")
+    add("--quiet", action="store_true", help="print no table")
+    return parser
+
+
+def parse_bytes(text: str) -> int:
+    """512, 4K, 64M or 1G; K is 1024."""
+    number, unit = (text[:-1], _UNITS[text[-1:].upper()]) if text[-1:].upper() in _UNITS else (text, 1)
+    if not number.isdecimal() or int(number) == 0:
+        raise argparse.ArgumentTypeError(f'must be a size such as 512, 4K or 64M, not "{text}"')
+    return int(number) * unit
+
+
+def _peers(text: str) -> list[str]:
+    names = [] if text == "none" else text.split(",")
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the peers are {', '.join(NAMES)}, or none")
+    return names
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f'must be NAME=VALUE, not "{text}"')
+    return name, value
+
+
+def build_parser(measurements: Sequence[Any]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ringtrain.bench",
+        description="Measure ringtrain and its peers in turn, in one run, on the same data.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    subparsers = parser.add_subparsers(dest="measurement", required=True, metavar="MEASUREMENT")
+    shared = [launching_flags(), measuring_flags()]
+    for measurement in measurements:
+        own = subparsers.add_parser(measurement.name, help=measurement.help, parents=shared, allow_abbrev=False)
+        measurement.add_flags(own)
+    return parser

@@ -1,0 +1,89 @@
+"""The ranks that measure together. They meet through MPI itself, not through what is being measured."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, Protocol
+
+from ringtrain import launchers
+
+
+class Job(Protocol):
+    """This process's place, and how the ranks meet between measurements."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    hosts: int
+
+    def barrier(self) -> None:
+        """Return when all ranks have come. A rank that waits leaves its core to the others."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, on all ranks."""
+
+    def gather_on_node(self, value: Any) -> list[Any]:
+        """The values of the ranks of this node, on each of them."""
+
+
+class SingleJob:
+    """One rank, without MPI."""
+
+    rank = local_rank = 0
+    size = local_size = hosts = 1
+
+    def barrier(self) -> None:
+        pass
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    gather_on_node = gather
+
+
+class MpiJob:
+    """The ranks of MPI_COMM_WORLD."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self._world = MPI.COMM_WORLD.Dup()
+        self._node = self._world.Split_type(MPI.COMM_TYPE_SHARED, key=self._world.Get_rank())
+        self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
+        self.local_rank, self.local_size = self._node.Get_rank(), self._node.Get_size()
+        self.hosts = sum(self.gather(self.local_rank == 0))
+
+    def barrier(self) -> None:
+        request = self._world.Ibarrier()
+        while not request.Test():
+            os.sched_yield()
+
+    def gather(self, value: Any) -> list[Any]:
+        values: list[Any] = self._world.allgather(value)
+        return values
+
+    def gather_on_node(self, value: Any) -> list[Any]:
+        values: list[Any] = self._node.allgather(value)
+        return values
+
+
+def join() -> Job:
+    """The job that a launcher has made this process a part of, else one of this process alone.
+
+    Raises:
+        RuntimeError: the launcher belongs to another MPI.
+    """
+    launch = launchers.detect()
+    if launch is None:
+        return SingleJob()
+    from mpi4py import MPI
+
+    launchers.require_world(launch, MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
+    return MpiJob()
+
+
+def address_of_rank_0(job: Job) -> str:
+    """The name under which all ranks reach the host of rank 0."""
+    return str(job.gather("127.0.0.1" if job.hosts == 1 else socket.gethostname())[0])

@@ -1,0 +1,46 @@
+"""Several launches of one measurement: what a launch is lucky with, such as where its memory lies, averages out."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringtrain.bench import results
+from ringtrain.bench.flags import launching_flags
+from ringtrain.bench.results import Result
+
+
+class LaunchFailed(Exception):
+    """A launch ended without a result."""
+
+
+def launch(words: Sequence[str], arguments: argparse.Namespace) -> Result:
+    """Measure with the command line `words` on `arguments.num_proc` ranks, `arguments.launches` times.
+
+    Raises:
+        LaunchFailed: one of them did; the ranks have said why on standard error.
+    """
+    with tempfile.TemporaryDirectory(prefix="ringtrain-bench-") as folder:
+        launches = []
+        for number in range(arguments.launches):
+            path = Path(folder, f"{number}.json")
+            status = subprocess.run(_command(words, arguments, path), check=False).returncode
+            if status != 0 or not path.exists():
+                raise LaunchFailed(f"launch {number + 1} of {arguments.launches} ended with status {status}")
+            launches.append(results.load(str(path)))
+    merged = results.merge(launches)
+    merged.arguments = vars(arguments)
+    return merged
+
+
+def _command(words: Sequence[str], arguments: argparse.Namespace, path: Path) -> list[str]:
+    _, of_ranks = launching_flags().parse_known_args(words)
+    hosts = ["-H", arguments.hosts] if arguments.hosts else []
+    ringrun = [sys.executable, "-m", "ringtrain.run", "-np", str(arguments.num_proc), *hosts]
+    # for the ranks, standard error is a pipe
+    progress = ["--progress"] if sys.stderr.isatty() else []
+    return [*ringrun, sys.executable, "-m", "ringtrain.bench", *of_ranks, *progress, "--quiet", "--json", str(path)]

@@ -1,0 +1,60 @@
+"""What ringtrain is measured against: one module for each peer, none of which must be installed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+from ringtrain.bench.job import Job
+from ringtrain.bench.rounds import Competitor
+
+NAMES = ("mpi", "gloo", "horovod")
+
+
+class Peer(Protocol):
+    """One library that can do what ringtrain does."""
+
+    def collective(self, kind: str) -> list[Competitor]:
+        """Its ways to do a collective on one array; none where it has no such collective."""
+
+    def step(self) -> list[Competitor]:
+        """Its ways to average gradients in place."""
+
+    def close(self) -> None:
+        """Leave; all ranks together."""
+
+
+class Peers(NamedTuple):
+    """Those who take part, and why the others that were asked for do not."""
+
+    present: list[Peer]
+    missing: dict[str, str]
+
+    def close(self) -> None:
+        for peer in self.present:
+            peer.close()
+
+
+def find(job: Job, wanted: Sequence[str]) -> Peers:
+    """Open the wanted peers; one that is missing on any rank is missing on all."""
+    if job.size == 1:
+        return Peers([], dict.fromkeys(wanted, "there is nobody to talk to in a job of one rank"))
+    peers = Peers([], {})
+    for name in wanted:
+        open_peer, reason = _load(name)
+        reasons = [other for other in job.gather(reason) if other]
+        if open_peer is None or reasons:
+            peers.missing[name] = reasons[0]
+        else:
+            peers.present.append(open_peer(job))
+    return peers
+
+
+def _load(name: str) -> tuple[Callable[[Job], Peer] | None, str]:
+    """What opens the peer, or why it cannot be opened."""
+    try:
+        module: Any = importlib.import_module(f"ringtrain.bench.peers.{name}")
+    except ImportError as error:
+        return None, str(error)
+    return cast(Callable[[Job], Peer], module.open_peer), ""

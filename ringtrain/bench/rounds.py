@@ -1,0 +1,84 @@
+"""Competitors, and the one loop that times them: in turn, round by round, on the same data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringtrain.bench.distance import Probe, state_of
+from ringtrain.bench.job import Job
+from ringtrain.bench.progress import Progress
+from ringtrain.bench.results import Round
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """One way to do the work. `prepare` makes buffers and views for the tensors; what it returns does the work once and
+    returns the results."""
+
+    name: str
+    prepare: Callable[[Sequence[Array]], Callable[[], Any]]
+
+
+class Contestant(NamedTuple):
+    """A Competitor that is ready to run."""
+
+    name: str
+    run: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured. `only`: in which state of the cores a round may begin. `patience_s`: how long one run of a
+    competitor, or the waiting for that state, may take."""
+
+    rounds: int
+    warmup: int
+    only: str | None = None
+    patience_s: float = 10.0
+
+
+# Measures a contestant once, on all ranks together, and returns the same on all of them.
+Sampler = Callable[[Contestant], dict[str, float]]
+
+
+def measure(
+    job: Job, probe: Probe, plan: Plan, progress: Progress, contestants: Sequence[Contestant], sample: Sampler
+) -> list[Round]:
+    """Rounds of all contestants, in an order that is another one in each round. They end early if the cores do not come
+    into the state that is wanted."""
+    for contestant in contestants:
+        for _ in range(plan.warmup):
+            sample(contestant)
+    rounds = []
+    for number in range(plan.rounds):
+        distance_ns = probe.wait_for(plan.only, plan.patience_s)
+        if plan.only not in (None, state_of(distance_ns)):
+            break
+        first = number % len(contestants)
+        order = [*contestants[first:], *contestants[:first]]
+        values = {contestant.name: sample(contestant) for contestant in order}
+        rounds.append(Round({contestant.name: values[contestant.name] for contestant in contestants}, distance_ns))
+        progress.advance()
+    return rounds
+
+
+def seconds_of_all(job: Job, run: Callable[[], Any], iterations: int = 1) -> float:
+    """Seconds of one run, from when the first rank of a node begins until its last one has ended, on the slowest node.
+
+    All ranks come out of a barrier first, but where they share cores some come out of it later, and their own time
+    would not show what they had to wait for. The clock is one for all processes of a node.
+    """
+    job.barrier()
+    begin = time.perf_counter()
+    for _ in range(iterations):
+        run()
+    end = time.perf_counter()
+    begins, ends = zip(*job.gather_on_node((begin, end)), strict=True)
+    return float(max(job.gather(max(ends) - min(begins)))) / iterations

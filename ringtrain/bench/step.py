@@ -1,0 +1,119 @@
+"""The communication of a training step: all gradients of a network, averaged over the ranks where they lie.
+
+The floor is measured in the same rounds: all ranks at the same time read and write their own gradients once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from ringtrain.bench import own
+from ringtrain.bench.arithmetic import floor
+from ringtrain.bench.memory import OwnMemory
+from ringtrain.bench.models import MODELS
+from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
+from ringtrain.bench.results import Result, Row
+from ringtrain.bench.rounds import Array, Contestant
+from ringtrain.bench.session import Session
+
+FLOOR = "floor"
+_STEPS_BEFORE_MEMORY = 3
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", choices=tuple(MODELS), default="resnet50", help="default: %(default)s")
+    parser.add_argument("--dtype", default="float32", help="default: %(default)s")
+
+
+class Gradients:
+    """The gradients of a model, and data whose average is known."""
+
+    def __init__(self, session: Session) -> None:
+        dtype = own.dtype_of(session.arguments.dtype)
+        shapes = MODELS[session.arguments.model]()
+        ranks = session.job.size
+        self.arrays: list[Array] = [np.zeros(shape, dtype) for shape in shapes]
+        self.bytes = sum(array.nbytes for array in self.arrays)
+        self.key = {"model": session.arguments.model, "tensors": len(shapes), "bytes": self.bytes}
+        self._value = 1 + session.job.rank % 4
+        self._average = sum(1 + rank % 4 for rank in range(ranks)) / ranks
+        self.fill()
+
+    def fill(self) -> None:
+        for array in self.arrays:
+            array.fill(self._value)
+
+    def are_averaged(self, results: Any) -> bool:
+        """Within the precision of the dtype."""
+        tolerance = self._average / 100
+        return all(
+            abs(float(extreme) - self._average) <= tolerance
+            for array in results
+            for extreme in (array.min(), array.max())
+        )
+
+
+class Step:
+    name = "step"
+    help = "all gradients of a network, averaged in place"
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        add_model_flags(parser)
+        parser.add_argument("--shared", action="store_true", help="also in arrays made by ringtrain.empty")
+
+    def measure(self, session: Session) -> list[Row]:
+        gradients = Gradients(session)
+        before = OwnMemory.read()
+        session.init()
+        (contestant,) = session.admit([own.step()], gradients.arrays, gradients.fill, gradients.are_averaged)
+        session.facts.append(_own_memory(session, contestant, before))
+
+        others = [competitor for peer in session.peers() for competitor in peer.step()]
+        if session.arguments.shared:
+            others.insert(0, own.step_in_shared_arrays())
+        elif session.arguments.shared:
+            session.notes.append("--shared: this ringtrain has no ringtrain.empty")
+        admitted = session.admit(others, gradients.arrays, gradients.fill, gradients.are_averaged)
+        session.expect(1)
+        contestants = [contestant, Contestant(FLOOR, floor(gradients.arrays)), *admitted]
+        return [Row(gradients.key, session.rounds(contestants))]
+
+    def table(self, result: Result) -> list[str]:
+        (row,) = result.rows
+        ranks = result.environment["ranks"]
+        bus_bytes = row.key["bytes"] * 2 * (ranks - 1) / ranks
+        table = Table(["", "ms [min-max]", "times ringtrain's", "of the floor", "busbw GB/s"], first_is_text=True)
+        for name in row.competitors():
+            time = row.spread(name)
+            ratio = "" if name == own.NAME else spread_text(row.ratio(name, own.NAME))
+            if name == FLOOR:
+                table.add([name, milliseconds_text(time), ratio, "", ""])
+                continue
+            share = spread_text(row.ratio(FLOOR, name))
+            table.add([name, milliseconds_text(time), ratio, share, f"{bus_bytes / time.median / 1e9:.2f}"])
+        megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
+        subject = f"{row.key['model']}: {row.key['tensors']} gradients, {megabytes} {result.arguments['dtype']}"
+        return [subject, "", *lines_of(table), "", _memory_text(result.facts)]
+
+
+def _own_memory(session: Session, contestant: Contestant, before: OwnMemory) -> dict[str, Any]:
+    """The most of any rank, after some steps of ringtrain and before any peer is loaded."""
+    for _ in range(_STEPS_BEFORE_MEMORY):
+        contestant.run()
+    session.job.barrier()
+    after = OwnMemory.read()
+    growth = OwnMemory(*(late - early for late, early in zip(after, before, strict=True)))
+    of_ranks = session.job.gather(growth)
+    return {name: max(getattr(one, name) for one in of_ranks) for name in OwnMemory._fields}
+
+
+def _memory_text(launches: list[dict[str, Any]]) -> str:
+    most = [max(fact[name] for fact in launches) / (1 << 20) for name in ("segments", "private", "mapped")]
+    segments, private, mapped = most
+    return (
+        f"memory of ringtrain itself, for each rank: {segments + private:.1f} MiB, of which {private:.1f} private "
+        f"and {segments:.1f} its share of the node's {mapped:.1f} of segments"
+    )

@@ -1,0 +1,37 @@
+"""Run a command on the first of several simulated hosts with links of a given rate, so that anyone can measure there.
+
+    python test/measure_hosts.py --hosts 4 --ranks 1 --rate 1gbit -- \\
+        python -m ringtrain.bench allreduce -np 4 -H {hosts} --link-gbit 1 --min-bytes 1M
+
+{hosts} becomes the names of the hosts with the ranks of each, as ringrun and ringtrain.bench take them. Needs root; see
+hosts.py.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+
+from hosts import HostsUnavailable, simulated_hosts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=2, metavar="N", help="default: %(default)s")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of each host (default: %(default)s)")
+    parser.add_argument("--rate", metavar="RATE", help="of each host's link, as tc writes it, such as 1gbit")
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="behind --")
+    arguments = parser.parse_args()
+    try:
+        with simulated_hosts(arguments.hosts, arguments.rate) as hosts:
+            slots = ",".join(f"{name}:{arguments.ranks}" for name in hosts.names)
+            command = [word.replace("{hosts}", slots) for word in arguments.command]
+            environment = {**os.environ, **hosts.environment}
+            return subprocess.run(hosts.command_on(0, command), env=environment, check=False).returncode
+    except HostsUnavailable as reason:
+        print(reason, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,376 @@
+"""The benchmark: its formulas, its rounds and the command. How fast anything is, no test asks."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exact import DTYPES, data, data_of_ranks, reference, require_equal
+
+import ringtrain as hvd
+from ringtrain import _core, bench, launchers
+from ringtrain.bench import command, flags, peers, results
+from ringtrain.bench.arithmetic import ComputeThread, floor, scaling
+from ringtrain.bench.busy import busy_core
+from ringtrain.bench.collectives import COLLECTIVES
+from ringtrain.bench.distance import Probe
+from ringtrain.bench.job import MpiJob, SingleJob
+from ringtrain.bench.memory import OwnMemory
+from ringtrain.bench.models import MODELS
+from ringtrain.bench.progress import Progress
+from ringtrain.bench.results import Result, Round, Row, Spread
+from ringtrain.bench.rounds import Competitor, Contestant, Plan, measure
+from ringtrain.bench.session import Session
+
+ROOT = str(Path(bench.__file__).parents[2])
+TIMEOUT_S = 120
+HALVES = [dtype for dtype in DTYPES if dtype.name in ("float16", "bfloat16")]
+
+
+# --- formulas and data ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "bus", "link"),
+    [
+        ("allreduce", 2 * 7 / 8, 2 * 3 / 4),
+        ("allgather", 7 / 8, 3 / 4),
+        ("broadcast", 1, 1),
+        ("alltoall", 7 / 8, 2 * 3 / 4),
+        ("reducescatter", 7 / 8, 3 / 4),
+    ],
+)
+def test_the_bus_factors_are_those_of_nccl_tests(name, bus, link):
+    (collective,) = [one for one in COLLECTIVES if one.name == name]
+    assert collective.bus_factor(8) == bus
+    assert collective.link_factor(8, hosts=4) == link
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "values"),
+    [("resnet50", 161, 25_557_032), ("vgg16", 32, 138_357_544), ("bert-large", 391, 335_141_888)],
+)
+def test_the_models_have_their_gradients(name, tensors, values):
+    shapes = MODELS[name]()
+    assert (len(shapes), sum(math.prod(shape) for shape in shapes)) == (tensors, values)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("4", 4), ("2K", 2048), ("64m", 64 << 20), ("1G", 1 << 30)])
+def test_sizes_have_units(text, expected):
+    assert flags.parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("words", [["--min-bytes", "0"], ["--max-bytes", "4T"], ["--peers", "x"], ["--option", "x"]])
+def test_a_bad_flag_is_refused(words, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["allreduce", *words])
+    assert words[0] in capsys.readouterr().err
+
+
+def result_of(*seconds):
+    rounds = [Round({"ringtrain": {"seconds": own}, "mpi": {"seconds": peer}}, 80.0) for own, peer in seconds]
+    return Result("step", {}, {"ranks": 2}, [Row({"bytes": 4}, rounds)], [{"private": 1}], ["a note"])
+
+
+def test_ratios_are_paired_round_by_round():
+    (row,) = result_of((1, 3), (2, 4), (4, 20)).rows
+    assert row.spread("mpi") == Spread(4, 3, 20)
+    assert row.ratio("mpi", "ringtrain") == Spread(3, 2, 5)
+
+
+def test_launches_are_merged_with_all_their_rounds(tmp_path):
+    merged = results.merge([result_of((1, 3)), result_of((2, 4), (4, 20))])
+    assert [one.launch for one in merged.rows[0].rounds] == [0, 1, 1]
+    assert (merged.facts, merged.notes) == ([{"private": 1}] * 2, ["a note"])
+    path = str(tmp_path / "merged.json")
+    results.save(merged, path)
+    assert results.load(path) == merged
+    summary = json.loads(Path(path).read_text())["rows"][0]["summary"]
+    assert summary["mpi"]["seconds / ringtrain"] == {"median": 3, "least": 2, "most": 5}
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+class NearOnce:
+    """A probe that finds the cores near in the first round only."""
+
+    def __init__(self):
+        self._distances = [80.0]
+
+    def wait_for(self, state, patience_s):
+        return self._distances.pop() if self._distances else 480.0
+
+
+@pytest.mark.parametrize(("only", "rounds"), [(None, 4), ("near", 1), ("far", 0)])
+def test_rounds_go_on_while_the_cores_are_as_wanted(only, rounds):
+    contestants = [Contestant(name, lambda: None) for name in ("a", "b")]
+    seen = []
+
+    def sample(contestant):
+        seen.append(contestant.name)
+        return {"seconds": 1.0}
+
+    plan = Plan(rounds=4, warmup=1, only=only)
+    measured = measure(SingleJob(), NearOnce(), plan, Progress(is_shown=False), contestants, sample)
+    assert len(measured) == rounds
+    assert all(list(one.values) == ["a", "b"] for one in measured)
+    assert seen[2:] == [*"abbaabba"][: 2 * rounds]
+
+
+def test_who_computes_a_wrong_result_does_not_take_part():
+    arguments = command.build_parser(command.MEASUREMENTS).parse_args(["step", "--quiet"])
+    session = Session(SingleJob(), arguments)
+    array = np.zeros(3)
+    double = Competitor("double", lambda tensors: lambda: 2 * tensors[0])
+    for values, is_right in ((1, lambda result: result.sum() == 6), (2, lambda result: result.sum() == 12)):
+        (contestant,) = session.admit([double], [array], lambda values=values: array.fill(values), is_right)
+        assert contestant.name == "double"
+    with pytest.raises(RuntimeError, match="double computes a wrong result"):
+        session.admit([double], [array], lambda: array.fill(1), lambda result: result.sum() == 3)
+
+
+# --- what is measured with --------------------------------------------------------------------------------------------
+
+
+def test_a_round_trip_is_timed_and_a_lonely_one_ends():
+    board = np.zeros(_core.ROUND_TRIP_BYTES + 128, np.uint8)
+    address = (board.ctypes.data + 127) // 128 * 128
+    begin = time.monotonic()
+    assert _core.round_trip_ns(address, True, 0.05) == math.inf
+    assert time.monotonic() - begin < 5
+    board.fill(0)
+    other = threading.Thread(target=_core.round_trip_ns, args=(address, False, 30.0))
+    other.start()
+    assert 0 < _core.round_trip_ns(address, True, 30.0) < 30e9
+    other.join()
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_the_ranks_of_a_node_measure_their_distance_together():
+    job = MpiJob()
+    assert (job.rank, job.size, job.hosts) == (hvd.rank(), hvd.size(), 1)
+    distance_ns = Probe(job).distance_ns()
+    assert len(set(job.gather(distance_ns))) == 1
+    assert distance_ns is None or distance_ns > 0
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_mpi_sums_16_bit_floats_exactly_with_our_kernels(dtype):
+    from mpi4py import MPI
+
+    from ringtrain.bench.peers.mpi import sum_of
+
+    op = sum_of(dtype)
+    for count in (1, 7, 1021, 100_003):
+        array = data(hvd.rank(), (count,), dtype)
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, [array.view(np.uint16), MPI.UINT16_T], op)
+        require_equal(array, reference("sum", data_of_ranks(hvd.size(), (count,), dtype)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[-4:], ids=str)
+def test_scaling_and_the_floor(dtype):
+    source, destination = np.arange(100).astype(dtype), np.zeros(100, dtype)
+    scaling(destination, source, 0.5)()
+    require_equal(destination, (np.arange(100) / 2).astype(dtype))
+    floor([source, destination])()
+    require_equal(source, (-np.arange(100)).astype(dtype))
+    require_equal(destination, (-np.arange(100) / 2).astype(dtype))
+
+
+def test_the_compute_thread_counts_what_it_finished():
+    with ComputeThread() as compute:
+        begin = time.perf_counter()
+        time.sleep(0.1)
+        end = time.perf_counter()
+        assert compute.units_between(begin, end) > 0
+        assert compute.units_between(begin, end) == 0
+
+
+def test_a_busy_core_is_busy_until_it_is_left():
+    cpu = min(os.sched_getaffinity(0))
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    with busy_core(cpu):
+        (child,) = children.read_text().split()
+        time.sleep(0.3)
+        assert f"Cpus_allowed_list:\t{cpu}\n" in Path(f"/proc/{child}/status").read_text()
+    assert not Path(f"/proc/{child}").exists()
+
+
+@pytest.mark.ranks(2)
+def test_own_memory_is_the_segments_and_the_private_pages():
+    memory = OwnMemory.read()
+    assert 0 < memory.segments <= memory.mapped
+    assert memory.private > 0
+
+
+# --- peers ------------------------------------------------------------------------------------------------------------
+
+
+class TwoRanks(SingleJob):
+    size = 2
+
+
+def test_a_peer_that_is_not_installed_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "ringtrain.bench.peers.gloo", raising=False)
+    monkeypatch.delitem(sys.modules, "ringtrain.bench.peers.torch_memory", raising=False)
+    found = peers.find(TwoRanks(), ["gloo"])
+    assert found.present == [] and "torch" in found.missing["gloo"]
+
+
+def test_one_rank_has_no_peers():
+    assert set(peers.find(SingleJob(), peers.NAMES).missing) == set(peers.NAMES)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+needs_mpi = pytest.mark.skipif(
+    launchers.detect() is not None, reason="a launcher cannot be started by a rank of another one"
+)
+QUICK = ["--rounds", "2", "--warmup", "1", "--peers", "mpi"]
+SMALL = ["--min-bytes", "4", "--max-bytes", "4K", "--factor", "32"]
+SWEEPS = [one.name for one in COLLECTIVES]
+OF_RANKS = [
+    *([name, *QUICK, *SMALL, "--dtype", "float16"] for name in SWEEPS),
+    ["latency", *QUICK, "--calls", "20", "--max-bytes", "64"],
+    ["overlap", *QUICK, "--layer-us", "50", "--busy-core", "0"],
+    ["straggler", *QUICK, "--peers", "none", "--steps", "1"],
+    ["idle", "--seconds", "0.2"],
+]
+SEVERAL = "import json, sys, ringtrain.bench.command as c; sys.exit(sum(map(c.main, json.loads(sys.argv[1]))))"
+
+
+def start(command_line, status=0):
+    """Run a command line and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, *command_line],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "PYTHONPATH": ROOT, "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def run(words, tmp_path):
+    """Run the command; return its result and what it printed."""
+    path = str(tmp_path / "result.json")
+    printed = start(["-m", "ringtrain.bench", *words, "--json", path])
+    return results.load(path), printed
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The results of several measurements in one job of two ranks, by name, and what it printed."""
+    folder = tmp_path_factory.mktemp("bench")
+    lines = [[*words, "--json", str(folder / words[0])] for words in OF_RANKS]
+    printed = start(["-m", "ringtrain.run", "-np", "2", sys.executable, "-c", SEVERAL, json.dumps(lines)])
+    return {words[0]: results.load(str(folder / words[0])) for words in OF_RANKS}, printed
+
+
+def require_sane(result, competitors, rounds=2):
+    for row in result.rows:
+        assert row.competitors() == competitors and len(row.rounds) == rounds
+        assert all(0 < values["seconds"] < 60 for one in row.rounds for values in one.values.values())
+
+
+@needs_mpi
+@pytest.mark.fast
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_collective_is_swept_over_sizes(measured, name):
+    result, printed = measured[0][name], measured[1]
+    require_sane(result, ["ringtrain", "mpi"])
+    assert [row.key["bytes"] for row in result.rows] == [4, 128, 4096]
+    assert result.environment["ranks"] == 2 and result.arguments["dtype"] == "float16"
+    assert f"{name}: 2 ranks on 1 host" in printed and "busbw GB/s" in printed
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_latency_has_percentiles(measured):
+    result = measured[0]["latency"]
+    require_sane(result, ["ringtrain", "mpi"])
+    assert [row.key["bytes"] for row in result.rows] == [4, 16, 64]
+    for one in result.rows[0].rounds:
+        assert all(v["min"] <= v["p10"] <= v["seconds"] <= v["p99"] for v in one.values.values())
+
+
+@needs_mpi
+def test_overlap_knows_when_each_gradient_was_there(measured):
+    result, printed = measured[0]["overlap"], measured[1]
+    require_sane(result, ["compute", "communicate", "together"])
+    (fact,) = result.facts
+    assert len(fact["finished_s"]) == 161 and min(fact["finished_s"]) > 0 and fact["backward_s"] > 0
+    assert "hidden behind the computing" in printed
+
+
+@needs_mpi
+def test_a_straggler_is_waited_for(measured):
+    result = measured[0]["straggler"]
+    require_sane(result, ["nobody communicates", "ringtrain, in time", "ringtrain, late"])
+    for one in result.rows[0].rounds:
+        assert one.values["ringtrain, late"]["seconds"] > 0.02
+        assert one.values["nobody communicates"]["units"] > 0
+
+
+@needs_mpi
+def test_idle_ranks_are_asked_for_their_processor_time(measured):
+    assert [row.key for row in measured[0]["idle"].rows] == [{"rank": 0}, {"rank": 1}]
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_a_step_is_measured_with_its_floor_and_its_memory_in_two_launches(tmp_path):
+    words = ["step", "-np", "2", "--launches", "2", *QUICK, "--shared", "--option", "mailbox_kb=64"]
+    result, printed = run(words, tmp_path)
+    mpi = [f"mpi, {how}" for how in ("per tensor", "1 MB fusion", "2 MB fusion", "64 MB fusion")]
+    shared = ["ringtrain.empty"] if hasattr(hvd, "empty") else []
+    require_sane(result, ["ringtrain", "floor", *shared, *mpi], rounds=4)
+    assert result.rows[0].key == {"model": "resnet50", "tensors": 161, "bytes": 102_228_128}
+    assert len(result.facts) == 2 and all(0 < fact["segments"] <= fact["mapped"] for fact in result.facts)
+    assert "of the floor" in printed and "memory of ringtrain itself" in printed
+
+
+def test_negotiation_is_simulated_without_a_launcher(tmp_path):
+    result, _ = run(["negotiation", "--max-ranks", "32", "--tensors", "5"], tmp_path)
+    assert [row.key["ranks"] for row in result.rows] == [2, 4, 8, 16, 32]
+    steady = {shape: result.rows[-1].rounds[0].values[f"{shape}, steady"]["messages"] for shape in ("tree", "star")}
+    assert steady == {"tree": 10, "star": 62}
+
+
+def test_one_rank_needs_no_launcher(tmp_path):
+    result, printed = run(["allreduce", *QUICK, *SMALL], tmp_path)
+    require_sane(result, ["ringtrain"])
+    assert "mpi does not take part: there is nobody to talk to" in printed
+
+
+@needs_mpi
+def test_a_launch_that_fails_is_reported():
+    words = ["allreduce", "-np", "2", *QUICK, "--option", "mailbox_kb=0"]
+    printed = start(["-m", "ringtrain.bench", *words], status=1)
+    assert "launch 1 of 1 ended with status" in printed and "mailbox_kb" in printed
+
+
+@pytest.mark.parametrize("keys", [[{"bytes": 4}, {"bytes": 8}], [{"rank": 0}, {"rank": 1}], [{"model": "vgg16"}]])
+def test_a_result_is_drawn(keys, tmp_path):
+    pytest.importorskip("matplotlib")
+    from ringtrain.bench.plot import draw
+
+    result = result_of((1, 3), (2, 4))
+    result.environment["hosts"] = 1
+    result.rows = [Row(key, result.rows[0].rounds) for key in keys]
+    path = tmp_path / "result.png"
+    draw(result, str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
