@@ -9,6 +9,7 @@ import ringtrain as hvd
 
 RING = {"RINGTRAIN_ALLREDUCE_ALGORITHM": "ring"}
 MPI = {"RINGTRAIN_ALLREDUCE_ALGORITHM": "mpi"}
+DOUBLING = {"RINGTRAIN_ALLREDUCE_ALGORITHM": "doubling"}
 TINY_CHUNKS = {"RINGTRAIN_MAILBOX_KB": "4", "RINGTRAIN_ALLREDUCE_ALGORITHM": "auto"}
 
 HVD_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
@@ -50,6 +51,13 @@ def test_every_op_and_shape_through_mpi(dtype):
     check_all_ops_and_shapes(dtype)
 
 
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, 6, env=DOUBLING)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_op_and_shape_by_doubling(dtype):
+    check_all_ops_and_shapes(dtype)
+
+
 @pytest.mark.ranks(2, 3, env=TINY_CHUNKS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op_and_shape_with_small_mailboxes(dtype):
@@ -63,8 +71,8 @@ def test_every_op_and_shape_without_shared_memory(dtype):
 
 
 def check_sizes_around_switches():
-    # around a cache line, the small path, a mailbox, a chunk of all mailboxes and a packed buffer
-    for base in (16, 4096, 32768, 32768 * hvd.size(), 1 << 18):
+    # around a cache line, the small path, a mailbox or halving, the ring, blocks, a chunk of all mailboxes, and packing
+    for base in (16, 4096, 16384, 32768, 3 << 14, 1 << 16, 32768 * hvd.size(), 1 << 18):
         for count in (base - 1, base, base + 1):
             expected = reference("sum", data_of_ranks(hvd.size(), (count,), "float32"))
             require_equal(hvd.allreduce(data(hvd.rank(), (count,), "float32"), op=hvd.Sum, name=f"{count}"), expected)
@@ -78,6 +86,39 @@ def test_sizes_around_every_switch():
 @pytest.mark.ranks(2, 3, 4, env=RING)
 def test_sizes_around_every_switch_on_the_ring():
     check_sizes_around_switches()
+
+
+@pytest.mark.ranks(2, 5, env=DOUBLING)
+def test_sizes_around_every_switch_by_doubling():
+    check_sizes_around_switches()
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_ALLREDUCE_ALGORITHM": "measured", "RINGTRAIN_SHARED_MEMORY": "off"})
+def test_sizes_around_every_switch_by_whoever_was_faster():
+    check_sizes_around_switches()
+
+
+def check_many_arrays_at_once(dtype):
+    # small ones that are packed, and large ones that are cut into blocks
+    shapes = [(3,), (1 << 20,), (0,), (70_001,), (300_007, 2), (1,), (1 << 19,)]
+    mine = [data(hvd.rank(), shape, dtype, seed=i) for i, shape in enumerate(shapes)]
+    before = [array.copy() for array in mine]
+    results = hvd.grouped_allreduce(mine, op=hvd.Sum)
+    for i, shape in enumerate(shapes):
+        require_equal(mine[i], before[i])
+        require_equal(results[i], reference("sum", data_of_ranks(hvd.size(), shape, dtype, seed=i)))
+
+
+@pytest.mark.ranks(2, 3, env=RING)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_many_arrays_at_once_on_the_ring(dtype):
+    check_many_arrays_at_once(dtype)
+
+
+@pytest.mark.ranks(3, env={**RING, "RINGTRAIN_RING_CHUNK_KB": "1"})
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_many_blocks_on_the_ring(dtype):
+    check_many_arrays_at_once(dtype)
 
 
 @pytest.mark.fast
@@ -155,6 +196,23 @@ def test_all_ranks_hold_the_same_bits_on_inexact_data():
     for dtype in FLOATS:
         mine = random.standard_normal(100_003).astype(dtype)
         result = hvd.allreduce(mine, name=f"inexact {dtype}")
+        copies = hvd.allgather(result.view("uint8"), name=f"copies {dtype}").reshape(hvd.size(), -1)
+        assert (copies == copies[0]).all()
+
+
+@pytest.mark.ranks(3, env=RING)
+@pytest.mark.parametrize("count", [10, 1_000_003])
+def test_float16_is_summed_in_float32_on_the_ring(count):
+    mine = np.full(count, 2048 if hvd.rank() == 0 else 1.5, "float16")
+    require_equal(hvd.allreduce(mine, op=hvd.Sum), np.full(count, 2052, "float16"))  # 2051 is none
+
+
+@pytest.mark.ranks(3, 5, env=DOUBLING)
+@pytest.mark.parametrize("count", [10, 100_003])
+def test_all_ranks_hold_the_same_bits_by_doubling(count):
+    random = np.random.default_rng(hvd.rank())
+    for dtype in FLOATS:
+        result = hvd.allreduce(random.standard_normal(count).astype(dtype), name=f"inexact {dtype}")
         copies = hvd.allgather(result.view("uint8"), name=f"copies {dtype}").reshape(hvd.size(), -1)
         assert (copies == copies[0]).all()
 

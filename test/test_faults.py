@@ -16,7 +16,7 @@ import numpy as np
 import ringtrain as hvd
 
 hvd.init({options})
-victim, phase, what = 1, sys.argv[1], getattr(signal, sys.argv[2])
+victims, phase, what = {victims}, sys.argv[1], getattr(signal, sys.argv[2])
 hvd.allreduce(np.ones(8), name="warm")
 begin = time.monotonic()
 
@@ -25,32 +25,32 @@ def strike_after(seconds):
 
 try:
     if phase == "idle":
-        if hvd.rank() == victim:
+        if hvd.rank() in victims:
             strike_after(0.2)
             time.sleep(30)
         time.sleep(1)
         begin = time.monotonic()
         hvd.allreduce(np.ones(8), name="next")
     elif phase == "negotiating":
-        if hvd.rank() == victim:
+        if hvd.rank() in victims:
             strike_after(0.3)
             time.sleep(30)
         hvd.allreduce(np.ones(8), name="next")
     elif phase == "reducing":
-        if hvd.rank() == victim:
+        if hvd.rank() in victims:
             strike_after(0.3)
-        big = np.ones(30_000_000, "float32")
+        big = np.zeros(30_000_000, "{dtype}")
         while True:
             hvd.allreduce_(big, name="big")
     elif phase == "reducing in shared memory":
         big = hvd.empty(30_000_000)
         big[...] = 1
-        if hvd.rank() == victim:
+        if hvd.rank() in victims:
             strike_after(0.3)
         while True:
             hvd.allreduce_(big, name="big")
     elif phase == "small operations":
-        if hvd.rank() == victim:
+        if hvd.rank() in victims:
             strike_after(0.3)
         while True:
             hvd.allreduce_(np.ones(8), name="small")
@@ -88,8 +88,9 @@ def launch_with_survivors(count):
     return [os.path.join(sys.prefix, "bin", "mpiexec.hydra"), "-disable-auto-cleanup", "-np", str(count)]
 
 
-def run_victim(phase, signal, options="", count=3, timeout=60, hosts=None):
-    command = [sys.executable, "-c", VICTIM.format(options=options), phase, signal]
+def run_victim(phase, signal, options="", count=3, timeout=60, hosts=None, victims=(1,), dtype="float32"):
+    program = VICTIM.format(options=options, victims=victims, dtype=dtype)
+    command = [sys.executable, "-c", program, phase, signal]
     launcher = launch_with_survivors(count)
     environment = dict(os.environ)
     if hosts is not None:
@@ -124,6 +125,21 @@ def test_a_killed_rank_is_named_on_all_hosts(phase):
         assert f"rank {survivor} got PeerLostError after" in output, output
         assert f"rank {survivor} got it again" in output, output
     assert "rank 1 (host" in output and "is gone" in output
+
+
+@pytest.mark.parametrize(("hosts", "victims"), [(2, (1, 3)), (4, (1, 2))], ids=["a lane", "half of a ring"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_several_ranks_are_killed_in_the_middle_of_a_stream(dtype, hosts, victims):
+    if probe()["library"] != "Open MPI":
+        pytest.skip("only Open MPI is started here so that the other ranks live on")
+    try:
+        with simulated_hosts(hosts, rate="1gbit") as simulated:
+            output = run_victim("reducing", "SIGKILL", count=4, hosts=simulated, victims=victims, dtype=dtype)
+    except HostsUnavailable as reason:
+        pytest.skip(str(reason))
+    for survivor in {0, 1, 2, 3} - set(victims):
+        assert f"rank {survivor} got PeerLostError after" in output, output
+        assert f"rank {survivor} got it again" in output, output
 
 
 def test_a_stopped_rank_ends_the_wait_with_a_stalled_error():

@@ -6,7 +6,7 @@ import time
 import ml_dtypes
 import numpy as np
 import pytest
-from exact import DTYPES, OPS, data, data_of_ranks, reference, require_equal
+from exact import DTYPES, FLOATS, OPS, data, data_of_ranks, reference, require_equal
 from measure import cpu_seconds_asleep
 
 import ringtrain as hvd
@@ -51,6 +51,53 @@ def test_every_operation_on_4_hosts_of_1_rank(dtype):
 def test_every_operation_on_hosts_with_different_numbers_of_ranks(dtype):
     assert not hvd.is_homogeneous()
     check_every_operation(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+
+
+def check_sizes_around_switches(dtype):
+    # around the doubling of a lane, its halving and its ring, blocks, and many blocks
+    element = dtype.itemsize
+    for base in (16, 65536 // element, 131072 // element, 262144 // element, 393216 // element, 4_000_000 // element):
+        for count in (base - 1, base, base + 1):
+            expected = reference("sum", data_of_ranks(hvd.size(), (count,), dtype))
+            require_equal(hvd.allreduce(data(hvd.rank(), (count,), dtype), op=hvd.Sum, name=f"{count}"), expected)
+
+
+@pytest.mark.ranks(4, hosts=(2, 2), timeout=120)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_sizes_around_every_switch_on_2_hosts_of_2_ranks(dtype):
+    check_sizes_around_switches(np.dtype(dtype))
+
+
+@pytest.mark.ranks(5, hosts=(1, 3, 1), timeout=120)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_sizes_around_every_switch_on_3_uneven_hosts(dtype):
+    check_sizes_around_switches(np.dtype(dtype))
+
+
+@pytest.mark.ranks(5, hosts=(3, 2), timeout=120)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_rank_without_a_lane(dtype):
+    check_sizes_around_switches(np.dtype(dtype))
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_many_arrays_at_once_across_hosts():
+    shapes = [(3,), (1 << 20,), (0,), (70_001,), (300_007, 2), (1,)]
+    for dtype in ("float32", "float16"):
+        mine = [data(hvd.rank(), shape, dtype, seed=i) for i, shape in enumerate(shapes)]
+        hvd.grouped_allreduce_(mine, op=hvd.Sum)
+        for i, shape in enumerate(shapes):
+            require_equal(mine[i], reference("sum", data_of_ranks(hvd.size(), shape, dtype, seed=i)))
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_all_ranks_hold_the_same_bits_across_hosts():
+    random = np.random.default_rng(hvd.rank())
+    for dtype in FLOATS:
+        for count in (100, 50_003, 300_007):
+            result = hvd.allreduce(random.standard_normal(count).astype(dtype), name=f"inexact {dtype} {count}")
+            copies = hvd.allgather(result.view("uint8"), name=f"copies {dtype} {count}").reshape(hvd.size(), -1)
+            assert (copies == copies[0]).all()
 
 
 @pytest.mark.ranks(4, hosts=(2, 2), timeout=120, env={"RINGTRAIN_CROSS_ALGORITHM": "ring"})

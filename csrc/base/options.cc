@@ -52,13 +52,19 @@ const std::vector<Entry>& entries() {
       number(&Options::mailbox_kb, "mailbox_kb", 4, 4096,
              "Size of one shared-memory mailbox between two ranks of a node, in kilobytes."),
       number(&Options::ring_chunk_kb, "ring_chunk_kb", 1, 65536,
-             "Size of one message of the ring between nodes, in kilobytes."),
+             "Largest message of the ring between nodes, in kilobytes; from 64 on most MPIs ask the receiver first "
+             "over TCP, and the answer waits behind other data."),
+      number(
+          &Options::ring_from_kb, "ring_from_kb", 0, 1 << 20,
+          "Reductions between nodes go round the ring from this many kilobytes on, and by recursive doubling below."),
       choice(&Options::shared_memory, "shared_memory", {"auto", "off"},
              "Whether the ranks of a node talk through /dev/shm; off sends everything through MPI."),
-      choice(&Options::allreduce_algorithm, "allreduce_algorithm", {"auto", "ring", "mpi"},
-             "Who carries out reductions: auto chooses by topology, type and size; ring and mpi force one of them."),
-      choice(&Options::cross_algorithm, "cross_algorithm", {"auto", "ring", "mpi"},
-             "Who carries out the part between nodes of a hierarchical allreduce."),
+      choice(&Options::allreduce_algorithm, "allreduce_algorithm", {"auto", "ring", "doubling", "mpi", "measured"},
+             "Who carries out reductions: auto chooses by topology and size; ring, doubling and mpi force one way; "
+             "measured "
+             "tries ours and MPI's at the start and takes the faster."),
+      choice(&Options::cross_algorithm, "cross_algorithm", {"auto", "ring", "doubling", "mpi", "measured"},
+             "Who carries out the part between nodes of a hierarchical allreduce; measured applies to what is short."),
       choice(&Options::simd, "simd", {"auto", "scalar", "avx2", "avx512"},
              "Instruction set of the reduction kernels; auto takes the best that this CPU has."),
       choice(&Options::autotune, "autotune", {"off", "on"},

@@ -27,7 +27,8 @@ struct Options {
   double      stall_warning_time_s   = 60;
   double      stall_shutdown_time_s  = 600;
   double      mailbox_kb             = 128;
-  double      ring_chunk_kb          = 256;
+  double      ring_chunk_kb          = 60;
+  double      ring_from_kb           = 192;
   std::string shared_memory          = "auto";
   std::string allreduce_algorithm    = "auto";
   std::string cross_algorithm        = "auto";

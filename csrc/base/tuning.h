@@ -7,13 +7,13 @@ namespace ringtrain {
 
 struct Tuning {
   size_t fusion_threshold_bytes = 0;
-  size_t mailbox_bytes = 0;        // of one shared-memory mailbox that are used
-  size_t ring_chunk_bytes = 0;     // of one message of the ring
-  size_t network_small_bytes = 0;  // up to here reductions between nodes take the road for small ones
+  size_t mailbox_bytes = 0;     // of one shared-memory mailbox that are used
+  size_t ring_chunk_bytes = 0;  // of one message of the ring
+  size_t ring_from_bytes = 0;   // from here on reductions between nodes take the ring
 
   bool operator==(const Tuning& other) const {
     return fusion_threshold_bytes == other.fusion_threshold_bytes && mailbox_bytes == other.mailbox_bytes &&
-           ring_chunk_bytes == other.ring_chunk_bytes && network_small_bytes == other.network_small_bytes;
+           ring_chunk_bytes == other.ring_chunk_bytes && ring_from_bytes == other.ring_from_bytes;
   }
 };
 

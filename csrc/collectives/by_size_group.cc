@@ -8,11 +8,11 @@ BySizeGroup::BySizeGroup(std::unique_ptr<Group> small, std::unique_ptr<Group> la
       large_(std::move(large)),
       large_from_(large_from) {}
 
-// MPI leaves it open what the smallest of a number and NaN is, so what has NaN goes where it is NaN.
+// What may hold NaN goes where it is not lost.
 Group& BySizeGroup::choose(const Reduction& reduction, size_t count) {
-  const bool may_lose_nan =
-      is_float(reduction.dtype) && (reduction.reduce == Reduce::min || reduction.reduce == Reduce::max);
-  const bool is_large = count * size_of(reduction.dtype) >= large_from_.reduce_bytes;
+  const bool may_lose_nan = !small_->keeps_nan() && is_float(reduction.dtype) &&
+                            (reduction.reduce == Reduce::min || reduction.reduce == Reduce::max);
+  const bool is_large = count * size_of(reduction.dtype) >= *large_from_.reduce_bytes;
   return may_lose_nan || is_large ? *large_ : *small_;
 }
 

@@ -1,4 +1,4 @@
-// Two ways over the same ranks: MPI for what is small and waits for latency, another for what is large and waits for
+// Two ways over the same ranks: one for what is small and waits for latency, another for what is large and waits for
 // bandwidth.
 #pragma once
 
@@ -10,9 +10,11 @@ namespace ringtrain {
 
 class BySizeGroup final : public Group {
  public:
-  // Reductions are large from one number of bytes on, what only moves data from another.
+  // Reductions are large from one number of bytes on, which all ranks may change between operations, what only moves
+  // data from another.
   struct Limits {
-    size_t reduce_bytes, move_bytes;
+    const size_t* reduce_bytes;  // outlives the Group
+    size_t move_bytes;
   };
   // Decides by numbers that all ranks know alike: the bytes of the whole result.
   BySizeGroup(std::unique_ptr<Group> small, std::unique_ptr<Group> large, const Limits& large_from);

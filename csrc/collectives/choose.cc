@@ -4,6 +4,8 @@
 #include <limits>
 
 #include "collectives/by_size_group.h"
+#include "collectives/contest.h"
+#include "collectives/doubling_group.h"
 #include "collectives/hierarchical_group.h"
 #include "collectives/mpi_group.h"
 #include "collectives/ring_group.h"
@@ -12,21 +14,41 @@
 namespace ringtrain {
 namespace {
 
-// Below, MPI's logarithmic algorithms win by latency; above, the ring by bandwidth. What only moves data is never left
-// to MPI above it: its counts are int, and a large MPI_Iallgatherv of Intel MPI 2021.18 never ends unless it is tested
-// all the time.
-constexpr size_t kRingFromBytes = 64 << 10;
+// Between ranks that share no memory, an array is reduced by doubling below kHalveFromBytes, by halving and doubling
+// below the option ring_from_kb, and in a ring from there on: steps cost latency, and there are fewest in the first;
+// bytes cost bandwidth, and the first sends log2(n) / 2 times as many.
+constexpr size_t kHalveFromBytes = 64 << 10;
+// What only moves data is never left to MPI from here on: its counts are int, and a large MPI_Iallgatherv of Intel MPI
+// 2021.18 never ends unless it is tested all the time.
+constexpr size_t kMoveFromBytes = 64 << 10;
+constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
-// Between ranks that share no memory: MPI, the ring, or both by size.
-std::unique_ptr<Group> make_network_group(const std::string& algorithm, Mpi& mpi, const std::vector<int>& ranks,
-                                          int own, int tag, size_t chunk_bytes, Watch& watch) {
-  if (ranks.size() == 1) return std::make_unique<SelfGroup>();
-  auto ring = [&] { return std::make_unique<RingGroup>(mpi, ranks, own, tag, chunk_bytes, watch); };
-  if (algorithm == "ring") return ring();
-  auto library = std::make_unique<MpiGroup>(mpi, ranks, own, tag, watch);
-  BySizeGroup::Limits ring_from = {kRingFromBytes, kRingFromBytes};
-  if (algorithm == "mpi") ring_from.reduce_bytes = std::numeric_limits<size_t>::max();
-  return std::make_unique<BySizeGroup>(std::move(library), ring(), ring_from);
+std::unique_ptr<Group> make_network_group(const std::string& algorithm, const Peers& peers, const Tuning& tuning) {
+  if (peers.size() == 1) return std::make_unique<SelfGroup>();
+  std::unique_ptr<Group> large = std::make_unique<RingGroup>(peers, tuning);
+  if (algorithm == "ring") return large;
+  auto make_library = [&] { return std::make_unique<MpiGroup>(peers); };
+  std::unique_ptr<Group> small = std::make_unique<DoublingGroup>(
+      peers, make_library(), DoublingGroup::Limits{kHalveFromBytes, tuning.ring_chunk_bytes});
+  BySizeGroup::Limits large_from = {&tuning.ring_from_bytes, kMoveFromBytes};
+  if (algorithm == "doubling" || algorithm == "mpi") large_from.reduce_bytes = &kNever;
+  if (algorithm == "mpi") small = make_library();
+  if (algorithm == "measured") {
+    constexpr size_t kSmallBytes = 4 << 10, kLargeBytes = 512 << 10;
+    std::unique_ptr<Group> library = make_library();
+    if (is_clearly_faster(*library, *large, kLargeBytes)) large_from.reduce_bytes = &kNever;
+    if (large_from.reduce_bytes == &kNever || is_clearly_faster(*library, *small, kSmallBytes))
+      small = std::move(library);
+  }
+  return std::make_unique<BySizeGroup>(std::move(small), std::move(large), large_from);
+}
+
+std::unique_ptr<Group> make_node_group(const Placement& placement, const Options& options, const Tuning& tuning,
+                                       NodeMemory memory, Watch& watch) {
+  const int size = static_cast<int>(placement.on_node(placement.own_node()).size());
+  if (size == 1) return std::make_unique<SelfGroup>();
+  const auto geometry = ShmGroup::Geometry::of(size, static_cast<size_t>(options.mailbox_kb * 1024), memory.cores);
+  return std::make_unique<ShmGroup>(std::move(memory), geometry, placement.place_on_node(), tuning, watch);
 }
 
 }  // namespace
@@ -50,41 +72,44 @@ std::vector<int> Placement::distinct_nodes() const {
   return distinct;
 }
 
-int Placement::ranks_per_node() const {
-  const size_t first = on_node(nodes[0]).size();
-  for (const int node : distinct_nodes())
-    if (on_node(node).size() != first) return 0;
-  return static_cast<int>(first);
+int Placement::fewest_ranks_on_a_node() const {
+  size_t fewest = ranks.size();
+  for (const int node : distinct_nodes()) fewest = std::min(fewest, on_node(node).size());
+  return static_cast<int>(fewest);
 }
 
 bool wants_shared_memory(const Placement& placement, const Options& options) {
-  return options.shared_memory == "auto" && options.allreduce_algorithm == "auto" && placement.ranks_per_node() != 1 &&
-         (placement.is_on_one_node() || placement.ranks_per_node() > 1);
+  const bool is_free = options.allreduce_algorithm == "auto" || options.allreduce_algorithm == "measured";
+  return options.shared_memory == "auto" && is_free && placement.distinct_nodes().size() < placement.ranks.size();
 }
 
 std::unique_ptr<Group> choose_group(const Placement& placement, const Options& options, const Tuning& tuning, Mpi* mpi,
                                     int tag, NodeMemory memory, Watch& watch) {
   if (placement.ranks.size() == 1) return std::make_unique<SelfGroup>();
-  std::unique_ptr<Group> node;
-  if (memory.mailboxes.data()) {
-    const int size = static_cast<int>(placement.on_node(placement.own_node()).size());
-    const auto geometry = ShmGroup::Geometry::of(size, static_cast<size_t>(options.mailbox_kb * 1024), memory.cores);
-    node = std::make_unique<ShmGroup>(std::move(memory), geometry, placement.place_on_node(), tuning, watch);
-    if (placement.is_on_one_node()) return node;
-  }
-  const auto chunk_bytes = static_cast<size_t>(options.ring_chunk_kb * 1024);
+  if (memory.mailboxes.data() && placement.is_on_one_node())
+    return make_node_group(placement, options, tuning, std::move(memory), watch);
   std::unique_ptr<Group> flat =
-      make_network_group(options.allreduce_algorithm, *mpi, placement.ranks, placement.own, tag, chunk_bytes, watch);
-  if (!node) return flat;
+      make_network_group(options.allreduce_algorithm, Peers(*mpi, placement.ranks, placement.own, tag, watch), tuning);
+  if (!memory.mailboxes.data()) return flat;
 
-  std::vector<int> cross;  // who has this rank's place on each node
-  for (const int distinct : placement.distinct_nodes())
-    cross.push_back(placement.ranks[placement.on_node(distinct)[placement.place_on_node()]]);
-  const auto own = std::find(cross.begin(), cross.end(), placement.ranks[placement.own]) - cross.begin();
-  return std::make_unique<HierarchicalGroup>(
-      std::move(node),
-      make_network_group(options.cross_algorithm, *mpi, cross, static_cast<int>(own), tag, chunk_bytes, watch),
-      std::move(flat));
+  HierarchicalGroup::Parts parts;
+  parts.watch = std::make_unique<StreamWatch>(watch);
+  parts.node = make_node_group(placement, options, tuning, std::move(memory), *parts.watch);
+  parts.flat = std::move(flat);
+  parts.nodes = static_cast<int>(placement.distinct_nodes().size());
+  parts.lanes = placement.fewest_ranks_on_a_node();
+  parts.may_overlap = options.cross_algorithm != "mpi";
+  if (placement.place_on_node() < parts.lanes) {
+    std::vector<int> cross;  // who has this rank's place on each node
+    for (const int distinct : placement.distinct_nodes())
+      cross.push_back(placement.ranks[placement.on_node(distinct)[placement.place_on_node()]]);
+    const auto own =
+        static_cast<int>(std::find(cross.begin(), cross.end(), placement.ranks[placement.own]) - cross.begin());
+    const Peers peers(*mpi, cross, own, tag, watch);
+    if (parts.may_overlap) parts.ring = std::make_unique<RingGroup>(peers, tuning);
+    parts.cross = make_network_group(options.cross_algorithm, peers, tuning);
+  }
+  return std::make_unique<HierarchicalGroup>(std::move(parts));
 }
 
 }  // namespace ringtrain

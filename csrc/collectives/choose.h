@@ -26,8 +26,7 @@ struct Placement {
   int place_on_node() const;
   std::vector<int> distinct_nodes() const;  // ascending
   bool is_on_one_node() const { return distinct_nodes().size() == 1; }
-  // How many ranks each node has, if all have as many, else 0.
-  int ranks_per_node() const;
+  int fewest_ranks_on_a_node() const;
 };
 
 // Whether a segment between the ranks of this rank's node is of use: where not, none need be made.

@@ -1,4 +1,4 @@
-// What Groups share that can only reduce one contiguous array: small pieces are packed together, large ones are reduced
+// What Groups share that can only reduce contiguous arrays: small pieces are packed together, large ones are reduced
 // where they lie.
 #pragma once
 
@@ -14,14 +14,12 @@ class FlatGroup : public Group {
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) final;
 
  protected:
-  // The reduction of one array in place.
-  virtual void allreduce_in_place(const Reduction& reduction, void* data, size_t count) = 0;
+  // Arrays that are worth an operation of their own; at least one, none of them empty.
+  virtual void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) = 0;
 
   void give_up_packed() { packed_.give_up(); }
 
  private:
-  void allreduce_packed(const Reduction& reduction, const std::vector<Piece>& pieces, size_t count);
-
   Scratch packed_;
 };
 

@@ -49,6 +49,8 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
   virtual const char* name() const = 0;
+  // Whether the smallest and the largest of a number and NaN is NaN.
+  virtual bool keeps_nan() const { return true; }
 
   // Each piece's destination becomes the reduction of all ranks' sources. A source may be its own destination.
   // All ranks end with the same bits.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace ringtrain {
 namespace {
@@ -12,11 +13,11 @@ std::vector<int> to_int(const Counts& counts) { return {counts.begin(), counts.e
 
 }  // namespace
 
-MpiGroup::MpiGroup(Mpi& mpi, const std::vector<int>& ranks, int rank, int tag, Watch& watch)
-    : FlatGroup(rank, static_cast<int>(ranks.size())),
-      mpi_(mpi),
-      communicator_(mpi.create(mpi.world(), ranks, tag)),
-      watch_(watch) {}
+MpiGroup::MpiGroup(Peers peers)
+    : FlatGroup(peers.rank(), peers.size()),
+      peers_(std::move(peers)),
+      mpi_(peers_.mpi()),
+      communicator_(peers_.make_communicator()) {}
 
 MpiGroup::~MpiGroup() {
   if (!is_given_up_) mpi_.free(communicator_);
@@ -24,7 +25,7 @@ MpiGroup::~MpiGroup() {
 
 void MpiGroup::complete(MpiRequest request) {
   try {
-    waiter_.poll([&] { return mpi_.test(request); }, &watch_);
+    peers_.wait_until([&] { return mpi_.test(request); });
   } catch (...) {
     give_up();
     throw;
@@ -39,6 +40,14 @@ void MpiGroup::give_up() {
   whole_.give_up();
   give_up_packed();
   arguments_.release();
+}
+
+void MpiGroup::reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) {
+  for (const Piece& array : arrays) {
+    if (array.destination != array.source)
+      std::memcpy(array.destination, array.source, array.count * size_of(reduction.dtype));
+    allreduce_in_place(reduction, array.destination, array.count);
+  }
 }
 
 void MpiGroup::allreduce_in_place(const Reduction& reduction, void* data, size_t count) {

@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "collectives/flat_group.h"
-#include "fabric/mpi.h"
-#include "fabric/wait.h"
+#include "collectives/peers.h"
 
 namespace ringtrain {
 
 class MpiGroup final : public FlatGroup {
  public:
-  // `ranks` are ranks of mpi.world(); all of them construct it at the same time. `mpi` and `watch` outlive this.
-  MpiGroup(Mpi& mpi, const std::vector<int>& ranks, int rank, int tag, Watch& watch);
+  // All of them construct it at the same time.
+  explicit MpiGroup(Peers peers);
   ~MpiGroup() override;
   const char* name() const override { return "mpi"; }
+  bool keeps_nan() const override { return false; }  // MPI leaves it open
 
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
   // Less than 2^31 bytes altogether.
@@ -30,14 +30,14 @@ class MpiGroup final : public FlatGroup {
   void barrier() override;
 
  private:
-  void allreduce_in_place(const Reduction& reduction, void* data, size_t count) override;
+  void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) override;
+  void allreduce_in_place(const Reduction& reduction, void* data, size_t count);
   void complete(MpiRequest request);
   void give_up();
 
+  Peers peers_;
   Mpi& mpi_;
   MpiComm communicator_;
-  Watch& watch_;
-  Waiter waiter_;
   Scratch wide_, whole_;
   // What MPI reads while a call is under way.
   struct Arguments {

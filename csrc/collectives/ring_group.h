@@ -1,17 +1,22 @@
-// Ranks anywhere, in a ring over MPI point-to-point messages: uses every link in both directions all the time.
+// Ranks anywhere, over MPI point-to-point messages: uses every link in both directions all the time.
 #pragma once
 
+#include <memory>
+#include <vector>
+
+#include "base/tuning.h"
+#include "collectives/blocks.h"
 #include "collectives/flat_group.h"
-#include "collectives/flow.h"
-#include "fabric/wait.h"
+#include "collectives/peers.h"
+#include "collectives/pipeline.h"
 
 namespace ringtrain {
 
 class RingGroup final : public FlatGroup {
  public:
-  // `ranks` are ranks of mpi.world(), in the order of the ring; `tag` keeps this Group's messages apart. Nothing is
-  // sent here. `mpi` and `watch` outlive this.
-  RingGroup(Mpi& mpi, std::vector<int> ranks, int rank, int tag, size_t chunk_bytes, Watch& watch);
+  // The order of `peers` is that of the ring. `tuning` outlives this. Nothing is sent here.
+  RingGroup(Peers peers, const Tuning& tuning)
+      : FlatGroup(peers.rank(), peers.size()), peers_(std::move(peers)), tuning_(tuning) {}
   const char* name() const override { return "ring"; }
 
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
@@ -20,27 +25,26 @@ class RingGroup final : public FlatGroup {
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
   void barrier() override;
 
+  // An allreduce of blocks that come one by one: release() each of them on the Stream. One at a time. Sources are of
+  // the reduction's dtype, or float32 where that is a 16-bit float.
+  std::unique_ptr<Stream> stream(const Reduction& reduction, DType source_dtype, std::vector<Block> blocks);
+  // After an exception: leaves the memory alone that MPI may still write to.
+  void give_up();
+
  private:
-  void allreduce_in_place(const Reduction& reduction, void* data, size_t count) override;
+  void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) override;
 
-  // The reduction of slice `rank() + shift` of `data` ends up in its place; the other slices hold partial sums.
-  void reduce_slices(const Reduction& reduction, char* data, const Counts& counts, int shift);
-  // The same for 16-bit floats: sent as they are to who sums them in float32, so rounded only once.
-  void reduce_half_slices(const Reduction& reduction, char* data, const Counts& counts, int shift);
-  // Everybody has slice `rank() + shift`; afterwards all have all.
-  void gather_slices(char* data, const Counts& bytes, int shift);
+  std::unique_ptr<Pipeline> pipeline(Part part, const Reduction& reduction, DType source_dtype,
+                                     std::vector<Block> blocks);
+  void run(Part part, const Reduction& reduction, std::vector<Block> blocks);
+  size_t chunk_elements(size_t longest_slice, size_t element) const;
+  // Of a block that is long enough to keep the links busy, and short enough for many to be under way.
+  size_t block_elements(DType dtype) const;
+  void run(Messages& messages);
 
-  void run(Messages& messages, int to, int from);
-  int wrap(int rank) const { return ((rank % size()) + size()) % size(); }
-  size_t chunk_elements(DType dtype) const;
-
-  Mpi& mpi_;
-  const std::vector<int> ranks_;
-  const int tag_;
-  const size_t chunk_bytes_;
-  Watch& watch_;
-  Waiter waiter_;
-  Scratch incoming_, whole_;
+  Peers peers_;
+  const Tuning& tuning_;
+  Scratch slots_, whole_;
 };
 
 }  // namespace ringtrain

@@ -36,14 +36,16 @@ constexpr size_t kKilo = 1024, kMega = 1024 * 1024;
 
 Tuning tuning_of(const Options& options) {
   return {bytes_of(options.fusion_threshold_mb, kMega), bytes_of(options.mailbox_kb, kKilo),
-          bytes_of(options.ring_chunk_kb, kKilo), 0};
+          bytes_of(options.ring_chunk_kb, kKilo), bytes_of(options.ring_from_kb, kKilo)};
 }
 
 std::vector<Autotune::Knob> Autotune::knobs(const Options& options, bool is_one_node, bool shares_nodes) {
   std::vector<Knob> all;
   if (shares_nodes) all.push_back({"mailbox_kb", &Tuning::mailbox_bytes, kKilo, {32 * kKilo, 64 * kKilo}});
   if (!is_one_node) {
-    all.push_back({"ring_chunk_kb", &Tuning::ring_chunk_bytes, kKilo, {64 * kKilo, 256 * kKilo, kMega}});
+    all.push_back(
+        {"ring_chunk_kb", &Tuning::ring_chunk_bytes, kKilo, {30 * kKilo, 60 * kKilo, 240 * kKilo, 960 * kKilo}});
+    all.push_back({"ring_from_kb", &Tuning::ring_from_bytes, kKilo, {64 * kKilo, 192 * kKilo, 512 * kKilo}});
   }
   all.push_back(
       {"fusion_threshold_mb", &Tuning::fusion_threshold_bytes, kMega, {kMega, 4 * kMega, 16 * kMega, 64 * kMega}});

@@ -1,5 +1,7 @@
 #include "runtime/process_sets.h"
 
+#include <algorithm>
+
 #include "collectives/shm_group.h"
 #include "runtime/segments.h"
 
@@ -15,8 +17,9 @@ void ProcessSets::open(int id) {
   NodeMemory memory;
   if (fabric_.channel().size() > 1 && wants_shared_memory(placement, options_)) {
     const auto mailbox_bytes = static_cast<size_t>(options_.mailbox_kb * 1024);
+    // A node with a single rank makes a segment like the others, which nobody reads.
     const auto bytes_for = [&](int size) {
-      return ShmGroup::Geometry::of(size, mailbox_bytes, world_.cores).segment_bytes();
+      return ShmGroup::Geometry::of(std::max(size, 2), mailbox_bytes, world_.cores).segment_bytes();
     };
     memory.mailboxes = make_segments(world_, placement, {"set" + std::to_string(id), bytes_for}, fabric_.channel());
   }
