@@ -45,12 +45,17 @@ void ShmAllreduce::run() {
 
 bool ShmAllreduce::can_put() const {
   const size_t depth = static_cast<size_t>(group_.geometry_.depth);
-  return put_ < chunks_ && put_ < got_ + depth && group_.all_have(&Control::got, group_.got_before(number(put_)));
+  return put_ < chunks_ && put_ < got_ + depth &&
+         group_.who_has_not(&Control::got, group_.got_before(number(put_))) < 0;
 }
 
-bool ShmAllreduce::can_sum() const { return summed_ < put_ && group_.all_have(&Control::put, number(summed_) + 1); }
+bool ShmAllreduce::can_sum() const {
+  return summed_ < put_ && group_.who_has_not(&Control::put, number(summed_) + 1) < 0;
+}
 
-bool ShmAllreduce::can_get() const { return got_ < summed_ && group_.all_have(&Control::summed, number(got_) + 1); }
+bool ShmAllreduce::can_get() const {
+  return got_ < summed_ && group_.who_has_not(&Control::summed, number(got_) + 1) < 0;
+}
 
 void ShmAllreduce::put() {
   for (int i = 1; i < size_; ++i) {
@@ -98,13 +103,14 @@ void ShmAllreduce::get() {
   ++got_;
 }
 
+// Only for one of those who are missing: what it brings may let another stage go on.
 void ShmAllreduce::wait_for_what_is_next() {
-  if (got_ < summed_)
-    group_.wait_for_all(&Control::summed, number(got_) + 1);
-  else if (summed_ < put_)
-    group_.wait_for_all(&Control::put, number(summed_) + 1);
-  else
-    group_.wait_for_all(&Control::got, group_.got_before(number(put_)));
+  Flag Control::* stage = got_ < summed_ ? &Control::summed : summed_ < put_ ? &Control::put : &Control::got;
+  const uint32_t count = got_ < summed_   ? number(got_) + 1
+                         : summed_ < put_ ? number(summed_) + 1
+                                          : group_.got_before(number(put_));
+  const int peer = group_.who_has_not(stage, count);
+  if (peer >= 0) group_.wait_for(group_.control(peer).*stage, count);
 }
 
 }  // namespace ringtrain

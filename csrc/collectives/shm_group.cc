@@ -66,10 +66,12 @@ char* ShmGroup::mailbox(int from, int to, uint32_t chunk) {
   return lane(from, chunk) + static_cast<size_t>(place) * geometry_.mailbox_bytes;
 }
 
-bool ShmGroup::all_have(Flag Control::* stage, uint32_t count) {
-  for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank() && !(control(peer).*stage).reached(count)) return false;
-  return true;
+int ShmGroup::who_has_not(Flag Control::* stage, uint32_t count) {
+  for (int i = 1; i < size(); ++i) {
+    const int peer = (rank() + i) % size();
+    if (!(control(peer).*stage).reached(count)) return peer;
+  }
+  return -1;
 }
 
 void ShmGroup::wait_for_all(Flag Control::* stage, uint32_t count) {
