@@ -82,6 +82,9 @@ class Waiter {
     }
   }
 
+  // Sleeps, from 20 us to 1 ms.
+  static void nap(double seconds);
+
   // Spins and yields for a moment; whether ready() came true.
   template <typename Ready>
   bool is_quick(Ready ready) {
@@ -104,7 +107,6 @@ class Waiter {
   static constexpr int kFewestSpins = 20, kMostSpins = 500, kYields = 10;
   static constexpr double kLookAround_s = 0.02;
 
-  static void nap(double seconds);
   bool may_yield() const { return now_s() >= no_yield_before_s_; }
   void yield();
 

@@ -1,6 +1,7 @@
 #include "runtime/engine.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <limits>
@@ -13,7 +14,9 @@ namespace ringtrain {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kLookAround_s = 0.2;
+constexpr double kLookAround_s = 0.2, kMoment_s = 1e-3;
+// Sleeps of this thread end when they should, not up to 50 us later.
+constexpr unsigned long kTimerSlack_ns = 1000;
 
 Coordinator::Limits limits_of(const Options& options, const Tuning& tuning) {
   Coordinator::Limits limits;
@@ -39,6 +42,7 @@ std::thread start_without_signals(void (Engine::*run)(), Engine* engine) {
 Engine::Engine(World world, Options options)
     : world_(std::move(world)),
       options_(std::move(options)),
+      has_to_share_cores_(world_.cores < 2 * world_.ranks_on_own_node()),
       tuning_(tuning_of(options_)),
       fabric_(world_, options_),
       sets_(world_, options_, tuning_, fabric_),
@@ -80,9 +84,16 @@ void Engine::shutdown() {
 // takes turns it sleeps on, not counted as a sleeper: the bell need not wake it for what the caller will see.
 void Engine::loop() {
   const KeptDenormals denormals;
+  prctl(PR_SET_TIMERSLACK, kTimerSlack_ns);
   while (!has_ended_) {
     const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
+    if (has_to_share_cores_ && inbox_.has_new()) let_burst_pass();
     const Turns turns = take_all_turns();
+    if (has_waiting_callers()) {
+      turn_is_free_.ring();
+      fabric_.bell().sleep_uncounted(fabric_.bell().value, kMoment_s);  // they may have given up waiting
+      continue;
+    }
     if (turns == Turns::left_to_caller) {
       fabric_.bell().sleep_uncounted(seen, kLookAround_s);
       continue;
@@ -92,14 +103,27 @@ void Engine::loop() {
   }
 }
 
+// Where every core has a rank, turns in the middle of a burst of submissions (the gradients at the end of a backward
+// pass) only keep the submitting thread from its work.
+void Engine::let_burst_pass() {
+  constexpr double kPause_s = 30e-6, kLongest_s = 400e-6;
+  const double end = now_s() + kLongest_s;
+  uint64_t added;
+  do {
+    added = inbox_.added();
+    Waiter::nap(kPause_s);
+  } while (inbox_.added() != added && now_s() < end && !has_waiting_callers());
+}
+
 Engine::Turns Engine::take_all_turns() {
+  if (has_waiting_callers()) return Turns::left_to_caller;
   const std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn) return Turns::left_to_caller;
   stay_awake();
   Turns turns = Turns::none;
   guarded([&] {
     fabric_.watch().look();
-    for (; !has_ended_ && has_work(); turns = Turns::some) take_turn(kNever);
+    for (; !has_ended_ && has_work() && !has_waiting_callers(); turns = Turns::some) take_turn(kNever);
   });
   return turns;
 }
@@ -126,21 +150,39 @@ bool Engine::lie_down() {
 bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted) {
   if (handle.is_done()) return true;
   if (!callers_take_turns()) return handle.wait(timeout_s);
+  const double deadline = now_s() + timeout_s;
   std::unique_lock turn(turn_, std::try_to_lock);
-  if (!turn) {
-    fabric_.bell().ring();  // in case that who is at work has just looked for more
-    return handle.wait(timeout_s);
-  }
+  if (!turn) wait_for_turn(handle, deadline, turn);
+  if (!turn) return handle.is_done();
   const KeptDenormals denormals;
   stay_awake();
   fabric_.watch().set_interrupt(&is_interrupted);
-  guarded([&] { take_turns_until_done(handle, now_s() + timeout_s); });
+  guarded([&] { take_turns_until_done(handle, deadline); });
   fabric_.watch().set_interrupt(nullptr);
   fall_asleep();
   const bool is_left_with_work = has_ended_ || has_work();
   turn.unlock();
-  if (is_left_with_work) fabric_.bell().ring();
+  if (has_waiting_callers())
+    turn_is_free_.ring();
+  else if (is_left_with_work)
+    fabric_.bell().ring();
   return handle.is_done();
+}
+
+// Who has the turn gives it up after the next plan at the latest, having seen that somebody waits.
+void Engine::wait_for_turn(Handle& handle, double deadline, std::unique_lock<std::mutex>& turn) {
+  thread_local Waiter waiter;
+  waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
+  fabric_.bell().ring();  // in case that the engine's thread has looked for work for the last time before it sleeps
+  while (!handle.is_done() && now_s() < deadline) {
+    const uint32_t seen = turn_is_free_.value.load(std::memory_order_acquire);
+    if (turn.try_lock()) break;
+    const auto is_over = [&] {
+      return handle.is_done() || turn_is_free_.value.load(std::memory_order_acquire) != seen;
+    };
+    if (!waiter.is_quick(is_over)) turn_is_free_.sleep(seen, std::clamp(deadline - now_s(), 0.0, kLookAround_s));
+  }
+  waiting_callers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void Engine::take_turns_until_done(Handle& handle, double deadline) {

@@ -50,8 +50,13 @@ class Engine {
   void loop();
   enum class Turns { none, some, left_to_caller };
   Turns take_all_turns();
+  void let_burst_pass();
   bool spin(uint32_t seen);
   bool lie_down();
+
+  // Who waits for a Handle.
+  void wait_for_turn(Handle& handle, double deadline, std::unique_lock<std::mutex>& turn);
+  bool has_waiting_callers() const { return waiting_callers_.load(std::memory_order_seq_cst) > 0; }
 
   // Any thread, with turn_ held.
   void take_turns_until_done(Handle& handle, double deadline);
@@ -77,11 +82,14 @@ class Engine {
   // Constant after construction.
   const World world_;
   const Options options_;
+  const bool has_to_share_cores_;  // with other threads of this node's ranks
 
   // Any thread.
   Inbox inbox_;
   std::atomic<bool> is_leaving_{false};
   std::atomic<bool> has_ended_{false};
+  std::atomic<int> waiting_callers_{0};  // for the turn that another thread has
+  Flag turn_is_free_;                    // rings for them
 
   // Guarded by turn_. Several threads may ask the Fabric for its bell, and its Channel whether it is called if that
   // keeps deadlines.

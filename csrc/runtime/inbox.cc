@@ -14,6 +14,7 @@ std::shared_ptr<Handle> Inbox::add(Submission submission) {
   Request& request = shared->request;
   std::lock_guard lock(mutex_);
   if (closed_with_ != ErrorKind::none) throw Error(closed_with_, closed_message_);
+  added_.fetch_add(1, std::memory_order_relaxed);
   if (!allowed_.count(request.process_set))
     throw invalid(title_of(request) + ": process set " + std::to_string(request.process_set) +
                   " is not registered, or this rank does not belong to it");

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
@@ -35,6 +36,8 @@ class Inbox {
   // error of close() after that.
   std::shared_ptr<Handle> add(Submission submission);
   bool has_new() const { return has_new_.load(std::memory_order_acquire); }
+  // How many were ever added.
+  uint64_t added() const { return added_.load(std::memory_order_relaxed); }
 
   // Only who does the engine's work, from here on.
   std::vector<RequestPtr> take_new();
@@ -60,7 +63,8 @@ class Inbox {
   bool has_waiting(int process_set) const;
   void fail_pending_of(int process_set, const std::string& message);
 
-  std::atomic<bool> has_new_{false};  // changes under mutex_
+  std::atomic<bool> has_new_{false};  // these two change under mutex_
+  std::atomic<uint64_t> added_{0};
 
   std::mutex mutex_;
   // All guarded by mutex_.

@@ -25,6 +25,7 @@ struct World {
   Placement place(const std::vector<int>& ranks) const;
   // The rank's place among all ranks of its node.
   int place_on_node(int rank) const;
+  int ranks_on_own_node() const;
 };
 
 }  // namespace ringtrain
