@@ -1,4 +1,4 @@
-// A borrowed view of a dense array: who submits it keeps the memory alive until its Handle finishes.
+// What a tensor is: dense and row-major, in host memory.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,6 @@ struct TensorSpec {
   size_t bytes() const { return static_cast<size_t>(count()) * size_of(dtype); }
   bool operator==(const TensorSpec& other) const { return dtype == other.dtype && shape == other.shape; }
   bool operator!=(const TensorSpec& other) const { return !(*this == other); }
-};
-
-// Dense, row-major, in host memory.
-struct Tensor {
-  TensorSpec spec;
-  void* data = nullptr;
 };
 
 // "float32[64, 32]"

@@ -32,12 +32,10 @@ void require_initialized() {
 // (address, dtype, shape)
 using View = std::tuple<uintptr_t, int, Shape>;
 
-std::vector<Tensor> to_tensors(const std::vector<View>& views) {
-  std::vector<Tensor> tensors;
-  tensors.reserve(views.size());
-  for (const auto& [address, dtype, shape] : views)
-    tensors.push_back({{static_cast<DType>(dtype), shape}, reinterpret_cast<void*>(address)});
-  return tensors;
+std::vector<void*> addresses_of(const std::vector<View>& views) {
+  std::vector<void*> addresses;
+  for (const auto& [address, dtype, shape] : views) addresses.push_back(reinterpret_cast<void*>(address));
+  return addresses;
 }
 
 World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes,
@@ -90,8 +88,8 @@ std::shared_ptr<Handle> submit(OpKind kind, const std::vector<View>& inputs, con
                                bool is_awaited) {
   require_initialized();
   Submission submission;
-  submission.inputs = to_tensors(inputs);
-  submission.outputs = to_tensors(outputs);
+  submission.inputs = addresses_of(inputs);
+  submission.outputs = addresses_of(outputs);
   submission.splits = std::move(splits);
   Request& request = submission.request;
   request.kind = kind;
@@ -102,7 +100,7 @@ std::shared_ptr<Handle> submit(OpKind kind, const std::vector<View>& inputs, con
   request.prescale = prescale;
   request.postscale = postscale;
   request.name = std::move(name);
-  for (const Tensor& tensor : submission.inputs) request.tensors.push_back(tensor.spec);
+  for (const auto& [address, dtype, shape] : inputs) request.tensors.push_back({static_cast<DType>(dtype), shape});
   request.numbers = std::move(numbers);
   return engine->submit(std::move(submission), is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on);
 }
@@ -126,10 +124,10 @@ bool wait(const std::shared_ptr<Handle>& handle, double timeout_s) {
 }
 
 // The road of a gradient: one allreduce of one tensor in place, without lists and keywords.
-std::shared_ptr<Handle> allreduce_in_place(const View& view, std::string name, ReduceOp op, double prescale,
-                                           double postscale, int process_set, int priority, bool is_awaited) {
+std::shared_ptr<Handle> allreduce_in_place(View view, std::string name, ReduceOp op, double prescale, double postscale,
+                                           int process_set, int priority, bool is_awaited) {
   require_initialized();
-  const auto& [address, dtype, shape] = view;
+  auto& [address, dtype, shape] = view;
   Submission submission;
   Request& request = submission.request;
   request.op = op;
@@ -138,8 +136,8 @@ std::shared_ptr<Handle> allreduce_in_place(const View& view, std::string name, R
   request.prescale = prescale;
   request.postscale = postscale;
   request.name = std::move(name);
-  request.tensors.push_back({static_cast<DType>(dtype), shape});
-  submission.inputs.push_back({request.tensors.front(), reinterpret_cast<void*>(address)});
+  request.tensors.push_back({static_cast<DType>(dtype), std::move(shape)});
+  submission.inputs.push_back(reinterpret_cast<void*>(address));
   submission.outputs = submission.inputs;
   return engine->submit(std::move(submission), is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on);
 }

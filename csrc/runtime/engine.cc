@@ -65,9 +65,9 @@ std::shared_ptr<Handle> Engine::submit(Submission submission, Caller caller) {
 bool Engine::lies_in_arena(const Submission& submission) const {
   const Arena* arena = fabric_.arena().get();
   if (!arena || submission.request.kind != OpKind::allreduce) return false;
-  for (size_t i = 0; i < submission.inputs.size(); ++i) {
-    const Tensor& output = submission.outputs[i];
-    if (submission.inputs[i].data != output.data || !arena->find(output.data, output.spec.bytes())) return false;
+  for (size_t t = 0; t < submission.inputs.size(); ++t) {
+    const void* output = submission.outputs[t];
+    if (submission.inputs[t] != output || !arena->find(output, submission.request.tensors[t].bytes())) return false;
   }
   return true;
 }

@@ -107,8 +107,8 @@ void Executor::allreduce(const Plan& plan, const std::vector<SubmissionPtr>& sub
       const TensorSpec& spec = request.tensors[t];
       const auto count = static_cast<size_t>(spec.count());
       if (const auto& submission = submissions[i]) {
-        void* destination = submission->outputs[t].data;
-        const void* source = prescaled(request, spec.dtype, submission->inputs[t].data, destination, count);
+        void* destination = submission->outputs[t];
+        const void* source = prescaled(request, spec.dtype, submission->inputs[t], destination, count);
         pieces[spec.dtype].push_back({source, destination, count});
       } else {
         pieces[spec.dtype].push_back({zeros, zeros, count});
@@ -155,12 +155,12 @@ void Executor::run_one(const Agreement& agreement, const SubmissionPtr& submissi
 Result Executor::allgather(const Agreement& agreement, const Submission& submission, Group& group) {
   Result result;
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
-    const Tensor& input = submission.inputs[t];
     const std::vector<int64_t>& rows = agreement.rows[t];
-    TensorSpec spec = input.spec;
+    TensorSpec spec = submission.request.tensors[t];
+    const size_t row = row_bytes(spec);
     spec.shape[0] = std::accumulate(rows.begin(), rows.end(), int64_t{0});
     const OwnedTensor& output = result.tensors.emplace_back(allocate(spec));
-    group.allgather(input.data, output.memory.get(), to_bytes(rows, row_bytes(input.spec)));
+    group.allgather(submission.inputs[t], output.memory.get(), to_bytes(rows, row));
   }
   return result;
 }
@@ -168,10 +168,10 @@ Result Executor::allgather(const Agreement& agreement, const Submission& submiss
 void Executor::broadcast(const Agreement& agreement, const Submission& submission, Group& group) {
   const int root = sets_.membership().place(agreement.request.process_set, agreement.request.root);
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
-    const Tensor &input = submission.inputs[t], &output = submission.outputs[t];
-    const size_t bytes = input.spec.bytes();
-    if (group.rank() == root && input.data != output.data && bytes > 0) std::memcpy(output.data, input.data, bytes);
-    group.broadcast(output.data, bytes, root);
+    void *input = submission.inputs[t], *output = submission.outputs[t];
+    const size_t bytes = submission.request.tensors[t].bytes();
+    if (group.rank() == root && input != output && bytes > 0) std::memcpy(output, input, bytes);
+    group.broadcast(output, bytes, root);
   }
 }
 
@@ -180,17 +180,16 @@ Result Executor::alltoall(const Submission& submission, Group& group) {
   const auto ranks = static_cast<size_t>(group.size());
   const Counts one(ranks, sizeof(int64_t));
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
-    const Tensor& input = submission.inputs[t];
     const int64_t* first = submission.splits.data() + t * ranks;
     const std::vector<int64_t> sent(first, first + ranks);
     std::vector<int64_t> received(ranks);
     group.alltoall(sent.data(), one, received.data(), one);
 
-    const size_t row = row_bytes(input.spec);
-    TensorSpec spec = input.spec;
+    TensorSpec spec = submission.request.tensors[t];
+    const size_t row = row_bytes(spec);
     spec.shape[0] = std::accumulate(received.begin(), received.end(), int64_t{0});
     const OwnedTensor& output = result.tensors.emplace_back(allocate(spec));
-    group.alltoall(input.data, to_bytes(sent, row), output.memory.get(), to_bytes(received, row));
+    group.alltoall(submission.inputs[t], to_bytes(sent, row), output.memory.get(), to_bytes(received, row));
     result.received_splits.insert(result.received_splits.end(), received.begin(), received.end());
   }
   return result;
@@ -200,9 +199,9 @@ Result Executor::alltoall(const Submission& submission, Group& group) {
 Result Executor::reducescatter(const Submission& submission, Group& group) {
   Result result;
   const int64_t ranks = group.size();
-  for (const Tensor& input : submission.inputs) {
-    const Request& request = submission.request;
-    TensorSpec spec = input.spec;
+  const Request& request = submission.request;
+  for (size_t t = 0; t < submission.inputs.size(); ++t) {
+    TensorSpec spec = request.tensors[t];
     const int64_t rows = spec.shape[0];
     const size_t row = row_bytes(spec) / size_of(spec.dtype);
     Counts counts;
@@ -210,11 +209,11 @@ Result Executor::reducescatter(const Submission& submission, Group& group) {
     spec.shape[0] = rows / ranks + (group.rank() < rows % ranks);
     const OwnedTensor& output = result.tensors.emplace_back(allocate(spec));
 
-    const void* source = input.data;
+    const void* source = submission.inputs[t];
     OwnedTensor scaled;
     if (request.prescale != 1.0 && !takes_prescale_at_the_end(request, spec.dtype)) {
-      scaled = allocate(input.spec);
-      source = prescaled(request, spec.dtype, input.data, scaled.memory.get(), total_of(counts));
+      scaled = allocate(request.tensors[t]);
+      source = prescaled(request, spec.dtype, source, scaled.memory.get(), total_of(counts));
     }
     group.reduce_scatter(reduction_of(request, spec.dtype, group.size()), source, output.memory.get(), counts);
   }

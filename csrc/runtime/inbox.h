@@ -22,8 +22,8 @@ namespace ringtrain {
 
 struct Submission {
   Request request;
-  std::vector<Tensor> inputs;   // one for each tensor of the request
-  std::vector<Tensor> outputs;  // as many, or none where the operation allocates them; may be the inputs
+  std::vector<void*> inputs;    // one for each tensor of the request
+  std::vector<void*> outputs;   // as many, or none where the operation allocates them; may be the inputs
   std::vector<int64_t> splits;  // alltoall: for each tensor the rows for each rank
   std::shared_ptr<Handle> handle = std::make_shared<Handle>();
 };
