@@ -43,10 +43,9 @@ class Handle:
         Raises:
             RingtrainError: the operation failed; see ringtrain.errors.
         """
-        while not _core.wait(self._core, 0.2):  # now and then back to Python, which looks for signals
-            _core.require_initialized()  # a forked child would wait for ever
         try:
-            self._core.check()
+            while not _core.wait(self._core, 0.2):  # now and then back to Python, which looks for signals
+                _core.require_initialized()  # a forked child would wait for ever
         except (PeerLostError, StalledError):
             _given_up.append(self._arrays)
             raise

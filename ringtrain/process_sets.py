@@ -97,7 +97,6 @@ def forget_process_sets() -> None:
 def _wait(handle: _core.Handle) -> int:
     while not _core.wait(handle, 0.2):
         pass
-    handle.check()
     return handle.number()
 
 

@@ -113,13 +113,14 @@ bool is_interrupted() {
 
 // The engine of the Handle may have ended; then the Handle has, too.
 bool wait(const std::shared_ptr<Handle>& handle, double timeout_s) {
-  const std::shared_ptr<Engine> own = engine;
-  bool is_done;
-  {
+  bool is_done = handle->is_done();
+  if (!is_done) {
+    const std::shared_ptr<Engine> own = engine;
     nb::gil_scoped_release release;
     is_done = own ? own->wait(*handle, timeout_s, &is_interrupted) : handle->wait(timeout_s);
   }
   if (PyErr_Occurred()) throw nb::python_error();
+  if (is_done) handle->result();  // throws if it failed
   return is_done;
 }
 
@@ -175,8 +176,10 @@ void bind_engine(nb::module_& module) {
              "Hands an operation to the engine. The memory must stay until the Handle is done.");
   module.def("empty_bytes", &empty_bytes, nb::arg("bytes"),
              "An array of bytes in memory that the ranks of the node share, or None where there is no such memory.");
-  module.def("wait", &wait, nb::arg("handle"), nb::arg("timeout_s"),
-             "Whether the Handle is done, after at most so many seconds. Raises what a signal handler raises.");
+  module.def(
+      "wait", &wait, nb::arg("handle"), nb::arg("timeout_s"),
+      "Whether the Handle is done, after at most so many seconds. Raises the error with which its operation ended, if "
+      "it did, and what a signal handler raises.");
   module.def("allreduce_in_place", &allreduce_in_place, "As submit, for what gradients need, positional only.");
 }
 

@@ -27,9 +27,6 @@ nb::list tensors_of(const Handle& handle) {
 void bind_handle(nb::module_& module) {
   nb::class_<Handle>(module, "Handle", "Completion of one submitted operation.")
       .def("is_done", &Handle::is_done)
-      .def(
-          "check", [](const Handle& handle) { handle.result(); },
-          "Raises the error with which the operation ended, if it did. Only when done.")
       .def("tensors", &tensors_of, "Results that the operation allocated: (bytes, dtype, shape) each.")
       .def("received_splits", [](const Handle& handle) { return handle.result().received_splits; })
       .def("number", [](const Handle& handle) { return handle.result().number; });

@@ -106,7 +106,7 @@ void Engine::loop() {
 // Where every core has a rank, turns in the middle of a burst of submissions (the gradients at the end of a backward
 // pass) only keep the submitting thread from its work.
 void Engine::let_burst_pass() {
-  constexpr double kPause_s = 30e-6, kLongest_s = 400e-6;
+  constexpr double kPause_s = 100e-6, kLongest_s = 500e-6;
   const double end = now_s() + kLongest_s;
   uint64_t added;
   do {
