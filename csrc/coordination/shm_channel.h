@@ -29,6 +29,7 @@ class ShmChannel final : public Channel {
   void publish();
   bool have_all_come() const;
   bool wait_for_all(double deadline);
+  bool wait_patiently_for_all(double deadline);
   const char* board(int member);
 
   Node& node_;

@@ -1,11 +1,13 @@
 // Waiting for a counter to advance or for a message to arrive, without burning the core that the others compute on.
 //
 // The policy: spin for a little while, then yield the core a few times, then sleep. How long it spins adapts: it
-// shrinks by a quarter when spinning was in vain and grows by a sixteenth when it was not. A yield that takes long
+// shrinks by a quarter when spinning was in vain and grows by a sixteenth when it was not; every now and then it spins
+// for long in any case. A yield that takes long
 // means that somebody busy shares the core, so yields stop for a while, doubling up to two seconds. While it sleeps, a
 // Watch is asked every few milliseconds whether waiting still makes sense.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>
@@ -88,9 +90,12 @@ class Waiter {
   // Spins and yields for a moment; whether ready() came true.
   template <typename Ready>
   bool is_quick(Ready ready) {
-    for (int i = 0; i < spin_limit_; ++i) {
+    // Who sleeps is late for the others, who then sleep, too: now and then it is worth finding out whether all of this
+    // was only for that.
+    const int limit = ++waits_ % kWaitsPerTrial == 0 ? kMostSpins : spin_limit_;
+    for (int i = 0; i < limit; ++i) {
       if (ready()) {
-        if (spin_limit_ < kMostSpins) spin_limit_ += spin_limit_ / 16 + 1;
+        spin_limit_ = std::min(kMostSpins, std::max(spin_limit_ + spin_limit_ / 16 + 1, i));
         return true;
       }
       relax();
@@ -105,12 +110,14 @@ class Waiter {
 
  private:
   static constexpr int kFewestSpins = 20, kMostSpins = 500, kYields = 10;
+  static constexpr unsigned kWaitsPerTrial = 32;
   static constexpr double kLookAround_s = 0.02;
 
   bool may_yield() const { return now_s() >= no_yield_before_s_; }
   void yield();
 
   int spin_limit_ = kMostSpins;
+  unsigned waits_ = 0;
   double no_yield_before_s_ = 0;
   double yield_penalty_s_ = 0;
 };
