@@ -87,7 +87,7 @@ void Engine::loop() {
   prctl(PR_SET_TIMERSLACK, kTimerSlack_ns);
   while (!has_ended_) {
     const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
-    if (has_to_share_cores_ && inbox_.has_new()) let_burst_pass();
+    if (has_to_share_cores_ && callers_take_turns() && inbox_.has_new()) let_burst_pass();
     const Turns turns = take_all_turns();
     if (has_waiting_callers()) {
       turn_is_free_.ring();
@@ -253,7 +253,9 @@ void Engine::observe(const Plan& plan, double seconds) {
   autotune_.reset();
 }
 
+// A caller may have counted it while it was awake.
 void Engine::fall_asleep() {
+  if (is_counted_asleep_) return;
   fabric_.bell().add_sleeper();
   is_counted_asleep_ = true;
 }
