@@ -52,7 +52,7 @@ def test_every_op_and_shape_through_mpi(dtype):
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(2, 3, 6, env=DOUBLING)
+@pytest.mark.ranks(3, 6, env=DOUBLING)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op_and_shape_by_doubling(dtype):
     check_all_ops_and_shapes(dtype)

@@ -24,7 +24,6 @@ def shared(values):
     return array
 
 
-@pytest.mark.fast
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op_and_shape_in_shared_memory(dtype):
