@@ -142,13 +142,13 @@ def test_several_ranks_are_killed_in_the_middle_of_a_stream(dtype, hosts, victim
         assert f"rank {survivor} got it again" in output, output
 
 
-def test_a_stopped_rank_ends_the_wait_with_a_stalled_error():
-    output = run_victim(
-        "negotiating", "SIGSTOP", options="stall_warning_time_s=0.5, stall_shutdown_time_s=2", timeout=90
-    )
+@pytest.mark.parametrize("phase", ["negotiating", "small operations"])
+def test_a_stopped_rank_ends_the_wait_with_a_stalled_error(phase):
+    output = run_victim(phase, "SIGSTOP", options="stall_warning_time_s=0.5, stall_shutdown_time_s=2", timeout=90)
     assert "ringtrain warning: waiting for other ranks" in output
     for survivor in (0, 2):
         assert f"rank {survivor} got StalledError after" in output, output
+    assert all(float(seconds) < 6 for seconds in re.findall(r"got StalledError after ([0-9.]+) s", output)), output
 
 
 INTERRUPTED = """

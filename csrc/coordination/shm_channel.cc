@@ -12,7 +12,10 @@ char* ShmChannel::begin() {
   return node_.board(rank(), static_cast<int>(number % 2));
 }
 
-void ShmChannel::publish() { node_.posted(rank()).publish(exchanges_.load(std::memory_order_relaxed)); }
+void ShmChannel::publish() {
+  node_.posted(rank()).publish(exchanges_.load(std::memory_order_relaxed));
+  published_at_s_ = now_s();
+}
 
 const char* ShmChannel::board(int member) {
   return node_.board(member, static_cast<int>(exchanges_.load(std::memory_order_relaxed) % 2));
@@ -39,7 +42,7 @@ bool ShmChannel::wait_for_all(double deadline) {
 bool ShmChannel::wait_patiently_for_all(double deadline) {
   const uint32_t number = exchanges_.load(std::memory_order_relaxed);
   for (int member = 0; member < size(); ++member)
-    if (!waiter_.wait_patiently(node_.posted(member), number, &watch_, deadline)) return false;
+    if (!waiter_.wait_patiently(node_.posted(member), number, &watch_, {published_at_s_, deadline})) return false;
   return true;
 }
 

@@ -36,6 +36,7 @@ class ShmChannel final : public Channel {
   Watch& watch_;
   Waiter waiter_;
   std::atomic<uint32_t> exchanges_{0};  // begun by this rank
+  double published_at_s_ = 0;           // the last of them
 };
 
 }  // namespace ringtrain

@@ -20,7 +20,8 @@ class PeerWatch final : public Watch {
   void look_after(Node& node) { node_ = &node; }
   void listen_to(Alarm& alarm) { alarm_ = &alarm; }
 
-  // What this rank is about to wait for, for messages: "allreduce \"layer1.weight\"". Not copied.
+  // What this rank is about to wait for, for messages: "allreduce \"layer1.weight\"". Not copied, so it must live as
+  // long as anybody waits for it.
   void now_doing(std::string_view what) {
     doing_ = what;
     has_warned_ = false;

@@ -39,15 +39,14 @@ void Flag::wake() {
   if (sleepers.load(std::memory_order_relaxed) != 0) futex(value, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-bool Waiter::wait_patiently(Flag& flag, uint32_t target, Watch* watch, double deadline) {
-  const double begin = now_s();
+bool Waiter::wait_patiently(Flag& flag, uint32_t target, Watch* watch, const Period& period) {
   while (true) {
     const uint32_t seen = flag.value.load(std::memory_order_acquire);
     if (flag.reached(target)) return true;
     const double now = now_s();
-    if (now >= deadline) return false;
-    flag.sleep(seen, std::min(watch ? watch->interval_s(now - begin) : kLookAround_s, deadline - now));
-    if (watch && !flag.reached(target)) watch->check(now_s() - begin);
+    if (now >= period.deadline) return false;
+    flag.sleep(seen, std::min(watch ? watch->interval_s(now - period.begin) : kLookAround_s, period.deadline - now));
+    if (watch && !flag.reached(target)) watch->check(now_s() - period.begin);
   }
 }
 

@@ -60,12 +60,15 @@ class Waiter {
   // Until flag.reached(target). `watch` may be null.
   void wait(Flag& flag, uint32_t target, Watch* watch) {
     if (flag.reached(target) || is_quick([&] { return flag.reached(target); })) return;
-    wait_patiently(flag, target, watch, std::numeric_limits<double>::infinity());
+    wait_patiently(flag, target, watch, {now_s(), std::numeric_limits<double>::infinity()});
   }
 
-  // The same without a quick beginning, and at most until `deadline` on the clock of base/clock.h; whether it was
-  // reached.
-  bool wait_patiently(Flag& flag, uint32_t target, Watch* watch, double deadline);
+  // The same without a quick beginning, and not after the deadline; whether it was reached. The watch is told how long
+  // the wait has lasted since it began, which may have been in a call before this one.
+  struct Period {
+    double begin, deadline;  // on the clock of base/clock.h
+  };
+  bool wait_patiently(Flag& flag, uint32_t target, Watch* watch, const Period& period);
 
   // Until ready() says yes, for things that cannot wake a sleeper (MPI): sleeps an eighth of the time waited so far.
   template <typename Ready>

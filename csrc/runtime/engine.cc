@@ -212,7 +212,10 @@ bool Engine::has_work() {
 
 // A round, unless the others do not come to it before `deadline`, and the most urgent of the plans that were agreed on.
 void Engine::take_turn(double deadline) {
-  if (!coordinator_.is_in_round()) coordinator_.begin_round(inbox_.take_new(), is_leaving_);
+  if (!coordinator_.is_in_round()) {
+    fabric_.watch().now_doing("the negotiation");
+    coordinator_.begin_round(inbox_.take_new(), is_leaving_);
+  }
   const std::optional<Round> round = coordinator_.finish_round(deadline);
   if (!round) return;
   if (round->tuning) tuning_ = *round->tuning;
@@ -237,7 +240,6 @@ void Engine::run_next_plan() {
   const double begin = now_s();
   executor_.run(*plan);
   if (autotune_) observe(*plan, now_s() - begin);
-  fabric_.watch().now_doing("the negotiation");
 }
 
 void Engine::observe(const Plan& plan, double seconds) {

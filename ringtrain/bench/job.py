@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import Any, Protocol
 
 from ringtrain import launchers
@@ -56,8 +57,12 @@ class MpiJob:
         self.hosts = sum(self.gather(self.local_rank == 0))
 
     def barrier(self) -> None:
+        """Raises RuntimeError if some rank does not come within five minutes."""
         request = self._world.Ibarrier()
+        deadline = time.monotonic() + 300
         while not request.Test():
+            if time.monotonic() > deadline:
+                raise RuntimeError("a rank has not come to the barrier of the measurement for five minutes")
             os.sched_yield()
 
     def gather(self, value: Any) -> list[Any]:
