@@ -35,10 +35,11 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
         raise RingtrainError("ringtrain is initialised already; call shutdown() before a second init()")
     settings = options.resolve(keywords)
     fixed = options.set_by_user(keywords)
-    world = mpi.single_world()
     if mpi.is_wanted(comm):
         world, tuned = mpi.connect(comm, settings, lambda: options.read_tuned(settings, fixed))
         settings.update(tuned)
+    else:
+        world = mpi.single_world()
     _core.init(world.rank, world.names, world.nodes, world.cores, world.token, world.library, settings, fixed)
     _world = world
     set_world(world.rank, len(world.names))

@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "coordination/words.h"
 
 namespace ringtrain {
-
-using Words = std::vector<uint64_t>;
 
 class Channel {
  public:

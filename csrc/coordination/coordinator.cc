@@ -10,9 +10,8 @@
 namespace ringtrain {
 namespace {
 
-// The first word of a round; a flag stays set only if it is set on every rank.
+// The last word of a round; a flag stays set only if it is set on every rank.
 enum Flags : uint64_t { kNothingNew = 1, kStaying = 2 };
-constexpr int kBitsPerWord = 64;
 
 }  // namespace
 
@@ -33,10 +32,16 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
   if (!channel_.finish_and(words_, deadline)) return std::nullopt;
   is_in_round_ = false;
   Round round;
-  if (words_[0] == (kNothingNew | kStaying)) {
-    round.plans = plans_of(words_);
+  const uint64_t flags = words_.back();
+  words_.pop_back();
+  for_each_bit(words_, [&](int slot) {
+    cache_.use(slot);
+    ready_.drop(slot);
+  });
+  if (flags == (kNothingNew | kStaying)) {
+    round.plans = plans_for(words_);
   } else {
-    std::vector<AgreementPtr> agreements = take_common(words_);
+    std::vector<AgreementPtr> agreements = agreements_of(words_);
     for (AgreementPtr& agreement : settle(round)) agreements.push_back(std::move(agreement));
     drop_removed(agreements);
     round.plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
@@ -45,12 +50,9 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
   return round;
 }
 
-std::vector<PlanPtr> Coordinator::plans_of(const Words& words) {
-  std::vector<AgreementPtr> agreements = take_common(words);
-  if (agreements.empty()) return {};
-  const Words bits(words.begin() + 1, words.end());
+std::vector<PlanPtr> Coordinator::plans_for(const Words& bits) {
   if (const std::vector<PlanPtr>* known = cache_.plans_for(bits)) return *known;
-  std::vector<PlanPtr> plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
+  std::vector<PlanPtr> plans = fuse(agreements_of(bits), limits_.fusion_threshold_bytes);
   cache_.remember_plans(bits, plans);
   return plans;
 }
@@ -102,29 +104,21 @@ bool Coordinator::is_always_ready(int slot) const {
 
 Words Coordinator::own_words() {
   if (!always_ready_) {
-    always_ready_.emplace(1 + (static_cast<size_t>(cache_.slot_count()) + kBitsPerWord - 1) / kBitsPerWord, 0);
+    always_ready_.emplace(words_for(static_cast<size_t>(cache_.slot_count())), 0);
     for (int slot = 0; slot < cache_.slot_count(); ++slot)
-      if (is_always_ready(slot)) (*always_ready_)[1 + slot / kBitsPerWord] |= uint64_t{1} << (slot % kBitsPerWord);
+      if (is_always_ready(slot)) set_bit(*always_ready_, static_cast<size_t>(slot));
   }
   Words words = *always_ready_;
+  ready_.add_bits_to(words);
   const bool has_news = !to_announce_.empty() || proposal_ ||
                         ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now_s();
-  if (!has_news) words[0] |= kNothingNew;
-  if (!is_leaving_) words[0] |= kStaying;
-  ready_.set_bits(words, 1);
+  words.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying));
   return words;
 }
 
-std::vector<AgreementPtr> Coordinator::take_common(const Words& words) {
+std::vector<AgreementPtr> Coordinator::agreements_of(const Words& bits) const {
   std::vector<AgreementPtr> agreements;
-  for (size_t i = 1; i < words.size(); ++i) {
-    for (uint64_t rest = words[i]; rest != 0; rest &= rest - 1) {
-      const int slot = static_cast<int>(i - 1) * kBitsPerWord + __builtin_ctzll(rest);
-      agreements.push_back(cache_.at(slot));
-      cache_.use(slot);
-      ready_.drop(slot);
-    }
-  }
+  for_each_bit(bits, [&](int slot) { agreements.push_back(cache_.at(slot)); });
   return agreements;
 }
 

@@ -72,8 +72,8 @@ class Coordinator {
 
   Words own_words();
   bool is_always_ready(int slot) const;
-  std::vector<AgreementPtr> take_common(const Words& words);
-  std::vector<PlanPtr> plans_of(const Words& words);
+  std::vector<AgreementPtr> agreements_of(const Words& bits) const;
+  std::vector<PlanPtr> plans_for(const Words& bits);
 
   // Announces what is new, and applies what rank 0 decides.
   std::vector<AgreementPtr> settle(Round& round);

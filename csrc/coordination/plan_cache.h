@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "coordination/channel.h"
 #include "coordination/plan.h"
+#include "coordination/words.h"
 
 namespace ringtrain {
 

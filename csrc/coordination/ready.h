@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "coordination/channel.h"
 #include "coordination/request.h"
+#include "coordination/words.h"
 
 namespace ringtrain {
 
@@ -23,8 +23,8 @@ class Ready {
     if (has(slot)) take(slot);
   }
 
-  // `words` has as many bits as the cache has slots, or more.
-  void set_bits(Words& words, size_t first_word) const;
+  // `words` has as many bits as the cache has slots.
+  void add_bits_to(Words& words) const;
 
   // When the oldest came, or infinity.
   double oldest() const;

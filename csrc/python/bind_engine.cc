@@ -82,27 +82,39 @@ void shutdown() {
   leaving.reset();  // what it owns takes leave of MPI, which may take a moment
 }
 
-std::shared_ptr<Handle> submit(OpKind kind, const std::vector<View>& inputs, const std::vector<View>& outputs,
-                               std::string name, ReduceOp op, int root, double prescale, double postscale,
-                               int process_set, int priority, std::vector<int64_t> splits, std::vector<int64_t> numbers,
-                               bool is_awaited) {
+// What every operation has; it still lacks its tensors.
+Submission new_submission(std::string name, ReduceOp op, double prescale, double postscale, int process_set,
+                          int priority) {
   require_initialized();
   Submission submission;
-  submission.inputs = addresses_of(inputs);
-  submission.outputs = addresses_of(outputs);
-  submission.splits = std::move(splits);
   Request& request = submission.request;
-  request.kind = kind;
   request.op = op;
-  request.root = root;
   request.process_set = process_set;
   request.priority = priority;
   request.prescale = prescale;
   request.postscale = postscale;
   request.name = std::move(name);
+  return submission;
+}
+
+std::shared_ptr<Handle> hand_over(Submission submission, bool is_awaited) {
+  return engine->submit(std::move(submission), is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on);
+}
+
+std::shared_ptr<Handle> submit(OpKind kind, const std::vector<View>& inputs, const std::vector<View>& outputs,
+                               std::string name, ReduceOp op, int root, double prescale, double postscale,
+                               int process_set, int priority, std::vector<int64_t> splits, std::vector<int64_t> numbers,
+                               bool is_awaited) {
+  Submission submission = new_submission(std::move(name), op, prescale, postscale, process_set, priority);
+  submission.inputs = addresses_of(inputs);
+  submission.outputs = addresses_of(outputs);
+  submission.splits = std::move(splits);
+  Request& request = submission.request;
+  request.kind = kind;
+  request.root = root;
   for (const auto& [address, dtype, shape] : inputs) request.tensors.push_back({static_cast<DType>(dtype), shape});
   request.numbers = std::move(numbers);
-  return engine->submit(std::move(submission), is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on);
+  return hand_over(std::move(submission), is_awaited);
 }
 
 // Whether Python has something to do about a signal: an exception of a handler is kept for after the wait.
@@ -127,20 +139,12 @@ bool wait(const std::shared_ptr<Handle>& handle, double timeout_s) {
 // The road of a gradient: one allreduce of one tensor in place, without lists and keywords.
 std::shared_ptr<Handle> allreduce_in_place(View view, std::string name, ReduceOp op, double prescale, double postscale,
                                            int process_set, int priority, bool is_awaited) {
-  require_initialized();
   auto& [address, dtype, shape] = view;
-  Submission submission;
-  Request& request = submission.request;
-  request.op = op;
-  request.process_set = process_set;
-  request.priority = priority;
-  request.prescale = prescale;
-  request.postscale = postscale;
-  request.name = std::move(name);
-  request.tensors.push_back({static_cast<DType>(dtype), std::move(shape)});
+  Submission submission = new_submission(std::move(name), op, prescale, postscale, process_set, priority);
+  submission.request.tensors.push_back({static_cast<DType>(dtype), std::move(shape)});
   submission.inputs.push_back(reinterpret_cast<void*>(address));
   submission.outputs = submission.inputs;
-  return engine->submit(std::move(submission), is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on);
+  return hand_over(std::move(submission), is_awaited);
 }
 
 // Memory that the ranks of the node share, as an array of bytes that gives it back when it goes; None without any.

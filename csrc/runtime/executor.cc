@@ -118,7 +118,10 @@ void Executor::allreduce(const Plan& plan, const std::vector<SubmissionPtr>& sub
   }
   for (const auto& [dtype, list] : pieces) {
     const Reduction reduction = reduction_of(common, dtype, group.size());
-    common.is_in_arena ? group.allreduce_in_arena(reduction, list) : group.allreduce(reduction, list);
+    if (common.is_in_arena)
+      group.allreduce_in_arena(reduction, list);
+    else
+      group.allreduce(reduction, list);
   }
   inbox_.remove(submissions);
   for (const SubmissionPtr& submission : submissions)
