@@ -22,6 +22,7 @@ from ringtrain.handles import Handle, poll, synchronize
 from ringtrain.memory import empty
 from ringtrain.objects import allgather_object, broadcast_object, broadcast_object_fn, broadcast_parameters
 from ringtrain.ops import (
+    Adasum,
     Average,
     Max,
     Min,
@@ -91,6 +92,7 @@ from ringtrain.world import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "Compressor",

@@ -35,6 +35,7 @@ class ReduceOp(_Enum):
     Min: ReduceOp
     Max: ReduceOp
     Product: ReduceOp
+    Adasum: ReduceOp
 
 class Handle:
     def is_done(self) -> bool: ...

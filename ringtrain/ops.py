@@ -35,6 +35,7 @@ Sum = ReduceOp.Sum
 Min = ReduceOp.Min
 Max = ReduceOp.Max
 Product = ReduceOp.Product
+Adasum = ReduceOp.Adasum
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,8 +91,10 @@ def allreduce(
         tensor: same shape and dtype on all ranks.
         average: older spelling of `op`: True for Average, False for Sum.
         compression: how it travels, such as Compression.fp16.
-        op: Average (the default; not for integers and bool), Sum, Min, Max or Product. On bool Sum and Max are "or",
-            Product and Min are "and".
+        op: Average (the default; not for integers and bool), Sum, Min, Max, Product or Adasum. On bool Sum and Max are
+            "or", Product and Min are "and". Adasum, for floats only, averages what the ranks' tensors have in common
+            and sums what is orthogonal (Maleki et al., arXiv 2006.02924), for any number of ranks; each tensor of a
+            group is a vector of its own.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
         priority: what is ready at the same time is done in descending order of it.
@@ -233,7 +236,7 @@ def reducescatter_async(
     Args:
         tensor: same shape and dtype on all ranks, at least 1-d. Its first dimension is split as evenly as possible; the
             first ranks get one row more.
-        op, prescale_factor, postscale_factor: as for `allreduce`.
+        op, prescale_factor, postscale_factor: as for `allreduce`, but without Adasum.
 
     The result has the rows of this rank and the other dimensions of `tensor`.
     """
@@ -388,8 +391,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """Say that this rank has no more data, and wait until all ranks have said so. Mirrors `horovod.join`.
 
-    Until then this rank contributes zeros to the allreduces (Sum and Average) of the others; any other operation of
-    theirs but barrier fails there with MismatchError.
+    Until then this rank contributes zeros to the allreduces (Sum, Average and Adasum) of the others; any other
+    operation of theirs but barrier fails there with MismatchError.
 
     Args:
         device: accepted for Horovod's sake.

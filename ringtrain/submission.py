@@ -40,7 +40,7 @@ class Reduction(NamedTuple):
         if op is None:
             op = ReduceOp.Sum if average is False else ReduceOp.Average
         if not isinstance(op, ReduceOp):
-            raise TypeError(f"op must be one of Average, Sum, Min, Max and Product, not {op!r}")
+            raise TypeError(f"op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}")
         return Reduction(op, float(prescale_factor), float(postscale_factor), compression)
 
 
@@ -135,7 +135,7 @@ def start_in_place(
         or compression is not Compression.none
         or number is None
         or (name is not None and name[:1] == "<")
-        or (op is ReduceOp.Average and view[1] in _INTEGERS)
+        or (view[1] in _INTEGERS and (op is ReduceOp.Average or op is ReduceOp.Adasum))
     ):
         reduction = Reduction.of(*how)
         operation = Operation(
@@ -180,6 +180,12 @@ def _check_dtype_and_shape(operation: Operation, sent: Any, view: View) -> None:
         raise ValueError(
             f"{operation.title}: an average of {sent.dtype} is no {sent.dtype}; use op=Sum, or convert to float"
         )
+    if reduces and operation.reduction.op == ReduceOp.Adasum and dtype in _INTEGERS:
+        raise ValueError(
+            f"{operation.title}: Adasum is for floats, not for {sent.dtype}; use op=Sum, or convert to float"
+        )
+    if operation.kind == OpKind.REDUCESCATTER and operation.reduction.op == ReduceOp.Adasum:
+        raise ValueError(f"{operation.title}: Adasum wants whole tensors; use allreduce")
     if operation.kind == OpKind.REDUCESCATTER and len(shape) == 0:
         raise ValueError(f"{operation.title}: a number has no first dimension to scatter")
 

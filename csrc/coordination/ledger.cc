@@ -9,7 +9,9 @@ namespace ringtrain {
 
 bool Ledger::can_join(const Request& request) {
   if (request.kind == OpKind::barrier) return true;
-  return request.kind == OpKind::allreduce && (request.op == ReduceOp::average || request.op == ReduceOp::sum);
+  const bool ignores_zeros =
+      request.op == ReduceOp::average || request.op == ReduceOp::sum || request.op == ReduceOp::adasum;
+  return request.kind == OpKind::allreduce && ignores_zeros;
 }
 
 void Ledger::announce(int rank, const Request& request, double since) {
@@ -75,7 +77,7 @@ Agreement Ledger::agree(const Entry& entry) const {
   agreement.message = find_mismatch(entry.announced);
   if (agreement.message.empty() && !joined.empty() && !can_join(request))
     agreement.message = title_of(request) + ": " + ranks_text(joined) +
-                        " called join(), after which only allreduce with Sum or Average and barrier can go on.";
+                        " called join(), after which only allreduce with Sum, Average or Adasum and barrier can go on.";
   if (!agreement.message.empty()) {
     agreement.error = ErrorKind::mismatch;
     return agreement;

@@ -9,7 +9,7 @@ const char* name_of(OpKind kind) {
 }
 
 const char* name_of(ReduceOp op) {
-  constexpr const char* kNames[] = {"Average", "Sum", "Min", "Max", "Product"};
+  constexpr const char* kNames[] = {"Average", "Sum", "Min", "Max", "Product", "Adasum"};
   return kNames[static_cast<size_t>(op)];
 }
 

@@ -27,8 +27,8 @@ enum class OpKind : uint8_t {
 };
 const char* name_of(OpKind kind);
 
-// An average is a sum divided by the number of ranks.
-enum class ReduceOp : uint8_t { average, sum, min, max, product };
+// An average is a sum divided by the number of ranks; for adasum see collectives/adasum.h.
+enum class ReduceOp : uint8_t { average, sum, min, max, product, adasum };
 const char* name_of(ReduceOp op);
 
 struct Request {

@@ -51,7 +51,8 @@ void bind_words(nb::module_& module) {
       .value("Sum", ReduceOp::sum)
       .value("Min", ReduceOp::min)
       .value("Max", ReduceOp::max)
-      .value("Product", ReduceOp::product);
+      .value("Product", ReduceOp::product)
+      .value("Adasum", ReduceOp::adasum);
 
   module.def("option_table", &option_table);
   module.def("check_option", [](const std::string& name, const std::string& text) { Options().set(name, text); });

@@ -64,10 +64,11 @@ std::shared_ptr<Handle> Engine::submit(Submission submission, Caller caller) {
 
 bool Engine::lies_in_arena(const Submission& submission) const {
   const Arena* arena = fabric_.arena().get();
-  if (!arena || submission.request.kind != OpKind::allreduce) return false;
+  const Request& request = submission.request;
+  if (!arena || request.kind != OpKind::allreduce || request.op == ReduceOp::adasum) return false;
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     const void* output = submission.outputs[t];
-    if (submission.inputs[t] != output || !arena->find(output, submission.request.tensors[t].bytes())) return false;
+    if (submission.inputs[t] != output || !arena->find(output, request.tensors[t].bytes())) return false;
   }
   return true;
 }

@@ -24,8 +24,8 @@ Reduce reduce_of(ReduceOp op) {
   }
 }
 
-// Sums of floats take all factors at once, when the sum is rounded. What is not linear in them, or is rounded in
-// between, needs the prescale factor first.
+// Sums of floats, adaptive ones too, take all factors at once, when the sum is rounded. What is not linear in them, or
+// is rounded in between, needs the prescale factor first.
 bool takes_prescale_at_the_end(const Request& request, DType dtype) {
   return is_float(dtype) && reduce_of(request.op) == Reduce::sum;
 }
@@ -118,7 +118,9 @@ void Executor::allreduce(const Plan& plan, const std::vector<SubmissionPtr>& sub
   }
   for (const auto& [dtype, list] : pieces) {
     const Reduction reduction = reduction_of(common, dtype, group.size());
-    if (common.is_in_arena)
+    if (common.op == ReduceOp::adasum)
+      adasum_.allreduce(group, dtype, reduction.scale, list);
+    else if (common.is_in_arena)
       group.allreduce_in_arena(reduction, list);
     else
       group.allreduce(reduction, list);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "collectives/adasum.h"
 #include "collectives/scratch.h"
 #include "coordination/plan.h"
 #include "runtime/inbox.h"
@@ -37,6 +38,7 @@ class Executor {
   Inbox& inbox_;
   ProcessSets& sets_;
   Scratch zeros_;
+  Adasum adasum_;
 };
 
 }  // namespace ringtrain
