@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import importlib
+import sys
+from typing import Any, Protocol, cast
 
 from ringtrain.adapters import numpy as numpy_adapter
 
@@ -13,8 +15,11 @@ View = tuple[int, int, tuple[int, ...]]
 class Adapter(Protocol):
     """What one array library can do for ringtrain. `adapters/` has a module of these functions for each."""
 
+    def accepts(self, array: Any) -> bool:
+        """Whether the library made it."""
+
     def prepare(self, array: Any) -> Any:
-        """The array itself if the core can read it where it lies, else a contiguous copy.
+        """The array itself if the core can read it where it lies, else a contiguous copy in the host's memory.
 
         Raises TypeError for a dtype that the core does not have.
         """
@@ -31,11 +36,27 @@ class Adapter(Protocol):
 
     def assign(self, target: Any, source: Any) -> None: ...
 
-    def from_memory(self, memory: Any, dtype: int, shape: list[int], like: Any) -> Any:
+    def from_memory(self, memory: Any, dtype: int, shape: list[int]) -> Any:
         """An array of the library over bytes that the core allocated."""
+
+    def returned(self, array: Any, like: Any) -> Any:
+        """The result for the user, who gave `like`: on its device."""
 
     def rows(self, array: Any) -> Any:
         """The array, or a 0-d array as one of shape (1,): for operations along the first dimension."""
+
+    def dtype_name(self, array: Any) -> str: ...
+
+    def cast(self, array: Any, dtype_name: str) -> Any:
+        """A copy in another dtype."""
+
+    def received_splits(self, numbers: list[int], sent: Any) -> Any:
+        """How many rows came from each rank, as an array of the library like the splits that were given."""
+
+
+# Libraries whose adapter is imported when they are there and an array of theirs comes.
+_FRAMEWORKS = ("torch",)
+_adapters: dict[type, Adapter] = {}
 
 
 def adapter_for(array: Any) -> Adapter:
@@ -44,8 +65,17 @@ def adapter_for(array: Any) -> Adapter:
     Raises:
         TypeError: no library that ringtrain knows made it.
     """
-    if numpy_adapter.accepts(array):
-        return numpy_adapter
+    return _adapters.get(type(array)) or _find_adapter(array)
+
+
+def _find_adapter(array: Any) -> Adapter:
+    present = (name for name in _FRAMEWORKS if name in sys.modules)
+    candidates = [numpy_adapter, *(importlib.import_module(f"ringtrain.adapters.{name}") for name in present)]
+    for adapter in cast(list[Adapter], candidates):
+        if adapter.accepts(array):
+            _adapters[type(array)] = adapter
+            return adapter
     raise TypeError(
-        f"ringtrain cannot send a {type(array).__module__}.{type(array).__qualname__}; it takes NumPy arrays or numbers"
+        f"ringtrain cannot send a {type(array).__module__}.{type(array).__qualname__}; "
+        "it takes arrays of NumPy and PyTorch, and numbers"
     )

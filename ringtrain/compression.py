@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
-import numpy as np
+from ringtrain.arrays import adapter_for
 
 
 class Compressor:
@@ -40,16 +39,17 @@ class NoneCompressor(Compressor):
         return array
 
 
-def _narrow(array: Any, dtype: Any) -> tuple[Any, Any]:
-    """Cast float32 and float64 to dtype and return the dtype to go back to; leave anything else alone."""
-    original = np.dtype(array.dtype)
-    if original.name not in ("float32", "float64"):
+def _narrow(array: Any, dtype_name: str) -> tuple[Any, Any]:
+    """Cast float32 and float64 to another dtype and return the one to go back to; leave anything else alone."""
+    adapter = adapter_for(array)
+    original = adapter.dtype_name(array)
+    if original not in ("float32", "float64"):
         return array, None
-    return array.astype(dtype), original
+    return adapter.cast(array, dtype_name), original
 
 
-def _widen(array: Any, original: Any) -> Any:
-    return array if original is None else array.astype(original)
+def _widen(array: Any, original: str | None) -> Any:
+    return array if original is None else adapter_for(array).cast(array, original)
 
 
 class FP16Compressor(Compressor):
@@ -60,7 +60,7 @@ class FP16Compressor(Compressor):
 
     @staticmethod
     def compress(array: Any) -> tuple[Any, Any]:
-        return _narrow(array, np.float16)
+        return _narrow(array, "float16")
 
     @staticmethod
     def decompress(array: Any, context: Any) -> Any:
@@ -72,7 +72,7 @@ class BF16Compressor(Compressor):
 
     @staticmethod
     def compress(array: Any) -> tuple[Any, Any]:
-        return _narrow(array, ml_dtypes.bfloat16)
+        return _narrow(array, "bfloat16")
 
     @staticmethod
     def decompress(array: Any, context: Any) -> Any:
@@ -80,10 +80,7 @@ class BF16Compressor(Compressor):
 
 
 class Compression:
-    """The compressions to choose from, for `compression=` of an allreduce or a DistributedOptimizer.
-
-    For arrays with `astype`: NumPy, CuPy, JAX, MXNet.
-    """
+    """The compressions to choose from, for `compression=` of an allreduce or a DistributedOptimizer."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

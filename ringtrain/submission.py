@@ -15,6 +15,7 @@ from ringtrain.compression import Compression, Compressor
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet
 
+_FOR_FLOATS = (ReduceOp.Average, ReduceOp.Adasum)
 _INTEGERS = {number for name, number in _core.DTYPES.items() if "float" not in name}
 
 
@@ -96,7 +97,7 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle:
         raise ValueError(f'{operation.title}: names that begin with "<" are for ringtrain itself')
     _check_list(operation)
     inputs = [_prepare(operation, tensor) for tensor in operation.tensors]
-    splits, has_splits = _splits_of(operation, inputs)
+    splits = _splits_of(operation, inputs)
     if operation.kind == OpKind.BROADCAST:
         _check_root(operation)
     handle = _core.submit(
@@ -113,7 +114,7 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle:
         splits=splits,
         is_awaited=is_awaited,
     )
-    return Handle(handle, inputs, lambda core: _finish(operation, inputs, has_splits, core))
+    return Handle(handle, inputs, lambda core: _finish(operation, inputs, core))
 
 
 def start_in_place(
@@ -121,28 +122,42 @@ def start_in_place(
 ) -> Handle:
     """Submit the allreduce of one tensor in place: as `start`, at a third of its cost where nothing needs care.
 
-    A training step does this for every gradient. `how`: the arguments of Reduction.of.
+    `how`: the arguments of Reduction.of.
     """
     op, average, prescale, postscale, compression = how
     if op is None and average is None:
         op = ReduceOp.Average
+    if type(op) is ReduceOp and average is None and (name is None or name[:1] != "<"):
+        reduction = (op, prescale, postscale, compression)
+        handle = start_plain(tensor, name or "", reduction, process_set, priority, is_awaited)
+        if handle is not None:
+            return handle
+    operation = Operation(
+        OpKind.ALLREDUCE, [tensor], name, process_set, Reduction.of(*how), priority=priority, in_place=True
+    )
+    return start(operation, is_awaited)
+
+
+def start_plain(
+    tensor: Any,
+    name: str,
+    reduction: tuple[ReduceOp, float, float, type[Compressor]],
+    process_set: ProcessSet,
+    priority: int,
+    is_awaited: bool = False,
+) -> Handle | None:
+    """As `start_in_place`, or None where something needs care. A training step does this for every gradient."""
+    op, prescale, postscale, compression = reduction
     number = process_set.process_set_id
     view = adapter_for(tensor).view_in_place(tensor)
     if (
         view is None
-        or type(op) is not ReduceOp
-        or average is not None
-        or compression is not Compression.none
         or number is None
-        or (name is not None and name[:1] == "<")
-        or (view[1] in _INTEGERS and (op is ReduceOp.Average or op is ReduceOp.Adasum))
+        or compression is not Compression.none
+        or (view[1] in _INTEGERS and op in _FOR_FLOATS)
     ):
-        reduction = Reduction.of(*how)
-        operation = Operation(
-            OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority, in_place=True
-        )
-        return start(operation, is_awaited)
-    handle = _core.allreduce_in_place(view, name or "", op, prescale, postscale, number, priority, is_awaited)
+        return None
+    handle = _core.allreduce_in_place(view, name, op, prescale, postscale, number, priority, is_awaited)
     return Handle(handle, tensor)
 
 
@@ -200,18 +215,17 @@ def _range(ranks: list[int]) -> str:
     return f"0-{ranks[-1]}" if ranks == list(range(len(ranks))) and len(ranks) > 2 else str(ranks)
 
 
-def _splits_of(operation: Operation, inputs: list[_Input]) -> tuple[list[int], list[bool]]:
-    """The splits of all tensors in one list, and for which of them the user gave some."""
+def _splits_of(operation: Operation, inputs: list[_Input]) -> list[int]:
+    """The splits of all tensors in one list."""
     if operation.kind != OpKind.ALLTOALL:
-        return [], []
+        return []
     if len(operation.splits) != len(inputs):
         raise ValueError(f"{operation.title}: {len(inputs)} tensors, but splits for {len(operation.splits)}")
-    splits = [
+    return [
         number
         for one, given in zip(inputs, operation.splits, strict=True)
         for number in _checked_splits(operation, one.sent.shape[0], given)
     ]
-    return splits, [given is not None for given in operation.splits]
 
 
 def _checked_splits(operation: Operation, rows: int, given: Any) -> list[int]:
@@ -231,7 +245,7 @@ def _checked_splits(operation: Operation, rows: int, given: Any) -> list[int]:
     return [int(number) for number in splits]
 
 
-def _finish(operation: Operation, inputs: list[_Input], has_splits: list[bool], core: _core.Handle) -> Any:
+def _finish(operation: Operation, inputs: list[_Input], core: _core.Handle) -> Any:
     """The user's result of a completed operation."""
     if not inputs:
         return core.number()
@@ -239,26 +253,31 @@ def _finish(operation: Operation, inputs: list[_Input], has_splits: list[bool], 
         outputs = [one.output for one in inputs]
     else:
         outputs = [
-            one.adapter.from_memory(memory, dtype, shape, like=one.sent)
+            one.adapter.from_memory(memory, dtype, shape)
             for one, (memory, dtype, shape) in zip(inputs, core.tensors(), strict=True)
         ]
     results = [_deliver(operation, one, output) for one, output in zip(inputs, outputs, strict=True)]
     if operation.kind == OpKind.ALLTOALL:
-        results = _with_received_splits(results, has_splits, core.received_splits())
+        results = _with_received_splits(operation, inputs, results, core.received_splits())
     return results if operation.is_group else results[0]
 
 
 def _deliver(operation: Operation, one: _Input, output: Any) -> Any:
     result = operation.reduction.compression.decompress(output, one.context)
     if not operation.in_place:
-        return result
+        return one.adapter.returned(result, like=one.original)
     if result is not one.original:
         one.adapter.assign(one.original, result)
     return one.original
 
 
-def _with_received_splits(results: list[Any], has_splits: list[bool], received: list[int]) -> list[Any]:
-    each = np.array(received, np.int64).reshape(len(results), -1)
+def _with_received_splits(
+    operation: Operation, inputs: list[_Input], results: list[Any], received: list[int]
+) -> list[Any]:
+    """A result becomes a pair where the user gave splits."""
+    ranks = len(received) // len(results)
+    each = [received[first : first + ranks] for first in range(0, len(received), ranks)]
     return [
-        (result, splits) if wanted else result for result, splits, wanted in zip(results, each, has_splits, strict=True)
+        result if given is None else (result, one.adapter.received_splits(numbers, given))
+        for one, result, given, numbers in zip(inputs, results, operation.splits, each, strict=True)
     ]

@@ -57,10 +57,26 @@ def assign(target: Array, source: Array) -> None:
     target[...] = source
 
 
-def from_memory(memory: Array, dtype: int, shape: list[int], like: Array) -> Array:
+def from_memory(memory: Array, dtype: int, shape: list[int]) -> Array:
     typed: Array = memory.view(_DTYPE_OF[dtype])
     return typed.reshape(shape)
 
 
+def returned(array: Array, like: Any) -> Array:
+    return array
+
+
 def rows(array: Array) -> Array:
     return array.reshape(1) if array.ndim == 0 else array
+
+
+def dtype_name(array: Array) -> str:
+    return str(array.dtype.name)
+
+
+def cast(array: Array, dtype_name: str) -> Array:
+    return array.astype(dtype_name)
+
+
+def received_splits(numbers: list[int], sent: Any) -> Array:
+    return np.array(numbers, np.int64)

@@ -1,0 +1,91 @@
+"""PyTorch tensors. Those on a GPU go through the host's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ringtrain import _core
+
+_DTYPES: dict[torch.dtype, int] = {
+    getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
+}
+_DTYPE_OF = {number: dtype for dtype, number in _DTYPES.items()}
+
+
+def accepts(array: Any) -> bool:
+    return isinstance(array, torch.Tensor)
+
+
+def prepare(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"ringtrain cannot send a tensor with the layout {tensor.layout}; make it dense with to_dense(), or use "
+            "sparse_allreduce_async of ringtrain.torch"
+        )
+    if tensor.dtype not in _DTYPES:
+        names = ", ".join(str(dtype) for dtype in _DTYPES)
+        raise TypeError(f"ringtrain cannot send dtype {tensor.dtype}; it takes {names}")
+    if tensor.is_meta:
+        raise ValueError("ringtrain cannot send a tensor on the meta device: it has no values")
+    if tensor.is_cpu and _is_plain(tensor):
+        return tensor
+    return tensor.detach().resolve_neg().cpu().contiguous()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in memory as they are, in the usual order."""
+    return tensor.is_contiguous() and not tensor.is_neg()
+
+
+def is_in_place(tensor: torch.Tensor) -> bool:
+    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ValueError(
+            "an operation in place needs a tensor whose elements have places of their own; this one was expanded"
+        )
+    return tensor.is_cpu and _is_plain(tensor)
+
+
+def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def view(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
+    return tensor.data_ptr(), _DTYPES[tensor.dtype], tensor.shape
+
+
+def view_in_place(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]] | None:
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None or not tensor.is_cpu or tensor.layout is not torch.strided or not _is_plain(tensor):
+        return None
+    return tensor.data_ptr(), dtype, tensor.shape
+
+
+def assign(target: torch.Tensor, source: torch.Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(source)
+
+
+def from_memory(memory: Any, dtype: int, shape: list[int]) -> torch.Tensor:
+    return torch.from_numpy(memory).view(_DTYPE_OF[dtype]).reshape(shape)
+
+
+def returned(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return tensor.to(like.device)
+
+
+def rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(1) if tensor.dim() == 0 else tensor
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def cast(tensor: torch.Tensor, dtype_name: str) -> torch.Tensor:
+    return tensor.to(getattr(torch, dtype_name))
+
+
+def received_splits(numbers: list[int], sent: Any) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=sent.dtype if isinstance(sent, torch.Tensor) else torch.int32)
