@@ -1,171 +1,18 @@
-"""Average gradients over the ranks, and wrap any optimizer so that it updates with the averages."""
+"""Wrap any optimizer so that it updates with the averages of the gradients over the ranks."""
 
 from __future__ import annotations
 
 import collections
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from ringtrain import ops
 from ringtrain.compression import Compression, Compressor
 from ringtrain.process_sets import ProcessSet, global_process_set
-
-
-@dataclass(frozen=True)
-class _Gradient:
-    name: str
-    array: Any
-    priority: int
-    in_place: bool
-
-
-@dataclass(frozen=True)
-class _Submission:
-    handle: Any
-    gradients: list[_Gradient]
-    is_grouped: bool
-
-
-class GradientReducer:
-    """Averages many named gradients at the same time: `ready` submits each one as soon as it is known, `wait` ends all.
-
-    Every DistributedOptimizer stands on it. Called by one thread at a time, not always the same: autograd threads
-    call `ready`, the training loop calls `wait`.
-
-    Args:
-        prefix: put before all names; None numbers the reducers of a process set in the order of their construction,
-            which therefore must be the same on all its ranks.
-        compression: how gradients travel, such as Compression.fp16.
-        op: ops.Average, ops.Sum, ...
-        gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it; for Average only.
-        scale: multiplied into the result.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError: a gradient_predivide_factor that is not positive, or one other than 1 without Average.
-    """
-
-    _constructed: ClassVar[collections.Counter[tuple[int, ...]]] = collections.Counter()
-
-    def __init__(
-        self,
-        prefix: str | None = None,
-        compression: type[Compressor] = Compression.none,
-        op: Any = ops.Average,
-        gradient_predivide_factor: float = 1.0,
-        scale: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> None:
-        if not gradient_predivide_factor > 0:
-            raise ValueError(f"gradient_predivide_factor must be positive, but is {gradient_predivide_factor}")
-        if gradient_predivide_factor != 1 and op != ops.Average:
-            raise ValueError("gradient_predivide_factor splits the division of an average, so it wants op=Average")
-        self._prefix = self._next_prefix(process_set) if prefix is None else prefix
-        self._how: dict[str, Any] = {
-            "compression": compression,
-            "op": op,
-            "prescale_factor": 1.0 / gradient_predivide_factor,
-            "postscale_factor": gradient_predivide_factor * scale,
-            "process_set": process_set,
-        }
-        self._group_of: dict[str, tuple[str, ...]] = {}
-        self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
-        self._in_flight: list[_Submission] = []
-
-    @classmethod
-    def _next_prefix(cls, process_set: ProcessSet) -> str:
-        # Counted per process set: a rank that is in other sets too has constructed more reducers than its peers.
-        ranks = tuple(process_set.ranks or ())
-        number = cls._constructed[ranks]
-        cls._constructed[ranks] += 1
-        return f"gradients{number}"
-
-    def group(self, groups: Iterable[Iterable[str]]) -> None:
-        """Have the gradients of each group of names reduced together, once the last of them is ready."""
-        self._group_of = {name: names for names in map(tuple, groups) if len(names) > 1 for name in names}
-
-    def ready(self, name: str, gradient: Any, priority: int = 0, in_place: bool = True) -> None:
-        """Submit a gradient, or keep it until its group is complete. Leave it alone until `wait` has returned.
-
-        Args:
-            name: the same on all ranks; once between two calls of `wait`.
-            gradient: an array of the same dtype and shape on all ranks.
-            priority: what is higher is reduced first.
-            in_place: overwrite gradient with the average; otherwise only `wait` hands it out, in a new array.
-        """
-        ready = _Gradient(name, gradient, priority, in_place)
-        group = self._group_of.get(name)
-        if group is None:
-            self._submit(ready)
-            return
-        gathered = self._gathered.setdefault(group, {})
-        gathered[name] = ready
-        if len(gathered) == len(group):
-            del self._gathered[group]
-            self._submit_group([gathered[member] for member in group])
-
-    def wait(self) -> dict[str, Any]:
-        """Wait for all that is submitted and return the averages by name.
-
-        Raises:
-            RuntimeError: a group is incomplete; the message says what is missing.
-            RingtrainError: the first failure, after all the others have ended too, so that the names are free again.
-        """
-        for group, gathered in self._gathered.items():
-            missing = [name for name in group if name not in gathered]
-            raise RuntimeError(f"the gradients {list(gathered)} wait for {missing} of the same group, never made ready")
-        submissions, self._in_flight = self._in_flight, []
-        averages: dict[str, Any] = {}
-        first_error = None
-        for submission in submissions:
-            try:
-                averages.update(_averages(submission))
-            except Exception as error:
-                first_error = first_error or error
-        if first_error is not None:
-            raise first_error
-        return averages
-
-    def reduce(
-        self, names: Sequence[str], gradients: Sequence[Any], priorities: Sequence[int], in_place: Sequence[bool]
-    ) -> list[Any]:
-        """Make all gradients ready and wait; return the averages in the same order."""
-        for name, gradient, priority, overwrite in zip(names, gradients, priorities, in_place, strict=True):
-            self.ready(name, gradient, priority, overwrite)
-        averages = self.wait()
-        return [averages[name] for name in names]
-
-    def _submit(self, gradient: _Gradient) -> None:
-        allreduce = ops.allreduce_async_ if gradient.in_place else ops.allreduce_async
-        name = f"{self._prefix}.{gradient.name}"
-        handle = allreduce(gradient.array, name=name, priority=gradient.priority, **self._how)
-        self._in_flight.append(_Submission(handle, [gradient], is_grouped=False))
-
-    def _submit_group(self, gradients: list[_Gradient]) -> None:
-        is_in_place = all(gradient.in_place for gradient in gradients)
-        allreduce = ops.grouped_allreduce_async_ if is_in_place else ops.grouped_allreduce_async
-        arrays = [gradient.array for gradient in gradients]
-        name = f"{self._prefix}.{gradients[0].name}:{gradients[-1].name}"
-        priority = max(gradient.priority for gradient in gradients)
-        handle = allreduce(arrays, name=name, priority=priority, **self._how)
-        self._in_flight.append(_Submission(handle, gradients, is_grouped=True))
-
-
-def _averages(submission: _Submission) -> dict[str, Any]:
-    """Wait for a submission and return its averages by name."""
-    output = ops.synchronize(submission.handle)
-    outputs = output if submission.is_grouped else [output]
-    averages = {}
-    for gradient, average in zip(submission.gradients, outputs, strict=True):
-        if gradient.in_place and average is not gradient.array:
-            # It was in a group with one that cannot be overwritten.
-            gradient.array[...] = average
-        averages[gradient.name] = gradient.array if gradient.in_place else average
-    return averages
+from ringtrain.reducer import GradientReducer
 
 
 class _Accumulator:

@@ -8,8 +8,9 @@ import pytest
 
 import ringtrain as hvd
 from ringtrain.compression import Compression
-from ringtrain.gradients import GradientReducer, split_evenly
+from ringtrain.gradients import split_evenly
 from ringtrain.optim import Adam
+from ringtrain.reducer import GradientReducer
 
 
 class StepRecorder:

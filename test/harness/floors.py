@@ -24,10 +24,10 @@ CPP_FLOORS = (
 )
 PYTHON_FLOORS = (
     {"_core", "launchers", "options", "errors", "cores", "mpi"},
-    {"compression", "arrays", "adapters", "handles", "memory"},
+    {"arrays", "adapters", "compression", "handles", "memory"},
     {"world", "process_sets", "timeline"},
     {"submission", "ops"},
-    {"objects", "gradients", "optim"},
+    {"objects", "reducer", "gradients", "optim"},
     {"run", "doctor", "torch", "jax", "mxnet", "bench", "kvstore", "elastic", "__main__"},
 )
 # `import ringtrain` stands above all but those whom users type or import.
