@@ -9,6 +9,9 @@ PYTHON ?= python3
 TESTS ?= test
 VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 BIN := $(VENV)/bin
+comma := ,
+# PyTorch is large and does not care which MPI there is.
+FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)torch)
 
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
 
@@ -52,7 +55,7 @@ $(BIN)/python:
 
 # Editable: the core is built into ringtrain/, once for all environments, and Python sources need no new install.
 $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
-	$(BIN)/python -m pip install -qq --editable ".[$(MPI),examples,test]"
+	$(BIN)/python -m pip install -qq --editable ".[$(MPI),examples,test$(FRAMEWORKS)]"
 	touch $@
 
 $(VENV)/.linters: $(VENV)/.installed

@@ -16,6 +16,7 @@ from ringtrain.errors import (
     RingtrainError,
     ShutDownError,
     StalledError,
+    StepOrderError,
 )
 from ringtrain.gradients import DistributedOptimizer
 from ringtrain.handles import Handle, poll, synchronize
@@ -109,6 +110,7 @@ __all__ = [
     "RingtrainError",
     "ShutDownError",
     "StalledError",
+    "StepOrderError",
     "Sum",
     "add_process_set",
     "allgather",

@@ -14,6 +14,14 @@ from ringtrain._core import (
     StalledError,
 )
 
+
+class StepOrderError(RingtrainError, AssertionError):
+    """The calls of backward(), step() and zero_grad() came in an order that would lose gradients.
+
+    An AssertionError too, which is what Horovod raises.
+    """
+
+
 # The name under which Horovod's users catch the failure of a collective.
 HorovodInternalError = RingtrainError
 
@@ -25,4 +33,5 @@ __all__ = [
     "RingtrainError",
     "ShutDownError",
     "StalledError",
+    "StepOrderError",
 ]

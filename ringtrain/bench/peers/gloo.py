@@ -68,7 +68,7 @@ def _step(gradients: Sequence[Array]) -> Callable[[], Sequence[Array]]:
     for members in _buckets(gradients[::-1]):
         tensors = [as_tensor(member) for member in members]
         flat = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
-        parts = flat.split([tensor.numel() for tensor in tensors])
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         views = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
         buckets.append((flat, list(zip(views, tensors, strict=True))))
 

@@ -1,0 +1,84 @@
+"""Adaptive summation of what the ranks' updates change (Maleki et al., arXiv 2006.02924).
+
+Mirrors `horovod.torch.DistributedOptimizer(op=Adasum)`: each rank updates with its own gradients, and what is combined
+are the differences that the updates make. So the learning rate need not be scaled with the number of ranks, and any
+optimizer keeps its own state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from ringtrain import ops
+from ringtrain.errors import StepOrderError
+from ringtrain.reducer import GradientReducer
+from ringtrain.torch.parameters import ParameterNames
+
+
+class AdasumOptimizer(torch.optim.Optimizer):
+    """What an optimizer with op=Adasum does differently; mixed into the class of the wrapped one."""
+
+    _names: ParameterNames
+    _reducer: GradientReducer
+    # Set by GradScaler before `step` and deleted after it.
+    found_inf: torch.Tensor
+    grad_scale: torch.Tensor | None
+
+    # Has GradScaler call `step` also where this rank's gradients overflowed, with `found_inf` and `grad_scale` set.
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update with this rank's gradients and combine the changes with those of the other ranks.
+
+        Under a GradScaler nobody updates if the gradients of any rank overflowed.
+
+        Raises:
+            RingtrainError: a reduction failed; see ringtrain.errors.
+        """
+        if hasattr(self, "found_inf") and self._is_overflow_anywhere():
+            return None
+        names = self._names.of(self.param_groups)
+        parameters = [parameter.detach() for parameter in names]
+        before = [parameter.clone() for parameter in parameters]
+        loss = super().step(closure) if closure is not None else super().step()
+        torch._foreach_sub_(parameters, before)
+        for place, (name, change) in enumerate(zip(names.values(), parameters, strict=True)):
+            self._reducer.ready(name, change, -place)
+        self._reducer.wait()
+        torch._foreach_add_(parameters, before)
+        return loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # see Distributed.step
+
+    def _is_overflow_anywhere(self) -> bool:
+        overflow = ops.allreduce(
+            torch.as_tensor(self.found_inf, dtype=torch.float32),
+            name=self._reducer.full_name("<overflow>"),
+            op=ops.Sum,
+            process_set=self._reducer.process_set,
+        )
+        if overflow.item() > 0:
+            return True
+        if self.grad_scale is not None:
+            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_div_(grads, self.grad_scale)
+            self.grad_scale = None  # the wrapped optimizer may look at it, too
+        return False
+
+    def synchronize(self) -> None:
+        """Does nothing, as in Horovod: `step` combines the changes."""
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """Raises StepOrderError, as in Horovod: `step` is what combines the changes."""
+        raise StepOrderError("skip_synchronize() is not for op=Adasum, where step() combines the changes of the ranks")
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Nothing special: no backward pass averages gradients."""
+        return nullcontext()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Nothing special: gradients accumulate until `step` is called."""

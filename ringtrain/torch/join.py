@@ -1,0 +1,54 @@
+"""Epochs in which the ranks have different numbers of batches."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from ringtrain import ops, world
+from ringtrain.objects import broadcast_parameters
+from ringtrain.torch.optimizer import Distributed
+from ringtrain.torch.state import broadcast_optimizer_state
+
+
+class Join:
+    """A context in which each rank trains until its own data end: `with hvd.Join(optimizer): for batch in loader: ...`
+
+    A rank that leaves it early waits at its end and contributes nothing to the reductions of the others, whose averages
+    are over the ranks that still train. At the end all ranks have the parameters and the state of the one that trained
+    longest. Mirrors torch.distributed.algorithms.Join on `hvd.join`.
+
+    Within it, the other operations of the ranks that still train may be allreduces with Sum and Average, to which the
+    others contribute zeros, and barriers. SyncBatchNorm works; sparse gradients need sparse_as_dense=True.
+
+    Args:
+        optimizers: distributed, over all ranks of the job, with op=Average or Sum.
+
+    Raises:
+        TypeError: an optimizer that is not distributed, or one with op=Adasum.
+    """
+
+    def __init__(self, *optimizers: Any):
+        for optimizer in optimizers:
+            if not isinstance(optimizer, Distributed):
+                raise TypeError(f"Join takes what DistributedOptimizer returned, not {type(optimizer).__name__}")
+        self._optimizers = optimizers
+
+    def __enter__(self) -> Join:
+        for optimizer in self._optimizers:
+            optimizer._reduction.counts_contributors = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for optimizer in self._optimizers:
+            optimizer._reduction.counts_contributors = False
+        if error is not None:
+            return  # the others learn it when this rank ends; waiting for them would only hide it
+        last = ops.join()
+        if world.size() == 1:
+            return
+        for optimizer in self._optimizers:
+            broadcast_parameters([group["params"] for group in optimizer.param_groups], last)
+            broadcast_optimizer_state(optimizer, last)

@@ -1,0 +1,244 @@
+"""`DistributedOptimizer`: any optimizer of torch, which averages the gradients over the ranks before its update.
+
+Mirrors `horovod.torch.DistributedOptimizer` (horovod/torch/optimizer.py).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from ringtrain._core import ReduceOp
+from ringtrain.compression import Compression, Compressor
+from ringtrain.errors import StepOrderError
+from ringtrain.ops import Adasum, Average
+from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.reducer import GradientReducer
+from ringtrain.torch.adasum import AdasumOptimizer
+from ringtrain.torch.parameters import Groups, NamedParameters, ParameterNames, check_groups
+from ringtrain.torch.reduction import GradientReduction, LocalReduction
+from ringtrain.torch.shared_gradients import SharedGradients
+
+_Closure = Callable[[], Any]
+_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: NamedParameters | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    gradient_as_shared_view: bool = False,
+) -> Any:
+    """The optimizer, averaging the gradients over the ranks before each update.
+
+    Gradients are submitted while backward() goes on, and `step` waits for them. The result is an instance of a subclass
+    of the optimizer's class and shares all of its state, so schedulers, GradScaler and checkpoints work as before; it
+    has the methods of `Distributed` too. Use it in place of the optimizer.
+
+    Args:
+        optimizer: any of torch.optim.
+        named_parameters: such as model.named_parameters(), the same on all ranks: names for errors and the timeline.
+            All parameters of the optimizer must be named; None names them by their places.
+        compression: how gradients travel, such as Compression.fp16.
+        backward_passes_per_step: average only with every n-th backward pass, the sum of n gradients. 1 also stands for
+            "as many as there are before the first step", which is when the first gradients travel.
+        op: Average, Sum, or Adasum, which combines the changes that the ranks' updates make (arXiv 2006.02924).
+        gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it; for Average only.
+        num_groups: older spelling of `groups`.
+        groups: reduce the gradients in that many groups, each all at once; or lists of the parameters of each group.
+        sparse_as_dense: make sparse gradients dense; otherwise they are gathered.
+        process_set: the ranks that take part; the others update with their own gradients.
+        gradient_as_shared_view: let the gradients lie in memory that the ranks of a node share, which makes reducing
+            them cheaper. `parameter.grad` is then a view of that memory, and stays the same tensor.
+
+    Raises:
+        NotInitializedError: before init().
+        TypeError: no optimizer of torch.
+        ValueError: named_parameters does not fit the optimizer, or another argument is out of its range; the optimizer
+            is distributed already.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no torch.optim.Optimizer; "
+            "for other arrays there is DistributedOptimizer of ringtrain"
+        )
+    if isinstance(optimizer, (Distributed, AdasumOptimizer)):
+        raise ValueError("this optimizer is distributed already")
+    if num_groups and groups is not None:
+        raise ValueError("give num_groups or groups, not both: num_groups is the older spelling of groups")
+    groups = num_groups or groups
+    check_groups(groups)
+    passes = _checked_passes(backward_passes_per_step)
+    names = ParameterNames(named_parameters, optimizer.param_groups)
+    reducer = GradientReducer(
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+    )
+    if not process_set.included() or process_set.size() == 1:
+        return _distributed(optimizer, Distributed, _reduction=LocalReduction())
+    if op == Adasum:
+        return _distributed(optimizer, AdasumOptimizer, _names=names, _reducer=reducer)
+    reduction = GradientReduction(
+        names,
+        optimizer.param_groups,
+        groups,
+        reducer,
+        passes=None if passes == 1 else passes,
+        sparse_as_dense=sparse_as_dense,
+        shared=SharedGradients() if gradient_as_shared_view else None,
+    )
+    return _distributed(optimizer, Distributed, _reduction=reduction)
+
+
+def _checked_passes(passes: int) -> int:
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"backward_passes_per_step must be an integer of at least 1, but is {passes}")
+    return passes
+
+
+def _distributed(optimizer: torch.optim.Optimizer, mixin: type, **attributes: Any) -> torch.optim.Optimizer:
+    """The optimizer once more, with the methods of `mixin` before its own. Both share all their attributes."""
+    cls: Any = type(type(optimizer).__name__, (mixin, type(optimizer)), {"__doc__": type(optimizer).__doc__})
+    distributed: torch.optim.Optimizer = cls.__new__(cls)
+    distributed.__dict__ = vars(optimizer)
+    vars(optimizer).update(attributes)
+    if "step" in vars(optimizer):  # a learning rate scheduler that came before has put it there, see LRScheduler
+        vars(optimizer)["step"] = _observed_step(distributed)
+    _optimizers.add(distributed)
+    return distributed
+
+
+def _observed_step(distributed: torch.optim.Optimizer) -> Callable[..., Any]:
+    """A step that tells learning rate schedulers that it was called."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        vars(distributed)["_opt_called"] = True
+        return type(distributed).step(distributed, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
+
+
+class Distributed(torch.optim.Optimizer):
+    """What a distributed optimizer does differently; mixed into the class of the wrapped one."""
+
+    _reduction: GradientReduction | LocalReduction
+    _skips_synchronize = False
+
+    # GradScaler looks at the gradients through `param_groups` alone, and has to find averages there: then it sees the
+    # same overflow on all ranks. Nobody else needs to wait for that.
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        if self._reduction.has_begun() and _is_called_by_grad_scaler():
+            self.synchronize()
+        return self._own_groups()
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        vars(self)["param_groups"] = groups
+
+    def _own_groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = vars(self)["param_groups"]
+        return groups
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are averages over the ranks. `step` then does not do it again.
+
+        A parameter that got no gradient contributes zeros, with one warning.
+
+        Raises:
+            StepOrderError: a gradient was changed while it was being averaged.
+            RingtrainError: a reduction failed; see ringtrain.errors.
+        """
+        self._reduction.watch(self._own_groups())
+        self._reduction.synchronize()
+
+    def step(self, closure: _Closure | None = None) -> Any:
+        """Wait for the averages and update the parameters.
+
+        Args:
+            closure: computes the loss and the gradients anew, as often as the wrapped optimizer calls it; the loss that
+                it returns is averaged over the ranks, so that all come to the same decisions.
+
+        Raises:
+            StepOrderError: within `skip_synchronize` and there was no `synchronize`.
+            RingtrainError: a reduction failed; see ringtrain.errors.
+        """
+        if closure is not None:
+            return super().step(lambda: self._synchronized(closure))
+        if self._skips_synchronize:
+            if self._reduction.has_begun():
+                raise StepOrderError("step() in skip_synchronize(), but the gradients were not synchronized before it")
+        elif not self._reduction.is_synchronized:
+            self.synchronize()
+        self._reduction.is_synchronized = False
+        return super().step()
+
+    # Optimizer.load_state_dict would wrap it for the profiler, as the step of the wrapped class is already.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _synchronized(self, closure: _Closure) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        self.synchronize()
+        return self._reduction.average(loss) if torch.is_tensor(loss) else loss
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """`step` within does not wait for the averages: `synchronize` was called before. As in Horovod."""
+        self._skips_synchronize = True
+        try:
+            yield
+        finally:
+            self._skips_synchronize = False
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes within only accumulate gradients on this rank. Mirrors DistributedDataParallel.no_sync.
+
+        The sum is averaged with the first backward pass after it, or in `step`.
+        """
+        return self._reduction.no_sync()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Average the gradients with every n-th backward pass from now on. As in Horovod."""
+        self._reduction.set_passes(_checked_passes(passes))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of the wrapped optimizer.
+
+        Raises:
+            StepOrderError: between backward() and step(), where it would throw away what is being averaged.
+        """
+        if self._reduction.has_begun():
+            raise StepOrderError(
+                "zero_grad() after backward() and before step() or synchronize(), while the gradients are being "
+                "averaged. For a backward pass whose gradients are not wanted use `with optimizer.no_sync():`"
+            )
+        super().zero_grad(set_to_none)
+
+
+def _is_called_by_grad_scaler() -> bool:
+    """Whether the caller of the caller is in torch's module of GradScaler."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).endswith("amp.grad_scaler")
+
+
+def synchronize_owners(parameters: list[torch.Tensor]) -> None:
+    """Wait for the averages of all distributed optimizers that have one of the parameters."""
+    for optimizer in list(_optimizers):
+        if optimizer._reduction.has_begun() and optimizer._reduction.owns_any(parameters):
+            optimizer.synchronize()
