@@ -74,8 +74,15 @@ class GradientReducer:
         return f"gradients{number}"
 
     def group(self, groups: Iterable[Iterable[str]]) -> None:
-        """Have the gradients of each group of names reduced together, once the last of them is ready."""
+        """Have the gradients of each group of names reduced together, once the last of them is ready.
+
+        What waits for the others of an earlier group now belongs to its new one.
+        """
         self._group_of = {name: names for names in map(tuple, groups) if len(names) > 1 for name in names}
+        waiting, self._gathered = self._gathered, {}
+        for gathered in waiting.values():
+            for gradient in gathered.values():
+                self.ready(*gradient)
 
     def has_group(self, name: str) -> bool:
         """Whether the gradient is reduced together with others."""

@@ -25,7 +25,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
     _names: ParameterNames
     _reducer: GradientReducer
     # Set by GradScaler before `step` and deleted after it.
-    found_inf: torch.Tensor
+    found_inf: torch.Tensor | None
     grad_scale: torch.Tensor | None
 
     # Has GradScaler call `step` also where this rank's gradients overflowed, with `found_inf` and `grad_scale` set.
@@ -66,7 +66,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
         if self.grad_scale is not None:
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
             torch._foreach_div_(grads, self.grad_scale)
-            self.grad_scale = None  # the wrapped optimizer may look at it, too
+        self.grad_scale = self.found_inf = None  # the wrapped optimizer has nothing to do with them any more
         return False
 
     def synchronize(self) -> None:

@@ -77,6 +77,8 @@ def DistributedOptimizer(
         )
     if isinstance(optimizer, (Distributed, AdasumOptimizer)):
         raise ValueError("this optimizer is distributed already")
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} is not registered; see add_process_set")
     if num_groups and groups is not None:
         raise ValueError("give num_groups or groups, not both: num_groups is the older spelling of groups")
     groups = num_groups or groups
@@ -229,6 +231,7 @@ class Distributed(torch.optim.Optimizer):
                 "zero_grad() after backward() and before step() or synchronize(), while the gradients are being "
                 "averaged. For a backward pass whose gradients are not wanted use `with optimizer.no_sync():`"
             )
+        self._reduction.watch(self._own_groups())
         super().zero_grad(set_to_none)
 
 

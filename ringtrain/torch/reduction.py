@@ -19,7 +19,7 @@ from ringtrain.torch.parameters import Groups, ParameterNames, groups_of
 from ringtrain.torch.shared_gradients import SharedGradients
 from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
 
-# A parameter's gradient is submitted by the optimizer that was made last for it; an earlier one finds it in step().
+# The hook of each parameter, and the reduction that it calls: of the optimizer that was made last for it.
 _hooks = WeakIdKeyDictionary()
 
 
@@ -80,10 +80,12 @@ class GradientReduction:
         self._passes = passes
         self._sparse_as_dense = sparse_as_dense
         self._shared = shared
-        self._gradients: dict[torch.Tensor, _Gradient] = {}
+        self._known: dict[torch.Tensor, _Gradient] = {}  # of all parameters that ever required a gradient
+        self._gradients: dict[torch.Tensor, _Gradient] = {}  # of those that do now
         self._begun: list[_Gradient] = []  # by a backward pass, and not yet synchronized
         self._sparse: list[tuple[_Gradient, SparseHandle]] = []
         self._is_local = False
+        self._replaced_by: weakref.ref[GradientReduction] | None = None
         self._has_warned = False
         # Whether averages are over the ranks that have not joined.
         self.counts_contributors = False
@@ -100,16 +102,16 @@ class GradientReduction:
     def watch(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Follow the parameters that the optimizer has now and that require a gradient now."""
         names = {parameter: name for parameter, name in self._names.of(param_groups).items() if parameter.requires_grad}
+        if self._replaced_by is not None and self._replaced_by() is None:
+            self._known, self._gradients, self._replaced_by = {}, {}, None
         if names.keys() == self._gradients.keys():
             return
-        known = self._gradients
-        self._gradients = {}
         for place, (parameter, name) in enumerate(names.items()):
-            # Early parameters first: the next forward pass starts with them.
-            gradient = known.get(parameter) or _Gradient(parameter, name, -place)
-            self._gradients[parameter] = gradient
-            if parameter not in known:
+            if parameter not in self._known:
+                # Early parameters first: the next forward pass starts with them.
+                self._known[parameter] = gradient = _Gradient(parameter, name, -place)
                 _set_hook(self, gradient)
+        self._gradients = {parameter: self._known[parameter] for parameter in names}
         self._reducer.group(groups_of(self._groups, names))
 
     def has_begun(self) -> bool:
@@ -152,9 +154,14 @@ class GradientReduction:
         """Submit what is not yet submitted, and wait for everything: the gradients are the averages afterwards.
 
         Raises:
-            StepOrderError: a gradient was changed after it was submitted.
+            StepOrderError: a gradient was changed after it was submitted, or a later optimizer has the parameters.
             RingtrainError: a reduction failed.
         """
+        if self._replaced_by is not None:
+            raise StepOrderError(
+                "another DistributedOptimizer was made for these parameters after this one, and averages their "
+                "gradients; make a new one to go back"
+            )
         if self._passes is None and self._begun:
             self._passes = max(gradient.passes for gradient in self._begun)
         try:
@@ -260,9 +267,7 @@ class LocalReduction:
 
 
 def _set_hook(reduction: GradientReduction, gradient: _Gradient) -> None:
-    """Have backward() call the reduction, as long as there is one."""
-    if gradient.parameter in _hooks:
-        _hooks[gradient.parameter].remove()
+    """Have backward() call the reduction, as long as there is one, and nobody else."""
     dead_or_alive = weakref.ref(reduction)
 
     def hook(parameter: torch.Tensor) -> None:
@@ -270,7 +275,13 @@ def _set_hook(reduction: GradientReduction, gradient: _Gradient) -> None:
         if alive is not None:
             alive.on_backward(gradient)
 
-    _hooks[gradient.parameter] = gradient.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    if gradient.parameter in _hooks:
+        registration, other = _hooks[gradient.parameter]
+        registration.remove()
+        if other() is not None:
+            other()._replaced_by = dead_or_alive
+    registration = gradient.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    _hooks[gradient.parameter] = registration, dead_or_alive
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
