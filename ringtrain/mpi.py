@@ -44,6 +44,15 @@ class World(NamedTuple):
     library: Library | None
 
 
+class _Introduction(NamedTuple):
+    """What each rank tells all the others."""
+
+    settings: dict[str, str]
+    name: tuple[str, int]
+    node_leader: int
+    share: cores.Share
+
+
 def single_world() -> World:
     """A job of one rank: no MPI."""
     here = cores.usable_together([cores.own_share()])
@@ -75,17 +84,16 @@ def connect(comm: Any, settings: dict[str, str], read_more: Callable[[], T]) -> 
             "ringtrain calls MPI from a thread of its own, but MPI was initialised without MPI_THREAD_MULTIPLE; "
             'set mpi4py.rc.thread_level = "multiple" before mpi4py.MPI is imported'
         )
-    _require_same(own.allgather(settings))
-    node_leader = _leader_of_node(own)
-    leaders: list[int] = own.allgather(node_leader)
+    myself = _Introduction(settings, (socket.gethostname(), os.getpid()), _leader_of_node(own), cores.own_share())
+    everybody: list[_Introduction] = own.allgather(myself)
+    _require_same([one.settings for one in everybody])
+    leaders = [one.node_leader for one in everybody]
     numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
-    shares: list[cores.Share] = own.allgather(cores.own_share())
-    on_node = [share for share, leader in zip(shares, leaders, strict=True) if leader == node_leader]
     world = World(
         rank=own.Get_rank(),
-        names=own.allgather((socket.gethostname(), os.getpid())),
+        names=[one.name for one in everybody],
         nodes=[numbers[leader] for leader in leaders],
-        cores=cores.usable_together(on_node),
+        cores=cores.usable_together(one.share for one in everybody if one.node_leader == myself.node_leader),
         token=own.bcast(secrets.token_hex(8)),
         library=_describe(MPI, own),
     )

@@ -43,12 +43,10 @@ std::unique_ptr<Group> make_network_group(const std::string& algorithm, const Pe
   return std::make_unique<BySizeGroup>(std::move(small), std::move(large), large_from);
 }
 
-std::unique_ptr<Group> make_node_group(const Placement& placement, const Options& options, const Tuning& tuning,
-                                       NodeMemory memory, Watch& watch) {
-  const int size = static_cast<int>(placement.on_node(placement.own_node()).size());
-  if (size == 1) return std::make_unique<SelfGroup>();
-  const auto geometry = ShmGroup::Geometry::of(size, static_cast<size_t>(options.mailbox_kb * 1024), memory.cores);
-  return std::make_unique<ShmGroup>(std::move(memory), geometry, placement.place_on_node(), tuning, watch);
+std::unique_ptr<Group> make_node_group(const Placement& placement, const Tuning& tuning, NodeMemory memory,
+                                       Watch& watch) {
+  if (placement.on_node(placement.own_node()).size() == 1) return std::make_unique<SelfGroup>();
+  return std::make_unique<ShmGroup>(std::move(memory), placement.place_on_node(), tuning, watch);
 }
 
 }  // namespace
@@ -87,14 +85,14 @@ std::unique_ptr<Group> choose_group(const Placement& placement, const Options& o
                                     int tag, NodeMemory memory, Watch& watch) {
   if (placement.ranks.size() == 1) return std::make_unique<SelfGroup>();
   if (memory.mailboxes.data() && placement.is_on_one_node())
-    return make_node_group(placement, options, tuning, std::move(memory), watch);
+    return make_node_group(placement, tuning, std::move(memory), watch);
   std::unique_ptr<Group> flat =
       make_network_group(options.allreduce_algorithm, Peers(*mpi, placement.ranks, placement.own, tag, watch), tuning);
   if (!memory.mailboxes.data()) return flat;
 
   HierarchicalGroup::Parts parts;
   parts.watch = std::make_unique<StreamWatch>(watch);
-  parts.node = make_node_group(placement, options, tuning, std::move(memory), *parts.watch);
+  parts.node = make_node_group(placement, tuning, std::move(memory), *parts.watch);
   parts.flat = std::move(flat);
   parts.nodes = static_cast<int>(placement.distinct_nodes().size());
   parts.lanes = placement.fewest_ranks_on_a_node();

@@ -32,10 +32,9 @@ struct Placement {
 // Whether a segment between the ranks of this rank's node is of use: where not, none need be made.
 bool wants_shared_memory(const Placement& placement, const Options& options);
 
-// `memory`: shared by this rank's node, its mailboxes made for ShmGroup::Geometry::of(ranks on the node, mailbox size);
-// without them when there are none, which then holds on all nodes. `mpi`: null when the placement is a single rank.
-// `tag`: keeps the messages of this process set apart. `tuning` outlives the Group. All ranks of the placement call
-// this at the same time.
+// `memory`: shared by this rank's node; without mailboxes when there are none, which then holds on all nodes. `mpi`:
+// null when the placement is a single rank. `tag`: keeps the messages of this process set apart. `tuning` outlives the
+// Group. All ranks of the placement call this at the same time.
 std::unique_ptr<Group> choose_group(const Placement& placement, const Options& options, const Tuning& tuning, Mpi* mpi,
                                     int tag, NodeMemory memory, Watch& watch);
 

@@ -13,7 +13,7 @@ ShmAllreduce::ShmAllreduce(ShmGroup& group, const Reduction& reduction, const La
       rank_(group.rank()),
       size_(group.size()),
       chunk_(static_cast<size_t>(size_) *
-             (std::min(group.geometry_.mailbox_bytes, group.tuning_.mailbox_bytes) / element_)),
+             (std::min(group.memory_.geometry.mailbox_bytes, group.tuning_.mailbox_bytes) / element_)),
       chunks_((layout.total() + chunk_ - 1) / chunk_),
       first_(group.next_chunk_),
       put_cursors_(static_cast<size_t>(size_)),
@@ -44,7 +44,7 @@ void ShmAllreduce::run() {
 }
 
 bool ShmAllreduce::can_put() const {
-  const size_t depth = static_cast<size_t>(group_.geometry_.depth);
+  const size_t depth = static_cast<size_t>(group_.memory_.geometry.depth);
   return put_ < chunks_ && put_ < got_ + depth &&
          group_.who_has_not(&Control::got, group_.got_before(number(put_))) < 0;
 }

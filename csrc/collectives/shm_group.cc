@@ -33,7 +33,7 @@ const char* at(const void* data, size_t offset) { return static_cast<const char*
 
 }  // namespace
 
-ShmGroup::Geometry ShmGroup::Geometry::of(int size, size_t largest_mailbox_bytes, int cores) {
+MailboxGeometry MailboxGeometry::of(int size, size_t largest_mailbox_bytes, int cores) {
   constexpr size_t kCache = 16 << 20, kPage = 4096, kSmallest = 1024;
   const int depth = size > cores ? 4 : 2;
   const size_t mailboxes = static_cast<size_t>(size) * static_cast<size_t>(size - 1) * static_cast<size_t>(depth);
@@ -42,13 +42,13 @@ ShmGroup::Geometry ShmGroup::Geometry::of(int size, size_t largest_mailbox_bytes
   return {size, bytes, depth};
 }
 
-size_t ShmGroup::Geometry::segment_bytes() const {
-  const size_t per_rank = sizeof(Control) + 2 * kSmallBytes + static_cast<size_t>(depth) * lane_bytes();
-  return static_cast<size_t>(size) * per_rank;
+size_t ShmGroup::segment_bytes(const MailboxGeometry& geometry) {
+  const size_t lanes = static_cast<size_t>(geometry.depth) * geometry.lane_bytes();
+  return static_cast<size_t>(geometry.size) * (sizeof(Control) + 2 * kSmallBytes + lanes);
 }
 
-ShmGroup::ShmGroup(NodeMemory memory, const Geometry& geometry, int rank, const Tuning& tuning, Watch& watch)
-    : Group(rank, geometry.size), memory_(std::move(memory)), geometry_(geometry), tuning_(tuning), watch_(watch) {}
+ShmGroup::ShmGroup(NodeMemory memory, int rank, const Tuning& tuning, Watch& watch)
+    : Group(rank, memory.geometry.size), memory_(std::move(memory)), tuning_(tuning), watch_(watch) {}
 
 char* ShmGroup::small_slot(int rank, uint32_t number) {
   char* first = memory_.mailboxes.data() + static_cast<size_t>(size()) * sizeof(Control);
@@ -57,13 +57,13 @@ char* ShmGroup::small_slot(int rank, uint32_t number) {
 
 char* ShmGroup::lane(int from, uint32_t chunk) {
   char* first = memory_.mailboxes.data() + static_cast<size_t>(size()) * (sizeof(Control) + 2 * kSmallBytes);
-  const size_t depth = static_cast<size_t>(geometry_.depth);
-  return first + (static_cast<size_t>(from) * depth + chunk % depth) * geometry_.lane_bytes();
+  const size_t depth = static_cast<size_t>(memory_.geometry.depth);
+  return first + (static_cast<size_t>(from) * depth + chunk % depth) * memory_.geometry.lane_bytes();
 }
 
 char* ShmGroup::mailbox(int from, int to, uint32_t chunk) {
   const int place = to > from ? to - 1 : to;  // nobody writes to itself
-  return lane(from, chunk) + static_cast<size_t>(place) * geometry_.mailbox_bytes;
+  return lane(from, chunk) + static_cast<size_t>(place) * memory_.geometry.mailbox_bytes;
 }
 
 int ShmGroup::who_has_not(Flag Control::* stage, uint32_t count) {
@@ -180,7 +180,7 @@ void ShmGroup::reduce_own_slice(const Reduction& reduction, const Piece* first, 
 
 void ShmGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) {
   const size_t element = size_of(reduction.dtype);
-  const size_t step = geometry_.mailbox_bytes / element;
+  const size_t step = memory_.geometry.mailbox_bytes / element;
   const Counts offsets = offsets_of(counts);
   const size_t chunks = chunks_for(*std::max_element(counts.begin(), counts.end()), step);
   std::vector<const void*> sources(static_cast<size_t>(size()));
@@ -206,7 +206,7 @@ void ShmGroup::reduce_scatter(const Reduction& reduction, const void* source, vo
 }
 
 void ShmGroup::allgather(const void* source, void* destination, const Counts& bytes) {
-  const size_t step = geometry_.lane_bytes();
+  const size_t step = memory_.geometry.lane_bytes();
   const Counts offsets = offsets_of(bytes);
   const size_t chunks = chunks_for(*std::max_element(bytes.begin(), bytes.end()), step);
   copy(at(destination, offsets[rank()]), source, bytes[rank()]);
@@ -228,7 +228,7 @@ void ShmGroup::allgather(const void* source, void* destination, const Counts& by
 }
 
 void ShmGroup::broadcast(void* data, size_t bytes, int root) {
-  const size_t step = geometry_.lane_bytes();
+  const size_t step = memory_.geometry.lane_bytes();
   stream(
       chunks_for(bytes, step),
       [&](size_t k, uint32_t chunk) {
@@ -244,7 +244,7 @@ void ShmGroup::broadcast(void* data, size_t bytes, int root) {
 }
 
 void ShmGroup::alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) {
-  const size_t step = geometry_.mailbox_bytes;
+  const size_t step = memory_.geometry.mailbox_bytes;
   const Counts send_offsets = offsets_of(send_bytes), receive_offsets = offsets_of(receive_bytes);
   // Nobody knows how much the others send to each other, so all agree on the number of chunks first.
   size_t most = std::max(*std::max_element(send_bytes.begin(), send_bytes.end()),

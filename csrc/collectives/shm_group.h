@@ -24,30 +24,33 @@
 
 namespace ringtrain {
 
+// How a segment of mailboxes is divided; the same on all ranks that share it.
+struct MailboxGeometry {
+  int size = 0;  // ranks
+  size_t mailbox_bytes = 0;
+  int depth = 0;  // how many chunks are under way at once
+
+  // Keeps all mailboxes together under half of a usual last-level cache. `cores`: that all ranks of the node can keep
+  // busy at the same time.
+  static MailboxGeometry of(int size, size_t largest_mailbox_bytes, int cores);
+  size_t lane_bytes() const { return static_cast<size_t>(size - 1) * mailbox_bytes; }
+};
+
 // What the ranks of a Group share on this node.
 struct NodeMemory {
-  SharedSegment mailboxes;         // zero at first
-  int cores = 1;                   // that all ranks of the node can keep busy at the same time
+  SharedSegment mailboxes;  // zero at first
+  MailboxGeometry geometry;
   Arena* arena = nullptr;          // null where there is none
   std::vector<int> arena_members;  // by rank of the Group on this node
 };
 
 class ShmGroup final : public Group {
  public:
-  // How the segment is divided; the same on all ranks.
-  struct Geometry {
-    int size;
-    size_t mailbox_bytes;
-    int depth;  // how many chunks are under way at once
-
-    // Keeps all mailboxes together under half of a usual last-level cache. `cores`: as in NodeMemory.
-    static Geometry of(int size, size_t largest_mailbox_bytes, int cores);
-    size_t segment_bytes() const;
-    size_t lane_bytes() const { return static_cast<size_t>(size - 1) * mailbox_bytes; }
-  };
+  // Of the segment that holds the mailboxes.
+  static size_t segment_bytes(const MailboxGeometry& geometry);
 
   // All references and the arena outlive this.
-  ShmGroup(NodeMemory memory, const Geometry& geometry, int rank, const Tuning& tuning, Watch& watch);
+  ShmGroup(NodeMemory memory, int rank, const Tuning& tuning, Watch& watch);
   const char* name() const override { return "shm"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
@@ -79,7 +82,7 @@ class ShmGroup final : public Group {
   void wait_for(Flag& flag, uint32_t count) { waiter_.wait(flag, count, &watch_); }
 
   // The slot of `chunk` is free once everybody has got the chunk that used it before.
-  uint32_t got_before(uint32_t chunk) const { return chunk + 1 - static_cast<uint32_t>(geometry_.depth); }
+  uint32_t got_before(uint32_t chunk) const { return chunk + 1 - static_cast<uint32_t>(memory_.geometry.depth); }
 
   // Everybody puts chunk k and, one chunk later, gets it: the skeleton of all that does not reduce.
   template <typename Put, typename Get>
@@ -91,7 +94,6 @@ class ShmGroup final : public Group {
   void reduce_own_slice(const Reduction& reduction, const Piece* first, size_t count);
 
   const NodeMemory memory_;
-  const Geometry geometry_;
   const Tuning& tuning_;
   Watch& watch_;
   Waiter waiter_;

@@ -14,22 +14,25 @@ ProcessSets::ProcessSets(const World& world, const Options& options, const Tunin
 
 void ProcessSets::open(int id) {
   const Placement placement = world_.place(membership_.ranks(id));
-  NodeMemory memory;
-  if (fabric_.channel().size() > 1 && wants_shared_memory(placement, options_)) {
-    const auto mailbox_bytes = static_cast<size_t>(options_.mailbox_kb * 1024);
-    // A node with a single rank makes a segment like the others, which nobody reads.
-    const auto bytes_for = [&](int size) {
-      return ShmGroup::Geometry::of(std::max(size, 2), mailbox_bytes, world_.cores).segment_bytes();
-    };
-    memory.mailboxes = make_segments(world_, placement, {"set" + std::to_string(id), bytes_for}, fabric_.channel());
-  }
+  NodeMemory memory = share_memory(id, placement);
   if (placement.own < 0) return;
-  memory.cores = world_.cores;
-  memory.arena = fabric_.arena().get();
-  for (const int place : placement.on_node(placement.own_node()))
-    memory.arena_members.push_back(world_.place_on_node(placement.ranks[place]));
   const int tag = kFirstGroupTag + id % kGroupTags;
   groups_[id] = choose_group(placement, options_, tuning_, fabric_.mpi(), tag, std::move(memory), fabric_.watch());
+}
+
+NodeMemory ProcessSets::share_memory(int id, const Placement& placement) {
+  NodeMemory memory;
+  memory.arena = fabric_.arena().get();
+  if (placement.own >= 0)
+    for (const int place : placement.on_node(placement.own_node()))
+      memory.arena_members.push_back(world_.place_on_node(placement.ranks[place]));
+  if (fabric_.channel().size() == 1 || !wants_shared_memory(placement, options_)) return memory;
+  // A node with a single rank makes a segment like the others, which nobody reads.
+  const int size = std::max(static_cast<int>(memory.arena_members.size()), 2);
+  memory.geometry = MailboxGeometry::of(size, static_cast<size_t>(options_.mailbox_kb * 1024), world_.cores);
+  const auto bytes = [&](int) { return ShmGroup::segment_bytes(memory.geometry); };
+  memory.mailboxes = make_segments(world_, placement, {"set" + std::to_string(id), bytes}, fabric_.channel());
+  return memory;
 }
 
 }  // namespace ringtrain

@@ -30,6 +30,9 @@ class ProcessSets {
   Group& group(int id) { return *groups_.at(id); }
 
  private:
+  // All ranks of the world call this, too. Without mailboxes where they are of no use or cannot be had.
+  NodeMemory share_memory(int id, const Placement& placement);
+
   const World& world_;
   const Options& options_;
   const Tuning& tuning_;

@@ -17,8 +17,8 @@ int World::ranks_on_own_node() const {
   return static_cast<int>(std::count(nodes.begin(), nodes.end(), nodes[static_cast<size_t>(rank)]));
 }
 
-int World::place_on_node(int rank) const {
-  return static_cast<int>(std::count(nodes.begin(), nodes.begin() + rank, nodes[static_cast<size_t>(rank)]));
+int World::place_on_node(int member) const {
+  return static_cast<int>(std::count(nodes.begin(), nodes.begin() + member, nodes[static_cast<size_t>(member)]));
 }
 
 }  // namespace ringtrain

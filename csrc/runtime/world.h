@@ -23,8 +23,8 @@ struct World {
   int size() const { return static_cast<int>(names.size()); }
   // These ranks of the world, ascending. `own` is -1 when this rank is not among them.
   Placement place(const std::vector<int>& ranks) const;
-  // The rank's place among all ranks of its node.
-  int place_on_node(int rank) const;
+  // The member's place among all ranks of its node.
+  int place_on_node(int member) const;
   int ranks_on_own_node() const;
 };
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import horovod.torch as horovod
 
+from ringtrain.bench import horovod_api
 from ringtrain.bench.job import Job
 from ringtrain.bench.peers.torch_memory import as_array, as_tensor
 from ringtrain.bench.rounds import Array, Competitor
@@ -31,25 +31,15 @@ class HorovodPeer:
 
 
 def _collective(kind: str, array: Array) -> Callable[[], Array]:
-    tensor, name = as_tensor(array), f"{kind}.{array.nbytes}"
-    calls: dict[str, Callable[[], Any]] = {
-        "allreduce": lambda: horovod.allreduce_(tensor, op=horovod.Sum, name=name),
-        "allgather": lambda: horovod.allgather(tensor, name=name),
-        "broadcast": lambda: horovod.broadcast_(tensor, 0, name=name),
-        "alltoall": lambda: horovod.alltoall(tensor, name=name),
-        "reducescatter": lambda: horovod.reducescatter(tensor, op=horovod.Sum, name=name),
-    }
-    call = calls[kind]
-    return lambda: as_array(call(), array.dtype)
+    run = horovod_api.collective(horovod, kind, as_tensor(array))
+    return lambda: as_array(run(), array.dtype)
 
 
 def _step(gradients: Sequence[Array]) -> Callable[[], Sequence[Array]]:
-    backward = [(f"gradient{index}", as_tensor(gradient)) for index, gradient in reversed(list(enumerate(gradients)))]
+    run = horovod_api.step(horovod, [as_tensor(gradient) for gradient in gradients])
 
-    def run() -> Sequence[Array]:
-        handles = [horovod.allreduce_async_(tensor, name=name) for name, tensor in backward]
-        for handle in handles:
-            horovod.synchronize(handle)
+    def run_on_arrays() -> Sequence[Array]:
+        run()
         return gradients
 
-    return run
+    return run_on_arrays
