@@ -21,6 +21,8 @@ DTYPES = [
     )
 ]
 FLOATS = DTYPES[-4:]
+# One of each size, for what depends on no more than that; the 16-bit one is summed in float32.
+DTYPE_OF_EACH_SIZE = [np.dtype(name) for name in ("int8", ml_dtypes.bfloat16, "float32", "int64")]
 
 OPS = ["sum", "average", "min", "max", "product"]
 
@@ -105,5 +107,5 @@ def _factors(random: np.random.Generator, rank: int, shape: tuple[int, ...], dty
     count = int(np.prod(shape))
     turn = (np.arange(count) + rank + seed) % 8
     magnitudes = np.where(turn == 0, 3, np.where(turn == 4, 2, 1))
-    signs = 1 if dtype.kind == "u" else random.choice([-1, 1], count)
+    signs = 1 if dtype.kind == "u" else 2 * random.integers(0, 2, count) - 1
     return (magnitudes * signs).reshape(shape).astype(dtype)

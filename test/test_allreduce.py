@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from exact import DTYPES, FLOATS, OPS, SHAPES, data, data_of_ranks, reference, require_equal
+from exact import DTYPE_OF_EACH_SIZE, DTYPES, FLOATS, OPS, SHAPES, data, data_of_ranks, reference, require_equal
 
 import ringtrain as hvd
 
@@ -20,8 +20,8 @@ def check_all_ops_and_shapes(dtype):
         if op == "average" and dtype not in FLOATS:
             continue
         for shape in SHAPES:
-            expected = reference(op, data_of_ranks(hvd.size(), shape, dtype, op=op))
-            mine = data(hvd.rank(), shape, dtype, op=op)
+            arrays = data_of_ranks(hvd.size(), shape, dtype, op=op)
+            expected, mine = reference(op, arrays), arrays[hvd.rank()]
             before = mine.copy()
             result = hvd.allreduce(mine, op=HVD_OPS[op], name=f"{op}{shape}")
             require_equal(result, expected)
@@ -30,36 +30,63 @@ def check_all_ops_and_shapes(dtype):
             require_equal(mine, expected)
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, 4)
+# Every dtype on three ranks: more than two arrays are summed, and nothing can be halved.
+
+
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op_and_shape(dtype):
     check_all_ops_and_shapes(dtype)
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(2, 3, 4, env=RING)
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
+def test_every_op_and_shape_on_more_or_fewer_ranks(dtype):
+    check_all_ops_and_shapes(dtype)
+
+
+@pytest.mark.ranks(3, env=RING)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op_and_shape_on_the_ring(dtype):
     check_all_ops_and_shapes(dtype)
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(2, 3, 4, env=MPI)
+@pytest.mark.ranks(2, 4, env=RING)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
+def test_every_op_and_shape_on_a_shorter_and_a_longer_ring(dtype):
+    check_all_ops_and_shapes(dtype)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(3, env=MPI)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op_and_shape_through_mpi(dtype):
     check_all_ops_and_shapes(dtype)
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(3, 6, env=DOUBLING)
+@pytest.mark.ranks(2, 4, env=MPI)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
+def test_every_op_and_shape_through_mpi_on_more_or_fewer_ranks(dtype):
+    check_all_ops_and_shapes(dtype)
+
+
+@pytest.mark.ranks(3, env=DOUBLING)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op_and_shape_by_doubling(dtype):
     check_all_ops_and_shapes(dtype)
 
 
+@pytest.mark.fast
+@pytest.mark.ranks(6, env=DOUBLING)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
+def test_every_op_and_shape_by_doubling_on_more_ranks(dtype):
+    check_all_ops_and_shapes(dtype)
+
+
 @pytest.mark.ranks(2, 3, env=TINY_CHUNKS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
 def test_every_op_and_shape_with_small_mailboxes(dtype):
     check_all_ops_and_shapes(dtype)
 
@@ -266,28 +293,18 @@ def test_a_library_that_flushes_denormals_on_one_rank_changes_nothing(tmp_path):
     hvd.shutdown()
 
 
-@pytest.mark.ranks(2, timeout=180)
+# in one job, since getting so much memory takes longer than reducing it
+@pytest.mark.ranks(2, timeout=300, isolated=True)
 def test_more_than_two_gigabytes():
-    check_more_than_two_gigabytes()
-
-
-@pytest.mark.ranks(2, timeout=300, env=RING)
-def test_more_than_two_gigabytes_on_the_ring():
-    check_more_than_two_gigabytes()
-
-
-@pytest.mark.ranks(2, timeout=300, env=MPI)
-def test_more_than_two_gigabytes_through_mpi():
-    check_more_than_two_gigabytes()
-
-
-def check_more_than_two_gigabytes():
     count = 2**31 + 5
     mine = np.zeros(count, "uint8")
-    mine[[0, 2**30, 2**31, count - 1]] = [1, 2, 3, 4 + hvd.rank()]
-    hvd.allreduce_(mine, op=hvd.Max)
-    assert mine[[0, 2**30, 2**31, count - 1]].tolist() == [1, 2, 3, 3 + hvd.size()]
-    assert np.count_nonzero(mine) == 4
-    mine[-1] = hvd.rank()
-    hvd.broadcast_(mine, 1)
-    assert mine[-1] == 1
+    for algorithm in ("auto", "ring", "mpi"):
+        hvd.init(allreduce_algorithm=algorithm)
+        mine[[0, 2**30, 2**31, count - 1]] = [1, 2, 3, 4 + hvd.rank()]
+        hvd.allreduce_(mine, op=hvd.Max, name=algorithm)
+        assert mine[[0, 2**30, 2**31, count - 1]].tolist() == [1, 2, 3, 3 + hvd.size()]
+        assert np.count_nonzero(mine) == 4
+        mine[-1] = hvd.rank()
+        hvd.broadcast_(mine, 1, name=algorithm)
+        assert mine[-1] == 1
+        hvd.shutdown()

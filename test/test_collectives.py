@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from exact import DTYPES, data, data_of_ranks, reference, require_equal
+from exact import DTYPE_OF_EACH_SIZE, DTYPES, data, data_of_ranks, reference, require_equal
 
 import ringtrain as hvd
 
@@ -66,8 +66,7 @@ CHECKS = [check_allgather, check_broadcast, check_alltoall, check_reducescatter]
 NAMES = [check.__name__.removeprefix("check_") for check in CHECKS]
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype(dtype, which):
@@ -75,7 +74,14 @@ def test_every_dtype(dtype, which):
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(2, 3, 4, env=RING)
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
+def test_on_more_or_fewer_ranks(dtype, which):
+    CHECKS[which](dtype)
+
+
+@pytest.mark.ranks(3, env=RING)
 @pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_on_the_ring(dtype, which):
@@ -83,10 +89,25 @@ def test_every_dtype_on_the_ring(dtype, which):
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(2, 3, 4, env=MPI)
+@pytest.mark.ranks(2, 4, env=RING)
+@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
+def test_on_a_shorter_and_a_longer_ring(dtype, which):
+    CHECKS[which](dtype)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(3, env=MPI)
 @pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_through_mpi(dtype, which):
+    CHECKS[which](dtype)
+
+
+@pytest.mark.ranks(2, 4, env=MPI)
+@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
+def test_through_mpi_on_more_or_fewer_ranks(dtype, which):
     CHECKS[which](dtype)
 
 

@@ -80,23 +80,22 @@ def test_a_keyword_beats_the_variable():
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, timeout=60)
+@pytest.mark.ranks(1, 3, timeout=60)
 def test_an_idle_rank_sleeps():
     hvd.allreduce(np.ones(3))
     time.sleep(0.2)
-    assert cpu_seconds_asleep(10) < 0.1
+    assert cpu_seconds_asleep(2) < 0.02
 
 
 @pytest.mark.ranks(2, 3, timeout=60)
 def test_a_rank_that_waits_for_a_straggler_leaves_the_core_to_others():
     if hvd.rank() == hvd.size() - 1:
-        time.sleep(3)
+        time.sleep(1)
         hvd.allreduce(np.ones(3), name="late")
     else:
-        before = os.times()
+        before = time.process_time()
         hvd.allreduce(np.ones(3), name="late")
-        after = os.times()
-        assert (after.user + after.system) - (before.user + before.system) < 0.3
+        assert time.process_time() - before < 0.1
 
 
 def run_python(code, *, launcher=(), environment=None):

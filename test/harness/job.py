@@ -19,7 +19,7 @@ from hosts import simulated_hosts
 from harness import processes
 from harness.protocol import Answer, Hello, Task, launcher_file, output_file, socket_file, stacks_file
 from harness.report import JobResult, RankResult, tail
-from harness.spec import TEST_FOLDER, JobSpec, command, environment
+from harness.spec import TEST_FOLDER, JobSpec, command
 
 _START_S = 90.0
 _CLOSE_S = 20.0
@@ -36,7 +36,7 @@ class Job:
     """Owns the processes, the sockets, the simulated hosts and a folder for the files of one job."""
 
     def __init__(self, spec: JobSpec):
-        """Start the job. Raises JobError, and HostsUnavailable where this machine cannot simulate hosts."""
+        """Start the job. Raises JobError, MpiNotFound, and HostsUnavailable where hosts cannot be simulated."""
         self.spec = spec
         self._connections: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
@@ -100,10 +100,11 @@ class Job:
         self._listener.listen(self.spec.size)
         self._listener.settimeout(0.1)
         self._owned.callback(self._close_connections)
+        start = command(self.spec, self._folder, hosts)
         with open(launcher_file(self._folder), "wb") as output:
             self._process = subprocess.Popen(
-                command(self.spec, self._folder, hosts),
-                env=processes.mark(environment(self.spec, hosts), str(self._folder)),
+                start.line,
+                env=processes.mark(start.environment, str(self._folder)),
                 cwd=TEST_FOLDER,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -22,6 +22,7 @@ from harness.job import Job, JobError
 from harness.protocol import Task
 from harness.report import JobResult, conclude, fail
 from harness.spec import JobSpec
+from ringtrain.run.mpi_library import MpiNotFound
 
 _SIZE = "ranks"
 
@@ -123,7 +124,7 @@ class Ranks:
                 self._job = Job(spec)
             except HostsUnavailable as reason:
                 pytest.skip(str(reason))
-            except JobError as error:
+            except (JobError, MpiNotFound) as error:
                 fail(str(error))
         return self._job
 

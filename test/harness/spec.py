@@ -1,13 +1,19 @@
-"""Which tests share a job, and the command that starts it."""
+"""Which tests share a job, and what starts it."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from hosts import SimulatedHosts
+
+from ringtrain.run.hosts import Host
+from ringtrain.run.job import Job, environment_of_ranks
+from ringtrain.run.launch import Launcher, choose_launcher
+from ringtrain.run.mpi_library import probe
 
 # The folder of the tests: there `python -m harness.worker` finds this package.
 TEST_FOLDER = Path(__file__).resolve().parent.parent
@@ -30,17 +36,34 @@ class JobSpec(NamedTuple):
     own_test: str = ""
 
 
-def command(spec: JobSpec, folder: Path, hosts: SimulatedHosts | None) -> list[str]:
-    """The command line of the job whose files lie in `folder`. One rank is plain Python, as a user may start it."""
+class Command(NamedTuple):
+    """What starts a job."""
+
+    line: list[str]
+    environment: dict[str, str]
+
+
+def command(spec: JobSpec, folder: Path, hosts: SimulatedHosts | None) -> Command:
+    """What starts the job whose files lie in `folder`, as ringrun would. One rank is plain Python, as a user may start
+    it. Raises MpiNotFound."""
     worker = [sys.executable, "-m", "harness.worker", str(folder)]
-    launcher = [sys.executable, "-m", "ringtrain.run", "-np", str(spec.size)]
-    if hosts is not None:
-        slots = ",".join(f"{name}:{ranks}" for name, ranks in zip(hosts.names, spec.hosts, strict=True))
-        return hosts.command_on(0, [*launcher, "-H", slots, *worker])
-    return worker if spec.size == 1 else [*launcher, *worker]
+    environment = _environment(spec, hosts)
+    if spec.size == 1 and hosts is None:
+        return Command(worker, environment)
+    slots = [Host(*one) for one in zip(hosts.names, spec.hosts, strict=True)] if hosts is not None else []
+    job = Job(worker, spec.size, slots, environment_of_ranks(environment))
+    line = _launcher().arguments(job)
+    return Command(hosts.command_on(0, line) if hosts is not None else line, _launcher().environment(job))
 
 
-def environment(spec: JobSpec, hosts: SimulatedHosts | None) -> dict[str, str]:
+@functools.cache
+def _launcher() -> Launcher:
+    """Looked for once: ringrun takes half a second to find it."""
+    mpi = probe()
+    return choose_launcher("auto", mpi["library"], mpi["path"], os.environ)
+
+
+def _environment(spec: JobSpec, hosts: SimulatedHosts | None) -> dict[str, str]:
     """This process's environment, what the spec adds, and the modules that pytest sees."""
     return {
         **os.environ,
