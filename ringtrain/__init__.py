@@ -8,6 +8,7 @@ optimizer = hvd.DistributedOptimizer(optimizer)
 """
 
 from ringtrain.compression import Compression, Compressor
+from ringtrain.counters import metrics
 from ringtrain.errors import (
     HorovodInternalError,
     MismatchError,
@@ -160,6 +161,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "metrics",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

@@ -15,6 +15,14 @@ _abandoned: deque[tuple[_core.Handle, Any]] = deque()
 # Arrays of operations that ended while another rank was lost: an MPI library may still write to them.
 _given_up: list[Any] = []
 _finishing = threading.Lock()
+# Told of failures that end the job, by whoever waits; see `report_failures_to`.
+_report: Callable[[BaseException], None] | None = None
+
+
+def report_failures_to(report: Callable[[BaseException], None] | None) -> None:
+    """Who is to be told when an operation fails because a rank is lost or has stalled; None for nobody."""
+    global _report
+    _report = report
 
 
 class Handle:
@@ -46,8 +54,10 @@ class Handle:
         try:
             while not _core.wait(self._core, 0.2):  # now and then back to Python, which looks for signals
                 _core.require_initialized()  # a forked child would wait for ever
-        except (PeerLostError, StalledError):
+        except (PeerLostError, StalledError) as error:
             _given_up.append(self._arrays)
+            if _report is not None:
+                _report(error)
             raise
         if self._finish is not None:
             self._make_result()

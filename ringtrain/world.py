@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ringtrain import _core, mpi, options
+from ringtrain import _core, counters, flight_records, mpi, options
 from ringtrain.errors import RingtrainError
+from ringtrain.handles import report_failures_to
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
 
 _world: mpi.World | None = None
@@ -43,10 +44,14 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     _core.init(world.rank, world.names, world.nodes, world.cores, world.token, world.library, settings, fixed)
     _world = world
     set_world(world.rank, len(world.names))
+    flight_records.start(world.rank, settings["flight_dir"], world.token)
+    report_failures_to(flight_records.on_failure)
     atexit.unregister(shutdown)
     atexit.register(shutdown)
     try:
         register_at_init(process_sets or [])
+        if float(settings["metrics_port"]):
+            counters.serve(int(float(settings["metrics_port"])) + local_rank(), world.rank)
     except BaseException:
         shutdown()
         raise
@@ -59,6 +64,9 @@ def shutdown() -> None:
     runs when the script ends.
     """
     global _world
+    counters.stop_serving()
+    flight_records.stop()
+    report_failures_to(None)
     _core.shutdown()
     _world = None
     forget_process_sets()

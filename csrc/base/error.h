@@ -2,6 +2,8 @@
 // bindings turn those into the Python exceptions of ringtrain/errors.py.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -17,6 +19,19 @@ enum class ErrorKind : uint8_t {
   shut_down,        // ShutDownError: some rank has left, so no operation can complete any more
   not_initialized,  // NotInitializedError: before init(), after shutdown(), or in a forked child
 };
+
+// As Python's users know it; "" for none.
+inline const char* name_of(ErrorKind kind) {
+  constexpr const char* kNames[] = {"",
+                                    "ValueError",
+                                    "RingtrainError",
+                                    "MismatchError",
+                                    "PeerLostError",
+                                    "StalledError",
+                                    "ShutDownError",
+                                    "NotInitializedError"};
+  return kNames[static_cast<size_t>(kind)];
+}
 
 class Error : public std::runtime_error {
  public:

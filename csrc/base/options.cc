@@ -73,6 +73,11 @@ const std::vector<Entry>& entries() {
              "HOROVOD_AUTOTUNE"),
       text(&Options::autotune_file, "autotune_file",
            "Where rank 0 writes what autotune found. If the file exists, its values are used and nothing is tuned."),
+      text(&Options::flight_dir, "flight_dir",
+           "Folder to which each rank writes its last 1,024 operations when it loses another rank, waits too long or "
+           "gets SIGUSR1; by default one of this job's own in the folder for temporary files."),
+      number(&Options::metrics_port, "metrics_port", 0, 65535,
+             "Port at which each rank serves its metrics for Prometheus, plus its local rank; 0 serves none."),
   };
   return all;
 }

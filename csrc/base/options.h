@@ -35,6 +35,8 @@ struct Options {
   std::string simd                   = "auto";
   std::string autotune               = "off";
   std::string autotune_file          = "";
+  std::string flight_dir             = "";
+  int64_t     metrics_port           = 0;
   // clang-format on
 
   std::set<std::string> set_by_user;  // names; autotune leaves these alone

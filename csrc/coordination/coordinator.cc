@@ -34,10 +34,14 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
   Round round;
   const uint64_t flags = words_.back();
   words_.pop_back();
+  uint64_t common = 0;
   for_each_bit(words_, [&](int slot) {
     cache_.use(slot);
     ready_.drop(slot);
+    ++common;
   });
+  ++rounds_;
+  agreed_by_bit_ += common;
   if (flags == (kNothingNew | kStaying)) {
     round.plans = plans_for(words_);
   } else {
@@ -149,6 +153,7 @@ Bytes Coordinator::announcement() {
   const double now = now_s();
   Writer writer;
   writer.put(is_leaving_);
+  announced_in_full_ += to_announce_.size();
   for (Pending& pending : to_announce_) {
     writer.put(now - pending.since);
     write(writer, *pending.request);

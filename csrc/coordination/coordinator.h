@@ -5,6 +5,7 @@
 // decides, and its decision is broadcast. What has been agreed is fused into plans, alike on all ranks.
 #pragma once
 
+#include <atomic>
 #include <limits>
 #include <map>
 #include <optional>
@@ -49,6 +50,12 @@ class Coordinator {
 
   // Rank 0: has all ranks change to this in the next round.
   void propose(const Tuning& tuning) { proposal_ = tuning; }
+
+  // Any thread. How much there was to agree on so far.
+  struct Counts {
+    uint64_t rounds, agreed_by_bit, announced;
+  };
+  Counts counts() const { return {rounds_, agreed_by_bit_, announced_in_full_}; }
 
   // When to come to a round even if nobody asks for one, on the clock of base/clock.h.
   double next_deadline() const { return next_deadline_; }
@@ -99,6 +106,8 @@ class Coordinator {
   std::optional<Words> always_ready_;  // bits of what does not wait for this rank; nothing when it must be found again
   std::optional<Tuning> proposal_;
   double next_deadline_ = std::numeric_limits<double>::infinity();
+
+  std::atomic<uint64_t> rounds_{0}, agreed_by_bit_{0}, announced_in_full_{0};
 
   // Of the round under way.
   bool is_in_round_ = false;

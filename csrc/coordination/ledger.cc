@@ -122,8 +122,19 @@ std::string Ledger::describe(const Key& key, const Entry& entry, double now) con
   }
   const Request& request = entry.announced.begin()->second;
   return title_of(request) + ": waited " + std::to_string(static_cast<int>(now - entry.since)) + " s. " +
-         ranks_text(ready) + " submitted it, " + ranks_text(missing) +
+         ranks_text(ready) + " submitted it" + sites_text(entry) + ", " + ranks_text(missing) +
          " did not. Do all ranks run the same operations, or is a rank stuck in something else?";
+}
+
+// " (at train.py:31)", or which ranks did where; nothing if nobody knows.
+std::string Ledger::sites_text(const Entry& entry) {
+  std::map<std::string, std::vector<int>> by_site;
+  for (const auto& [rank, request] : entry.announced)
+    if (request.site) by_site[*request.site].push_back(rank);
+  std::string text;
+  for (const auto& [site, ranks] : by_site)
+    text += (text.empty() ? " (" : "; ") + (by_site.size() > 1 ? ranks_text(ranks) + " " : "") + "at " + site;
+  return text.empty() ? text : text + ")";
 }
 
 std::vector<Agreement> Ledger::take_stalled(double now, double limit_s) {

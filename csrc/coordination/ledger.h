@@ -54,6 +54,7 @@ class Ledger {
   Agreement agree(const Entry& entry) const;
   std::vector<Agreement> take_joins();
   std::string describe(const Key& key, const Entry& entry, double now) const;
+  static std::string sites_text(const Entry& entry);
 
   const Membership& membership_;
   std::map<Key, Entry> entries_;

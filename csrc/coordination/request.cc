@@ -46,6 +46,7 @@ void write(Writer& writer, const Request& request) {
     writer.put(tensor.shape);
   }
   writer.put(request.numbers);
+  writer.put(request.site ? *request.site : std::string());
 }
 
 Request read_request(Reader& reader) {
@@ -65,6 +66,9 @@ Request read_request(Reader& reader) {
     reader.get(tensor.shape);
   }
   reader.get(request.numbers);
+  std::string site;
+  reader.get(site);
+  if (!site.empty()) request.site = std::make_shared<const std::string>(std::move(site));
   return request;
 }
 

@@ -43,7 +43,9 @@ struct Request {
   std::vector<TensorSpec> tensors;  // more than one for a group that is done together or not at all
   std::vector<int64_t> numbers;  // add_process_set: its ranks; remove_process_set: its id; join: operations without a
                                  // name that this rank has submitted
+  std::shared_ptr<const std::string> site;  // "train.py:31": where it was submitted, for messages; may be null
 
+  // Whether they ask for the same; the site does not count.
   bool operator==(const Request& other) const;
   size_t bytes() const;
 };

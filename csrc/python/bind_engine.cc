@@ -82,9 +82,14 @@ void shutdown() {
   leaving.reset();  // what it owns takes leave of MPI, which may take a moment
 }
 
+// A place in the user's code from which operations are submitted, shared by their requests.
+struct Site {
+  std::shared_ptr<const std::string> text;
+};
+
 // What every operation has; it still lacks its tensors.
 Submission new_submission(std::string name, ReduceOp op, double prescale, double postscale, int process_set,
-                          int priority) {
+                          int priority, const Site& site) {
   require_initialized();
   Submission submission;
   Request& request = submission.request;
@@ -94,6 +99,7 @@ Submission new_submission(std::string name, ReduceOp op, double prescale, double
   request.prescale = prescale;
   request.postscale = postscale;
   request.name = std::move(name);
+  request.site = site.text;
   return submission;
 }
 
@@ -104,8 +110,8 @@ std::shared_ptr<Handle> hand_over(Submission submission, bool is_awaited) {
 std::shared_ptr<Handle> submit(OpKind kind, const std::vector<View>& inputs, const std::vector<View>& outputs,
                                std::string name, ReduceOp op, int root, double prescale, double postscale,
                                int process_set, int priority, std::vector<int64_t> splits, std::vector<int64_t> numbers,
-                               bool is_awaited) {
-  Submission submission = new_submission(std::move(name), op, prescale, postscale, process_set, priority);
+                               bool is_awaited, const Site& site) {
+  Submission submission = new_submission(std::move(name), op, prescale, postscale, process_set, priority, site);
   submission.inputs = addresses_of(inputs);
   submission.outputs = addresses_of(outputs);
   submission.splits = std::move(splits);
@@ -138,13 +144,68 @@ bool wait(const std::shared_ptr<Handle>& handle, double timeout_s) {
 
 // The road of a gradient: one allreduce of one tensor in place, without lists and keywords.
 std::shared_ptr<Handle> allreduce_in_place(View view, std::string name, ReduceOp op, double prescale, double postscale,
-                                           int process_set, int priority, bool is_awaited) {
+                                           int process_set, int priority, bool is_awaited, const Site& site) {
   auto& [address, dtype, shape] = view;
-  Submission submission = new_submission(std::move(name), op, prescale, postscale, process_set, priority);
+  Submission submission = new_submission(std::move(name), op, prescale, postscale, process_set, priority, site);
   submission.request.tensors.push_back({static_cast<DType>(dtype), std::move(shape)});
   submission.inputs.push_back(reinterpret_cast<void*>(address));
   submission.outputs = submission.inputs;
   return hand_over(std::move(submission), is_awaited);
+}
+
+nb::list last_operations() {
+  require_initialized();
+  nb::list list;
+  for (const auto& [submission, progress] : engine->last_operations()) {
+    const Request& request = submission->request;
+    nb::dict one;
+    one["number"] = submission->number;
+    one["kind"] = name_of(request.kind);
+    one["name"] = request.name;
+    one["process_set"] = request.process_set;
+    if (request.kind == OpKind::allreduce || request.kind == OpKind::reducescatter) one["op"] = name_of(request.op);
+    nb::list tensors;
+    for (const TensorSpec& tensor : request.tensors) tensors.append(to_string(tensor));
+    one["tensors"] = tensors;
+    one["bytes"] = request.bytes();
+    one["site"] = request.site ? *request.site : "";
+    one["group"] = progress.group;
+    one["error"] = name_of(progress.error);
+    one["submitted_s"] = progress.submitted_s;
+    one["announced_s"] = progress.announced_s;
+    one["agreed_s"] = progress.agreed_s;
+    one["begun_s"] = progress.begun_s;
+    one["ended_s"] = progress.ended_s;
+    list.append(one);
+  }
+  return list;
+}
+
+nb::dict counters() {
+  require_initialized();
+  const Coordinator::Counts counts = engine->counts();
+  nb::dict all;
+  all["rounds"] = counts.rounds;
+  all["cache_hits"] = counts.agreed_by_bit;
+  all["cache_misses"] = counts.announced;
+  return all;
+}
+
+nb::dict totals() {
+  require_initialized();
+  nb::dict kinds;
+  for (const auto& [kind, totals] : engine->totals()) {
+    nb::dict one;
+    one["operations"] = totals.operations;
+    one["failed"] = totals.failed;
+    one["bytes"] = totals.bytes;
+    one["queued_s"] = totals.queued_s;
+    one["waiting_s"] = totals.waiting_s;
+    one["ready_s"] = totals.ready_s;
+    one["working_s"] = totals.working_s;
+    kinds[name_of(kind)] = one;
+  }
+  return kinds;
 }
 
 // Memory that the ranks of the node share, as an array of bytes that gives it back when it goes; None without any.
@@ -166,6 +227,9 @@ nb::object empty_bytes(size_t bytes) {
 
 void bind_engine(nb::module_& module) {
   pthread_atfork(nullptr, nullptr, &disown_in_child);
+  nb::class_<Site>(module, "Site", "A place in the user's code, such as \"train.py:31\".")
+      .def(nb::new_([](std::string text) { return Site{std::make_shared<const std::string>(std::move(text))}; }),
+           nb::arg("text"));
   module.def("init", &init, nb::arg("rank"), nb::arg("names"), nb::arg("nodes"), nb::arg("cores"), nb::arg("token"),
              nb::arg("mpi").none(), nb::arg("options"), nb::arg("set_by_user"),
              "Starts the engine; all ranks together.");
@@ -176,7 +240,7 @@ void bind_engine(nb::module_& module) {
   module.def("submit", &submit, nb::arg("kind"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("name"),
              nb::arg("op") = ReduceOp::sum, nb::arg("root") = 0, nb::arg("prescale") = 1.0, nb::arg("postscale") = 1.0,
              nb::arg("process_set") = 0, nb::arg("priority") = 0, nb::arg("splits") = std::vector<int64_t>(),
-             nb::arg("numbers") = std::vector<int64_t>(), nb::arg("is_awaited") = false,
+             nb::arg("numbers") = std::vector<int64_t>(), nb::arg("is_awaited") = false, nb::arg("site") = Site(),
              "Hands an operation to the engine. The memory must stay until the Handle is done.");
   module.def("empty_bytes", &empty_bytes, nb::arg("bytes"),
              "An array of bytes in memory that the ranks of the node share, or None where there is no such memory.");
@@ -184,6 +248,9 @@ void bind_engine(nb::module_& module) {
       "wait", &wait, nb::arg("handle"), nb::arg("timeout_s"),
       "Whether the Handle is done, after at most so many seconds. Raises the error with which its operation ended, if "
       "it did, and what a signal handler raises.");
+  module.def("last_operations", &last_operations, "What this rank has done lately and what is pending, as dicts.");
+  module.def("counters", &counters, "How much there was to agree on so far.");
+  module.def("totals", &totals, "Sums over all operations of each kind, as dicts.");
   module.def("allreduce_in_place", &allreduce_in_place, "As submit, for what gradients need, positional only.");
 }
 

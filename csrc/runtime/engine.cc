@@ -228,18 +228,19 @@ void Engine::take_turn(double deadline) {
 
 void Engine::enqueue(const std::vector<PlanPtr>& plans) {
   const bool is_empty = agreed_.empty();
-  agreed_.insert(agreed_.end(), plans.begin(), plans.end());
+  const double now = plans.empty() ? 0 : now_s();
+  for (const PlanPtr& plan : plans) agreed_.push_back({plan, now});
   if (is_empty) return;
   std::stable_sort(agreed_.begin(), agreed_.end(),
-                   [](const PlanPtr& a, const PlanPtr& b) { return a->priority() > b->priority(); });
+                   [](const Agreed& a, const Agreed& b) { return a.plan->priority() > b.plan->priority(); });
 }
 
 void Engine::run_next_plan() {
-  const PlanPtr plan = std::move(agreed_.front());
+  const auto [plan, agreed_s] = std::move(agreed_.front());
   agreed_.pop_front();
   fabric_.watch().now_doing(plan->title);
   const double begin = now_s();
-  executor_.run(*plan);
+  executor_.run(*plan, agreed_s);
   if (autotune_) observe(*plan, now_s() - begin);
 }
 

@@ -42,6 +42,10 @@ class Engine {
   bool wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
   // Any thread. Memory for the user's arrays that all ranks of the node can reach, or null where there is none.
   std::shared_ptr<Arena> arena() const { return fabric_.arena(); }
+  // Any thread. What it has done lately, and in sum.
+  std::vector<std::pair<SubmissionPtr, Progress>> last_operations() { return inbox_.last_operations(); }
+  std::map<OpKind, Totals> totals() { return inbox_.totals(); }
+  Coordinator::Counts counts() const { return coordinator_.counts(); }
   // Leaves the job: what other ranks still want from this one fails there. Returns when the thread has ended.
   void shutdown();
 
@@ -100,7 +104,11 @@ class Engine {
   Coordinator coordinator_;
   Executor executor_;
   std::optional<Autotune> autotune_;  // rank 0, while it goes on
-  std::deque<PlanPtr> agreed_;        // not carried out yet, the most urgent first; the same on all ranks
+  struct Agreed {
+    PlanPtr plan;
+    double since_s;
+  };
+  std::deque<Agreed> agreed_;  // not carried out yet, the most urgent first; the same on all ranks
   Waiter waiter_;
   double quiet_since_s_ = now_s();
   bool is_counted_asleep_ = false;  // the bell wakes the engine thread

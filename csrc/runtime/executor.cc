@@ -68,9 +68,9 @@ Counts to_bytes(const std::vector<int64_t>& rows, size_t bytes_per_row) {
 
 }  // namespace
 
-void Executor::run(const Plan& plan) {
+void Executor::run(const Plan& plan, double agreed_s) {
   const Agreement& first = *plan.parts.front();
-  const std::vector<SubmissionPtr> submissions = inbox_.find(plan);
+  const std::vector<SubmissionPtr> submissions = inbox_.find(plan, agreed_s, name_of_group(first));
   if (first.error != ErrorKind::none) return fail(first, submissions.front());
   if (first.request.kind == OpKind::add_process_set) return add_process_set(first, submissions.front());
   if (first.request.kind == OpKind::remove_process_set) return remove_process_set(first, submissions.front());
@@ -79,15 +79,23 @@ void Executor::run(const Plan& plan) {
   run_one(first, submissions.front());
 }
 
+const char* Executor::name_of_group(const Agreement& agreement) const {
+  const bool moves_data = agreement.error == ErrorKind::none && agreement.request.kind <= OpKind::reducescatter;
+  const int id = agreement.request.process_set;
+  return moves_data && sets_.contains_this_rank(id) ? sets_.group(id).name() : "";
+}
+
 void Executor::fail(const Agreement& agreement, const SubmissionPtr& submission) {
   if (!submission) return;
-  inbox_.remove(std::vector{submission});
+  inbox_.remove(std::vector{submission}, agreement.error);
   submission->handle->fail(agreement.error, agreement.message);
 }
 
+// The history keeps the submission, but not its result.
 void Executor::finish(const SubmissionPtr& submission, Result result) {
   inbox_.remove(std::vector{submission});
-  submission->handle->finish(std::move(result));
+  const std::shared_ptr<Handle> handle = std::move(submission->handle);
+  handle->finish(std::move(result));
 }
 
 void Executor::allreduce(const Plan& plan, const std::vector<SubmissionPtr>& submissions) {

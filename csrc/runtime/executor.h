@@ -18,9 +18,10 @@ class Executor {
   Executor(Inbox& inbox, ProcessSets& sets) : inbox_(inbox), sets_(sets) {}
 
   // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
-  void run(const Plan& plan);
+  void run(const Plan& plan, double agreed_s);
 
  private:
+  const char* name_of_group(const Agreement& agreement) const;
   void fail(const Agreement& agreement, const SubmissionPtr& submission);
   void allreduce(const Plan& plan, const std::vector<SubmissionPtr>& submissions);
   void run_one(const Agreement& agreement, const SubmissionPtr& submission);

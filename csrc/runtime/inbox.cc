@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
+
 namespace ringtrain {
 namespace {
 
@@ -14,7 +16,8 @@ std::shared_ptr<Handle> Inbox::add(Submission submission) {
   Request& request = shared->request;
   std::lock_guard lock(mutex_);
   if (closed_with_ != ErrorKind::none) throw Error(closed_with_, closed_message_);
-  added_.fetch_add(1, std::memory_order_relaxed);
+  shared->number = added_.fetch_add(1, std::memory_order_relaxed) + 1;
+  shared->progress.submitted_s = now_s();
   if (!allowed_.count(request.process_set))
     throw invalid(title_of(request) + ": process set " + std::to_string(request.process_set) +
                   " is not registered, or this rank does not belong to it");
@@ -36,14 +39,12 @@ std::shared_ptr<Handle> Inbox::add(Submission submission) {
 }
 
 void Inbox::announce(const SubmissionPtr& submission) {
-  new_.emplace_back(submission, &submission->request);
+  new_.push_back(submission);
   has_new_.store(true, std::memory_order_release);
 }
 
 void Inbox::forget_new(const SubmissionPtr& submission) {
-  new_.erase(std::remove_if(new_.begin(), new_.end(),
-                            [&](const RequestPtr& request) { return request.get() == &submission->request; }),
-             new_.end());
+  new_.erase(std::remove(new_.begin(), new_.end(), submission), new_.end());
 }
 
 bool Inbox::has_waiting(int process_set) const {
@@ -59,24 +60,49 @@ std::vector<RequestPtr> Inbox::take_new() {
   if (!has_new()) return {};
   std::lock_guard lock(mutex_);
   has_new_.store(false, std::memory_order_relaxed);
-  return std::exchange(new_, {});
+  std::vector<RequestPtr> requests;
+  requests.reserve(new_.size());
+  const double now = now_s();
+  for (SubmissionPtr& submission : new_) {
+    submission->progress.announced_s = now;
+    const Request* request = &submission->request;
+    requests.emplace_back(std::move(submission), request);
+  }
+  new_.clear();
+  return requests;
 }
 
-std::vector<SubmissionPtr> Inbox::find(const Plan& plan) {
+std::vector<SubmissionPtr> Inbox::find(const Plan& plan, double agreed_s, const char* group) {
   std::vector<SubmissionPtr> submissions;
   submissions.reserve(plan.parts.size());
+  const double now = now_s();
   std::lock_guard lock(mutex_);
   for (const AgreementPtr& part : plan.parts) {
     const auto it = in_flight_.find(view_of(part->request));
     submissions.push_back(it == in_flight_.end() ? nullptr : it->second);
+    if (it == in_flight_.end()) continue;
+    Progress& progress = it->second->progress;
+    progress.agreed_s = agreed_s;
+    progress.begun_s = now;
+    progress.group = group;
   }
   return submissions;
 }
 
-void Inbox::remove(const std::vector<SubmissionPtr>& submissions) {
+void Inbox::remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error) {
+  const double now = now_s();
   std::lock_guard lock(mutex_);
-  for (const SubmissionPtr& submission : submissions)
-    if (submission) remove(submission);
+  for (const SubmissionPtr& submission : submissions) {
+    if (!submission) continue;
+    remove(submission);
+    end(submission, error, now);
+  }
+}
+
+void Inbox::end(const SubmissionPtr& submission, ErrorKind error, double now) {
+  submission->progress.ended_s = now;
+  submission->progress.error = error;
+  history_.add(submission);
 }
 
 void Inbox::remove(const SubmissionPtr& submission) {
@@ -98,6 +124,24 @@ void Inbox::let_in_who_waits(const Key& key) {
   if (join != in_flight_.end() && !has_waiting(key.first)) announce(join->second);
 }
 
+std::vector<std::pair<SubmissionPtr, Progress>> Inbox::last_operations() {
+  std::lock_guard lock(mutex_);
+  std::vector<std::pair<SubmissionPtr, Progress>> operations;
+  for (const SubmissionPtr& submission : history_.last()) operations.emplace_back(submission, submission->progress);
+  const size_t ended = operations.size();
+  for (const auto& [key, submission] : in_flight_) operations.emplace_back(submission, submission->progress);
+  for (const auto& [key, submissions] : waiting_)
+    for (const SubmissionPtr& submission : submissions) operations.emplace_back(submission, submission->progress);
+  std::sort(operations.begin() + static_cast<std::ptrdiff_t>(ended), operations.end(),
+            [](const auto& a, const auto& b) { return a.first->number < b.first->number; });
+  return operations;
+}
+
+std::map<OpKind, Totals> Inbox::totals() {
+  std::lock_guard lock(mutex_);
+  return history_.totals();
+}
+
 void Inbox::allow(int process_set) {
   std::lock_guard lock(mutex_);
   allowed_.insert(process_set);
@@ -112,15 +156,18 @@ void Inbox::forbid(int process_set) {
 
 void Inbox::fail_pending_of(int process_set, const std::string& message) {
   new_.erase(std::remove_if(new_.begin(), new_.end(),
-                            [&](const RequestPtr& request) { return request->process_set == process_set; }),
+                            [&](const SubmissionPtr& one) { return one->request.process_set == process_set; }),
              new_.end());
+  const double now = now_s();
   for (auto it = in_flight_.begin(); it != in_flight_.end();) {
     if (it->first.process_set != process_set) {
       ++it;
       continue;
     }
-    it->second->handle->fail(ErrorKind::failure, title_of(it->second->request) + ": " + message);
+    const SubmissionPtr submission = it->second;
     it = in_flight_.erase(it);
+    end(submission, ErrorKind::failure, now);
+    submission->handle->fail(ErrorKind::failure, title_of(submission->request) + ": " + message);
   }
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     if (it->first.first != process_set) {
@@ -143,9 +190,13 @@ void Inbox::close(ErrorKind kind, const std::string& message) {
   if (closed_with_ != ErrorKind::none) return;
   closed_with_ = kind;
   closed_message_ = message;
-  for (const auto& [key, submission] : in_flight_) submission->handle->fail(kind, message);
-  for (const auto& [key, submissions] : waiting_)
-    for (const auto& submission : submissions) submission->handle->fail(kind, message);
+  const double now = now_s();
+  const auto fail = [&](const SubmissionPtr& submission) {
+    end(submission, kind, now);
+    submission->handle->fail(kind, message);
+  };
+  for (const auto& [key, submission] : in_flight_) fail(submission);
+  for (const auto& [key, submissions] : waiting_) std::for_each(submissions.begin(), submissions.end(), fail);
   in_flight_.clear();
   waiting_.clear();
   new_.clear();

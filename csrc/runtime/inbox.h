@@ -16,19 +16,10 @@
 #include <vector>
 
 #include "coordination/plan.h"
-#include "runtime/handle.h"
+#include "runtime/history.h"
+#include "runtime/submission.h"
 
 namespace ringtrain {
-
-struct Submission {
-  Request request;
-  std::vector<void*> inputs;    // one for each tensor of the request
-  std::vector<void*> outputs;   // as many, or none where the operation allocates them; may be the inputs
-  std::vector<int64_t> splits;  // alltoall: for each tensor the rows for each rank
-  std::shared_ptr<Handle> handle = std::make_shared<Handle>();
-};
-
-using SubmissionPtr = std::shared_ptr<Submission>;
 
 class Inbox {
  public:
@@ -38,13 +29,17 @@ class Inbox {
   bool has_new() const { return has_new_.load(std::memory_order_acquire); }
   // How many were ever added.
   uint64_t added() const { return added_.load(std::memory_order_relaxed); }
+  // The last operations that have ended, then those that have not, in the order of submission.
+  std::vector<std::pair<SubmissionPtr, Progress>> last_operations();
+  std::map<OpKind, Totals> totals();
 
   // Only who does the engine's work, from here on.
   std::vector<RequestPtr> take_new();
-  // The submission for every part of the plan, or null where this rank has none (it has joined).
-  std::vector<SubmissionPtr> find(const Plan& plan);
+  // The submission for every part of the plan, or null where this rank has none (it has joined). Notes that `group`
+  // begins with it, and when it was agreed on.
+  std::vector<SubmissionPtr> find(const Plan& plan, double agreed_s, const char* group);
   // Forgets them (but for nulls), so that their names may be used again. Before their Handles are finished.
-  void remove(const std::vector<SubmissionPtr>& submissions);
+  void remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error = ErrorKind::none);
 
   // Whether this rank may use a process set.
   void allow(int process_set);
@@ -59,6 +54,7 @@ class Inbox {
   void announce(const SubmissionPtr& submission);
   void forget_new(const SubmissionPtr& submission);
   void remove(const SubmissionPtr& submission);
+  void end(const SubmissionPtr& submission, ErrorKind error, double now);
   void let_in_who_waits(const Key& key);
   bool has_waiting(int process_set) const;
   void fail_pending_of(int process_set, const std::string& message);
@@ -68,10 +64,11 @@ class Inbox {
 
   std::mutex mutex_;
   // All guarded by mutex_.
-  std::vector<RequestPtr> new_;
+  std::vector<SubmissionPtr> new_;
   std::unordered_map<KeyView, SubmissionPtr, HashOfKey> in_flight_;  // the names live in the submissions
   // Without a name of their own, while that name is in flight. A join is announced after all of its process set.
   std::map<Key, std::deque<SubmissionPtr>> waiting_;
+  History history_;
   std::map<int, int64_t> unnamed_;  // operations without a name so far, by process set
   std::set<int> allowed_ = {0};
   ErrorKind closed_with_ = ErrorKind::none;

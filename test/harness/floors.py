@@ -23,12 +23,12 @@ CPP_FLOORS = (
     {"python"},
 )
 PYTHON_FLOORS = (
-    {"_core", "launchers", "options", "errors", "cores", "mpi"},
+    {"_core", "launchers", "options", "errors", "cores", "mpi", "call_sites"},
     {"arrays", "adapters", "compression", "handles", "memory"},
-    {"world", "process_sets", "timeline"},
+    {"process_sets", "flight_records", "counters", "world", "timeline"},
     {"submission", "ops"},
     {"objects", "reducer", "gradients", "optim"},
-    {"run", "doctor", "torch", "jax", "mxnet", "bench", "kvstore", "elastic", "__main__"},
+    {"run", "doctor", "flight", "torch", "jax", "mxnet", "bench", "kvstore", "elastic", "__main__"},
 )
 # `import ringtrain` stands above all but those whom users type or import.
 _PACKAGE = "__init__"

@@ -1,0 +1,35 @@
+// One operation that a caller has asked for, until it is done and a while longer.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "coordination/request.h"
+#include "runtime/handle.h"
+
+namespace ringtrain {
+
+// When it came how far, on the clock of base/clock.h; 0: not yet.
+struct Progress {
+  double submitted_s = 0;
+  double announced_s = 0;  // told to the other ranks
+  double agreed_s = 0;     // all ranks are ready
+  double begun_s = 0;
+  double ended_s = 0;
+  const char* group = "";  // who carries it out
+  ErrorKind error = ErrorKind::none;
+};
+
+struct Submission {
+  Request request;
+  std::vector<void*> inputs;    // one for each tensor of the request
+  std::vector<void*> outputs;   // as many, or none where the operation allocates them; may be the inputs
+  std::vector<int64_t> splits;  // alltoall: for each tensor the rows for each rank
+  std::shared_ptr<Handle> handle = std::make_shared<Handle>();
+  uint64_t number = 0;  // among the operations of this rank, from 1
+  Progress progress;    // guarded by the Inbox
+};
+
+using SubmissionPtr = std::shared_ptr<Submission>;
+
+}  // namespace ringtrain

@@ -1,0 +1,51 @@
+"""Where in the user's code an operation was submitted, for messages about operations that do not end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+
+from ringtrain._core import Site
+
+# Frames of these packages are not the user's: ringtrain itself, and what calls its hooks.
+_NOT_THE_USERS = ("ringtrain", "torch")
+_MOST = 100_000  # names that are remembered; beyond that all are forgotten
+
+_by_name: dict[str, Site] = {}
+_by_place: dict[tuple[int, int], tuple[CodeType, Site]] = {}  # id of the code, which is kept so that it stays its id
+
+
+def call_site(name: str | None) -> Site:
+    """The place that called ringtrain; for a name the place where it was used first, which costs next to nothing."""
+    if not name:
+        return _here()
+    site = _by_name.get(name)
+    if site is None:
+        if len(_by_name) >= _MOST:
+            _by_name.clear()
+        site = _by_name[name] = _here()
+    return site
+
+
+def _here() -> Site:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+        frame = frame.f_back
+    if frame is None:
+        return _NOWHERE
+    place = (id(frame.f_code), frame.f_lasti)
+    known = _by_place.get(place)
+    if known is None:
+        if len(_by_place) >= _MOST:
+            _by_place.clear()
+        file = os.path.relpath(frame.f_code.co_filename) if _is_below_here(frame) else frame.f_code.co_filename
+        known = _by_place[place] = frame.f_code, Site(f"{file}:{frame.f_lineno}")
+    return known[1]
+
+
+def _is_below_here(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(os.getcwd() + os.sep)
+
+
+_NOWHERE = Site("")

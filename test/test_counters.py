@@ -1,0 +1,55 @@
+"""hvd.metrics(), and the same for Prometheus."""
+
+import urllib.request
+
+import numpy as np
+import pytest
+
+import ringtrain as hvd
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_operations_and_bytes_are_counted_by_kind():
+    before = hvd.metrics()
+    for _ in range(5):
+        hvd.allreduce(np.ones(100, np.float32), name="counted")
+    hvd.allgather(np.ones((2, 3)))
+    after = hvd.metrics()
+
+    def counted(kind, key):
+        return after[kind][key] - before.get(kind, {}).get(key, 0)
+
+    assert counted("allreduce", "operations") == 5 and counted("allreduce", "bytes") == 5 * 400
+    assert counted("allgather", "operations") == 1 and counted("allgather", "bytes") == 48
+    assert counted("allreduce", "failed") == 0 and counted("allreduce", "working_s") > 0
+    assert after["cache_hits"] - before["cache_hits"] >= 4
+    assert after["cache_misses"] > before["cache_misses"] and after["rounds"] > before["rounds"]
+
+
+@pytest.mark.ranks(2)
+def test_failures_are_counted():
+    before = hvd.metrics().get("allreduce", {}).get("failed", 0)
+    with pytest.raises(hvd.MismatchError):
+        hvd.allreduce(np.ones(2 + hvd.rank()), name="different")
+    assert hvd.metrics()["allreduce"]["failed"] == before + 1
+
+
+def test_there_are_none_before_init():
+    with pytest.raises(hvd.NotInitializedError):
+        hvd.metrics()
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_prometheus_reads_them():
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    hvd.init(metrics_port=29471)
+    hvd.allreduce(np.ones(100, np.float32), name="counted")
+    with urllib.request.urlopen(f"http://localhost:{29471 + hvd.local_rank()}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    rank = hvd.rank()
+    assert f'ringtrain_bytes_total{{kind="allreduce",rank="{rank}"}} 400.0' in lines
+    assert f'ringtrain_operations_total{{kind="allreduce",rank="{rank}"}} 1.0' in lines
+    hvd.barrier()
+    hvd.shutdown()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://localhost:{29471 + rank}/metrics", timeout=1)
