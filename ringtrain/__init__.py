@@ -10,6 +10,7 @@ optimizer = hvd.DistributedOptimizer(optimizer)
 from ringtrain.compression import Compression, Compressor
 from ringtrain.counters import metrics
 from ringtrain.errors import (
+    DeadlockError,
     HorovodInternalError,
     MismatchError,
     NotInitializedError,
@@ -98,6 +99,7 @@ __all__ = [
     "Average",
     "Compression",
     "Compressor",
+    "DeadlockError",
     "DistributedOptimizer",
     "Handle",
     "HorovodInternalError",

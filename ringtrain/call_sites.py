@@ -6,6 +6,7 @@ import os
 import sys
 from types import CodeType, FrameType
 
+from ringtrain import blocked_threads
 from ringtrain._core import Site
 
 # Frames of these packages are not the user's: ringtrain itself, and what calls its hooks.
@@ -16,20 +17,20 @@ _by_name: dict[str, Site] = {}
 _by_place: dict[tuple[int, int], tuple[CodeType, Site]] = {}  # id of the code, which is kept so that it stays its id
 
 
-def call_site(name: str | None) -> Site:
-    """The place that called ringtrain; for a name the place where it was used first, which costs next to nothing."""
-    if not name:
-        return _here()
+def first_call_site(name: str) -> Site:
+    """The place that called ringtrain with this name for the first time, which costs next to nothing to know."""
     site = _by_name.get(name)
-    if site is None:
+    if site is None or not name:
         if len(_by_name) >= _MOST:
             _by_name.clear()
-        site = _by_name[name] = _here()
+        site = _by_name[name] = call_site()
     return site
 
 
-def _here() -> Site:
-    frame: FrameType | None = sys._getframe(2)
+def call_site() -> Site:
+    """The place that called ringtrain."""
+    blocked_threads.note_submitter()
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
         frame = frame.f_back
     if frame is None:

@@ -6,6 +6,7 @@ call itself.
 """
 
 from ringtrain._core import (
+    DeadlockError,
     MismatchError,
     NotInitializedError,
     PeerLostError,
@@ -26,6 +27,7 @@ class StepOrderError(RingtrainError, AssertionError):
 HorovodInternalError = RingtrainError
 
 __all__ = [
+    "DeadlockError",
     "HorovodInternalError",
     "MismatchError",
     "NotInitializedError",

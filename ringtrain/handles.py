@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ringtrain import _core
+from ringtrain import _core, blocked_threads
 from ringtrain.errors import PeerLostError, StalledError
 
 # Operations that nobody waits for any more: the engine still reads and writes their arrays, so these must stay.
@@ -52,8 +52,8 @@ class Handle:
             RingtrainError: the operation failed; see ringtrain.errors.
         """
         try:
-            while not _core.wait(self._core, 0.2):  # now and then back to Python, which looks for signals
-                _core.require_initialized()  # a forked child would wait for ever
+            if not _core.wait(self._core, 0.2):
+                self._wait_long()
         except (PeerLostError, StalledError) as error:
             _given_up.append(self._arrays)
             if _report is not None:
@@ -62,6 +62,12 @@ class Handle:
         if self._finish is not None:
             self._make_result()
         return self._result
+
+    def _wait_long(self) -> None:
+        """Come back to Python now and then, which looks for signals."""
+        with blocked_threads.waiting():
+            while not _core.wait(self._core, 0.2):
+                _core.require_initialized()  # a forked child would wait for ever
 
     def _make_result(self) -> None:
         with _finishing:  # by one thread only

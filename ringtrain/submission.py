@@ -11,7 +11,7 @@ import numpy as np
 from ringtrain import _core
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays import Adapter, View, adapter_for
-from ringtrain.call_sites import call_site
+from ringtrain.call_sites import call_site, first_call_site
 from ringtrain.compression import Compression, Compressor
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet
@@ -114,7 +114,7 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle:
         priority=operation.priority,
         splits=splits,
         is_awaited=is_awaited,
-        site=call_site(operation.name),
+        site=call_site(),
     )
     return Handle(handle, inputs, lambda core: _finish(operation, inputs, core))
 
@@ -159,7 +159,7 @@ def start_plain(
         or (view[1] in _INTEGERS and op in _FOR_FLOATS)
     ):
         return None
-    site = call_site(name)
+    site = first_call_site(name)
     handle = _core.allreduce_in_place(view, name, op, prescale, postscale, number, priority, is_awaited, site)
     return Handle(handle, tensor)
 

@@ -196,7 +196,8 @@ def test_an_operation_that_one_rank_never_submits_ends_with_a_stalled_error():
         if name == "cached":
             hvd.allreduce(ONES, name=name)
         if hvd.rank() == 0:
-            with pytest.raises(hvd.StalledError, match=f'allreduce "{name}".*rank 0 submitted it, rank 1 did not'):
+            message = rf'allreduce "{name}".*rank 0 submitted it \(at .*test_errors.py:\d+\), rank 1 did not'
+            with pytest.raises(hvd.StalledError, match=message):
                 hvd.allreduce(ONES, name=name)
         else:
             time.sleep(1)

@@ -16,6 +16,7 @@ enum class ErrorKind : uint8_t {
   mismatch,         // MismatchError: the ranks disagree about one operation; the engine lives on
   peer_lost,        // PeerLostError: a rank is gone; nothing works any more
   stalled,          // StalledError: waited longer than stall_shutdown_time_s
+  deadlock,         // DeadlockError: all ranks wait for each other; the engine lives on
   shut_down,        // ShutDownError: some rank has left, so no operation can complete any more
   not_initialized,  // NotInitializedError: before init(), after shutdown(), or in a forked child
 };
@@ -28,6 +29,7 @@ inline const char* name_of(ErrorKind kind) {
                                     "MismatchError",
                                     "PeerLostError",
                                     "StalledError",
+                                    "DeadlockError",
                                     "ShutDownError",
                                     "NotInitializedError"};
   return kNames[static_cast<size_t>(kind)];

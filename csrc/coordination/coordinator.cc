@@ -22,6 +22,8 @@ void Coordinator::begin_round(const std::vector<RequestPtr>& fresh, bool is_leav
   has_just_joined_ = false;
   take_in(fresh);
   reannounce_overdue();
+  if (has_to_tell_of_block())
+    for (int slot = 0; slot < cache_.slot_count(); ++slot) reannounce(slot);
   is_leaving_ = is_leaving;
   words_ = own_words();
   channel_.begin_and(words_);
@@ -49,6 +51,11 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
     for (AgreementPtr& agreement : settle(round)) agreements.push_back(std::move(agreement));
     drop_removed(agreements);
     round.plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
+  }
+  if (!round.plans.empty()) {
+    agreed_s_ = now_s();
+    has_told_of_block_ = false;
+    ledger_.note_progress();
   }
   next_deadline_ = find_next_deadline();
   return round;
@@ -114,7 +121,7 @@ Words Coordinator::own_words() {
   }
   Words words = *always_ready_;
   ready_.add_bits_to(words);
-  const bool has_news = !to_announce_.empty() || proposal_ ||
+  const bool has_news = !to_announce_.empty() || proposal_ || has_to_tell_of_block() ||
                         ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now_s();
   words.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying));
   return words;
@@ -153,6 +160,8 @@ Bytes Coordinator::announcement() {
   const double now = now_s();
   Writer writer;
   writer.put(is_leaving_);
+  writer.put(has_to_tell_of_block());
+  has_told_of_block_ = has_told_of_block_ || has_to_tell_of_block();
   announced_in_full_ += to_announce_.size();
   for (Pending& pending : to_announce_) {
     writer.put(now - pending.since);
@@ -174,6 +183,7 @@ Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcement
   for (int rank = 0; rank < channel_.size(); ++rank) {
     Reader reader(announcements[rank]);
     if (reader.get<bool>()) decision.left.push_back(rank);
+    if (reader.get<bool>()) ledger_.note_blocked(rank);
     while (!reader.at_end()) {
       const auto age = reader.get<double>();
       note(rank, read_request(reader), now - age, decision);
@@ -182,6 +192,7 @@ Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcement
   decision.tuning = std::exchange(proposal_, std::nullopt);
   for (const std::string& warning : ledger_.take_warnings(now, limits_.stall_warning_s)) warn(warning);
   decision.agreements = ledger_.take_agreed();
+  if (decision.agreements.empty()) decision.agreements = ledger_.take_deadlocked(channel_.size());
   for (Agreement& stalled : ledger_.take_stalled(now, limits_.stall_shutdown_s))
     decision.agreements.push_back(std::move(stalled));
   return decision;
@@ -209,8 +220,8 @@ AgreementPtr Coordinator::apply(Agreement agreement) {
     own = *announced->second.request;
     announced_.erase(announced);
   }
+  if (request.kind == OpKind::join) joined_.erase(request.process_set);
   if (agreement.error == ErrorKind::none) {
-    if (request.kind == OpKind::join) joined_.erase(request.process_set);
     if (request.kind == OpKind::add_process_set)
       agreement.result = membership_.add({request.numbers.begin(), request.numbers.end()});
     if (request.kind == OpKind::remove_process_set) forget_process_set(static_cast<int>(request.numbers.front()));
@@ -239,6 +250,21 @@ void Coordinator::forget_process_set(int id) {
   joined_.erase(id);
   ledger_.drop(id);
   membership_.remove(id);
+}
+
+namespace {
+
+constexpr double kQuietBeforeDeadlock_s = 1;
+
+}  // namespace
+
+bool Coordinator::has_to_tell_of_block() const {
+  return is_blocked_ && !has_told_of_block_ && now_s() - agreed_s_ >= kQuietBeforeDeadlock_s;
+}
+
+double Coordinator::next_deadline() const {
+  const bool will_tell = is_blocked_ && !has_told_of_block_;
+  return will_tell ? std::min(next_deadline_, agreed_s_ + kQuietBeforeDeadlock_s) : next_deadline_;
 }
 
 double Coordinator::find_next_deadline() const {

@@ -12,6 +12,7 @@
 #include <set>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/tuning.h"
 #include "coordination/channel.h"
 #include "coordination/ledger.h"
@@ -48,6 +49,10 @@ class Coordinator {
   bool is_in_round() const { return is_in_round_; }
   std::optional<Round> finish_round(double deadline);
 
+  // Any thread. Whether every thread of this rank that could submit something waits. If nothing is agreed on for a
+  // second after that, all ranks are told; when all have said so, everything that is pending fails.
+  void say_blocked(bool is_blocked) { is_blocked_ = is_blocked; }
+
   // Rank 0: has all ranks change to this in the next round.
   void propose(const Tuning& tuning) { proposal_ = tuning; }
 
@@ -58,7 +63,7 @@ class Coordinator {
   Counts counts() const { return {rounds_, agreed_by_bit_, announced_in_full_}; }
 
   // When to come to a round even if nobody asks for one, on the clock of base/clock.h.
-  double next_deadline() const { return next_deadline_; }
+  double next_deadline() const;
 
  private:
   // What rank 0 tells all.
@@ -74,6 +79,7 @@ class Coordinator {
   void reannounce(int slot);
   void reannounce_all_of(int process_set);
   double find_next_deadline() const;
+  bool has_to_tell_of_block() const;
   double overdue_s() const;  // after how many seconds a bit is announced in full
   void drop_removed(std::vector<AgreementPtr>& agreements) const;
 
@@ -106,6 +112,10 @@ class Coordinator {
   std::optional<Words> always_ready_;  // bits of what does not wait for this rank; nothing when it must be found again
   std::optional<Tuning> proposal_;
   double next_deadline_ = std::numeric_limits<double>::infinity();
+
+  std::atomic<bool> is_blocked_{false};
+  bool has_told_of_block_ = false;  // since something was agreed on
+  double agreed_s_ = now_s();       // when something was agreed on for the last time
 
   std::atomic<uint64_t> rounds_{0}, agreed_by_bit_{0}, announced_in_full_{0};
 

@@ -7,6 +7,18 @@
 
 namespace ringtrain {
 
+namespace {
+
+Request join_of(int process_set) {
+  Request request;
+  request.kind = OpKind::join;
+  request.name = kJoinName;
+  request.process_set = process_set;
+  return request;
+}
+
+}  // namespace
+
 bool Ledger::can_join(const Request& request) {
   if (request.kind == OpKind::barrier) return true;
   const bool ignores_zeros =
@@ -102,9 +114,7 @@ std::vector<Agreement> Ledger::take_joins() {
       continue;
     }
     Agreement& agreement = agreements.emplace_back();
-    agreement.request.kind = OpKind::join;
-    agreement.request.name = kJoinName;
-    agreement.request.process_set = process_set;
+    agreement.request = join_of(process_set);
     agreement.result = join.ranks.back();
     agreement.unnamed = join.unnamed;
     it = joins_.erase(it);
@@ -151,6 +161,42 @@ std::vector<Agreement> Ledger::take_stalled(double now, double limit_s) {
     it = entries_.erase(it);
   }
   return agreements;
+}
+
+std::vector<Agreement> Ledger::take_deadlocked(int ranks) {
+  std::vector<Agreement> agreements;
+  if (blocked_.size() < static_cast<size_t>(ranks)) return agreements;
+  const std::string message = describe_deadlock();
+  const auto fail = [&](Request request) {
+    Agreement& agreement = agreements.emplace_back();
+    agreement.request = std::move(request);
+    agreement.error = ErrorKind::deadlock;
+    agreement.message = message;
+  };
+  for (const auto& [key, entry] : entries_) fail(entry.announced.begin()->second);
+  for (const auto& [process_set, join] : joins_) fail(join_of(process_set));
+  entries_.clear();
+  joins_.clear();
+  blocked_.clear();
+  return agreements;
+}
+
+std::string Ledger::describe_deadlock() const {
+  constexpr size_t kMost = 8;
+  std::string text;
+  size_t told = 0;
+  for (const auto& [key, entry] : entries_) {
+    if (++told > kMost) continue;
+    std::vector<int> ready;
+    for (const auto& [rank, request] : entry.announced) ready.push_back(rank);
+    text += (text.empty() ? "" : "; ") + ranks_text(ready) + " for " + title_of(entry.announced.begin()->second) +
+            sites_text(entry);
+  }
+  if (told > kMost) text += "; and " + std::to_string(told - kMost) + " more operations";
+  for (const auto& [process_set, join] : joins_) text += "; " + ranks_text(join.ranks) + " in join()";
+  return "deadlock: every rank waits, and none of these operations can be complete without something that a waiting "
+         "rank would have to submit: " +
+         text + ". Do all ranks run the same operations in the same order?";
 }
 
 std::vector<std::string> Ledger::take_warnings(double now, double limit_s) {

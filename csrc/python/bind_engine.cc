@@ -248,6 +248,12 @@ void bind_engine(nb::module_& module) {
       "wait", &wait, nb::arg("handle"), nb::arg("timeout_s"),
       "Whether the Handle is done, after at most so many seconds. Raises the error with which its operation ended, if "
       "it did, and what a signal handler raises.");
+  module.def(
+      "say_blocked",
+      [](bool is_blocked) {
+        if (engine) engine->say_blocked(is_blocked);
+      },
+      nb::arg("is_blocked"), "Whether all threads of this rank that could submit something wait.");
   module.def("last_operations", &last_operations, "What this rank has done lately and what is pending, as dicts.");
   module.def("counters", &counters, "How much there was to agree on so far.");
   module.def("totals", &totals, "Sums over all operations of each kind, as dicts.");

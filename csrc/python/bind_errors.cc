@@ -6,7 +6,7 @@ namespace ringtrain {
 namespace {
 
 // Borrowed from the module, which lives as long as the process. Indexed by ErrorKind.
-PyObject* exception_types[8] = {};
+PyObject* exception_types[9] = {};
 
 PyObject* make_exception(nb::module_& module, ErrorKind kind, const char* name, PyObject* base, const char* doc) {
   PyObject* type = PyErr_NewExceptionWithDoc((std::string("ringtrain.") + name).c_str(), doc, base, nullptr);
@@ -36,6 +36,8 @@ void bind_errors(nb::module_& module) {
                  "A rank is gone. Every pending and later operation fails with this.");
   make_exception(module, ErrorKind::stalled, "StalledError", base,
                  "Some rank did not come for longer than stall_shutdown_time_s.");
+  make_exception(module, ErrorKind::deadlock, "DeadlockError", base,
+                 "All ranks wait for operations that some other of them has not submitted. The next one works.");
   make_exception(module, ErrorKind::shut_down, "ShutDownError", base,
                  "A rank has left the job, so no operation can complete any more.");
   const nb::tuple bases = nb::make_tuple(nb::handle(base), nb::handle(PyExc_ValueError));

@@ -27,6 +27,10 @@ Coordinator::Limits limits_of(const Options& options, const Tuning& tuning) {
   return limits;
 }
 
+bool is_deadlock(const Round& round) {
+  return !round.plans.empty() && round.plans.front()->parts.front()->error == ErrorKind::deadlock;
+}
+
 // Signals are for the threads of Python.
 std::thread start_without_signals(void (Engine::*run)(), Engine* engine) {
   sigset_t all, before;
@@ -60,6 +64,11 @@ std::shared_ptr<Handle> Engine::submit(Submission submission, Caller caller) {
   std::shared_ptr<Handle> handle = inbox_.add(std::move(submission));
   if (caller == Caller::goes_on || !callers_take_turns()) fabric_.bell().ring();
   return handle;
+}
+
+void Engine::say_blocked(bool is_blocked) {
+  coordinator_.say_blocked(is_blocked);
+  if (is_blocked) fabric_.bell().ring();
 }
 
 bool Engine::lies_in_arena(const Submission& submission) const {
@@ -220,6 +229,8 @@ void Engine::take_turn(double deadline) {
   const std::optional<Round> round = coordinator_.finish_round(deadline);
   if (!round) return;
   if (round->tuning) tuning_ = *round->tuning;
+  // Each rank has submitted another number of operations without a name by then, and all of them are about to fail.
+  if (is_deadlock(*round)) inbox_.restart_unnamed();
   enqueue(round->plans);
   if (!agreed_.empty()) run_next_plan();
   if (!round->left.empty()) end(round->left);

@@ -42,6 +42,8 @@ class Engine {
   bool wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
   // Any thread. Memory for the user's arrays that all ranks of the node can reach, or null where there is none.
   std::shared_ptr<Arena> arena() const { return fabric_.arena(); }
+  // Any thread. Whether all threads of this rank that could submit something wait.
+  void say_blocked(bool is_blocked);
   // Any thread. What it has done lately, and in sum.
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations() { return inbox_.last_operations(); }
   std::map<OpKind, Totals> totals() { return inbox_.totals(); }

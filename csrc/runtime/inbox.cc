@@ -185,6 +185,11 @@ void Inbox::set_unnamed(int process_set, int64_t count) {
   unnamed_[process_set] = count;
 }
 
+void Inbox::restart_unnamed() {
+  std::lock_guard lock(mutex_);
+  unnamed_.clear();
+}
+
 void Inbox::close(ErrorKind kind, const std::string& message) {
   std::lock_guard lock(mutex_);
   if (closed_with_ != ErrorKind::none) return;

@@ -45,6 +45,7 @@ class Inbox {
   void allow(int process_set);
   void forbid(int process_set);  // fails what is pending for it
   void set_unnamed(int process_set, int64_t count);
+  void restart_unnamed();  // counts from 0 in every process set
 
   // Fails all that is pending and all that will be submitted. The first call counts.
   void close(ErrorKind kind, const std::string& message);

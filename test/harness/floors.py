@@ -23,7 +23,7 @@ CPP_FLOORS = (
     {"python"},
 )
 PYTHON_FLOORS = (
-    {"_core", "launchers", "options", "errors", "cores", "mpi", "call_sites"},
+    {"_core", "launchers", "options", "errors", "cores", "mpi", "call_sites", "blocked_threads"},
     {"arrays", "adapters", "compression", "handles", "memory"},
     {"process_sets", "flight_records", "counters", "world", "timeline"},
     {"submission", "ops"},

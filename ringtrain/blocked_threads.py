@@ -1,0 +1,45 @@
+"""Whether this rank will submit nothing more before something ends: all threads that could do so wait.
+
+When that holds on all ranks and nothing can be agreed on, it is a deadlock. Only what is certain counts: a thread that
+looks with `poll` now and then does not wait, and a rank with another thread at work may still submit something. Daemon
+threads count only once they have submitted something, since those of other libraries never end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ringtrain import _core
+
+_lock = threading.Lock()
+_waiting: set[int] = set()
+_submitters: set[int] = set()  # threads that have submitted something
+
+
+def note_submitter() -> None:
+    """The calling thread submits operations."""
+    _submitters.add(threading.get_ident())
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """The calling thread has waited for a while and goes on waiting within."""
+    me = threading.get_ident()
+    with _lock:
+        _waiting.add(me)
+        _core.say_blocked(_are_all_waiting())
+    try:
+        yield
+    finally:
+        with _lock:
+            _waiting.discard(me)
+            _core.say_blocked(False)
+
+
+def _are_all_waiting() -> bool:
+    return all(
+        thread.ident in _waiting or (thread.daemon and thread.ident not in _submitters)
+        for thread in threading.enumerate()
+    )

@@ -1,0 +1,99 @@
+"""A deadlock that is certain is an error on all ranks at once; one that is not stays a stall."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ringtrain as hvd
+
+
+def together(name):
+    return hvd.allreduce(np.ones(3), op=hvd.Sum, name=name)
+
+
+def deadlocks(call, *parts):
+    begin = time.monotonic()
+    with pytest.raises(hvd.DeadlockError) as raised:
+        call()
+    assert time.monotonic() - begin < 3
+    for part in ("deadlock: every rank waits", *parts):
+        assert part in str(raised.value)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_ranks_that_wait_for_each_other(is_cached):
+    names = [f"{'cached' if is_cached else 'fresh'} {rank}" for rank in range(hvd.size())]
+    for name in names * is_cached:
+        together(name)
+    own = names[hvd.rank()]
+    deadlocks(lambda: together(own), *(f'rank {rank} for allreduce "{name}"' for rank, name in enumerate(names)))
+    deadlocks(lambda: together(own), "test_deadlock.py:")
+    assert together("the next one").tolist() == [hvd.size()] * 3  # works
+
+
+@pytest.mark.ranks(2, 3)
+def test_one_rank_waits_for_something_else():
+    operation = hvd.barrier if hvd.rank() == 0 else (lambda: hvd.allgather(np.ones(2), name="gather"))
+    deadlocks(operation, "rank 0 for barrier", 'for allgather "gather"')
+    hvd.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_pending_operations_that_nobody_waits_for_fail_too():
+    forgotten = hvd.allreduce_async(np.ones(2), name="forgotten") if hvd.rank() == 0 else None
+    deadlocks(lambda: together(f"of {hvd.rank()}"), *(['allreduce "forgotten"'] if forgotten else []))
+    if forgotten is not None:
+        with pytest.raises(hvd.DeadlockError):
+            hvd.synchronize(forgotten)
+
+
+@pytest.mark.ranks(3)
+def test_process_sets_that_wait_crosswise():
+    pairs = [hvd.add_process_set([0, 1]), hvd.add_process_set([1, 2]), hvd.add_process_set([0, 2])]
+    own = pairs[hvd.rank()]  # 0 waits for 1, 1 for 2, 2 for 0
+    deadlocks(lambda: hvd.allreduce(np.ones(2), name="round", process_set=own))
+    for pair in pairs:
+        hvd.remove_process_set(pair)
+
+
+@pytest.mark.ranks(3)
+def test_a_join_in_a_deadlock():
+    pair = hvd.add_process_set([1, 2])
+    if hvd.rank() == 0:
+        deadlocks(hvd.join, "rank 0 in join()")
+    elif hvd.rank() == 1:
+        deadlocks(lambda: hvd.allreduce(np.ones(2), name="of two", process_set=pair), 'rank 1 for allreduce "of two"')
+    else:
+        deadlocks(lambda: together("of all"), 'rank 2 for allreduce "of all"')
+    assert together("after").tolist() == [3.0] * 3  # nobody has joined any more
+    hvd.remove_process_set(pair)
+
+
+@pytest.mark.ranks(2)
+def test_a_thread_that_is_still_at_work_may_submit_what_is_missing():
+    if hvd.rank() == 0:
+        assert together("late").tolist() == [2.0] * 3
+        together("early")
+    else:
+        thread = threading.Thread(target=lambda: (time.sleep(2), together("late")))
+        thread.start()
+        together("early")
+        thread.join()
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_only_polls_does_not_wait():
+    if hvd.rank() == 0:
+        assert together("slow").tolist() == [2.0] * 3
+    else:
+        time.sleep(2)
+        together("slow")
+    handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name=f"polled {hvd.rank()}")
+    for _ in range(15):
+        assert not hvd.poll(handle)
+        time.sleep(0.1)
+    together(f"polled {1 - hvd.rank()}")
+    hvd.synchronize(handle)
