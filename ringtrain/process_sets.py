@@ -40,13 +40,21 @@ class ProcessSet:
         return self.ranks.index(_own_rank())
 
     def included(self) -> bool:
-        """Whether this rank belongs to it."""
-        return self.ranks is not None and _own_rank() in self.ranks
+        """Whether this rank belongs to it. Raises NotInitializedError before init()."""
+        return _own_rank() in (self.ranks or [])
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
     __repr__ = __str__
+
+    def __deepcopy__(self, memo: Any) -> ProcessSet:
+        """The copy of a model whose layers have a process set has the same one."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """What is saved in one job and loaded in another is not registered there, but for the global one."""
+        return "global_process_set" if self is global_process_set else (ProcessSet, (self.ranks,))
 
 
 def _global() -> ProcessSet:

@@ -175,8 +175,8 @@ def _check_list(operation: Operation) -> None:
 
 def _prepare(operation: Operation, tensor: Any) -> _Input:
     adapter = adapter_for(tensor)
-    writes_into_tensor = operation.in_place and adapter.is_in_place(tensor)
     array = adapter.prepare(tensor)
+    writes_into_tensor = operation.in_place and adapter.is_in_place(tensor)
     if operation.kind in (OpKind.ALLGATHER, OpKind.ALLTOALL):
         array = adapter.rows(array)
     sent, context = operation.reduction.compression.compress(array)

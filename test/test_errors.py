@@ -227,7 +227,7 @@ def test_a_forked_child_is_told_that_it_is_no_rank():
 def test_calls_before_init():
     operations = [hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, lambda ones: hvd.broadcast(ones, 0)]
     calls = [functools.partial(operation, ONES) for operation in operations]
-    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.barrier, hvd.join, *calls):
+    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.barrier, hvd.join, hvd.global_process_set.included, *calls):
         with pytest.raises(hvd.NotInitializedError, match=r"call init\(\) first"):
             call()
         with pytest.raises(ValueError):  # as in Horovod

@@ -1,5 +1,8 @@
 """Process sets: overlapping ones, their lifetime, and what goes wrong with them."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from exact import require_equal
@@ -154,3 +157,13 @@ def test_a_set_from_an_mpi4py_communicator():
     half = MPI.COMM_WORLD.Split(hvd.rank() // 2)
     assert hvd.ProcessSet(half).ranks == ([0, 1] if hvd.rank() < 2 else [2, 3])
     half.Free()
+
+
+@pytest.mark.ranks(2)
+def test_a_copied_set_is_the_same_and_a_loaded_one_is_not_registered():
+    alone = hvd.add_process_set([0])
+    assert copy.deepcopy([alone, hvd.global_process_set]) == [alone, hvd.global_process_set]
+    loaded = pickle.loads(pickle.dumps([alone, hvd.global_process_set]))
+    assert (loaded[0].ranks, loaded[0].process_set_id) == ([0], None)
+    assert loaded[1] is hvd.global_process_set
+    hvd.remove_process_set(alone)

@@ -31,7 +31,7 @@ def test_averages_are_over_the_ranks_that_contribute(options):
     plain = torch.optim.Adam(alone.parameters(), lr=0.01)
     ranks = range(hvd.size())
     for _ in range(2):
-        with hvd.Join(optimizer):
+        with hvd.Join(optimizer) as join:
             for number in range(batches_of(hvd.rank())):
                 optimizer.zero_grad()
                 model(batch_of(hvd.rank(), number)).square().mean().backward()
@@ -42,6 +42,7 @@ def test_averages_are_over_the_ranks_that_contribute(options):
             losses = [alone(batch_of(rank, number)).square().mean() for rank in contributing]
             torch.stack(losses).mean().backward()
             plain.step()
+        assert join.last_rank == hvd.size() - 1
     for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
         assert (mine - expected).abs().max().item() < 1e-12
     steps = [state["step"].item() for state in optimizer.state.values()]

@@ -40,7 +40,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_in_place(tensor: torch.Tensor) -> bool:
-    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
+    repeats = (stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
+    if tensor.numel() > 0 and any(repeats):
         raise ValueError(
             "an operation in place needs a tensor whose elements have places of their own; this one was expanded"
         )

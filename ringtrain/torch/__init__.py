@@ -92,6 +92,7 @@ from ringtrain.torch.ops import (
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
 from ringtrain.torch.state import allgather_object, broadcast_object, broadcast_object_fn, broadcast_optimizer_state
+from ringtrain.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
@@ -116,6 +117,7 @@ __all__ = [
     "StalledError",
     "StepOrderError",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",

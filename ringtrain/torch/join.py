@@ -24,6 +24,10 @@ class Join:
     Args:
         optimizers: distributed, over all ranks of the job, with op=Average or Sum.
 
+    Attributes:
+        last_rank: after the context, the rank that trained longest; the one to broadcast the buffers of a model from,
+            such as running statistics.
+
     Raises:
         TypeError: an optimizer that is not distributed, or one with op=Adasum.
     """
@@ -33,6 +37,7 @@ class Join:
             if not isinstance(optimizer, Distributed):
                 raise TypeError(f"Join takes what DistributedOptimizer returned, not {type(optimizer).__name__}")
         self._optimizers = optimizers
+        self.last_rank: int | None = None
 
     def __enter__(self) -> Join:
         for optimizer in self._optimizers:
@@ -46,7 +51,7 @@ class Join:
             optimizer._reduction.counts_contributors = False
         if error is not None:
             return  # the others learn it when this rank ends; waiting for them would only hide it
-        last = ops.join()
+        self.last_rank = last = ops.join()
         if world.size() == 1:
             return
         for optimizer in self._optimizers:

@@ -1,0 +1,240 @@
+"""Gradients of the operations against closed forms, and what autograd knows of operations in place.
+
+The loss of each rank is the sum of its results times coefficients of its own, so these are the gradients of the
+results.
+"""
+
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+
+from exact_torch import require_tensor, tensors_of_ranks  # noqa: E402
+
+import ringtrain.torch as hvd  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def for_each_set(check):
+    """Call it with all ranks, and on those of a smaller set with that."""
+    check(hvd.global_process_set)
+    if hvd.size() > 2:
+        some = hvd.add_process_set(list(range(1, hvd.size())))
+        if some.included():
+            check(some)
+        hvd.remove_process_set(some)
+
+
+def coefficients(process_set, shape):
+    return tensors_of_ranks(process_set.size(), shape, seed=5, op="average")
+
+
+def input_of(shape):
+    return torch.ones(shape, dtype=torch.float64, requires_grad=True)
+
+
+def gradient(results, coefficients, *inputs):
+    results = results if isinstance(results, list) else [results]
+    return torch.autograd.grad(sum((result * coefficients).sum() for result in results), inputs)
+
+
+SCALES = [{}, {"prescale_factor": 2.0}, {"prescale_factor": 0.5, "postscale_factor": 8.0}]
+
+
+def scale_of(scales):
+    return scales.get("prescale_factor", 1.0) * scales.get("postscale_factor", 1.0)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3)
+def test_allreduce():
+    def check(process_set):
+        everybody = coefficients(process_set, (3, 2))
+        for op, expected in ((hvd.Sum, sum(everybody)), (hvd.Average, sum(everybody) / len(everybody))):
+            for scales in SCALES:
+                input, how = input_of((3, 2)), {"op": op, "process_set": process_set, **scales}
+                mine = everybody[process_set.rank()]
+                (of_input,) = gradient(hvd.allreduce(input, **how), mine, input)
+                require_tensor(of_input, expected * scale_of(scales))
+                several = [input_of((3, 2)), input_of((3, 2))]
+                for of_one in gradient(hvd.grouped_allreduce(several, **how), mine, *several):
+                    require_tensor(of_one, expected * scale_of(scales))
+
+    for_each_set(check)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3)
+def test_allgather_of_uneven_rows():
+    def check(process_set):
+        rows = [2, 0, 3][: process_set.size()]
+        everybody = coefficients(process_set, (sum(rows), 2))
+        expected = (sum(everybody) / len(everybody)).split(rows)[process_set.rank()]
+        input, mine = input_of(expected.shape), everybody[process_set.rank()]
+        (of_input,) = gradient(hvd.allgather(input, process_set=process_set), mine, input)
+        require_tensor(of_input, expected)
+        several = [input_of(expected.shape), input_of(expected.shape)]
+        for of_one in gradient(hvd.grouped_allgather(several, process_set=process_set), mine, *several):
+            require_tensor(of_one, expected)
+
+    for_each_set(check)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_allgather_of_numbers():
+    input, everybody = input_of(()), coefficients(hvd.global_process_set, (hvd.size(),))
+    (of_input,) = gradient(hvd.allgather(input), everybody[hvd.rank()], input)
+    require_tensor(of_input, (sum(everybody) / hvd.size())[hvd.rank()])
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_broadcast():
+    def check(process_set):
+        root = process_set.ranks[-1]
+        everybody = coefficients(process_set, (3,))
+        input = input_of((3,))
+        result = hvd.broadcast(input, root, process_set=process_set)
+        (of_input,) = gradient(result, everybody[process_set.rank()], input)
+        average = sum(everybody) / len(everybody)
+        require_tensor(of_input, average if hvd.rank() == root else torch.zeros_like(average))
+
+    for_each_set(check)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_alltoall():
+    def check(process_set):
+        size, place = process_set.size(), process_set.rank()
+        for splits in (
+            [[1] * size] * size,
+            [[(sender + 2 * receiver) % 3 for receiver in range(size)] for sender in range(size)],
+        ):
+            received = [[splits[sender][receiver] for sender in range(size)] for receiver in range(size)]
+            everybody = [coefficients(process_set, (sum(received[rank]), 2))[rank] for rank in range(size)]
+            expected = torch.cat([everybody[rank].split(received[rank])[place] for rank in range(size)])
+            input = input_of((sum(splits[place]), 2))
+            result, _ = hvd.alltoall(input, splits[place], process_set=process_set)
+            require_tensor(gradient(result, everybody[place], input)[0], expected)
+            if splits[place] == [1] * size:
+                result = hvd.alltoall(input, process_set=process_set)
+                require_tensor(gradient(result, everybody[place], input)[0], expected)
+
+    for_each_set(check)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_reducescatter():
+    def check(process_set):
+        size, place = process_set.size(), process_set.rank()
+        rows = [len(part) for part in torch.arange(4).tensor_split(size)]
+        everybody = [coefficients(process_set, (rows[rank], 2))[rank] for rank in range(size)]
+        for op, factor in ((hvd.Average, 1), (hvd.Sum, size)):
+            for scales in SCALES:
+                expected = torch.cat(everybody) * factor * scale_of(scales)
+                input, how = input_of((4, 2)), {"op": op, "process_set": process_set, **scales}
+                (of_input,) = gradient(hvd.reducescatter(input, **how), everybody[place], input)
+                require_tensor(of_input, expected)
+                several = [input_of((4, 2)), input_of((4, 2))]
+                for of_one in gradient(hvd.grouped_reducescatter(several, **how), everybody[place], *several):
+                    require_tensor(of_one, expected)
+
+    for_each_set(check)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_an_allreduce_can_be_differentiated_twice():
+    for op, factor in ((hvd.Average, 1), (hvd.Sum, hvd.size())):
+        input = torch.arange(3.0, dtype=torch.float64).requires_grad_()
+        result = hvd.allreduce(input, op=op)
+        (once,) = torch.autograd.grad((result**3).sum(), input, create_graph=True)
+        require_tensor(once, 3 * factor * result**2)
+        (twice,) = torch.autograd.grad(once.sum(), input)
+        require_tensor(twice, 6 * factor**2 * result)
+
+
+@pytest.mark.ranks(2)
+def test_gradients_of_named_operations_are_matched_by_name():
+    inputs = [input_of((2,)), input_of((2,))]
+    results = [hvd.allreduce(input, op=hvd.Sum, name=name) for name, input in zip("ab", inputs, strict=True)]
+    # the first thread to come waits for the other rank's second
+    threads = [threading.Thread(target=(place * results[place].sum()).backward) for place in (0, 1)]
+    for place in (0, 1) if hvd.rank() else (1, 0):
+        threads[place].start()
+        time.sleep(0.1)
+    for place, thread in enumerate(threads):
+        thread.join()
+        require_tensor(inputs[place].grad, torch.full((2,), 2.0 * place, dtype=torch.float64))
+
+
+@pytest.mark.ranks(1, 2)
+def test_min_max_and_product_have_no_gradient():
+    for op in (hvd.Min, hvd.Max, hvd.Product):
+        input = input_of((2, 2))
+        for result in (
+            hvd.allreduce(input, op=op),
+            hvd.grouped_allreduce([input], op=op)[0],
+            hvd.reducescatter(input, op=op),
+            hvd.grouped_reducescatter([input], op=op)[0],
+        ):
+            with pytest.raises(RuntimeError, match=f"op={op.name} has no gradient"):
+                result.sum().backward()
+
+
+@pytest.mark.ranks(1, 2)
+def test_only_what_waits_and_has_a_gradient_is_differentiable():
+    input = input_of((2,))
+    assert hvd.allreduce(input).requires_grad
+    assert not hvd.allreduce(input.detach()).requires_grad
+    assert not hvd.synchronize(hvd.allreduce_async(input)).requires_grad
+    with torch.no_grad():
+        assert not hvd.allreduce(input).requires_grad
+    one, other = hvd.grouped_allreduce([input, input.detach()])
+    (one.sum() + other.sum()).backward()
+    require_tensor(input.grad, torch.ones(2, dtype=torch.float64))
+
+
+# In place
+
+
+@pytest.mark.ranks(2)
+def test_a_leaf_that_requires_a_gradient_can_be_changed():
+    for change in (
+        lambda tensor: hvd.allreduce_(tensor, op=hvd.Sum),
+        lambda tensor: hvd.grouped_allreduce_([tensor], op=hvd.Sum),
+        lambda tensor: hvd.broadcast_(tensor, 1),
+    ):
+        parameter = torch.nn.Parameter(torch.full((3,), 2.0 * hvd.rank()))
+        change(parameter)
+        assert parameter.is_leaf and parameter.requires_grad
+        require_tensor(parameter.detach(), torch.full((3,), 2.0))
+
+
+@pytest.mark.ranks(2)
+def test_backward_refuses_values_that_were_changed_after_it_had_saved_them():
+    for change in (
+        lambda tensor: hvd.allreduce_(tensor),
+        lambda tensor: hvd.allreduce_(tensor=tensor),
+        lambda tensor: hvd.synchronize(hvd.allreduce_async_(tensor)),
+        lambda tensor: hvd.grouped_allreduce_([tensor]),
+        lambda tensor: hvd.synchronize(hvd.grouped_allreduce_async_([tensor])),
+        lambda tensor: hvd.broadcast_(tensor, 0),
+        lambda tensor: hvd.synchronize(hvd.broadcast_async_(tensor, 0)),
+        lambda tensor: hvd.grouped_broadcast_([tensor], 0),
+        lambda tensor: hvd.synchronize(hvd.grouped_broadcast_async_([tensor], 0)),
+    ):
+        input, saved = input_of((2,)), torch.ones(2, dtype=torch.float64)
+        result = (input * saved).sum()
+        change(saved)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.backward()
+
+
+@pytest.mark.ranks(2)
+def test_in_inference_mode():
+    with torch.inference_mode():
+        tensor = torch.ones(2)
+        require_tensor(hvd.allreduce(tensor, op=hvd.Sum), torch.full((2,), 2.0))
+        require_tensor(hvd.allreduce_(tensor, op=hvd.Sum), torch.full((2,), 2.0))
