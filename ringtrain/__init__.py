@@ -69,6 +69,7 @@ from ringtrain.process_sets import (
     global_process_set,
     remove_process_set,
 )
+from ringtrain.timeline import start_timeline, stop_timeline
 from ringtrain.world import (
     ccl_built,
     cross_rank,
@@ -176,5 +177,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain import ops
+from ringtrain import ops, timeline
 from ringtrain.compression import Compression, Compressor
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.reducer import GradientReducer
@@ -157,6 +157,7 @@ class DistributedOptimizer:
         summed = self._accumulator.add(names, gradients)
         if summed is None or not self._process_set.included():
             return summed
+        timeline.next_step()
         self._reducer.group(_groups_among(names, self._groups))
         # Early parameters first: the next forward pass starts with them.
         priorities = [-index if isinstance(index, int) else -position for position, index in enumerate(indices)]

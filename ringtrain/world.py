@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringtrain import _core, counters, flight_records, mpi, options
@@ -13,6 +13,18 @@ from ringtrain.handles import report_failures_to
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
 
 _world: mpi.World | None = None
+_beginnings: list[Callable[[dict[str, str]], None]] = []
+_endings: list[Callable[[], None]] = []
+
+
+def at_init(begin: Callable[[dict[str, str]], None]) -> None:
+    """Have a higher floor called at the end of init(), on all ranks, with the options."""
+    _beginnings.append(begin)
+
+
+def at_shutdown(end: Callable[[], None]) -> None:
+    """Have a higher floor called at the beginning of shutdown(), while operations still work."""
+    _endings.append(end)
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | None = None, **keywords: Any) -> None:
@@ -52,6 +64,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
         register_at_init(process_sets or [])
         if float(settings["metrics_port"]):
             counters.serve(int(float(settings["metrics_port"])) + local_rank(), world.rank)
+        for begin in _beginnings:
+            begin(settings)
     except BaseException:
         shutdown()
         raise
@@ -64,6 +78,9 @@ def shutdown() -> None:
     runs when the script ends.
     """
     global _world
+    if _core.is_initialized():
+        for end in _endings:
+            end()
     counters.stop_serving()
     flight_records.stop()
     report_failures_to(None)

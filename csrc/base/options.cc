@@ -29,8 +29,8 @@ Entry choice(std::string Options::* member, const char* name, std::vector<std::s
   return {info, nullptr, [member](Options& options, const std::string& value) { options.*member = value; }};
 }
 
-Entry text(std::string Options::* member, const char* name, const char* meaning) {
-  OptionInfo info{name, "", 1, "text", 0, 0, 0, {}, meaning};
+Entry text(std::string Options::* member, const char* name, const char* meaning, const char* alias = "") {
+  OptionInfo info{name, alias, 1, "text", 0, 0, 0, {}, meaning};
   return {info, nullptr, [member](Options& options, const std::string& value) { options.*member = value; }};
 }
 
@@ -73,6 +73,14 @@ const std::vector<Entry>& entries() {
              "HOROVOD_AUTOTUNE"),
       text(&Options::autotune_file, "autotune_file",
            "Where rank 0 writes what autotune found. If the file exists, its values are used and nothing is tuned."),
+      text(&Options::timeline_filename, "timeline_filename",
+           "Where to write what each rank does and when, for chrome://tracing and Perfetto.", "HOROVOD_TIMELINE"),
+      choice(&Options::timeline_mark_cycles, "timeline_mark_cycles", {"off", "on"},
+             "Whether to mark the rounds of the negotiation in the timeline.", "HOROVOD_TIMELINE_MARK_CYCLES"),
+      text(&Options::timeline_steps, "timeline_steps",
+           "The steps of the optimizers that go into the timeline, such as 100-110; by default all."),
+      number(&Options::timeline_limit_mb, "timeline_limit_mb", 0.01, 1 << 20,
+             "Size of each rank's part of the timeline, in megabytes; what comes later is left out."),
       text(&Options::flight_dir, "flight_dir",
            "Folder to which each rank writes its last 1,024 operations when it loses another rank, waits too long or "
            "gets SIGUSR1; by default one of this job's own in the folder for temporary files."),

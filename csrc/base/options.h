@@ -35,6 +35,10 @@ struct Options {
   std::string simd                   = "auto";
   std::string autotune               = "off";
   std::string autotune_file          = "";
+  std::string timeline_filename      = "";
+  std::string timeline_mark_cycles   = "off";
+  std::string timeline_steps         = "";
+  double      timeline_limit_mb      = 256;
   std::string flight_dir             = "";
   int64_t     metrics_port           = 0;
   // clang-format on

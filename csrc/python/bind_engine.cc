@@ -249,6 +249,26 @@ void bind_engine(nb::module_& module) {
       "Whether the Handle is done, after at most so many seconds. Raises the error with which its operation ended, if "
       "it did, and what a signal handler raises.");
   module.def(
+      "start_timeline",
+      [](const std::string& path, double start_s, double limit_mb, bool marks_rounds) {
+        require_initialized();
+        engine->start_timeline({path, 0, "", start_s, static_cast<size_t>(limit_mb * 1e6), marks_rounds});
+      },
+      nb::arg("path"), nb::arg("start_s"), nb::arg("limit_mb"), nb::arg("marks_rounds"),
+      "Writes what this rank does to a file from now on; start_s on the clock of time.monotonic() is 0 in it.");
+  module.def(
+      "stop_timeline",
+      [] {
+        if (engine) engine->stop_timeline();
+      },
+      "Ends the file, if there is one.");
+  module.def(
+      "mark",
+      [](const std::string& text) {
+        if (engine) engine->mark(text);
+      },
+      nb::arg("text"), "Marks this moment in the timeline, if there is one.");
+  module.def(
       "say_blocked",
       [](bool is_blocked) {
         if (engine) engine->say_blocked(is_blocked);

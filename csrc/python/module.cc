@@ -2,6 +2,8 @@
 #include "python/bind.h"
 
 NB_MODULE(_core, module) {
+  // Other libraries may keep modules alive when the interpreter ends, and these what they hold.
+  nanobind::set_leak_warnings(false);
   ringtrain::bind_errors(module);
   ringtrain::bind_words(module);
   ringtrain::bind_handle(module);

@@ -66,6 +66,16 @@ std::shared_ptr<Handle> Engine::submit(Submission submission, Caller caller) {
   return handle;
 }
 
+void Engine::start_timeline(Timeline::Setup setup) {
+  setup.rank = world_.rank;
+  setup.process = "rank " + std::to_string(world_.rank) + " on " + world_.names[world_.rank].host;
+  inbox_.set_timeline(std::make_shared<Timeline>(std::move(setup)));
+}
+
+void Engine::mark(const std::string& text) {
+  if (const auto timeline = inbox_.timeline()) timeline->mark(text, now_s());
+}
+
 void Engine::say_blocked(bool is_blocked) {
   coordinator_.say_blocked(is_blocked);
   if (is_blocked) fabric_.bell().ring();
@@ -159,6 +169,14 @@ bool Engine::lie_down() {
 
 bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted) {
   if (handle.is_done()) return true;
+  if (!inbox_.has_timeline()) return wait_or_work(handle, timeout_s, is_interrupted);
+  const double begin = now_s();
+  const bool is_done = wait_or_work(handle, timeout_s, is_interrupted);
+  if (const auto timeline = inbox_.timeline()) timeline->note_wait(begin, now_s());
+  return is_done;
+}
+
+bool Engine::wait_or_work(Handle& handle, double timeout_s, const Interrupt& is_interrupted) {
   if (!callers_take_turns()) return handle.wait(timeout_s);
   const double deadline = now_s() + timeout_s;
   std::unique_lock turn(turn_, std::try_to_lock);
@@ -228,6 +246,8 @@ void Engine::take_turn(double deadline) {
   }
   const std::optional<Round> round = coordinator_.finish_round(deadline);
   if (!round) return;
+  if (inbox_.has_timeline())
+    if (const auto timeline = inbox_.timeline()) timeline->note_round(now_s());
   if (round->tuning) tuning_ = *round->tuning;
   // Each rank has submitted another number of operations without a name by then, and all of them are about to fail.
   if (is_deadlock(*round)) inbox_.restart_unnamed();

@@ -42,6 +42,10 @@ class Engine {
   bool wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
   // Any thread. Memory for the user's arrays that all ranks of the node can reach, or null where there is none.
   std::shared_ptr<Arena> arena() const { return fabric_.arena(); }
+  // Any thread. A file of what this rank does from now on, until stop_timeline(). Throws if it cannot be written.
+  void start_timeline(Timeline::Setup setup);
+  void stop_timeline() { inbox_.set_timeline(nullptr); }
+  void mark(const std::string& text);  // in the timeline, if there is one
   // Any thread. Whether all threads of this rank that could submit something wait.
   void say_blocked(bool is_blocked);
   // Any thread. What it has done lately, and in sum.
@@ -61,6 +65,7 @@ class Engine {
   bool lie_down();
 
   // Who waits for a Handle.
+  bool wait_or_work(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
   void wait_for_turn(Handle& handle, double deadline, std::unique_lock<std::mutex>& turn);
   bool has_waiting_callers() const { return waiting_callers_.load(std::memory_order_seq_cst) > 0; }
 

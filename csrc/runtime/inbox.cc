@@ -103,6 +103,18 @@ void Inbox::end(const SubmissionPtr& submission, ErrorKind error, double now) {
   submission->progress.ended_s = now;
   submission->progress.error = error;
   history_.add(submission);
+  if (timeline_) timeline_->note(submission);
+}
+
+void Inbox::set_timeline(std::shared_ptr<Timeline> timeline) {
+  std::lock_guard lock(mutex_);
+  timeline_.swap(timeline);  // the old one writes what it has left when the lock is free again
+  has_timeline_ = timeline_ != nullptr;
+}
+
+std::shared_ptr<Timeline> Inbox::timeline() {
+  std::lock_guard lock(mutex_);
+  return timeline_;
 }
 
 void Inbox::remove(const SubmissionPtr& submission) {

@@ -18,6 +18,7 @@
 #include "coordination/plan.h"
 #include "runtime/history.h"
 #include "runtime/submission.h"
+#include "runtime/timeline.h"
 
 namespace ringtrain {
 
@@ -32,6 +33,10 @@ class Inbox {
   // The last operations that have ended, then those that have not, in the order of submission.
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations();
   std::map<OpKind, Totals> totals();
+  // Who is told of every operation that ends; null for nobody.
+  void set_timeline(std::shared_ptr<Timeline> timeline);
+  std::shared_ptr<Timeline> timeline();  // for who has something to tell itself
+  bool has_timeline() const { return has_timeline_.load(std::memory_order_relaxed); }
 
   // Only who does the engine's work, from here on.
   std::vector<RequestPtr> take_new();
@@ -60,7 +65,8 @@ class Inbox {
   bool has_waiting(int process_set) const;
   void fail_pending_of(int process_set, const std::string& message);
 
-  std::atomic<bool> has_new_{false};  // these two change under mutex_
+  std::atomic<bool> has_new_{false};  // these change under mutex_
+  std::atomic<bool> has_timeline_{false};
   std::atomic<uint64_t> added_{0};
 
   std::mutex mutex_;
@@ -70,6 +76,7 @@ class Inbox {
   // Without a name of their own, while that name is in flight. A join is announced after all of its process set.
   std::map<Key, std::deque<SubmissionPtr>> waiting_;
   History history_;
+  std::shared_ptr<Timeline> timeline_;
   std::map<int, int64_t> unnamed_;  // operations without a name so far, by process set
   std::set<int> allowed_ = {0};
   ErrorKind closed_with_ = ErrorKind::none;

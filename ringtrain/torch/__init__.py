@@ -66,6 +66,8 @@ from ringtrain import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
     synchronize,
 )
 from ringtrain.torch.clipping import clip_grad_norm_
@@ -182,5 +184,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

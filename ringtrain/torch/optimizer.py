@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ringtrain import timeline
 from ringtrain._core import ReduceOp
 from ringtrain.compression import Compression, Compressor
 from ringtrain.errors import StepOrderError
@@ -169,6 +170,7 @@ class Distributed(torch.optim.Optimizer):
         """
         self._reduction.watch(self._own_groups())
         self._reduction.synchronize()
+        timeline.next_step()
 
     def step(self, closure: _Closure | None = None) -> Any:
         """Wait for the averages and update the parameters.

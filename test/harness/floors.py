@@ -25,9 +25,9 @@ CPP_FLOORS = (
 PYTHON_FLOORS = (
     {"_core", "launchers", "options", "errors", "cores", "mpi", "call_sites", "blocked_threads"},
     {"arrays", "adapters", "compression", "handles", "memory"},
-    {"process_sets", "flight_records", "counters", "world", "timeline"},
+    {"process_sets", "flight_records", "counters", "world"},
     {"submission", "ops"},
-    {"objects", "reducer", "gradients", "optim"},
+    {"objects", "timeline", "reducer", "gradients", "optim"},
     {"run", "doctor", "flight", "torch", "jax", "mxnet", "bench", "kvstore", "elastic", "__main__"},
 )
 # `import ringtrain` stands above all but those whom users type or import.

@@ -1,0 +1,164 @@
+#include "runtime/timeline.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+
+#include "base/log.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr auto kPause = std::chrono::milliseconds(100);
+constexpr size_t kMostNoted = 1 << 20;  // events; if the disk is so slow that more come together, they are left out
+constexpr int kScript = 0, kFirstTrack = 1, kMostTracks = 4096;
+constexpr char kEnd[] = "\n]\n";
+constexpr size_t kEndBytes = sizeof(kEnd) - 1;
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    if (static_cast<unsigned char>(c) < 0x20) {
+      char code[8];
+      std::snprintf(code, sizeof(code), "\\u%04x", static_cast<unsigned char>(c));
+      result += code;
+    } else {
+      result += c;
+    }
+  }
+  return result + "\"";
+}
+
+}  // namespace
+
+Timeline::Timeline(Setup setup) : setup_(std::move(setup)) {
+  file_ = open(setup_.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file_ < 0) throw failure("cannot write the timeline " + setup_.path + ": " + std::strerror(errno));
+  text_ = "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":" + std::to_string(setup_.rank) +
+          ",\"args\":{\"name\":" + quoted(setup_.process) +
+          "}},\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":" + std::to_string(setup_.rank) +
+          ",\"tid\":0,\"args\":{\"name\":\"script\"}}";
+  write(true);
+  thread_ = std::thread(&Timeline::loop, this);
+}
+
+Timeline::~Timeline() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+  close(file_);
+}
+
+void Timeline::note(SubmissionPtr ended) { add(std::move(ended)); }
+void Timeline::note_wait(double begin_s, double end_s) { add(Wait{begin_s, end_s}); }
+void Timeline::mark(std::string text, double at_s) { add(Mark{std::move(text), at_s}); }
+void Timeline::note_round(double at_s) {
+  if (setup_.marks_rounds) mark("round", at_s);
+}
+
+void Timeline::add(Event event) {
+  const std::lock_guard lock(mutex_);
+  if (noted_.size() < kMostNoted) noted_.push_back(std::move(event));
+}
+
+void Timeline::loop() {
+  for (bool is_ending = false; !is_ending;) {
+    std::vector<Event> events;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, kPause, [&] { return is_ending_; });
+      is_ending = is_ending_;
+      events.swap(noted_);
+    }
+    write_all(std::move(events));
+  }
+}
+
+void Timeline::write_all(std::vector<Event> events) {
+  constexpr size_t kMostAtOnce = 32 << 10;
+  for (const Event& event : events) {
+    if (is_full_) break;
+    std::visit([&](const auto& one) { format(one); }, event);
+    if (size_ + text_.size() > setup_.limit_bytes) {
+      is_full_ = true;
+      format(Mark{"the timeline is full; timeline_limit_mb makes it larger", setup_.start_s});
+    }
+    if (text_.size() > kMostAtOnce) write(false);
+  }
+  write(false);
+}
+
+void Timeline::write(bool is_first) {
+  if (text_.empty()) return;
+  text_ += kEnd;
+  const size_t place = is_first ? 0 : size_ - kEndBytes;
+  if (pwrite(file_, text_.data(), text_.size(), static_cast<off_t>(place)) != static_cast<ssize_t>(text_.size())) {
+    if (!is_full_) warn("the timeline " + setup_.path + " ends here: " + std::strerror(errno));
+    is_full_ = true;
+  }
+  size_ = place + text_.size();
+  text_.clear();
+}
+
+void Timeline::begin_event() { text_ += ",\n"; }
+
+// A track for each name; when there are too many, the rest share one.
+int Timeline::track_of(const std::string& name) {
+  const bool is_too_many = tracks_.size() >= kMostTracks;
+  const auto [it, is_new] = tracks_.try_emplace(is_too_many && !tracks_.count(name) ? "others" : name,
+                                                kFirstTrack + static_cast<int>(tracks_.size()));
+  if (is_new) {
+    begin_event();
+    text_ += "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":" + std::to_string(setup_.rank) +
+             ",\"tid\":" + std::to_string(it->second) + ",\"args\":{\"name\":" + quoted(it->first) + "}}";
+  }
+  return it->second;
+}
+
+void Timeline::format_span(const char* name, int track, double begin_s, double end_s, const std::string& arguments) {
+  constexpr double kShortest_s = 1e-7;
+  if (end_s - begin_s < kShortest_s) return;
+  char text[256];
+  std::snprintf(text, sizeof(text), "{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d",
+                name, 1e6 * (begin_s - setup_.start_s), 1e6 * (end_s - begin_s), setup_.rank, track);
+  begin_event();
+  text_ += text;
+  text_ += arguments.empty() ? "}" : ",\"args\":{" + arguments + "}}";
+}
+
+// The operation, and within it how far it was when.
+void Timeline::format(const SubmissionPtr& submission) {
+  const Request& request = submission->request;
+  const Progress& progress = submission->progress;
+  const int track = track_of(request.name);
+  std::string arguments = "\"name\":" + quoted(request.name) + ",\"bytes\":" + std::to_string(request.bytes()) +
+                          ",\"process_set\":" + std::to_string(request.process_set);
+  if (request.site) arguments += ",\"site\":" + quoted(*request.site);
+  if (progress.error != ErrorKind::none) arguments += ",\"error\":" + quoted(name_of(progress.error));
+  format_span(name_of(request.kind), track, progress.submitted_s, progress.ended_s, arguments);
+  if (progress.begun_s == 0) return;  // it failed before
+  format_span("queued", track, progress.submitted_s, progress.announced_s, "");
+  format_span("negotiating", track, progress.announced_s, progress.agreed_s, "");
+  format_span("ready", track, progress.agreed_s, progress.begun_s, "");
+  format_span(*progress.group ? progress.group : "done", track, progress.begun_s, progress.ended_s, "");
+}
+
+void Timeline::format(const Wait& wait) { format_span("waiting", kScript, wait.begin_s, wait.end_s, ""); }
+
+void Timeline::format(const Mark& mark) {
+  char text[128];
+  std::snprintf(text, sizeof(text), ",\"ph\":\"i\",\"ts\":%.3f,\"pid\":%d,\"tid\":%d,\"s\":\"p\"}",
+                1e6 * (mark.at_s - setup_.start_s), setup_.rank, kScript);
+  begin_event();
+  text_ += "{\"name\":" + quoted(mark.text) + text;
+}
+
+}  // namespace ringtrain

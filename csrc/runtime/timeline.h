@@ -1,0 +1,83 @@
+// A file of this rank's operations in the Trace Event Format, which chrome://tracing and Perfetto show.
+//
+// One event on each line. After every write the file is a complete JSON array, so it can be read while the job runs
+// and after it was killed. Events are noted by any thread and written by a thread of the Timeline's own.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "runtime/submission.h"
+
+namespace ringtrain {
+
+class Timeline {
+ public:
+  struct Setup {
+    std::string path;
+    int rank = 0;
+    std::string process;     // "rank 0 on node1"
+    double start_s = 0;      // is 0 in the file; on this rank's clock of base/clock.h
+    size_t limit_bytes = 0;  // of the file; what comes later is left out, and the file says so
+    bool marks_rounds = false;
+  };
+
+  // Throws Error(failure) if the file cannot be written.
+  explicit Timeline(Setup setup);
+  // Writes what is left.
+  ~Timeline();
+  Timeline(const Timeline&) = delete;
+  Timeline& operator=(const Timeline&) = delete;
+
+  // Any thread; these cost as little as can be.
+  void note(SubmissionPtr ended);
+  void note_wait(double begin_s, double end_s);  // a thread of the script waited for a Handle
+  void note_round(double at_s);
+  void mark(std::string text, double at_s);
+
+ private:
+  struct Wait {
+    double begin_s, end_s;
+  };
+  struct Mark {
+    std::string text;
+    double at_s;
+  };
+  using Event = std::variant<SubmissionPtr, Wait, Mark>;
+
+  void add(Event event);
+  void loop();
+  void write_all(std::vector<Event> events);
+
+  // Writing thread only.
+  void format(const SubmissionPtr& submission);
+  void format(const Wait& wait);
+  void format(const Mark& mark);
+  void format_span(const char* name, int track, double begin_s, double end_s, const std::string& arguments);
+  void begin_event();
+  int track_of(const std::string& name);
+  void write(bool is_first);
+
+  const Setup setup_;
+  int file_ = -1;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Event> noted_;  // guarded by mutex_
+  bool is_ending_ = false;    // guarded by mutex_
+
+  // Writing thread only.
+  std::unordered_map<std::string, int> tracks_;  // by the name of the operation
+  std::string text_;                             // of events that are not in the file yet
+  size_t size_ = 0;                              // of the file
+  bool is_full_ = false;
+
+  std::thread thread_;
+};
+
+}  // namespace ringtrain
