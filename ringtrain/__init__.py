@@ -7,14 +7,17 @@ hvd.broadcast_parameters(parameters, root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer)
 """
 
+from ringtrain.checks import check_replicas
 from ringtrain.compression import Compression, Compressor
 from ringtrain.counters import metrics
 from ringtrain.errors import (
     DeadlockError,
     HorovodInternalError,
     MismatchError,
+    NonFiniteError,
     NotInitializedError,
     PeerLostError,
+    ReplicaError,
     RingtrainError,
     ShutDownError,
     StalledError,
@@ -107,10 +110,12 @@ __all__ = [
     "Max",
     "Min",
     "MismatchError",
+    "NonFiniteError",
     "NotInitializedError",
     "PeerLostError",
     "ProcessSet",
     "Product",
+    "ReplicaError",
     "RingtrainError",
     "ShutDownError",
     "StalledError",
@@ -135,6 +140,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_parameters",
     "ccl_built",
+    "check_replicas",
     "cross_rank",
     "cross_size",
     "cuda_built",

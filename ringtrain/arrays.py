@@ -45,6 +45,9 @@ class Adapter(Protocol):
     def rows(self, array: Any) -> Any:
         """The array, or a 0-d array as one of shape (1,): for operations along the first dimension."""
 
+    def is_finite(self, array: Any) -> bool:
+        """Whether no element is NaN or infinite."""
+
     def dtype_name(self, array: Any) -> str: ...
 
     def cast(self, array: Any, dtype_name: str) -> Any:

@@ -16,6 +16,14 @@ from ringtrain._core import (
 )
 
 
+class ReplicaError(RingtrainError):
+    """The ranks do not have the same parameters; see check_replicas."""
+
+
+class NonFiniteError(RingtrainError):
+    """A gradient is NaN or infinite on some rank; see nan_check of DistributedOptimizer."""
+
+
 class StepOrderError(RingtrainError, AssertionError):
     """The calls of backward(), step() and zero_grad() came in an order that would lose gradients.
 
@@ -30,8 +38,10 @@ __all__ = [
     "DeadlockError",
     "HorovodInternalError",
     "MismatchError",
+    "NonFiniteError",
     "NotInitializedError",
     "PeerLostError",
+    "ReplicaError",
     "RingtrainError",
     "ShutDownError",
     "StalledError",

@@ -145,14 +145,14 @@ def broadcast_parameters(
         MismatchError: the ranks have different dtypes or shapes under one name.
     """
     handles = []
-    for path, array in _by_path(params).items():
+    for path, array in by_path(params).items():
         name = f"{prefix or 'parameters'}.{path}" if path else prefix or "parameters"
         handles.append(ops.broadcast_async_(array, root_rank, name=name, process_set=process_set))
     for handle in handles:
         ops.synchronize(handle)
 
 
-def _by_path(params: Any) -> dict[str, Any]:
+def by_path(params: Any) -> dict[str, Any]:
     """Return the arrays of a tree by their paths, such as "encoder.0.weight"."""
     arrays: dict[str, Any] = {}
     for path, array in _leaves(params, ""):

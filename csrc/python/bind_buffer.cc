@@ -3,6 +3,8 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "base/tensor.h"
+#include "kernels/digest.h"
 #include "python/bind.h"
 
 namespace ringtrain {
@@ -71,6 +73,15 @@ uintptr_t address(nb::handle object) {
 }  // namespace
 
 void bind_buffer(nb::module_& module) {
+  module.def(
+      "digest",
+      [](const std::tuple<uintptr_t, int, Shape>& view) {
+        const auto& [address, dtype, shape] = view;
+        const size_t bytes = TensorSpec{static_cast<DType>(dtype), shape}.bytes();
+        nb::gil_scoped_release release;
+        return static_cast<int64_t>(digest(reinterpret_cast<const void*>(address), bytes));
+      },
+      nb::arg("view"), "64 bits that tell whether two arrays hold the same.");
   module.def("address", &address, "The address of the memory of an object with the buffer protocol.");
   module.def("writable_view", &writable_view,
              "(address, dtype, shape) of an object with the buffer protocol, or None unless it is dense, writable and "

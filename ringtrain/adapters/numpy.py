@@ -70,6 +70,15 @@ def rows(array: Array) -> Array:
     return array.reshape(1) if array.ndim == 0 else array
 
 
+def is_finite(array: Array) -> bool:
+    if array.dtype.kind in "biu":
+        return True
+    # The sum takes one look at each element, but may be too large itself.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum(dtype=np.float32 if array.dtype.itemsize < 4 else None)
+    return bool(np.isfinite(total) or np.isfinite(array).all())
+
+
 def dtype_name(array: Array) -> str:
     return str(array.dtype.name)
 

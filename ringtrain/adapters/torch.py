@@ -80,6 +80,15 @@ def rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(1) if tensor.dim() == 0 else tensor
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    values = tensor.detach()
+    if values.is_sparse:
+        values = values.coalesce().values()
+    # The sum takes one look at each element, but may be too large itself.
+    total = values.sum(dtype=torch.float32 if values.dtype.itemsize < 4 else None)
+    return bool(torch.isfinite(total) or torch.isfinite(values).all())
+
+
 def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 

@@ -15,6 +15,7 @@ import torch
 
 from ringtrain import timeline
 from ringtrain._core import ReduceOp
+from ringtrain.checks import FiniteCheck
 from ringtrain.compression import Compression, Compressor
 from ringtrain.errors import StepOrderError
 from ringtrain.ops import Adasum, Average
@@ -42,6 +43,8 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     *,
     gradient_as_shared_view: bool = False,
+    check_every: int = 0,
+    nan_check: bool = False,
 ) -> Any:
     """The optimizer, averaging the gradients over the ranks before each update.
 
@@ -64,6 +67,9 @@ def DistributedOptimizer(
         process_set: the ranks that take part; the others update with their own gradients.
         gradient_as_shared_view: let the gradients lie in memory that the ranks of a node share, which makes reducing
             them cheaper. `parameter.grad` is then a view of that memory, and stays the same tensor.
+        check_every: compare the parameters of all ranks after every n-th step, see `check_replicas`; 0 never.
+        nan_check: have `step` raise NonFiniteError on all ranks, instead of updating, if a gradient is NaN or infinite
+            on some of them. Not with GradScaler, which expects such gradients. Neither is for op=Adasum.
 
     Raises:
         NotInitializedError: before init().
@@ -80,6 +86,8 @@ def DistributedOptimizer(
         raise ValueError("this optimizer is distributed already")
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered; see add_process_set")
+    if check_every < 0:
+        raise ValueError(f"check_every must not be negative, but is {check_every}")
     if num_groups and groups is not None:
         raise ValueError("give num_groups or groups, not both: num_groups is the older spelling of groups")
     groups = num_groups or groups
@@ -104,8 +112,9 @@ def DistributedOptimizer(
         passes=None if passes == 1 else passes,
         sparse_as_dense=sparse_as_dense,
         shared=SharedGradients() if gradient_as_shared_view else None,
+        finite_check=FiniteCheck(process_set, reducer.full_name("<finite>")) if nan_check else None,
     )
-    return _distributed(optimizer, Distributed, _reduction=reduction)
+    return _distributed(optimizer, Distributed, _reduction=reduction, _check_every=check_every)
 
 
 def _checked_passes(passes: int) -> int:
@@ -142,6 +151,8 @@ class Distributed(torch.optim.Optimizer):
 
     _reduction: GradientReduction | LocalReduction
     _skips_synchronize = False
+    _check_every = 0
+    _steps = 0
 
     # GradScaler looks at the gradients through `param_groups` alone, and has to find averages there: then it sees the
     # same overflow on all ranks. Nobody else needs to wait for that.
@@ -181,8 +192,20 @@ class Distributed(torch.optim.Optimizer):
 
         Raises:
             StepOrderError: within `skip_synchronize` and there was no `synchronize`.
+            NonFiniteError: a gradient is NaN or infinite, with nan_check; nothing was updated.
+            ReplicaError: the parameters are not the same on all ranks, with check_every.
             RingtrainError: a reduction failed; see ringtrain.errors.
         """
+        result = self._step(closure)
+        self._steps += 1
+        if self._check_every and self._steps % self._check_every == 0:
+            self._reduction.check_replicas()
+        return result
+
+    # Optimizer.load_state_dict would wrap it for the profiler, as the step of the wrapped class is already.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step(self, closure: _Closure | None) -> Any:
         if closure is not None:
             return super().step(lambda: self._synchronized(closure))
         if self._skips_synchronize:
@@ -192,9 +215,6 @@ class Distributed(torch.optim.Optimizer):
             self.synchronize()
         self._reduction.is_synchronized = False
         return super().step()
-
-    # Optimizer.load_state_dict would wrap it for the profiler, as the step of the wrapped class is already.
-    step.hooked = True  # type: ignore[attr-defined]
 
     def _synchronized(self, closure: _Closure) -> Any:
         with torch.enable_grad():

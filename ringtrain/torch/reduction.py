@@ -12,6 +12,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ringtrain import ops
+from ringtrain.checks import FiniteCheck, check_replicas
 from ringtrain.errors import StepOrderError
 from ringtrain.handles import Handle
 from ringtrain.reducer import GradientReducer
@@ -62,6 +63,7 @@ class GradientReduction:
         passes: backward passes for each step, or None.
         sparse_as_dense: make sparse gradients dense.
         shared: where the gradients are to lie, or None for where autograd has put them.
+        finite_check: looks at every gradient, or None.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class GradientReduction:
         passes: int | None,
         sparse_as_dense: bool,
         shared: SharedGradients | None,
+        finite_check: FiniteCheck | None,
     ):
         self._names = names
         self._groups = groups
@@ -80,6 +83,7 @@ class GradientReduction:
         self._passes = passes
         self._sparse_as_dense = sparse_as_dense
         self._shared = shared
+        self._finite_check = finite_check
         self._known: dict[torch.Tensor, _Gradient] = {}  # of all parameters that ever required a gradient
         self._gradients: dict[torch.Tensor, _Gradient] = {}  # of those that do now
         self._begun: list[_Gradient] = []  # by a backward pass, and not yet synchronized
@@ -113,6 +117,11 @@ class GradientReduction:
                 _set_hook(self, gradient)
         self._gradients = {parameter: self._known[parameter] for parameter in names}
         self._reducer.group(groups_of(self._groups, names))
+
+    def check_replicas(self) -> None:
+        """Raises ReplicaError if the parameters are not the same on all ranks."""
+        parameters = {gradient.name: gradient.parameter for gradient in self._gradients.values()}
+        check_replicas(parameters, self._reducer.process_set)
 
     def has_begun(self) -> bool:
         """Whether there was a backward pass since the last `synchronize`."""
@@ -178,6 +187,8 @@ class GradientReduction:
             self._begun.clear()
             for gradient in self._gradients.values():
                 gradient.forget()
+        if self._finite_check is not None:
+            self._finite_check.agree()
         if changed:
             raise StepOrderError(
                 f"the gradient of {_listed(changed)} was changed between backward() and step(), while it was being "
@@ -214,6 +225,8 @@ class GradientReduction:
     def _submit(self, gradient: _Gradient) -> None:
         grad = gradient.parameter.grad
         assert grad is not None
+        if self._finite_check is not None:
+            self._finite_check.look_at(gradient.name, grad)
         if grad.is_sparse:
             if not self._sparse_as_dense:
                 self._submit_sparse(gradient, grad)
@@ -251,6 +264,8 @@ class LocalReduction:
 
     def average(self, loss: torch.Tensor) -> torch.Tensor:
         return loss
+
+    def check_replicas(self) -> None: ...
 
     def has_begun(self) -> bool:
         return False

@@ -27,7 +27,7 @@ PYTHON_FLOORS = (
     {"arrays", "adapters", "compression", "handles", "memory"},
     {"process_sets", "flight_records", "counters", "world"},
     {"submission", "ops"},
-    {"objects", "timeline", "reducer", "gradients", "optim"},
+    {"objects", "checks", "timeline", "reducer", "gradients", "optim"},
     {"run", "doctor", "flight", "torch", "jax", "mxnet", "bench", "kvstore", "elastic", "__main__"},
 )
 # `import ringtrain` stands above all but those whom users type or import.

@@ -1,0 +1,111 @@
+"""Checks that a run is right: that all ranks have the same parameters, and that no gradient is NaN or infinite."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from ringtrain import _core, objects, ops
+from ringtrain.arrays import adapter_for
+from ringtrain.errors import NonFiniteError, ReplicaError
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+
+def check_replicas(params: Any, process_set: ProcessSet = global_process_set) -> None:
+    """Compare the parameters of all ranks, bit for bit. All ranks of the process set call it together.
+
+    Only 64 bits of each parameter travel, unless one differs.
+
+    Args:
+        params: as for `broadcast_parameters`.
+        process_set: the ranks that are compared.
+
+    Raises:
+        ReplicaError: on all ranks, some parameter is not the same everywhere; the message names the first one, the
+            ranks, and the first element.
+        TypeError, ValueError: as broadcast_parameters.
+    """
+    arrays = objects.by_path(params)
+    digests = np.array([[_digest(array) for array in arrays.values()]], np.int64)
+    of_ranks = ops.allgather(digests, process_set=process_set)
+    differing = [place for place in range(len(arrays)) if len(set(of_ranks[:, place].tolist())) > 1]
+    if not differing:
+        return
+    path, array = list(arrays.items())[differing[0]]
+    raise ReplicaError(_describe(path, array, of_ranks[:, differing[0]].tolist(), len(differing), process_set))
+
+
+def _digest(array: Any) -> int:
+    adapter = adapter_for(array)
+    prepared = adapter.prepare(array)
+    return _core.digest(adapter.view(prepared))
+
+
+def _describe(path: str, array: Any, digests: list[int], count: int, process_set: ProcessSet) -> str:
+    """What most ranks have, and where the first of the others has something else."""
+    ranks = process_set.ranks or []
+    usual = Counter(digests).most_common(1)[0][0]
+    odd = [rank for rank, digest in zip(ranks, digests, strict=True) if digest != usual]
+    right = ranks[digests.index(usual)]
+    here = _first_difference(array, ops.broadcast(array, right, process_set=process_set))
+    where = objects.broadcast_object(here, odd[0], process_set=process_set)
+    more = f" {count - 1} more parameters differ." if count > 1 else ""
+    return (
+        f'parameter "{path}" is not the same on all ranks: rank{"s" * (len(odd) > 1)} '
+        f"{', '.join(map(str, odd))} differ{'s' * (len(odd) == 1)} from rank {right}; on rank {odd[0]} first at "
+        f"{where}.{more} Were all ranks given the same start, and the same updates?"
+    )
+
+
+def _first_difference(array: Any, right: Any) -> str:
+    own, other = _as_numpy(array), _as_numpy(right)
+    different = np.argwhere(own.view(np.uint8) != other.view(np.uint8)) if own.ndim else np.zeros((1, 0), int)
+    if not len(different):
+        return ""
+    place = tuple(int(index) for index in different[0])
+    if place:
+        place = (*place[:-1], place[-1] // own.itemsize)
+    return f"{list(place)}: {own[place]} instead of {other[place]}"
+
+
+def _as_numpy(array: Any) -> np.ndarray[Any, Any]:
+    """A contiguous copy; what NumPy has no dtype for as float32."""
+    adapter = adapter_for(array)
+    if adapter.dtype_name(array) == "bfloat16":
+        array = adapter.cast(array, "float32")
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array, order="C")
+
+
+class FiniteCheck:
+    """Finds the first NaN or infinity among gradients, before the sum spreads it to all ranks."""
+
+    def __init__(self, process_set: ProcessSet, name: str):
+        self._process_set = process_set
+        self._name = name
+        self._step = 0
+        self._found: str | None = None
+
+    def look_at(self, name: str, gradient: Any) -> None:
+        """Before a gradient is submitted."""
+        if self._found is None and not adapter_for(gradient).is_finite(gradient):
+            self._found = name
+
+    def agree(self) -> None:
+        """At the end of a step, on all ranks.
+
+        Raises:
+            NonFiniteError: on all ranks, a gradient of this step was NaN or infinite on some of them.
+        """
+        self._step += 1
+        found, self._found = self._found, None
+        counts = ops.allgather(np.array([found is not None]), name=self._name, process_set=self._process_set)
+        bad = [rank for rank, is_bad in zip(self._process_set.ranks or [], counts, strict=True) if is_bad]
+        if bad:
+            name = objects.broadcast_object(found, bad[0], process_set=self._process_set)
+            others = f", as others on ranks {', '.join(map(str, bad[1:]))}" if len(bad) > 1 else ""
+            raise NonFiniteError(
+                f'the gradient of "{name}" is NaN or infinite on rank {bad[0]} in step {self._step}{others}; '
+                "no rank has updated its parameters with it"
+            )

@@ -1,0 +1,124 @@
+"""Parameters that are not the same on all ranks, and gradients that are NaN, are named before they do harm."""
+
+import numpy as np
+import pytest
+
+import ringtrain as hvd
+from ringtrain import _core
+from ringtrain.adapters import numpy as numpy_adapter
+
+
+def parameters():
+    return {
+        "encoder": [np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros(5, np.int64)],
+        "head": np.array(2.5),
+        "empty": np.zeros((0, 3)),
+        "strided": np.arange(20.0)[::2],
+    }
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_equal_parameters_pass():
+    hvd.check_replicas(parameters())
+
+
+@pytest.mark.ranks(2, 3)
+def test_the_first_difference_is_named():
+    mine = parameters()
+    if hvd.rank() == 1:
+        mine["encoder"][0][1, 2] += 0.5
+        mine["strided"][3] = -1
+    with pytest.raises(hvd.ReplicaError) as raised:
+        hvd.check_replicas(mine)
+    message = str(raised.value)
+    assert 'parameter "encoder.0" is not the same on all ranks' in message and "1 more parameters differ" in message
+    if hvd.size() == 3:  # with two nobody knows who is right
+        assert "rank 1 differs from rank 0; on rank 1 first at [1, 2]: 6.5 instead of 6.0" in message
+    hvd.check_replicas(parameters())  # goes on
+
+
+@pytest.mark.ranks(3)
+def test_a_number_and_a_process_set():
+    pair = hvd.add_process_set([0, 2])
+    mine = {"scale": np.array(float(hvd.rank() == 2))}
+    if pair.included():
+        with pytest.raises(hvd.ReplicaError, match=r'parameter "scale".* first at \[\]: '):
+            hvd.check_replicas(mine, process_set=pair)
+    hvd.remove_process_set(pair)
+
+
+def test_the_digest_sees_every_bit():
+    def digest(array):
+        return _core.digest(numpy_adapter.view(array))
+
+    random = np.random.default_rng(1)
+    for size in (0, 1, 7, 8, 31, 32, 33, 100, 4096):
+        base = random.integers(0, 256, size, np.uint8)
+        seen = {digest(base), digest(np.zeros(size + 1, np.uint8)), digest(np.zeros(size + 2, np.uint8))}
+        for bit in range(8 * size)[:: max(1, size // 16)]:
+            other = base.copy()
+            other[bit // 8] ^= 1 << bit % 8
+            seen.add(digest(other))
+        assert len(seen) == 3 + len(range(8 * size)[:: max(1, size // 16)])
+        assert digest(base) == digest(base.copy())
+    words = np.array([1, 2, 3, 4], np.int64)
+    assert len({digest(words[list(order)]) for order in ([0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 1, 0])}) == 3
+
+
+def new_model(torch):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    return model, torch.ones(2, 3)
+
+
+@pytest.mark.ranks(2)
+def test_an_optimizer_compares_replicas_every_so_many_steps():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+    import ringtrain.torch as hvd
+
+    model, inputs = new_model(torch)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters(), check_every=2
+    )
+    for step in range(1, 5):
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        if step == 3 and hvd.rank() == 1:
+            with torch.no_grad():
+                model[1].bias[1] += 1
+        if step < 4:
+            optimizer.step()
+        else:
+            with pytest.raises(hvd.ReplicaError, match=r'parameter "1\.bias" is not the same'):
+                optimizer.step()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_named_and_not_used(value):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+    import ringtrain.torch as hvd
+
+    model, inputs = new_model(torch)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters(), nan_check=True
+    )
+    for step in range(1, 5):
+        optimizer.zero_grad()
+        loss = model(inputs).sum()
+        if step == 3 and hvd.rank() == 1:
+            loss = loss + model[0].bias[0] * value
+        loss.backward()
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        if step == 3:
+            with pytest.raises(hvd.NonFiniteError, match=r'"0\.bias" is NaN or infinite on rank 1 in step 3'):
+                optimizer.step()
+            assert all(map(torch.equal, before, model.parameters()))
+        else:
+            optimizer.step()
+
+
+def test_finite_is_not_the_same_as_a_sum_that_is():
+    large = np.full(10, 3e38, np.float32)
+    assert numpy_adapter.is_finite(large) and numpy_adapter.is_finite(np.ones(3, np.int64))
+    assert not numpy_adapter.is_finite(np.array([1, np.nan])) and not numpy_adapter.is_finite(np.array([np.inf]))
