@@ -22,8 +22,8 @@ from ringtrain.torch.parameters import ParameterNames
 class AdasumOptimizer(torch.optim.Optimizer):
     """What an optimizer with op=Adasum does differently; mixed into the class of the wrapped one."""
 
-    _names: ParameterNames
-    _reducer: GradientReducer
+    _adasum_names: ParameterNames
+    _adasum_reducer: GradientReducer
     # Set by GradScaler before `step` and deleted after it.
     found_inf: torch.Tensor | None
     grad_scale: torch.Tensor | None
@@ -39,27 +39,27 @@ class AdasumOptimizer(torch.optim.Optimizer):
         Raises:
             RingtrainError: a reduction failed; see ringtrain.errors.
         """
-        if hasattr(self, "found_inf") and self._is_overflow_anywhere():
+        if hasattr(self, "found_inf") and self._adasum_overflows_anywhere():
             return None
-        names = self._names.of(self.param_groups)
+        names = self._adasum_names.of(self.param_groups)
         parameters = [parameter.detach() for parameter in names]
         before = [parameter.clone() for parameter in parameters]
         loss = super().step(closure) if closure is not None else super().step()
         torch._foreach_sub_(parameters, before)
         for place, (name, change) in enumerate(zip(names.values(), parameters, strict=True)):
-            self._reducer.ready(name, change, -place)
-        self._reducer.wait()
+            self._adasum_reducer.ready(name, change, -place)
+        self._adasum_reducer.wait()
         torch._foreach_add_(parameters, before)
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # see Distributed.step
 
-    def _is_overflow_anywhere(self) -> bool:
+    def _adasum_overflows_anywhere(self) -> bool:
         overflow = ops.allreduce(
             torch.as_tensor(self.found_inf, dtype=torch.float32),
-            name=self._reducer.full_name("<overflow>"),
+            name=self._adasum_reducer.full_name("<overflow>"),
             op=ops.Sum,
-            process_set=self._reducer.process_set,
+            process_set=self._adasum_reducer.process_set,
         )
         if overflow.item() > 0:
             return True

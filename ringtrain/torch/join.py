@@ -41,14 +41,14 @@ class Join:
 
     def __enter__(self) -> Join:
         for optimizer in self._optimizers:
-            optimizer._reduction.counts_contributors = True
+            optimizer._gradient_reduction.counts_contributors = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for optimizer in self._optimizers:
-            optimizer._reduction.counts_contributors = False
+            optimizer._gradient_reduction.counts_contributors = False
         if error is not None:
             return  # the others learn it when this rank ends; waiting for them would only hide it
         self.last_rank = last = ops.join()

@@ -101,9 +101,9 @@ def DistributedOptimizer(
         process_set=process_set,
     )
     if not process_set.included() or process_set.size() == 1:
-        return _distributed(optimizer, Distributed, _reduction=LocalReduction())
+        return _distributed(optimizer, Distributed, _gradient_reduction=LocalReduction())
     if op == Adasum:
-        return _distributed(optimizer, AdasumOptimizer, _names=names, _reducer=reducer)
+        return _distributed(optimizer, AdasumOptimizer, _adasum_names=names, _adasum_reducer=reducer)
     reduction = GradientReduction(
         names,
         optimizer.param_groups,
@@ -114,7 +114,7 @@ def DistributedOptimizer(
         shared=SharedGradients() if gradient_as_shared_view else None,
         finite_check=FiniteCheck(process_set, reducer.full_name("<finite>")) if nan_check else None,
     )
-    return _distributed(optimizer, Distributed, _reduction=reduction, _check_every=check_every)
+    return _distributed(optimizer, Distributed, _gradient_reduction=reduction, _compares_every=check_every)
 
 
 def _checked_passes(passes: int) -> int:
@@ -147,26 +147,29 @@ def _observed_step(distributed: torch.optim.Optimizer) -> Callable[..., Any]:
 
 
 class Distributed(torch.optim.Optimizer):
-    """What a distributed optimizer does differently; mixed into the class of the wrapped one."""
+    """What a distributed optimizer does differently; mixed into the class of the wrapped one.
 
-    _reduction: GradientReduction | LocalReduction
+    Names of its own are such that no optimizer has them, too.
+    """
+
+    _gradient_reduction: GradientReduction | LocalReduction
     _skips_synchronize = False
-    _check_every = 0
-    _steps = 0
+    _compares_every = 0
+    _steps_taken = 0
 
     # GradScaler looks at the gradients through `param_groups` alone, and has to find averages there: then it sees the
     # same overflow on all ranks. Nobody else needs to wait for that.
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        if self._reduction.has_begun() and _is_called_by_grad_scaler():
+        if self._gradient_reduction.has_begun() and _is_called_by_grad_scaler():
             self.synchronize()
-        return self._own_groups()
+        return self.__own_groups()
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         vars(self)["param_groups"] = groups
 
-    def _own_groups(self) -> list[dict[str, Any]]:
+    def __own_groups(self) -> list[dict[str, Any]]:
         groups: list[dict[str, Any]] = vars(self)["param_groups"]
         return groups
 
@@ -179,8 +182,8 @@ class Distributed(torch.optim.Optimizer):
             StepOrderError: a gradient was changed while it was being averaged.
             RingtrainError: a reduction failed; see ringtrain.errors.
         """
-        self._reduction.watch(self._own_groups())
-        self._reduction.synchronize()
+        self._gradient_reduction.watch(self.__own_groups())
+        self._gradient_reduction.synchronize()
         timeline.next_step()
 
     def step(self, closure: _Closure | None = None) -> Any:
@@ -196,31 +199,31 @@ class Distributed(torch.optim.Optimizer):
             ReplicaError: the parameters are not the same on all ranks, with check_every.
             RingtrainError: a reduction failed; see ringtrain.errors.
         """
-        result = self._step(closure)
-        self._steps += 1
-        if self._check_every and self._steps % self._check_every == 0:
-            self._reduction.check_replicas()
+        result = self.__step(closure)
+        self._steps_taken += 1
+        if self._compares_every and self._steps_taken % self._compares_every == 0:
+            self._gradient_reduction.check_replicas()
         return result
 
     # Optimizer.load_state_dict would wrap it for the profiler, as the step of the wrapped class is already.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _step(self, closure: _Closure | None) -> Any:
+    def __step(self, closure: _Closure | None) -> Any:
         if closure is not None:
-            return super().step(lambda: self._synchronized(closure))
+            return super().step(lambda: self.__synchronized(closure))
         if self._skips_synchronize:
-            if self._reduction.has_begun():
+            if self._gradient_reduction.has_begun():
                 raise StepOrderError("step() in skip_synchronize(), but the gradients were not synchronized before it")
-        elif not self._reduction.is_synchronized:
+        elif not self._gradient_reduction.is_synchronized:
             self.synchronize()
-        self._reduction.is_synchronized = False
+        self._gradient_reduction.is_synchronized = False
         return super().step()
 
-    def _synchronized(self, closure: _Closure) -> Any:
+    def __synchronized(self, closure: _Closure) -> Any:
         with torch.enable_grad():
             loss = closure()
         self.synchronize()
-        return self._reduction.average(loss) if torch.is_tensor(loss) else loss
+        return self._gradient_reduction.average(loss) if torch.is_tensor(loss) else loss
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -236,11 +239,11 @@ class Distributed(torch.optim.Optimizer):
 
         The sum is averaged with the first backward pass after it, or in `step`.
         """
-        return self._reduction.no_sync()
+        return self._gradient_reduction.no_sync()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Average the gradients with every n-th backward pass from now on. As in Horovod."""
-        self._reduction.set_passes(_checked_passes(passes))
+        self._gradient_reduction.set_passes(_checked_passes(passes))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of the wrapped optimizer.
@@ -248,12 +251,12 @@ class Distributed(torch.optim.Optimizer):
         Raises:
             StepOrderError: between backward() and step(), where it would throw away what is being averaged.
         """
-        if self._reduction.has_begun():
+        if self._gradient_reduction.has_begun():
             raise StepOrderError(
                 "zero_grad() after backward() and before step() or synchronize(), while the gradients are being "
                 "averaged. For a backward pass whose gradients are not wanted use `with optimizer.no_sync():`"
             )
-        self._reduction.watch(self._own_groups())
+        self._gradient_reduction.watch(self.__own_groups())
         super().zero_grad(set_to_none)
 
 
@@ -265,5 +268,5 @@ def _is_called_by_grad_scaler() -> bool:
 def synchronize_owners(parameters: list[torch.Tensor]) -> None:
     """Wait for the averages of all distributed optimizers that have one of the parameters."""
     for optimizer in list(_optimizers):
-        if optimizer._reduction.has_begun() and optimizer._reduction.owns_any(parameters):
+        if optimizer._gradient_reduction.has_begun() and optimizer._gradient_reduction.owns_any(parameters):
             optimizer.synchronize()
