@@ -27,6 +27,7 @@ from ringtrain.bench.progress import Progress
 from ringtrain.bench.results import Result, Round, Row, Spread
 from ringtrain.bench.rounds import Competitor, Contestant, Plan, measure
 from ringtrain.bench.session import Session
+from ringtrain.bench.torch_step import ALONE, TorchStep
 
 ROOT = str(Path(bench.__file__).parents[2])
 TIMEOUT_S = 120
@@ -71,6 +72,12 @@ def test_a_bad_flag_is_refused(words, capsys):
     with pytest.raises(SystemExit):
         command.main(["allreduce", *words])
     assert words[0] in capsys.readouterr().err
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["torch", "--models", "resnet18,alexnet"])
+    assert "alexnet: the models are resnet18, resnet50, transformer" in capsys.readouterr().err
 
 
 def result_of(*seconds):
@@ -344,6 +351,44 @@ def test_a_step_is_measured_with_its_floor_and_its_memory_in_two_launches(tmp_pa
     assert "of the floor" in printed and "memory of ringtrain itself" in printed
 
 
+@needs_mpi
+def test_a_training_step_is_measured_beside_one_without_communication(tmp_path):
+    pytest.importorskip("torch", reason="a torch model is trained")
+    sizes = ["--models", "resnet18", "--batch-size", "2", "--image-size", "32", "--steps", "1"]
+    result, printed = run(["torch", "-np", "2", *QUICK, "--peers", "gloo", *sizes], tmp_path)
+    shared, ddp = "ringtrain, shared view", ["DDP, gloo", "DDP, gloo, bucket view"]
+    require_sane(result, ["ringtrain", "no communication", shared, *ddp])
+    assert result.rows[0].key == {"model": "resnet18", "tensors": 62, "bytes": 46_758_048, "inputs": [2, 3, 32, 32]}
+    assert "exposed ms" in printed and "2x3x32x32 on each rank" in printed
+
+
+def test_torch_models_have_their_parameters():
+    pytest.importorskip("torch", reason="the models are those of torch")
+    from ringtrain.bench.torch import models
+    from ringtrain.bench.torch_step import MODELS as NAMES
+
+    assert tuple(models.MODELS) == NAMES
+    shapes = [tuple(parameter.shape) for parameter in models.resnet50().parameters()]
+    assert sorted(shapes) == sorted(MODELS["resnet50"]())
+
+
+def test_torch_is_asked_for_where_it_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        command.main(["torch"])
+    assert "torch wants torch; pip install torch" in capsys.readouterr().err
+
+
+def test_exposed_communication_is_what_a_step_takes_longer():
+    values = {"ringtrain": {"seconds": 1.5}, ALONE: {"seconds": 1.0}, "DDP, gloo": {"seconds": 2.0}}
+    row = Row({"model": "resnet18", "tensors": 1, "bytes": 4, "inputs": [1]}, [Round(values)])
+    printed = TorchStep().table(Result("torch", {}, {}, [row]))
+    ours, alone, ddp = (line.split() for line in printed[3:6])
+    assert ours[1:] == ["1500.00", "[1500.00-1500.00]", "1.50", "[1.50-1.50]", "500.00", "[500.00-500.00]"]
+    assert alone[2:] == ["1000.00", "[1000.00-1000.00]", "0.67", "[0.67-0.67]"]
+    assert ddp[-3:] == ["1000.00", "[1000.00-1000.00]", "2.00"]
+
+
 def test_negotiation_is_simulated_without_a_launcher(tmp_path):
     result, _ = run(["negotiation", "--max-ranks", "32", "--tensors", "5"], tmp_path)
     assert [row.key["ranks"] for row in result.rows] == [2, 4, 8, 16, 32]
@@ -364,7 +409,10 @@ def test_a_launch_that_fails_is_reported():
     assert "launch 1 of 1 ended with status" in printed and "mailbox_kb" in printed
 
 
-@pytest.mark.parametrize("keys", [[{"bytes": 4}, {"bytes": 8}], [{"rank": 0}, {"rank": 1}], [{"model": "vgg16"}]])
+@pytest.mark.parametrize(
+    "keys",
+    [[{"bytes": 4}, {"bytes": 8}], [{"rank": 0}, {"rank": 1}], [{"model": "vgg16"}], [{"model": "a"}, {"model": "b"}]],
+)
 def test_a_result_is_drawn(keys, tmp_path):
     pytest.importorskip("matplotlib")
     from ringtrain.bench.plot import draw

@@ -38,6 +38,7 @@ ALLOWED = {
     "ringtrain/run/command.py": "from ringtrain import launchers, options\nfrom ringtrain.run.hosts import Host\n",
     "ringtrain/doctor.py": "import importlib.util\nfrom ringtrain import run\nimportlib.util.find_spec('torch')\n",
     "ringtrain/bench/peers/gloo.py": "import torch\nfrom ringtrain.bench.job import Job\n",
+    "ringtrain/bench/torch/models.py": "import torch\n",
     "ringtrain/options.py": "\n" * floors.MAX_LINES,
 }
 

@@ -13,6 +13,8 @@ report      tables
 plot        the PNG
 progress    the bar
 models      gradient shapes
+torch/      torch models in training
+distribution  how a peer takes part in that
 arithmetic  the floor, and what is computed beside communication
 distance    how far apart the cores are
 memory      what ringtrain itself takes

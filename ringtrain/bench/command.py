@@ -29,6 +29,7 @@ from ringtrain.bench.results import Result, Row
 from ringtrain.bench.session import Session
 from ringtrain.bench.step import Step
 from ringtrain.bench.straggler import Straggler
+from ringtrain.bench.torch_step import TorchStep
 
 
 class Measurement(Protocol):
@@ -51,6 +52,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Overlap(),
     Idle(),
     Straggler(),
+    TorchStep(),
     Negotiation(),
 )
 
@@ -61,8 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser(MEASUREMENTS)
     arguments = parser.parse_args(words)
     measurement = next(one for one in MEASUREMENTS if one.name == arguments.measurement)
-    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot wants matplotlib; pip install matplotlib")
+    for wish, library in _libraries_wanted(arguments).items():
+        if importlib.util.find_spec(library) is None:
+            parser.error(f"{wish} wants {library}; pip install {library}")
     if arguments.num_proc is None:
         if arguments.launches > 1 or arguments.hosts:
             parser.error("--launches and -H start ranks, so they need -np")
@@ -78,6 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if result is not None:
         deliver(measurement, arguments, result)
     return 0
+
+
+def _libraries_wanted(arguments: argparse.Namespace) -> dict[str, str]:
+    """What wants a library, and which one."""
+    plot = {"--plot": "matplotlib"} if arguments.plot else {}
+    return plot | ({"torch": "torch"} if arguments.measurement == "torch" else {})
 
 
 def run_here(measurement: Measurement, arguments: argparse.Namespace) -> Result | None:

@@ -14,6 +14,7 @@ examples:
   python -m ringtrain.bench allreduce -np 2 --dtype float16 --min-bytes 32M --max-bytes 32M
   python -m ringtrain.bench step -np 2 --launches 3 --only near --json step.json --plot step.png
   python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option mailbox_kb=256
+  python -m ringtrain.bench torch -np 2 --models resnet50,transformer --peers gloo
   python -m ringtrain.bench latency -np 2 --rounds 21
   python -m ringtrain.bench negotiation --max-ranks 4096
   mpirun -np 2 python -m ringtrain.bench straggler

@@ -62,4 +62,5 @@ def _draw_bars(axes: Any, result: Result) -> None:
 
 
 def _label(key: dict[str, Any], name: str) -> str:
-    return f"{name}, rank {key['rank']}" if "rank" in key else name
+    whose = [f"rank {key['rank']}"] if "rank" in key else [key["model"]] if "model" in key else []
+    return ", ".join([name, *whose])

@@ -119,7 +119,7 @@ def _check_python(file: PurePosixPath, text: str) -> _Broken:
 
 def _check_framework(file: PurePosixPath, module: str) -> str | None:
     framework = _FRAMEWORKS.get(module.split(".")[0])
-    if framework is None or file.parts[1] == framework or file.parts[1:] == ("adapters", f"{framework}.py"):
+    if framework is None or framework in file.parts[1:-1] or file.parts[1:] == ("adapters", f"{framework}.py"):
         return None
     if file.parts[: len(_PEERS)] == _PEERS:
         return None

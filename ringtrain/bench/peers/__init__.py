@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
+from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job
 from ringtrain.bench.rounds import Competitor
 
@@ -20,6 +21,9 @@ class Peer(Protocol):
 
     def step(self) -> list[Competitor]:
         """Its ways to average gradients in place."""
+
+    def training(self) -> list[Distribution]:
+        """Its ways to train a torch model; none where it knows nothing of torch."""
 
     def close(self) -> None:
         """Leave; all ranks together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job, address_of_rank_0
 from ringtrain.bench.peers.torch_memory import as_tensor
 from ringtrain.bench.rounds import Array, Competitor
@@ -41,6 +44,12 @@ class GlooPeer:
     def step(self) -> list[Competitor]:
         return [Competitor("gloo, DDP's buckets", _step)]
 
+    def training(self) -> list[Distribution]:
+        return [
+            Distribution("DDP, gloo", lambda model, optimizer: (_parallel(model, False), optimizer)),
+            Distribution("DDP, gloo, bucket view", lambda model, optimizer: (_parallel(model, True), optimizer)),
+        ]
+
     def close(self) -> None:
         dist.destroy_process_group()
 
@@ -59,6 +68,13 @@ class GlooPeer:
             return result
 
         return run
+
+
+def _parallel(model: torch.nn.Module, is_view: bool) -> DistributedDataParallel:
+    """Without the broadcast of buffers in each step, which nobody else does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of a newer name, which an older torch does not know
+        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=is_view)
 
 
 def _step(gradients: Sequence[Array]) -> Callable[[], Sequence[Array]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import horovod.torch as horovod
 
 from ringtrain.bench import horovod_api
+from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job
 from ringtrain.bench.peers.torch_memory import as_array, as_tensor
 from ringtrain.bench.rounds import Array, Competitor
@@ -26,6 +28,9 @@ class HorovodPeer:
     def step(self) -> list[Competitor]:
         return [Competitor("horovod", _step)]
 
+    def training(self) -> list[Distribution]:
+        return [Distribution("horovod", _distribute)]
+
     def close(self) -> None:
         horovod.shutdown()
 
@@ -33,6 +38,10 @@ class HorovodPeer:
 def _collective(kind: str, array: Array) -> Callable[[], Array]:
     run = horovod_api.collective(horovod, kind, as_tensor(array))
     return lambda: as_array(run(), array.dtype)
+
+
+def _distribute(model: Any, optimizer: Any) -> tuple[Any, Any]:
+    return model, horovod.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
 
 def _step(gradients: Sequence[Array]) -> Callable[[], Sequence[Array]]:

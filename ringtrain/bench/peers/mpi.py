@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from ringtrain import _core, mpi
 from ringtrain.bench.arithmetic import scaling
+from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job
 from ringtrain.bench.rounds import Array, Competitor
 
@@ -37,6 +38,9 @@ class MpiPeer:
             for megabytes in _FUSION_MB
         ]
         return [Competitor("mpi, per tensor", functools.partial(self._step, buffer_bytes=0)), *fused]
+
+    def training(self) -> list[Distribution]:
+        return []
 
     def close(self) -> None:
         self._comm.Free()

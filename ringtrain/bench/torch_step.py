@@ -1,0 +1,113 @@
+"""A training step of torch models, beside the same step without any communication.
+
+All ranks take each step at the same time, also those without communication: they share the memory and the clock of the
+processor then, too. What a step takes longer than one without communication is *exposed* communication.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ringtrain.bench import own
+from ringtrain.bench.distribution import Distribution
+from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
+from ringtrain.bench.results import Result, Row, Spread
+from ringtrain.bench.rounds import Competitor, Contestant, seconds_of_all
+from ringtrain.bench.session import Session
+
+MODELS = ("resnet18", "resnet50", "transformer")
+ALONE = "no communication"
+
+
+class TorchStep:
+    name = "torch"
+    help = "a training step of torch models, beside DDP and beside the same step without communication"
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--models", type=_models, default=",".join(MODELS), metavar="LIST", help="%(default)s")
+        parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="of a rank (default: %(default)s)")
+        parser.add_argument("--image-size", type=int, default=64, metavar="PIXELS", help="default: %(default)s")
+        parser.add_argument("--sequence-length", type=int, default=64, metavar="TOKENS", help="default: %(default)s")
+        parser.add_argument("--steps", type=int, default=3, metavar="N", help="in each timing (default: %(default)s)")
+
+    def measure(self, session: Session) -> list[Row]:
+        session.init()
+        distributions = [one for peer in session.peers() for one in peer.training()]
+        session.expect(len(session.arguments.models))
+        return [_measure_model(session, name, distributions) for name in session.arguments.models]
+
+    def table(self, result: Result) -> list[str]:
+        lines = []
+        for row in result.rows:
+            lines += [_subject(row), "", *lines_of(_table_of(row)), ""]
+        return lines[:-1]
+
+
+def _measure_model(session: Session, name: str, of_peers: list[Distribution]) -> Row:
+    # torch need not be installed for the other measurements
+    from ringtrain.bench.torch import training
+
+    task = training.Task(name, session.arguments)
+    alone = Contestant(ALONE, task.train(Distribution(ALONE, lambda model, optimizer: (model, optimizer))))
+    averages = training.averages_of(alone.run())
+    admitted = session.admit(
+        [_competitor(task, one) for one in (*training.distributions(), *of_peers)],
+        [],
+        lambda: None,
+        lambda gradients: training.are_close(gradients, averages),
+    )
+
+    def sample(contestant: Contestant) -> dict[str, float]:
+        steps = session.arguments.steps
+        return {"seconds": sum(seconds_of_all(session.job, contestant.run) for _ in range(steps)) / steps}
+
+    return Row(task.key, session.rounds([*admitted[:1], alone, *admitted[1:]], sample))
+
+
+def _competitor(task: Any, distribution: Distribution) -> Competitor:
+    return Competitor(distribution.name, lambda _: task.train(distribution))
+
+
+def _table_of(row: Row) -> Table:
+    head = [
+        "",
+        "ms [min-max]",
+        "times no communication",
+        "times ringtrain's",
+        "exposed ms",
+        "exposed, times ringtrain's",
+    ]
+    table = Table(head, first_is_text=True)
+    own_exposed = _exposed(row, own.NAME).median
+    for name in row.competitors():
+        time = milliseconds_text(row.spread(name))
+        to_own = "" if name == own.NAME else spread_text(row.ratio(name, own.NAME))
+        if name == ALONE:
+            table.add([name, time, "", to_own, "", ""])
+            continue
+        exposed = _exposed(row, name)
+        is_known = name != own.NAME and min(exposed.median, own_exposed) > 0
+        exposed_to_own = f"{exposed.median / own_exposed:.2f}" if is_known else ""
+        table.add([name, time, spread_text(row.ratio(name, ALONE)), to_own, milliseconds_text(exposed), exposed_to_own])
+    return table
+
+
+def _exposed(row: Row, name: str) -> Spread:
+    """Seconds longer than the step without communication of the same round."""
+    rounds = [one.values for one in row.rounds if name in one.values]
+    return Spread.of([values[name]["seconds"] - values[ALONE]["seconds"] for values in rounds])
+
+
+def _subject(row: Row) -> str:
+    inputs = "x".join(map(str, row.key["inputs"]))
+    megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
+    return f"{row.key['model']}: {row.key['tensors']} gradients, {megabytes}; {inputs} on each rank, one thread"
+
+
+def _models(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the models are {', '.join(MODELS)}")
+    return names
