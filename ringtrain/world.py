@@ -27,14 +27,17 @@ def at_shutdown(end: Callable[[], None]) -> None:
     _endings.append(end)
 
 
-def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | None = None, **keywords: Any) -> None:
+def init(
+    comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None, **keywords: Any
+) -> None:
     """Join the job. Mirrors `horovod.init`.
 
     All ranks call it together. Without a launcher (plain `python script.py`) the job is one rank and needs no MPI.
 
     Args:
         comm: an mpi4py communicator, a list of ranks of MPI.COMM_WORLD, or None for all ranks that were started.
-        process_sets: process sets to register right away, the same on all ranks.
+        process_sets: process sets to register right away, the same on all ranks. "dynamic", as Horovod has it for sets
+            that are made later, needs not be said.
         keywords: any option of docs/options.md, the same on all ranks, such as `fusion_threshold_mb=64`.
 
     Raises:
@@ -61,7 +64,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     atexit.unregister(shutdown)
     atexit.register(shutdown)
     try:
-        register_at_init(process_sets or [])
+        register_at_init(_checked_sets(process_sets))
         if float(settings["metrics_port"]):
             counters.serve(int(float(settings["metrics_port"])) + local_rank(), world.rank)
         for begin in _beginnings:
@@ -69,6 +72,16 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     except BaseException:
         shutdown()
         raise
+
+
+def _checked_sets(
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None,
+) -> Sequence[ProcessSet | Sequence[int]]:
+    if not isinstance(process_sets, str):
+        return process_sets or []
+    if process_sets != "dynamic":
+        raise ValueError(f'process_sets must be a list of process sets or "dynamic", not "{process_sets}"')
+    return []
 
 
 def shutdown() -> None:

@@ -50,7 +50,7 @@ class Peers {
 
   template <typename Ready>
   void wait_until(Ready ready) {
-    waiter_.poll(ready, &watch_);
+    waiter_.poll_steady(ready, &watch_);
   }
 
  private:

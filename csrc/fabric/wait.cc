@@ -51,7 +51,7 @@ bool Waiter::wait_patiently(Flag& flag, uint32_t target, Watch* watch, const Per
 }
 
 void Waiter::nap(double seconds) {
-  const timespec time = to_timespec(std::clamp(seconds, 20e-6, 1e-3));
+  const timespec time = to_timespec(std::clamp(seconds, kShortestNap_s, kLongestNap_s));
   nanosleep(&time, nullptr);
 }
 
