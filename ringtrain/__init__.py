@@ -72,7 +72,9 @@ from ringtrain.process_sets import (
     global_process_set,
     remove_process_set,
 )
+from ringtrain.run import run
 from ringtrain.timeline import start_timeline, stop_timeline
+from ringtrain.version import __version__ as __version__
 from ringtrain.world import (
     ccl_built,
     cross_rank,
@@ -95,8 +97,6 @@ from ringtrain.world import (
     shutdown,
     size,
 )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Adasum",
@@ -181,6 +181,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "run",
     "shutdown",
     "size",
     "start_timeline",

@@ -203,7 +203,7 @@ def test_the_json_is_the_data_and_the_exit_code_says_whether_there_is_an_error()
 
 @needs_mpi
 def test_under_a_launcher_only_rank_0_prints_and_knows_the_topology() -> None:
-    result = run("ringtrain.run", "-np", "2", "python", "-m", "ringtrain.doctor", "--json")
+    result = run("ringtrain.run", "-np", "2", "--no-prefix-output", "python", "-m", "ringtrain.doctor", "--json")
     report = json.loads(result.stdout)
     assert (report["launcher"]["rank"], report["launcher"]["size"]) == (0, 2)
     assert report["topology"]["size"] == 2

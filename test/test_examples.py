@@ -15,7 +15,8 @@ TIMEOUT_S = 120
 
 def run(ranks, example, *arguments):
     """Run an example and return what it printed."""
-    command = [sys.executable, "-m", "ringtrain.run", "-np", str(ranks), sys.executable, f"examples/{example}"]
+    ringrun = [sys.executable, "-m", "ringtrain.run", "-np", str(ranks), "--no-prefix-output"]
+    command = [*ringrun, sys.executable, f"examples/{example}"]
     # More ranks than cores may run here: a pool of threads in each would only be in the way.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(

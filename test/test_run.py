@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from ringrun_job import TIMEOUT_S, needs_mpi, ringrun
 
-from ringtrain import launchers
 from ringtrain.run import command, launch, mpi_library
 from ringtrain.run.flags import build_parser, option_variables
 from ringtrain.run.hosts import Host, UsageError, parse_hosts, read_hostfile
@@ -21,7 +19,6 @@ from ringtrain.run.job import Job, environment_of_ranks
 from ringtrain.run.launch import Hydra, IntelHydra, OpenMpi, Srun, choose_launcher
 from ringtrain.run.mpi_library import MpiNotFound
 
-TIMEOUT_S = 60
 TRAIN = ["python", "train.py", "--lr", "0.1"]
 
 
@@ -64,8 +61,15 @@ def test_a_malformed_host_is_refused(text: str) -> None:
 
 def test_hosts_of_a_hostfile(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
-    hostfile.write_text("# the cluster\nh1 slots=2\n\nh2:3  # fast\n  h3\nh4   slots = 4\n")
-    assert read_hostfile(str(hostfile)) == [Host("h1", 2), Host("h2", 3), Host("h3", 1), Host("h4", 4)]
+    hostfile.write_text(
+        "# the cluster\nh1 slots=2\n\nh2:3  # fast\n  h3\nh4   slots = 4\nh3 slots=1 max_slots=8\nh5:2 ifname=ib0"
+    )
+    hosts = [Host("h1", 2), Host("h2", 3), Host("h3", 2), Host("h4", 4), Host("h5", 2)]
+    assert read_hostfile(str(hostfile)) == hosts
+
+
+def test_a_host_that_is_named_twice_has_the_slots_of_both() -> None:
+    assert parse_hosts("h1,h2:2,h1:3") == [Host("h1", 4), Host("h2", 2)]
 
 
 @pytest.mark.parametrize(
@@ -338,29 +342,13 @@ def test_srun_is_chosen_by_name_or_where_the_allocation_has_no_mpirun(beside_pyt
 
 # --- the command itself, with this environment's MPI ------------------------------------------------------------------
 
-needs_mpi = pytest.mark.skipif(
-    launchers.detect() is not None, reason="a launcher cannot be started by a rank of another one"
-)
-ROOT = str(Path(command.__file__).parents[2])
-
-
-def ringrun(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ringtrain.run", *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, "PYTHONPATH": ROOT, **more},
-    )
-
 
 @needs_mpi
 def test_ranks_of_one_world_are_started() -> None:
     script = "from mpi4py import MPI; w = MPI.COMM_WORLD; print('sum', w.size, w.allreduce(w.rank), flush=True)"
     result = ringrun("-np", "2", "python", "-c", script)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["sum 2 1"] * 2
+    assert sorted(result.stdout.splitlines()) == ["[0] sum 2 1", "[1] sum 2 1"]
 
 
 @needs_mpi
@@ -371,20 +359,22 @@ def test_more_ranks_than_cores_are_started_and_the_launcher_is_detected() -> Non
     script = "from ringtrain.launchers import detect; print(*detect()[1:], flush=True)"
     result = ringrun("-np", str(count), "python", "-c", script)
     assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.splitlines()) == sorted(f"{rank} {count} {rank} {count}" for rank in range(count))
+    assert sorted(result.stdout.splitlines()) == sorted(
+        f"[{rank}] {rank} {count} {rank} {count}" for rank in range(count)
+    )
 
 
 @needs_mpi
 def test_slots_on_this_host_are_used() -> None:
     result = ringrun("-H", "localhost:2", "python", "-c", "print('rank', flush=True)")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["rank"] * 2
+    assert sorted(result.stdout.splitlines()) == ["[0] rank", "[1] rank"]
 
 
 @needs_mpi
 def test_python_is_this_python_although_path_does_not_name_it() -> None:
     result = ringrun("-np", "2", "python", "-c", "import sys; print(sys.prefix, flush=True)", PATH="/usr/bin:/bin")
-    assert result.stdout.splitlines() == [sys.prefix] * 2, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"[0] {sys.prefix}", f"[1] {sys.prefix}"], result.stderr
 
 
 @needs_mpi
@@ -398,7 +388,7 @@ def test_a_dry_run_prints_a_line_that_a_shell_can_run() -> None:
     assert result.returncode == 0, result.stderr
     (line,) = result.stdout.splitlines()
     ran = subprocess.run(["sh", "-c", line], check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert ran.stdout.splitlines() == ["a b"] * 2, ran.stderr
+    assert ran.stdout.count("a b") == 2, ran.stderr
 
 
 @needs_mpi
@@ -406,29 +396,6 @@ def test_bad_input_is_one_sentence_and_exit_code_2() -> None:
     result = ringrun("-np", "3", "-H", "h1:2", "python")
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr == "ringrun: -np 3 is more than the 2 slots of h1:2; give the hosts more\n"
-
-
-@needs_mpi
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_ranks(sent: signal.Signals, tmp_path: Path) -> None:
-    script = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(600)"
-    arguments = [sys.executable, "-m", "ringtrain.run", "-np", "2", "python", "-c", script, str(tmp_path)]
-    # a process group of its own: the signal goes to ringrun alone, as from a batch system
-    with subprocess.Popen(
-        arguments, env={**os.environ, "PYTHONPATH": ROOT}, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
-        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
-        process.send_signal(sent)
-        assert process.wait(TIMEOUT_S) != 0
-    ranks = [int(path.name) for path in tmp_path.iterdir()]
-    wait_until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
-
-
-def wait_until(is_true: Any) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not is_true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_ringrun_refuses_to_be_a_rank() -> None:

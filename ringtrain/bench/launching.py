@@ -40,7 +40,7 @@ def launch(words: Sequence[str], arguments: argparse.Namespace) -> Result:
 def _command(words: Sequence[str], arguments: argparse.Namespace, path: Path) -> list[str]:
     _, of_ranks = launching_flags().parse_known_args(words)
     hosts = ["-H", arguments.hosts] if arguments.hosts else []
-    ringrun = [sys.executable, "-m", "ringtrain.run", "-np", str(arguments.num_proc), *hosts]
+    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", str(arguments.num_proc), *hosts]
     # for the ranks, standard error is a pipe
     progress = ["--progress"] if sys.stderr.isatty() else []
     return [*ringrun, sys.executable, "-m", "ringtrain.bench", *of_ranks, *progress, "--quiet", "--json", str(path)]

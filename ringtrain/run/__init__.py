@@ -1,1 +1,9 @@
-"""The `ringrun` command: start a training script on many ranks with the MPI that this environment's mpi4py uses."""
+"""Starting jobs: the command `ringrun`, and `ringtrain.run(function, np=4)`.
+
+Importing `ringtrain` gives the attribute `run` to the function. Modules of this package are imported by name all the
+same, as in `from ringtrain.run.hosts import Host`.
+"""
+
+from ringtrain.run.function import run
+
+__all__ = ["run"]

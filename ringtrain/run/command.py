@@ -1,64 +1,117 @@
-"""`ringrun -np 4 python train.py`: from the command line to the launcher that takes this process's place."""
+"""`ringrun -np 4 python train.py`: from the command line to the job and its exit code."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ringtrain import launchers
-from ringtrain.run.flags import build_parser, option_variables
+from ringtrain.run import allocations
+from ringtrain.run.check import check
+from ringtrain.run.failures import report
+from ringtrain.run.flags import option_variables, parse
 from ringtrain.run.hosts import Host, UsageError, parse_hosts, read_hostfile, total_slots
 from ringtrain.run.job import Job, environment_of_ranks
-from ringtrain.run.launch import choose_launcher
+from ringtrain.run.launch import Launcher, choose_launcher
 from ringtrain.run.mpi_library import MpiNotFound, probe
+from ringtrain.run.output import print_to_descriptors
+from ringtrain.run.supervise import Settings, Supervisor, signals_end
+
+# what a shell gives for a program whose reader has gone
+_BROKEN_PIPE_CODE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ringrun with `argv` (default: sys.argv). Returns only when nothing was started: 0 after --dry-run, 2 for a
-    command line that cannot be, 1 when MPI is missing. Otherwise this process becomes the launcher (execve), so that
-    signals, standard input and the exit status are the launcher's own."""
+    """Run ringrun with `argv` (default: sys.argv).
+
+    Returns 0 where all ranks did, else the exit code of the rank that failed first, 128 + signal where a signal ended
+    it or ringrun; 2 for a command line that cannot be, 1 where MPI is missing or ranks do not start.
+    """
     try:
         return _run(argv)
     except (UsageError, MpiNotFound) as error:
         print(f"ringrun: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except BrokenPipeError:
+        # nobody reads on; the interpreter would complain once more when it flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE_CODE
 
 
 def _run(argv: Sequence[str] | None) -> int:
     from ringtrain import options
 
-    arguments = build_parser(options.TABLE).parse_args(argv)
+    arguments = parse(sys.argv[1:] if argv is None else argv, options.TABLE)
     variables = option_variables(arguments, options.TABLE, options.environment_name)
-    _refuse_to_run_as_a_rank(launchers.detect())
+    refuse_to_run_as_a_rank(launchers.detect())
     job = build_job(arguments, {**os.environ, **variables})
     mpi = probe()
     launcher = choose_launcher(arguments.launcher, mpi["library"], mpi["path"], os.environ)
-    command, environment = launcher.arguments(job), launcher.environment(job)
+    if arguments.check:
+        return check(job, launcher)
+    line = shell_line(launcher.arguments(job), launcher.environment(job))
     if arguments.dry_run:
-        print(shell_line(command, environment))
+        print(line)
         return 0
     if arguments.verbose:
         print(f"ringrun: {mpi['library']} {mpi['version']} at {mpi['path']}", file=sys.stderr)
-        print(f"ringrun: {shell_line(command, environment)}", file=sys.stderr, flush=True)
-    os.execve(command[0], command, environment)
+        print(f"ringrun: {line}", file=sys.stderr, flush=True)
+    return _supervise(arguments, job, launcher)
 
 
 def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     """What the parsed flags ask for. Raises UsageError where they contradict each other."""
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    if not command:
+    if not command and not arguments.check:
         raise UsageError("there is no command to run; write ringrun -np 2 python train.py")
-    hosts = _hosts(arguments)
-    num_proc = arguments.num_proc or total_slots(hosts)
+    given = given_hosts(arguments.hosts, arguments.hostfile)
+    allocation = None if given else allocations.detect(environ)
+    hosts = allocation.hosts if allocation is not None else given
+    num_proc = arguments.num_proc or total_slots(hosts) or int(bool(arguments.check))
     if num_proc == 0:
         raise UsageError("how many ranks? give -np, or hosts with -H or --hostfile")
     if hosts and num_proc > total_slots(hosts):
         listed = ",".join(map(str, hosts))
-        raise UsageError(f"-np {num_proc} is more than the {total_slots(hosts)} slots of {listed}; give the hosts more")
-    return Job(command, num_proc, hosts, environment_of_ranks(environ))
+        source = f", the allocation of {allocation.batch_system}" if allocation is not None else ""
+        raise UsageError(
+            f"-np {num_proc} is more than the {total_slots(hosts)} slots of {listed}{source}; give the hosts more"
+        )
+    added = read_variables(arguments.env, environ)
+    return Job(
+        command,
+        num_proc,
+        hosts,
+        environment_of_ranks({**environ, **added}),
+        exported=tuple(sorted(added)),
+        network_interfaces=arguments.network_interface,
+        ssh_port=arguments.ssh_port,
+        hosts_are_allotted=allocation is not None,
+    )
+
+
+def given_hosts(hosts: str | None, hostfile: str | None) -> list[Host]:
+    """The hosts of -H or of --hostfile; none where neither is given. Raises UsageError."""
+    if hosts is not None and hostfile is not None:
+        raise UsageError("give the hosts either with -H or with --hostfile, not with both")
+    if hosts is not None:
+        return parse_hosts(hosts)
+    return read_hostfile(hostfile) if hostfile is not None else []
+
+
+def read_variables(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """`NAME=VALUE`, or `NAME` for its value here. Raises UsageError where it has none."""
+    variables = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or (not equals and name not in environ):
+            raise UsageError(f"--env {text}: write NAME=VALUE, or the NAME of a variable that is set here")
+        variables[name] = value if equals else environ[name]
+    return variables
 
 
 def shell_line(command: list[str], environment: Mapping[str, str]) -> str:
@@ -67,16 +120,25 @@ def shell_line(command: list[str], environment: Mapping[str, str]) -> str:
     return " ".join([*changed, shlex.join(command)])
 
 
-def _hosts(arguments: argparse.Namespace) -> list[Host]:
-    if arguments.hosts is not None and arguments.hostfile is not None:
-        raise UsageError("give the hosts either with -H or with --hostfile, not with both")
-    if arguments.hosts is not None:
-        return parse_hosts(arguments.hosts)
-    return read_hostfile(arguments.hostfile) if arguments.hostfile is not None else []
-
-
-def _refuse_to_run_as_a_rank(launch: launchers.Launch | None) -> None:
+def refuse_to_run_as_a_rank(launch: launchers.Launch | None) -> None:
+    """Raises UsageError in a process that a launcher has started as one of several ranks."""
     if launch is not None and launch.size != 1:
         raise UsageError(
             f"ringrun itself was started as rank {launch.rank} by {launch.launcher}; start it once, without a launcher"
         )
+
+
+def _supervise(arguments: argparse.Namespace, job: Job, launcher: Launcher) -> int:
+    has_prefix = job.num_proc > 1 if arguments.prefix_output is None else arguments.prefix_output
+    folder = Path(arguments.output_filename) if arguments.output_filename is not None else None
+    settings = Settings(has_prefix, arguments.start_timeout, folder, bool(arguments.verbose))
+    try:
+        supervisor = Supervisor(launcher, job, settings, print_to_descriptors)
+    except OSError as error:
+        raise UsageError(f"--output-filename {folder} cannot be made: {error.strerror}") from error
+    with signals_end(supervisor):
+        outcome = supervisor.run()
+    if outcome.failures:
+        with contextlib.suppress(BrokenPipeError):
+            print(report(outcome.failures), file=sys.stderr, flush=True)
+    return outcome.code

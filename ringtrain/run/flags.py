@@ -6,12 +6,23 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
+from ringtrain.run.config import read_config
 from ringtrain.run.hosts import UsageError
 
 _DESCRIPTION = """\
 Start COMMAND on many ranks with the MPI that this environment's mpi4py uses, e.g.
   ringrun -np 4 python train.py
   ringrun -H h1:2,h2:2 python train.py"""
+
+
+# flags without a value, besides the options that are on or off
+_SWITCHES = {
+    "prefix-output": "begin each line with its rank, as in `[1] text` (default: with more than one rank)",
+    "check": "try the hosts instead of running a command",
+    "dry-run": "print the command instead of running it",
+    "verbose": "say which MPI was found, what is run and where the ranks are",
+}
+_ON_OFF = {True: "on", False: "off"}
 
 
 class Option(Protocol):
@@ -47,18 +58,23 @@ def build_parser(table: Sequence[Option]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("-np", "-n", "--num-proc", type=_positive, metavar="N", help="number of ranks (default: the hosts' slots)")
-    add("-H", "--hosts", metavar="h1:2,h2:2", help="hosts and how many ranks each takes")
-    add("--hostfile", metavar="FILE", help="the same as lines `host slots=2` or `host:2`")
-    add("--launcher", choices=("auto", "mpirun", "srun"), default="auto", help="who starts the ranks (default: auto)")
-    add("--dry-run", action="store_true", help="print the command instead of running it")
-    add("--verbose", action="store_true", help="say which MPI was found and what is run")
+    _add_job(parser)
+    _add_output(parser)
     group = parser.add_argument_group("options of ringtrain, as in docs/options.md")
     for option in table:
         _add_option(group, option)
-    add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each rank runs")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each rank runs")
     return parser
+
+
+def parse(words: Sequence[str], table: Sequence[Option]) -> argparse.Namespace:
+    """Parse a command line and the file that its --config-file names; what it says itself wins. Raises UsageError."""
+    parser = build_parser(table)
+    arguments = parser.parse_args(words)
+    if arguments.config_file is None:
+        return arguments
+    switches = {*_SWITCHES, *(_hyphened(option.name) for option in table if _is_switch(option))}
+    return parser.parse_args([*read_config(arguments.config_file, switches), *words])
 
 
 def option_variables(
@@ -66,13 +82,35 @@ def option_variables(
 ) -> dict[str, str]:
     """Environment variables of the options that were given on the command line."""
     given = {option.name: getattr(arguments, option.name) for option in table}
-    return {environment_name(name): text for name, text in given.items() if text is not None}
+    texts = {name: _ON_OFF.get(value, value) for name, value in given.items()}
+    return {environment_name(name): text for name, text in texts.items() if text is not None}
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-np", "-n", "--num-proc", type=_positive, metavar="N", help="number of ranks (default: the hosts' slots)")
+    add("-H", "--hosts", metavar="h1:2,h2:2", help="hosts and how many ranks each takes (default: the allocation's)")
+    add("--hostfile", metavar="FILE", help="the same as lines `host slots=2` or `host:2`")
+    add("--launcher", choices=("auto", "mpirun", "srun"), default="auto", help="who starts the ranks (default: auto)")
+    add("--network-interface", metavar="NICS", help="what the hosts talk through, such as eth0 or ib0,ib1")
+    add("--ssh-port", type=_positive, metavar="PORT", help="where ssh listens on the other hosts (default: ssh's own)")
+    add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks; may be repeated")
+    add("--start-timeout", type=_seconds, default=120.0, metavar="SECONDS", help="0 waits for ever (default: 120)")
+    add("--config-file", metavar="FILE", help="more of these flags, without hyphens, one in a line")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output-filename", metavar="DIR", help="also write what each rank prints to DIR/rank.N")
+    for name, help_text in _SWITCHES.items():
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=help_text)
 
 
 def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
     help_text = f"{option.meaning} (default: {_plain(option.default)})".replace("%", "%%")
-    flag = "--" + option.name.replace("_", "-")
-    if option.type == "choice":
+    flag = f"--{_hyphened(option.name)}"
+    if _is_switch(option):
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help_text)
+    elif option.type == "choice":
         group.add_argument(flag, choices=option.choices, help=help_text)
     elif option.type == "number":
         group.add_argument(flag, type=_number_within(option), metavar="NUMBER", help=help_text)
@@ -100,6 +138,24 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f'must be a whole number from 1, not "{text}"')
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f'must be a number of seconds, not "{text}"')
+    return seconds
+
+
+def _is_switch(option: Option) -> bool:
+    return sorted(option.choices) == ["off", "on"]
+
+
+def _hyphened(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _plain(value: float | str) -> str:

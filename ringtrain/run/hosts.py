@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-_HOST = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(?::(?P<colon>\d+)|\s+slots\s*=\s*(?P<equals>\d+))?")
+_NAME = r"(?P<name>[A-Za-z0-9][\w.-]*)"
+_HOST = re.compile(rf"{_NAME}(?::(?P<slots>\d+))?")
+# Open MPI's `h1 slots=2 max_slots=4` and Hydra's `h1:2 ifname=eth0`
+_LINE = re.compile(rf"{_NAME}(?::(?P<colon>\d+))?(?P<settings>(?:\s+[\w-]+\s*=\s*\S+)*)")
+_SETTING = re.compile(r"([\w-]+)\s*=\s*(\S+)")
+# Each host's own upper limit, network interface and binding are not ringrun's business.
+_IGNORED_SETTINGS = ("max_slots", "max-slots", "ifname", "binding")
 
 
 class UsageError(Exception):
@@ -24,21 +31,32 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Read `h1:2,h2:2`; a host without a number has one slot. Raises UsageError."""
-    return [_parse_host(item.strip(), f"-H {text}") for item in text.split(",")]
+    """Read `h1:2,h2:2`; a host without a number has one slot each time it is named. Raises UsageError."""
+    return merge(_parse_host(item.strip(), f"-H {text}") for item in text.split(","))
 
 
 def read_hostfile(path: str) -> list[Host]:
-    """Read a file of lines `host`, `host:2` or `host slots=2`; # begins a comment. Raises UsageError."""
+    """Read a file in the syntax of Open MPI (`host slots=2`) or of Hydra (`host:2`); # begins a comment.
+
+    Raises UsageError.
+    """
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the hostfile {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     stripped = [(number, line.split("#")[0].strip()) for number, line in enumerate(lines, start=1)]
-    hosts = [_parse_host(line, f"{path}, line {number}") for number, line in stripped if line]
+    hosts = merge(_parse_line(line, f"{path}, line {number}") for number, line in stripped if line)
     if not hosts:
         raise UsageError(f"the hostfile {path} names no host")
     return hosts
+
+
+def merge(hosts: Iterable[Host]) -> list[Host]:
+    """Each host once, with all its slots, in the order in which they are first named."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return [Host(*item) for item in slots.items()]
 
 
 def total_slots(hosts: list[Host]) -> int:
@@ -48,7 +66,20 @@ def total_slots(hosts: list[Host]) -> int:
 
 def _parse_host(text: str, source: str) -> Host:
     match = _HOST.fullmatch(text)
-    slots = int(match["colon"] or match["equals"] or 1) if match else 0
-    if match is None or slots == 0:
+    return _host(text, source, match["name"], match["slots"] or "1") if match else _host(text, source, "", "")
+
+
+def _parse_line(text: str, source: str) -> Host:
+    match = _LINE.fullmatch(text)
+    if match is None:
+        return _host(text, source, "", "")
+    settings = dict(_SETTING.findall(match["settings"]))
+    slots = settings.pop("slots", match["colon"] or "1")
+    is_known = all(name in _IGNORED_SETTINGS for name in settings)
+    return _host(text, source, match["name"] if is_known else "", slots)
+
+
+def _host(text: str, source: str, name: str, slots: str) -> Host:
+    if not name or not slots.isdecimal() or int(slots) == 0:
         raise UsageError(f'{source}: "{text}" is no host; write host:2 or, in a hostfile, host slots=2')
-    return Host(match["name"], slots)
+    return Host(name, int(slots))

@@ -13,12 +13,21 @@ from ringtrain.run.hosts import Host
 
 
 class Job(NamedTuple):
-    """`command` on `num_proc` ranks; no hosts means this host, or what the batch system allotted."""
+    """`command` on `num_proc` ranks; no hosts means this host.
+
+    `exported` names variables of `environment` that the ranks of other hosts need besides those that every job passes
+    on. `network_interfaces` is a list such as "eth0,eth1"; `ssh_port` is for reaching other hosts. `hosts_are_allotted`
+    says that a batch system named the hosts, not the user.
+    """
 
     command: list[str]
     num_proc: int
     hosts: list[Host]
     environment: dict[str, str]
+    exported: tuple[str, ...] = ()
+    network_interfaces: str | None = None
+    ssh_port: int | None = None
+    hosts_are_allotted: bool = False
 
 
 def environment_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:

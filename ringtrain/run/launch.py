@@ -13,7 +13,7 @@ from ringtrain.run.job import Job
 from ringtrain.run.mpi_library import INTEL_MPI, MPICH, OPEN_MPI, Family, MpiNotFound, family_of, find_launcher
 
 # Open MPI and PRRTE give a remote rank only the variables that they are told to.
-_PASSED_ON_PREFIXES = ("RINGTRAIN_", "HOROVOD_", "PYTHON", "NCCL_", "OMP_")
+_PASSED_ON_PREFIXES = ("RINGTRAIN_", "RINGRUN_", "HOROVOD_", "PYTHON", "NCCL_", "GLOO_", "OMP_")
 _PASSED_ON_NAMES = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
 
@@ -43,23 +43,35 @@ class OpenMpi:
             arguments += ["--map-by", ":OVERSUBSCRIBE"]
         # bound to one core, a rank's engine thread and its framework would share that core
         arguments += ["--bind-to", "none"]
-        for name in sorted(job.environment):
-            if name.startswith(_PASSED_ON_PREFIXES) or name in _PASSED_ON_NAMES:
+        if job.network_interfaces is not None:
+            arguments += ["--mca", "btl_tcp_if_include", job.network_interfaces]
+        for name in sorted(self.environment(job)):
+            if name.startswith(_PASSED_ON_PREFIXES) or name in (*_PASSED_ON_NAMES, *job.exported):
                 arguments += ["-x", name]
         return arguments + job.command
 
     def environment(self, job: Job) -> dict[str, str]:
-        return job.environment
+        settings = dict(job.environment)
+        # Open MPI 5 reads the first of each pair, Open MPI 4 the second
+        if job.network_interfaces is not None:
+            settings |= dict.fromkeys(
+                ("PRTE_MCA_oob_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"), job.network_interfaces
+            )
+        if job.ssh_port is not None:
+            settings |= dict.fromkeys(("PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args"), f"-p{job.ssh_port}")
+        return {**_interfaces_of_others(job), **settings}
 
 
 class Hydra:
     """mpiexec.hydra of MPICH and its descendants."""
 
+    SSH_ARGUMENTS = "HYDRA_LAUNCHER_EXTRA_ARGS"
+
     def __init__(self, path: str):
         self.path = path
 
     def arguments(self, job: Job) -> list[str]:
-        arguments = [self.path, "-genvall"]
+        arguments = self._beginning(job)
         if len(job.hosts) == 1:
             # Intel's Hydra takes "host:2" for a name when it is the only one
             arguments += ["-hosts", job.hosts[0].name]
@@ -68,17 +80,26 @@ class Hydra:
         return [*arguments, "-np", str(job.num_proc), *job.command]
 
     def environment(self, job: Job) -> dict[str, str]:
-        return job.environment
+        environment = {**_interfaces_of_the_library(job), **_interfaces_of_others(job), **job.environment}
+        if job.ssh_port is not None:
+            environment[self.SSH_ARGUMENTS] = f"-p{job.ssh_port}"
+        return environment
+
+    def _beginning(self, job: Job) -> list[str]:
+        interface = [] if job.network_interfaces is None else ["-iface", job.network_interfaces.split(",")[0]]
+        return [self.path, "-genvall", *interface]
 
 
 class IntelHydra(Hydra):
     """mpiexec.hydra of Intel MPI, which binds ranks to cores and leaves it to a script around it to look for Slurm."""
 
+    SSH_ARGUMENTS = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
+
     def arguments(self, job: Job) -> list[str]:
         """One section for each host: this Hydra fills the hosts of -hosts by their cores, whatever their slots are."""
         if len(job.hosts) < 2:
             return super().arguments(job)
-        arguments, left = [self.path, "-genvall"], job.num_proc
+        arguments, left = self._beginning(job), job.num_proc
         for host in job.hosts:
             ranks = min(host.slots, left)
             if ranks > 0:
@@ -91,7 +112,7 @@ class IntelHydra(Hydra):
         defaults = {"I_MPI_PIN": "0"}
         if in_slurm_allocation(job.environment):
             defaults["I_MPI_HYDRA_BOOTSTRAP"] = "slurm"
-        return {**defaults, **job.environment}
+        return {**defaults, **super().environment(job)}
 
 
 class Srun:
@@ -102,9 +123,12 @@ class Srun:
         self.process_manager = process_manager
 
     def arguments(self, job: Job) -> list[str]:
+        if job.ssh_port is not None:
+            raise UsageError("srun does not use ssh, so there is no --ssh-port")
         arguments = [self.path, f"--ntasks={job.num_proc}", f"--mpi={self.process_manager}", "--cpu-bind=none"]
         arguments.append("--export=ALL")
-        if job.hosts:
+        # srun knows by itself what was allotted
+        if job.hosts and not job.hosts_are_allotted:
             slots = {host.slots for host in job.hosts}
             if len(slots) > 1:
                 raise UsageError("srun wants the same number of slots on every host; use --launcher mpirun")
@@ -113,7 +137,10 @@ class Srun:
         return arguments + job.command
 
     def environment(self, job: Job) -> dict[str, str]:
-        return job.environment
+        interfaces = job.network_interfaces
+        # srun starts ranks of any MPI
+        of_open_mpi = {"OMPI_MCA_btl_tcp_if_include": interfaces} if interfaces is not None else {}
+        return {**of_open_mpi, **_interfaces_of_the_library(job), **_interfaces_of_others(job), **job.environment}
 
 
 _CLASSES: dict[Family, Callable[[str], Launcher]] = {OPEN_MPI: OpenMpi, MPICH: Hydra, INTEL_MPI: IntelHydra}
@@ -151,6 +178,21 @@ def choose_launcher(choice: str, library: str, library_path: str | None, environ
 def in_slurm_allocation(environ: Mapping[str, str]) -> bool:
     """Whether a batch script or a shell inside salloc or srun is asking."""
     return "SLURM_JOB_ID" in environ
+
+
+def _interfaces_of_the_library(job: Job) -> dict[str, str]:
+    """For UCX and libfabric, whichever of them the MPI was built on."""
+    if job.network_interfaces is None:
+        return {}
+    first = job.network_interfaces.split(",")[0]
+    return {"UCX_NET_DEVICES": job.network_interfaces, "FI_TCP_IFACE": first, "FI_SOCKETS_IFACE": first}
+
+
+def _interfaces_of_others(job: Job) -> dict[str, str]:
+    """For the libraries that a training may use beside MPI."""
+    if job.network_interfaces is None:
+        return {}
+    return dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), job.network_interfaces)
 
 
 def _srun(path: str, library: str) -> Srun:

@@ -23,7 +23,7 @@ CPP_FLOORS = (
     {"python"},
 )
 PYTHON_FLOORS = (
-    {"_core", "launchers", "options", "errors", "cores", "mpi", "call_sites", "blocked_threads"},
+    {"_core", "launchers", "options", "errors", "cores", "mpi", "call_sites", "blocked_threads", "version"},
     {"arrays", "adapters", "compression", "handles", "memory"},
     {"process_sets", "flight_records", "counters", "world"},
     {"submission", "ops"},

@@ -1,0 +1,195 @@
+"""Beside each rank: starts the command of the rank as its child, sends on what it writes, and tells how it ends.
+
+Runs as a script on every host, without importing ringtrain, so that it starts fast and stays small. Everything
+goes through this process's standard error as frames, lines that no launcher tears apart: RECORD, the rank, a letter, a
+payload. `frames.py` reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import sys
+import termios
+import time
+from collections.abc import Iterator
+
+RECORD = b"\x1e"
+# Letters of frames. What a rank writes comes in lines (small letter), or in parts that a later one goes on with.
+STARTED, ENDED, STDOUT, STDERR = "s", "x", "o", "e"
+
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+# Slurm forwards lines of up to 1024 bytes in one piece, Open MPI whatever it reads at once, up to 4096.
+_PAYLOAD_BYTES = 900
+_BATCH_BYTES = 4096
+_DRAIN_S = 1.0
+_LOOK_S = 2.0
+_PR_SET_PDEATHSIG = 1
+_NOTED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Sender:
+    """Writes frames to a file descriptor that the launcher reads."""
+
+    def __init__(self, descriptor: int, rank: int):
+        self._descriptor = descriptor
+        self._rank = b"%d" % rank
+        self._is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+
+    def send(self, letter: str, payload: bytes) -> None:
+        """Send one short frame."""
+        self._write(self._frame(letter, payload))
+
+    def send_output(self, letter: str, data: bytes) -> None:
+        """Send what a rank has written: whole lines, and the beginning of one that has no end yet."""
+        batch = b""
+        for frame in self._output_frames(letter, data):
+            if len(batch) + len(frame) > _BATCH_BYTES:
+                self._write(batch)
+                batch = b""
+            batch += frame
+        self._write(batch)
+
+    def _output_frames(self, letter: str, data: bytes) -> Iterator[bytes]:
+        for line in _lines(data):
+            text = line.removesuffix(b"\n")
+            last = (len(text) - 1) // _PAYLOAD_BYTES if text else 0
+            for part in range(last + 1):
+                is_whole = part == last and line.endswith(b"\n")
+                payload = text[part * _PAYLOAD_BYTES : (part + 1) * _PAYLOAD_BYTES]
+                yield self._frame(letter if is_whole else letter.upper(), payload)
+
+    def _frame(self, letter: str, payload: bytes) -> bytes:
+        return RECORD + self._rank + letter.encode() + payload + b"\n"
+
+    def _write(self, batch: bytes) -> None:
+        """Write once the launcher has read what was written before, so that it reads this in one piece."""
+        pause_s = 0.0001
+        while self._is_pipe and self._unread() > 0:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.002)
+        while batch:
+            batch = batch[os.write(self._descriptor, batch) :]
+
+    def _unread(self) -> int:
+        buffer = bytearray(4)
+        fcntl.ioctl(self._descriptor, termios.FIONREAD, buffer)
+        return int.from_bytes(buffer, sys.byteorder)
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """With their ends; splitlines() would also end a line at \\r."""
+    *whole, rest = data.split(b"\n")
+    return [line + b"\n" for line in whole] + ([rest] if rest else [])
+
+
+class Attendant:
+    """The parent of one rank."""
+
+    def __init__(self, command: list[str], rank: int):
+        self._command = command
+        self._sender = Sender(sys.stderr.fileno(), rank)
+        self._launcher = os.getppid()
+        # a launcher's signal goes to the whole process group, this process and the rank alike
+        self._was_told_to_end = False
+        self._wake_up, wake_up_end = os.pipe()
+        for descriptor in (self._wake_up, wake_up_end):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in _NOTED_SIGNALS:
+            signal.signal(number, self._note)
+
+    def run(self) -> int:
+        """Run the command to its end; returns the status as waitpid gives it."""
+        streams, pid = self._start()
+        self._sender.send(STARTED, f"{socket.gethostname()} {pid}".encode())
+        status = None
+        while status is None:
+            self._forward(streams, _LOOK_S)
+            self._require_launcher()
+            ended, found = os.waitpid(pid, os.WNOHANG)
+            status = found if ended else None
+        ended_at = time.monotonic()
+        # a process that the rank has left behind may hold its pipes open for ever
+        while streams and time.monotonic() - ended_at < _DRAIN_S:
+            self._forward(streams, _DRAIN_S / 10)
+        age_s = time.monotonic() - ended_at
+        code = os.waitstatus_to_exitcode(status)
+        self._sender.send(ENDED, f"{code} {age_s:.6f} {int(self._was_told_to_end)}".encode())
+        return code
+
+    def _start(self) -> tuple[dict[int, str], int]:
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _become(self._command, out_end, err_end)
+        os.close(out_end)
+        os.close(err_end)
+        return {out: STDOUT, err: STDERR}, pid
+
+    def _forward(self, streams: dict[int, str], timeout_s: float) -> None:
+        ready, _, _ = select.select([*streams, self._wake_up], [], [], timeout_s)
+        for descriptor in ready:
+            if descriptor == self._wake_up:
+                os.read(descriptor, 4096)
+                continue
+            data = os.read(descriptor, 1 << 16)
+            if data:
+                self._sender.send_output(streams[descriptor], data)
+            else:
+                os.close(descriptor)
+                del streams[descriptor]
+
+    def _require_launcher(self) -> None:
+        """End the rank if the launcher's process on this host has died: nobody else would."""
+        if os.getppid() != self._launcher:
+            os.killpg(0, signal.SIGKILL)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._was_told_to_end = True
+
+
+def _become(command: list[str], out: int, err: int) -> None:
+    """In the child: take the command's place, and end when the attendant does."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and so would the command
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"ringrun: {command[0]} cannot be started: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _end_like(code: int) -> int:
+    """The exit code for this process; a signal that ended the rank ends this process, too, so the launcher sees it."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to reset
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code if code >= 0 else 128 - code
+
+
+def _own_rank() -> int:
+    return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), 0)
+
+
+if __name__ == "__main__":
+    # whoever reads the frames is gone when a write fails; the child is killed with this process
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(_end_like(Attendant(sys.argv[1:], _own_rank()).run()))
+    sys.exit(1)

@@ -1,0 +1,143 @@
+"""`ringtrain.run(function, np=4)`: a Python function on several ranks, from a notebook or a script.
+
+The function and the results travel through files in a folder that all ranks see.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ringtrain import launchers
+from ringtrain.run.failures import Failure, report
+from ringtrain.run.hosts import UsageError, parse_hosts
+from ringtrain.run.job import Job, environment_of_ranks
+from ringtrain.run.launch import choose_launcher
+from ringtrain.run.mpi_library import probe
+from ringtrain.run.output import print_to_python
+from ringtrain.run.supervise import Settings, Supervisor
+
+Result = TypeVar("Result")
+
+CALL_FILE = "call"
+
+# `-m` would look into the current folder before the caller's import path
+_WORKER = """\
+import sys
+sys.path[:] = sys.argv.pop(1).split(":")
+from ringtrain.run.worker import main
+main(sys.argv[1])"""
+
+
+class RankTraceback(Exception):
+    """The cause of an exception that a rank has raised: the traceback that it had there, as text."""
+
+    def __init__(self, rank: int, text: str):
+        super().__init__(f"on rank {rank}:\n\n{text}")
+
+
+def run(
+    function: Callable[..., Result],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 4,
+    *,
+    hosts: str | None = None,
+    env: Mapping[str, str] | None = None,
+    folder: str | None = None,
+    start_timeout_s: float = 120,
+    verbose: bool = False,
+) -> list[Result]:
+    """Call `function(*args, **kwargs)` on `np` ranks and return their results, in the order of the ranks.
+
+    Each rank is a new process with this process's environment and import path; the function itself calls
+    `ringtrain.init()`. What the ranks print appears here, each line with its rank before it.
+
+    Args:
+        function: pickled by cloudpickle if that is installed, which also takes lambdas and what a notebook or a script
+            defines; else by pickle, which takes functions of modules only. So are the arguments and the results.
+        hosts: `h1:2,h2:2`, as for ringrun; None is this host.
+        env: variables for the ranks, besides those of this process.
+        folder: where the function and the results are put, a folder that all hosts share; None is a temporary one of
+            this host.
+        start_timeout_s: how long the ranks may take to start, in seconds; 0 waits for ever.
+        verbose: say where the ranks run.
+
+    Raises:
+        TypeError: the function or its arguments cannot be pickled.
+        UsageError: this process is a rank itself, or the hosts are too few.
+        MpiNotFound: there is no MPI, or no launcher of it.
+        RuntimeError: a rank ended without a result.
+        Exception: what the function raised on the rank that failed first; its cause shows the traceback.
+    """
+    launch = launchers.detect()
+    if launch is not None and launch.size != 1:
+        raise UsageError(f"ringtrain.run was called by rank {launch.rank} of a job; call it outside of one")
+    call = _pickled(function, tuple(args), dict(kwargs or {}))
+    slots = parse_hosts(hosts) if hosts is not None else []
+    mpi = probe()
+    launcher = choose_launcher("auto", mpi["library"], mpi["path"], os.environ)
+    with tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder) as own_folder:
+        Path(own_folder, CALL_FILE).write_bytes(call)
+        command = [sys.executable, "-c", _WORKER, _import_path(), own_folder]
+        environment = environment_of_ranks({**os.environ, **(env or {})})
+        job = Job(command, np, slots, environment, exported=tuple(sorted(env or ())))
+        supervisor = Supervisor(launcher, job, Settings(np > 1, start_timeout_s, None, verbose), print_to_python)
+        outcome = supervisor.run()
+        if outcome.code != 0:
+            raise _error(outcome.code, outcome.failures, Path(own_folder))
+        return [pickle.loads(result_file(Path(own_folder), rank).read_bytes()) for rank in range(np)]
+
+
+def result_file(folder: Path, rank: int) -> Path:
+    """Where a rank puts the pickled result."""
+    return folder / f"result.{rank}"
+
+
+def error_file(folder: Path, rank: int) -> Path:
+    """Where a rank puts the pickled exception and the text of its traceback."""
+    return folder / f"error.{rank}"
+
+
+def pickler() -> Any:
+    """cloudpickle if it is installed, else pickle."""
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError:
+        return pickle
+
+
+def _pickled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    chosen = pickler()
+    name = getattr(function, "__qualname__", repr(function))
+    if chosen is pickle and getattr(function, "__module__", None) == "__main__":
+        raise TypeError(
+            f"{name} is defined in a notebook or in the script itself, which the ranks cannot import; "
+            "run `pip install cloudpickle`, or move it to a module"
+        )
+    try:
+        data: bytes = chosen.dumps((function, args, kwargs))
+    except Exception as error:
+        remedy = "" if chosen is not pickle else "; run `pip install cloudpickle`, or use a function of a module"
+        raise TypeError(f"{name} or its arguments cannot be pickled: {error}{remedy}") from error
+    return data
+
+
+def _import_path() -> str:
+    # an empty entry is the current folder
+    return ":".join(os.path.abspath(entry) for entry in sys.path)
+
+
+def _error(code: int, failures: list[Failure], folder: Path) -> BaseException:
+    first = failures[0].rank if failures else None
+    if first is None or not error_file(folder, first).exists():
+        return RuntimeError(report(failures) if failures else f"the launcher ended with exit code {code}")
+    error, text = pickle.loads(error_file(folder, first).read_bytes())
+    error.__cause__ = RankTraceback(first, text)
+    return error  # type: ignore[no-any-return]

@@ -1,0 +1,44 @@
+"""Ending what a launcher has left behind on this host: every process of a job has a mark in its environment."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+MARK = "RINGRUN_JOB"
+_KILL_S = 10.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def end_with_parent() -> None:
+    """To be called in a new child: SIGTERM comes when its parent ends, however that happens."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def processes_of(job: str) -> list[int]:
+    """Process ids of the job, zombies excepted: these have no environment any more."""
+    entry = f"{MARK}={job}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # it has just ended, or is another user's
+        with contextlib.suppress(OSError):
+            if entry in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def kill(job: str) -> None:
+    """Kill all processes of the job and wait for their end. Raises RuntimeError if any stays."""
+    deadline = time.monotonic() + _KILL_S
+    while remaining := processes_of(job):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes {remaining} outlive SIGKILL")
+        for pid in remaining:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)

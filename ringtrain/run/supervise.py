@@ -1,0 +1,209 @@
+"""From the start of the launcher to the end of the last process: reads what comes and ends the job if it must end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from ringtrain.run import attendant, leftovers
+from ringtrain.run.failures import Failure, FailureLog, list_of_ranks
+from ringtrain.run.frames import Ended, Event, FrameReader, LauncherSaid, Started, Written
+from ringtrain.run.job import Job
+from ringtrain.run.launch import Launcher
+from ringtrain.run.output import Output, Print, RankFiles
+
+# How often the launcher is asked whether it has ended: its daemons may hold its pipes open.
+_LOOK_S = 0.2
+# What an ended launcher's pipes may still hold comes within this time.
+_DRAIN_S = 1.0
+# How long the ranks may take to end after a signal before they are killed.
+_GRACE_S = 5.0
+# How long the others may go on after a rank has failed. Open MPI ends them at once, Intel MPI sometimes never.
+_AFTER_FAILURE_S = 10.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Settings(NamedTuple):
+    """How a job is watched. `start_timeout_s` is 0 for no limit; `output_folder` None writes no files."""
+
+    has_prefix: bool
+    start_timeout_s: float
+    output_folder: Path | None
+    is_verbose: bool
+
+
+class Outcome(NamedTuple):
+    """How a job ended: `code` for the shell, and the ranks that failed, the first one first."""
+
+    code: int
+    failures: list[Failure]
+
+
+def command_of_attendants(command: list[str]) -> list[str]:
+    """`command` with an attendant before it. -I and -S: it needs nothing but Python itself, and starts sooner."""
+    return [sys.executable, "-I", "-S", attendant.__file__, *command]
+
+
+class Supervisor:
+    """Owns the launcher's process and its pipes. Everything happens in the thread that calls `run`."""
+
+    def __init__(self, launcher: Launcher, job: Job, settings: Settings, write: Print):
+        """Raises OSError if the folder for the output cannot be made."""
+        self._id = os.urandom(16).hex()
+        # a rank writes into a pipe, where Python would keep its lines back
+        environment = {"PYTHONUNBUFFERED": "1", **job.environment, leftovers.MARK: self._id}
+        self._job = job._replace(command=command_of_attendants(job.command), environment=environment)
+        self._launcher = launcher
+        self._settings = settings
+        self._write = write
+        self._files = RankFiles(settings.output_folder) if settings.output_folder else None
+        self._output = Output(write, settings.has_prefix, job.num_proc, self._files)
+        self._frames = FrameReader()
+        self._failures = FailureLog()
+        self._started: set[int] = set()
+        self._signals: list[int] = []
+        self._is_late = False
+        self._end_at = float("inf")
+        self._kill_at: float | None = None
+
+    def run(self) -> Outcome:
+        """Run the job to its end; nothing of it is left on this host, also if this raises."""
+        process = subprocess.Popen(
+            self._launcher.arguments(self._job),
+            env=self._launcher.environment(self._job),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C in a terminal is for ringrun, which decides what becomes of it
+            start_new_session=True,
+            preexec_fn=leftovers.end_with_parent,
+        )
+        try:
+            self._watch(process)
+        finally:
+            self._clean_up(process)
+        return self._outcome(process.returncode)
+
+    def end(self, number: int) -> None:
+        """End the job because of a signal; may be called by its handler. The second one kills at once."""
+        self._signals.append(number)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Handle what comes until the launcher has ended and nothing more comes."""
+        assert process.stdout is not None and process.stderr is not None
+        timeout_s = self._settings.start_timeout_s
+        start_before = time.monotonic() + timeout_s if timeout_s else float("inf")
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            selector.register(process.stderr, selectors.EVENT_READ)
+            while process.poll() is None:
+                self._read_once(selector, process, _LOOK_S)
+                if time.monotonic() > start_before and self._missing():
+                    self._is_late = True
+                self._end_if_asked(process)
+            self._drain(selector, process)
+
+    def _missing(self) -> list[int]:
+        return sorted(set(range(self._job.num_proc)) - self._started)
+
+    def _end_if_asked(self, process: subprocess.Popen[bytes]) -> None:
+        """Have the launcher end the job, which reaches other hosts; kill what does not listen."""
+        if not self._signals and not self._is_late and time.monotonic() < self._end_at:
+            return
+        if self._kill_at is None:
+            process.send_signal(self._signals[0] if self._signals else signal.SIGTERM)
+            self._kill_at = time.monotonic() + _GRACE_S
+        if time.monotonic() > self._kill_at or len(self._signals) > 1:
+            process.kill()
+            leftovers.kill(self._id)
+
+    def _read_once(self, selector: selectors.BaseSelector, process: subprocess.Popen[bytes], timeout_s: float) -> None:
+        for key, _ in selector.select(timeout_s):
+            data = os.read(key.fd, 1 << 16)
+            if not data:
+                selector.unregister(key.fileobj)
+            elif key.fileobj is process.stdout:
+                self._write(data, False)
+            else:
+                self._handle(self._frames.feed(data))
+
+    def _drain(self, selector: selectors.BaseSelector, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + _DRAIN_S
+        while selector.get_map() and time.monotonic() < deadline:
+            self._read_once(selector, process, _DRAIN_S / 10)
+        self._handle(self._frames.close())
+        self._output.flush()
+
+    def _handle(self, events: Iterator[Event]) -> None:
+        for event in events:
+            if isinstance(event, LauncherSaid):
+                self._write(event.data, True)
+                continue
+            self._failures.add(event)
+            if isinstance(event, Written):
+                self._output.add(event)
+            elif isinstance(event, Ended):
+                if event.code != 0:
+                    self._end_at = min(self._end_at, time.monotonic() + _AFTER_FAILURE_S)
+            elif isinstance(event, Started):
+                self._started.add(event.rank)
+                if self._settings.is_verbose:
+                    self._say(f"rank {event.rank} is process {event.pid} on {event.host}")
+
+    def _clean_up(self, process: subprocess.Popen[bytes]) -> None:
+        """Leave nothing behind. The launcher still runs if this process was interrupted or could not write."""
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        leftovers.kill(self._id)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        if self._files is not None:
+            self._files.close()
+
+    def _outcome(self, launcher_code: int) -> Outcome:
+        if self._signals:
+            return Outcome(128 + self._signals[0], [])
+        failures = self._failures.failures()
+        if self._is_late:
+            self._say(
+                f"{list_of_ranks(self._missing())} did not start in {self._settings.start_timeout_s:g} s; "
+                "try ringrun --check with the same hosts, or a longer --start-timeout"
+            )
+            return Outcome(1, failures)
+        if failures:
+            return Outcome(failures[0].code, failures)
+        if launcher_code != 0 and self._missing():
+            self._say(f"{list_of_ranks(self._missing())} did not start; try ringrun --check with the same hosts")
+        return Outcome(launcher_code if launcher_code >= 0 else 128 - launcher_code, [])
+
+    def _say(self, text: str) -> None:
+        self._write(f"ringrun: {text}\n".encode(), True)
+
+
+@contextlib.contextmanager
+def signals_end(supervisor: Supervisor) -> Iterator[None]:
+    """While this lasts, Ctrl-C and its like end the supervisor's job. For the main thread."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        supervisor.end(number)
+
+    former = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,141 @@
+"""`ringtrain.run(function)`: results and exceptions of ranks come back to the caller."""
+
+from __future__ import annotations
+
+import operator
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ringrun_job import ROOT, TIMEOUT_S, needs_mpi
+
+import ringtrain
+from ringtrain import launchers
+from ringtrain.run import function
+from ringtrain.run.hosts import UsageError
+
+# what these tests run is imported by the ranks under this file's own name
+MODULE = """
+import os
+import numpy
+import ringtrain as hvd
+
+class Unpicklable(Exception):
+    def __init__(self, one, two):
+        super().__init__(one + two)
+
+def total(start, step=1):
+    hvd.init()
+    return hvd.rank(), float(hvd.allreduce(numpy.full(2, start + step * hvd.rank()), op=hvd.Sum)[0])
+
+def fail(rank):
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == rank:
+        raise KeyError("the cause")
+    hvd.barrier()
+
+def fail_strangely():
+    raise Unpicklable("a", "b")
+
+def die():
+    hvd.init()
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), 9)
+    hvd.barrier()
+
+def say():
+    print("hello", os.environ["GREETING"])
+"""
+
+
+@pytest.fixture
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "functions_of_ranks.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield __import__("functions_of_ranks")
+    del sys.modules["functions_of_ranks"]
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_results_come_in_the_order_of_the_ranks(functions: Any) -> None:
+    assert ringtrain.run(functions.total, (10,), {"step": 2}, np=3) == [(0, 36.0), (1, 36.0), (2, 36.0)]
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_the_first_exception_is_raised_with_the_traceback_of_its_rank(functions: Any) -> None:
+    with pytest.raises(KeyError, match="the cause") as caught:
+        ringtrain.run(functions.fail, (1,), np=3)
+    assert isinstance(caught.value.__cause__, function.RankTraceback)
+    assert "on rank 1" in str(caught.value.__cause__) and 'raise KeyError("the cause")' in str(caught.value.__cause__)
+
+
+@needs_mpi
+def test_an_exception_that_cannot_be_pickled_is_told(functions: Any) -> None:
+    with pytest.raises(RuntimeError, match="Unpicklable: ab"):
+        ringtrain.run(functions.fail_strangely, np=1)
+
+
+@needs_mpi
+def test_a_rank_that_dies_is_an_error(functions: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"the first to fail was rank 1 .*SIGKILL"):
+        ringtrain.run(functions.die, np=2)
+
+
+@needs_mpi
+def test_what_ranks_print_appears_here(functions: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ringtrain.run(functions.say, np=2, env={"GREETING": "you"}) == [None, None]
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] hello you", "[1] hello you"]
+
+
+@needs_mpi
+def test_a_script_may_run_its_own_functions(tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    script = tmp_path / "script.py"
+    script.write_text("import ringtrain\nbase = 5\nprint(ringtrain.run(lambda x: x + base, (1,), np=2))\n")
+    result = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert result.stdout == "[6, 6]\n", result.stderr
+
+
+@pytest.fixture
+def no_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+
+
+@pytest.mark.usefixtures("no_cloudpickle")
+def test_without_cloudpickle_a_function_of_the_script_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def local() -> None: ...
+
+    with pytest.raises(TypeError, match=r"local.* cannot be pickled: .*pip install cloudpickle"):
+        ringtrain.run(local)
+    monkeypatch.setattr(local, "__module__", "__main__")
+    with pytest.raises(TypeError, match="is defined in a notebook or in the script itself"):
+        ringtrain.run(local)
+
+
+@needs_mpi
+@pytest.mark.usefixtures("no_cloudpickle")
+def test_a_function_of_a_module_needs_no_cloudpickle() -> None:
+    assert ringtrain.run(operator.add, (1, 2), np=2) == [3, 3]
+
+
+def test_an_argument_that_cannot_be_pickled_is_named() -> None:
+    with pytest.raises(TypeError, match="add or its arguments cannot be pickled"):
+        ringtrain.run(operator.add, (1, os.scandir()))
+
+
+def test_a_rank_cannot_start_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "detect", lambda: launchers.Launch("MPI", 1, 2, None, None))
+    with pytest.raises(UsageError, match="called by rank 1"):
+        ringtrain.run(operator.add, (1, 2))

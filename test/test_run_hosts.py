@@ -1,0 +1,146 @@
+"""ringrun on several simulated hosts: --check, hosts that cannot be reached, and what is left on the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
+from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, wait_until
+
+from ringtrain.run.check import Reached, differences, table_of_pairs
+from ringtrain.run.host_report import HostReport
+from ringtrain.run.pairwise import Pair, rounds
+
+SLEEP = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(600)"
+
+
+@pytest.fixture(scope="module")
+def four_hosts() -> Iterator[SimulatedHosts]:
+    try:
+        with simulated_hosts(4, rate="1gbit") as hosts:
+            yield hosts
+    except HostsUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+def start(hosts: SimulatedHosts, *words: str, **more: str) -> subprocess.Popen[str]:
+    command = hosts.command_on(0, [sys.executable, "-m", "ringtrain.run", *words])
+    environment = {**os.environ, "PYTHONPATH": ROOT, **hosts.environment, **more}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_each_two_hosts_meet_once_and_nobody_twice_in_a_round(size: int) -> None:
+    met = [pair for pairs in rounds(size) for pair in pairs]
+    assert sorted(met) == [(first, second) for first in range(size) for second in range(first + 1, size)]
+    for pairs in rounds(size):
+        busy = [rank for pair in pairs for rank in pair]
+        assert len(busy) == len(set(busy))
+
+
+def test_what_differs_is_said_with_the_hosts() -> None:
+    report = HostReport("n1", "3.11.7", "0.1.0", "MPICH 5.0.2")
+    reached = [
+        Reached("h1", report, ""),
+        Reached("h2", report._replace(python="3.12.1", mpi="Open MPI 5.0.8"), ""),
+        Reached("h3", None, "Permission denied (publickey)."),
+    ]
+    assert differences(reached) == [
+        "h3 cannot be used: Permission denied (publickey).",
+        "Python differs: 3.11.7 on h1; 3.12.1 on h2",
+        "MPI differs: MPICH 5.0.2 on h1; Open MPI 5.0.8 on h2",
+    ]
+    assert differences(reached[:1]) == []
+
+
+def test_a_pair_is_a_line() -> None:
+    head, line = table_of_pairs(["h1", "h2"], [Pair(0, 1, 117.2, 116.8, 210.4, -0.034)]).splitlines()
+    assert head.split()[:2] == ["first", "second"] and line.split() == ["h1", "h2", "117", "117", "210", "-0.03"]
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_the_check_of_four_hosts_measures_each_pair(four_hosts: SimulatedHosts) -> None:
+    begin = time.monotonic()
+    with start(four_hosts, "-H", ",".join(f"{name}:2" for name in four_hosts.names), "--check") as process:
+        printed, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, printed + errors
+    assert time.monotonic() - begin < 30
+    hosts, pairs, _ = printed.split("\n\n")
+    assert [line.split()[0] for line in hosts.splitlines()[1:]] == four_hosts.names
+    assert len(pairs.splitlines()) == 1 + 6
+    for line in pairs.splitlines()[1:]:
+        there, back, _, clock_ms = map(float, line.split()[2:])
+        # a link of 1 Gbit/s carries at most 125; the hosts have one clock
+        assert 5 < there < 130 and 5 < back < 130 and abs(clock_ms) < 20
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_the_check_names_a_host_that_cannot_be_reached(four_hosts: SimulatedHosts) -> None:
+    with start(four_hosts, "-H", f"{four_hosts.names[0]},{four_hosts.names[1]},nowhere", "--check") as process:
+        printed, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert printed.splitlines()[-1].startswith("nowhere cannot be used: ") and "differs" not in printed
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_ranks_use_the_interface_and_fail_by_host(four_hosts: SimulatedHosts) -> None:
+    script = """
+import os, sys
+from mpi4py import MPI
+print(MPI.COMM_WORLD.allreduce(1), os.environ["GREETING"])
+sys.exit(9 if MPI.COMM_WORLD.rank == 1 else 0)
+"""
+    words = ["-H", ",".join(four_hosts.names[:2]), "--network-interface", "eth0", "--ssh-port", "2222"]
+    with start(four_hosts, *words, "--env", "GREETING=hello", "python", "-c", script) as process:
+        printed, errors = process.communicate(timeout=TIMEOUT_S)
+    assert sorted(printed.splitlines()) == ["[0] 2 hello", "[1] 2 hello"], errors
+    assert process.returncode == 9
+    assert f"the first to fail was rank 1 on {four_hosts.names[1]}, with exit code 9" in errors
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_ranks_that_do_not_start_in_time_are_named(four_hosts: SimulatedHosts, tmp_path: Path) -> None:
+    agent = tmp_path / "slow_agent"
+    agent.write_text("#!/bin/sh\nsleep 600\n")
+    agent.chmod(0o755)
+    agents = {name: str(agent) for name, value in four_hosts.environment.items() if value.endswith("agent.sh")}
+    begin = time.monotonic()
+    words = ["-H", ",".join(four_hosts.names[:2]), "--start-timeout", "1.5", "python", "-c", "pass"]
+    with start(four_hosts, *words, RINGRUN_TEST=str(tmp_path), **agents) as process:
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1 and time.monotonic() - begin < 15
+    assert "did not start in 1.5 s; try ringrun --check" in errors
+    wait_until(lambda: not processes_with("RINGRUN_TEST", str(tmp_path)), 10)
+
+
+@needs_mpi
+@pytest.mark.fast
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_on_any_host(four_hosts: SimulatedHosts, tmp_path: Path, sent: signal.Signals) -> None:
+    names = ",".join(f"{name}:1" for name in four_hosts.names[:3])
+    with start(four_hosts, "-H", names, "python", "-c", SLEEP, str(tmp_path)) as process:
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 3)
+        os.kill(process.pid, sent)
+        process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == (143 if sent == signal.SIGTERM else -9)
+    ranks = [int(path.name) for path in tmp_path.iterdir()]
+    wait_until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), 15)

@@ -1,0 +1,259 @@
+"""ringrun: what the ranks write, line by line and rank by rank, and which of them is said to have failed first."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, ringrun
+
+from ringtrain.run import attendant
+from ringtrain.run.attendant import Sender
+from ringtrain.run.failures import FailureLog, list_of_ranks, report
+from ringtrain.run.frames import Ended, FrameReader, LauncherSaid, Started, Written
+from ringtrain.run.output import LastLines, Output
+
+TRACEBACK = b'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: bad\n'
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+def frames_of(data: bytes) -> bytes:
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, True)
+    pid = os.fork()
+    if pid == 0:
+        Sender(write_end, 3).send_output(attendant.STDOUT, data)
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as stream:
+        sent = stream.read()
+    os.waitpid(pid, 0)
+    return sent
+
+
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+@pytest.mark.parametrize(
+    "data", [b"one\n\ntwo\n", b"no end", b"bar 1\rbar 2\r\nnext", b"x" * 5000 + b"\ny", b"\xff\x1e0o\n", b"\n"]
+)
+def test_bytes_come_through_frames_unchanged(data: bytes, step: int) -> None:
+    sent, reader = frames_of(data), FrameReader()
+    events = [event for at in range(0, len(sent), step) for event in reader.feed(sent[at : at + step])]
+    assert all(isinstance(event, Written) and event.rank == 3 and not event.is_error for event in events)
+    assert b"".join(event.data for event in events if isinstance(event, Written)) == data
+
+
+def test_no_frame_is_longer_than_what_launchers_pass_on_in_one_piece() -> None:
+    assert max(map(len, frames_of(b"x" * 10_000).split(b"\n"))) < 1024
+
+
+def test_what_the_launcher_says_comes_between() -> None:
+    reader = FrameReader()
+    events = [*reader.feed(b"a warning\n\x1e1sh1 42\nPartial \x1e0x-9 0.5 1\n\x1egarbage\nthe end"), *reader.close()]
+    assert events == [
+        LauncherSaid(b"a warning\n"),
+        Started(1, "h1", 42),
+        LauncherSaid(b"Partial "),
+        Ended(0, -9, 0.5, True),
+        LauncherSaid(b"garbage\n"),
+        LauncherSaid(b"the end"),
+    ]
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+class Screen:
+    def __init__(self) -> None:
+        self.streams = {False: io.BytesIO(), True: io.BytesIO()}
+
+    def write(self, data: bytes, is_error: bool) -> None:
+        self.streams[is_error].write(data)
+
+    def texts(self) -> tuple[str, str]:
+        return self.streams[False].getvalue().decode(), self.streams[True].getvalue().decode()
+
+
+def test_lines_of_several_ranks_are_whole_and_have_their_rank() -> None:
+    screen = Screen()
+    output = Output(screen.write, has_prefix=True, num_proc=2)
+    for rank, is_error, data in [
+        (0, False, b"ha"),
+        (1, False, b"one\ntwo\n"),
+        (1, True, b"10%\r"),
+        (0, False, b"lf\nx"),
+    ]:
+        output.add(Written(rank, is_error, data))
+    assert screen.texts() == ("[1] one\n[1] two\n[0] half\n", "[1] 10%\r")
+    output.flush()
+    assert screen.texts()[0].endswith("[0] x\n")
+
+
+def test_one_rank_without_prefix_is_printed_at_once() -> None:
+    screen = Screen()
+    Output(screen.write, has_prefix=False, num_proc=1).add(Written(0, False, b"your name: "))
+    assert screen.texts() == ("your name: ", "")
+
+
+def test_the_last_lines_are_kept_and_a_progress_bar_is_one_of_them() -> None:
+    lines = LastLines()
+    lines.add(b"".join(b"%d\n" % number for number in range(1000)))
+    lines.add(b"10%\r20%\nopen")
+    assert lines.all()[-3:] == ["999", "20%", "open"] and len(lines.all()) < 100
+
+
+# --- who was first ----------------------------------------------------------------------------------------------------
+
+
+def test_a_traceback_counts_although_its_rank_ends_later() -> None:
+    log = FailureLog()
+    log.add(Started(1, "h1", 42))
+    log.add(Written(1, True, TRACEBACK))
+    time.sleep(0.01)
+    log.add(Written(0, True, TRACEBACK.replace(b"bad", b"because of rank 1")))
+    log.add(Ended(0, 1, 0.0, False))
+    log.add(Ended(1, -15, 0.0, True))
+    failures = log.failures()
+    assert [(failure.rank, failure.code) for failure in failures] == [(1, 1), (0, 1)]
+    lines = report(failures).splitlines()
+    assert lines[0] == "ringrun: the first to fail was rank 1 on h1, with exit code 1; rank 0 failed after it"
+    assert lines[2:] == ["    " + line for line in TRACEBACK.decode().splitlines()]
+
+
+def test_a_consequence_is_not_the_first_even_if_it_is_heard_of_before() -> None:
+    log = FailureLog()
+    log.add(Written(0, True, TRACEBACK.replace(b"ValueError: bad", b"ringtrain.ShutDownError: rank 1 left the job")))
+    log.add(Ended(0, 1, 0.0, False))
+    log.add(Ended(1, 7, 0.0, False))
+    assert [failure.rank for failure in log.failures()] == [1, 0]
+
+
+def test_the_age_of_a_message_counts() -> None:
+    log = FailureLog()
+    log.add(Ended(0, 3, 0.0, False))
+    log.add(Ended(1, -11, 5.0, False))
+    assert [(failure.rank, failure.code) for failure in log.failures()] == [(1, 139), (0, 3)]
+    assert "rank 1, ended by SIGSEGV (exit code 139)" in report(log.failures())
+
+
+def test_a_rank_that_was_told_to_end_or_ended_well_has_not_failed() -> None:
+    log = FailureLog()
+    log.add(Ended(0, -15, 0.0, True))
+    log.add(Written(1, True, TRACEBACK))
+    log.add(Ended(1, 0, 0.0, False))
+    assert log.failures() == []
+
+
+def test_ranks_are_listed_in_ranges() -> None:
+    assert list_of_ranks([3]) == "rank 3" and list_of_ranks([5, 0, 2, 3, 4, 9]) == "ranks 0, 2-5, 9"
+
+
+# --- real jobs --------------------------------------------------------------------------------------------------------
+
+RANK = "import os; rank = int(os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')));"
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_lines_are_whole_however_fast_they_come() -> None:
+    script = "for number in range(3000): print('line', number, '.' * (number % 200))"
+    result = ringrun("-np", "3", "python", "-c", script)
+    lines = result.stdout.splitlines()
+    for rank in range(3):
+        own = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert own == [f"[{rank}] line {number} {'.' * (number % 200)}" for number in range(3000)]
+    assert len(lines) == 9000
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_both_streams_stay_apart_and_go_to_a_file_for_each_rank(tmp_path: Path) -> None:
+    script = RANK + "import sys; print('out'); print(f'err {rank}', file=sys.stderr); print('no end', end='')"
+    folder = tmp_path / "logs" / "today"
+    result = ringrun("-np", "2", "--output-filename", str(folder), "python", "-c", script)
+    assert result.returncode == 0
+    assert sorted(result.stdout.splitlines()) == ["[0] no end", "[0] out", "[1] no end", "[1] out"]
+    assert sorted(result.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
+    assert sorted(path.name for path in folder.iterdir()) == ["rank.0", "rank.1"]
+    for rank in (0, 1):
+        text = (folder / f"rank.{rank}").read_text()
+        assert "out\n" in text and f"err {rank}\n" in text and "no end\n" in text
+
+
+@needs_mpi
+def test_a_single_rank_has_no_prefix_unless_it_is_asked_for() -> None:
+    assert ringrun("-np", "1", "python", "-c", "print('alone')").stdout == "alone\n"
+    assert ringrun("-np", "1", "--prefix-output", "python", "-c", "print('alone')").stdout == "[0] alone\n"
+    assert ringrun("-np", "2", "--no-prefix-output", "python", "-c", "print('both')").stdout == "both\n" * 2
+
+
+@needs_mpi
+def test_standard_input_reaches_rank_0() -> None:
+    words = [sys.executable, "-m", "ringtrain.run", "-np", "1", "python", "-c", "print(input()[::-1])"]
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    result = subprocess.run(words, input="olleh\n", capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    assert result.stdout == "hello\n", result.stderr
+
+
+@needs_mpi
+def test_a_reader_that_goes_away_ends_the_job() -> None:
+    words = [sys.executable, "-m", "ringtrain.run", "-np", "2", "python", "-c", "while True: print('endless')"]
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(TIMEOUT_S) == 141
+        assert b"Traceback" not in process.stderr.read()
+
+
+@needs_mpi
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("failing", "code", "said", "last"),
+    [
+        ("raise SystemExit(7)", 7, "with exit code 7", None),
+        ("import signal; os.kill(os.getpid(), signal.SIGSEGV)", 139, "ended by SIGSEGV (exit code 139)", None),
+        ("os.kill(os.getpid(), 9)", 137, "ended by SIGKILL (exit code 137)", None),
+        ("raise ValueError('no such data')", 1, "with exit code 1", "    ValueError: no such data"),
+    ],
+)
+def test_the_first_failure_is_told_last_and_its_code_returned(
+    failing: str, code: int, said: str, last: str | None
+) -> None:
+    script = f"{RANK}\nimport time\nif rank == 1:\n    {failing}\ntime.sleep(1 if rank == 0 else 0)"
+    result = ringrun("-np", "3", "python", "-c", script)
+    assert result.returncode == code, result.stderr
+    lines = result.stderr.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("ringrun: the first to fail was rank 1 ")]
+    assert said in lines[at]
+    assert all(line.startswith(("    ", "ringrun: ")) for line in lines[at:])
+    assert last is None or lines[-1] == last
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_a_rank_that_fails_because_of_another_is_not_the_first() -> None:
+    script = """
+import numpy, ringtrain as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 2:
+    raise KeyError("the cause")
+hvd.allreduce(numpy.ones(3))
+"""
+    result = ringrun("-np", "3", "python", "-c", script)
+    assert result.returncode == 1
+    assert "the first to fail was rank 2" in result.stderr and result.stderr.endswith("    KeyError: 'the cause'\n")
+
+
+@needs_mpi
+def test_a_command_that_is_not_there_is_told() -> None:
+    result = ringrun("-np", "2", "no-such-program")
+    assert result.returncode == 127 and "no-such-program cannot be started: No such file" in result.stderr

@@ -1,0 +1,206 @@
+"""ringrun: hosts and sizes from batch systems, flags from a file, variables, and what they make of the command line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ringrun_job import needs_mpi, ringrun
+
+from ringtrain import options
+from ringtrain.run import allocations, command, flags
+from ringtrain.run.allocations import expand_counts, expand_node_list
+from ringtrain.run.hosts import Host, UsageError
+from ringtrain.run.job import Job
+from ringtrain.run.launch import Hydra, IntelHydra, OpenMpi, Srun
+
+TRAIN = ["python", "train.py"]
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[01-02],m5", "SLURM_TASKS_PER_NODE": "4(x2),2"}
+
+
+def parse(*words: str) -> Any:
+    return flags.parse(words, options.TABLE)
+
+
+# --- allocations ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n1,m-2", ["n1", "m-2"]),
+        ("n[1-3,7],m5", ["n1", "n2", "n3", "n7", "m5"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+        ("r[1-2]n[1,3].org", ["r1n1.org", "r1n3.org", "r2n1.org", "r2n3.org"]),
+    ],
+)
+def test_a_node_list_of_slurm_is_expanded(text: str, names: list[str]) -> None:
+    assert expand_node_list(text) == names
+
+
+def test_counts_of_slurm_are_expanded() -> None:
+    assert expand_counts("4(x2),3") == [4, 4, 3] and expand_counts("16") == [16]
+
+
+def test_slurm_counts_tasks_if_they_were_asked_for_and_cpus_otherwise() -> None:
+    cpus = {**SLURM, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}
+    tasks = {**cpus, "SLURM_NTASKS": "10"}
+    assert allocations.Slurm().read(cpus) == [Host("n01", 16), Host("n02", 16), Host("m5", 16)]
+    assert allocations.Slurm().read(tasks) == [Host("n01", 4), Host("n02", 4), Host("m5", 2)]
+
+
+def test_a_garbled_allocation_of_slurm_is_refused() -> None:
+    with pytest.raises(UsageError, match="SLURM_TASKS_PER_NODE does not fit"):
+        allocations.detect({**SLURM, "SLURM_TASKS_PER_NODE": "4", "SLURM_NTASKS": "4"})
+
+
+def test_pbs_names_a_host_for_each_rank(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("n1\nn1\nn2\nn1\n")
+    assert allocations.Pbs().read({"PBS_NODEFILE": str(nodes)}) == [Host("n1", 3), Host("n2", 1)]
+    with pytest.raises(UsageError, match="cannot be read"):
+        allocations.Pbs().read({"PBS_NODEFILE": str(tmp_path / "none")})
+
+
+def test_lsf_lists_hosts_and_slots() -> None:
+    assert allocations.Lsf().read({"LSB_MCPU_HOSTS": "n1 4 n2 8"}) == [Host("n1", 4), Host("n2", 8)]
+    for garbled in ("n1", "n1 four"):
+        with pytest.raises(UsageError, match="LSB_MCPU_HOSTS"):
+            allocations.Lsf().read({"LSB_MCPU_HOSTS": garbled})
+
+
+def test_outside_of_batch_systems_nothing_is_found() -> None:
+    assert allocations.detect({"PATH": "/bin"}) is None
+
+
+def test_an_allocation_gives_the_hosts_and_the_number_of_ranks() -> None:
+    environ = {"PATH": "/bin", "LSB_MCPU_HOSTS": "n1 4 n2 4"}
+    job = command.build_job(parse(*TRAIN), environ)
+    assert (job.num_proc, job.hosts, job.hosts_are_allotted) == (8, [Host("n1", 4), Host("n2", 4)], True)
+    given = command.build_job(parse("-np", "2", "-H", "n2:2", *TRAIN), environ)
+    assert (given.num_proc, given.hosts, given.hosts_are_allotted) == (2, [Host("n2", 2)], False)
+    with pytest.raises(UsageError, match="more than the 8 slots of n1:4,n2:4, the allocation of LSF"):
+        command.build_job(parse("-np", "9", *TRAIN), environ)
+
+
+def test_srun_is_not_told_what_it_has_allotted_itself() -> None:
+    job = Job(TRAIN, 10, [Host("n01", 4), Host("m5", 2)], {}, hosts_are_allotted=True)
+    assert not [word for word in Srun("srun", "pmix").arguments(job) if word.startswith("--node")]
+
+
+# --- the file of --config-file ----------------------------------------------------------------------------------------
+
+
+def test_a_config_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "# the cluster\nnp 4\nH h1:2,h2:2\nenv 'GREETING=good day'  # quoted\nfusion_threshold_mb 64\n"
+        "autotune on\nverbose\nprefix-output off\nshared-memory off\noutput-filename logs\n"
+    )
+    arguments = parse("--config-file", str(config), "--fusion-threshold-mb", "32", "--env", "MORE=1", *TRAIN)
+    assert (arguments.num_proc, arguments.hosts, arguments.fusion_threshold_mb) == (4, "h1:2,h2:2", "32")
+    assert (arguments.verbose, arguments.prefix_output, arguments.output_filename) == (True, False, "logs")
+    assert arguments.env == ["GREETING=good day", "MORE=1"] and arguments.command == TRAIN
+    variables = flags.option_variables(arguments, options.TABLE, options.environment_name)
+    expected = {"FUSION_THRESHOLD_MB": "32", "AUTOTUNE": "on", "SHARED_MEMORY": "off"}
+    assert variables == {f"RINGTRAIN_{name}": value for name, value in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("np 4\nhosts\n", "config, line 2: write a name and a value"),
+        ("verbose loudly\n", "line 1: verbose takes on or off"),
+        ("env 'open\n", "line 1"),
+        ("config-file other\n", "cannot name another"),
+        ("no-such-flag 1\n", "--no-such-flag"),
+        ("fusion-threshold-mb 9999\n", "a number from 0 to 4096"),
+        (None, "No such file"),
+    ],
+)
+def test_a_bad_config_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    config = tmp_path / "config"
+    if content is not None:
+        config.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        parse("--config-file", str(config), *TRAIN)
+
+
+# --- variables, interfaces, ssh ---------------------------------------------------------------------------------------
+
+
+def test_every_option_is_a_flag() -> None:
+    for option in options.TABLE:
+        value = {"number": f"{option.default}", "choice": option.choices[-1] if option.choices else ""}
+        text = value.get(option.type, "some/path")
+        name = option.name.replace("_", "-")
+        words = [f"--{name}"] if sorted(option.choices) == ["off", "on"] else [f"--{name}", text]
+        variables = flags.option_variables(parse(*words, *TRAIN), options.TABLE, options.environment_name)
+        assert variables == {options.environment_name(option.name): text}
+    off = flags.option_variables(parse("--no-autotune", *TRAIN), options.TABLE, options.environment_name)
+    assert off == {"RINGTRAIN_AUTOTUNE": "off"}
+
+
+def test_variables_are_given_or_taken_from_here() -> None:
+    environ = {"PATH": "/bin", "HERE": "1"}
+    job = command.build_job(parse("-np", "2", "--env", "HERE", "--env", "A=b=c", "--env", "EMPTY=", *TRAIN), environ)
+    assert job.exported == ("A", "EMPTY", "HERE") and job.environment["A"] == "b=c" and job.environment["EMPTY"] == ""
+    arguments = OpenMpi("mpirun").arguments(job)
+    assert [arguments[i + 1] for i, word in enumerate(arguments) if word == "-x"] == ["A", "EMPTY", "HERE", "PATH"]
+
+
+@pytest.mark.parametrize("text", ["NOT_HERE", "=1", ""])
+def test_a_variable_without_a_value_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="write NAME=VALUE"):
+        command.build_job(parse("-np", "2", "--env", text, *TRAIN), {"PATH": "/bin"})
+
+
+@pytest.mark.parametrize("text", ["-1", "soon", "nan", "inf"])
+def test_a_start_timeout_is_a_number_of_seconds(text: str) -> None:
+    with pytest.raises(UsageError, match="number of seconds"):
+        parse("--start-timeout", text, *TRAIN)
+
+
+def test_each_launcher_is_told_the_interface_and_the_port_in_its_own_words() -> None:
+    job = Job(TRAIN, 2, [Host("h1", 1), Host("h2", 1)], {}, network_interfaces="ib0,eth1", ssh_port=2222)
+    open_mpi = OpenMpi("mpirun")
+    arguments = open_mpi.arguments(job)
+    at = arguments.index("--mca")
+    assert arguments[at : at + 3] == ["--mca", "btl_tcp_if_include", "ib0,eth1"]
+    assert open_mpi.environment(job)["PRTE_MCA_plm_ssh_args"] == "-p2222"
+    assert open_mpi.environment(job)["NCCL_SOCKET_IFNAME"] == "ib0,eth1"
+    for hydra, variable in (
+        (Hydra("mpiexec"), "HYDRA_LAUNCHER_EXTRA_ARGS"),
+        (IntelHydra("mpiexec"), "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
+    ):
+        assert hydra.arguments(job)[1:4] == ["-genvall", "-iface", "ib0"]
+        assert hydra.environment(job)[variable] == "-p2222"
+        assert hydra.environment(job)["FI_TCP_IFACE"] == "ib0"
+    with pytest.raises(UsageError, match="does not use ssh"):
+        Srun("srun", "pmix").arguments(job)
+
+
+def test_what_the_user_has_set_is_kept() -> None:
+    job = Job(TRAIN, 2, [], {"NCCL_SOCKET_IFNAME": "mine"}, network_interfaces="eth1")
+    for launcher in (OpenMpi("mpirun"), Hydra("mpiexec"), Srun("srun", "pmix")):
+        assert launcher.environment(job)["NCCL_SOCKET_IFNAME"] == "mine"
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_a_config_file_and_variables_reach_the_ranks(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("np 2\nenv A=1\nring-chunk-kb 30\n")
+    script = "import os; print(os.environ['A'], os.environ['B'], os.environ['RINGTRAIN_RING_CHUNK_KB'])"
+    result = ringrun("--config-file", str(config), "--env", "B", "python", "-c", script, B="2")
+    assert sorted(result.stdout.splitlines()) == ["[0] 1 2 30", "[1] 1 2 30"], result.stderr
+
+
+@needs_mpi
+def test_hosts_of_an_allocation_are_used() -> None:
+    here = os.uname().nodename
+    result = ringrun("python", "-c", "print('rank')", LSB_MCPU_HOSTS=f"{here} 2")
+    assert sorted(result.stdout.splitlines()) == ["[0] rank", "[1] rank"], result.stderr
