@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringtrain import _core, blocked_threads
-from ringtrain.errors import PeerLostError, StalledError
+from ringtrain.errors import PeerLostError, RemoteError, StalledError
 
 # Operations that nobody waits for any more: the engine still reads and writes their arrays, so these must stay.
 _abandoned: deque[tuple[_core.Handle, Any]] = deque()
@@ -54,7 +54,7 @@ class Handle:
         try:
             if not _core.wait(self._core, 0.2):
                 self._wait_long()
-        except (PeerLostError, StalledError) as error:
+        except (PeerLostError, RemoteError, StalledError) as error:
             _given_up.append(self._arrays)
             if _report is not None:
                 _report(error)

@@ -5,16 +5,18 @@ Nothing here is imported or called in a job of one rank.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-from ringtrain import cores, launchers
+from ringtrain import _core, cores, launchers
+from ringtrain.meeting import meet
 
 T = TypeVar("T")
 
@@ -74,22 +76,32 @@ def connect(comm: Any, settings: dict[str, str], read_more: Callable[[], T]) -> 
         RuntimeError: started by the launcher of another MPI, or MPI lacks MPI_THREAD_MULTIPLE.
         ValueError: a list of ranks that is not one, or without this rank; settings that differ between ranks.
     """
-    MPI = _import_mpi()
-    own = _own_communicator(MPI, comm)
-    if own.Get_size() == 1:
-        own.Free()
+    timeout_s = float(settings["start_timeout_s"])
+    MPI = _import_mpi(timeout_s)
+    parent, ranks = _ranks_to_meet(MPI, comm)
+    if len(ranks) == 1:
         return single_world(), read_more()
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
             "ringtrain calls MPI from a thread of its own, but MPI was initialised without MPI_THREAD_MULTIPLE; "
             'set mpi4py.rc.thread_level = "multiple" before mpi4py.MPI is imported'
         )
+
+    def work() -> tuple[World, T]:
+        own = _own_communicator(parent, ranks)
+        world = _introduce(MPI, own, settings)
+        return world, _from_rank_0(own, read_more)
+
+    return meet(MPI, parent, ranks, timeout_s, work)
+
+
+def _introduce(MPI: Any, own: Any, settings: dict[str, str]) -> World:
     myself = _Introduction(settings, (socket.gethostname(), os.getpid()), _leader_of_node(own), cores.own_share())
     everybody: list[_Introduction] = own.allgather(myself)
     _require_same([one.settings for one in everybody])
     leaders = [one.node_leader for one in everybody]
     numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
-    world = World(
+    return World(
         rank=own.Get_rank(),
         names=[one.name for one in everybody],
         nodes=[numbers[leader] for leader in leaders],
@@ -97,7 +109,6 @@ def connect(comm: Any, settings: dict[str, str], read_more: Callable[[], T]) -> 
         token=own.bcast(secrets.token_hex(8)),
         library=_describe(MPI, own),
     )
-    return world, _from_rank_0(own, read_more)
 
 
 def _from_rank_0(comm: Any, read: Callable[[], T]) -> T:
@@ -114,17 +125,17 @@ def _from_rank_0(comm: Any, read: Callable[[], T]) -> T:
     return cast(T, result)
 
 
-def _import_mpi() -> Any:
+def _import_mpi(timeout_s: float) -> Any:
     """mpi4py's MPI, initialised, after it is certain that the launcher fits."""
     if "mpi4py.MPI" not in sys.modules:
-        _import_uninitialised()
+        _import_uninitialised(timeout_s)
     from mpi4py import MPI
 
     launchers.require_world(launchers.detect(), MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
     return MPI
 
 
-def _import_uninitialised() -> None:
+def _import_uninitialised(timeout_s: float) -> None:
     """The wrong launcher may make MPI_Init abort, so the library is loaded and looked at first."""
     import mpi4py
 
@@ -138,22 +149,43 @@ def _import_uninitialised() -> None:
     if launch is not None and launchers.is_of_another_mpi(launch, MPI.get_vendor()[0]):
         launchers.require_world(launch, 1, MPI.Get_library_version())
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with _end_of_process_after(timeout_s):
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
 
 
-def _own_communicator(MPI: Any, comm: Any) -> Any:
-    """A communicator for ringtrain alone. It lives until MPI is finalised."""
+@contextlib.contextmanager
+def _end_of_process_after(timeout_s: float) -> Iterator[None]:
+    """MPI_Init can neither be interrupted nor given up, so only the end of the process ends it; 0 s is never."""
+    if timeout_s == 0:
+        yield
+        return
+    text = f"ringtrain: MPI_Init has not ended in {timeout_s:g} s (start_timeout_s): some rank has not called init()\n"
+    timer = _core.ExitTimer(timeout_s, text)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _ranks_to_meet(MPI: Any, comm: Any) -> tuple[Any, Sequence[int]]:
+    """The communicator that there is already, and those of its ranks that are to be the world."""
     if comm is None:
-        return MPI.COMM_WORLD.Dup()
+        return MPI.COMM_WORLD, range(MPI.COMM_WORLD.Get_size())
     if isinstance(comm, MPI.Comm):
         if comm == MPI.COMM_NULL:
             raise ValueError("init(comm=...) was given MPI.COMM_NULL: this rank does not belong to the communicator")
-        return comm.Dup()
+        return comm, range(comm.Get_size())
     ranks = _ranks_of(comm, MPI.COMM_WORLD.Get_size())
     if MPI.COMM_WORLD.Get_rank() not in ranks:
         raise ValueError(f"init(comm={list(ranks)}) was called on rank {MPI.COMM_WORLD.Get_rank()}, which is not in it")
-    group = MPI.COMM_WORLD.Get_group().Incl(ranks)
-    return MPI.COMM_WORLD.Create_group(group)
+    return MPI.COMM_WORLD, ranks
+
+
+def _own_communicator(parent: Any, ranks: Sequence[int]) -> Any:
+    """A communicator for ringtrain alone. It lives until MPI is finalised."""
+    if isinstance(ranks, range):  # all of them
+        return parent.Dup()
+    return parent.Create_group(parent.Get_group().Incl(ranks))
 
 
 def _ranks_of(comm: Any, size: int) -> Sequence[int]:

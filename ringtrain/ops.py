@@ -12,7 +12,7 @@ The names, arguments and results are those of Horovod 0.28. Common to all:
   writes the result over the input.
 - Raised by the call: NotInitializedError; ValueError for a name that is in flight, a process set without this rank, and
   bad arguments; TypeError for an unsupported object or dtype. Raised when waiting: MismatchError if the ranks disagree,
-  PeerLostError, StalledError, ShutDownError.
+  PeerLostError, RemoteError, StalledError, ShutDownError.
 """
 
 from __future__ import annotations

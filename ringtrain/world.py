@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringtrain import _core, counters, flight_records, mpi, options
+from ringtrain import _core, counters, failures, flight_records, mpi, options
 from ringtrain.errors import RingtrainError
 from ringtrain.handles import report_failures_to
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
@@ -42,6 +42,7 @@ def init(
 
     Raises:
         RingtrainError: already initialised; the shared memory or the MPI library cannot be used.
+        StalledError: not all ranks came within `start_timeout_s`.
         RuntimeError: started by the launcher of another MPI, so that each process would be rank 0 of 1.
         TypeError: an unknown option.
         ValueError: an option out of range or not the same on all ranks; a bad list of ranks.
@@ -52,11 +53,13 @@ def init(
     settings = options.resolve(keywords)
     fixed = options.set_by_user(keywords)
     if mpi.is_wanted(comm):
+        failures.tell_exceptions()
         world, tuned = mpi.connect(comm, settings, lambda: options.read_tuned(settings, fixed))
         settings.update(tuned)
     else:
         world = mpi.single_world()
     _core.init(world.rank, world.names, world.nodes, world.cores, world.token, world.library, settings, fixed)
+    _core.limit_exit(0)
     _world = world
     set_world(world.rank, len(world.names))
     flight_records.start(world.rank, settings["flight_dir"], world.token)
@@ -97,7 +100,9 @@ def shutdown() -> None:
     counters.stop_serving()
     flight_records.stop()
     report_failures_to(None)
-    _core.shutdown()
+    if not _core.shutdown():
+        failures.limit_exit()
+    failures.keep_exceptions()
     _world = None
     forget_process_sets()
 

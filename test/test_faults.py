@@ -1,163 +1,172 @@
-"""Ranks that die or stop, by real signals: the others get a typed error in bounded time."""
+"""Ranks that die, stop, raise or leave, by real signals: the others get a typed error in bounded time, and nothing is
+left behind."""
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
-from hosts import HostsUnavailable, simulated_hosts
+from faults import describe, processes_of, require_clean_end, require_error, run, start, victim
 
-from ringtrain.run.mpi_library import probe
+import ringtrain as hvd
+from ringtrain.bench.faults.injection import exhausts_memory, exits, interrupt, kill, raises, stop, vanishes
+from ringtrain.bench.faults.trial import leftovers
 
-VICTIM = """
+GONE = "is gone: its process was killed or exited early"
+RING = {"allreduce_algorithm": "ring"}
+SHORT_STALL = {"stall_warning_time_s": 0.3, "stall_shutdown_time_s": 1}
+SHORT_START = {"start_timeout_s": 2}
+
+
+@pytest.mark.parametrize(("phase", "ranks"), [("idle", 3), ("negotiate", 3), *(("reduce", n) for n in (2, 3, 4))])
+def test_a_killed_rank_is_named_by_all_others(phase, ranks):
+    outcome = run(kill(rank=1).during(phase), ranks)
+    require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
+    require_clean_end(outcome)
+
+
+@pytest.mark.parametrize(("phase", "options"), [("reduce in place", {}), ("step", {}), ("reduce", RING)])
+def test_a_rank_is_killed_in_other_kinds_of_reductions(phase, options):
+    outcome = run(kill(rank=0).during(phase), **options)
+    require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
+    require_clean_end(outcome)
+
+
+@pytest.mark.parametrize("phase", ["idle", "negotiate", "reduce"])
+def test_a_killed_rank_is_named_on_all_hosts(phase):
+    outcome = run(kill(rank=1).during(phase), hosts=(2, 2))
+    require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
+    require_clean_end(outcome)
+
+
+@pytest.mark.parametrize("phase", ["reduce", "reduce float16"])
+def test_a_lane_between_hosts_is_killed_in_the_middle_of_a_stream(phase):
+    outcome = run(kill(rank=1).together_with(3).during(phase), hosts=(2, 2), rate="1gbit")
+    require_error(outcome, hvd.PeerLostError, "is gone|process failed")
+    require_clean_end(outcome)
+
+
+@pytest.mark.parametrize("phase", ["reduce", "reduce float16"])
+def test_half_of_a_ring_is_killed_in_the_middle_of_a_stream(phase):
+    outcome = run(kill(rank=1).together_with(2).during(phase), hosts=(1, 1, 1, 1), rate="1gbit")
+    require_error(outcome, hvd.PeerLostError, "is gone|process failed")
+    require_clean_end(outcome)
+
+
+@pytest.mark.parametrize("phase", ["negotiate", "reduce"])
+def test_an_exception_reaches_all_others_with_its_traceback(phase):
+    outcome = run(raises(rank=0).during(phase))
+    require_error(
+        outcome, hvd.RemoteError, victim(outcome) + " raised InjectedError: told to fail", "line .* in strike"
+    )
+    require_clean_end(outcome)
+
+
+def test_an_exception_reaches_all_other_hosts():
+    outcome = run(raises(rank=3).during("reduce"), hosts=(2, 2))
+    require_error(
+        outcome, hvd.RemoteError, victim(outcome) + " raised InjectedError: told to fail", "line .* in strike"
+    )
+    require_clean_end(outcome)
+
+
+def test_a_rank_without_memory_says_so():
+    outcome = run(exhausts_memory(rank=1).at_step(3))
+    require_error(outcome, hvd.RemoteError, victim(outcome) + " raised MemoryError: Unable to allocate")
+    require_clean_end(outcome)
+
+
+def test_ctrl_c_on_one_rank_ends_the_others():
+    outcome = run(interrupt(rank=1).during("negotiate"))
+    require_error(outcome, hvd.RemoteError, victim(outcome) + " raised KeyboardInterrupt")
+    require_clean_end(outcome)
+
+
+def test_a_rank_that_exits_early_is_named():
+    outcome = run(exits(rank=1).at_step(3))
+    require_error(outcome, hvd.ShutDownError, victim(outcome) + " exited early")
+    require_clean_end(outcome)
+
+
+def test_a_rank_that_ends_without_a_word_is_named():
+    outcome = run(vanishes(rank=2).during("negotiate"))
+    require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
+    require_clean_end(outcome)
+
+
+def test_a_stopped_rank_ends_the_wait_with_a_stalled_error():
+    outcome = run(stop(rank=2).at_step(3), **SHORT_STALL)
+    require_error(outcome, hvd.StalledError, "some rank is stopped", limit_s=3)
+    assert "ringtrain warning: waiting for other ranks" in outcome.output
+    require_clean_end(outcome)
+
+
+@pytest.mark.parametrize("phase", ["connect", "share"])
+def test_a_rank_is_killed_in_init(phase):
+    outcome = run(kill(rank=1).during(phase, after_s=0), **SHORT_START)
+    for report in outcome.reports.values():  # the launcher may have ended the others before they said anything
+        assert report.error in ("PeerLostError", "StalledError"), describe(outcome)
+        assert outcome.slowest_s() < 5
+    require_clean_end(outcome)
+
+
+def test_a_rank_that_is_stopped_in_init_ends_it_for_the_others():
+    outcome = run(stop(rank=1).during("connect", after_s=0), **SHORT_START)
+    require_error(outcome, hvd.StalledError, r"start_timeout_s", limit_s=5)
+    require_clean_end(outcome)
+
+
+def test_a_rank_that_never_calls_init_ends_the_job():
+    outcome = run(stop(rank=1).during("start", after_s=0), **SHORT_START)
+    assert "MPI_Init has not ended in 2 s (start_timeout_s)" in outcome.output, describe(outcome)
+    require_clean_end(outcome)
+
+
+def test_a_rank_is_killed_while_the_others_shut_down():
+    outcome = run(kill(rank=1).during("shutdown"))
+    assert outcome.returncode is not None and outcome.silent() == [] and outcome.slowest_s() < 2, describe(outcome)
+    assert outcome.orphans == [] and outcome.leftovers == [], describe(outcome)
+
+
+def test_a_rank_is_stopped_while_the_others_shut_down():
+    outcome = run(stop(rank=0).during("shutdown"), **SHORT_STALL)
+    assert outcome.silent() == [] and outcome.slowest_s() < 3, describe(outcome)
+    require_clean_end(outcome)
+
+
+PROGRAM = """
 import os, signal, sys, threading, time
+from pathlib import Path
 import numpy as np
 import ringtrain as hvd
 
-hvd.init({options})
-victims, phase, what = {victims}, sys.argv[1], getattr(signal, sys.argv[2])
-hvd.allreduce(np.ones(8), name="warm")
-begin = time.monotonic()
-
-def strike_after(seconds):
-    threading.Timer(seconds, lambda: os.kill(os.getpid(), what)).start()
-
-try:
-    if phase == "idle":
-        if hvd.rank() in victims:
-            strike_after(0.2)
-            time.sleep(30)
-        time.sleep(1)
-        begin = time.monotonic()
-        hvd.allreduce(np.ones(8), name="next")
-    elif phase == "negotiating":
-        if hvd.rank() in victims:
-            strike_after(0.3)
-            time.sleep(30)
-        hvd.allreduce(np.ones(8), name="next")
-    elif phase == "reducing":
-        if hvd.rank() in victims:
-            strike_after(0.3)
-        big = np.zeros(30_000_000, "{dtype}")
-        while True:
-            hvd.allreduce_(big, name="big")
-    elif phase == "reducing in shared memory":
-        big = hvd.empty(30_000_000)
-        big[...] = 1
-        if hvd.rank() in victims:
-            strike_after(0.3)
-        while True:
-            hvd.allreduce_(big, name="big")
-    elif phase == "small operations":
-        if hvd.rank() in victims:
-            strike_after(0.3)
-        while True:
-            hvd.allreduce_(np.ones(8), name="small")
-except hvd.RingtrainError as error:
-    seconds = time.monotonic() - begin
-    print(f"rank {{hvd.rank()}} got {{type(error).__name__}} after {{seconds:.1f}} s: {{error}}", flush=True)
-    try:
-        hvd.allreduce(np.ones(8), name="later")
-    except type(error):
-        print(f"rank {{hvd.rank()}} got it again", flush=True)
-finally:
-    sys.stdout.flush()
-    time.sleep(1)  # the launcher ends all when one of them fails
-    os._exit(3)
+folder = Path(sys.argv[1])
 """
 
 
-def launch_with_survivors(count):
-    """mpirun that leaves the other ranks alone when one dies, so that they can say what they see."""
-    mpirun = os.path.join(sys.prefix, "bin", "mpirun")
-    if probe()["library"] == "Open MPI":
-        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        return [
-            mpirun,
-            *root,
-            "--with-ft",
-            "ulfm",
-            "--map-by",
-            ":OVERSUBSCRIBE",
-            "--bind-to",
-            "none",
-            "-np",
-            str(count),
-        ]
-    return [os.path.join(sys.prefix, "bin", "mpiexec.hydra"), "-disable-auto-cleanup", "-np", str(count)]
-
-
-def run_victim(phase, signal, options="", count=3, timeout=60, hosts=None, victims=(1,), dtype="float32"):
-    program = VICTIM.format(options=options, victims=victims, dtype=dtype)
-    command = [sys.executable, "-c", program, phase, signal]
-    launcher = launch_with_survivors(count)
-    environment = dict(os.environ)
-    if hosts is not None:
-        slots = ",".join(f"{name}:{count // len(hosts.names)}" for name in hosts.names)
-        launcher = hosts.command_on(0, [*launcher, "-H", slots])
-        environment.update(hosts.environment)
-    result = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=timeout, env=environment)
-    assert result.returncode != 0
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("ringtrain")]
-    return result.stdout + result.stderr
-
-
-@pytest.mark.parametrize("phase", ["idle", "negotiating", "reducing", "reducing in shared memory", "small operations"])
-def test_a_killed_rank_is_named_by_all_others(phase):
-    output = run_victim(phase, "SIGKILL")
-    for survivor in (0, 2):
-        assert f"rank {survivor} got PeerLostError after" in output, output
-        assert f"rank {survivor} got it again" in output, output
-    assert "rank 1 (host" in output and "is gone" in output
-
-
-@pytest.mark.parametrize("phase", ["idle", "negotiating", "reducing"])
-def test_a_killed_rank_is_named_on_all_hosts(phase):
-    if probe()["library"] != "Open MPI":
-        pytest.skip("only Open MPI is started here so that the other ranks live on")
-    try:
-        with simulated_hosts(2) as hosts:
-            output = run_victim(phase, "SIGKILL", count=4, hosts=hosts)
-    except HostsUnavailable as reason:
-        pytest.skip(str(reason))
-    for survivor in (0, 2, 3):
-        assert f"rank {survivor} got PeerLostError after" in output, output
-        assert f"rank {survivor} got it again" in output, output
-    assert "rank 1 (host" in output and "is gone" in output
-
-
-@pytest.mark.parametrize(("hosts", "victims"), [(2, (1, 3)), (4, (1, 2))], ids=["a lane", "half of a ring"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_several_ranks_are_killed_in_the_middle_of_a_stream(dtype, hosts, victims):
-    if probe()["library"] != "Open MPI":
-        pytest.skip("only Open MPI is started here so that the other ranks live on")
-    try:
-        with simulated_hosts(hosts, rate="1gbit") as simulated:
-            output = run_victim("reducing", "SIGKILL", count=4, hosts=simulated, victims=victims, dtype=dtype)
-    except HostsUnavailable as reason:
-        pytest.skip(str(reason))
-    for survivor in {0, 1, 2, 3} - set(victims):
-        assert f"rank {survivor} got PeerLostError after" in output, output
-        assert f"rank {survivor} got it again" in output, output
-
-
-@pytest.mark.parametrize("phase", ["negotiating", "small operations"])
-def test_a_stopped_rank_ends_the_wait_with_a_stalled_error(phase):
-    output = run_victim(phase, "SIGSTOP", options="stall_warning_time_s=0.5, stall_shutdown_time_s=2", timeout=90)
-    assert "ringtrain warning: waiting for other ranks" in output
-    for survivor in (0, 2):
-        assert f"rank {survivor} got StalledError after" in output, output
-    assert all(float(seconds) < 6 for seconds in re.findall(r"got StalledError after ([0-9.]+) s", output)), output
-
-
-INTERRUPTED = """
-import os, signal, threading, time
-import numpy as np
-import ringtrain as hvd
-
+@pytest.mark.parametrize("what", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_ends_all_ranks(what, tmp_path):
+    program = """
 hvd.init()
-pids = hvd.allgather(np.array([os.getpid()]))
+while True:
+    hvd.allreduce(np.ones(1000), name="busy")
+    (folder / f"rank{hvd.rank()}").touch()
+"""
+    launcher = start(PROGRAM + program, 3, tmp_path)
+    _wait_for(lambda: len(list(tmp_path.glob("rank*"))) == 3)
+    launcher.send_signal(what)
+    assert launcher.wait(10) != 0
+    _wait_for(lambda: not processes_of(str(tmp_path)))
+    assert leftovers() == []
+
+
+def test_ctrl_c_ends_the_wait_for_a_rank_that_was_stopped_at_any_moment(tmp_path):
+    program = """
+hvd.init()
 what, when = [(signal.SIGINT, 1.0), (signal.SIGSTOP, 0.3)][hvd.rank()]
 threading.Timer(when, os.kill, (os.getpid(), what)).start()
 begin = time.monotonic()
@@ -166,14 +175,132 @@ try:
         hvd.allreduce_(np.ones(4), name="small")
 except KeyboardInterrupt:
     print(f"interrupted after {time.monotonic() - begin:.1f} s", flush=True)
-os.kill(int(pids[1]), signal.SIGKILL)
-time.sleep(1)
-os._exit(3)
+    raise
 """
+    output, status = finish(start(PROGRAM + program, 2, tmp_path))
+    seconds = re.search(r"interrupted after ([0-9.]+) s", output)
+    assert seconds and float(seconds[1]) < 4 and status != 0, output
 
 
-def test_ctrl_c_ends_the_wait_for_a_rank_that_was_stopped_at_any_moment():
-    command = [*launch_with_survivors(2), sys.executable, "-c", INTERRUPTED]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    seconds = re.search(r"interrupted after ([0-9.]+) s", result.stdout)
-    assert seconds and float(seconds[1]) < 4, result.stdout + result.stderr
+def test_a_rank_that_does_not_come_to_init_is_named_by_all(tmp_path):
+    program = """
+from mpi4py import MPI
+if MPI.COMM_WORLD.Get_rank() == 2:
+    time.sleep(60)
+try:
+    hvd.init(start_timeout_s=1)
+except hvd.StalledError as error:
+    (folder / f"rank{MPI.COMM_WORLD.Get_rank()}").write_text(str(error))
+    raise
+"""
+    output, status = finish(start(PROGRAM + program, 3, tmp_path))
+    texts = {path.name: path.read_text() for path in tmp_path.glob("rank*")}
+    assert set(texts) == {"rank0", "rank1"} and status != 0, output
+    assert all(text.endswith("(start_timeout_s) for all ranks: rank 2 did not come") for text in texts.values()), texts
+
+
+def test_a_long_traceback_loses_its_middle(tmp_path):
+    program = """
+hvd.init()
+def recur(depth):
+    if depth == 0:
+        raise ValueError("ä" * 30_000 + " the end")
+    recur(depth - 1)
+if hvd.rank() == 1:
+    recur(3)
+try:
+    hvd.allreduce(np.ones(4), name="x")
+except hvd.RemoteError as error:
+    (folder / "rank0").write_text(str(error))
+"""
+    output, _ = finish(start(PROGRAM + program, 2, tmp_path))
+    text = (tmp_path / "rank0").read_text()
+    assert 8000 < len(text.encode()) < 8192, output
+    assert re.match(r"rank 1 .* raised ValueError: ää", text) and " KB cut " in text and text.endswith(" the end"), text
+
+
+def test_a_hook_for_exceptions_is_called_after_ours_and_is_back_after_shutdown(tmp_path):
+    program = """
+sys.excepthook = mine = lambda *what: print("mine", flush=True)
+hvd.init()
+assert sys.excepthook is not mine
+hvd.shutdown()
+assert sys.excepthook is mine
+hvd.init()
+if hvd.rank() == 1:
+    raise ValueError
+try:
+    hvd.allreduce(np.ones(4), name="x")
+except hvd.RemoteError:
+    print("told", flush=True)
+"""
+    output, status = finish(start(PROGRAM + program, 2, tmp_path))
+    assert output.count("mine") == output.count("told") == 1 and status != 0, output
+
+
+def test_the_failure_of_another_rank_is_not_announced_again(tmp_path):
+    program = """
+hvd.init()
+if hvd.rank() == 0:
+    raise ValueError("the first")
+try:
+    hvd.allreduce(np.ones(4), name="x")
+except hvd.RemoteError as error:
+    if hvd.rank() == 2:
+        raise KeyError("the second") from error
+    time.sleep(0.5)
+    try:
+        hvd.allreduce(np.ones(4), name="y")
+    except hvd.RemoteError as later:
+        (folder / "later").write_text(str(later))
+"""
+    output, _ = finish(start(PROGRAM + program, 3, tmp_path))
+    later = (tmp_path / "later").read_text()
+    assert later.startswith("rank 0 ") and "the second" not in later, output
+
+
+def test_ranks_that_cannot_look_into_each_other_share_memory_by_name(tmp_path):
+    program = """
+from ringtrain import _core
+init = _core.init
+_core.init = lambda rank, names, *others: init(rank, [(host, 1) for host, _ in names], *others)
+hvd.init()
+hvd.allreduce(hvd.empty(1000), name="x")
+names = [line.split()[-2] for line in open("/proc/self/maps") if "/dev/shm/" in line]
+print("by name" if any("ringtrain-" in name for name in names) else "otherwise", flush=True)
+"""
+    output, status = finish(start(PROGRAM + program, 2, tmp_path))
+    assert status == 0 and "by name" in output and "warning" not in output, output
+    assert leftovers() == []
+
+
+def test_shared_memory_that_a_killed_job_left_is_removed(tmp_path):
+    old, young = (Path(f"/dev/shm/ringtrain-{name}{os.getpid()}-node-0") for name in ("old", "young"))
+    try:
+        for path in (old, young):
+            path.write_bytes(bytes(4096))
+        os.utime(old, (time.time() - 3600,) * 2)
+        finish(start(PROGRAM + "hvd.init()", 2, tmp_path))
+        assert not old.exists() and young.exists()
+    finally:
+        for path in (old, young):
+            path.unlink(missing_ok=True)
+
+
+def test_a_short_soak_of_random_faults_shows_no_hang():
+    command = [sys.executable, "-m", "ringtrain.bench", "faults", "--count", "6", "--max-ranks", "3", "--seed", "3"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 hung, 0 orphans, 0 leftovers, 0 unexpected" in result.stdout
+
+
+def finish(launcher, timeout_s=30):
+    output, _ = launcher.communicate(timeout=timeout_s)
+    return output, launcher.returncode
+
+
+def _wait_for(is_so, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -17,6 +17,7 @@ enum class ErrorKind : uint8_t {
   peer_lost,        // PeerLostError: a rank is gone; nothing works any more
   stalled,          // StalledError: waited longer than stall_shutdown_time_s
   deadlock,         // DeadlockError: all ranks wait for each other; the engine lives on
+  remote,           // RemoteError: another rank has failed, with an exception of its script; nothing works any more
   shut_down,        // ShutDownError: some rank has left, so no operation can complete any more
   not_initialized,  // NotInitializedError: before init(), after shutdown(), or in a forked child
 };
@@ -30,6 +31,7 @@ inline const char* name_of(ErrorKind kind) {
                                     "PeerLostError",
                                     "StalledError",
                                     "DeadlockError",
+                                    "RemoteError",
                                     "ShutDownError",
                                     "NotInitializedError"};
   return kNames[static_cast<size_t>(kind)];
@@ -43,6 +45,11 @@ class Error : public std::runtime_error {
  private:
   ErrorKind kind_;
 };
+
+// Texts that travel between ranks have room for so many bytes; a longer one loses its middle, for a traceback says what
+// was called at its beginning and what went wrong at its end.
+constexpr size_t kLongestErrorText = 8191;
+std::string shortened(const std::string& text);
 
 inline Error invalid(const std::string& message) { return {ErrorKind::invalid, message}; }
 inline Error failure(const std::string& message) { return {ErrorKind::failure, message}; }

@@ -26,6 +26,7 @@ struct Options {
   int64_t     cache_capacity         = 1024;
   double      stall_warning_time_s   = 60;
   double      stall_shutdown_time_s  = 600;
+  double      start_timeout_s        = 300;
   double      mailbox_kb             = 128;
   double      ring_chunk_kb          = 60;
   double      ring_from_kb           = 192;

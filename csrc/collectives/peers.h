@@ -34,7 +34,7 @@ class Peers {
   int wrap(int rank) const { return ((rank % size()) + size()) % size(); }
   Mpi& mpi() { return mpi_; }
   // Of these ranks alone; all of them call it at the same time.
-  MpiComm make_communicator() { return mpi_.create(mpi_.world(), ranks_, tag_); }
+  MpiComm make_communicator() { return mpi_.create(mpi_.world(), ranks_, tag_, watch_); }
 
   MpiRequest send(const Message& message) {
     return mpi_.isend(message.data, message.bytes, ranks_[message.peer], tag_, mpi_.world());

@@ -24,13 +24,16 @@ class Alarm {
 
  private:
   struct Message {
+    uint32_t length;
     ErrorKind kind;
-    char text[1023];
+    char text[kLongestErrorText];
   };
 
   Mpi& mpi_;
   const int rank_, size_, tag_;
   bool has_heard_ = false;
+  // Here because MPI may use them later than raise() and listen() return.
+  Message outgoing_ = {}, incoming_ = {};
 };
 
 }  // namespace ringtrain

@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
+#include "fabric/run_apart.h"
 
 namespace ringtrain {
 namespace {
@@ -89,8 +91,9 @@ struct Table {
 template <typename Handle>
 class MpiOver final : public Mpi {
  public:
-  explicit MpiOver(const MpiDescription& description)
-      : call_(Library(description.library)),
+  MpiOver(const MpiDescription& description, const std::vector<RankName>& names)
+      : names_(names),
+        call_(Library(description.library)),
         world_(static_cast<Handle>(description.communicator)),
         byte_(handle(description, "byte")),
         in_place_(reinterpret_cast<void*>(static_cast<intptr_t>(constant(description, "in_place")))),
@@ -109,11 +112,17 @@ class MpiOver final : public Mpi {
 
   MpiComm world() const override { return to_uint(world_); }
 
-  MpiComm create(MpiComm from, const std::vector<int>& ranks, int tag) override {
-    Handle all{}, some{}, made{};
+  MpiComm create(MpiComm from, const std::vector<int>& ranks, int tag, Watch& watch) override {
+    Handle all{}, some{};
     check(call_.Comm_group(of(from), &all), "MPI_Comm_group");
     check(call_.Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some), "MPI_Group_incl");
-    check(call_.Comm_create_group(of(from), some, tag, &made), "MPI_Comm_create_group");
+    const auto call = [create_group = call_.Comm_create_group, from = of(from), some, tag] {
+      Handle made{};
+      const int code = create_group(from, some, tag, &made);
+      return std::make_pair(code, made);
+    };
+    const auto [code, made] = run_apart(call, watch);
+    check(code, "MPI_Comm_create_group");
     call_.Group_free(&some);
     call_.Group_free(&all);
     check(call_.Comm_set_errhandler(made, errors_return_), "MPI_Comm_set_errhandler");
@@ -185,20 +194,6 @@ class MpiOver final : public Mpi {
     return started("MPI_Ibarrier", [&](Handle* request) { return call_.Ibarrier(of(communicator), request); });
   }
 
-  std::vector<int> failed_ranks() override {
-    Handle failed{}, all{};
-    if (!call_.Comm_get_failed || call_.Comm_get_failed(world_, &failed) != 0) return {};
-    int count = 0;
-    call_.Group_size(failed, &count);
-    std::vector<int> places(static_cast<size_t>(count)), ranks(static_cast<size_t>(count));
-    std::iota(places.begin(), places.end(), 0);
-    check(call_.Comm_group(world_, &all), "MPI_Comm_group");
-    check(call_.Group_translate_ranks(failed, count, places.data(), all, ranks.data()), "MPI_Group_translate_ranks");
-    call_.Group_free(&all);
-    if (count > 0) call_.Group_free(&failed);  // the empty group may be a constant
-    return ranks;
-  }
-
   bool test(MpiRequest& request) override {
     if (!request.active) return true;
     Handle handle = of(request.handle);
@@ -243,16 +238,40 @@ class MpiOver final : public Mpi {
     return {to_uint(handle), true};
   }
 
+  // Ranks of the world that the library knows to have failed; always empty where it cannot tell (no ULFM).
+  std::vector<int> failed_ranks() const {
+    Handle failed{}, all{};
+    if (!call_.Comm_get_failed || call_.Comm_get_failed(world_, &failed) != 0) return {};
+    int count = 0;
+    call_.Group_size(failed, &count);
+    std::vector<int> places(static_cast<size_t>(count)), ranks(static_cast<size_t>(count));
+    std::iota(places.begin(), places.end(), 0);
+    call_.Comm_group(world_, &all);
+    call_.Group_translate_ranks(failed, count, places.data(), all, ranks.data());
+    call_.Group_free(&all);
+    if (count > 0) call_.Group_free(&failed);  // the empty group may be a constant
+    return ranks;
+  }
+
+  // MPI tells that somebody is gone, but not who; where it knows, the message is that of the node's own roll call.
+  Error peer_lost(const std::string& details) const {
+    std::string text;
+    for (const int rank : failed_ranks()) text += is_gone(names_[static_cast<size_t>(rank)]) + " ";
+    return {ErrorKind::peer_lost, text.empty() ? details : text + "(" + details + ")"};
+  }
+
   void check(int code, const char* name) const {
     if (code == 0) return;  // MPI_SUCCESS is 0 by the standard
     int error_class = 0, length = 0;
     char text[1024] = "";  // no MPI's MPI_MAX_ERROR_STRING is larger
     call_.Error_class(code, &error_class);
     call_.Error_string(code, text, &length);
-    const bool peer_lost = error_class == err_proc_failed_ || error_class == err_revoked_;
-    throw Error(peer_lost ? ErrorKind::peer_lost : ErrorKind::failure, std::string(name) + ": " + text);
+    const std::string details = std::string(name) + ": " + text;
+    if (error_class == err_proc_failed_ || error_class == err_revoked_) throw peer_lost(details);
+    throw failure(details);
   }
 
+  const std::vector<RankName> names_;
   const Table<Handle> call_;
   const Handle world_, byte_;
   void* const in_place_;
@@ -265,9 +284,9 @@ class MpiOver final : public Mpi {
 
 }  // namespace
 
-std::unique_ptr<Mpi> Mpi::open(const MpiDescription& description) {
-  if (description.handle_bytes == 4) return std::make_unique<MpiOver<int32_t>>(description);
-  if (description.handle_bytes == 8) return std::make_unique<MpiOver<uint64_t>>(description);
+std::unique_ptr<Mpi> Mpi::open(const MpiDescription& description, const std::vector<RankName>& names) {
+  if (description.handle_bytes == 4) return std::make_unique<MpiOver<int32_t>>(description, names);
+  if (description.handle_bytes == 8) return std::make_unique<MpiOver<uint64_t>>(description, names);
   throw failure("an MPI library with handles of " + std::to_string(description.handle_bytes) + " bytes is unknown");
 }
 

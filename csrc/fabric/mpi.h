@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "fabric/node.h"
+#include "fabric/watch.h"
 
 namespace ringtrain {
 
@@ -35,17 +37,20 @@ struct MpiRequest {
   bool active = false;
 };
 
-// All calls return at once; test() tells when an operation is complete. Errors are thrown: PeerLost where MPI says that
-// a process failed, failure otherwise. Engine thread only, but for construction and making the first communicator.
+// All calls but create() return at once; test() tells when an operation is complete. Errors are thrown: PeerLost where
+// MPI says that a process failed, failure otherwise. Engine thread only, but for construction and making the first
+// communicator.
 class Mpi {
  public:
-  static std::unique_ptr<Mpi> open(const MpiDescription& description);
+  // `names` of all ranks of the world, to say who has failed.
+  static std::unique_ptr<Mpi> open(const MpiDescription& description, const std::vector<RankName>& names);
   virtual ~Mpi() = default;
 
   virtual MpiComm world() const = 0;
 
-  // The communicator of these ranks of `from`; called by exactly these ranks, in this order.
-  virtual MpiComm create(MpiComm from, const std::vector<int>& ranks, int tag) = 0;
+  // The communicator of these ranks of `from`; called by exactly these ranks, in this order. MPI has only a blocking
+  // call for it, which runs on a thread of its own; if the watch throws, that thread is left to itself.
+  virtual MpiComm create(MpiComm from, const std::vector<int>& ranks, int tag, Watch& watch) = 0;
   virtual void free(MpiComm& communicator) = 0;
 
   virtual MpiRequest isend(const void* data, size_t bytes, int to, int tag, MpiComm communicator) = 0;
@@ -64,9 +69,6 @@ class Mpi {
                                void* destination, const std::vector<int>& receive_counts,
                                const std::vector<int>& receive_offsets, MpiComm communicator) = 0;
   virtual MpiRequest ibarrier(MpiComm communicator) = 0;
-
-  // Ranks of world() that the library knows to have failed; always empty where it cannot tell (no ULFM).
-  virtual std::vector<int> failed_ranks() = 0;
 
   // Whether it is complete; then `request` is inactive.
   virtual bool test(MpiRequest& request) = 0;

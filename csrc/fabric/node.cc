@@ -16,7 +16,8 @@ std::string to_string(const RankName& name) {
 
 std::string is_gone(const RankName& name) {
   return to_string(name) +
-         " is gone: its process has ended without shutdown(). Look at the end of its output for the reason.";
+         " is gone: its process was killed or exited early, without shutdown(). Look at the end of its output for the "
+         "reason.";
 }
 
 size_t Node::bytes(int size, size_t board_bytes) {
@@ -37,8 +38,8 @@ void Node::say_last_words(ErrorKind kind, const std::string& message) {
   Control& mine = control(index_);
   if (mine.has_failed.load(std::memory_order_relaxed)) return;
   mine.failure_kind = kind;
-  const size_t length = std::min(message.size(), sizeof(mine.failure_message) - 1);
-  std::memcpy(mine.failure_message, message.data(), length);
+  const std::string words = shortened(message);
+  std::memcpy(mine.failure_message, words.c_str(), words.size() + 1);
   mine.has_failed.store(1, std::memory_order_release);
   for (int member = 0; member < size(); ++member) bell(member).ring();
 }

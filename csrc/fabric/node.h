@@ -58,7 +58,7 @@ class Node {
     alignas(64) std::atomic<uint32_t> has_failed;
     std::atomic<uint32_t> has_left;
     ErrorKind failure_kind;
-    char failure_message[951];
+    char failure_message[kLongestErrorText + 1];
   };
 
   Control& control(int member) { return reinterpret_cast<Control*>(segment_.data())[member]; }

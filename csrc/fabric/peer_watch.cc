@@ -12,7 +12,15 @@ constexpr double kRollCall_s = 0.02;
 
 }  // namespace
 
+void PeerWatch::give_up(const Error& reason) {
+  const std::lock_guard lock(giving_up_);
+  if (has_given_up_) return;
+  reason_.emplace(reason);
+  has_given_up_.store(true, std::memory_order_release);
+}
+
 void PeerWatch::look() {
+  require_not_given_up();
   if (alarm_) alarm_->listen();
   if (!node_ || now_s() < next_roll_call_s_) return;
   node_->check_members();
@@ -39,8 +47,8 @@ void PeerWatch::check_interrupt() {
 void PeerWatch::check(double waited_s) {
   look();
   check_interrupt();
-  const bool is_over = stall_shutdown_s_ > 0 && waited_s > stall_shutdown_s_;
-  if (!is_over && (has_warned_ || waited_s < stall_warning_s_)) return;
+  const bool is_over = limits_.stall_shutdown_s > 0 && waited_s > limits_.stall_shutdown_s;
+  if (!is_over && (has_warned_ || waited_s < limits_.stall_warning_s)) return;
   const std::string text = "waiting for other ranks in " + std::string(doing_) + " for " +
                            std::to_string(static_cast<int>(waited_s)) +
                            " s: some rank is stopped, or its host or network does not answer";

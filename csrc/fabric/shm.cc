@@ -1,8 +1,11 @@
 #include "fabric/shm.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,51 +17,95 @@
 namespace ringtrain {
 namespace {
 
-std::string path_of(const std::string& name) { return "/dev/shm/" + name; }
+constexpr const char* kFolder = "/dev/shm";
+constexpr int kInodeBits = 40;
+constexpr uint64_t kInodeMask = (uint64_t{1} << kInodeBits) - 1;
 
-Error cannot(const std::string& what, const std::string& name, int code) {
-  return failure("cannot " + what + " shared memory " + path_of(name) + ": " + std::strerror(code));
+std::string path_of(const std::string& name) { return std::string(kFolder) + "/" + name; }
+
+Error cannot(const std::string& what, const std::string& path, int code) {
+  return failure("cannot " + what + " shared memory " + path + ": " + std::strerror(code));
+}
+
+// The descriptor of a segment of that size.
+int open_shared(const std::string& path, size_t bytes) {
+  const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) throw cannot("open", path, errno);
+  struct stat status;
+  if (fstat(descriptor, &status) == 0 && static_cast<size_t>(status.st_size) == bytes) return descriptor;
+  close(descriptor);
+  throw failure("shared memory " + path + " has another size than expected; do all ranks run the same ringtrain?");
+}
+
+// Of segments that nobody can be about to attach to any more.
+constexpr time_t kAbandoned_s = 60;
+
+void remove_if_abandoned(const std::string& name) {
+  const int descriptor = open(path_of(name).c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) return;  // another user's, or just unlinked
+  struct stat status;
+  const bool is_old = fstat(descriptor, &status) == 0 && time(nullptr) - status.st_mtime > kAbandoned_s;
+  if (is_old && flock(descriptor, LOCK_EX | LOCK_NB) == 0) unlink(path_of(name).c_str());
+  close(descriptor);
+}
+
+void remove_abandoned() {
+  DIR* folder = opendir(kFolder);
+  if (!folder) return;
+  while (const dirent* entry = readdir(folder))
+    if (std::strncmp(entry->d_name, "ringtrain-", std::strlen("ringtrain-")) == 0) remove_if_abandoned(entry->d_name);
+  closedir(folder);
 }
 
 }  // namespace
 
-SharedSegment SharedSegment::create(const std::string& name, size_t bytes, Pages pages) {
-  const int descriptor = open(path_of(name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (descriptor < 0) throw cannot("create", name, errno);
+SharedSegment SharedSegment::create(size_t bytes, Pages pages) {
+  remove_abandoned();
+  const int descriptor = open(kFolder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (descriptor < 0) throw cannot("create", kFolder, errno);
+  flock(descriptor, LOCK_SH);  // says that its creator lives
   const auto length = static_cast<off_t>(bytes);
   const int code = pages == Pages::reserved ? posix_fallocate(descriptor, 0, length)
                                             : (ftruncate(descriptor, length) == 0 ? 0 : errno);
-  if (code != 0) {
-    close(descriptor);
-    ::unlink(path_of(name).c_str());
-    throw cannot("reserve " + std::to_string(bytes >> 10) + " KB of", name, code);
-  }
-  return SharedSegment(name, bytes, descriptor, true);
+  if (code == 0) return SharedSegment(bytes, descriptor);
+  close(descriptor);
+  throw cannot("reserve " + std::to_string(bytes >> 10) + " KB of", kFolder, code);
+}
+
+SharedSegment SharedSegment::attach(int64_t creator_pid, uint64_t ticket, size_t bytes) {
+  const std::string path = "/proc/" + std::to_string(creator_pid) + "/fd/" + std::to_string(ticket >> kInodeBits);
+  struct stat status;
+  // The same pid may be another process here, so nothing is opened that may be anything.
+  if (stat(path.c_str(), &status) != 0 || (status.st_ino & kInodeMask) != (ticket & kInodeMask))
+    throw failure("the shared memory of process " + std::to_string(creator_pid) + " cannot be seen from here");
+  return SharedSegment(bytes, open_shared(path, bytes));
 }
 
 SharedSegment SharedSegment::attach(const std::string& name, size_t bytes) {
-  const int descriptor = open(path_of(name).c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) throw cannot("open", name, errno);
-  struct stat status;
-  if (fstat(descriptor, &status) != 0 || static_cast<size_t>(status.st_size) != bytes) {
-    close(descriptor);
-    throw failure("shared memory " + path_of(name) +
-                  " has another size than expected; do all ranks run the same ringtrain?");
-  }
-  return SharedSegment(name, bytes, descriptor, false);
+  return SharedSegment(bytes, open_shared(path_of(name), bytes));
 }
 
-SharedSegment::SharedSegment(std::string name, size_t bytes, int descriptor, bool owner)
-    : bytes_(bytes), descriptor_(descriptor) {
-  if (owner) name_ = name;
+SharedSegment::SharedSegment(size_t bytes, int descriptor) : bytes_(bytes), descriptor_(descriptor) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   if (data == MAP_FAILED) {
     const int code = errno;
-    unlink();
     close(descriptor_);
-    throw cannot("map", name, code);
+    throw cannot("map", kFolder, code);
   }
   data_ = static_cast<char*>(data);
+}
+
+uint64_t SharedSegment::ticket() const {
+  struct stat status = {};
+  fstat(descriptor_, &status);
+  return static_cast<uint64_t>(descriptor_) << kInodeBits | (status.st_ino & kInodeMask);
+}
+
+void SharedSegment::publish(const std::string& name) {
+  const std::string own = "/proc/self/fd/" + std::to_string(descriptor_);
+  if (linkat(AT_FDCWD, own.c_str(), AT_FDCWD, path_of(name).c_str(), AT_SYMLINK_FOLLOW) != 0)
+    throw cannot("name", path_of(name), errno);
+  name_ = name;
 }
 
 SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {

@@ -7,14 +7,16 @@
 
 namespace ringtrain {
 
-// A file in /dev/shm, mapped. Exactly one process creates it; the others attach afterwards; the creator unlinks the
-// name as soon as all are attached, so nothing is left behind whatever happens later.
+// A file in /dev/shm, mapped. Exactly one process creates it, without a name, so that nothing is left behind whatever
+// happens; the others open it through /proc. Where they cannot look into the creator's process (in a pid namespace of
+// their own), it gets a name until all are attached; if all die before that, the name goes with a later create().
 class SharedSegment {
  public:
   // Both throw Error(failure) saying what could not be had. The memory is zero. Pages that are not reserved when the
   // segment is created must be before they are used: so a full /dev/shm is an error and not a SIGBUS later.
   enum class Pages { reserved, none };
-  static SharedSegment create(const std::string& name, size_t bytes, Pages pages);
+  static SharedSegment create(size_t bytes, Pages pages);
+  static SharedSegment attach(int64_t creator_pid, uint64_t ticket, size_t bytes);
   static SharedSegment attach(const std::string& name, size_t bytes);
 
   SharedSegment() = default;
@@ -22,6 +24,9 @@ class SharedSegment {
   SharedSegment& operator=(SharedSegment&& other) noexcept;
   ~SharedSegment();
 
+  // What others need to attach besides the creator's pid; its highest bit is not set.
+  uint64_t ticket() const;
+  void publish(const std::string& name);
   void unlink();
   // Whole pages. Reserving what is reserved changes nothing; released pages are zero when they are reserved again.
   void reserve(size_t offset, size_t bytes);
@@ -30,9 +35,9 @@ class SharedSegment {
   int descriptor() const { return descriptor_; }
 
  private:
-  SharedSegment(std::string name, size_t bytes, int descriptor, bool owner);
+  SharedSegment(size_t bytes, int descriptor);
 
-  std::string name_;  // empty once unlinked, and in who attached
+  std::string name_;  // while it is published, in who did so
   size_t bytes_ = 0;
   int descriptor_ = -1;
   char* data_ = nullptr;

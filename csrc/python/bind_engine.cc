@@ -74,12 +74,21 @@ void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, c
   engine = std::move(started);
 }
 
-void shutdown() {
+bool shutdown() {
   std::shared_ptr<Engine> leaving = std::move(engine);
-  if (!leaving) return;
+  if (!leaving) return true;
   nb::gil_scoped_release release;
   leaving->shutdown();
+  const bool is_well = !leaving->has_failed();
   leaving.reset();  // what it owns takes leave of MPI, which may take a moment
+  return is_well;
+}
+
+void give_up(const std::string& reason, double timeout_s) {
+  const std::shared_ptr<Engine> own = engine;
+  if (!own) return;
+  nb::gil_scoped_release release;
+  own->give_up(reason, timeout_s);
 }
 
 // A place in the user's code from which operations are submitted, shared by their requests.
@@ -233,7 +242,10 @@ void bind_engine(nb::module_& module) {
   module.def("init", &init, nb::arg("rank"), nb::arg("names"), nb::arg("nodes"), nb::arg("cores"), nb::arg("token"),
              nb::arg("mpi").none(), nb::arg("options"), nb::arg("set_by_user"),
              "Starts the engine; all ranks together.");
-  module.def("shutdown", &shutdown, "Leaves the job and ends the engine, if there is one.");
+  module.def("shutdown", &shutdown,
+             "Leaves the job and ends the engine, if there is one. Whether all was well until then.");
+  module.def("give_up", &give_up, nb::arg("reason"), nb::arg("timeout_s"),
+             "Tells all others that this rank has failed, and why. Returns when they know, or the time is over.");
   module.def("is_initialized", [] { return engine != nullptr; });
   module.def("require_initialized", &require_initialized,
              "Raises NotInitializedError before init(), after shutdown() and in a forked child.");

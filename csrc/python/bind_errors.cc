@@ -6,7 +6,7 @@ namespace ringtrain {
 namespace {
 
 // Borrowed from the module, which lives as long as the process. Indexed by ErrorKind.
-PyObject* exception_types[9] = {};
+PyObject* exception_types[10] = {};
 
 PyObject* make_exception(nb::module_& module, ErrorKind kind, const char* name, PyObject* base, const char* doc) {
   PyObject* type = PyErr_NewExceptionWithDoc((std::string("ringtrain.") + name).c_str(), doc, base, nullptr);
@@ -38,6 +38,8 @@ void bind_errors(nb::module_& module) {
                  "Some rank did not come for longer than stall_shutdown_time_s.");
   make_exception(module, ErrorKind::deadlock, "DeadlockError", base,
                  "All ranks wait for operations that some other of them has not submitted. The next one works.");
+  make_exception(module, ErrorKind::remote, "RemoteError", base,
+                 "Another rank has failed with an exception; the message has its traceback. Nothing works any more.");
   make_exception(module, ErrorKind::shut_down, "ShutDownError", base,
                  "A rank has left the job, so no operation can complete any more.");
   const nb::tuple bases = nb::make_tuple(nb::handle(base), nb::handle(PyExc_ValueError));

@@ -6,6 +6,7 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);
   ringtrain::bind_errors(module);
   ringtrain::bind_words(module);
+  ringtrain::bind_exit(module);
   ringtrain::bind_handle(module);
   ringtrain::bind_buffer(module);
   ringtrain::bind_engine(module);

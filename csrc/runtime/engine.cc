@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "base/log.h"
-#include "coordination/mismatch.h"
 #include "kernels/reduce.h"
 
 namespace ringtrain {
@@ -54,6 +53,7 @@ Engine::Engine(World world, Options options)
       executor_(inbox_, sets_) {
   if (options_.autotune == "on" && world_.rank == 0 && world_.size() > 1)
     autotune_.emplace(tuning_, Autotune::knobs(options_, fabric_.alarm() == nullptr, fabric_.node() != nullptr));
+  fabric_.watch().set_limits({options_.stall_warning_time_s, options_.stall_shutdown_time_s});
   thread_ = start_without_signals(&Engine::loop, this);
 }
 
@@ -96,6 +96,13 @@ void Engine::shutdown() {
   is_leaving_.store(true);
   fabric_.bell().ring();
   if (thread_.joinable()) thread_.join();
+}
+
+void Engine::give_up(const std::string& reason, double timeout_s) {
+  fabric_.watch().give_up({ErrorKind::remote, to_string(world_.names[world_.rank]) + " raised " + reason});
+  fabric_.bell().ring();
+  const double end = now_s() + timeout_s;
+  while (!is_closed_ && now_s() < end) Waiter::nap(kMoment_s);
 }
 
 // ------------------------------------------------------------------------------------------- the engine's own thread
@@ -240,6 +247,7 @@ bool Engine::has_work() {
 
 // A round, unless the others do not come to it before `deadline`, and the most urgent of the plans that were agreed on.
 void Engine::take_turn(double deadline) {
+  fabric_.watch().require_not_given_up();
   if (!coordinator_.is_in_round()) {
     fabric_.watch().now_doing("the negotiation");
     coordinator_.begin_round(inbox_.take_new(), is_leaving_);
@@ -318,9 +326,10 @@ void Engine::end(const std::vector<int>& left) {
   const bool by_itself = is_leaving_;
   inbox_.close(ErrorKind::shut_down,
                by_itself ? "ringtrain was shut down on this rank while the operation was pending"
-                         : ranks_text(left) +
-                               " left the job: shutdown() was called there, or the script came to its end. "
+                         : names_text(left) +
+                               " exited early: shutdown() was called there, or the script came to its end. "
                                "No operation can complete without it.");
+  is_closed_ = true;
 }
 
 // ------------------------------------------------------------------------------------------------------ when it fails
@@ -330,25 +339,26 @@ void Engine::guarded(Work work) {
   try {
     work();
   } catch (const Error& error) {
-    fail(error.kind(), error.kind() == ErrorKind::peer_lost ? name_the_lost(error.what()) : error.what());
+    fail(error.kind(), error.what());
   } catch (const std::exception& error) {
     fail(ErrorKind::failure, error.what());
   }
 }
 
 void Engine::fail(ErrorKind kind, const std::string& message) {
+  has_failed_ = true;
   has_ended_ = true;
-  if (Node* node = fabric_.node()) node->say_last_words(kind, message);
-  if (Alarm* alarm = fabric_.alarm()) alarm->raise(kind, message);
+  if (kind == ErrorKind::failure)
+    fabric_.say_last_words(ErrorKind::remote, to_string(world_.names[world_.rank]) + " failed: " + message);
+  else
+    fabric_.say_last_words(kind, message);
   inbox_.close(kind, message);
+  is_closed_ = true;
 }
 
-// MPI tells that somebody is gone, but not who; where it knows, the message becomes that of the node's own roll call.
-std::string Engine::name_the_lost(const std::string& message) {
-  if (!fabric_.alarm()) return message;
-  std::string text;
-  for (const int rank : fabric_.mpi()->failed_ranks()) text += is_gone(world_.names[rank]) + " ";
-  return text.empty() || message.find("is gone") != std::string::npos ? message : text + "(" + message + ")";
+std::string Engine::names_text(const std::vector<int>& ranks) const {
+  const std::string first = to_string(world_.names[ranks.front()]);
+  return ranks.size() == 1 ? first : first + " and " + std::to_string(ranks.size() - 1) + " more";
 }
 
 }  // namespace ringtrain

@@ -54,6 +54,12 @@ class Engine {
   Coordinator::Counts counts() const { return coordinator_.counts(); }
   // Leaves the job: what other ranks still want from this one fails there. Returns when the thread has ended.
   void shutdown();
+  // Any thread. This rank cannot go on: all others get a RemoteError that names it and gives the reason. What came
+  // first counts, so nothing happens if the engine has ended already. Returns when they were told, after `timeout_s` at
+  // most.
+  void give_up(const std::string& reason, double timeout_s);
+  // Whether it has ended because of an error, its own or that of another rank.
+  bool has_failed() const { return has_failed_; }
 
  private:
   // Engine thread only.
@@ -84,7 +90,7 @@ class Engine {
   template <typename Work>
   void guarded(Work work);
   void fail(ErrorKind kind, const std::string& message);
-  std::string name_the_lost(const std::string& message);
+  std::string names_text(const std::vector<int>& ranks) const;
 
   bool lies_in_arena(const Submission& submission) const;
   // Over a network nobody can stop waiting in the middle of a round, and the way is long anyway.
@@ -99,6 +105,8 @@ class Engine {
   Inbox inbox_;
   std::atomic<bool> is_leaving_{false};
   std::atomic<bool> has_ended_{false};
+  std::atomic<bool> has_failed_{false};
+  std::atomic<bool> is_closed_{false};   // has ended, and all that can be told has been told
   std::atomic<int> waiting_callers_{0};  // for the turn that another thread has
   Flag turn_is_free_;                    // rings for them
 

@@ -35,12 +35,23 @@ std::vector<int> all_ranks(const World& world) {
 }  // namespace
 
 Fabric::Fabric(const World& world, const Options& options)
-    : watch_(options.stall_warning_time_s, options.stall_shutdown_time_s) {
+    : watch_({options.stall_warning_time_s, options.start_timeout_s}) {
   if (!world.mpi) {
     channel_ = std::make_unique<SelfChannel>();
     return;
   }
-  mpi_ = Mpi::open(*world.mpi);
+  mpi_ = Mpi::open(*world.mpi, world.names);
+  alarm_ = std::make_unique<Alarm>(*mpi_, world.rank, world.size(), kAlarmTag);
+  watch_.listen_to(alarm_.get());
+  try {
+    connect(world, options);
+  } catch (const Error& error) {
+    say_last_words(error.kind(), error.what());
+    throw;
+  }
+}
+
+void Fabric::connect(const World& world, const Options& options) {
   wire_ = std::make_unique<MpiWire>(*mpi_, all_ranks(world), world.rank, kWorldWireTag, watch_);
   TreeChannel bootstrap(*wire_, std::numeric_limits<double>::infinity());
   if (options.shared_memory == "auto") make_node(world, options, bootstrap);
@@ -50,9 +61,14 @@ Fabric::Fabric(const World& world, const Options& options)
   else
     channel_ = std::make_unique<TreeChannel>(*wire_, kPatience_s);
   const bool share_memory = node_ && node_->size() == world.size();
-  if (share_memory) return;
-  alarm_ = std::make_unique<Alarm>(*mpi_, world.rank, world.size(), kAlarmTag);
-  watch_.listen_to(*alarm_);
+  if (!share_memory) return;
+  watch_.listen_to(nullptr);
+  alarm_.reset();
+}
+
+void Fabric::say_last_words(ErrorKind kind, const std::string& message) {
+  if (node_) node_->say_last_words(kind, message);
+  if (alarm_) alarm_->raise(kind, message);
 }
 
 void Fabric::make_node(const World& world, const Options& options, Channel& bootstrap) {

@@ -33,10 +33,13 @@ class Fabric {
   Alarm* alarm() { return alarm_.get(); }  // null when all ranks share one node's memory
   // Whether a rank of this node rings the bell when another node wants a round.
   bool is_rung_for_rounds() const { return node_ && node_->index() > 0; }
+  // Tells all others why this rank cannot go on.
+  void say_last_words(ErrorKind kind, const std::string& message);
   // Rings when there is something to do; the engine sleeps on it.
   Flag& bell() { return node_ ? node_->bell(node_->index()) : own_bell_; }
 
  private:
+  void connect(const World& world, const Options& options);
   void make_node(const World& world, const Options& options, Channel& bootstrap);
   void make_arena(const World& world, Channel& bootstrap);
   void make_channel(const World& world);

@@ -9,7 +9,12 @@ namespace ringtrain {
 
 ProcessSets::ProcessSets(const World& world, const Options& options, const Tuning& tuning, Fabric& fabric)
     : world_(world), options_(options), tuning_(tuning), fabric_(fabric), membership_(world.size()) {
-  open(0);
+  try {
+    open(0);
+  } catch (const Error& error) {
+    fabric_.say_last_words(error.kind(), error.what());
+    throw;
+  }
 }
 
 void ProcessSets::open(int id) {

@@ -20,5 +20,6 @@ distance    how far apart the cores are
 memory      what ringtrain itself takes
 busy        a neighbour that keeps a core busy
 
-The other modules are a subcommand each; `collectives` is five. docs/performance.md says what the columns mean.
+The other modules are a subcommand each, and so is the folder `faults`; `collectives` is five. docs/performance.md says
+what the columns mean.
 """

@@ -17,6 +17,7 @@ from ringtrain import _core, launchers
 from ringtrain.bench import results
 from ringtrain.bench.busy import busy_core
 from ringtrain.bench.collectives import COLLECTIVES, Sweep
+from ringtrain.bench.faults.soak import Faults
 from ringtrain.bench.flags import build_parser
 from ringtrain.bench.idle import Idle
 from ringtrain.bench.job import Job, join
@@ -54,6 +55,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Straggler(),
     TorchStep(),
     Negotiation(),
+    Faults(),
 )
 
 
@@ -78,9 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except LaunchFailed as error:
             print(f"ringtrain.bench: {error}", file=sys.stderr)
             return 1
-    if result is not None:
-        deliver(measurement, arguments, result)
-    return 0
+    if result is None:
+        return 0
+    deliver(measurement, arguments, result)
+    return int(any(fact.get("problems") for fact in result.facts))
 
 
 def _libraries_wanted(arguments: argparse.Namespace) -> dict[str, str]:

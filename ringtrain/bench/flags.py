@@ -17,6 +17,7 @@ examples:
   python -m ringtrain.bench torch -np 2 --models resnet50,transformer --peers gloo
   python -m ringtrain.bench latency -np 2 --rounds 21
   python -m ringtrain.bench negotiation --max-ranks 4096
+  python -m ringtrain.bench faults --count 200
   mpirun -np 2 python -m ringtrain.bench straggler
 """
 

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-_SEGMENT = re.compile(r" /dev/shm/ringtrain-\w+-\S+ \(deleted\)$")
+# Files that never had a name, which no MPI has there; or had one, where ranks cannot see each other's processes.
+_SEGMENT = re.compile(r" /dev/shm/(#\d+|ringtrain-\w+-\S+) \(deleted\)$")
 
 
 class OwnMemory(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -11,8 +10,6 @@ from pathlib import Path
 
 from ringtrain.run.frames import Written
 
-# progress bars end their lines with \r
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
 _KEPT_LINES = 60
 
 Print = Callable[[bytes, bool], None]
@@ -32,6 +29,12 @@ def print_to_python(data: bytes, is_error: bool) -> None:
     stream.flush()
 
 
+def _whole_lines(data: bytes) -> list[bytes]:
+    """The lines that have an end; progress bars end theirs with a carriage return."""
+    lines = data.splitlines(keepends=True)
+    return lines if data.endswith((b"\n", b"\r")) else lines[:-1]
+
+
 class LineSplitter:
     """Puts the lines of each rank and stream together from the parts in which they come."""
 
@@ -42,7 +45,7 @@ class LineSplitter:
         """What has become whole lines."""
         key = (written.rank, written.is_error)
         data = self._rests.pop(key, b"") + written.data
-        lines = b"".join(_LINE.findall(data))
+        lines = b"".join(_whole_lines(data))
         if len(lines) < len(data):
             self._rests[key] = data[len(lines) :]
         return written._replace(data=lines)
@@ -84,7 +87,7 @@ class Output:
             self._files.add(lines)
         if not self._is_direct:
             prefix = b"[%d] " % lines.rank if self._has_prefix else b""
-            self._write(b"".join(prefix + line for line in _LINE.findall(lines.data)), lines.is_error)
+            self._write(b"".join(prefix + line for line in _whole_lines(lines.data)), lines.is_error)
 
 
 class RankFiles:

@@ -23,7 +23,19 @@ CPP_FLOORS = (
     {"python"},
 )
 PYTHON_FLOORS = (
-    {"_core", "launchers", "options", "errors", "cores", "mpi", "call_sites", "blocked_threads", "version"},
+    {
+        "_core",
+        "launchers",
+        "options",
+        "errors",
+        "cores",
+        "mpi",
+        "call_sites",
+        "blocked_threads",
+        "version",
+        "meeting",
+        "failures",
+    },
     {"arrays", "adapters", "compression", "handles", "memory"},
     {"process_sets", "flight_records", "counters", "world"},
     {"submission", "ops"},

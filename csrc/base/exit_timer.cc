@@ -1,0 +1,33 @@
+#include "base/exit_timer.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace ringtrain {
+
+ExitTimer::ExitTimer(double seconds, std::string message) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of Python
+  std::thread([state = state_, seconds, message = std::move(message)] {
+    std::unique_lock lock(state->mutex);
+    const auto is_cancelled = [&] { return state->is_cancelled; };
+    if (state->has_changed.wait_for(lock, std::chrono::duration<double>(seconds), is_cancelled)) return;
+    const ssize_t written = write(STDERR_FILENO, message.data(), message.size());
+    static_cast<void>(written);
+    _exit(1);
+  }).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void ExitTimer::cancel() {
+  const std::lock_guard lock(state_->mutex);
+  state_->is_cancelled = true;
+  state_->has_changed.notify_all();
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,194 @@
+"""One job with one injection, under a launcher that leaves the other ranks alone, and what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringtrain.bench.faults.injection import ENDING, Injection
+from ringtrain.options import environment_name
+from ringtrain.run.hosts import Host
+from ringtrain.run.job import Job, environment_of_ranks
+from ringtrain.run.launch import choose_launcher
+from ringtrain.run.mpi_library import OPEN_MPI, family_of, probe
+
+# Every process of a job has this variable with the name of its folder, so /proc shows who is left.
+_MARK = "RINGTRAIN_BENCH_JOB"
+# Shared memory of other jobs of this machine has its name for milliseconds only.
+_LEFTOVER_S = 1.0
+# More ranks than cores: a pool of threads in each would only be in the way.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What another rank got: the name of the error's type ("" for none), its text, and when; `again` is the type of
+    what one more operation got."""
+
+    error: str
+    text: str
+    at: float
+    again: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks are, and what the launcher itself runs on: a command in front of its own, and variables."""
+
+    ranks: int
+    hosts: Sequence[Host] = ()
+    prefix: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was seen. `returncode` is None for a launcher that had to be killed.
+
+    `orphans` are processes that outlived it, `leftovers` names in /dev/shm.
+    """
+
+    injection: Injection
+    place: Place
+    struck_at: float | None
+    reports: dict[int, Report]
+    returncode: int | None
+    orphans: list[int]
+    leftovers: list[str]
+    output: str
+
+    def silent(self) -> list[int]:
+        """Ranks that hung: all but the victims and those that said what they got."""
+        return sorted(set(range(self.place.ranks)) - self.injection.victims() - set(self.reports))
+
+    def slowest_s(self) -> float:
+        """Seconds from the fault to the last error."""
+        assert self.struck_at is not None
+        return max(report.at for report in self.reports.values()) - self.struck_at
+
+
+def run(
+    injection: Injection, place: Place, options: Mapping[str, object] | None = None, limit_s: float = 30
+) -> Outcome:
+    """Start the job and wait for its end, `limit_s` at most. Raises MpiNotFound."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as name, _ended(name):
+        folder = Path(name)
+        injection.write(folder / "injection.json")
+        variables = {environment_name(key): str(value) for key, value in (options or {}).items()}
+        with open(folder / "output", "wb") as output:
+            job = _job(folder, place, variables)
+            process = subprocess.Popen(
+                [*place.prefix, *launcher_line(job, leaves_alone=injection.kind in ENDING)],
+                env={**job.environment, **place.environment},
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            returncode = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            returncode = None
+        orphans = _outliving(name) if returncode is not None else []
+        if returncode is None:
+            process.kill()
+            process.wait()
+        return Outcome(
+            injection,
+            place,
+            _struck_at(folder),
+            {rank: report for rank in range(place.ranks) if (report := _report(folder / f"rank{rank}.json"))},
+            returncode,
+            orphans,
+            leftovers(),
+            (folder / "output").read_text(errors="replace"),
+        )
+
+
+def _job(folder: Path, place: Place, variables: Mapping[str, str]) -> Job:
+    rank = [sys.executable, "-m", "ringtrain.bench.faults.rank", str(folder)]
+    environment = marked({**os.environ, **_ONE_THREAD, **variables}, str(folder))
+    return Job(rank, place.ranks, list(place.hosts), environment_of_ranks(environment))
+
+
+def launcher_line(job: Job, leaves_alone: bool) -> list[str]:
+    """The launcher's command line, perhaps with what makes it leave the other ranks alone when one ends."""
+    mpi = _probe()
+    program, *rest = choose_launcher("mpirun", mpi["library"], mpi["path"], os.environ).arguments(job)
+    alone = ["--with-ft", "ulfm"] if family_of(mpi["library"]) is OPEN_MPI else ["-disable-auto-cleanup"]
+    return [program, *(alone if leaves_alone else []), *rest]
+
+
+@functools.cache
+def _probe() -> Mapping[str, str]:
+    return probe()
+
+
+def marked(environment: Mapping[str, str], job: str) -> dict[str, str]:
+    """The environment in which all processes of `job` are to run."""
+    return {**environment, _MARK: job}
+
+
+def processes_of(job: str) -> list[int]:
+    """Process ids of the job, zombies excepted: these have no environment any more."""
+    entry = f"{_MARK}={job}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended, or it is another user's
+            if entry in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def leftovers() -> list[str]:
+    """Names in /dev/shm that stay."""
+    first = _segments()
+    deadline = time.monotonic() + _LEFTOVER_S
+    while first and time.monotonic() < deadline:
+        time.sleep(0.05)
+        first &= _segments()
+    return sorted(first)
+
+
+def _segments() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith("ringtrain-")}
+
+
+def _outliving(job: str) -> list[int]:
+    """Processes that are there a moment after the launcher has ended."""
+    deadline = time.monotonic() + _LEFTOVER_S
+    while (left := processes_of(job)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+@contextlib.contextmanager
+def _ended(job: str) -> Iterator[None]:
+    """Whatever happens, no process stays."""
+    try:
+        yield
+    finally:
+        while left := processes_of(job):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def _struck_at(folder: Path) -> float | None:
+    path = folder / "struck"
+    return float(path.read_text()) if path.exists() else None
+
+
+def _report(path: Path) -> Report | None:
+    return Report(**json.loads(path.read_text())) if path.exists() else None
