@@ -1,0 +1,140 @@
+"""The PyTorch examples do what they say, started as a user starts them."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+for module in ("sklearn", "tqdm", "matplotlib"):
+    pytest.importorskip(module)
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 120
+
+SMALL_LM = ["--steps", 2, "--batch-size", 2, "--context", 32, "--width", 64, "--layers", 1]
+SMALL_BENCHMARK = ["--model", "resnet18", "--image-size", 32, "--batch-size", 2, "--num-warmup-batches", 1]
+
+
+def run(ranks, example, *arguments):
+    """Run an example and return what it printed, the progress bar aside."""
+    command = [sys.executable, "-m", "ringtrain.run", "-np", str(ranks), sys.executable, f"examples/{example}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *map(str, arguments)], cwd=ROOT, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def epochs_in(printed):
+    return [int(epoch) for epoch in re.findall(r"^epoch +(\d+):", printed, re.MULTILINE)]
+
+
+def accuracy_in(printed):
+    return float(re.search(r"^test accuracy ([\d.]+) on", printed, re.MULTILINE)[1])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_digits_are_learned(ranks):
+    assert accuracy_in(run(ranks, "torch_digits.py")) >= 0.97
+
+
+@pytest.mark.parametrize("flag", ["--use-adasum", "--fp16-allreduce"])
+def test_the_digits_are_learned_in_other_ways(flag):
+    assert accuracy_in(run(2, "torch_digits.py", flag, "--epochs", 4)) >= 0.9
+
+
+def test_the_digits_go_on_from_a_checkpoint_on_other_ranks(tmp_path):
+    checkpoint, picture = tmp_path / "digits.pt", tmp_path / "accuracy.png"
+    assert epochs_in(run(2, "torch_digits.py", "--epochs", 2, "--checkpoint", checkpoint)) == [1, 2]
+    printed = run(3, "torch_digits.py", "--epochs", 3, "--checkpoint", checkpoint)
+    assert epochs_in(printed) == [3]
+    assert accuracy_in(printed) >= 0.8  # one epoch from the start comes to 0.6
+    finished = run(1, "torch_digits.py", "--epochs", 3, "--checkpoint", checkpoint, "--plot", picture)
+    assert epochs_in(finished) == []
+    assert accuracy_in(finished) == accuracy_in(printed)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["accuracy.png", "digits.pt"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_language_model_learns_and_goes_on_from_a_checkpoint(tmp_path):
+    checkpoint, picture = tmp_path / "charlm.pt", tmp_path / "loss.png"
+    printed = run(2, "torch_charlm.py", *SMALL_LM, "--steps", 20, "--epochs", 1, "--checkpoint", checkpoint)
+    found = re.search(r"^([\d.]+) bits per character before, ([\d.]+) after", printed, re.MULTILINE)
+    before, after = map(float, found.groups())
+    assert before > 6.5
+    assert after < 5.5
+    assert "\nThe " in printed
+    goes_on = [
+        *SMALL_LM,
+        "--steps",
+        20,
+        "--epochs",
+        3,
+        "--checkpoint",
+        checkpoint,
+        "--plot",
+        picture,
+        "--accumulation",
+        3,
+    ]
+    printed = run(3, "torch_charlm.py", *goes_on)
+    assert epochs_in(printed) == [2, 3]
+    assert f"{before:.3f} bits per character before" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_language_model_computes_in_32_bits():
+    printed = run(2, "torch_charlm.py", *SMALL_LM, "--epochs", 2, "--accumulation", 1, "--float32")
+    assert epochs_in(printed) == [1, 2]
+
+
+BENCHMARK_FLAGS = [
+    [],
+    ["--fp16-allreduce", "--model", "resnet34"],
+    ["--use-adasum"],
+    ["--gradient-as-shared-view", "--channels-last", "--model", "resnet50"],
+]
+
+
+@pytest.mark.parametrize("flags", BENCHMARK_FLAGS, ids=lambda flags: " ".join(flags) or "plain")
+def test_the_benchmark_prints_what_horovods_prints(flags):
+    printed = run(2, "torch_synthetic_benchmark.py", *SMALL_BENCHMARK, "--num-iters", 2, *flags)
+    number = r"[\d.]+ \+-[\d.]+"
+    assert len(re.findall(r"^Iter #\d: [\d.]+ img/sec per CPU$", printed, re.MULTILINE)) == 2
+    assert re.search(rf"^Img/sec per CPU: {number}\nTotal img/sec on 2 CPU\(s\): {number}$", printed, re.MULTILINE)
+
+
+def test_the_benchmark_goes_on_but_mixes_no_numbers_of_ranks(tmp_path):
+    files = ["--checkpoint", tmp_path / "benchmark.pt", "--plot", tmp_path / "rates.png"]
+    command = ["torch_synthetic_benchmark.py", *SMALL_BENCHMARK, *files, "--num-iters"]
+    assert run(2, *command, 1).count("Iter #") == 1
+    assert run(2, *command, 3).count("Iter #") == 2
+    assert run(1, *command, 1).count("Iter #") == 1
+    assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("resnet18", 11_689_512), ("resnet34", 21_797_672), ("resnet50", 25_557_032)]
+)
+def test_the_resnets_have_the_sizes_of_the_paper(name, parameters):
+    spec = importlib.util.spec_from_file_location("benchmark", ROOT / "examples/torch_synthetic_benchmark.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    model = benchmark.MODELS[name]()
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 1000)
+
+
+@pytest.mark.parametrize("example", ["torch_digits.py", "torch_charlm.py", "torch_synthetic_benchmark.py"])
+def test_every_example_explains_itself(example):
+    command = [sys.executable, f"examples/{example}", "--help"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    shown = subprocess.run(command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert f"ringrun -np 2 python examples/{example}" in shown.stdout
