@@ -22,7 +22,8 @@ SMALL_BENCHMARK = ["--model", "resnet18", "--image-size", 32, "--batch-size", 2,
 
 def run(ranks, example, *arguments):
     """Run an example and return what it printed, the progress bar aside."""
-    command = [sys.executable, "-m", "ringtrain.run", "-np", str(ranks), sys.executable, f"examples/{example}"]
+    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", str(ranks)]
+    command = [*ringrun, sys.executable, f"examples/{example}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, *map(str, arguments)], cwd=ROOT, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True
