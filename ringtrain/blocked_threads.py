@@ -19,8 +19,12 @@ _submitters: set[int] = set()  # threads that have submitted something
 
 
 def note_submitter() -> None:
-    """The calling thread submits operations."""
-    _submitters.add(threading.get_ident())
+    """The calling thread submits operations; if that is new, what was said without counting it was too early."""
+    me = threading.get_ident()
+    if me not in _submitters:
+        with _lock:
+            _submitters.add(me)
+            _core.say_blocked(False)
 
 
 @contextmanager

@@ -85,6 +85,25 @@ def test_a_thread_that_is_still_at_work_may_submit_what_is_missing():
 
 
 @pytest.mark.ranks(2)
+def test_a_daemon_thread_counts_from_its_first_submission_on():
+    first = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="first") if hvd.rank() == 0 else None
+    if hvd.rank() == 1:
+
+        def work():
+            time.sleep(0.6)  # the main thread waits by then, and this one has submitted nothing yet
+            hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="first")
+            time.sleep(2)
+            together("second")
+
+        threading.Thread(target=work, daemon=True).start()
+        together("third")
+    else:
+        assert together("second").tolist() == [2.0] * 3
+        hvd.synchronize(first)
+        together("third")
+
+
+@pytest.mark.ranks(2)
 def test_a_rank_that_only_polls_does_not_wait():
     if hvd.rank() == 0:
         assert together("slow").tolist() == [2.0] * 3
