@@ -32,7 +32,7 @@ void MpiWire::receive(int from, Tag tag, void* data, size_t bytes) {
 }
 
 void MpiWire::receive_from_any(Tag tag, void* data, size_t bytes) {
-  complete(mpi_.irecv_from_any(data, bytes, mpi_tag(tag), mpi_.world()));
+  complete(mpi_.irecv(data, bytes, mpi_.sender(ranks_, mpi_tag(tag), mpi_.world()), mpi_tag(tag), mpi_.world()));
 }
 
 void MpiWire::complete(MpiRequest request) {

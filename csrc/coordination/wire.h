@@ -21,9 +21,9 @@ class Wire {
   virtual void send(int to, Tag tag, const void* data, size_t bytes) = 0;
   // Waits. The number of bytes is known to both sides.
   virtual void receive(int from, Tag tag, void* data, size_t bytes) = 0;
-  virtual void receive_from_any(Tag tag, void* data, size_t bytes) = 0;
-  // Whether a message from anybody is there.
+  // Whether a message from anybody is there, and taking it.
   virtual bool has_arrived(Tag tag) = 0;
+  virtual void receive_from_any(Tag tag, void* data, size_t bytes) = 0;
   // Waits for a message, but not longer than this; whether one is there.
   virtual bool arrives_within(int from, Tag tag, double seconds) = 0;
 

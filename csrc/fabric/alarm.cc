@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "fabric/wait.h"
@@ -37,7 +38,10 @@ void Alarm::raise(ErrorKind kind, const std::string& text) noexcept {
 
 void Alarm::listen() {
   if (!mpi_.has_arrived_from_any(tag_, mpi_.world())) return;
-  MpiRequest request = mpi_.irecv_from_any(&incoming_, sizeof(incoming_), tag_, mpi_.world());
+  std::vector<int> ranks(static_cast<size_t>(size_));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const int sender = mpi_.sender(ranks, tag_, mpi_.world());
+  MpiRequest request = mpi_.irecv(&incoming_, sizeof(incoming_), sender, tag_, mpi_.world());
   const double end = now_s() + kMoment_s;
   bool has_come = false;
   Waiter().poll([&] { return (has_come = mpi_.test(request)) || now_s() > end; }, nullptr);

@@ -147,10 +147,6 @@ class MpiOver final : public Mpi {
     });
   }
 
-  MpiRequest irecv_from_any(void* data, size_t bytes, int tag, MpiComm communicator) override {
-    return irecv(data, bytes, any_source_, tag, communicator);
-  }
-
   bool has_arrived(int from, int tag, MpiComm communicator) override {
     int arrived = 0;
     check(call_.Iprobe(from, tag, of(communicator), &arrived, status_), "MPI_Iprobe");
@@ -283,6 +279,12 @@ class MpiOver final : public Mpi {
 };
 
 }  // namespace
+
+int Mpi::sender(const std::vector<int>& ranks, int tag, MpiComm communicator) {
+  for (const int rank : ranks)
+    if (has_arrived(rank, tag, communicator)) return rank;
+  throw failure("MPI_Iprobe sees a message of any rank, but of none");
+}
 
 std::unique_ptr<Mpi> Mpi::open(const MpiDescription& description, const std::vector<RankName>& names) {
   if (description.handle_bytes == 4) return std::make_unique<MpiOver<int32_t>>(description, names);

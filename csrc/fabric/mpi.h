@@ -55,9 +55,11 @@ class Mpi {
 
   virtual MpiRequest isend(const void* data, size_t bytes, int to, int tag, MpiComm communicator) = 0;
   virtual MpiRequest irecv(void* data, size_t bytes, int from, int tag, MpiComm communicator) = 0;
-  virtual MpiRequest irecv_from_any(void* data, size_t bytes, int tag, MpiComm communicator) = 0;
   virtual bool has_arrived(int from, int tag, MpiComm communicator) = 0;
   virtual bool has_arrived_from_any(int tag, MpiComm communicator) = 0;
+  // Who of these has sent what has_arrived_from_any() has seen. To receive from "any" rank what is there already is
+  // what MPICH 5.0 over UCX sometimes never does.
+  int sender(const std::vector<int>& ranks, int tag, MpiComm communicator);
 
   // In place. dtype: not a 16-bit float.
   virtual MpiRequest iallreduce(void* data, int count, DType dtype, Reduce reduce, MpiComm communicator) = 0;
