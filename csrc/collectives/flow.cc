@@ -9,13 +9,21 @@ Flow::~Flow() {
   }
 }
 
-bool Flow::step() {
-  bool has_moved = false;
-  while (post_receive()) has_moved = true;
-  while (post_send()) has_moved = true;
-  while (finish_receive()) has_moved = true;
-  while (finish_send()) has_moved = true;
-  return has_moved;
+int Flow::step() {
+  const size_t before = arrived_ + sent_;
+  while (post_receive()) {
+  }
+  while (post_send()) {
+  }
+  while (finish_receive()) {
+  }
+  while (finish_send()) {
+  }
+  return static_cast<int>(arrived_ + sent_ - before);
+}
+
+void Flow::wait() {
+  peers_.wait_for_some([&] { return step(); }, pace_);
 }
 
 bool Flow::post_receive() {

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "collectives/peers.h"
+#include "fabric/wait.h"
 
 namespace ringtrain {
 
@@ -26,14 +27,17 @@ class Messages {
 class Flow {
  public:
   // Both outlive this.
-  Flow(Peers& peers, Messages& messages) : peers_(peers), messages_(messages), count_(messages.count()) {}
+  Flow(Peers& peers, Messages& messages)
+      : peers_(peers), messages_(messages), count_(messages.count()), pace_(2 * count_) {}
   ~Flow();  // gives up what is still under way
 
   bool is_done() const { return completed() == count_; }
   // How many messages have both arrived and been sent.
   size_t completed() const { return std::min(arrived_, sent_); }
-  // Starts and finishes what it can without waiting; whether there was anything.
-  bool step();
+  // Starts and finishes what it can without waiting; how many sends and receives it has finished.
+  int step();
+  // Waits until there was something to finish.
+  void wait();
 
   static constexpr size_t kWindow = 8;  // messages under way in each direction
 
@@ -48,6 +52,7 @@ class Flow {
   const size_t count_;
   size_t receives_posted_ = 0, arrived_ = 0, sends_posted_ = 0, sent_ = 0;
   MpiRequest receives_[kWindow], sends_[kWindow];
+  Pace pace_;
 };
 
 }  // namespace ringtrain

@@ -31,7 +31,7 @@ class ChunksOfTwo final : public Messages {
 
 void Peers::run(Messages& messages) {
   Flow flow(*this, messages);
-  while (!flow.is_done()) wait_until([&] { return flow.step(); });
+  while (!flow.is_done()) flow.wait();
 }
 
 void Peers::exchange(const Message& outgoing, const Message& incoming, size_t chunk_bytes) {

@@ -50,7 +50,12 @@ class Peers {
 
   template <typename Ready>
   void wait_until(Ready ready) {
-    waiter_.poll_steady(ready, &watch_);
+    waiter_.poll(ready, &watch_);
+  }
+  // advance() returns how many messages of a stream are over.
+  template <typename Advance>
+  void wait_for_some(Advance advance, Pace& pace) {
+    waiter_.poll_stream(advance, pace, &watch_);
   }
 
  private:

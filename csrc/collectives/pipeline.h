@@ -83,7 +83,7 @@ class Stream {
   // Moves on what it can without waiting.
   void step() { flow_.step(); }
   void wait_for(size_t block) {
-    while (flow_.completed() < pipeline_->messages_until(block)) peers_.wait_until([&] { return flow_.step(); });
+    while (flow_.completed() < pipeline_->messages_until(block)) flow_.wait();
   }
 
  private:

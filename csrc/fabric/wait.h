@@ -2,9 +2,9 @@
 //
 // The policy: spin for a little while, then yield the core a few times, then sleep. How long it spins adapts: it
 // shrinks by a quarter when spinning was in vain and grows by a sixteenth when it was not; every now and then it spins
-// for long in any case. A yield that takes long
-// means that somebody busy shares the core, so yields stop for a while, doubling up to two seconds. While it sleeps, a
-// Watch is asked every few milliseconds whether waiting still makes sense.
+// for long in any case. A yield that takes long means that somebody busy shares the core, so yields stop for a while,
+// doubling up to two seconds. While it sleeps, a Watch is asked every few milliseconds whether waiting still makes
+// sense.
 #pragma once
 
 #include <algorithm>
@@ -54,6 +54,31 @@ inline void relax() {
 #endif
 }
 
+// How fast the parts of one stream come.
+class Pace {
+ public:
+  explicit Pace(size_t parts) : left_(parts) {}
+
+  void note(int came) {
+    const double now = now_s();
+    const double gap = (now - noted_s_) / came;
+    gap_s_ = gap_s_ == 0 ? gap : gap_s_ + (gap - gap_s_) / 8;
+    noted_s_ = now;
+    left_ -= static_cast<size_t>(came);
+  }
+  // 0 where they come fast, or too few are left.
+  double until_several_s() const {
+    constexpr double kSlow_s = 50e-6;
+    constexpr size_t kSeveral = 8;
+    return gap_s_ > kSlow_s && left_ > 2 * kSeveral ? kSeveral * gap_s_ : 0;
+  }
+
+ private:
+  size_t left_;
+  double gap_s_ = 0;  // between two of them
+  double noted_s_ = now_s();
+};
+
 // How one thread waits; it learns from one wait to the next. Not shared between threads.
 class Waiter {
  public:
@@ -78,19 +103,22 @@ class Waiter {
     if (!is_quick(ready)) poll_patiently(ready, watch, begin, kShortestNap_s);
   }
 
-  // The same for what comes again and again after about as long, such as the parts of a large message. If that is long,
-  // it does not spin, and sleeps through half of it at first: that leaves the processor to who computes meanwhile.
-  template <typename Ready>
-  void poll_steady(Ready ready, Watch* watch) {
-    constexpr double kLong_s = 100e-6;
-    if (ready()) return;
-    const double begin = now_s();
-    if (usual_s_ > kLong_s) nap(usual_s_ / 2);
-    if (usual_s_ > kLong_s || !is_quick(ready)) poll_patiently(ready, watch, begin, usual_s_ / 8);
-    usual_s_ += (std::min(now_s() - begin, kLongestNap_s) - usual_s_) / 8;
+  // The same for the parts of a stream; advance() returns how many have come. Where they come slowly it does not spin,
+  // and sleeps until several should be there: that leaves the processor to who computes meanwhile.
+  template <typename Advance>
+  void poll_stream(Advance advance, Pace& pace, Watch* watch) {
+    int came = advance();
+    if (came == 0) {
+      const auto has_come = [&] { return (came = advance()) > 0; };
+      const double begin = now_s();
+      const double until_several_s = pace.until_several_s();
+      if (until_several_s > 0) nap(until_several_s);
+      if (until_several_s > 0 || !is_quick(has_come)) poll_patiently(has_come, watch, begin, until_several_s / 8);
+    }
+    pace.note(came);
   }
 
-  // Sleeps, from 20 us to 1 ms.
+  // Sleeps, from 20 us to 2 ms.
   static void nap(double seconds);
 
   // Spins and yields for a moment; whether ready() came true.
@@ -130,14 +158,13 @@ class Waiter {
 
   static constexpr int kFewestSpins = 20, kMostSpins = 500, kYields = 10;
   static constexpr unsigned kWaitsPerTrial = 32;
-  static constexpr double kLookAround_s = 0.02, kShortestNap_s = 20e-6, kLongestNap_s = 1e-3;
+  static constexpr double kLookAround_s = 0.02, kShortestNap_s = 20e-6, kLongestNap_s = 2e-3;
 
   bool may_yield() const { return now_s() >= no_yield_before_s_; }
   void yield();
 
   int spin_limit_ = kMostSpins;
   unsigned waits_ = 0;
-  double usual_s_ = 0;  // how long poll_steady() takes
   double no_yield_before_s_ = 0;
   double yield_penalty_s_ = 0;
 };

@@ -114,7 +114,7 @@ void Engine::loop() {
   prctl(PR_SET_TIMERSLACK, kTimerSlack_ns);
   while (!has_ended_) {
     const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
-    if (has_to_share_cores_ && callers_take_turns() && inbox_.has_new()) let_burst_pass();
+    if (inbox_.has_new()) gather();
     const Turns turns = take_all_turns();
     if (has_waiting_callers()) {
       turn_is_free_.ring();
@@ -128,6 +128,14 @@ void Engine::loop() {
     if (has_ended_ || (turns == Turns::some && spin(seen))) continue;
     if (lie_down()) fabric_.bell().sleep_uncounted(seen, pause_s_);
   }
+}
+
+// Lets more submissions come before the first turn for them.
+void Engine::gather() {
+  if (!callers_take_turns())
+    patience_.let_several_come();
+  else if (has_to_share_cores_)
+    let_burst_pass();
 }
 
 // Where every core has a rank, turns in the middle of a burst of submissions (the gradients at the end of a backward
@@ -184,7 +192,10 @@ bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrup
 }
 
 bool Engine::wait_or_work(Handle& handle, double timeout_s, const Interrupt& is_interrupted) {
-  if (!callers_take_turns()) return handle.wait(timeout_s);
+  if (!callers_take_turns()) {
+    const Patience::Hurry hurry(patience_);
+    return handle.wait(timeout_s);
+  }
   const double deadline = now_s() + timeout_s;
   std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn) wait_for_turn(handle, deadline, turn);
@@ -251,9 +262,11 @@ void Engine::take_turn(double deadline) {
   if (!coordinator_.is_in_round()) {
     fabric_.watch().now_doing("the negotiation");
     coordinator_.begin_round(inbox_.take_new(), is_leaving_);
+    round_begun_s_ = now_s();
   }
   const std::optional<Round> round = coordinator_.finish_round(deadline);
   if (!round) return;
+  patience_.note_round(now_s() - round_begun_s_);
   if (inbox_.has_timeline())
     if (const auto timeline = inbox_.timeline()) timeline->note_round(now_s());
   if (round->tuning) tuning_ = *round->tuning;
@@ -309,14 +322,13 @@ void Engine::stay_awake() {
 }
 
 // Other nodes cannot ring the bell, so the first rank of a node looks for their calls: often while there was work a
-// moment ago, rarely when idle. The others only give MPI a call now and then. On one node it is enough to look whether
-// the other ranks live.
+// moment ago, most often while a caller waits for them, rarely when idle. The others only give MPI a call now and then.
+// On one node it is enough to look whether the other ranks live.
 double Engine::pause_s() {
   constexpr double kShortest_s = 20e-6, kLongestCall_s = 0.1, kLongestPoll_s = 0.01;
-  if (fabric_.alarm())
-    return std::clamp((now_s() - quiet_since_s_) / 8, kShortest_s,
-                      fabric_.is_rung_for_rounds() ? kLongestCall_s : kLongestPoll_s);
-  return std::clamp(coordinator_.next_deadline() - now_s(), 1e-3, kLookAround_s);
+  if (!fabric_.alarm()) return std::clamp(coordinator_.next_deadline() - now_s(), 1e-3, kLookAround_s);
+  return std::clamp((now_s() - quiet_since_s_) / (patience_.is_hurried() ? 8 : 2), kShortest_s,
+                    fabric_.is_rung_for_rounds() ? kLongestCall_s : kLongestPoll_s);
 }
 
 void Engine::end(const std::vector<int>& left) {

@@ -20,6 +20,7 @@
 #include "runtime/executor.h"
 #include "runtime/fabric.h"
 #include "runtime/inbox.h"
+#include "runtime/patience.h"
 #include "runtime/process_sets.h"
 #include "runtime/world.h"
 
@@ -66,6 +67,7 @@ class Engine {
   void loop();
   enum class Turns { none, some, left_to_caller };
   Turns take_all_turns();
+  void gather();
   void let_burst_pass();
   bool spin(uint32_t seen);
   bool lie_down();
@@ -109,6 +111,7 @@ class Engine {
   std::atomic<bool> is_closed_{false};   // has ended, and all that can be told has been told
   std::atomic<int> waiting_callers_{0};  // for the turn that another thread has
   Flag turn_is_free_;                    // rings for them
+  Patience patience_;                    // over a network
 
   // Guarded by turn_. Several threads may ask the Fabric for its bell, and its Channel whether it is called if that
   // keeps deadlines.
@@ -126,6 +129,7 @@ class Engine {
   std::deque<Agreed> agreed_;  // not carried out yet, the most urgent first; the same on all ranks
   Waiter waiter_;
   double quiet_since_s_ = now_s();
+  double round_begun_s_ = 0;
   bool is_counted_asleep_ = false;  // the bell wakes the engine thread
 
   // Engine thread only.
