@@ -588,3 +588,17 @@ def test_adasum_under_a_grad_scaler_skips_on_all_ranks():
     assert len({tuple(one.tolist()) for one in hvd.allgather_object(parameters_of(model))}) == 1
     with pytest.raises(AssertionError, match="op=Adasum"):
         optimizer.skip_synchronize()
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_adasum_marks_its_steps_in_the_timeline(tmp_path):
+    path = tmp_path / "timeline.json"
+    hvd.init(timeline_filename=str(path))
+    model = new_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Adasum)
+    for inputs, labels in batches(3):
+        loss_of(model, shard(inputs), shard(labels)).backward()
+        optimizer.step()
+    hvd.stop_timeline()
+    hvd.barrier()
+    assert all(f'"step {number}"' in path.read_text() for number in (1, 2, 3))

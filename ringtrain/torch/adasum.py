@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ringtrain import ops
+from ringtrain import ops, timeline
 from ringtrain.errors import StepOrderError
 from ringtrain.reducer import GradientReducer
 from ringtrain.torch.parameters import ParameterNames
@@ -49,6 +49,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
         for place, (name, change) in enumerate(zip(names.values(), parameters, strict=True)):
             self._adasum_reducer.ready(name, change, -place)
         self._adasum_reducer.wait()
+        timeline.next_step()
         torch._foreach_add_(parameters, before)
         return loss
 
