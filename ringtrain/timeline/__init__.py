@@ -1,26 +1,23 @@
 """The timeline: one file that shows what every rank does and when, for chrome://tracing and Perfetto.
 
 Each rank writes its own part while the job runs, on one clock; `stop_timeline`, also called by shutdown(), brings the
-parts together. `python -m ringtrain.timeline merge FILE` does that for a job that was killed.
+parts together. `python -m ringtrain.timeline merge FILE` does that for a job that was killed, and
+`python -m ringtrain.timeline report FILE` says where the time of a step goes (docs/timeline.md).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import re
 import socket
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ringtrain import _core, ops, world
+from ringtrain.timeline.parts import part_of, write_merged
 
 
 class _Window(NamedTuple):
@@ -64,7 +61,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         raise ValueError(f"there is a timeline already, {_path}; call stop_timeline() first")
     start_s = _common_start()
     path = Path(file_path)
-    _core.start_timeline(str(_part(path, world.rank())), start_s, _limit_mb, mark_cycles)
+    _core.start_timeline(str(part_of(path, world.rank())), start_s, _limit_mb, mark_cycles)
     _path = path
 
 
@@ -82,10 +79,10 @@ def stop_timeline() -> None:
         return
     path, _path = _path, None
     _core.stop_timeline()
-    own = _part(path, world.rank())
+    own = part_of(path, world.rank())
     parts = _send_to_rank_0(own.read_bytes())
     if world.rank() == 0:
-        _write_merged(path, parts)
+        write_merged(path, parts)
     else:
         own.unlink()
 
@@ -154,11 +151,6 @@ def _common_start(rounds: int = 8) -> float:
 # ----------------------------------------------------------------------------------------------------------- one file
 
 
-def _part(path: Path, rank: int) -> Path:
-    """Where a rank writes while the job runs."""
-    return path if rank == 0 else path.with_name(f"{path.name}.rank-{rank}")
-
-
 def _send_to_rank_0(content: bytes) -> list[bytes]:
     """The contents of all ranks, on rank 0; nothing elsewhere."""
     splits = [len(content), *(0 for _ in range(world.size() - 1))]
@@ -167,69 +159,3 @@ def _send_to_rank_0(content: bytes) -> list[bytes]:
         return []
     ends = np.cumsum(lengths)
     return [received[end - length : end].tobytes() for length, end in zip(lengths, ends, strict=True)]
-
-
-def _write_merged(path: Path, parts: Sequence[bytes]) -> None:
-    """Write one file of all parts, at once, with a tick for each rank's arrival at each operation."""
-    events = [event for part in parts for event in _events(part)]
-    unfinished = path.with_name(path.name + ".unfinished")
-    with open(unfinished, "w") as file:
-        file.write("[\n" + ",\n".join(json.dumps(event) for event in [*events, *_arrivals(events)]) + "\n]\n")
-    os.replace(unfinished, path)
-
-
-def _events(part: bytes) -> list[dict[str, Any]]:
-    """The events of a part; without the last one if the rank was killed while it wrote that."""
-    try:
-        events: list[dict[str, Any]] = json.loads(part)
-        return events
-    except json.JSONDecodeError:
-        lines = part.decode(errors="replace").splitlines()[1:]
-        whole = (line.rstrip(",") for line in lines)
-        return [json.loads(line) for line in whole if line.startswith("{") and line.endswith("}")]
-
-
-def _arrivals(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A tick on rank 0 for the moment at which each rank had submitted each operation."""
-    submitted: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
-    for event in events:
-        if event["ph"] == "X" and "name" in event.get("args", {}):
-            submitted[event["pid"], event["args"]["name"]].append(event)
-    ticks = []
-    for (rank, name), of_rank in submitted.items():
-        for own, first in zip(of_rank, submitted.get((0, name), []), strict=False):
-            tick = {"name": f"rank {rank}", "ph": "i", "s": "t", "pid": 0, "tid": first["tid"], "ts": own["ts"]}
-            ticks.append(tick)
-    return ticks
-
-
-def merge(path: Path) -> int:
-    """Bring together the parts of a job that was killed. Returns how many there are; 1 is rank 0 alone.
-
-    Raises:
-        OSError: there is no such file.
-    """
-    others = sorted(path.parent.glob(f"{path.name}.rank-*"), key=lambda part: int(part.name.rpartition("-")[2]))
-    _write_merged(path, [path.read_bytes(), *(part.read_bytes() for part in others)])
-    for part in others:
-        part.unlink()
-    return 1 + len(others)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit code: 0, or 2 if there is no such file."""
-    parser = argparse.ArgumentParser(prog="python -m ringtrain.timeline", description="Work on timelines.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    merging = commands.add_parser("merge", help="bring together the parts of a job that was killed")
-    merging.add_argument("file", type=Path)
-    options = parser.parse_args(arguments)
-    try:
-        print(f"{options.file} has {merge(options.file)} ranks")
-    except OSError as error:
-        print(f"python -m ringtrain.timeline: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
