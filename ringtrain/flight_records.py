@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -18,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from ringtrain import _core
+from ringtrain.log import say
 from ringtrain.process_sets import get_process_set_ids_and_ranks
 
 _rank = 0
@@ -71,12 +71,11 @@ def write(reason: str) -> Path | None:
         unfinished.write_text(json.dumps(_contents(reason), indent=1))
         os.replace(unfinished, path)
     except OSError as error:
-        print(f"ringtrain: rank {_rank} cannot write its last operations: {error}", file=sys.stderr)
+        say(f"rank {_rank} cannot write its last operations: {error}")
         return None
-    print(
-        f"ringtrain: the last operations of rank {_rank} are in {path}; "
-        f"`python -m ringtrain.flight {_folder}` compares those of all ranks",
-        file=sys.stderr,
+    say(
+        f"the last operations of rank {_rank} are in {path}; `python -m ringtrain.flight {_folder}` compares those of "
+        "all ranks"
     )
     return path
 

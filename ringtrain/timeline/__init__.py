@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ringtrain import _core, ops, world
+from ringtrain.log import say
 from ringtrain.timeline.parts import part_of, write_merged
 
 
@@ -104,7 +104,7 @@ def _end() -> None:
     try:
         stop_timeline()
     except RuntimeError as error:
-        print(f"ringtrain: the parts of the timeline were not brought together: {error}", file=sys.stderr)
+        say(f"the parts of the timeline were not brought together: {error}")
 
 
 def next_step() -> None:

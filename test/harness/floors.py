@@ -32,6 +32,7 @@ PYTHON_FLOORS = (
         "mpi",
         "call_sites",
         "blocked_threads",
+        "log",
         "version",
         "meeting",
         "failures",

@@ -180,6 +180,9 @@ def _reported(path: Path) -> Iterator[None]:
     except hvd.RingtrainError as error:
         report = {"error": type(error).__name__, "text": str(error), "at": time.monotonic(), "again": _try_again()}
         raise
+    except BaseException as error:  # also what ends a process, such as SystemExit
+        report = {**report, "error": type(error).__name__, "text": str(error)}
+        raise
     finally:
         _write(path, json.dumps({"at": time.monotonic(), **report}))
 
