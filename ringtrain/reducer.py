@@ -63,7 +63,7 @@ class GradientReducer:
         )
         self._group_of: dict[str, tuple[str, ...]] = {}
         self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
-        self._in_flight: list[tuple[Handle, _Gradient | list[_Gradient]]] = []
+        self._in_flight: list[tuple[Handle, str | list[_Gradient]]] = []  # of one name, or of a group
 
     @classmethod
     def _next_prefix(cls, process_set: ProcessSet) -> str:
@@ -101,18 +101,15 @@ class GradientReducer:
             priority: what is higher is reduced first.
             in_place: overwrite gradient with the average; otherwise only `wait` hands it out, in a new array.
         """
-        ready = _Gradient(name, gradient, priority, in_place)
         group = self._group_of.get(name)
-        if group is None:
-            full_name = f"{self._prefix}.{name}"
-            handle = start_plain(gradient, full_name, self._reduction, self.process_set, priority) if in_place else None
-            self._in_flight.append((handle or self._start(gradient, full_name, priority, in_place), ready))
+        if group is not None:
+            self._gather(group, _Gradient(name, gradient, priority, in_place))
             return
-        gathered = self._gathered.setdefault(group, {})
-        gathered[name] = ready
-        if len(gathered) == len(group):
-            del self._gathered[group]
-            self._submit_group([gathered[member] for member in group])
+        full_name = f"{self._prefix}.{name}"
+        handle = start_plain(gradient, full_name, self._reduction, self.process_set, priority) if in_place else None
+        if handle is None:
+            handle = self._start(gradient, full_name, priority, in_place)
+        self._in_flight.append((handle, name))
 
     def wait(self) -> dict[str, Any]:
         """Wait for all that is submitted and return the averages by name.
@@ -127,16 +124,16 @@ class GradientReducer:
         in_flight, self._in_flight = self._in_flight, []
         averages: dict[str, Any] = {}
         first_error = None
-        for handle, gradients in in_flight:
+        for handle, of in in_flight:
             try:
                 output = handle.wait()
             except Exception as error:
                 first_error = first_error or error
             else:
-                if isinstance(gradients, list):
-                    averages.update(_averages(gradients, output))
+                if isinstance(of, list):
+                    averages.update(_averages(of, output))
                 else:
-                    averages[gradients.name] = output
+                    averages[of] = output
         if first_error is not None:
             raise first_error
         return averages
@@ -149,6 +146,13 @@ class GradientReducer:
             self.ready(name, gradient, priority, overwrite)
         averages = self.wait()
         return [averages[name] for name in names]
+
+    def _gather(self, group: tuple[str, ...], gradient: _Gradient) -> None:
+        gathered = self._gathered.setdefault(group, {})
+        gathered[gradient.name] = gradient
+        if len(gathered) == len(group):
+            del self._gathered[group]
+            self._submit_group([gathered[member] for member in group])
 
     def _submit_group(self, gradients: list[_Gradient]) -> None:
         is_in_place = all(gradient.in_place for gradient in gradients)

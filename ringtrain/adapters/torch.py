@@ -11,6 +11,7 @@ from ringtrain import _core
 _DTYPES: dict[torch.dtype, int] = {
     getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
 }
+_STRIDED = torch.strided
 _DTYPE_OF = {number: dtype for dtype, number in _DTYPES.items()}
 
 
@@ -57,10 +58,13 @@ def view(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
 
 
 def view_in_place(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]] | None:
+    # Of every gradient in every step, so nothing is looked up or called that need not be.
     dtype = _DTYPES.get(tensor.dtype)
-    if dtype is None or not tensor.is_cpu or tensor.layout is not torch.strided or not _is_plain(tensor):
+    if dtype is None or not tensor.is_cpu or tensor.layout is not _STRIDED:
         return None
-    return tensor.data_ptr(), dtype, tensor.shape
+    if not tensor.is_contiguous() or tensor.is_neg():
+        return None
+    return tensor.data_ptr(), dtype, tuple(tensor.shape)  # the core takes a tuple in half the time of a torch.Size
 
 
 def assign(target: torch.Tensor, source: torch.Tensor) -> None:

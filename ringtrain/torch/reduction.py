@@ -234,7 +234,7 @@ class GradientReduction:
             grad = gradient.parameter.grad = grad.to_dense()
         if self._shared is not None:
             grad = self._shared.take(gradient.parameter, grad)
-        dense = _in_memory_order(grad)
+        dense = grad if grad.is_contiguous() else _in_memory_order(grad)
         if dense is None:
             dense = grad = gradient.parameter.grad = grad.contiguous()
         gradient.submitted = grad
@@ -300,9 +300,7 @@ def _set_hook(reduction: GradientReduction, gradient: _Gradient) -> None:
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A view whose elements lie in memory one after the other, such as of a channels-last tensor; None without one."""
-    if tensor.is_contiguous():
-        return tensor
+    """A view whose elements lie in memory one after the other, as of a channels-last tensor; None if there is none."""
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda dimension: (-strides[dimension], dimension))
     view = tensor.permute(order)
