@@ -15,10 +15,11 @@ namespace ringtrain {
 namespace nb = nanobind;
 
 void bind_errors(nb::module_& module);
-void bind_words(nb::module_& module);   // dtypes, kinds of operations, options
-void bind_buffer(nb::module_& module);  // memory of arrays
-void bind_engine(nb::module_& module);  // init, shutdown, submit, wait
-void bind_exit(nb::module_& module);    // the end of the process
+void bind_words(nb::module_& module);        // dtypes, kinds of operations, options
+void bind_buffer(nb::module_& module);       // memory of arrays
+void bind_engine(nb::module_& module);       // init, shutdown, submit, wait
+void bind_observation(nb::module_& module);  // history, sums, timeline
+void bind_exit(nb::module_& module);         // the end of the process
 void bind_handle(nb::module_& module);
 void bind_simulation(nb::module_& module);
 void bind_bench(nb::module_& module);  // what only measurements need

@@ -4,7 +4,7 @@
 
 #include "kernels/reduce.h"
 #include "python/bind.h"
-#include "runtime/engine.h"
+#include "python/engine.h"
 
 namespace ringtrain {
 namespace {
@@ -20,13 +20,23 @@ void disown_in_child() {
   is_forked_child = true;
 }
 
-void require_initialized() {
-  if (engine) return;
+}  // namespace
+
+std::shared_ptr<Engine> running_engine() { return engine; }
+
+std::shared_ptr<Engine> require_engine() {
+  if (engine) return engine;
   throw Error(ErrorKind::not_initialized,
               is_forked_child
                   ? "this process was forked from a rank of ringtrain and is no rank itself; let the parent "
                     "process call ringtrain"
                   : "ringtrain is not initialised: call init() first");
+}
+
+namespace {
+
+void require_initialized() {
+  if (!engine) require_engine();
 }
 
 // (address, dtype, shape)
@@ -162,61 +172,6 @@ std::shared_ptr<Handle> allreduce_in_place(View view, std::string name, ReduceOp
   return hand_over(std::move(submission), is_awaited);
 }
 
-nb::list last_operations() {
-  require_initialized();
-  nb::list list;
-  for (const auto& [submission, progress] : engine->last_operations()) {
-    const Request& request = submission->request;
-    nb::dict one;
-    one["number"] = submission->number;
-    one["kind"] = name_of(request.kind);
-    one["name"] = request.name;
-    one["process_set"] = request.process_set;
-    if (request.kind == OpKind::allreduce || request.kind == OpKind::reducescatter) one["op"] = name_of(request.op);
-    nb::list tensors;
-    for (const TensorSpec& tensor : request.tensors) tensors.append(to_string(tensor));
-    one["tensors"] = tensors;
-    one["bytes"] = request.bytes();
-    one["site"] = request.site ? *request.site : "";
-    one["group"] = progress.group;
-    one["error"] = name_of(progress.error);
-    one["submitted_s"] = progress.submitted_s;
-    one["announced_s"] = progress.announced_s;
-    one["agreed_s"] = progress.agreed_s;
-    one["begun_s"] = progress.begun_s;
-    one["ended_s"] = progress.ended_s;
-    list.append(one);
-  }
-  return list;
-}
-
-nb::dict counters() {
-  require_initialized();
-  const Coordinator::Counts counts = engine->counts();
-  nb::dict all;
-  all["rounds"] = counts.rounds;
-  all["cache_hits"] = counts.agreed_by_bit;
-  all["cache_misses"] = counts.announced;
-  return all;
-}
-
-nb::dict totals() {
-  require_initialized();
-  nb::dict kinds;
-  for (const auto& [kind, totals] : engine->totals()) {
-    nb::dict one;
-    one["operations"] = totals.operations;
-    one["failed"] = totals.failed;
-    one["bytes"] = totals.bytes;
-    one["queued_s"] = totals.queued_s;
-    one["waiting_s"] = totals.waiting_s;
-    one["ready_s"] = totals.ready_s;
-    one["working_s"] = totals.working_s;
-    kinds[name_of(kind)] = one;
-  }
-  return kinds;
-}
-
 // Memory that the ranks of the node share, as an array of bytes that gives it back when it goes; None without any.
 nb::object empty_bytes(size_t bytes) {
   require_initialized();
@@ -261,34 +216,11 @@ void bind_engine(nb::module_& module) {
       "Whether the Handle is done, after at most so many seconds. Raises the error with which its operation ended, if "
       "it did, and what a signal handler raises.");
   module.def(
-      "start_timeline",
-      [](const std::string& path, double start_s, double limit_mb, bool marks_rounds) {
-        require_initialized();
-        engine->start_timeline({path, 0, "", start_s, static_cast<size_t>(limit_mb * 1e6), marks_rounds});
-      },
-      nb::arg("path"), nb::arg("start_s"), nb::arg("limit_mb"), nb::arg("marks_rounds"),
-      "Writes what this rank does to a file from now on; start_s on the clock of time.monotonic() is 0 in it.");
-  module.def(
-      "stop_timeline",
-      [] {
-        if (engine) engine->stop_timeline();
-      },
-      "Ends the file, if there is one.");
-  module.def(
-      "mark",
-      [](const std::string& text) {
-        if (engine) engine->mark(text);
-      },
-      nb::arg("text"), "Marks this moment in the timeline, if there is one.");
-  module.def(
       "say_blocked",
       [](bool is_blocked) {
         if (engine) engine->say_blocked(is_blocked);
       },
       nb::arg("is_blocked"), "Whether all threads of this rank that could submit something wait.");
-  module.def("last_operations", &last_operations, "What this rank has done lately and what is pending, as dicts.");
-  module.def("counters", &counters, "How much there was to agree on so far.");
-  module.def("totals", &totals, "Sums over all operations of each kind, as dicts.");
   module.def("allreduce_in_place", &allreduce_in_place, "As submit, for what gradients need, positional only.");
 }
 

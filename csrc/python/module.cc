@@ -10,6 +10,7 @@ NB_MODULE(_core, module) {
   ringtrain::bind_handle(module);
   ringtrain::bind_buffer(module);
   ringtrain::bind_engine(module);
+  ringtrain::bind_observation(module);
   ringtrain::bind_simulation(module);
   ringtrain::bind_bench(module);
 }
