@@ -252,6 +252,7 @@ OF_RANKS = [
     ["latency", *QUICK, "--calls", "20", "--max-bytes", "64"],
     ["overlap", *QUICK, "--layer-us", "50", "--busy-core", "0"],
     ["straggler", *QUICK, "--peers", "none", "--steps", "1"],
+    ["timeline", *QUICK, "--layer-us", "20", "--steps", "2"],
     ["idle", "--seconds", "0.2"],
 ]
 SEVERAL = "import json, sys, ringtrain.bench.command as c; sys.exit(sum(map(c.main, json.loads(sys.argv[1]))))"
@@ -321,6 +322,13 @@ def test_overlap_knows_when_each_gradient_was_there(measured):
     (fact,) = result.facts
     assert len(fact["finished_s"]) == 161 and min(fact["finished_s"]) > 0 and fact["backward_s"] > 0
     assert "hidden behind the computing" in printed
+
+
+@needs_mpi
+def test_a_timeline_is_measured_beside_none(measured):
+    result, printed = measured[0]["timeline"], measured[1]
+    require_sane(result, ["without", "with a timeline"])
+    assert "times without" in printed
 
 
 @needs_mpi

@@ -25,6 +25,7 @@ from ringtrain.bench.latency import Latency
 from ringtrain.bench.launching import LaunchFailed, launch
 from ringtrain.bench.negotiation import Negotiation
 from ringtrain.bench.overlap import Overlap
+from ringtrain.bench.recording import Recording
 from ringtrain.bench.report import heading
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.session import Session
@@ -53,6 +54,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Overlap(),
     Idle(),
     Straggler(),
+    Recording(),
     TorchStep(),
     Negotiation(),
     Faults(),

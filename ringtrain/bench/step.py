@@ -74,8 +74,6 @@ class Step:
         others = [competitor for peer in session.peers() for competitor in peer.step()]
         if session.arguments.shared:
             others.insert(0, own.step_in_shared_arrays())
-        elif session.arguments.shared:
-            session.notes.append("--shared: this ringtrain has no ringtrain.empty")
         admitted = session.admit(others, gradients.arrays, gradients.fill, gradients.are_averaged)
         session.expect(1)
         contestants = [contestant, Contestant(FLOOR, floor(gradients.arrays)), *admitted]
