@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Call
 
     Raises:
         StalledError: not all ranks came in time; says which, where the first of them knows.
-        PeerLostError: MPI says that a rank has died.
+        PeerLostError: MPI says that a rank has died, or the launcher has ended.
     """
     call = RollCall(MPI, comm, ranks)
 
@@ -39,11 +40,16 @@ def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Call
         call.end()
         return result
 
+    launcher = os.getppid()
     working = _Working(work_and_end)
     deadline = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
     try:
         while not working.has_ended(_PAUSE_S):
             call.hear_verdict()
+            if os.getppid() != launcher:
+                raise PeerLostError(
+                    "the launcher has ended while this rank was in init(): another rank has failed; see its output"
+                )
             if time.monotonic() > deadline:
                 raise StalledError(call.verdict(timeout_s))
         return working.result()

@@ -115,6 +115,15 @@ def test_a_rank_is_killed_in_init(phase):
     require_clean_end(outcome)
 
 
+@pytest.mark.parametrize("phase", ["connect", "share"])
+def test_init_ends_with_the_launcher(phase):
+    # Open MPI's ends as soon as a rank exits with an error, and leaves the others alone.
+    outcome = run(vanishes(rank=1).during(phase, after_s=0), 2)
+    for report in outcome.reports.values():
+        assert report.error == "PeerLostError", describe(outcome)
+    require_clean_end(outcome)
+
+
 def test_a_rank_that_is_stopped_in_init_ends_it_for_the_others():
     outcome = run(stop(rank=1).during("connect", after_s=0), **SHORT_START)
     require_error(outcome, hvd.StalledError, r"start_timeout_s", limit_s=5)
