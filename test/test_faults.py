@@ -101,7 +101,8 @@ def test_a_rank_that_ends_without_a_word_is_named(ranks):
 
 def test_a_stopped_rank_ends_the_wait_with_a_stalled_error():
     outcome = run(stop(rank=2).at_step(3), **SHORT_STALL)
-    require_error(outcome, hvd.StalledError, "some rank is stopped", limit_s=3)
+    stopped = victim(outcome) + r' is stopped, .*; pending here: allreduce "stream" \(at .*rank.py:\d+\)'
+    require_error(outcome, hvd.StalledError, stopped, limit_s=3)
     assert "ringtrain warning: waiting for other ranks" in outcome.output
     require_clean_end(outcome)
 

@@ -2,11 +2,19 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 
 namespace ringtrain {
 namespace {
 
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+bool is_stopped(int64_t pid) {
+  std::string stat;
+  std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), stat);
+  const size_t name_end = stat.rfind(')');  // "4711 (python) T ..."
+  return name_end != std::string::npos && name_end + 2 < stat.size() && std::strchr("Tt", stat[name_end + 2]);
+}
 
 }  // namespace
 
@@ -56,6 +64,13 @@ void Node::check_members() {
     if (control(member).has_left.load(std::memory_order_acquire)) continue;
     throw Error(ErrorKind::peer_lost, is_gone(members_[member]));
   }
+}
+
+std::vector<RankName> Node::stopped_members() const {
+  std::vector<RankName> stopped;
+  for (const RankName& name : members_)
+    if (is_stopped(name.pid)) stopped.push_back(name);
+  return stopped;
 }
 
 }  // namespace ringtrain

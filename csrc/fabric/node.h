@@ -48,6 +48,8 @@ class Node {
   void leave() { control(index_).has_left.store(1, std::memory_order_release); }
   // Throws PeerLost if a member is dead, or what a member said last.
   void check_members();
+  // Those whose processes are stopped, by SIGSTOP or a debugger.
+  std::vector<RankName> stopped_members() const;
 
   void unlink() { segment_.unlink(); }
 

@@ -44,14 +44,21 @@ void PeerWatch::check_interrupt() {
   }
 }
 
+std::string PeerWatch::stall_text(double waited_s) const {
+  std::string text = "waiting for other ranks in " + std::string(doing_) + " for " +
+                     std::to_string(static_cast<int>(waited_s)) + " s: ";
+  const std::vector<RankName> stopped = node_ ? node_->stopped_members() : std::vector<RankName>();
+  for (const RankName& name : stopped) text += to_string(name) + " is stopped, by SIGSTOP or a debugger; ";
+  if (stopped.empty()) text += "some rank is stopped, or its host or network does not answer; ";
+  return text + pending_();
+}
+
 void PeerWatch::check(double waited_s) {
   look();
   check_interrupt();
   const bool is_over = limits_.stall_shutdown_s > 0 && waited_s > limits_.stall_shutdown_s;
   if (!is_over && (has_warned_ || waited_s < limits_.stall_warning_s)) return;
-  const std::string text = "waiting for other ranks in " + std::string(doing_) + " for " +
-                           std::to_string(static_cast<int>(waited_s)) +
-                           " s: some rank is stopped, or its host or network does not answer";
+  const std::string text = stall_text(waited_s);
   if (is_over) throw Error(ErrorKind::stalled, text);
   warn(text);
   has_warned_ = true;

@@ -43,6 +43,9 @@ class PeerWatch final : public Watch {
     has_warned_ = false;
   }
 
+  // Says what this rank has submitted and waits for, for messages. Called by who waits.
+  void set_pending(std::function<std::string()> pending) { pending_ = std::move(pending); }
+
   // Asked now and then while a caller's own thread waits: whether it was interrupted. Null for the engine's thread.
   void set_interrupt(const std::function<bool()>* is_interrupted) {
     is_interrupted_ = is_interrupted;
@@ -56,12 +59,14 @@ class PeerWatch final : public Watch {
 
  private:
   void check_interrupt();
+  std::string stall_text(double waited_s) const;
 
   Limits limits_;
   Node* node_ = nullptr;    // null when no other rank shares this rank's node
   Alarm* alarm_ = nullptr;  // null when all ranks share one node
   double next_roll_call_s_ = 0;
   std::string_view doing_ = "ringtrain's start";
+  std::function<std::string()> pending_ = [] { return "nothing is pending here"; };
   bool has_warned_ = false;
   const std::function<bool()>* is_interrupted_ = nullptr;
   double interrupted_since_ = 0;  // 0: not

@@ -53,6 +53,7 @@ Engine::Engine(World world, Options options)
       executor_(inbox_, sets_) {
   if (options_.autotune == "on" && world_.rank == 0 && world_.size() > 1)
     autotune_.emplace(tuning_, Autotune::knobs(options_, fabric_.alarm() == nullptr, fabric_.node() != nullptr));
+  fabric_.watch().set_pending([this] { return inbox_.pending_text(); });
   fabric_.watch().set_limits({options_.stall_warning_time_s, options_.stall_shutdown_time_s});
   thread_ = start_without_signals(&Engine::loop, this);
 }

@@ -149,6 +149,22 @@ std::vector<std::pair<SubmissionPtr, Progress>> Inbox::last_operations() {
   return operations;
 }
 
+std::string Inbox::pending_text() {
+  constexpr size_t kShown = 5;
+  std::string text;
+  std::lock_guard lock(mutex_);
+  if (in_flight_.empty()) return "nothing is pending here";
+  size_t shown = 0;
+  for (const auto& [key, submission] : in_flight_) {
+    if (shown++ == kShown) break;
+    const Request& request = submission->request;
+    text += (text.empty() ? "pending here: " : ", ") + title_of(request);
+    if (request.site && !request.site->empty()) text += " (at " + *request.site + ")";
+  }
+  const size_t more = in_flight_.size() > kShown ? in_flight_.size() - kShown : 0;
+  return more == 0 ? text : text + " and " + std::to_string(more) + " more";
+}
+
 std::map<OpKind, Totals> Inbox::totals() {
   std::lock_guard lock(mutex_);
   return history_.totals();

@@ -32,6 +32,8 @@ class Inbox {
   uint64_t added() const { return added_.load(std::memory_order_relaxed); }
   // The last operations that have ended, then those that have not, in the order of submission.
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations();
+  // Some of those that have not ended, and where they were submitted, in words.
+  std::string pending_text();
   std::map<OpKind, Totals> totals();
   // Who is told of every operation that ends; null for nobody.
   void set_timeline(std::shared_ptr<Timeline> timeline);

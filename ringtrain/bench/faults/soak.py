@@ -47,20 +47,23 @@ class Faults:
         hosts = arguments.over
         arguments.over = [str(host) for host in hosts]
         rows: dict[str, Row] = {}
-        counts = dict.fromkeys(("hung", "orphans", "leftovers", "unexpected"), 0)
+        counts = dict.fromkeys(("hung", "orphans", "leftovers", "unexpected", "stuck launchers"), 0)
         limits = {**_LIMITS, **dict(arguments.option)}
         for injection, place in _choices(arguments.count, arguments.max_ranks, arguments.seed, hosts):
             outcome = run(injection, place, limits, limit_s=60)
             found = _problems(outcome)
             for name, number in found.items():
                 counts[name] += number
+            # A launcher that never ends although no rank is left is not ours to mend.
+            counts["stuck launchers"] += outcome.returncode is None and not found["hung"]
             if any(found.values()):
                 print(_describe(outcome), file=sys.stderr, flush=True)
             name = injection.kind + (" in init" if injection.phase in _IN_INIT else "")
             row = rows.setdefault(name, Row({"fault": name}, []))
             if outcome.reports and outcome.struck_at is not None:
                 row.rounds.append(Round({own.NAME: {"seconds": _seconds(outcome, limits)}}))
-        session.facts.append({**counts, "problems": sum(counts.values())})
+        problems = sum(counts.values()) - counts["stuck launchers"]
+        session.facts.append({**counts, "problems": problems})
         return sorted(rows.values(), key=lambda row: str(row.key["fault"]))
 
     def table(self, result: Result) -> list[str]:
@@ -90,7 +93,7 @@ def _choices(count: int, max_ranks: int, seed: int, hosts: list[Host]) -> Iterat
 
 
 def _problems(outcome: Outcome) -> dict[str, int]:
-    is_hung = outcome.returncode is None
+    is_hung = bool(outcome.ranks_left)
     expected = set(_EXPECTED[outcome.injection.kind])
     if outcome.injection.phase in _IN_INIT:
         expected |= {"StalledError", "PeerLostError"}
@@ -117,7 +120,8 @@ def _seconds(outcome: Outcome, limits: Mapping[str, object]) -> float:
 
 
 def _describe(outcome: Outcome) -> str:
-    seen = f"status {outcome.returncode}, hung {outcome.silent()}, left {outcome.orphans} {outcome.leftovers}"
+    left = [*outcome.ranks_left, *outcome.orphans, *outcome.leftovers]
+    seen = f"status {outcome.returncode}, silent {outcome.silent()}, left {left}"
     reports = [f"  rank {rank}: {report}" for rank, report in outcome.reports.items()]
     head = f"{outcome.injection} of {outcome.place.ranks}: {seen}, struck at {outcome.struck_at}"
     return "\n".join([head, *reports, outcome.output[-3000:]])

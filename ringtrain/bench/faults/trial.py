@@ -53,9 +53,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was seen. `returncode` is None for a launcher that had to be killed.
+    """What was seen. `returncode` is None for a launcher that had to be killed, and `ranks_left` are those processes of
+    ranks that were there then.
 
-    `orphans` are processes that outlived it, `leftovers` names in /dev/shm.
+    `orphans` are processes that outlived the launcher, `leftovers` names in /dev/shm.
     """
 
     injection: Injection
@@ -63,6 +64,7 @@ class Outcome:
     struck_at: float | None
     reports: dict[int, Report]
     returncode: int | None
+    ranks_left: list[int]
     orphans: list[int]
     leftovers: list[str]
     output: str
@@ -100,7 +102,9 @@ def run(
         except subprocess.TimeoutExpired:
             returncode = None
         orphans = _outliving(name) if returncode is not None else []
+        ranks_left = []
         if returncode is None:
+            ranks_left = [pid for pid in processes_of(name) if _is_rank(pid)]
             process.kill()
             process.wait()
         return Outcome(
@@ -109,6 +113,7 @@ def run(
             _struck_at(folder),
             {rank: report for rank in range(place.ranks) if (report := _report(folder / f"rank{rank}.json"))},
             returncode,
+            ranks_left,
             orphans,
             leftovers(),
             (folder / "output").read_text(errors="replace"),
@@ -148,6 +153,14 @@ def processes_of(job: str) -> list[int]:
             if entry in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found
+
+
+def _is_rank(pid: int) -> bool:
+    """Whether it runs Python, as ranks do, and launchers and their daemons do not."""
+    try:
+        return Path(f"/proc/{pid}/exe").resolve().name.startswith("python")
+    except OSError:
+        return False
 
 
 def leftovers() -> list[str]:
