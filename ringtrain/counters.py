@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,7 +73,7 @@ def serve(port: int, rank: int) -> None:
 
     Raises:
         RuntimeError: the package prometheus-client is missing.
-        OSError: the port is taken.
+        OSError: the port cannot be had; says which.
     """
     global _server
     try:
@@ -81,7 +82,14 @@ def serve(port: int, rank: int) -> None:
         raise RuntimeError("metrics_port needs the package prometheus-client; pip install prometheus-client") from None
     registry = CollectorRegistry()
     registry.register(_Collector(rank))
-    _server, _ = start_http_server(port, registry=registry)
+    try:
+        _server, _ = start_http_server(port, registry=registry)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OSError(
+            f"the metrics of rank {rank} cannot be served at port {port} of {socket.gethostname()}: {reason}; choose "
+            "another metrics_port, of which each host takes one for each of its ranks"
+        ) from None
 
 
 def stop_serving() -> None:

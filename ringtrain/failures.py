@@ -41,22 +41,27 @@ def limit_exit() -> None:
     _core.limit_exit(_FINALIZE_S)
 
 
+def tell(error: BaseException) -> None:
+    """Have the operations of the other ranks fail with RemoteError, and with this error's traceback."""
+    limit_exit()
+    _core.give_up(_text(error), _TELLING_S)
+
+
 def _tell(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     assert _previous is not None
     try:
         if not hasattr(sys, "ps1"):  # at a prompt the process lives on
-            limit_exit()
-            _core.give_up(_text(kind, error, frames), _TELLING_S)
+            tell(error.with_traceback(frames))
     finally:
         _previous(kind, error, frames)
 
 
-def _text(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> str:
+def _text(error: BaseException) -> str:
     """The error in a line, and the whole traceback; the type alone where its own text cannot be had."""
     try:
-        lines = traceback.format_exception(kind, error, frames)
-        first = f"{kind.__name__}: {error}".splitlines()[0]
+        lines = traceback.format_exception(error)
+        first = f"{type(error).__name__}: {error}".splitlines()[0]
     except Exception:
-        return kind.__name__
+        return type(error).__name__
     text = f"{first}\n\n{''.join(lines).rstrip()}"
     return text.encode(errors="backslashreplace").decode()

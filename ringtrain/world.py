@@ -68,11 +68,16 @@ def init(
     atexit.register(shutdown)
     try:
         register_at_init(_checked_sets(process_sets))
+    except BaseException:  # on all ranks alike
+        shutdown()
+        raise
+    try:
         if float(settings["metrics_port"]):
             counters.serve(int(float(settings["metrics_port"])) + local_rank(), world.rank)
         for begin in _beginnings:
             begin(settings)
-    except BaseException:
+    except BaseException as error:  # perhaps on this rank alone
+        failures.tell(error)
         shutdown()
         raise
 

@@ -1,11 +1,13 @@
 """hvd.metrics(), and the same for Prometheus."""
 
+import socket
 import urllib.request
 
 import numpy as np
 import pytest
 
 import ringtrain as hvd
+from ringtrain import launchers
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -53,3 +55,16 @@ def test_prometheus_reads_them():
     hvd.shutdown()
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://localhost:{29471 + rank}/metrics", timeout=1)
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_a_port_that_is_taken_is_named_on_all_ranks():
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    port = 29491
+    if launchers.detect().rank == 0:
+        with socket.create_server(("", port)), pytest.raises(OSError, match=f"port {port} .* another metrics_port"):
+            hvd.init(metrics_port=port)
+    else:
+        hvd.init(metrics_port=port)
+        with pytest.raises(hvd.RemoteError, match=f"rank 0 .* port {port}"):
+            hvd.barrier()
