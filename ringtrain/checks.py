@@ -25,9 +25,10 @@ def check_replicas(params: Any, process_set: ProcessSet = global_process_set) ->
     Raises:
         ReplicaError: on all ranks, some parameter is not the same everywhere; the message names the first one, the
             ranks, and the first element.
-        TypeError, ValueError: as broadcast_parameters.
+        TypeError: what is no array.
+        ValueError: two parameters have the same path.
     """
-    arrays = objects.by_path(params)
+    arrays = objects.by_path(params, "check_replicas")
     digests = np.array([[_digest(array) for array in arrays.values()]], np.int64)
     of_ranks = ops.allgather(digests, process_set=process_set)
     differing = [place for place in range(len(arrays)) if len(set(of_ranks[:, place].tolist())) > 1]

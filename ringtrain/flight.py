@@ -19,6 +19,8 @@ from typing import Any
 class Flight:
     """What one rank wrote down."""
 
+    job: str
+    written_s: float
     rank: int
     host: str
     pid: int
@@ -35,6 +37,8 @@ class Flight:
             shift = content["time_s"] - content["monotonic_s"]
             operations = [_on_the_wall_clock(operation, shift) for operation in content["operations"]]
             return cls(
+                content["job"],
+                content["time_s"],
                 content["rank"],
                 content["host"],
                 content["pid"],
@@ -66,6 +70,12 @@ def read_folder(folder: Path) -> list[Flight]:
     if not flights:
         raise ValueError(f"there are no files rank-*.json in {folder}")
     return sorted(flights, key=lambda flight: flight.rank)
+
+
+def of_last_job(flights: Sequence[Flight]) -> tuple[list[Flight], list[Flight]]:
+    """Those of the job that has written last, and those that an earlier one has left in the same folder."""
+    job = max(flights, key=lambda flight: flight.written_s).job
+    return [flight for flight in flights if flight.job == job], [flight for flight in flights if flight.job != job]
 
 
 def first_difference(flights: Sequence[Flight]) -> str:
@@ -104,7 +114,10 @@ def _tell_missing(operation: dict[str, Any], flight: Flight, missing: list[int],
     )
     silent = [rank for rank in missing if rank not in known]
     if silent:
-        text += f" Of {_ranks(silent)} there is no file: dead, stopped, or on another host?"
+        text += (
+            f" Of {_ranks(silent)} there is no file: dead, stopped, on another host, or busy with something else, and "
+            "then `kill -USR1 PID` has it write one."
+        )
     for rank in missing:
         if rank in known:
             text += " " + _tell_last(known[rank])
@@ -168,11 +181,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", type=int, default=3, metavar="N", help="operations of each rank to show (default: 3)")
     options = parser.parse_args(arguments)
     try:
-        flights = read_folder(options.folder)
+        flights, earlier = of_last_job(read_folder(options.folder))
     except (OSError, ValueError) as error:
         print(f"python -m ringtrain.flight: {error}", file=sys.stderr)
         return 2
     print("\n".join(report(flights, options.show)))
+    if earlier:
+        print(f"Left out, since an earlier job wrote it: what {_ranks([flight.rank for flight in earlier])} wrote.")
     return 0
 
 

@@ -20,6 +20,7 @@ from ringtrain import _core
 from ringtrain.log import say
 from ringtrain.process_sets import get_process_set_ids_and_ranks
 
+_job = ""
 _rank = 0
 _folder = Path()
 _has_failed = False
@@ -28,8 +29,8 @@ _handles_signal = False
 
 def start(rank: int, folder: str, token: str) -> None:
     """Called by init(): from now on SIGUSR1 has the file written, unless the script has a handler of its own."""
-    global _rank, _folder, _has_failed, _handles_signal
-    _rank, _has_failed = rank, False
+    global _job, _rank, _folder, _has_failed, _handles_signal
+    _job, _rank, _has_failed = token, rank, False
     _folder = Path(folder) if folder else Path(tempfile.gettempdir()) / f"ringtrain-flight-{token}"
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
@@ -82,6 +83,7 @@ def write(reason: str) -> Path | None:
 
 def _contents(reason: str) -> dict[str, Any]:
     return {
+        "job": _job,
         "rank": _rank,
         "host": socket.gethostname(),
         "pid": os.getpid(),

@@ -144,21 +144,28 @@ def broadcast_parameters(
         ValueError: two arrays have the same path, such as those of the keys 1 and "1".
         MismatchError: the ranks have different dtypes or shapes under one name.
     """
+    arrays = by_path(params, "broadcast_parameters")
+    for path, array in arrays.items():
+        _check_is_overwritable(array, path)
     handles = []
-    for path, array in by_path(params).items():
+    for path, array in arrays.items():
         name = f"{prefix or 'parameters'}.{path}" if path else prefix or "parameters"
         handles.append(ops.broadcast_async_(array, root_rank, name=name, process_set=process_set))
     for handle in handles:
         ops.synchronize(handle)
 
 
-def by_path(params: Any) -> dict[str, Any]:
-    """Return the arrays of a tree by their paths, such as "encoder.0.weight"."""
+def by_path(params: Any, caller: str) -> dict[str, Any]:
+    """Return the arrays of a tree by their paths, such as "encoder.0.weight". Errors begin with the caller's name."""
     arrays: dict[str, Any] = {}
     for path, array in _leaves(params, ""):
         if path in arrays:
-            raise ValueError(f'broadcast_parameters: two parameters have the path "{path}"')
-        _check_is_overwritable(array, path)
+            raise ValueError(f'{caller}: two parameters have the path "{path}"')
+        if not _is_array(array):
+            raise TypeError(
+                f'{caller}: params["{path}"] is {type(array).__name__}, not an array. Put a number into a 0-d array, or '
+                "send the whole object with broadcast_object."
+            )
         arrays[path] = array
     return arrays
 
@@ -181,12 +188,10 @@ def _is_named_pairs(items: list[Any] | tuple[Any, ...]) -> bool:
     return all(isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) for item in items)
 
 
+def _is_array(array: Any) -> bool:
+    return hasattr(array, "dtype") and hasattr(array, "shape") and not isinstance(array, np.generic)
+
+
 def _check_is_overwritable(array: Any, path: str) -> None:
-    is_array = hasattr(array, "dtype") and hasattr(array, "shape") and not isinstance(array, np.generic)
-    if not is_array:
-        raise TypeError(
-            f'broadcast_parameters: params["{path}"] is {type(array).__name__}, not an array that can be overwritten. '
-            "Put a number into a 0-d array, or send the whole object with broadcast_object."
-        )
     if not getattr(getattr(array, "flags", None), "writeable", True):
         raise TypeError(f'broadcast_parameters: params["{path}"] is a read-only array; pass a copy that can be written')

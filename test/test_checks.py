@@ -122,3 +122,12 @@ def test_finite_is_not_the_same_as_a_sum_that_is():
     large = np.full(10, 3e38, np.float32)
     assert numpy_adapter.is_finite(large) and numpy_adapter.is_finite(np.ones(3, np.int64))
     assert not numpy_adapter.is_finite(np.array([1, np.nan])) and not numpy_adapter.is_finite(np.array([np.inf]))
+
+
+@pytest.mark.ranks(2)
+def test_what_cannot_be_written_can_be_compared():
+    frozen = np.ones(3)
+    frozen.flags.writeable = False
+    hvd.check_replicas({"frozen": frozen})
+    with pytest.raises(TypeError, match=r'check_replicas: params\["step"\] is int'):
+        hvd.check_replicas({"step": 1})

@@ -107,7 +107,7 @@ def operation(name, submitted=1.0, ended=0.0, error="", **more):
 def flight_of(rank, *operations, ranks=(0, 1)):
     ended = [one for one in operations if one["ended_s"]]
     pending = [one for one in operations if not one["ended_s"]]
-    return flight.Flight(rank, "host", 100 + rank, "SIGUSR1", {0: list(ranks)}, ended, pending)
+    return flight.Flight("job", 0.0, rank, "host", 100 + rank, "SIGUSR1", {0: list(ranks)}, ended, pending)
 
 
 def test_ranks_that_wait_for_different_operations():
@@ -139,3 +139,16 @@ def test_the_command_says_what_is_no_flight_record(tmp_path, capsys):
     (tmp_path / "rank-0.json").write_text("{}")
     assert flight.main([str(tmp_path)]) == 2
     assert "was not written by ringtrain" in capsys.readouterr().err
+
+
+def test_what_an_earlier_job_has_left_is_not_compared(tmp_path, capsys):
+    for rank, (job, written_s) in enumerate([("new", 20.0), ("new", 21.0), ("old", 10.0)]):
+        content = {
+            **{"job": job, "rank": rank, "host": "h", "pid": 1, "reason": "SIGUSR1", "time_s": written_s},
+            **{"monotonic_s": 0.0, "process_sets": {"0": [0, 1]}, "operations": []},
+        }
+        (tmp_path / f"rank-{rank}.json").write_text(json.dumps(content))
+    assert flight.main([str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "rank 1 on h" in printed and "rank 2 on h" not in printed
+    assert "an earlier job wrote it: what rank 2 wrote" in printed
