@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain import ops, timeline
+from ringtrain.checks import FiniteCheck, check_replicas
 from ringtrain.compression import Compression, Compressor
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.reducer import GradientReducer
@@ -60,6 +61,10 @@ class DistributedOptimizer:
         groups: as num_groups, or lists of the names or indices of the gradients that form a group.
         average_aggregated_gradients: divide by backward_passes_per_step too. Off, as in Horovod.
         process_set: the ranks that take part; the others update with their own gradients.
+        check_every: compare the parameters of all ranks after every n-th `step`, see `check_replicas`; 0 never. For
+            optimizers with `step`.
+        nan_check: look for NaN and infinity in every gradient before it is sent; raises NonFiniteError on all ranks,
+            and nothing is updated.
 
     Raises:
         TypeError: optimizer has none of the methods.
@@ -72,6 +77,9 @@ class DistributedOptimizer:
     _accumulator: _Accumulator
     _process_set: ProcessSet
     _reducer: GradientReducer
+    _check_every: int
+    _finite_check: FiniteCheck | None
+    _steps: int
 
     def __init__(
         self,
@@ -85,11 +93,22 @@ class DistributedOptimizer:
         groups: int | Sequence[Sequence[str | int]] | None = None,
         average_aggregated_gradients: bool = False,
         process_set: ProcessSet = global_process_set,
+        check_every: int = 0,
+        nan_check: bool = False,
     ) -> None:
         _check_is_optimizer(optimizer)
+        if check_every < 0 or (check_every and not hasattr(optimizer, "step")):
+            raise ValueError(f"check_every must not be negative, and needs step(params, grads), but is {check_every}")
         if backward_passes_per_step < 1:
             raise ValueError(f"backward_passes_per_step must be at least 1, but is {backward_passes_per_step}")
         names = _names_of(named_parameters)
+        reducer = GradientReducer(
+            compression=compression,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            scale=1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0,
+            process_set=process_set,
+        )
         # Straight into __dict__: an assignment would reach for the wrapped optimizer, see __setattr__.
         vars(self).update(
             _optimizer=optimizer,
@@ -97,13 +116,10 @@ class DistributedOptimizer:
             _groups=_checked_groups(num_groups, groups, names),
             _accumulator=_Accumulator(backward_passes_per_step),
             _process_set=process_set,
-            _reducer=GradientReducer(
-                compression=compression,
-                op=op,
-                gradient_predivide_factor=gradient_predivide_factor,
-                scale=1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0,
-                process_set=process_set,
-            ),
+            _reducer=reducer,
+            _check_every=check_every,
+            _finite_check=FiniteCheck(process_set, reducer.full_name("<finite>")) if nan_check else None,
+            _steps=0,
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -131,6 +147,7 @@ class DistributedOptimizer:
 
         Raises:
             ValueError: another number of parameters than of gradients or of names.
+            NonFiniteError, ReplicaError: see nan_check and check_every.
         """
         if len(params) != len(grads):
             raise ValueError(f"step: {len(params)} parameters but {len(grads)} gradients")
@@ -140,7 +157,15 @@ class DistributedOptimizer:
         arrays = [np.asarray(gradient) if isinstance(gradient, np.generic) else gradient for gradient in grads]
         in_place = [_is_writable(gradient) for gradient in arrays]
         averages = self._reduce(range(len(arrays)), arrays, in_place)
-        return None if averages is None else self._optimizer.step(params, averages)
+        if averages is None:
+            return None
+        result = self._optimizer.step(params, averages)
+        self._steps += 1
+        if self._check_every and self._steps % self._check_every == 0 and self._process_set.included():
+            is_new = isinstance(result, (list, tuple)) and len(result) == len(params)
+            names = [_name_of(place, self._names) for place in range(len(params))]
+            check_replicas(dict(zip(names, result if is_new else params, strict=True)), self._process_set)
+        return result
 
     def _reduce_and_update(self, update: Callable[..., None], index: Any, weight: Any, grad: Any, state: Any) -> None:
         is_list = isinstance(index, (list, tuple))
@@ -161,10 +186,16 @@ class DistributedOptimizer:
         self._reducer.group(_groups_among(names, self._groups))
         # Early parameters first: the next forward pass starts with them.
         priorities = [-index if isinstance(index, int) else -position for position, index in enumerate(indices)]
-        return self._reducer.reduce(names, summed, priorities, in_place)
+        if self._finite_check is None:
+            return self._reducer.reduce(names, summed, priorities, in_place)
+        for name, gradient in zip(names, summed, strict=True):
+            self._finite_check.look_at(name, gradient)
+        averages = self._reducer.reduce(names, summed, priorities, in_place)
+        self._finite_check.agree()
+        return averages
 
 
-_OWN_ATTRIBUTES = ("_optimizer", "_names", "_groups", "_accumulator", "_process_set", "_reducer")
+_OWN_ATTRIBUTES = tuple(DistributedOptimizer.__annotations__)
 
 
 def _is_writable(array: Any) -> bool:

@@ -163,8 +163,8 @@ def by_path(params: Any, caller: str) -> dict[str, Any]:
             raise ValueError(f'{caller}: two parameters have the path "{path}"')
         if not _is_array(array):
             raise TypeError(
-                f'{caller}: params["{path}"] is {type(array).__name__}, not an array. Put a number into a 0-d array, or '
-                "send the whole object with broadcast_object."
+                f'{caller}: params["{path}"] is {type(array).__name__}, not an array. Put a number into a 0-d array, '
+                "or send the whole object with broadcast_object."
             )
         arrays[path] = array
     return arrays

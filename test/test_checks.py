@@ -6,6 +6,7 @@ import pytest
 import ringtrain as hvd
 from ringtrain import _core
 from ringtrain.adapters import numpy as numpy_adapter
+from ringtrain.optim import SGD
 
 
 def parameters():
@@ -131,3 +132,29 @@ def test_what_cannot_be_written_can_be_compared():
     hvd.check_replicas({"frozen": frozen})
     with pytest.raises(TypeError, match=r'check_replicas: params\["step"\] is int'):
         hvd.check_replicas({"step": 1})
+
+
+@pytest.mark.ranks(2)
+def test_an_optimizer_of_arrays_compares_replicas_every_so_many_steps():
+    weights, zeros = [np.zeros(2), np.full(3, float(hvd.rank()))], [np.zeros(2), np.zeros(3)]
+    optimizer = hvd.DistributedOptimizer(SGD(0.1), {"a": None, "b": None}, check_every=2)
+    optimizer.step(weights, zeros)
+    with pytest.raises(hvd.ReplicaError, match='parameter "b" is not the same'):
+        optimizer.step(weights, zeros)
+    with pytest.raises(ValueError, match="check_every"):
+        hvd.DistributedOptimizer(SGD(0.1), check_every=-1)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_gradient_of_arrays_that_is_not_finite_is_not_used(passes):
+    weights = [np.ones(2), np.ones(3)]
+    optimizer = hvd.DistributedOptimizer(
+        SGD(0.1), {"a": None, "b": None}, backward_passes_per_step=passes, nan_check=True
+    )
+    gradients = [np.zeros(2), np.array([0.0, np.nan if hvd.rank() == 1 else 1.0, 0.0])]
+    for _ in range(passes - 1):
+        optimizer.step(weights, gradients)
+    with pytest.raises(hvd.NonFiniteError, match='gradient of "b" is NaN or infinite on rank 1 in step 1'):
+        optimizer.step(weights, gradients)
+    assert all((weight == 1).all() for weight in weights)
