@@ -21,6 +21,7 @@ _OF_A_KIND = {
 _OF_ALL = {
     "cache_hits": ("ringtrain_cache_hits", "Operations that were agreed on by one bit."),
     "cache_misses": ("ringtrain_cache_misses", "Operations that were announced in full."),
+    "came_last": ("ringtrain_came_last", "Cached operations for which all others waited for this rank."),
     "rounds": ("ringtrain_rounds", "Rounds of the negotiation."),
 }
 
@@ -29,11 +30,13 @@ def metrics() -> dict[str, Any]:
     """What this rank has done since init().
 
     Returns:
-        "cache_hits", "cache_misses" and "rounds", which are numbers, and for each kind of operation that there was
+        "cache_hits", "cache_misses", "rounds" and "came_last", which are numbers, and for each kind of operation that there was
         ("allreduce", "barrier", ...) a dict: "operations" and "failed" (numbers), "bytes" of this rank's tensors, and
         the seconds, summed over the operations, that they were "queued_s" before they were announced, "waiting_s" until
-        all ranks were ready, "ready_s" until their turn came, and "working_s" while they were carried out. A rank
-        whose "waiting_s" is much smaller than the others' is the one that they wait for.
+        all ranks were ready, "ready_s" until their turn came, and "working_s" while they were carried out.
+
+        The straggler is the rank whose "came_last" grows: it counts the cached operations that others had announced in
+        an earlier round, and that were complete as soon as this rank announced them. Its "waiting_s" is small, too.
 
     Raises:
         NotInitializedError: before init().

@@ -1,6 +1,7 @@
 """hvd.metrics(), and the same for Prometheus."""
 
 import socket
+import time
 import urllib.request
 
 import numpy as np
@@ -34,6 +35,19 @@ def test_failures_are_counted():
     with pytest.raises(hvd.MismatchError):
         hvd.allreduce(np.ones(2 + hvd.rank()), name="different")
     assert hvd.metrics()["allreduce"]["failed"] == before + 1
+
+
+@pytest.mark.ranks(2, 3)
+def test_the_straggler_counts_how_often_it_came_last():
+    for _ in range(3):
+        hvd.allreduce(np.ones(4), name="uneven")
+    hvd.barrier()
+    before = hvd.metrics()["came_last"]
+    for _ in range(10):
+        time.sleep(0.02 * (hvd.rank() == 1))
+        hvd.allreduce(np.ones(4), name="uneven")
+    came_last = hvd.metrics()["came_last"] - before
+    assert came_last >= 8 if hvd.rank() == 1 else came_last <= 2
 
 
 def test_there_are_none_before_init():

@@ -36,6 +36,7 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
   Round round;
   const uint64_t flags = words_.back();
   words_.pop_back();
+  lateness_.hear(words_);
   uint64_t common = 0;
   for_each_bit(words_, [&](int slot) {
     cache_.use(slot);
@@ -48,6 +49,7 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
     round.plans = plans_for(words_);
   } else {
     std::vector<AgreementPtr> agreements = agreements_of(words_);
+    lateness_.forget();
     for (AgreementPtr& agreement : settle(round)) agreements.push_back(std::move(agreement));
     drop_removed(agreements);
     round.plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
@@ -119,8 +121,11 @@ Words Coordinator::own_words() {
     for (int slot = 0; slot < cache_.slot_count(); ++slot)
       if (is_always_ready(slot)) set_bit(*always_ready_, static_cast<size_t>(slot));
   }
+  Words ready(always_ready_->size());
+  ready_.add_bits_to(ready);
   Words words = *always_ready_;
-  ready_.add_bits_to(words);
+  for (size_t i = 0; i < words.size(); ++i) words[i] |= ready[i];
+  lateness_.tell(ready, words);
   const bool has_news = !to_announce_.empty() || proposal_ || has_to_tell_of_block() ||
                         ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now_s();
   words.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying));

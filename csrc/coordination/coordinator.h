@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/tuning.h"
 #include "coordination/channel.h"
+#include "coordination/lateness.h"
 #include "coordination/ledger.h"
 #include "coordination/membership.h"
 #include "coordination/plan_cache.h"
@@ -58,9 +59,9 @@ class Coordinator {
 
   // Any thread. How much there was to agree on so far.
   struct Counts {
-    uint64_t rounds, agreed_by_bit, announced;
+    uint64_t rounds, agreed_by_bit, announced, came_last;
   };
-  Counts counts() const { return {rounds_, agreed_by_bit_, announced_in_full_}; }
+  Counts counts() const { return {rounds_, agreed_by_bit_, announced_in_full_, lateness_.came_last()}; }
 
   // When to come to a round even if nobody asks for one, on the clock of base/clock.h.
   double next_deadline() const;
@@ -110,6 +111,7 @@ class Coordinator {
   bool has_just_joined_ = false;       // the next round can agree on what the others wait for
   std::set<int> joined_;               // process sets that this rank has joined
   std::optional<Words> always_ready_;  // bits of what does not wait for this rank; nothing when it must be found again
+  Lateness lateness_;
   std::optional<Tuning> proposal_;
   double next_deadline_ = std::numeric_limits<double>::infinity();
 

@@ -38,6 +38,7 @@ nb::dict counters() {
   all["rounds"] = counts.rounds;
   all["cache_hits"] = counts.agreed_by_bit;
   all["cache_misses"] = counts.announced;
+  all["came_last"] = counts.came_last;
   return all;
 }
 

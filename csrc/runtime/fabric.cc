@@ -14,9 +14,9 @@ namespace {
 // How long a round waits for the other nodes to come by themselves before it calls them.
 constexpr double kPatience_s = 1e-3;
 
-// A board holds the bits of a full cache, and the usual announcement in one piece.
+// A board holds two bits for each operation of a full cache, and the usual announcement in one piece.
 size_t board_bytes(const Options& options) {
-  return std::max<size_t>(16 << 10, static_cast<size_t>(options.cache_capacity) / 8 + 64);
+  return std::max<size_t>(16 << 10, static_cast<size_t>(options.cache_capacity) / 4 + 64);
 }
 
 std::vector<std::vector<int>> ranks_by_node(const World& world) {
