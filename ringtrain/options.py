@@ -14,7 +14,7 @@ from ringtrain import _core
 
 
 class Option(NamedTuple):
-    """One row of the table: numbers have a range, choices a list whose first element is the default, texts neither."""
+    """One row of the table: numbers have a range, choices a list whose first element is the default, others neither."""
 
     name: str
     alias: str
@@ -28,6 +28,7 @@ class Option(NamedTuple):
 
 
 _SWITCH = {True: "on", False: "off"}
+_RANGES_IN_WORDS = {"steps": "steps such as 100-110", "text": "a path"}
 TABLE = [Option(**row) for row in _core.option_table()]
 
 
@@ -117,7 +118,7 @@ def markdown() -> str:
         elif option.type == "choice":
             default, values = str(option.default), ", ".join(option.choices)
         else:
-            default, values = "none", "a path"
+            default, values = "none", _RANGES_IN_WORDS[option.type]
         alias = f"`{option.alias}`" if option.alias else ""
         lines.append(f"| `{option.name}` | {default} | {values} | {alias} | {option.meaning} |")
     return "\n".join(lines) + "\n"

@@ -36,6 +36,8 @@ def test_horovod_counts_bytes_where_we_count_megabytes():
 def test_every_range_has_its_ends(option):
     if option.type == "text":
         inside, outside = ["", "anything"], []
+    elif option.type == "steps":
+        inside, outside = ["", "5", "0-3", "10-10"], ["foo", "3-", "4-3", "-1", "1-2-3", " 1", "1" * 30]
     elif option.type == "choice":
         inside, outside = option.choices, ["", "none of them"]
     else:

@@ -134,7 +134,7 @@ def test_a_bad_config_file_is_refused(tmp_path: Path, content: str | None, messa
 
 def test_every_option_is_a_flag() -> None:
     for option in options.TABLE:
-        value = {"number": f"{option.default}", "choice": option.choices[-1] if option.choices else ""}
+        value = {"number": f"{option.default}", "choice": option.choices[-1] if option.choices else "", "steps": "5-7"}
         text = value.get(option.type, "some/path")
         name = option.name.replace("_", "-")
         words = [f"--{name}"] if sorted(option.choices) == ["off", "on"] else [f"--{name}", text]
@@ -142,6 +142,12 @@ def test_every_option_is_a_flag() -> None:
         assert variables == {options.environment_name(option.name): text}
     off = flags.option_variables(parse("--no-autotune", *TRAIN), options.TABLE, options.environment_name)
     assert off == {"RINGTRAIN_AUTOTUNE": "off"}
+
+
+@pytest.mark.parametrize("text", ["foo", "", "3-", "4-3", "-1", "1-2-3"])
+def test_steps_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f'--timeline-steps: must be steps such as 100-110, not "{text}"'):
+        parse(f"--timeline-steps={text}", *TRAIN)
 
 
 def test_variables_are_given_or_taken_from_here() -> None:

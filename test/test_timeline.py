@@ -1,5 +1,7 @@
 """The timeline: one file of all ranks that a viewer can open, whatever happens to the job."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -7,12 +9,13 @@ import time
 
 import numpy as np
 import pytest
+from harness.timelines import Gradient, MadeUpJob
 
 import ringtrain as hvd
-from ringtrain import timeline
 from ringtrain.optim import SGD
 from ringtrain.timeline import parts
 from ringtrain.timeline.__main__ import main
+from ringtrain.timeline.report.trace import ranks_of, read
 
 
 def events_of(path):
@@ -21,6 +24,13 @@ def events_of(path):
 
 def spans(events, name, rank):
     return [event for event in events if event["ph"] == "X" and event["name"] == name and event["pid"] == rank]
+
+
+def leave_parts(path, ranks):
+    """What a job that was killed has left: rank 0's part at `path`, the others beside it."""
+    job = MadeUpJob(ranks, 2, lambda rank, step: 1_000, [Gradient("layer1", 1000, 100)])
+    for rank, part in enumerate(job.parts()):
+        parts.part_of(path, rank).write_bytes(part)
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -61,19 +71,49 @@ def test_one_file_shows_all_ranks_on_one_clock(tmp_path):
     assert not list(tmp_path.glob("*.rank-*"))
 
 
-@pytest.mark.ranks(2, isolated=True)
-def test_a_window_of_steps(tmp_path):
-    path = tmp_path / "timeline.json"
-    hvd.init(timeline_filename=str(path), timeline_steps="3-4")
+def take_steps(count):
     optimizer = hvd.DistributedOptimizer(SGD(lr=0.1))
     params = [np.ones(10)]
-    for _ in range(6):
+    for _ in range(count):
         optimizer.step(params, [np.ones(10)])
-    events = events_of(path)
-    marks = [event["name"] for event in events if event["ph"] == "i" and event["pid"] == 0 and event["tid"] == 0]
-    assert marks == ["step 3", "step 4"]
-    gradients = [one for one in spans(events, "allreduce", 1) if one["args"]["name"].startswith("gradients")]
-    assert len(gradients) == 2
+
+
+@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.parametrize(
+    ("window", "shown"), [("3-4", [3, 4]), ("3-3", [3]), ("5", [5]), ("0-2", [1, 2]), ("5-100", [5])]
+)
+def test_a_window_of_steps_is_shown_whole(tmp_path, window, shown):
+    path = tmp_path / "timeline.json"
+    hvd.init(timeline_filename=str(path), timeline_steps=window)
+    take_steps(6)
+    hvd.stop_timeline()
+    hvd.barrier()
+    assert read(path).steps == shown
+    gradients = [one for one in spans(events_of(path), "allreduce", 1) if one["args"]["name"].startswith("gradients")]
+    assert len(gradients) == (2 if window == "5-100" else len(shown))
+
+
+@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.parametrize("window", ["7-9", "0"])
+def test_a_window_that_never_came_is_told(tmp_path, window):
+    path = tmp_path / "timeline.json"
+    hvd.init(timeline_filename=str(path), timeline_steps=window)
+    take_steps(6)
+    rank, said = hvd.rank(), io.StringIO()
+    hvd.barrier()
+    with contextlib.redirect_stderr(said):
+        hvd.shutdown()
+    sentence = f"{path} was not written: timeline_steps is {window}, and the optimizers made 6 steps"
+    assert (sentence in said.getvalue()) == (rank == 0)
+    assert not path.exists()
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_steps_without_a_file_have_no_effect_and_this_is_told():
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        hvd.init(timeline_steps="3-4")
+    assert ("timeline_steps has no effect without timeline_filename" in said.getvalue()) == (hvd.rank() == 0)
 
 
 @pytest.mark.ranks(2, isolated=True)
@@ -97,9 +137,55 @@ def test_mistakes_are_refused(tmp_path):
         hvd.start_timeline(str(tmp_path / "two.json"))
     hvd.stop_timeline()
     hvd.stop_timeline()  # there is none
-    for text in ("a", "3-", "4-3", "-1"):
-        with pytest.raises(ValueError, match="timeline_steps must be steps such as 100-110"):
-            timeline._Window.of(text)
+
+
+@pytest.mark.ranks(2)
+def test_where_no_file_can_be_no_rank_writes(tmp_path):
+    (tmp_path / "folder").mkdir(exist_ok=True)
+    hvd.barrier()
+    with pytest.raises(hvd.RingtrainError, match=r"file_path must be a file, but .*folder is a folder"):
+        hvd.start_timeline(str(tmp_path / "folder"))
+    with pytest.raises(hvd.RingtrainError, match=r"file_path is .*one.json, but there is no folder .*none$"):
+        hvd.start_timeline(str(tmp_path / "none" / "one.json"))
+    with pytest.raises(hvd.RingtrainError, match="file_path must be a file, but /dev/null is a device"):
+        hvd.start_timeline("/dev/null")
+    hvd.stop_timeline()  # there is none
+    hvd.barrier()
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.parametrize("steps", ["", "100-110"])
+def test_a_folder_as_the_option_ends_init_on_all_ranks(tmp_path, steps):
+    with pytest.raises(hvd.RingtrainError, match=r"timeline_filename must be a file, but .* is a folder"):
+        hvd.init(timeline_filename=str(tmp_path), timeline_steps=steps)
+    assert not list(tmp_path.parent.glob(f"{tmp_path.name}.rank-*"))
+
+
+@pytest.mark.ranks(2)
+def test_what_a_larger_job_has_left_does_not_get_into_a_new_timeline(tmp_path):
+    path = tmp_path / "a [1].json"
+    if hvd.rank() == 0:
+        leave_parts(path, ranks=4)
+        (tmp_path / "a [1].json.rank-best").write_text("not ours")
+    hvd.barrier()
+    hvd.start_timeline(str(path))
+    hvd.barrier()
+    assert {part.name for part in tmp_path.iterdir()} == {path.name, f"{path.name}.rank-1", f"{path.name}.rank-best"}
+    hvd.stop_timeline()
+    hvd.barrier()
+    assert ranks_of(path) == {0, 1}
+
+
+@pytest.mark.ranks(3)
+def test_one_timeline_after_the_other_at_the_same_place(tmp_path):
+    path = tmp_path / "timeline.json"
+    for _ in range(20):
+        hvd.start_timeline(str(path))
+        hvd.stop_timeline()
+    hvd.barrier()
+    assert ranks_of(path) == {0, 1, 2}
+    assert not list(tmp_path.glob("*.rank-*"))
 
 
 KILLED = """
@@ -126,7 +212,61 @@ def test_what_a_killed_job_has_written_is_valid(tmp_path):
     assert len(spans(events, "allreduce", 1)) > 50 and any(event["name"] == "rank 1" for event in events)
 
 
-def test_a_file_that_was_cut_is_read_up_to_there(tmp_path):
-    whole = b'[\n{"name":"a","ph":"M"},\n{"name":"b","ph":"M"},\n{"name":"c","p'
-    assert [event["name"] for event in parts.events_of(whole)] == ["a", "b"]
+def test_a_file_that_was_cut_anywhere_is_read_up_to_there():
+    whole = '[\n{"name":"a","ph":"M"},\n{"name":"b","ph":"M"},\n{"args":{"name":"c\u00e9"},"ph":"M"}'.encode()
+    for length in range(whole.index(b"\n{", 30) + 1, len(whole)):
+        assert [event["name"] for event in parts.events_of(whole[:length])] == ["a", "b"]
+
+
+def test_a_file_that_is_not_there_is_not_merged(tmp_path):
     assert main(["merge", str(tmp_path / "none.json")]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("ranks", "said"), [(1, "1 rank"), (2, "2 ranks")])
+def test_merging_twice_is_merging_once(ranks, said, tmp_path, capsys):
+    path = tmp_path / "timeline.json"
+    leave_parts(path, ranks)
+    for _ in range(2):
+        assert main(["merge", str(path)]) == 0
+        assert capsys.readouterr().out == f"{path} has {said}\n"
+    ticks = [event for event in events_of(path) if event["ph"] == "i" and event["name"] == "rank 1"]
+    assert len(ticks) == (2 if ranks == 2 else 0)  # of two steps
+    assert [file.name for file in tmp_path.iterdir()] == ["timeline.json"]
+
+
+def test_a_cut_file_of_one_rank_becomes_valid(tmp_path):
+    path = tmp_path / "timeline.json"
+    leave_parts(path, ranks=1)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert main(["merge", str(path)]) == 0
+    assert len(events_of(path)) > 10
+
+
+@pytest.mark.parametrize("content", [b"a text\nof two lines\n", b'{"a":1}', b"[1]", b"[\n1,\n2\n]\n", b"\xff\x00"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_no_timeline_is_not_merged_and_stays_as_it_is(content, rank, tmp_path, capsys):
+    path = tmp_path / "timeline.json"
+    leave_parts(path, ranks=3)
+    wrong = parts.part_of(path, rank)
+    wrong.write_bytes(content)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert main(["merge", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"python -m ringtrain.timeline: {wrong} is ") and said.count("\n") == 1
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+    if rank == 0:
+        assert main(["report", str(path)]) == 2
+        assert capsys.readouterr().err == said
+
+
+def test_a_rank_that_wrote_nothing_does_not_keep_the_others_from_being_merged(tmp_path, capsys):
+    path = tmp_path / "timeline.json"
+    leave_parts(path, ranks=3)
+    parts.part_of(path, 1).write_bytes(b"")  # the disk of its host was full
+    assert main(["merge", str(path)]) == 0
+    assert ranks_of(path) == {0, 2} and capsys.readouterr().out == f"{path} has 2 ranks\n"
+    path.write_bytes(b"")
+    assert main(["merge", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"python -m ringtrain.timeline: {path} is empty")
+    assert path.read_bytes() == b""

@@ -173,8 +173,13 @@ def test_a_timeline_without_steps_and_a_missing_file_are_refused(tmp_path, capsy
         figures_of(tmp_path / "timeline.json")
     assert main(["report", str(tmp_path / "none.json")]) == 2
     assert "No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("speed", ["0", "-1", "abc", "inf", "nan"])
+def test_a_link_without_a_speed_is_refused(speed, capsys):
     with pytest.raises(SystemExit):
-        main(["report", "--link-gbit", "0", "timeline.json"])
+        main(["report", "--link-gbit", speed, "timeline.json"])
+    assert f'--link-gbit: must be a number above 0, not "{speed}"' in capsys.readouterr().err
 
 
 def test_json_has_the_figures_of_the_page(tmp_path, capsys):

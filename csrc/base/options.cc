@@ -12,7 +12,7 @@ namespace {
 struct Entry {
   OptionInfo info;
   std::function<void(Options&, double)> set_number;
-  std::function<void(Options&, const std::string&)> set_text;  // of choices, too
+  std::function<void(Options&, const std::string&)> set_text;  // of all but numbers
 };
 
 template <typename T>
@@ -32,6 +32,12 @@ Entry choice(std::string Options::* member, const char* name, std::vector<std::s
 Entry text(std::string Options::* member, const char* name, const char* meaning, const char* alias = "") {
   OptionInfo info{name, alias, 1, "text", 0, 0, 0, {}, meaning};
   return {info, nullptr, [member](Options& options, const std::string& value) { options.*member = value; }};
+}
+
+Entry steps(std::string Options::* member, const char* name, const char* meaning) {
+  Entry entry = text(member, name, meaning);
+  entry.info.type = "steps";
+  return entry;
 }
 
 const std::vector<Entry>& entries() {
@@ -80,8 +86,8 @@ const std::vector<Entry>& entries() {
            "Where to write what each rank does and when, for chrome://tracing and Perfetto.", "HOROVOD_TIMELINE"),
       choice(&Options::timeline_mark_cycles, "timeline_mark_cycles", {"off", "on"},
              "Whether to mark the rounds of the negotiation in the timeline.", "HOROVOD_TIMELINE_MARK_CYCLES"),
-      text(&Options::timeline_steps, "timeline_steps",
-           "The steps of the optimizers that go into the timeline, such as 100-110; by default all."),
+      steps(&Options::timeline_steps, "timeline_steps",
+            "The steps of the optimizers that go into the timeline, both ends included; by default all."),
       number(&Options::timeline_limit_mb, "timeline_limit_mb", 0.01, 1 << 20,
              "Size of each rank's part of the timeline, in megabytes; what comes later is left out."),
       text(&Options::flight_dir, "flight_dir",
@@ -103,9 +109,29 @@ std::string range_of(const OptionInfo& info) {
     };
     return "a number from " + plain(info.minimum) + " to " + plain(info.maximum);
   }
+  if (info.type == "steps") return "steps such as 100-110";
   std::string text = "one of";
   for (const std::string& name : info.choices) text += " " + name;
   return text;
+}
+
+// "100-110", or "100" for one step alone.
+bool are_steps(const std::string& text) {
+  constexpr size_t kMostDigits = 18;  // what a long long holds
+  const auto is_step = [](const std::string& digits) {
+    return !digits.empty() && digits.size() <= kMostDigits &&
+           digits.find_first_not_of("0123456789") == std::string::npos;
+  };
+  const size_t hyphen = text.find('-');
+  if (hyphen == std::string::npos) return is_step(text);
+  const std::string first = text.substr(0, hyphen), last = text.substr(hyphen + 1);
+  return is_step(first) && is_step(last) && std::stoll(first) <= std::stoll(last);
+}
+
+bool fits(const OptionInfo& info, const std::string& text) {
+  if (info.type == "choice") return std::find(info.choices.begin(), info.choices.end(), text) != info.choices.end();
+  if (info.type == "steps") return text.empty() || are_steps(text);
+  return true;
 }
 
 }  // namespace
@@ -125,9 +151,7 @@ void Options::set(const std::string& name, const std::string& text) {
     if (info.name != name) continue;
     const Error out_of_range = invalid("option " + name + " must be " + range_of(info) + ", not " + text);
     if (entry.set_text) {
-      const bool is_known =
-          info.type == "text" || std::find(info.choices.begin(), info.choices.end(), text) != info.choices.end();
-      if (!is_known) throw out_of_range;
+      if (!fits(info, text)) throw out_of_range;
       return entry.set_text(*this, text);
     }
     double value = 0;

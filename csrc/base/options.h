@@ -13,7 +13,7 @@ struct OptionInfo {
   std::string name;                  // "fusion_threshold_mb"; the variable is RINGTRAIN_FUSION_THRESHOLD_MB
   std::string alias;                 // Horovod's variable for the same knob, or ""
   double alias_factor;               // multiplies the alias' number (Horovod counts bytes where we count megabytes)
-  std::string type;                  // "number", "choice" or "text"
+  std::string type;                  // "number", "choice", "steps" or "text"
   double default_number = 0;         // numbers only
   double minimum = 0, maximum = 0;   // numbers only
   std::vector<std::string> choices;  // choices only; the first is the default

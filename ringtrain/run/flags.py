@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
@@ -114,6 +115,8 @@ def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
         group.add_argument(flag, choices=option.choices, help=help_text)
     elif option.type == "number":
         group.add_argument(flag, type=_number_within(option), metavar="NUMBER", help=help_text)
+    elif option.type == "steps":
+        group.add_argument(flag, type=_steps, metavar="FIRST-LAST", help=option.meaning.replace("%", "%%"))
     else:
         group.add_argument(flag, metavar="TEXT", help=option.meaning.replace("%", "%%"))
 
@@ -132,6 +135,13 @@ def _number_within(option: Option) -> Callable[[str], str]:
         return text
 
     return check
+
+
+def _steps(text: str) -> str:
+    match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text, re.ASCII)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise argparse.ArgumentTypeError(f'must be steps such as 100-110, not "{text}"')
+    return text
 
 
 def _positive(text: str) -> int:

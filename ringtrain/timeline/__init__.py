@@ -7,7 +7,6 @@ parts together. `python -m ringtrain.timeline merge FILE` does that for a job th
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from pathlib import Path
@@ -16,29 +15,24 @@ from typing import NamedTuple
 import numpy as np
 
 from ringtrain import _core, ops, world
+from ringtrain.errors import RingtrainError
 from ringtrain.log import say
+from ringtrain.timeline import place
 from ringtrain.timeline.parts import part_of, write_merged
 
 
 class _Window(NamedTuple):
-    """The steps that are shown; both belong to it."""
+    """The steps that are shown, both ends included, and how. Steps count from 1."""
 
+    text: str  # as timeline_steps has it
     first: int
-    last: float
-
-    @classmethod
-    def of(cls, text: str) -> _Window | None:
-        """From "100-110" or "100"; None for nothing. Raises ValueError for anything else."""
-        if not text:
-            return None
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise ValueError(f"timeline_steps must be steps such as 100-110, not {text}")
-        return cls(int(match[1]), int(match[2] or match[1]))
+    last: int
+    file_path: str
+    mark_cycles: bool
 
 
 _path: Path | None = None  # of the timeline under way
-_waiting_for: tuple[_Window, str, bool] | None = None  # window, path and whether rounds are marked
+_window: _Window | None = None  # until its last step has ended
 _limit_mb = 256.0
 _steps = 0
 
@@ -48,7 +42,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     Args:
         file_path: the file of all ranks, written on rank 0. Until `stop_timeline` it has rank 0 only, and the others
-            are beside it.
+            are beside it. What an earlier timeline has left there is removed.
         mark_cycles: mark the rounds of the negotiation.
 
     Raises:
@@ -56,11 +50,24 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         ValueError: there is a timeline already.
         RingtrainError: the file cannot be written; on some ranks only, but the next operation of all works.
     """
+    _start(file_path, mark_cycles, "file_path")
+
+
+def _start(file_path: str, mark_cycles: bool, given_as: str) -> None:
     global _path
     if _path is not None:
         raise ValueError(f"there is a timeline already, {_path}; call stop_timeline() first")
-    start_s = _common_start()
+    world.rank()  # before init() no file is removed
     path = Path(file_path)
+    problem = None
+    try:
+        place.check(path, given_as)
+        place.clear(path, given_as)
+    except RingtrainError as error:
+        problem = error  # after the common start, for which the other ranks wait
+    start_s = _common_start()
+    if problem is not None:
+        raise problem
     _core.start_timeline(str(part_of(path, world.rank())), start_s, _limit_mb, mark_cycles)
     _path = path
 
@@ -73,8 +80,8 @@ def stop_timeline() -> None:
     Raises:
         RingtrainError: another rank is gone; the parts stay as they are.
     """
-    global _path, _waiting_for
-    _waiting_for = None
+    global _path, _window
+    _window = None
     if _path is None:
         return
     path, _path = _path, None
@@ -84,23 +91,30 @@ def stop_timeline() -> None:
     if world.rank() == 0:
         write_merged(path, parts)
     else:
-        own.unlink()
+        own.unlink(missing_ok=True)  # rank 0 may have begun the next timeline
 
 
 def _begin(settings: dict[str, str]) -> None:
-    """At init(). Raises ValueError for steps that are none."""
-    global _waiting_for, _limit_mb, _steps
-    window = _Window.of(settings["timeline_steps"])
-    _limit_mb, _steps = float(settings["timeline_limit_mb"]), 0
+    """At init(). Raises RingtrainError where the file cannot be written."""
+    global _window, _limit_mb, _steps
+    _limit_mb, _steps, _window = float(settings["timeline_limit_mb"]), 0, None
     file_path, mark_cycles = settings["timeline_filename"], settings["timeline_mark_cycles"] == "on"
-    if file_path and window is not None:
-        _waiting_for = window, file_path, mark_cycles
+    steps = settings["timeline_steps"]
+    if file_path and steps:
+        place.check(Path(file_path), "timeline_filename")
+        first, _, last = steps.partition("-")
+        _window = _Window(steps, max(int(first), 1), int(last or first), file_path, mark_cycles)
     elif file_path:
-        start_timeline(file_path, mark_cycles)
+        _start(file_path, mark_cycles, "timeline_filename")
+    elif steps and world.rank() == 0:
+        say("timeline_steps has no effect without timeline_filename, the file to write")
 
 
 def _end() -> None:
     """At shutdown(): with the other ranks, if they are still there."""
+    if _window is not None and not _window.first <= _steps <= _window.last and world.rank() == 0:
+        made = "1 step" if _steps == 1 else f"{_steps} steps"
+        say(f"{_window.file_path} was not written: timeline_steps is {_window.text}, and the optimizers made {made}")
     try:
         stop_timeline()
     except RuntimeError as error:
@@ -109,16 +123,14 @@ def _end() -> None:
 
 def next_step() -> None:
     """Called by the optimizers at the beginning of each step, on all ranks alike."""
-    global _steps, _waiting_for
+    global _steps
     _steps += 1
-    if _waiting_for is not None:
-        window, file_path, mark_cycles = _waiting_for
-        if _steps == window.first:
-            start_timeline(file_path, mark_cycles)
-        elif _steps > window.last:
-            stop_timeline()
+    if _window is not None and _steps == _window.first <= _window.last:
+        _start(_window.file_path, _window.mark_cycles, "timeline_filename")
     if _path is not None:
         _core.mark(f"step {_steps}")
+    if _window is not None and _path is not None and _steps > _window.last:
+        stop_timeline()  # behind the mark that ends the last step
 
 
 world.at_init(_begin)

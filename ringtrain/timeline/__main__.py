@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtrain.timeline.parts import merge
+from ringtrain.timeline.merge import merge
 from ringtrain.timeline.report.figures import figures_of
 from ringtrain.timeline.report.page import page
 from ringtrain.timeline.report.trace import TraceError
@@ -21,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.command == "merge":
-            print(f"{options.file} has {merge(options.file)} ranks")
+            ranks = merge(options.file)
+            print(f"{options.file} has {ranks} {'rank' if ranks == 1 else 'ranks'}")
         else:
             _report(options.file, options.output, options.link_gbit, options.json)
     except (OSError, TraceError) as error:
@@ -51,9 +52,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be positive, not {text}")
+        raise argparse.ArgumentTypeError(f'must be a number above 0, not "{text}"')
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections import defaultdict
@@ -29,10 +30,17 @@ def events_of(part: bytes) -> list[dict[str, Any]]:
     try:
         events: list[dict[str, Any]] = json.loads(part)
         return events
+    except ValueError:  # no JSON, or no UTF-8 where a letter was cut
+        lines = part.decode(errors="replace").split("\n")[1:]
+        return [event for line in lines if (event := _event_in(line)) is not None]
+
+
+def _event_in(line: str) -> dict[str, Any] | None:
+    try:
+        event: dict[str, Any] = json.loads(line.rstrip(","))
+        return event
     except json.JSONDecodeError:
-        lines = part.decode(errors="replace").splitlines()[1:]
-        whole = (line.rstrip(",") for line in lines)
-        return [json.loads(line) for line in whole if line.startswith("{") and line.endswith("}")]
+        return None
 
 
 def _arrivals(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -51,17 +59,7 @@ def _arrivals(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def other_parts(path: Path) -> list[Path]:
     """What the ranks from 1 on have written beside the file of rank 0; nothing once all is brought together."""
-    return sorted(path.parent.glob(f"{path.name}.rank-*"), key=lambda part: int(part.name.rpartition("-")[2]))
-
-
-def merge(path: Path) -> int:
-    """Bring together the parts of a job that was killed. Returns how many there are; 1 is rank 0 alone.
-
-    Raises:
-        OSError: there is no such file.
-    """
-    others = other_parts(path)
-    write_merged(path, [path.read_bytes(), *(part.read_bytes() for part in others)])
-    for part in others:
-        part.unlink()
-    return 1 + len(others)
+    beginning = f"{path.name}.rank-"
+    found = path.parent.glob(glob.escape(beginning) + "*")
+    parts = {part.name.removeprefix(beginning): part for part in found}
+    return [parts[rank] for rank in sorted(filter(str.isdecimal, parts), key=int)]

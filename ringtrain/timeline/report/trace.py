@@ -73,12 +73,29 @@ def read(path: Path) -> Trace:
         reader.read(part)
     ranks = [reader.ranks[rank] for rank in sorted(reader.ranks)]
     if not ranks:
-        raise TraceError(f"{path} is empty: the job has ended, or was killed, before it wrote anything")
+        raise is_empty(path)
     if len(ranks) == 1:
         raise TraceError(f"{path} has one rank only, number {ranks[0].rank}: it communicates with nobody")
     if others:
         reader.note("The job was killed, or is still running: this was read from what each rank had written by then.")
     return Trace(ranks, _steps_of_all(path, ranks), reader.notes)
+
+
+def ranks_of(path: Path) -> set[int]:
+    """The ranks that have written to this file; none if it is empty.
+
+    Raises:
+        OSError: there is no such file.
+        TraceError: it is no timeline.
+    """
+    reader = _Reader()
+    reader.read(path)
+    return set(reader.ranks)
+
+
+def is_empty(path: Path) -> TraceError:
+    """The error for a file in which no rank has written."""
+    return TraceError(f"{path} is empty: the job has ended, or was killed, before it wrote anything")
 
 
 def _steps_of_all(path: Path, ranks: list[RankTrace]) -> list[int]:
