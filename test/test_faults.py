@@ -13,6 +13,7 @@ import pytest
 from faults import describe, processes_of, require_clean_end, require_error, run, start, victim
 
 import ringtrain as hvd
+from ringtrain.bench.faults import trial
 from ringtrain.bench.faults.injection import exhausts_memory, exits, interrupt, kill, raises, stop, vanishes
 from ringtrain.bench.faults.trial import leftovers
 
@@ -118,10 +119,12 @@ def test_a_rank_is_killed_in_init(phase):
 
 @pytest.mark.parametrize("phase", ["connect", "share"])
 def test_init_ends_with_the_launcher(phase):
-    # Open MPI's ends as soon as a rank exits with an error, and leaves the others alone.
-    outcome = run(vanishes(rank=1).during(phase, after_s=0), 2)
+    # Open MPI's ends as soon as a rank exits with an error, and leaves the others alone; Hydra waits for them.
+    outcome = run(vanishes(rank=1).during(phase, after_s=0), 2, **SHORT_START)
     for report in outcome.reports.values():
-        assert report.error == "PeerLostError", describe(outcome)
+        assert report.error == "PeerLostError" or (phase, report.error) == ("connect", "StalledError"), describe(
+            outcome
+        )
     require_clean_end(outcome)
 
 
@@ -139,7 +142,8 @@ def test_a_rank_that_never_calls_init_ends_the_job():
 
 def test_a_rank_is_killed_while_the_others_shut_down():
     outcome = run(kill(rank=1).during("shutdown"))
-    assert outcome.returncode is not None and outcome.silent() == [] and outcome.slowest_s() < 2, describe(outcome)
+    assert outcome.silent() == [] or trial.ends_all("kill"), describe(outcome)
+    assert not outcome.reports or outcome.slowest_s() < 2, describe(outcome)
     assert outcome.orphans == [] and outcome.leftovers == [], describe(outcome)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ringtrain.bench import own
 from ringtrain.bench.faults.injection import FROM_OUTSIDE, KINDS, Injection, Kind, Phase
-from ringtrain.bench.faults.trial import Outcome, Place, run
+from ringtrain.bench.faults.trial import Outcome, Place, ends_all, run
 from ringtrain.bench.report import Table, lines_of
 from ringtrain.bench.results import Result, Round, Row
 from ringtrain.bench.session import Session
@@ -100,8 +100,9 @@ def _problems(outcome: Outcome) -> dict[str, int]:
     if outcome.injection.phase == "shutdown":
         expected = {""}
     errors = {report.error for report in outcome.reports.values()}
-    # in init() the launcher may end the job before the others can say anything
-    is_silent = bool(outcome.silent()) and outcome.injection.phase not in _IN_INIT
+    # in init() any launcher may end the job before the others can say anything
+    may_be_silent = outcome.injection.phase in _IN_INIT or ends_all(outcome.injection.kind)
+    is_silent = bool(outcome.silent()) and not may_be_silent
     unexpected = outcome.struck_at is None or is_silent or not errors <= expected
     return {
         "hung": int(is_hung),

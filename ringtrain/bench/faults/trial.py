@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringtrain.bench.faults.injection import ENDING, Injection
+from ringtrain.bench.faults.injection import ENDING, Injection, Kind
 from ringtrain.options import environment_name
 from ringtrain.run.hosts import Host
 from ringtrain.run.job import Job, environment_of_ranks
 from ringtrain.run.launch import choose_launcher
-from ringtrain.run.mpi_library import OPEN_MPI, family_of, probe
+from ringtrain.run.mpi_library import MPICH, OPEN_MPI, family_of, probe
 
 # Every process of a job has this variable with the name of its folder, so /proc shows who is left.
 _MARK = "RINGTRAIN_BENCH_JOB"
@@ -132,6 +132,14 @@ def launcher_line(job: Job, leaves_alone: bool) -> list[str]:
     program, *rest = choose_launcher("mpirun", mpi["library"], mpi["path"], os.environ).arguments(job)
     alone = ["--with-ft", "ulfm"] if family_of(mpi["library"]) is OPEN_MPI else ["-disable-auto-cleanup"]
     return [program, *(alone if leaves_alone else []), *rest]
+
+
+def ends_all(kind: Kind) -> bool:
+    """Whether the launcher may end the other ranks before they can say what they see.
+
+    MPICH's does so when a process ends badly, in 5.0 whatever it is told.
+    """
+    return family_of(_probe()["library"]) is MPICH and kind in ENDING
 
 
 @functools.cache
