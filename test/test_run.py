@@ -398,6 +398,18 @@ def test_bad_input_is_one_sentence_and_exit_code_2() -> None:
     assert result.stderr == "ringrun: -np 3 is more than the 2 slots of h1:2; give the hosts more\n"
 
 
+@needs_mpi
+@pytest.mark.parametrize("words", [["-H", "no-such-host.invalid:2"], ["-np", "2", "--network-interface", "nosuch0"]])
+def test_ranks_that_never_start_are_told_with_what_was_asked_for(words: list[str]) -> None:
+    if words[0] == "-np" and mpi_library.probe()["library"] != "Open MPI":
+        pytest.skip("this launcher does not look at the interface on one host")
+    result = ringrun(*words, "python", "-c", "pass")
+    assert result.returncode == 1, result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("ringrun: ranks 0-1 did not start; try ") and words[-1] in last
+    assert ("--check" in last) == (words[0] == "-H")
+
+
 def test_ringrun_refuses_to_be_a_rank() -> None:
     result = ringrun("-np", "2", "python", PMI_RANK="1", PMI_SIZE="2", MPI_LOCALRANKID="1")
     assert result.returncode == 2 and "itself was started as rank 1" in result.stderr

@@ -82,6 +82,8 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path, mark: str) -> None:
         os.kill(launcher, signal.SIGKILL)
         assert process.wait(TIMEOUT_S) == 137
         assert not processes_with(MARK, mark)
+        assert process.stderr is not None
+        assert process.stderr.read().splitlines()[-1] == "ringrun: the launcher was ended by SIGKILL"
 
 
 @pytest.mark.fast
@@ -100,6 +102,37 @@ def test_a_rank_ends_with_its_attendant(tmp_path: Path, mark: str) -> None:
         rank = int(next(tmp_path.iterdir()).name)
         os.kill(parent_of(rank), signal.SIGKILL)
         assert process.wait(TIMEOUT_S) != 0
+
+
+CALL = """
+import os, pathlib, signal, sys, time, ringtrain
+if sys.argv[2] == "ignored":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def begin(folder, seconds):
+    pathlib.Path(folder, str(os.getpid())).touch()
+    time.sleep(seconds)
+try:
+    ringtrain.run(begin, (sys.argv[1], 1 if sys.argv[2] == "ignored" else 600), np=2)
+finally:
+    print("the caller's own end")
+"""
+
+
+@pytest.mark.parametrize(("choice", "code"), [("default", -signal.SIGTERM), ("ignored", 0)])
+def test_a_signal_to_a_python_that_runs_ranks_leaves_nothing(choice: str, code: int, tmp_path: Path, mark: str) -> None:
+    pytest.importorskip("cloudpickle")
+    (folder := tmp_path / "ranks").mkdir()
+    (temporary := tmp_path / "temporary").mkdir()
+    words = [sys.executable, "-c", CALL, str(folder), choice]
+    environment = {**os.environ, "PYTHONPATH": ROOT, MARK: mark, "TMPDIR": str(temporary)}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_until(lambda: len(list(folder.iterdir())) == 2)
+        process.terminate()
+        assert process.wait(TIMEOUT_S) == code
+        assert process.stdout is not None
+        assert process.stdout.read() == ("the caller's own end\n" if code == 0 else "")
+    assert not processes_with(MARK, mark)
+    assert not list(temporary.glob("ringtrain-run-*"))
 
 
 def parent_of(pid: int) -> int:

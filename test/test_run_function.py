@@ -20,6 +20,8 @@ from ringtrain.run.hosts import UsageError
 # what these tests run is imported by the ranks under this file's own name
 MODULE = """
 import os
+import sys
+import threading
 import numpy
 import ringtrain as hvd
 
@@ -46,6 +48,17 @@ def die():
     if hvd.rank() == 1:
         os.kill(os.getpid(), 9)
     hvd.barrier()
+
+def leave(rank, code, is_sudden):
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == rank:
+        os._exit(code) if is_sudden else sys.exit(code)
+    hvd.barrier()
+
+def lock():
+    hvd.init()
+    return threading.Lock() if hvd.rank() == 1 else None
 
 def say():
     print("hello", os.environ["GREETING"])
@@ -83,8 +96,25 @@ def test_an_exception_that_cannot_be_pickled_is_told(functions: Any) -> None:
 
 @needs_mpi
 def test_a_rank_that_dies_is_an_error(functions: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"the first to fail was rank 1 .*SIGKILL"):
+    with pytest.raises(RuntimeError, match=r"^the first to fail was rank 1 .*SIGKILL"):
         ringtrain.run(functions.die, np=2)
+
+
+@needs_mpi
+@pytest.mark.parametrize("is_sudden", [False, True])
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(0, r"rank 1 ended without a result \(exit code 0\)"), (3, r"rank 1 .*with exit code 3")],
+)
+def test_a_rank_that_exits_is_an_error(functions: Any, code: int, message: str, is_sudden: bool) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        ringtrain.run(functions.leave, (1, code, is_sudden), np=2)
+
+
+@needs_mpi
+def test_a_result_that_cannot_be_pickled_is_told(functions: Any) -> None:
+    with pytest.raises(TypeError, match=r"the result of rank 1 cannot be pickled: .*lock"):
+        ringtrain.run(functions.lock, np=2)
 
 
 @needs_mpi
@@ -133,6 +163,35 @@ def test_a_function_of_a_module_needs_no_cloudpickle() -> None:
 def test_an_argument_that_cannot_be_pickled_is_named() -> None:
     with pytest.raises(TypeError, match="add or its arguments cannot be pickled"):
         ringtrain.run(operator.add, (1, os.scandir()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"np": 0}, ValueError, "np must be at least 1, not 0"),
+        ({"np": -1}, ValueError, "np must be at least 1, not -1"),
+        ({"np": "2"}, TypeError, "np must be a whole number, not '2'"),
+        ({"np": 3, "hosts": "h1:2"}, UsageError, "np=3 is more than the 2 slots of hosts='h1:2'"),
+        ({"hosts": ""}, UsageError, 'hosts: "" is no host'),
+        ({"hosts": ["h1"]}, TypeError, "hosts must be a text"),
+        ({"start_timeout_s": -1}, ValueError, "start_timeout_s must be a number of seconds from 0, not -1"),
+        ({"start_timeout_s": float("nan")}, ValueError, "start_timeout_s must be"),
+        ({"start_timeout_s": "5"}, TypeError, "start_timeout_s must be a number of seconds, not '5'"),
+        ({"env": {"A": 1}}, TypeError, "env must map names to texts, but maps 'A' to 1"),
+        ({"env": {"A=B": "1"}}, ValueError, "env has 'A=B': '1', which cannot be a variable"),
+        ({"env": "A=1"}, TypeError, "env must be a mapping"),
+        ({"args": "ab"}, TypeError, "args must be a tuple or a list, not 'ab'"),
+        ({"function": 7}, TypeError, "must be a function, not 7"),
+    ],
+    ids=str,
+)
+def test_a_bad_argument_is_named_before_anything_starts(
+    arguments: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers, "detect", lambda: None)
+    monkeypatch.setattr(function, "probe", lambda: pytest.fail("something was started"))
+    with pytest.raises(error, match=message):
+        ringtrain.run(**{"function": operator.add, "args": (1, 2), **arguments})
 
 
 def test_a_rank_cannot_start_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

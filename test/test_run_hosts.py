@@ -128,7 +128,8 @@ def test_ranks_that_do_not_start_in_time_are_named(four_hosts: SimulatedHosts, t
     with start(four_hosts, *words, RINGRUN_TEST=str(tmp_path), **agents) as process:
         _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1 and time.monotonic() - begin < 15
-    assert "did not start in 1.5 s; try ringrun --check" in errors
+    hosts = ",".join(f"{name}:1" for name in four_hosts.names[:2])
+    assert f"did not start in 1.5 s; try ringrun -H {hosts} --check, or a longer start timeout" in errors
     wait_until(lambda: not processes_with("RINGRUN_TEST", str(tmp_path)), 10)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, ringrun
 
 from ringtrain.run import attendant
 from ringtrain.run.attendant import Sender
+from ringtrain.run.endings import spoken_by_ringrun
 from ringtrain.run.failures import FailureLog, list_of_ranks, report
 from ringtrain.run.frames import Ended, FrameReader, LauncherSaid, Started, Written
 from ringtrain.run.output import LastLines, Output
@@ -121,8 +123,9 @@ def test_a_traceback_counts_although_its_rank_ends_later() -> None:
     log.add(Ended(1, -15, 0.0, True))
     failures = log.failures()
     assert [(failure.rank, failure.code) for failure in failures] == [(1, 1), (0, 1)]
-    lines = report(failures).splitlines()
+    lines = spoken_by_ringrun(report(failures)).splitlines()
     assert lines[0] == "ringrun: the first to fail was rank 1 on h1, with exit code 1; rank 0 failed after it"
+    assert lines[1] == "ringrun: the last lines of rank 1 on standard error were"
     assert lines[2:] == ["    " + line for line in TRACEBACK.decode().splitlines()]
 
 
@@ -148,6 +151,29 @@ def test_a_rank_that_was_told_to_end_or_ended_well_has_not_failed() -> None:
     log.add(Written(1, True, TRACEBACK))
     log.add(Ended(1, 0, 0.0, False))
     assert log.failures() == []
+
+
+STALLED = TRACEBACK.replace(b"ValueError: bad", b"ringtrain.StalledError: waiting for 5 s")
+
+
+@pytest.mark.parametrize("woken", [TRACEBACK, TRACEBACK.replace(b"ValueError: bad\n", b""), TRACEBACK[:35]])
+def test_a_rank_that_wakes_up_to_be_ended_is_not_the_first(woken: bytes) -> None:
+    log = FailureLog()
+    log.add(Written(0, True, STALLED + b"ringtrain: MPI_Finalize waits for other ranks\n"))
+    log.add(Ended(0, 1, 0.0, False))
+    time.sleep(0.01)
+    log.add(Written(1, True, woken))
+    log.add(Ended(1, -15, 0.0, True))
+    failures = log.failures()
+    assert [failure.rank for failure in failures] == ([0, 1] if woken == TRACEBACK else [0])
+    assert report(failures).splitlines()[-1] == "    ringtrain.StalledError: waiting for 5 s"
+
+
+def test_a_torn_traceback_of_a_rank_that_nobody_told_to_end_counts() -> None:
+    log = FailureLog()
+    log.add(Written(1, True, TRACEBACK[:35]))
+    log.add(Ended(1, -9, 0.0, False))
+    assert [(failure.rank, failure.code) for failure in log.failures()] == [(1, 137)]
 
 
 def test_ranks_are_listed_in_ranges() -> None:
@@ -251,6 +277,40 @@ hvd.allreduce(numpy.ones(3))
     result = ringrun("-np", "3", "python", "-c", script)
     assert result.returncode == 1
     assert "the first to fail was rank 2" in result.stderr and result.stderr.endswith("    KeyError: 'the cause'\n")
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_a_stopped_rank_is_not_the_first_to_fail() -> None:
+    script = """
+import os, signal, numpy, ringtrain as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+hvd.allreduce(numpy.ones(3))
+"""
+    limits = ("--stall-warning-time-s", "1", "--stall-shutdown-time-s", "2")
+    result = ringrun("-np", "3", *limits, "python", "-c", script)
+    assert result.returncode == 1
+    assert "the first to fail was rank 1" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("    ringtrain.StalledError: "), result.stderr
+
+
+@needs_mpi
+def test_a_rank_that_leaves_early_is_told_last() -> None:
+    script = """
+import os, time, ringtrain as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 1:
+    os._exit(0)
+time.sleep(20)
+"""
+    result = ringrun("-np", "3", "python", "-c", script)
+    assert result.returncode != 0
+    last = result.stderr.splitlines()[-1]
+    assert last == f"ringrun: rank 1 on {socket.gethostname()} ended early with exit code 0, while the others still ran"
 
 
 @needs_mpi

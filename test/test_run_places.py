@@ -116,8 +116,10 @@ def test_a_config_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> 
         ("verbose loudly\n", "line 1: verbose takes on or off"),
         ("env 'open\n", "line 1"),
         ("config-file other\n", "cannot name another"),
-        ("no-such-flag 1\n", "--no-such-flag"),
-        ("fusion-threshold-mb 9999\n", "a number from 0 to 4096"),
+        ("np 4\nno-such-flag 1\n", "config, line 2: .*--no-such-flag"),
+        ("np two\n", 'config, line 1: .*whole number from 1, not "two"'),
+        ("no-prefix-output on\n", 'config, line 1: write "prefix-output off"'),
+        ("\nfusion-threshold-mb 9999\n", "config, line 2: .*a number from 0 to 4096"),
         (None, "No such file"),
     ],
 )

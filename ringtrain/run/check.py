@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringtrain.run.failures import report
 from ringtrain.run.host_report import HostReport
 from ringtrain.run.hosts import Host
 from ringtrain.run.job import Job
@@ -147,7 +146,8 @@ def _check_mpi(hosts: Sequence[Host], job: Job, launcher: Launcher) -> int:
         timer.cancel()
     found = [line for line in printed[False].decode().splitlines() if line.startswith(RESULT)]
     if outcome.code != 0 or not found:
-        why = report(outcome.failures) if outcome.failures else printed[True].decode(errors="replace").rstrip()
+        said = printed[True].decode(errors="replace").rstrip()
+        why = outcome.explanation if outcome.failures or not said else said
         print(f"MPI starts no job on {_listed(hosts)} (exit code {outcome.code}):\n{why}")
         return 1
     reports, pairs = json.loads(found[0].removeprefix(RESULT))

@@ -13,7 +13,7 @@ from pathlib import Path
 from ringtrain import launchers
 from ringtrain.run import allocations
 from ringtrain.run.check import check
-from ringtrain.run.failures import report
+from ringtrain.run.endings import spoken_by_ringrun
 from ringtrain.run.flags import option_variables, parse
 from ringtrain.run.hosts import Host, UsageError, parse_hosts, read_hostfile, total_slots
 from ringtrain.run.job import Job, environment_of_ranks
@@ -138,7 +138,7 @@ def _supervise(arguments: argparse.Namespace, job: Job, launcher: Launcher) -> i
         raise UsageError(f"--output-filename {folder} cannot be made: {error.strerror}") from error
     with signals_end(supervisor):
         outcome = supervisor.run()
-    if outcome.failures:
+    if outcome.explanation:
         with contextlib.suppress(BrokenPipeError):
-            print(report(outcome.failures), file=sys.stderr, flush=True)
+            print(spoken_by_ringrun(outcome.explanation), file=sys.stderr, flush=True)
     return outcome.code

@@ -18,8 +18,8 @@ from pathlib import Path
 from ringtrain.run.hosts import UsageError
 
 
-def read_config(path: str, switches: Collection[str]) -> list[str]:
-    """The lines of a file as words for the parser. Raises UsageError.
+def read_config(path: str, switches: Collection[str]) -> list[tuple[str, str]]:
+    """The lines of a file as words for the parser, each behind where it stands. Raises UsageError.
 
     Args:
         path: the file; # begins a comment, and quotes are those of a shell.
@@ -36,7 +36,8 @@ def read_config(path: str, switches: Collection[str]) -> list[str]:
         except ValueError as error:
             raise UsageError(f"{path}, line {number}: {error}") from error
         if parts:
-            words.append(_flag(parts, switches, f"{path}, line {number}"))
+            source = f"{path}, line {number}"
+            words.append((source, _flag(parts, switches, source)))
     return words
 
 
@@ -49,6 +50,8 @@ def _flag(parts: list[str], switches: Collection[str], source: str) -> str:
         if tuple(parts[1:]) not in spelling:
             raise UsageError(f"{source}: {name} takes on or off")
         return spelling[tuple(parts[1:])]
+    if (switch := name.removeprefix("no-")) in switches:
+        raise UsageError(f'{source}: write "{switch} off"')
     if len(parts) != 2:
         raise UsageError(f'{source}: write a name and a value, as in "num-proc 4"; quote a value that has blanks')
     # a single hyphen for -np, -n and -H

@@ -17,13 +17,15 @@ _CONSEQUENCES = (
     "ringtrain.ShutDownError",
     "ringtrain.StalledError",
 )
+# What the library notes while a process ends; after a traceback it would hide what went wrong.
+_NOTE = "ringtrain: "
 _SHOWN_LINES = 20
 
 
 class Failure(NamedTuple):
     """A rank that failed; `code` is what a shell would give, 128 + signal where a signal ended it.
 
-    `is_consequence` says that by its own words it failed because another rank did.
+    `is_consequence` says that it failed because another rank did: by its own words, or as it was told to end by then.
     """
 
     rank: int
@@ -49,13 +51,19 @@ class _Rank:
         self.ended: Ended | None = None
         self.ended_at = 0.0
 
+    @property
+    def was_ended(self) -> bool:
+        """Whether its own end says nothing of it: it was told to end, or killed together with its attendant."""
+        return self.ended is None or self.ended.was_told
+
 
 class FailureLog:
     """Takes what the ranks send, in the order in which it comes, and tells who failed when.
 
     A rank that raises prints its traceback at once, but may end after others that failed because of it: its time is
     that of the traceback. What says itself that it is the consequence of another failure comes after all others. A
-    rank that was told to end and had printed no traceback has not failed.
+    rank that was told to end and had printed no whole traceback has not failed: one that was stopped wakes up for its
+    end, and may begin to print one.
     """
 
     def __init__(self) -> None:
@@ -73,37 +81,37 @@ class FailureLog:
 
     def failures(self) -> list[Failure]:
         """The ranks that failed, the first one first."""
-        found = [self._failure(number, rank) for number, rank in self._ranks.items()]
+        ends = [rank.ended_at for rank in self._ranks.values() if not rank.was_ended and _code(rank) != 0]
+        found = [self._failure(number, rank, min(ends, default=float("inf"))) for number, rank in self._ranks.items()]
         return sorted(
             (failure for failure in found if failure is not None),
             key=lambda failure: (failure.is_consequence, failure.time),
         )
 
-    def _failure(self, number: int, rank: _Rank) -> Failure | None:
-        ended = rank.ended
-        if ended is not None and ended.code == 0:
+    def ended_well(self) -> list[tuple[int, str]]:
+        """The ranks that ended with exit code 0 without being told to, each with its host, the first one first."""
+        found = [item for item in self._ranks.items() if not item[1].was_ended and _code(item[1]) == 0]
+        return [(number, rank.host) for number, rank in sorted(found, key=lambda item: item[1].ended_at)]
+
+    def _failure(self, number: int, rank: _Rank, first_end: float) -> Failure | None:
+        """`first_end` is when the first rank ended by a failure of its own, whereupon the others may be told to end."""
+        code, lines = _code(rank), rank.last_lines.all()
+        if code == 0 or (rank.was_ended and (rank.traceback_at is None or _is_torn(lines))):
             return None
-        if ended is None or ended.was_told:
-            if rank.traceback_at is None:
-                return None
-            # what ended it came after its own failure; Python would have returned this
-            code = 1
-        else:
-            code = ended.code if ended.code > 0 else 128 - ended.code
         failed_at = rank.ended_at if rank.traceback_at is None else rank.traceback_at
-        lines = rank.last_lines.all()
         is_consequence = any(line.startswith(_CONSEQUENCES) for line in lines)
-        return Failure(number, rank.host, failed_at, code, is_consequence, _tail(lines))
+        is_late = rank.was_ended and failed_at > first_end
+        return Failure(number, rank.host, failed_at, code, is_consequence or is_late, _tail(lines))
 
 
 def report(failures: list[Failure]) -> str:
-    """What to print of the failures, at least one: who was first, the end of what it wrote, and who followed."""
+    """What to say of the failures, at least one: who was first, the end of what it wrote, and who followed."""
     first, *later = failures
-    lines = [f"ringrun: the first to fail was {first}"]
+    lines = [f"the first to fail was {first}"]
     if later:
         lines[0] += f"; {list_of_ranks([failure.rank for failure in later])} failed after it"
     if first.last_lines:
-        lines.append(f"ringrun: the last lines of rank {first.rank} on standard error were")
+        lines.append(f"the last lines of rank {first.rank} on standard error were")
         lines += [f"    {line}" for line in first.last_lines]
     return "\n".join(lines)
 
@@ -120,11 +128,29 @@ def list_of_ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
 
 
-def _tail(lines: list[str]) -> list[str]:
-    """From the last traceback on, or the last lines."""
+def _code(rank: _Rank) -> int:
+    """What a shell would give."""
+    if rank.ended is not None and (rank.ended.code == 0 or not rank.was_ended):
+        return rank.ended.code if rank.ended.code >= 0 else 128 - rank.ended.code
+    # what ended it came after its own failure; Python would have returned this
+    return 1
+
+
+def _last_traceback(lines: list[str]) -> list[str]:
     starts = [index for index, line in enumerate(lines) if line == _TRACEBACK]
-    if not starts:
+    return [line for line in lines[starts[-1] :] if not line.startswith(_NOTE)] if starts else []
+
+
+def _is_torn(lines: list[str]) -> bool:
+    """Whether the last traceback, if there is one, has no line for its exception."""
+    traceback = _last_traceback(lines)
+    return bool(traceback) and all(line.startswith(" ") for line in traceback[1:])
+
+
+def _tail(lines: list[str]) -> list[str]:
+    """The last traceback and what follows it, or the last lines."""
+    shown = _last_traceback(lines)
+    if not shown:
         return lines[-_SHOWN_LINES:]
-    shown = lines[starts[-1] :]
     # both ends of a long one: where it began and what it was
     return shown if len(shown) <= 2 * _SHOWN_LINES else [*shown[:5], "...", *shown[-_SHOWN_LINES:]]

@@ -75,7 +75,13 @@ def parse(words: Sequence[str], table: Sequence[Option]) -> argparse.Namespace:
     if arguments.config_file is None:
         return arguments
     switches = {*_SWITCHES, *(_hyphened(option.name) for option in table if _is_switch(option))}
-    return parser.parse_args([*read_config(arguments.config_file, switches), *words])
+    lines = read_config(arguments.config_file, switches)
+    for source, word in lines:
+        try:
+            parser.parse_args([word])
+        except UsageError as error:
+            raise UsageError(f"{source}: {error}") from error
+    return parser.parse_args([*(word for _, word in lines), *words])
 
 
 def option_variables(

@@ -15,13 +15,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ringtrain import launchers
-from ringtrain.run.failures import Failure, report
-from ringtrain.run.hosts import UsageError, parse_hosts
+from ringtrain.run.arguments import (
+    check_args,
+    check_env,
+    check_function,
+    check_hosts,
+    check_num_proc,
+    check_start_timeout_s,
+)
+from ringtrain.run.hosts import UsageError
 from ringtrain.run.job import Job, environment_of_ranks
 from ringtrain.run.launch import choose_launcher
 from ringtrain.run.mpi_library import probe
 from ringtrain.run.output import print_to_python
-from ringtrain.run.supervise import Settings, Supervisor
+from ringtrain.run.supervise import Outcome, Settings, Supervisor
+from ringtrain.run.termination import unwinds_before_termination
 
 Result = TypeVar("Result")
 
@@ -70,29 +78,34 @@ def run(
         verbose: say where the ranks run.
 
     Raises:
-        TypeError: the function or its arguments cannot be pickled.
-        UsageError: this process is a rank itself, or the hosts are too few.
+        TypeError: an argument is of the wrong type, or something cannot be pickled: the function, its arguments or
+            its result.
+        ValueError: an argument is out of its range.
+        UsageError: this process is a rank itself, or the hosts are none or too few.
         MpiNotFound: there is no MPI, or no launcher of it.
-        RuntimeError: a rank ended without a result.
+        RuntimeError: a rank ended without a result, also by sys.exit; or the ranks did not start.
         Exception: what the function raised on the rank that failed first; its cause shows the traceback.
     """
     launch = launchers.detect()
     if launch is not None and launch.size != 1:
         raise UsageError(f"ringtrain.run was called by rank {launch.rank} of a job; call it outside of one")
-    call = _pickled(function, tuple(args), dict(kwargs or {}))
-    slots = parse_hosts(hosts) if hosts is not None else []
+    check_function(function)
+    num_proc, added = check_num_proc(np), check_env(env)
+    slots = check_hosts(hosts, num_proc)
+    settings = Settings(num_proc > 1, check_start_timeout_s(start_timeout_s), None, verbose)
+    call = _pickled(function, check_args(args), dict(kwargs or {}))
     mpi = probe()
     launcher = choose_launcher("auto", mpi["library"], mpi["path"], os.environ)
-    with tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder) as own_folder:
+    with (
+        unwinds_before_termination(),
+        tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder) as own_folder,
+    ):
         Path(own_folder, CALL_FILE).write_bytes(call)
         command = [sys.executable, "-c", _WORKER, _import_path(), own_folder]
-        environment = environment_of_ranks({**os.environ, **(env or {})})
-        job = Job(command, np, slots, environment, exported=tuple(sorted(env or ())))
-        supervisor = Supervisor(launcher, job, Settings(np > 1, start_timeout_s, None, verbose), print_to_python)
-        outcome = supervisor.run()
-        if outcome.code != 0:
-            raise _error(outcome.code, outcome.failures, Path(own_folder))
-        return [pickle.loads(result_file(Path(own_folder), rank).read_bytes()) for rank in range(np)]
+        environment = environment_of_ranks({**os.environ, **added})
+        job = Job(command, num_proc, slots, environment, exported=tuple(sorted(added)))
+        outcome = Supervisor(launcher, job, settings, print_to_python).run()
+        return _results(outcome, num_proc, Path(own_folder))
 
 
 def result_file(folder: Path, rank: int) -> Path:
@@ -134,10 +147,20 @@ def _import_path() -> str:
     return ":".join(os.path.abspath(entry) for entry in sys.path)
 
 
-def _error(code: int, failures: list[Failure], folder: Path) -> BaseException:
-    first = failures[0].rank if failures else None
-    if first is None or not error_file(folder, first).exists():
-        return RuntimeError(report(failures) if failures else f"the launcher ended with exit code {code}")
-    error, text = pickle.loads(error_file(folder, first).read_bytes())
-    error.__cause__ = RankTraceback(first, text)
+def _results(outcome: Outcome, num_proc: int, folder: Path) -> list[Any]:
+    """What the ranks have left in `folder`, or the exception for why they have not."""
+    failures = outcome.failures
+    silent = next((rank for rank in outcome.ended_well if not result_file(folder, rank).exists()), None)
+    if silent is not None and (not failures or failures[0].is_consequence):
+        raise RuntimeError(f"rank {silent} ended without a result (exit code 0)")
+    if failures and error_file(folder, failures[0].rank).exists():
+        raise _error_of(failures[0].rank, folder)
+    if outcome.code != 0:
+        raise RuntimeError(outcome.explanation)
+    return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(num_proc)]
+
+
+def _error_of(rank: int, folder: Path) -> BaseException:
+    error, text = pickle.loads(error_file(folder, rank).read_bytes())
+    error.__cause__ = RankTraceback(rank, text)
     return error  # type: ignore[no-any-return]

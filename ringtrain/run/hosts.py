@@ -30,9 +30,12 @@ class Host(NamedTuple):
         return f"{self.name}:{self.slots}"
 
 
-def parse_hosts(text: str) -> list[Host]:
-    """Read `h1:2,h2:2`; a host without a number has one slot each time it is named. Raises UsageError."""
-    return merge(_parse_host(item.strip(), f"-H {text}") for item in text.split(","))
+def parse_hosts(text: str, source: str = "-H") -> list[Host]:
+    """Read `h1:2,h2:2`; a host without a number has one slot each time it is named.
+
+    Raises UsageError, which names `source`, the flag or argument that the text was given with.
+    """
+    return merge(_parse_host(item.strip(), f"{source} {text}".rstrip()) for item in text.split(","))
 
 
 def read_hostfile(path: str) -> list[Host]:

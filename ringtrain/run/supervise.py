@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from ringtrain.run import attendant, leftovers
-from ringtrain.run.failures import Failure, FailureLog, list_of_ranks
+from ringtrain.run import attendant, endings, leftovers
+from ringtrain.run.failures import Failure, FailureLog, report
 from ringtrain.run.frames import Ended, Event, FrameReader, LauncherSaid, Started, Written
 from ringtrain.run.job import Job
 from ringtrain.run.launch import Launcher
@@ -42,10 +42,16 @@ class Settings(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a job ended: `code` for the shell, and the ranks that failed, the first one first."""
+    """How a job ended.
+
+    `code` is for the shell, `explanation` what there is to say of it, in one or more lines. `failures` are the ranks
+    that failed and `ended_well` those that ended with exit code 0 by themselves, the first one first.
+    """
 
     code: int
+    explanation: str
     failures: list[Failure]
+    ended_well: list[int]
 
 
 def command_of_attendants(command: list[str]) -> list[str]:
@@ -175,20 +181,22 @@ class Supervisor:
             self._files.close()
 
     def _outcome(self, launcher_code: int) -> Outcome:
+        ended_well = self._failures.ended_well()
+        ranks = [rank for rank, _ in ended_well]
         if self._signals:
-            return Outcome(128 + self._signals[0], [])
-        failures = self._failures.failures()
+            return Outcome(128 + self._signals[0], "", [], ranks)
+        failures, missing = self._failures.failures(), self._missing()
         if self._is_late:
-            self._say(
-                f"{list_of_ranks(self._missing())} did not start in {self._settings.start_timeout_s:g} s; "
-                "try ringrun --check with the same hosts, or a longer --start-timeout"
-            )
-            return Outcome(1, failures)
-        if failures:
-            return Outcome(failures[0].code, failures)
-        if launcher_code != 0 and self._missing():
-            self._say(f"{list_of_ranks(self._missing())} did not start; try ringrun --check with the same hosts")
-        return Outcome(launcher_code if launcher_code >= 0 else 128 - launcher_code, [])
+            late = endings.of_late_ranks(self._job, missing, self._settings.start_timeout_s)
+            return Outcome(1, f"{late}\n{report(failures)}" if failures else late, failures, ranks)
+        # ranks that saw their launcher die are a consequence of that
+        was_killed = launcher_code < 0 and self._kill_at is None
+        if failures and not (was_killed and failures[0].is_consequence):
+            return Outcome(failures[0].code, report(failures), failures, ranks)
+        if launcher_code == 0:
+            return Outcome(0, "", [], ranks)
+        code = 128 - launcher_code if launcher_code < 0 else 1 if missing else launcher_code
+        return Outcome(code, endings.of_launcher(self._job, launcher_code, missing, ended_well), [], ranks)
 
     def _say(self, text: str) -> None:
         self._write(f"ringrun: {text}\n".encode(), True)

@@ -5,26 +5,40 @@ from __future__ import annotations
 import pickle
 import traceback
 from pathlib import Path
+from typing import Any
 
 from ringtrain import launchers
 from ringtrain.run.function import CALL_FILE, error_file, pickler, result_file
 
 
 def main(own_folder: str) -> None:
-    """Raises what the function does, so that the rank fails and prints its traceback."""
+    """Raises what the function does, so that the rank fails and prints its traceback.
+
+    An exit leaves no file: it would end the caller, too, if that raised it.
+    """
     folder = Path(own_folder)
     launch = launchers.detect()
     rank = launch.rank if launch is not None else 0
     try:
         function, args, kwargs = pickle.loads((folder / CALL_FILE).read_bytes())
-        result = pickler().dumps(function(*args, **kwargs))
+        result = _pickled_result(function(*args, **kwargs), rank)
+    except SystemExit:
+        raise
     except BaseException as error:
-        error_file(folder, rank).write_bytes(_pickled(error))
+        error_file(folder, rank).write_bytes(_pickled_error(error))
         raise
     result_file(folder, rank).write_bytes(result)
 
 
-def _pickled(error: BaseException) -> bytes:
+def _pickled_result(result: Any, rank: int) -> bytes:
+    try:
+        data: bytes = pickler().dumps(result)
+    except Exception as error:
+        raise TypeError(f"the result of rank {rank} cannot be pickled: {error}") from error
+    return data
+
+
+def _pickled_error(error: BaseException) -> bytes:
     text = traceback.format_exc()
     try:
         data: bytes = pickler().dumps((error, text))

@@ -1,0 +1,51 @@
+"""Why a job ended: the sentences for where no rank failed first, and the prefix that they all get from ringrun."""
+
+from __future__ import annotations
+
+import signal
+
+from ringtrain.run.failures import list_of_ranks
+from ringtrain.run.job import Job
+
+
+def spoken_by_ringrun(text: str) -> str:
+    """`text` with ringrun's name before each line that is not indented, as quoted lines are."""
+    return "\n".join(line if line.startswith(" ") else f"ringrun: {line}" for line in text.splitlines())
+
+
+def of_late_ranks(job: Job, missing: list[int], timeout_s: float) -> str:
+    """For the ranks `missing`, at least one, that did not start within `timeout_s`."""
+    remedies = [*_remedies(job), "a longer start timeout"]
+    return f"{list_of_ranks(missing)} did not start in {timeout_s:g} s; try {', or '.join(remedies)}"
+
+
+def of_launcher(job: Job, code: int, missing: list[int], ended_well: list[tuple[int, str]]) -> str:
+    """For a launcher that ended with `code`, not 0 and negative for a signal, although no rank had failed.
+
+    Args:
+        missing: the ranks that did not start.
+        ended_well: the ranks that ended with exit code 0 by themselves and their hosts, the first one first.
+    """
+    if code < 0:
+        return f"the launcher was ended by {signal.Signals(-code).name}"
+    if missing:
+        remedies = _remedies(job)
+        hint = f"try {', or '.join(remedies)}" if remedies else "the launcher's own words say why"
+        return f"{list_of_ranks(missing)} did not start; {hint}"
+    if len(ended_well) == job.num_proc:
+        return f"all ranks ended with exit code 0, but the launcher with exit code {code}"
+    if ended_well:
+        rank, host = ended_well[0]
+        return f"rank {rank} on {host} ended early with exit code 0, while the others still ran"
+    return f"the launcher ended with exit code {code} before any rank had ended"
+
+
+def _remedies(job: Job) -> list[str]:
+    """What to try where ranks do not start, from what was asked for."""
+    found = []
+    if job.hosts:
+        port = [] if job.ssh_port is None else ["--ssh-port", str(job.ssh_port)]
+        found.append(" ".join(["ringrun -H", ",".join(map(str, job.hosts)), *port, "--check"]))
+    if job.network_interfaces is not None:
+        found.append(f"another network interface than {job.network_interfaces}")
+    return found
