@@ -30,10 +30,11 @@ def metrics() -> dict[str, Any]:
     """What this rank has done since init().
 
     Returns:
-        "cache_hits", "cache_misses", "rounds" and "came_last", which are numbers, and for each kind of operation that there was
-        ("allreduce", "barrier", ...) a dict: "operations" and "failed" (numbers), "bytes" of this rank's tensors, and
-        the seconds, summed over the operations, that they were "queued_s" before they were announced, "waiting_s" until
-        all ranks were ready, "ready_s" until their turn came, and "working_s" while they were carried out.
+        "cache_hits", "cache_misses", "rounds" and "came_last", which are numbers, and for each kind of operation that
+        there was ("allreduce", "barrier", ...) a dict: "operations" and "failed" (numbers), "bytes" of this rank's
+        tensors, and the seconds, summed over the operations, that they were "queued_s" before they were announced,
+        "waiting_s" until all ranks were ready, "ready_s" until their turn came, and "working_s" while they were carried
+        out.
 
         The straggler is the rank whose "came_last" grows: it counts the cached operations that others had announced in
         an earlier round, and that were complete as soon as this rank announced them. Its "waiting_s" is small, too.

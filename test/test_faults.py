@@ -122,9 +122,8 @@ def test_init_ends_with_the_launcher(phase):
     # Open MPI's ends as soon as a rank exits with an error, and leaves the others alone; Hydra waits for them.
     outcome = run(vanishes(rank=1).during(phase, after_s=0), 2, **SHORT_START)
     for report in outcome.reports.values():
-        assert report.error == "PeerLostError" or (phase, report.error) == ("connect", "StalledError"), describe(
-            outcome
-        )
+        assert report.error in ("PeerLostError", "StalledError"), describe(outcome)
+        assert outcome.slowest_s() < 5
     require_clean_end(outcome)
 
 
