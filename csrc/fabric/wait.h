@@ -69,7 +69,7 @@ class Pace {
   // 0 where they come fast, or too few are left.
   double until_several_s() const {
     constexpr double kSlow_s = 50e-6;
-    constexpr size_t kSeveral = 8;
+    constexpr size_t kSeveral = 4;
     return gap_s_ > kSlow_s && left_ > 2 * kSeveral ? kSeveral * gap_s_ : 0;
   }
 

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cinttypes>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 
@@ -32,6 +32,16 @@ std::string quoted(const std::string& text) {
     }
   }
   return result + "\"";
+}
+
+// In microseconds, to the nanosecond. Ten times as fast as printf's %.3f, of which a step has a thousand.
+void append_us(std::string& text, double seconds) {
+  const long long ns = std::llround(1e9 * std::abs(seconds));
+  if (seconds < 0) text += '-';
+  text += std::to_string(ns / 1000);
+  const auto digits = static_cast<int>(ns % 1000);
+  for (const int digit : {digits / 100, digits / 10 % 10, digits % 10}) text += static_cast<char>('0' + digit);
+  text.insert(text.end() - 3, '.');
 }
 
 }  // namespace
@@ -126,11 +136,14 @@ int Timeline::track_of(const std::string& name) {
 void Timeline::format_span(const char* name, int track, double begin_s, double end_s, const std::string& arguments) {
   constexpr double kShortest_s = 1e-7;
   if (end_s - begin_s < kShortest_s) return;
-  char text[256];
-  std::snprintf(text, sizeof(text), "{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d",
-                name, 1e6 * (begin_s - setup_.start_s), 1e6 * (end_s - begin_s), setup_.rank, track);
   begin_event();
-  text_ += text;
+  text_ += "{\"name\":\"";
+  text_ += name;
+  text_ += "\",\"ph\":\"X\",\"ts\":";
+  append_us(text_, begin_s - setup_.start_s);
+  text_ += ",\"dur\":";
+  append_us(text_, end_s - begin_s);
+  text_ += ",\"pid\":" + std::to_string(setup_.rank) + ",\"tid\":" + std::to_string(track);
   text_ += arguments.empty() ? "}" : ",\"args\":{" + arguments + "}}";
 }
 
@@ -154,11 +167,10 @@ void Timeline::format(const SubmissionPtr& submission) {
 void Timeline::format(const Wait& wait) { format_span("waiting", kScript, wait.begin_s, wait.end_s, ""); }
 
 void Timeline::format(const Mark& mark) {
-  char text[128];
-  std::snprintf(text, sizeof(text), ",\"ph\":\"i\",\"ts\":%.3f,\"pid\":%d,\"tid\":%d,\"s\":\"p\"}",
-                1e6 * (mark.at_s - setup_.start_s), setup_.rank, kScript);
   begin_event();
-  text_ += "{\"name\":" + quoted(mark.text) + text;
+  text_ += "{\"name\":" + quoted(mark.text) + ",\"ph\":\"i\",\"ts\":";
+  append_us(text_, mark.at_s - setup_.start_s);
+  text_ += ",\"pid\":" + std::to_string(setup_.rank) + ",\"tid\":" + std::to_string(kScript) + ",\"s\":\"p\"}";
 }
 
 }  // namespace ringtrain
