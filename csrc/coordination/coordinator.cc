@@ -125,7 +125,7 @@ Words Coordinator::own_words() {
   ready_.add_bits_to(ready);
   Words words = *always_ready_;
   for (size_t i = 0; i < words.size(); ++i) words[i] |= ready[i];
-  lateness_.tell(ready, words);
+  lateness_.tell(std::move(ready), words);
   const bool has_news = !to_announce_.empty() || proposal_ || has_to_tell_of_block() ||
                         ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now_s();
   words.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying));

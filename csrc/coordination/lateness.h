@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
 #include "coordination/words.h"
 
@@ -15,9 +16,9 @@ namespace ringtrain {
 class Lateness {
  public:
   // Appends to this rank's row what the others are to know; `ready`: its own bits.
-  void tell(const Words& ready, Words& row) {
-    own_ = ready;
+  void tell(Words ready, Words& row) {
     for (const uint64_t word : ready) row.push_back(~word);
+    own_ = std::move(ready);
   }
 
   // Takes from the row of all ranks what was appended, so that the common bits stay.

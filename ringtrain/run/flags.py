@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
+from ringtrain import _core
 from ringtrain.run.config import read_config
 from ringtrain.run.hosts import UsageError
 
@@ -122,7 +122,7 @@ def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
     elif option.type == "number":
         group.add_argument(flag, type=_number_within(option), metavar="NUMBER", help=help_text)
     elif option.type == "steps":
-        group.add_argument(flag, type=_steps, metavar="FIRST-LAST", help=option.meaning.replace("%", "%%"))
+        group.add_argument(flag, type=_steps_for(option), metavar="FIRST-LAST", help=option.meaning.replace("%", "%%"))
     else:
         group.add_argument(flag, metavar="TEXT", help=option.meaning.replace("%", "%%"))
 
@@ -143,11 +143,20 @@ def _number_within(option: Option) -> Callable[[str], str]:
     return check
 
 
-def _steps(text: str) -> str:
-    match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text, re.ASCII)
-    if match is None or int(match[2] or match[1]) < int(match[1]):
-        raise argparse.ArgumentTypeError(f'must be steps such as 100-110, not "{text}"')
-    return text
+def _steps_for(option: Option) -> Callable[[str], str]:
+    """The core knows what steps are; no text at all would be all of them, which is said by leaving the flag out."""
+
+    def check(text: str) -> str:
+        try:
+            _core.check_option(option.name, text)
+            is_right = bool(text)
+        except ValueError:
+            is_right = False
+        if not is_right:
+            raise argparse.ArgumentTypeError(f'must be steps such as 100-110, not "{text}"')
+        return text
+
+    return check
 
 
 def _positive(text: str) -> int:

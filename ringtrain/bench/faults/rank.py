@@ -83,7 +83,9 @@ class Striker:
         os.kill(os.getpid(), signals[kind])
 
     def wait_for_strike(self) -> None:
+        deadline = time.monotonic() + _VICTIM_WAITS_S
         while not self._struck.exists():
+            assert time.monotonic() < deadline, "the victim was not struck"
             time.sleep(0.01)
 
     def _is_from_outside(self) -> bool:

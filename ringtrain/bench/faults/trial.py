@@ -26,6 +26,7 @@ from ringtrain.run.mpi_library import MPICH, OPEN_MPI, family_of, probe
 _MARK = "RINGTRAIN_BENCH_JOB"
 # Shared memory of other jobs of this machine has its name for milliseconds only.
 _LEFTOVER_S = 1.0
+_ENDING_S = 10.0
 # More ranks than cores: a pool of threads in each would only be in the way.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -195,11 +196,12 @@ def _outliving(job: str) -> list[int]:
 
 @contextlib.contextmanager
 def _ended(job: str) -> Iterator[None]:
-    """Whatever happens, no process stays."""
+    """Whatever happens, no process stays, but for one that the kernel does not let go within `_ENDING_S`."""
     try:
         yield
     finally:
-        while left := processes_of(job):
+        deadline = time.monotonic() + _ENDING_S
+        while (left := processes_of(job)) and time.monotonic() < deadline:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
