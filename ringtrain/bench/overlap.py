@@ -22,15 +22,19 @@ from ringtrain.bench.step import Gradients, add_model_flags
 _COMPUTE, _COMMUNICATE, _TOGETHER = "compute", "communicate", "together"
 
 
+def add_backward_flags(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser)
+    parser.add_argument(
+        "--layer-us", type=float, default=300.0, metavar="US", help="compute for each gradient (default: 300)"
+    )
+
+
 class Overlap:
     name = "overlap"
     help = "gradients submitted while a synthetic backward pass goes on"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        add_model_flags(parser)
-        parser.add_argument(
-            "--layer-us", type=float, default=300.0, metavar="US", help="compute for each gradient (default: 300)"
-        )
+        add_backward_flags(parser)
 
     def measure(self, session: Session) -> list[Row]:
         session.init()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import ringtrain as hvd
 from ringtrain.bench import own
-from ringtrain.bench.overlap import Backward
+from ringtrain.bench.overlap import Backward, add_backward_flags
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Contestant, seconds_of_all
 from ringtrain.bench.session import Session
-from ringtrain.bench.step import Gradients, add_model_flags
+from ringtrain.bench.step import Gradients
 
 _WITHOUT, _WITH = "without", "with a timeline"
 
@@ -23,10 +23,7 @@ class Recording:
     help = "a synthetic training step with a timeline and without"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        add_model_flags(parser)
-        parser.add_argument(
-            "--layer-us", type=float, default=300.0, metavar="US", help="compute for each gradient (default: 300)"
-        )
+        add_backward_flags(parser)
         parser.add_argument("--steps", type=int, default=10, metavar="N", help="in each timing (default: %(default)s)")
 
     def measure(self, session: Session) -> list[Row]:
