@@ -1,38 +1,13 @@
 #include "fabric/mpi.h"
 
-#include <dlfcn.h>
-
 #include <numeric>
 #include <utility>
 
-#include "base/error.h"
+#include "base/dynlib.h"
 #include "fabric/run_apart.h"
 
 namespace ringtrain {
 namespace {
-
-class Library {
- public:
-  explicit Library(const std::string& path) : handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD)) {
-    if (!handle_) handle_ = dlopen(path.c_str(), RTLD_NOW);
-    if (!handle_) throw failure("cannot open the MPI library " + path + ": " + dlerror());
-  }
-
-  // Null where the library does not have it.
-  template <typename Function>
-  void find_optional(Function*& function, const char* name) const {
-    function = reinterpret_cast<Function*>(dlsym(handle_, name));
-  }
-
-  template <typename Function>
-  void find(Function*& function, const char* name) const {
-    find_optional(function, name);
-    if (!function) throw failure(std::string("the MPI library has no function ") + name);
-  }
-
- private:
-  void* handle_;  // never closed: mpi4py owns the library
-};
 
 template <typename Handle>
 struct Table {
@@ -62,7 +37,7 @@ struct Table {
   int (*Comm_get_failed)(H, H*);  // null without ULFM
   // clang-format on
 
-  explicit Table(const Library& library) {
+  explicit Table(const DynamicLibrary& library) {
     library.find(Isend, "MPI_Isend");
     library.find(Irecv, "MPI_Irecv");
     library.find(Iprobe, "MPI_Iprobe");
@@ -93,7 +68,7 @@ class MpiOver final : public Mpi {
  public:
   MpiOver(const MpiDescription& description, const std::vector<RankName>& names)
       : names_(names),
-        call_(Library(description.library)),
+        call_(DynamicLibrary(description.library)),
         world_(static_cast<Handle>(description.communicator)),
         byte_(handle(description, "byte")),
         in_place_(reinterpret_cast<void*>(static_cast<intptr_t>(constant(description, "in_place")))),

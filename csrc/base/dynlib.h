@@ -1,0 +1,47 @@
+// A shared library that is found when the program runs.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <string>
+
+#include "base/error.h"
+
+namespace ringtrain {
+
+// Never closed: others may use the library, too.
+class DynamicLibrary {
+ public:
+  // The copy that is loaded already, else loads it. Throws failure, in the loader's words.
+  explicit DynamicLibrary(const std::string& path)
+      : name_(path), handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD)) {
+    if (!handle_) handle_ = dlopen(path.c_str(), RTLD_NOW);
+    if (!handle_) throw failure("cannot open " + path + ": " + dlerror());
+  }
+  static bool is_loaded(const std::string& path) { return dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr; }
+
+  // Null where the library does not have it.
+  template <typename Function>
+  void find_optional(Function*& function, const char* name) const {
+    function = reinterpret_cast<Function*>(dlsym(handle_, name));
+  }
+
+  template <typename Function>
+  void find(Function*& function, const char* name) const {
+    find_optional(function, name);
+    if (!function) throw failure(name_ + " has no function " + name);
+  }
+
+  // Where the file lies that has this function of the library.
+  template <typename Function>
+  static std::string path_of(Function* function) {
+    Dl_info info;
+    return dladdr(reinterpret_cast<void*>(function), &info) && info.dli_fname ? info.dli_fname : "";
+  }
+
+ private:
+  std::string name_;
+  void* handle_;
+};
+
+}  // namespace ringtrain
