@@ -74,6 +74,15 @@ const std::vector<Entry>& entries() {
              "tries ours and MPI's at the start and takes the faster."),
       choice(&Options::cross_algorithm, "cross_algorithm", {"auto", "ring", "doubling", "mpi", "measured"},
              "Who carries out the part between nodes of a hierarchical allreduce; measured applies to what is short."),
+      choice(&Options::gpu_algorithm, "gpu_algorithm", {"auto", "nccl", "hierarchical", "staged"},
+             "How arrays on GPUs are reduced: auto takes NCCL where it can go and else passes them through host memory "
+             "(staged), which the last one forces; nccl makes that an error instead; hierarchical takes NCCL inside a "
+             "node and gpu_cross_algorithm between nodes."),
+      choice(&Options::gpu_cross_algorithm, "gpu_cross_algorithm", {"nccl", "mpi", "cuda_aware_mpi"},
+             "Who carries out the part between nodes of gpu_algorithm=hierarchical: NCCL, MPI through host memory, or "
+             "an MPI that takes addresses of GPUs itself."),
+      number(&Options::gpus_per_rank, "gpus_per_rank", 1, 64,
+             "How many GPUs of a node each rank has for itself: init() chooses the first of them, by local rank."),
       choice(&Options::simd, "simd", {"auto", "scalar", "avx2", "avx512"},
              "Instruction set of the reduction kernels; auto takes the best that this CPU has."),
       choice(&Options::autotune, "autotune", {"off", "on"},

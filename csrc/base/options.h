@@ -33,6 +33,9 @@ struct Options {
   std::string shared_memory          = "auto";
   std::string allreduce_algorithm    = "auto";
   std::string cross_algorithm        = "auto";
+  std::string gpu_algorithm          = "auto";
+  std::string gpu_cross_algorithm    = "nccl";
+  int64_t     gpus_per_rank          = 1;
   std::string simd                   = "auto";
   std::string autotune               = "off";
   std::string autotune_file          = "";

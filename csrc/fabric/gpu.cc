@@ -1,0 +1,158 @@
+#include "fabric/gpu.h"
+
+#include <cstdint>
+#include <string>
+
+#include "fabric/wait.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
+constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kPortable = 1;     // CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE
+constexpr int kSuccess = 0, kNotReady = 600;
+
+CudaAddress address_of(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------------------- events
+
+GpuEvent::~GpuEvent() { gpu_->give_back(event_); }
+
+bool GpuEvent::is_over() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (given_up_) return true;
+  }
+  const Gpu::Current current(*gpu_);
+  const int code = gpu_->driver_.EventQuery(event_);
+  if (code != kNotReady) gpu_->driver_.check(code, "cuEventQuery");
+  return code != kNotReady;
+}
+
+void GpuEvent::let_wait(CudaStream stream) const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (given_up_) throw *given_up_;
+  }
+  const Gpu::Current current(*gpu_);
+  gpu_->driver_.check(gpu_->driver_.StreamWaitEvent(stream, event_, 0), "cuStreamWaitEvent");
+}
+
+void GpuEvent::give_up(const Error& reason) {
+  const std::lock_guard lock(mutex_);
+  given_up_.emplace(reason);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- GPU
+
+Gpu::Current::Current(const Gpu& gpu) {
+  CudaContext before = nullptr;
+  gpu.driver_.CtxGetCurrent(&before);
+  if (before != gpu.context_ && gpu.driver_.CtxPushCurrent(gpu.context_) == kSuccess) driver_ = &gpu.driver_;
+}
+
+Gpu::Current::~Current() {
+  CudaContext popped;
+  if (driver_) driver_->CtxPopCurrent(&popped);
+}
+
+std::shared_ptr<Gpu> Gpu::open(int ordinal) {
+  const CudaDriver& driver = CudaDriver::get();
+  if (ordinal < 0 || ordinal >= driver.devices())
+    throw failure("there is no GPU " + std::to_string(ordinal) + ": this process may use " +
+                  std::to_string(driver.devices()) + " (CUDA_VISIBLE_DEVICES)");
+  return std::shared_ptr<Gpu>(new Gpu(ordinal));
+}
+
+Gpu::Gpu(int ordinal) : driver_(CudaDriver::get()), ordinal_(ordinal), uuid_(driver_.uuid(ordinal)) {
+  int device = 0, least = 0, greatest = 0;
+  driver_.check(driver_.DeviceGet(&device, ordinal), "cuDeviceGet");
+  driver_.check(driver_.DevicePrimaryCtxRetain(&context_, device), "cuDevicePrimaryCtxRetain");
+  const Current current(*this);
+  driver_.check(driver_.CtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange");
+  for (CudaStream* stream : {&stream_, &upload_stream_})
+    driver_.check(driver_.StreamCreateWithPriority(stream, kNonBlocking, greatest), "cuStreamCreateWithPriority");
+}
+
+// The driver lets what is in the streams end first.
+Gpu::~Gpu() {
+  const Current current(*this);
+  for (CudaStream stream : {stream_, upload_stream_}) driver_.StreamDestroy(stream);
+  for (CudaEvent event : free_events_) driver_.EventDestroy(event);
+}
+
+GpuEventPtr Gpu::record_of_user(CudaStream stream) const {
+  const Current current(*this);
+  int capturing = 0;
+  driver_.check(driver_.StreamIsCapturing(stream, &capturing), "cuStreamIsCapturing");
+  if (capturing != 0)
+    throw invalid(
+        "the current stream is being captured into a CUDA graph, and an operation over several ranks cannot "
+        "be part of one: call it before or after the capture");
+  return record(stream);
+}
+
+GpuEventPtr Gpu::record(CudaStream stream) const {
+  const Current current(*this);
+  CudaEvent event = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_events_.empty()) {
+      event = free_events_.back();
+      free_events_.pop_back();
+    }
+  }
+  if (!event) driver_.check(driver_.EventCreate(&event, kNoTiming), "cuEventCreate");
+  GpuEventPtr made(new GpuEvent(shared_from_this(), event));
+  driver_.check(driver_.EventRecord(event, stream), "cuEventRecord");
+  return made;
+}
+
+GpuEventPtr Gpu::copy_for_user(void* destination, const void* source, size_t bytes, CudaStream stream) const {
+  const Current current(*this);
+  copy(destination, source, bytes, stream);
+  return record(stream);
+}
+
+// Who waits for it already waits for what it was.
+void Gpu::give_back(CudaEvent event) const {
+  const std::lock_guard lock(mutex_);
+  free_events_.push_back(event);
+}
+
+void Gpu::copy(void* destination, const void* source, size_t bytes, CudaStream stream) const {
+  if (bytes == 0 || destination == source) return;
+  driver_.check(driver_.MemcpyAsync(address_of(destination), address_of(source), bytes, stream), "cuMemcpyAsync");
+}
+
+void Gpu::clear(void* memory, size_t bytes, CudaStream stream) const {
+  if (bytes > 0) driver_.check(driver_.MemsetD8Async(address_of(memory), 0, bytes, stream), "cuMemsetD8Async");
+}
+
+void Gpu::wait(const GpuEvent& event, Watch& watch) const {
+  Waiter().poll([&] { return event.is_over(); }, &watch);
+}
+
+std::shared_ptr<char> Gpu::pinned(size_t bytes) const {
+  const Current current(*this);
+  void* memory = nullptr;
+  driver_.check(driver_.MemHostAlloc(&memory, bytes, kPortable), "cuMemHostAlloc");
+  return {static_cast<char*>(memory), [gpu = shared_from_this()](char* own) {
+            const Current current(*gpu);
+            gpu->driver_.MemFreeHost(own);
+          }};
+}
+
+std::shared_ptr<char> Gpu::pin(std::shared_ptr<char> memory, size_t bytes) const {
+  const Current current(*this);
+  if (driver_.MemHostRegister(memory.get(), bytes, kPortable) != kSuccess) return nullptr;
+  return {memory.get(), [gpu = shared_from_this(), memory](char* own) {
+            const Current current(*gpu);
+            gpu->driver_.MemHostUnregister(own);
+          }};
+}
+
+}  // namespace ringtrain

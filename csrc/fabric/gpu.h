@@ -1,0 +1,109 @@
+// One GPU as this rank uses it: ringtrain's own streams on it, the order between them and those of the user, and memory
+// that both the GPU and the host can reach.
+//
+// Work on a GPU is put into streams and done later. An event is a point in a stream; another stream can be told to wait
+// for it, which does not keep the host. All streams and memory belong to the context that CUDA's libraries share
+// ("primary"); a thread must have made it its current one before it calls the driver, hence Current.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "fabric/cuda.h"
+#include "fabric/watch.h"
+
+namespace ringtrain {
+
+class Gpu;
+
+// A point in a stream. Any thread.
+class GpuEvent {
+ public:
+  ~GpuEvent();
+  GpuEvent(const GpuEvent&) = delete;
+  GpuEvent& operator=(const GpuEvent&) = delete;
+
+  // Whether the GPU has come there, or never will.
+  bool is_over() const;
+  // What is put into the stream from now on waits for it. Throws the error with which it was given up.
+  void let_wait(CudaStream stream) const;
+  // The GPU has not come there and never will.
+  void give_up(const Error& reason);
+  const Gpu& gpu() const { return *gpu_; }
+
+ private:
+  friend class Gpu;
+  GpuEvent(std::shared_ptr<const Gpu> gpu, CudaEvent event) : gpu_(std::move(gpu)), event_(event) {}
+
+  const std::shared_ptr<const Gpu> gpu_;
+  const CudaEvent event_;
+  mutable std::mutex mutex_;
+  std::optional<Error> given_up_;  // guarded by mutex_
+};
+using GpuEventPtr = std::shared_ptr<GpuEvent>;
+
+// Any thread, but for what is said to be for who has the engine's turn. Shared with the user's arrays.
+class Gpu : public std::enable_shared_from_this<Gpu> {
+ public:
+  // Throws failure when the driver cannot be used, or has no such device.
+  static std::shared_ptr<Gpu> open(int ordinal);
+  ~Gpu();
+
+  // As long as it lives, its thread works on this GPU. Where that fails, so does the next call of the driver.
+  class Current {
+   public:
+    explicit Current(const Gpu& gpu);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    const CudaDriver* driver_ = nullptr;  // null when it was current before
+  };
+
+  const CudaDriver& driver() const { return driver_; }
+  int ordinal() const { return ordinal_; }
+  const std::string& uuid() const { return uuid_; }
+
+  // Where `stream` is now. Throws invalid while it is being captured into a graph.
+  GpuEventPtr record_of_user(CudaStream stream) const;
+  GpuEventPtr record(CudaStream stream) const;
+  // A copy in a stream of the user's, and where that ends.
+  GpuEventPtr copy_for_user(void* destination, const void* source, size_t bytes, CudaStream stream) const;
+
+  // For who has the engine's turn, from here on. Work that others wait for, and copies to the GPU beside it.
+  CudaStream stream() const { return stream_; }
+  CudaStream upload_stream() const { return upload_stream_; }
+
+  // Between any two places that the GPU can reach, in the order of the stream.
+  void copy(void* destination, const void* source, size_t bytes, CudaStream stream) const;
+  void clear(void* memory, size_t bytes, CudaStream stream) const;
+  // Keeps the host until the GPU has come there.
+  void wait(const GpuEvent& event, Watch& watch) const;
+
+  // Memory of the host that the GPU can reach. Throws failure.
+  std::shared_ptr<char> pinned(size_t bytes) const;
+  // The same of what there is already; null where the driver does not want to.
+  std::shared_ptr<char> pin(std::shared_ptr<char> memory, size_t bytes) const;
+
+ private:
+  friend class GpuEvent;
+  explicit Gpu(int ordinal);
+  void give_back(CudaEvent event) const;
+
+  const CudaDriver& driver_;
+  const int ordinal_;
+  const std::string uuid_;
+  CudaContext context_ = nullptr;  // never released: others may still use it
+  CudaStream stream_ = nullptr, upload_stream_ = nullptr;
+
+  mutable std::mutex mutex_;
+  mutable std::vector<CudaEvent> free_events_;  // guarded by mutex_
+};
+using GpuPtr = std::shared_ptr<const Gpu>;
+
+}  // namespace ringtrain
