@@ -23,6 +23,14 @@ constexpr size_t kHalveFromBytes = 64 << 10;
 constexpr size_t kMoveFromBytes = 64 << 10;
 constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
+std::unique_ptr<Group> make_node_group(const Placement& placement, const Tuning& tuning, NodeMemory memory,
+                                       Watch& watch) {
+  if (placement.on_node(placement.own_node()).size() == 1) return std::make_unique<SelfGroup>();
+  return std::make_unique<ShmGroup>(std::move(memory), placement.place_on_node(), tuning, watch);
+}
+
+}  // namespace
+
 std::unique_ptr<Group> make_network_group(const std::string& algorithm, const Peers& peers, const Tuning& tuning) {
   if (peers.size() == 1) return std::make_unique<SelfGroup>();
   std::unique_ptr<Group> large = std::make_unique<RingGroup>(peers, tuning);
@@ -42,14 +50,6 @@ std::unique_ptr<Group> make_network_group(const std::string& algorithm, const Pe
   }
   return std::make_unique<BySizeGroup>(std::move(small), std::move(large), large_from);
 }
-
-std::unique_ptr<Group> make_node_group(const Placement& placement, const Tuning& tuning, NodeMemory memory,
-                                       Watch& watch) {
-  if (placement.on_node(placement.own_node()).size() == 1) return std::make_unique<SelfGroup>();
-  return std::make_unique<ShmGroup>(std::move(memory), placement.place_on_node(), tuning, watch);
-}
-
-}  // namespace
 
 std::vector<int> Placement::on_node(int node) const {
   std::vector<int> places;

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/options.h"
 #include "base/tuning.h"
 #include "collectives/group.h"
+#include "collectives/peers.h"
 #include "collectives/shm_group.h"
 #include "fabric/mpi.h"
 #include "fabric/watch.h"
@@ -31,6 +33,9 @@ struct Placement {
 
 // Whether a segment between the ranks of this rank's node is of use: where not, none need be made.
 bool wants_shared_memory(const Placement& placement, const Options& options);
+
+// Between ranks that share no memory, or are not to use it. `algorithm`: as the option allreduce_algorithm.
+std::unique_ptr<Group> make_network_group(const std::string& algorithm, const Peers& peers, const Tuning& tuning);
 
 // `memory`: shared by this rank's node; without mailboxes when there are none, which then holds on all nodes. `mpi`:
 // null when the placement is a single rank. `tag`: keeps the messages of this process set apart. `tuning` outlives the

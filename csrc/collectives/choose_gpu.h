@@ -1,0 +1,41 @@
+// Which way the tensors of a process set take between GPUs, by what all ranks have told of themselves.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/options.h"
+#include "collectives/choose.h"
+
+namespace ringtrain {
+
+// What a rank tells of its GPU.
+struct GpuFacts {
+  std::string uuid;          // "": it has none
+  std::string trouble;       // why it has none
+  int32_t devices = 0;       // that this process may use
+  int32_t nccl_version = 0;  // 0: it has none
+  std::string nccl_trouble;  // why it has none
+  bool may_share = false;    // this NCCL lets several ranks use one GPU
+
+  void write_to(Writer& writer) const;
+  static GpuFacts read_from(Reader& reader);
+};
+
+enum class GpuWay {
+  none,          // some rank has no GPU
+  nccl,          // among all ranks
+  hierarchical,  // NCCL inside the nodes
+  staged,        // through host memory
+};
+
+struct GpuChoice {
+  GpuWay way = GpuWay::none;
+  std::string reason;  // why not what was asked for, or why NCCL does not do it; "" if it does
+};
+
+// `facts`: of every rank of the world. The same on all ranks.
+GpuChoice choose_gpu_way(const Placement& placement, const std::vector<GpuFacts>& facts, const Options& options);
+
+}  // namespace ringtrain

@@ -1,0 +1,40 @@
+#include "collectives/cuda_mpi_group.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringtrain {
+
+CudaMpiGroup::CudaMpiGroup(Peers peers, GpuPtr gpu, std::unique_ptr<Group> rest, Watch& watch)
+    : Group(peers.rank(), peers.size()),
+      peers_(std::move(peers)),
+      gpu_(std::move(gpu)),
+      rest_(std::move(rest)),
+      watch_(watch),
+      communicator_(peers_.make_communicator()) {}
+
+CudaMpiGroup::~CudaMpiGroup() {
+  if (!is_given_up_) peers_.mpi().free(communicator_);
+}
+
+void CudaMpiGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  if (reduction.scale != 1.0 || is_half(reduction.dtype)) return rest_->allreduce(reduction, pieces);
+  const size_t element = size_of(reduction.dtype);
+  for (const Piece& piece : pieces) gpu_->copy(piece.destination, piece.source, piece.count * element, gpu_->stream());
+  gpu_->wait(*gpu_->record(gpu_->stream()), watch_);
+  for (const Piece& piece : pieces) allreduce_in_place(reduction, static_cast<char*>(piece.destination), piece.count);
+}
+
+void CudaMpiGroup::allreduce_in_place(const Reduction& reduction, char* data, size_t count) {
+  constexpr size_t kMostPerCall = 1 << 30;  // elements, below the largest int
+  for (size_t begin = 0; begin < count; begin += kMostPerCall) {
+    char* first = data + begin * size_of(reduction.dtype);
+    const auto length = static_cast<int>(std::min(kMostPerCall, count - begin));
+    MpiRequest request = peers_.mpi().iallreduce(first, length, reduction.dtype, reduction.reduce, communicator_);
+    is_given_up_ = true;  // unless it ends well: a collective cannot be cancelled
+    peers_.wait_until([&] { return peers_.mpi().test(request); });
+    is_given_up_ = false;
+  }
+}
+
+}  // namespace ringtrain

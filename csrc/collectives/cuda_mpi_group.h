@@ -1,0 +1,49 @@
+// Sums between GPUs by an MPI that takes their addresses itself ("CUDA-aware"): no copies through host memory.
+//
+// MPI knows nothing of streams, so the host waits for what is in the GPU's own one before it calls MPI. What MPI lacks
+// (factors, 16-bit floats) and what only moves data takes the other way.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collectives/group.h"
+#include "collectives/peers.h"
+#include "fabric/gpu.h"
+
+namespace ringtrain {
+
+class CudaMpiGroup final : public Group {
+ public:
+  // All ranks at the same time. `watch` outlives this.
+  CudaMpiGroup(Peers peers, GpuPtr gpu, std::unique_ptr<Group> rest, Watch& watch);
+  ~CudaMpiGroup() override;
+  const char* name() const override { return "cuda-aware mpi"; }
+  bool keeps_nan() const override { return false; }
+
+  void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
+                      const Counts& counts) override {
+    rest_->reduce_scatter(reduction, source, destination, counts);
+  }
+  void allgather(const void* source, void* destination, const Counts& bytes) override {
+    rest_->allgather(source, destination, bytes);
+  }
+  void broadcast(void* data, size_t bytes, int root) override { rest_->broadcast(data, bytes, root); }
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override {
+    rest_->alltoall(source, send_bytes, destination, receive_bytes);
+  }
+  void barrier() override { rest_->barrier(); }
+
+ private:
+  void allreduce_in_place(const Reduction& reduction, char* data, size_t count);
+
+  Peers peers_;
+  const GpuPtr gpu_;
+  const std::unique_ptr<Group> rest_;
+  Watch& watch_;
+  MpiComm communicator_;
+  bool is_given_up_ = false;
+};
+
+}  // namespace ringtrain
