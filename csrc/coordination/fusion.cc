@@ -16,11 +16,11 @@ bool is_fusable(const Agreement& agreement) {
 }
 
 // Agreements with equal keys may be joined.
-using FusionKey = std::tuple<int32_t, ReduceOp, DType, double, double, bool>;
+using FusionKey = std::tuple<int32_t, ReduceOp, DType, double, double, bool, bool>;
 
 FusionKey fusion_key(const Request& request) {
-  return {request.process_set, request.op,        request.tensors.front().dtype,
-          request.prescale,    request.postscale, request.is_in_arena};
+  return {request.process_set, request.op,       request.tensors.front().dtype, request.prescale, request.postscale,
+          request.is_in_arena, request.is_on_gpu};
 }
 
 struct OpenPlan {

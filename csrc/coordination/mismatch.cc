@@ -39,6 +39,11 @@ std::string comparable_tensors_text(const Request& request) {
   return text;
 }
 
+std::string place_text(const Request& request) {
+  if (request.tensors.empty()) return "sent nothing";
+  return request.is_on_gpu ? "sent tensors on a GPU" : "sent tensors in host memory";
+}
+
 std::string kind_text(const Request& request) { return std::string("called ") + name_of(request.kind); }
 
 std::string op_text(const Request& request) {
@@ -100,6 +105,7 @@ std::string find_mismatch(const std::map<int, Request>& requests) {
   constexpr Check kChecks[] = {
       {kind_text, kind_text, "Do all ranks call the same operations in the same order, or with the same names?"},
       {comparable_tensors_text, tensors_text, "Do all ranks build the same model?"},
+      {place_text, place_text, "Put the tensors on a GPU on all ranks, or on none."},
       {op_text, op_text, "Give the same op on all ranks."},
       {root_text, root_text, "Give the same root_rank on all ranks."},
       {scale_text, scale_text, "Give the same scale factors on all ranks."},

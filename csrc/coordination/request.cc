@@ -16,7 +16,7 @@ const char* name_of(ReduceOp op) {
 bool Request::operator==(const Request& other) const {
   return kind == other.kind && op == other.op && root == other.root && process_set == other.process_set &&
          prescale == other.prescale && postscale == other.postscale && is_in_arena == other.is_in_arena &&
-         name == other.name && tensors == other.tensors && numbers == other.numbers;
+         is_on_gpu == other.is_on_gpu && name == other.name && tensors == other.tensors && numbers == other.numbers;
 }
 
 size_t Request::bytes() const {
@@ -39,6 +39,7 @@ void write(Writer& writer, const Request& request) {
   writer.put(request.prescale);
   writer.put(request.postscale);
   writer.put(request.is_in_arena);
+  writer.put(request.is_on_gpu);
   writer.put(request.name);
   writer.put(static_cast<uint32_t>(request.tensors.size()));
   for (const TensorSpec& tensor : request.tensors) {
@@ -59,6 +60,7 @@ Request read_request(Reader& reader) {
   reader.get(request.prescale);
   reader.get(request.postscale);
   reader.get(request.is_in_arena);
+  reader.get(request.is_on_gpu);
   reader.get(request.name);
   request.tensors.resize(reader.get<uint32_t>());
   for (TensorSpec& tensor : request.tensors) {

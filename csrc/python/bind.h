@@ -22,6 +22,7 @@ void bind_observation(nb::module_& module);  // history, sums, timeline
 void bind_exit(nb::module_& module);         // the end of the process
 void bind_handle(nb::module_& module);
 void bind_simulation(nb::module_& module);
+void bind_gpu(nb::module_& module);    // drivers and GPUs
 void bind_bench(nb::module_& module);  // what only measurements need
 
 }  // namespace ringtrain

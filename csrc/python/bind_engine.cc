@@ -39,18 +39,40 @@ void require_initialized() {
   if (!engine) require_engine();
 }
 
-// (address, dtype, shape)
-using View = std::tuple<uintptr_t, int, Shape>;
+// What Python tells of a tensor: (address, dtype, shape), and of one on a GPU also (..., device, stream).
+struct View {
+  void* address;
+  TensorSpec spec;
+  int device = kHost;
+  CudaStream stream = nullptr;
 
-std::vector<void*> addresses_of(const std::vector<View>& views) {
-  std::vector<void*> addresses;
-  for (const auto& [address, dtype, shape] : views) addresses.push_back(reinterpret_cast<void*>(address));
-  return addresses;
+  static constexpr int kHost = -1;
+
+  explicit View(nb::handle tuple)
+      : address(reinterpret_cast<void*>(nb::cast<uintptr_t>(tuple[0]))),
+        spec{static_cast<DType>(nb::cast<int>(tuple[1])), nb::cast<Shape>(tuple[2])} {
+    constexpr size_t kOnGpu = 5;
+    if (nb::len(tuple) != kOnGpu) return;
+    device = nb::cast<int>(tuple[3]);
+    stream = reinterpret_cast<CudaStream>(nb::cast<uintptr_t>(tuple[4]));
+  }
+};
+
+// Notes where the tensor's stream is now. All tensors of an operation lie on the same device.
+void order(Submission& submission, const View& view) {
+  submission.request.is_on_gpu = view.device != View::kHost;
+  if (!submission.request.is_on_gpu) return;
+  for (const auto& [stream, event] : submission.ready)
+    if (stream == view.stream) return;
+  submission.ready.emplace_back(view.stream, engine->gpu(view.device)->record_of_user(view.stream));
 }
 
 World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes,
-               int cores, const std::string& token, const nb::object& mpi) {
+               int cores, const std::string& token, const nb::object& mpi, int gpu,
+               const std::vector<std::string>& nccl) {
   World world;
+  world.gpu = gpu;
+  world.nccl = nccl;
   world.rank = rank;
   for (size_t i = 0; i < names.size(); ++i)
     world.names.push_back({static_cast<int>(i), names[i].first, names[i].second});
@@ -69,9 +91,9 @@ World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& nam
 
 void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes, int cores,
           const std::string& token, const nb::object& mpi, const std::map<std::string, std::string>& texts,
-          const std::vector<std::string>& set_by_user) {
+          const std::vector<std::string>& set_by_user, int gpu, const std::vector<std::string>& nccl) {
   if (is_forked_child) throw failure("ringtrain was initialised before this process was forked; use spawn instead");
-  World world = to_world(rank, names, nodes, cores, token, mpi);
+  World world = to_world(rank, names, nodes, cores, token, mpi, gpu, nccl);
   Options options;
   for (const auto& [name, text] : texts) options.set(name, text);
   options.set_by_user = {set_by_user.begin(), set_by_user.end()};
@@ -126,18 +148,22 @@ std::shared_ptr<Handle> hand_over(Submission submission, bool is_awaited) {
   return engine->submit(std::move(submission), is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on);
 }
 
-std::shared_ptr<Handle> submit(OpKind kind, const std::vector<View>& inputs, const std::vector<View>& outputs,
-                               std::string name, ReduceOp op, int root, double prescale, double postscale,
-                               int process_set, int priority, std::vector<int64_t> splits, std::vector<int64_t> numbers,
-                               bool is_awaited, const Site& site) {
+std::shared_ptr<Handle> submit(OpKind kind, const nb::list& inputs, const nb::list& outputs, std::string name,
+                               ReduceOp op, int root, double prescale, double postscale, int process_set, int priority,
+                               std::vector<int64_t> splits, std::vector<int64_t> numbers, bool is_awaited,
+                               const Site& site) {
   Submission submission = new_submission(std::move(name), op, prescale, postscale, process_set, priority, site);
-  submission.inputs = addresses_of(inputs);
-  submission.outputs = addresses_of(outputs);
   submission.splits = std::move(splits);
   Request& request = submission.request;
   request.kind = kind;
   request.root = root;
-  for (const auto& [address, dtype, shape] : inputs) request.tensors.push_back({static_cast<DType>(dtype), shape});
+  for (const nb::handle tuple : inputs) {
+    View view(tuple);
+    order(submission, view);
+    submission.inputs.push_back(view.address);
+    request.tensors.push_back(std::move(view.spec));
+  }
+  for (const nb::handle tuple : outputs) submission.outputs.push_back(View(tuple).address);
   request.numbers = std::move(numbers);
   return hand_over(std::move(submission), is_awaited);
 }
@@ -162,12 +188,14 @@ bool wait(const std::shared_ptr<Handle>& handle, double timeout_s) {
 }
 
 // The road of a gradient: one allreduce of one tensor in place, without lists and keywords.
-std::shared_ptr<Handle> allreduce_in_place(View view, std::string name, ReduceOp op, double prescale, double postscale,
-                                           int process_set, int priority, bool is_awaited, const Site& site) {
-  auto& [address, dtype, shape] = view;
+std::shared_ptr<Handle> allreduce_in_place(const nb::tuple& tuple, std::string name, ReduceOp op, double prescale,
+                                           double postscale, int process_set, int priority, bool is_awaited,
+                                           const Site& site) {
+  View view(tuple);
   Submission submission = new_submission(std::move(name), op, prescale, postscale, process_set, priority, site);
-  submission.request.tensors.push_back({static_cast<DType>(dtype), std::move(shape)});
-  submission.inputs.push_back(reinterpret_cast<void*>(address));
+  order(submission, view);
+  submission.request.tensors.push_back(std::move(view.spec));
+  submission.inputs.push_back(view.address);
   submission.outputs = submission.inputs;
   return hand_over(std::move(submission), is_awaited);
 }
@@ -195,8 +223,8 @@ void bind_engine(nb::module_& module) {
       .def(nb::new_([](std::string text) { return Site{std::make_shared<const std::string>(std::move(text))}; }),
            nb::arg("text"));
   module.def("init", &init, nb::arg("rank"), nb::arg("names"), nb::arg("nodes"), nb::arg("cores"), nb::arg("token"),
-             nb::arg("mpi").none(), nb::arg("options"), nb::arg("set_by_user"),
-             "Starts the engine; all ranks together.");
+             nb::arg("mpi").none(), nb::arg("options"), nb::arg("set_by_user"), nb::arg("gpu") = -1,
+             nb::arg("nccl") = std::vector<std::string>(), "Starts the engine; all ranks together.");
   module.def("shutdown", &shutdown,
              "Leaves the job and ends the engine, if there is one. Whether all was well until then.");
   module.def("give_up", &give_up, nb::arg("reason"), nb::arg("timeout_s"),

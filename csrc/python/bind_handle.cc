@@ -9,24 +9,55 @@ namespace {
 
 using RawBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>;
 
-// The bytes as a NumPy array that keeps the memory alive, with dtype and shape for who makes a typed array of it.
+// A result on a GPU, in memory that the core uses again when this is gone.
+struct GpuMemory {
+  GpuBlockPtr block;
+  size_t bytes;
+  GpuEventPtr done;
+
+  // The copy is put into the stream; who comes after it there has the values.
+  void copy_to(uintptr_t address, uintptr_t stream) const {
+    auto* user = reinterpret_cast<CudaStream>(stream);
+    done->let_wait(user);
+    block->is_used_until(done->gpu().copy_for_user(reinterpret_cast<void*>(address), block->data(), bytes, user));
+  }
+};
+
+nb::object memory_of(const OwnedTensor& tensor, const GpuEventPtr& done) {
+  const size_t bytes = tensor.spec.bytes();
+  if (tensor.block) return nb::cast(GpuMemory{tensor.block, bytes, done});
+  auto* owner = new std::shared_ptr<char>(tensor.memory);
+  nb::capsule capsule(owner, [](void* pointer) noexcept { delete static_cast<std::shared_ptr<char>*>(pointer); });
+  return nb::cast(RawBytes(tensor.memory.get(), {bytes}, capsule));
+}
+
+// In host memory the bytes are a NumPy array that keeps the memory alive. With dtype and shape for who makes a typed
+// array of it.
 nb::list tensors_of(const Handle& handle) {
   nb::list tensors;
-  for (const OwnedTensor& tensor : handle.result().tensors) {
-    auto* owner = new std::shared_ptr<char>(tensor.memory);
-    nb::capsule capsule(owner, [](void* pointer) noexcept { delete static_cast<std::shared_ptr<char>*>(pointer); });
-    const size_t bytes = tensor.spec.bytes();
-    tensors.append(nb::make_tuple(RawBytes(tensor.memory.get(), {bytes}, capsule), static_cast<int>(tensor.spec.dtype),
-                                  tensor.spec.shape));
-  }
+  const Result& result = handle.result();
+  for (const OwnedTensor& tensor : result.tensors)
+    tensors.append(
+        nb::make_tuple(memory_of(tensor, result.done), static_cast<int>(tensor.spec.dtype), tensor.spec.shape));
   return tensors;
+}
+
+// The stream waits for the result, the host does not.
+void follow(const Handle& handle, uintptr_t stream) {
+  const Result& result = handle.result();
+  if (result.done) result.done->let_wait(reinterpret_cast<CudaStream>(stream));
 }
 
 }  // namespace
 
 void bind_handle(nb::module_& module) {
+  nb::class_<GpuMemory>(module, "GpuMemory", "A result on a GPU.")
+      .def("copy_to", &GpuMemory::copy_to, nb::arg("address"), nb::arg("stream"),
+           "Put a copy of all its bytes to an address on the GPU into a stream, after the result is there.");
   nb::class_<Handle>(module, "Handle", "Completion of one submitted operation.")
       .def("is_done", &Handle::is_done)
+      .def("is_over", &Handle::is_over, "Whether it is done, and the GPU has done it, too.")
+      .def("follow", &follow, nb::arg("stream"), "Let a stream of the GPU wait for the result.")
       .def("tensors", &tensors_of, "Results that the operation allocated: (bytes, dtype, shape) each.")
       .def("received_splits", [](const Handle& handle) { return handle.result().received_splits; })
       .def("number", [](const Handle& handle) { return handle.result().number; });

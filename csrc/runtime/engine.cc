@@ -49,8 +49,9 @@ Engine::Engine(World world, Options options)
       tuning_(tuning_of(options_)),
       fabric_(world_, options_),
       sets_(world_, options_, tuning_, fabric_),
+      gpus_(world_, options_, tuning_, fabric_, sets_),
       coordinator_(fabric_.channel(), sets_.membership(), limits_of(options_, tuning_)),
-      executor_(inbox_, sets_) {
+      executor_(inbox_, sets_, gpus_) {
   if (options_.autotune == "on" && world_.rank == 0 && world_.size() > 1)
     autotune_.emplace(tuning_, Autotune::knobs(options_, fabric_.alarm() == nullptr, fabric_.node() != nullptr));
   fabric_.watch().set_pending([this] { return inbox_.pending_text(); });
@@ -158,7 +159,7 @@ Engine::Turns Engine::take_all_turns() {
   stay_awake();
   Turns turns = Turns::none;
   guarded([&] {
-    fabric_.watch().look();
+    look_after_others();
     for (; !has_ended_ && has_work() && !has_waiting_callers(); turns = Turns::some) take_turn(kNever);
   });
   return turns;
@@ -247,10 +248,15 @@ void Engine::wait_for_bell(double deadline) {
   if (has_work()) return;
   fabric_.bell().sleep(seen,
                        std::clamp(std::min(deadline, coordinator_.next_deadline()) - now_s(), 0.0, kLookAround_s));
-  fabric_.watch().look();
+  look_after_others();
 }
 
 // ----------------------------------------------------------------------------------------------------------- the work
+
+void Engine::look_after_others() {
+  fabric_.watch().look();
+  gpus_.look();
+}
 
 bool Engine::has_work() {
   return inbox_.has_new() || !agreed_.empty() || coordinator_.is_in_round() || is_leaving_ ||
@@ -334,6 +340,7 @@ double Engine::pause_s() {
 
 void Engine::end(const std::vector<int>& left) {
   while (!agreed_.empty()) run_next_plan();
+  gpus_.leave();
   has_ended_ = true;
   if (Node* node = fabric_.node()) node->leave();
   const bool by_itself = is_leaving_;
@@ -366,6 +373,7 @@ void Engine::fail(ErrorKind kind, const std::string& message) {
   else
     fabric_.say_last_words(kind, message);
   inbox_.close(kind, message);
+  gpus_.give_up(Error(kind, message));
   is_closed_ = true;
 }
 

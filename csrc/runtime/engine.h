@@ -19,6 +19,7 @@
 #include "runtime/autotune.h"
 #include "runtime/executor.h"
 #include "runtime/fabric.h"
+#include "runtime/gpus.h"
 #include "runtime/inbox.h"
 #include "runtime/patience.h"
 #include "runtime/process_sets.h"
@@ -41,6 +42,8 @@ class Engine {
   std::shared_ptr<Handle> submit(Submission submission, Caller caller);
   // Any thread: whether it is done, after at most `timeout_s`, or a little later if that falls into an operation.
   bool wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
+  // Any thread. This rank's GPU, if it is that one; see Gpus::use.
+  GpuPtr gpu(int ordinal) { return gpus_.use(ordinal); }
   // Any thread. Memory for the user's arrays that all ranks of the node can reach, or null where there is none.
   std::shared_ptr<Arena> arena() const { return fabric_.arena(); }
   // Any thread. A file of what this rank does from now on, until stop_timeline(). Throws if it cannot be written.
@@ -79,6 +82,7 @@ class Engine {
 
   // Any thread, with turn_ held.
   void take_turns_until_done(Handle& handle, double deadline);
+  void look_after_others();
   void take_turn(double deadline);
   bool has_work();
   void wait_for_bell(double deadline);
@@ -119,6 +123,7 @@ class Engine {
   Tuning tuning_;
   Fabric fabric_;
   ProcessSets sets_;
+  Gpus gpus_;
   Coordinator coordinator_;
   Executor executor_;
   std::optional<Autotune> autotune_;  // rank 0, while it goes on

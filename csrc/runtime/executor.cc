@@ -1,7 +1,5 @@
 #include "runtime/executor.h"
 
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <new>
@@ -38,19 +36,11 @@ Reduction reduction_of(const Request& request, DType dtype, int ranks) {
 }
 
 // Where the reduction reads from: `source`, or `destination` after the prescale factor was applied there.
-const void* prescaled(const Request& request, DType dtype, const void* source, void* destination, size_t count) {
+const void* prescaled(Memory& memory, const Request& request, DType dtype, const void* source, void* destination,
+                      size_t count) {
   if (request.prescale == 1.0 || takes_prescale_at_the_end(request, dtype)) return source;
-  scale(dtype, request.prescale, destination, source, count);
+  memory.scale(dtype, request.prescale, destination, source, count);
   return destination;
-}
-
-OwnedTensor allocate(const TensorSpec& spec) {
-  constexpr size_t kLine = 64;
-  const size_t bytes = (spec.bytes() + kLine) / kLine * kLine;  // never none
-  auto* memory = static_cast<char*>(std::aligned_alloc(kLine, bytes));
-  if (!memory)
-    throw failure("out of memory: " + std::to_string(bytes >> 20) + " MB for a result of " + to_string(spec));
-  return {spec, std::shared_ptr<char>(memory, std::free)};
 }
 
 // Bytes of one index of the first dimension.
@@ -70,25 +60,45 @@ Counts to_bytes(const std::vector<int64_t>& rows, size_t bytes_per_row) {
 
 void Executor::run(const Plan& plan, double agreed_s) {
   const Agreement& first = *plan.parts.front();
-  const std::vector<SubmissionPtr> submissions = inbox_.find(plan, agreed_s, name_of_group(first));
-  if (first.error != ErrorKind::none) return fail(first, submissions.front());
+  const Submissions submissions = inbox_.find(plan, agreed_s, name_of_group(first));
+  if (first.error != ErrorKind::none) return fail(submissions, first.error, first.message);
   if (first.request.kind == OpKind::add_process_set) return add_process_set(first, submissions.front());
   if (first.request.kind == OpKind::remove_process_set) return remove_process_set(first, submissions.front());
-  if (!sets_.contains_this_rank(first.request.process_set)) return;
-  if (first.request.kind == OpKind::allreduce) return allreduce(plan, submissions);
-  run_one(first, submissions.front());
+  if (first.request.is_on_gpu) return carry_out_on_gpu(plan, submissions);
+  if (sets_.contains_this_rank(first.request.process_set)) carry_out(plan, submissions, host_);
+}
+
+// Ranks outside the process set help to connect the others.
+void Executor::carry_out_on_gpu(const Plan& plan, const Submissions& submissions) try {
+  const int process_set = plan.parts.front()->request.process_set;
+  const std::string& trouble = gpus_.open(process_set);
+  if (!sets_.contains_this_rank(process_set)) return;
+  if (!trouble.empty()) return fail(submissions, ErrorKind::failure, plan.title + ": " + trouble);
+  GpuTensors& tensors = gpus_.tensors();
+  const Gpu::Current current(*tensors.gpu());
+  tensors.let_wait_for(submissions);
+  carry_out(plan, submissions, tensors);
+} catch (const Error& error) {
+  if (error.kind() != ErrorKind::failure) throw;
+  throw failure(plan.title + ": " + error.what());
+}
+
+void Executor::carry_out(const Plan& plan, const Submissions& submissions, Memory& memory) {
+  if (plan.parts.front()->request.kind == OpKind::allreduce) return allreduce(plan, submissions, memory);
+  run_one(plan, submissions.front(), memory);
 }
 
 const char* Executor::name_of_group(const Agreement& agreement) const {
   const bool moves_data = agreement.error == ErrorKind::none && agreement.request.kind <= OpKind::reducescatter;
   const int id = agreement.request.process_set;
-  return moves_data && sets_.contains_this_rank(id) ? sets_.group(id).name() : "";
+  if (!moves_data || !sets_.contains_this_rank(id)) return "";
+  return agreement.request.is_on_gpu ? gpus_.name_of_group(id) : sets_.group(id).name();
 }
 
-void Executor::fail(const Agreement& agreement, const SubmissionPtr& submission) {
-  if (!submission) return;
-  inbox_.remove(std::vector{submission}, agreement.error);
-  submission->handle->fail(agreement.error, agreement.message);
+void Executor::fail(const Submissions& submissions, ErrorKind kind, const std::string& message) {
+  inbox_.remove(submissions, kind);
+  for (const SubmissionPtr& submission : submissions)
+    if (submission) submission->handle->fail(kind, message);
 }
 
 // The history keeps the submission, but not its result.
@@ -98,16 +108,15 @@ void Executor::finish(const SubmissionPtr& submission, Result result) {
   handle->finish(std::move(result));
 }
 
-void Executor::allreduce(const Plan& plan, const std::vector<SubmissionPtr>& submissions) {
+void Executor::allreduce(const Plan& plan, const Submissions& submissions, Memory& memory) {
   const Request& common = plan.parts.front()->request;
-  Group& group = sets_.group(common.process_set);
+  Group& group = memory.group(common.process_set);
   std::map<DType, std::vector<Piece>> pieces;
 
   size_t joined_bytes = 0;  // of tensors for which this rank, having joined, contributes zeros
   for (size_t i = 0; i < submissions.size(); ++i)
     if (!submissions[i]) joined_bytes += plan.parts[i]->request.bytes();
-  char* zeros = zeros_.get(joined_bytes);
-  std::memset(zeros, 0, joined_bytes);
+  char* zeros = memory.zeros(joined_bytes);
 
   for (size_t i = 0; i < plan.parts.size(); ++i) {
     const Request& request = plan.parts[i]->request;
@@ -116,7 +125,7 @@ void Executor::allreduce(const Plan& plan, const std::vector<SubmissionPtr>& sub
       const auto count = static_cast<size_t>(spec.count());
       if (const auto& submission = submissions[i]) {
         void* destination = submission->outputs[t];
-        const void* source = prescaled(request, spec.dtype, submission->inputs[t], destination, count);
+        const void* source = prescaled(memory, request, spec.dtype, submission->inputs[t], destination, count);
         pieces[spec.dtype].push_back({source, destination, count});
       } else {
         pieces[spec.dtype].push_back({zeros, zeros, count});
@@ -127,68 +136,78 @@ void Executor::allreduce(const Plan& plan, const std::vector<SubmissionPtr>& sub
   for (const auto& [dtype, list] : pieces) {
     const Reduction reduction = reduction_of(common, dtype, group.size());
     if (common.op == ReduceOp::adasum)
-      adasum_.allreduce(group, dtype, reduction.scale, list);
+      memory.on_host(common.process_set, dtype, list,
+                     [&, dtype = dtype](Group& host, const std::vector<Piece>& pieces) {
+                       adasum_.allreduce(host, dtype, reduction.scale, pieces);
+                     });
     else if (common.is_in_arena)
       group.allreduce_in_arena(reduction, list);
     else
       group.allreduce(reduction, list);
   }
+  Result result;
+  result.done = memory.done(plan.title);
   inbox_.remove(submissions);
   for (const SubmissionPtr& submission : submissions)
-    if (submission) submission->handle->finish({});
+    if (submission) submission->handle->finish(result);
 }
 
-void Executor::run_one(const Agreement& agreement, const SubmissionPtr& submission) {
+void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Memory& memory) {
+  const Agreement& agreement = *plan.parts.front();
   const Request& request = agreement.request;
-  Group& group = sets_.group(request.process_set);
   // Join and barrier move no data: that all ranks have come is what was agreed.
   if (request.kind == OpKind::join) inbox_.set_unnamed(request.process_set, agreement.unnamed);
   if (!submission) return;  // a barrier of the others, after this rank has joined
   Result result;
   switch (request.kind) {
     case OpKind::allgather:
-      result = allgather(agreement, *submission, group);
+      result = allgather(agreement, *submission, memory);
       break;
     case OpKind::broadcast:
-      broadcast(agreement, *submission, group);
+      broadcast(agreement, *submission, memory);
       break;
     case OpKind::alltoall:
-      result = alltoall(*submission, group);
+      result = alltoall(*submission, memory);
       break;
     case OpKind::reducescatter:
-      result = reducescatter(*submission, group);
+      result = reducescatter(*submission, memory);
       break;
     default:
       result.number = agreement.result;
       break;
   }
+  result.done = memory.done(plan.title);
   finish(submission, std::move(result));
 }
 
-Result Executor::allgather(const Agreement& agreement, const Submission& submission, Group& group) {
+Result Executor::allgather(const Agreement& agreement, const Submission& submission, Memory& memory) {
+  Group& group = memory.group(agreement.request.process_set);
   Result result;
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     const std::vector<int64_t>& rows = agreement.rows[t];
     TensorSpec spec = submission.request.tensors[t];
     const size_t row = row_bytes(spec);
     spec.shape[0] = std::accumulate(rows.begin(), rows.end(), int64_t{0});
-    const OwnedTensor& output = result.tensors.emplace_back(allocate(spec));
+    const OwnedTensor& output = result.tensors.emplace_back(memory.allocate(spec));
     group.allgather(submission.inputs[t], output.memory.get(), to_bytes(rows, row));
   }
   return result;
 }
 
-void Executor::broadcast(const Agreement& agreement, const Submission& submission, Group& group) {
+void Executor::broadcast(const Agreement& agreement, const Submission& submission, Memory& memory) {
+  Group& group = memory.group(agreement.request.process_set);
   const int root = sets_.membership().place(agreement.request.process_set, agreement.request.root);
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     void *input = submission.inputs[t], *output = submission.outputs[t];
     const size_t bytes = submission.request.tensors[t].bytes();
-    if (group.rank() == root && input != output && bytes > 0) std::memcpy(output, input, bytes);
+    if (group.rank() == root) memory.copy(output, input, bytes);
     group.broadcast(output, bytes, root);
   }
 }
 
-Result Executor::alltoall(const Submission& submission, Group& group) {
+Result Executor::alltoall(const Submission& submission, Memory& memory) {
+  Group& group = memory.group(submission.request.process_set);
+  Group& on_host = sets_.group(submission.request.process_set);
   Result result;
   const auto ranks = static_cast<size_t>(group.size());
   const Counts one(ranks, sizeof(int64_t));
@@ -196,12 +215,12 @@ Result Executor::alltoall(const Submission& submission, Group& group) {
     const int64_t* first = submission.splits.data() + t * ranks;
     const std::vector<int64_t> sent(first, first + ranks);
     std::vector<int64_t> received(ranks);
-    group.alltoall(sent.data(), one, received.data(), one);
+    on_host.alltoall(sent.data(), one, received.data(), one);
 
     TensorSpec spec = submission.request.tensors[t];
     const size_t row = row_bytes(spec);
     spec.shape[0] = std::accumulate(received.begin(), received.end(), int64_t{0});
-    const OwnedTensor& output = result.tensors.emplace_back(allocate(spec));
+    const OwnedTensor& output = result.tensors.emplace_back(memory.allocate(spec));
     group.alltoall(submission.inputs[t], to_bytes(sent, row), output.memory.get(), to_bytes(received, row));
     result.received_splits.insert(result.received_splits.end(), received.begin(), received.end());
   }
@@ -209,7 +228,8 @@ Result Executor::alltoall(const Submission& submission, Group& group) {
 }
 
 // The first dimension is split as evenly as possible; the first ranks get one row more, as in Horovod.
-Result Executor::reducescatter(const Submission& submission, Group& group) {
+Result Executor::reducescatter(const Submission& submission, Memory& memory) {
+  Group& group = memory.group(submission.request.process_set);
   Result result;
   const int64_t ranks = group.size();
   const Request& request = submission.request;
@@ -220,13 +240,13 @@ Result Executor::reducescatter(const Submission& submission, Group& group) {
     Counts counts;
     for (int64_t r = 0; r < ranks; ++r) counts.push_back(static_cast<size_t>(rows / ranks + (r < rows % ranks)) * row);
     spec.shape[0] = rows / ranks + (group.rank() < rows % ranks);
-    const OwnedTensor& output = result.tensors.emplace_back(allocate(spec));
+    const OwnedTensor& output = result.tensors.emplace_back(memory.allocate(spec));
 
     const void* source = submission.inputs[t];
     OwnedTensor scaled;
     if (request.prescale != 1.0 && !takes_prescale_at_the_end(request, spec.dtype)) {
-      scaled = allocate(request.tensors[t]);
-      source = prescaled(request, spec.dtype, source, scaled.memory.get(), total_of(counts));
+      scaled = memory.allocate(request.tensors[t]);
+      source = prescaled(memory, request, spec.dtype, source, scaled.memory.get(), total_of(counts));
     }
     group.reduce_scatter(reduction_of(request, spec.dtype, group.size()), source, output.memory.get(), counts);
   }
@@ -245,6 +265,7 @@ void Executor::add_process_set(const Agreement& agreement, const SubmissionPtr& 
 void Executor::remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) {
   const int id = static_cast<int>(agreement.request.numbers.front());
   inbox_.forbid(id);
+  gpus_.close(id);
   sets_.close(id);
   if (submission) finish(submission, {});
 }

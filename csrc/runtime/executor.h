@@ -4,9 +4,10 @@
 #include <vector>
 
 #include "collectives/adasum.h"
-#include "collectives/scratch.h"
 #include "coordination/plan.h"
+#include "runtime/gpus.h"
 #include "runtime/inbox.h"
+#include "runtime/memory.h"
 #include "runtime/process_sets.h"
 
 namespace ringtrain {
@@ -14,31 +15,36 @@ namespace ringtrain {
 // One thread at a time.
 class Executor {
  public:
-  // Both outlive this.
-  Executor(Inbox& inbox, ProcessSets& sets) : inbox_(inbox), sets_(sets) {}
+  // All outlive this.
+  Executor(Inbox& inbox, ProcessSets& sets, Gpus& gpus) : inbox_(inbox), sets_(sets), gpus_(gpus), host_(sets) {}
 
   // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
   void run(const Plan& plan, double agreed_s);
 
  private:
+  using Submissions = std::vector<SubmissionPtr>;
+
   const char* name_of_group(const Agreement& agreement) const;
-  void fail(const Agreement& agreement, const SubmissionPtr& submission);
-  void allreduce(const Plan& plan, const std::vector<SubmissionPtr>& submissions);
-  void run_one(const Agreement& agreement, const SubmissionPtr& submission);
+  void fail(const Submissions& submissions, ErrorKind kind, const std::string& message);
+  void carry_out_on_gpu(const Plan& plan, const Submissions& submissions);
+  void carry_out(const Plan& plan, const Submissions& submissions, Memory& memory);
+  void allreduce(const Plan& plan, const Submissions& submissions, Memory& memory);
+  void run_one(const Plan& plan, const SubmissionPtr& submission, Memory& memory);
   void add_process_set(const Agreement& agreement, const SubmissionPtr& submission);
   void remove_process_set(const Agreement& agreement, const SubmissionPtr& submission);
 
-  Result allgather(const Agreement& agreement, const Submission& submission, Group& group);
-  void broadcast(const Agreement& agreement, const Submission& submission, Group& group);
-  Result alltoall(const Submission& submission, Group& group);
-  Result reducescatter(const Submission& submission, Group& group);
+  Result allgather(const Agreement& agreement, const Submission& submission, Memory& memory);
+  void broadcast(const Agreement& agreement, const Submission& submission, Memory& memory);
+  Result alltoall(const Submission& submission, Memory& memory);
+  Result reducescatter(const Submission& submission, Memory& memory);
 
   // Frees the name and finishes the Handle.
   void finish(const SubmissionPtr& submission, Result result);
 
   Inbox& inbox_;
   ProcessSets& sets_;
-  Scratch zeros_;
+  Gpus& gpus_;
+  HostMemory host_;
   Adasum adasum_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/tensor.h"
+#include "fabric/gpu_memory.h"
 #include "fabric/wait.h"
 
 namespace ringtrain {
@@ -16,20 +17,26 @@ namespace ringtrain {
 struct OwnedTensor {
   TensorSpec spec;
   std::shared_ptr<char> memory;  // shared with the array that is made of it for the user
+  GpuBlockPtr block;             // the same memory, where it is the GPU's
 };
 
 struct Result {
   std::vector<OwnedTensor> tensors;      // of allgather, alltoall, reducescatter; else empty
   std::vector<int64_t> received_splits;  // alltoall: for each tensor the rows that came from each rank
   int64_t number = 0;                    // join: the last rank; add_process_set: the id
+  GpuEventPtr done;                      // when the GPU has it; null for what is there already
 };
 
-// The engine thread finishes it, once; any thread may look, wait and, when it is done, read.
+// The engine thread finishes it, once; any thread may look, wait and, when it is done, read. On a GPU "done" means that
+// all is put into its stream: who lets his own stream wait for `result().done` has the values.
 class Handle {
  public:
   bool is_done() const { return done_.reached(1); }
   // Whether it is done now; waits for at most `timeout_s`.
   bool wait(double timeout_s);
+
+  // Whether it is done, and the GPU has done it, too.
+  bool is_over() const { return is_done() && (!result_.done || result_.done->is_over()); }
 
   // Only once it is done. Throws the error with which the operation ended, if it did.
   const Result& result() const;

@@ -28,6 +28,7 @@ class ProcessSets {
   Membership& membership() { return membership_; }
   bool contains_this_rank(int id) const { return groups_.count(id) != 0; }
   Group& group(int id) { return *groups_.at(id); }
+  std::shared_ptr<Group> shared_group(int id) { return groups_.at(id); }
 
  private:
   // All ranks of the world call this, too. Without mailboxes where they are of no use or cannot be had.
@@ -38,7 +39,7 @@ class ProcessSets {
   const Tuning& tuning_;
   Fabric& fabric_;
   Membership membership_;
-  std::map<int, std::unique_ptr<Group>> groups_;  // of the sets that this rank belongs to
+  std::map<int, std::shared_ptr<Group>> groups_;  // of the sets that this rank belongs to
 };
 
 }  // namespace ringtrain

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "coordination/request.h"
@@ -25,6 +26,8 @@ struct Submission {
   std::vector<void*> inputs;    // one for each tensor of the request
   std::vector<void*> outputs;   // as many, or none where the operation allocates them; may be the inputs
   std::vector<int64_t> splits;  // alltoall: for each tensor the rows for each rank
+  // On a GPU: where the user's streams were when it was submitted, by stream.
+  std::vector<std::pair<CudaStream, GpuEventPtr>> ready;
   std::shared_ptr<Handle> handle = std::make_shared<Handle>();
   uint64_t number = 0;  // among the operations of this rank, from 1
   Progress progress;    // guarded by the Inbox

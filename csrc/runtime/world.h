@@ -19,6 +19,8 @@ struct World {
   int cores = 1;                      // that the ranks of this rank's node can keep busy at the same time
   std::string token;                  // differs from job to job
   std::optional<MpiDescription> mpi;  // nothing for a world of one rank
+  int gpu = -1;                       // that init() has chosen for this rank; -1: none yet
+  std::vector<std::string> nccl;      // where NCCL may lie, the best first
 
   int size() const { return static_cast<int>(names.size()); }
   // These ranks of the world, ascending. `own` is -1 when this rank is not among them.

@@ -1,0 +1,92 @@
+// GPUs in this world: this rank's own, what the ranks know of each other's, and the Group of each process set on them.
+// Nothing of CUDA is touched before the first array on a GPU comes.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "collectives/choose_gpu.h"
+#include "collectives/nccl_group.h"
+#include "fabric/nccl.h"
+#include "runtime/fabric.h"
+#include "runtime/gpu_backlog.h"
+#include "runtime/gpu_tensors.h"
+#include "runtime/process_sets.h"
+#include "runtime/world.h"
+
+namespace ringtrain {
+
+class Gpus {
+ public:
+  // All outlive this.
+  Gpus(const World& world, const Options& options, const Tuning& tuning, Fabric& fabric, ProcessSets& sets);
+  ~Gpus();
+
+  // Any thread. This rank's GPU, which is that of its first array: one for each rank. Throws invalid for an array on
+  // another one, and failure where there is no driver.
+  GpuPtr use(int ordinal);
+
+  // For who has the turn, from here on. All ranks of the world call it before each operation on GPUs; the first of a
+  // process set makes its Group. Why there is none: "" if there is one.
+  const std::string& open(int process_set);
+  void close(int process_set);
+  // Of one that this rank belongs to; "gpu" before its Group is made.
+  const char* name_of_group(int process_set) const;
+  // Of a process set with a Group that this rank belongs to.
+  GpuTensors& tensors() { return *tensors_; }
+
+  // Throws when what was given to the GPU does not end. Cheap enough to be called often.
+  void look();
+  // Ends what is under way: nobody answers any more.
+  void give_up(const Error& reason);
+  // When all ranks leave: after all that is under way.
+  void leave();
+
+ private:
+  void meet();
+  GpuFacts own_facts();
+  int usual_ordinal() const;
+  void warn_of_sharing() const;
+  void allow_sharing() const;
+
+  // These make the Group of a process set; ranks outside it help, and get null.
+  std::unique_ptr<Group> make_nccl(int process_set, const Placement& placement);
+  std::unique_ptr<Group> make_hierarchy(int process_set, const Placement& placement);
+  std::unique_ptr<Group> make_staged(int process_set, const Placement& placement);
+
+  // Who connects with whom: ranks of equal color, in the order of their places.
+  struct Seat {
+    int color = NcclComm::kNoColor;
+    int place = 0, size = 0;
+  };
+  // All ranks of the world call it. Null for who has no color.
+  std::unique_ptr<NcclGroup> connect(int process_set, const Seat& seat);
+  NcclId agree_on_id(const Seat& seat);
+  std::unique_ptr<Group> make_cross(int process_set, const Placement& placement, const Seat& seat);
+
+  const World& world_;
+  const Options& options_;
+  const Tuning& tuning_;
+  Fabric& fabric_;
+  ProcessSets& sets_;
+
+  std::mutex mutex_;
+  GpuPtr gpu_;  // guarded by mutex_, and constant once it is there
+
+  bool has_met_ = false;
+  std::vector<GpuFacts> facts_;          // of every rank, once they have met
+  const NcclLibrary* nccl_ = nullptr;    // null where there is none
+  std::unique_ptr<GpuTensors> tensors_;  // null where there is no GPU
+  bool use_arena_ = false;               // the relays of all ranks lie there
+  std::map<int, std::string> troubles_;  // by process set
+  // By process set. Shared with its Groups, which work with them, while this ends them.
+  std::map<int, std::vector<std::shared_ptr<NcclComm>>> communicators_;
+  std::shared_ptr<NcclComm> of_world_;  // all ranks; null where NCCL does not connect them all
+  GpuBacklog backlog_;
+  double next_look_s_ = 0;
+};
+
+}  // namespace ringtrain
