@@ -15,6 +15,7 @@ comma := ,
 FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)torch)
 
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
+CPP_OF_TESTS := $(wildcard test/gpu_double/*.cc test/gpu_double/*.h)
 
 # Open MPI's mpirun refuses root, who is the only user in most containers, unless these are set. For `activate`.
 define ALLOW_ROOT
@@ -39,12 +40,12 @@ lint: $(VENV)/.linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(BIN)/clang-format --dry-run -Werror $(CPP) $(CPP_OF_TESTS)
 	$(BIN)/python -m pytest -q test/test_floors.py
 
 format: $(VENV)/.linters
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CPP)
+	$(BIN)/clang-format -i $(CPP) $(CPP_OF_TESTS)
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m ringtrain.options > docs/options.md

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 from hosts import HostsUnavailable
 
+from harness import gpu_double
 from harness.job import Job, JobError
 from harness.protocol import Task
 from harness.report import JobResult, conclude, fail
@@ -121,8 +122,9 @@ class Ranks:
     def _job_for(self, spec: JobSpec) -> Job:
         if self._job is None:
             try:
+                gpu_double.prepare(dict(spec.environment))
                 self._job = Job(spec)
-            except HostsUnavailable as reason:
+            except (HostsUnavailable, gpu_double.DoubleUnavailable) as reason:
                 pytest.skip(str(reason))
             except (JobError, MpiNotFound) as error:
                 fail(str(error))

@@ -1,0 +1,188 @@
+// The exported calls of the driver: memory and copies.
+#include <cstring>
+
+#include "call.h"
+#include "context.h"
+#include "memory.h"
+#include "settings.h"
+
+using namespace gpu_double;
+
+namespace {
+
+uintptr_t number_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+// One end of a copy.
+struct End {
+  char* view;
+  bool is_pageable;  // plain host memory: the host waits for a copy from it or to it
+};
+
+// Device memory, or pinned memory, which has the same address on the GPU.
+End on_device(CUdeviceptr address, size_t bytes) {
+  char* const view = memory().view(address, bytes);
+  require(view != nullptr);
+  return {view, false};
+}
+
+End on_host(const void* pointer, size_t bytes) {
+  const uintptr_t address = number_of(pointer);
+  require(address != 0 && !memory().touches_device_memory(address, bytes));
+  char* const view = memory().view(address, bytes);
+  return view != nullptr ? End{view, false} : End{reinterpret_cast<char*>(address), true};
+}
+
+End anywhere(CUdeviceptr address, size_t bytes) {
+  char* const view = memory().view(address, bytes);
+  return view != nullptr ? End{view, false} : on_host(reinterpret_cast<const void*>(address), bytes);
+}
+
+void copy(const End& to, const End& from, size_t bytes, CUstream stream) {
+  const std::shared_ptr<Stream> copying = stream_of(current_context(), stream);
+  const Point end = copying->context.enqueue(copying, [=] { std::memmove(to.view, from.view, bytes); });
+  if (to.is_pageable || from.is_pageable) end.wait();
+}
+
+template <typename Value>
+void put(void* data, Value value) {
+  std::memcpy(data, &value, sizeof(value));
+}
+
+void put_attribute(void* data, int attribute, const Block& block, CUdeviceptr address) {
+  constexpr int kContext = 1, kMemoryType = 2, kDevicePointer = 3, kHostPointer = 4, kIsManaged = 8, kDevice = 9,
+                kRangeBegin = 11, kRangeBytes = 12, kIsMapped = 13;
+  const bool is_device_memory = block.kind == MemoryKind::device;
+  switch (attribute) {
+    case kContext:
+      return put<CUcontext>(data, &primary_context(block.device));
+    case kMemoryType:
+      return put<unsigned>(data, is_device_memory ? 2 : 1);
+    case kDevicePointer:
+      return put(data, address);
+    case kHostPointer:
+      require(!is_device_memory);
+      return put(data, address);
+    case kIsManaged:
+      return put<unsigned char>(data, 0);
+    case kDevice:
+      return put<int>(data, block.device);
+    case kRangeBegin:
+      return put<CUdeviceptr>(data, block.begin);
+    case kRangeBytes:
+      return put<size_t>(data, block.bytes);
+    case kIsMapped:
+      return put<unsigned char>(data, 1);
+    default:
+      require(false);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
+  return Call("cuMemAlloc_v2", bytes).run([&] {
+    Context& context = current_context();
+    require(address != nullptr);
+    *address = memory().allocate(context.device, bytes);
+  });
+}
+
+CUresult cuMemFree_v2(CUdeviceptr address) {
+  return Call("cuMemFree_v2", reinterpret_cast<void*>(address)).run([&] {
+    current_context();
+    if (address == 0) return;
+    Block block;
+    require(memory().find(address, block));
+    primary_context(block.device).synchronize();
+    memory().free(address);
+  });
+}
+
+CUresult cuMemGetInfo_v2(size_t* left, size_t* total) {
+  return Call("cuMemGetInfo_v2").run([&] {
+    const Context& context = current_context();
+    require(left != nullptr && total != nullptr);
+    *total = settings().memory_bytes;
+    *left = *total - memory().used_bytes(context.device);
+  });
+}
+
+CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
+  return Call("cuMemHostAlloc", bytes, flags).run([&] {
+    const Context& context = current_context();
+    require(pointer != nullptr && flags < 8);
+    *pointer = reinterpret_cast<void*>(memory().allocate_pinned(context.device, bytes));
+  });
+}
+
+CUresult cuMemFreeHost(void* pointer) {
+  return Call("cuMemFreeHost", pointer).run([&] {
+    current_context().synchronize();
+    if (pointer != nullptr) memory().free_pinned(number_of(pointer));
+  });
+}
+
+CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
+  return Call("cuMemHostRegister_v2", pointer, bytes, flags).run([&] {
+    const Context& context = current_context();
+    require(flags < 16);
+    memory().register_host(context.device, number_of(pointer), bytes);
+  });
+}
+
+CUresult cuMemHostUnregister(void* pointer) {
+  return Call("cuMemHostUnregister", pointer).run([&] {
+    current_context();
+    memory().unregister_host(number_of(pointer));
+  });
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return Call("cuMemcpyDtoHAsync_v2", bytes, stream).run([&] {
+    current_context();
+    if (bytes > 0) copy(on_host(to, bytes), on_device(from, bytes), bytes, stream);
+  });
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  return Call("cuMemcpyHtoDAsync_v2", bytes, stream).run([&] {
+    current_context();
+    if (bytes > 0) copy(on_device(to, bytes), on_host(from, bytes), bytes, stream);
+  });
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return Call("cuMemcpyDtoDAsync_v2", bytes, stream).run([&] {
+    current_context();
+    if (bytes > 0) copy(on_device(to, bytes), on_device(from, bytes), bytes, stream);
+  });
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return Call("cuMemcpyAsync", bytes, stream).run([&] {
+    current_context();
+    if (bytes > 0) copy(anywhere(to, bytes), anywhere(from, bytes), bytes, stream);
+  });
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+  return Call("cuMemsetD8Async", bytes, stream).run([&] {
+    Context& context = current_context();
+    if (bytes == 0) return;
+    const End end = on_device(to, bytes);
+    const std::shared_ptr<Stream> setting = stream_of(context, stream);
+    setting->context.enqueue(setting, [=] { std::memset(end.view, value, bytes); });
+  });
+}
+
+CUresult cuPointerGetAttribute(void* data, int attribute, CUdeviceptr address) {
+  return Call("cuPointerGetAttribute", attribute).run([&] {
+    require(data != nullptr);
+    Block block;
+    require(memory().find(address, block));
+    put_attribute(data, attribute, block, address);
+  });
+}
+}
