@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from typing import Any, Protocol, cast
+
+import numpy as np
 
 from ringtrain.adapters import numpy as numpy_adapter
 
-# (address, dtype number of the core, shape)
-View = tuple[int, int, tuple[int, ...]]
+# (address, dtype number of the core, shape), and on a GPU (..., device, handle of the current stream)
+View = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], int, int]
 
 
 class Adapter(Protocol):
@@ -19,7 +22,7 @@ class Adapter(Protocol):
         """Whether the library made it."""
 
     def prepare(self, array: Any) -> Any:
-        """The array itself if the core can read it where it lies, else a contiguous copy in the host's memory.
+        """The array itself if the core can read it where it lies, else a contiguous copy.
 
         Raises TypeError for a dtype that the core does not have.
         """
@@ -53,12 +56,24 @@ class Adapter(Protocol):
     def cast(self, array: Any, dtype_name: str) -> Any:
         """A copy in another dtype."""
 
+    def stream(self, array: Any) -> int | None:
+        """The handle of the library's current stream on the array's GPU; None for an array in the host's memory.
+
+        -1 where nobody knows the library's stream, so that the host has to wait until the result is there.
+        """
+
+    def on_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """The values as a NumPy array; a copy, unless they are in the host's memory."""
+
+    def require_results(self) -> None:
+        """Raises TypeError if `empty_like` and `from_memory` cannot make arrays here."""
+
     def received_splits(self, numbers: list[int], sent: Any) -> Any:
         """How many rows came from each rank, as an array of the library like the splits that were given."""
 
 
-# Libraries whose adapter is imported when they are there and an array of theirs comes.
-_FRAMEWORKS = ("torch",)
+# Libraries whose adapter is imported when they are there and an array comes that is none of NumPy's.
+_FRAMEWORKS = ("torch", "cupy")
 _adapters: dict[type, Adapter] = {}
 
 
@@ -72,13 +87,20 @@ def adapter_for(array: Any) -> Adapter:
 
 
 def _find_adapter(array: Any) -> Adapter:
-    present = (name for name in _FRAMEWORKS if name in sys.modules)
-    candidates = [numpy_adapter, *(importlib.import_module(f"ringtrain.adapters.{name}") for name in present)]
-    for adapter in cast(list[Adapter], candidates):
+    for adapter in _candidates():
         if adapter.accepts(array):
             _adapters[type(array)] = adapter
             return adapter
     raise TypeError(
         f"ringtrain cannot send a {type(array).__module__}.{type(array).__qualname__}; "
-        "it takes arrays of NumPy and PyTorch, and numbers"
+        "it takes arrays of NumPy, CuPy and PyTorch, what else is on a CUDA device and knows DLPack or "
+        "__cuda_array_interface__, and numbers"
     )
+
+
+def _candidates() -> Iterator[Adapter]:
+    """One after the other, so that those of other libraries are imported only when they are asked."""
+    yield cast(Adapter, numpy_adapter)
+    # What the libraries of their own adapters make speaks DLPack, too.
+    for name in (*(name for name in _FRAMEWORKS if name in sys.modules), "dlpack"):
+        yield cast(Adapter, importlib.import_module(f"ringtrain.adapters.{name}"))

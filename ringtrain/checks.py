@@ -40,8 +40,10 @@ def check_replicas(params: Any, process_set: ProcessSet = global_process_set) ->
 
 def _digest(array: Any) -> int:
     adapter = adapter_for(array)
-    prepared = adapter.prepare(array)
-    return _core.digest(adapter.view(prepared))
+    is_on_host = adapter.stream(array) is None
+    values = array if is_on_host else adapter.on_host(array)
+    adapter = adapter_for(values)
+    return _core.digest(adapter.view(adapter.prepare(values)))
 
 
 def _describe(path: str, array: Any, digests: list[int], count: int, process_set: ProcessSet) -> str:
@@ -61,7 +63,7 @@ def _describe(path: str, array: Any, digests: list[int], count: int, process_set
 
 
 def _first_difference(array: Any, right: Any) -> str:
-    own, other = _as_numpy(array), _as_numpy(right)
+    own, other = (np.asarray(adapter_for(one).on_host(one), order="C") for one in (array, right))
     different = np.argwhere(own.view(np.uint8) != other.view(np.uint8)) if own.ndim else np.zeros((1, 0), int)
     if not len(different):
         return ""
@@ -69,14 +71,6 @@ def _first_difference(array: Any, right: Any) -> str:
     if place:
         place = (*place[:-1], place[-1] // own.itemsize)
     return f"{list(place)}: {own[place]} instead of {other[place]}"
-
-
-def _as_numpy(array: Any) -> np.ndarray[Any, Any]:
-    """A contiguous copy; what NumPy has no dtype for as float32."""
-    adapter = adapter_for(array)
-    if adapter.dtype_name(array) == "bfloat16":
-        array = adapter.cast(array, "float32")
-    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array, order="C")
 
 
 class FiniteCheck:

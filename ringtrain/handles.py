@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtrain import _core, blocked_threads
 from ringtrain.errors import PeerLostError, RemoteError, StalledError
@@ -15,6 +16,9 @@ _abandoned: deque[tuple[_core.Handle, Any]] = deque()
 # Arrays of operations that ended while another rank was lost: an MPI library may still write to them.
 _given_up: list[Any] = []
 _finishing = threading.Lock()
+# The stream of a library that does not tell; see `arrays.Adapter.stream`.
+_UNKNOWN = -1
+_LEGACY_STREAM = 1
 # Told of failures that end the job, by whoever waits; see `report_failures_to`.
 _report: Callable[[BaseException], None] | None = None
 
@@ -25,28 +29,46 @@ def report_failures_to(report: Callable[[BaseException], None] | None) -> None:
     _report = report
 
 
+class OnGpu(NamedTuple):
+    """In which order the work of an operation on a GPU and that of the user's library is done."""
+
+    stream: Callable[[Any], int | None]  # of an array's library: its current one; see `arrays.Adapter`
+    array: Any
+    submitted: int  # what was the current one then
+
+
 class Handle:
     """One operation under way. Give it to `synchronize` or `poll`.
 
     It keeps the arrays alive that the engine reads and writes. `finish` makes the user's result of the completed
-    operation; without it `arrays` is the result.
+    operation; without it `arrays` is the result. `on_gpu` is None for arrays in the host's memory.
     """
 
-    __slots__ = ("_arrays", "_core", "_finish", "_result")
+    __slots__ = ("_arrays", "_core", "_finish", "_is_ordered", "_on_gpu", "_result")
 
-    def __init__(self, core: _core.Handle, arrays: Any, finish: Callable[[_core.Handle], Any] | None = None):
+    def __init__(
+        self,
+        core: _core.Handle,
+        arrays: Any,
+        finish: Callable[[_core.Handle], Any] | None = None,
+        on_gpu: OnGpu | None = None,
+    ):
         self._core = core
         self._arrays = self._result = arrays
         self._finish = finish
+        self._on_gpu = on_gpu
+        self._is_ordered = False
         if _abandoned:
             _forget_done()
 
     def poll(self) -> bool:
-        """Whether the operation is complete, so that `wait` returns at once."""
-        return self._core.is_done()
+        """Whether the operation is complete, on a GPU, too."""
+        return self._core.is_over()
 
     def wait(self) -> Any:
         """Wait for the operation and return its result; the same every time. Ctrl-C interrupts the wait.
+
+        On a GPU the current stream waits, and the host does not: what is put into it from then on sees the result.
 
         Raises:
             RingtrainError: the operation failed; see ringtrain.errors.
@@ -54,6 +76,8 @@ class Handle:
         try:
             if not _core.wait(self._core, 0.2):
                 self._wait_long()
+            if self._on_gpu is not None:
+                self._let_stream_wait(self._on_gpu)
         except (PeerLostError, RemoteError, StalledError) as error:
             _given_up.append(self._arrays)
             if _report is not None:
@@ -69,15 +93,36 @@ class Handle:
             while not _core.wait(self._core, 0.2):
                 _core.require_initialized()  # a forked child would wait for ever
 
+    def _let_stream_wait(self, on_gpu: OnGpu) -> None:
+        stream = on_gpu.stream(on_gpu.array)
+        if stream is None or stream == _UNKNOWN:
+            _keep_host_waiting(self._core)
+            return
+        self._core.follow(stream)
+        # Memory that is given back goes to who uses the stream from which it came, and that one may not wait.
+        self._is_ordered = stream == on_gpu.submitted
+
     def _make_result(self) -> None:
         with _finishing:  # by one thread only
             if self._finish is not None:
                 self._result = self._finish(self._core)
+                # Copies that were made for the operation go back to the stream that they came from, as in __del__.
+                if self._on_gpu is not None and not self._is_ordered and not self._core.is_over():
+                    _abandoned.append((self._core, self._arrays))
                 self._finish = self._arrays = None
 
     def __del__(self) -> None:
-        if not self._core.is_done():
+        if not self._is_ordered and not self._core.is_over():
             _abandoned.append((self._core, self._arrays))
+
+
+def _keep_host_waiting(core: _core.Handle) -> None:
+    """Until the GPU has the result. The engine ends what takes too long."""
+    pause_s = 20e-6
+    while not core.is_over():
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1e-3)
+    core.follow(_LEGACY_STREAM)  # raises where there is no result
 
 
 def _forget_done() -> None:
@@ -87,17 +132,20 @@ def _forget_done() -> None:
             entry = _abandoned.popleft()
         except IndexError:  # another thread was faster
             return
-        if not entry[0].is_done():
+        if not entry[0].is_over():
             _abandoned.append(entry)
 
 
 def poll(handle: Handle) -> bool:
-    """Whether the operation is complete, so that `synchronize` returns at once. Mirrors `horovod.poll`."""
+    """Whether the operation is complete, on a GPU, too. Mirrors `horovod.poll`."""
     return handle.poll()
 
 
 def synchronize(handle: Handle) -> Any:
     """Wait for an operation and return its result. Mirrors `horovod.synchronize`.
+
+    On a GPU the current stream waits instead of the host, as in Horovod and PyTorch's DDP: what is put into it from
+    then on sees the result.
 
     Raises:
         RingtrainError: the operation failed; see ringtrain.errors.

@@ -13,7 +13,7 @@ from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays import Adapter, View, adapter_for
 from ringtrain.call_sites import call_site, first_call_site
 from ringtrain.compression import Compression, Compressor
-from ringtrain.handles import Handle
+from ringtrain.handles import Handle, OnGpu
 from ringtrain.process_sets import ProcessSet
 
 _FOR_FLOATS = (ReduceOp.Average, ReduceOp.Adasum)
@@ -98,6 +98,7 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle:
         raise ValueError(f'{operation.title}: names that begin with "<" are for ringtrain itself')
     _check_list(operation)
     inputs = [_prepare(operation, tensor) for tensor in operation.tensors]
+    on_gpu = _place_of(operation, inputs)
     splits = _splits_of(operation, inputs)
     if operation.kind == OpKind.BROADCAST:
         _check_root(operation)
@@ -116,7 +117,7 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle:
         is_awaited=is_awaited,
         site=call_site(),
     )
-    return Handle(handle, inputs, lambda core: _finish(operation, inputs, core))
+    return Handle(handle, inputs, lambda core: _finish(operation, inputs, core), on_gpu)
 
 
 def start_in_place(
@@ -151,7 +152,8 @@ def start_plain(
     """As `start_in_place`, or None where something needs care. A training step does this for every gradient."""
     op, prescale, postscale, compression = reduction
     number = process_set.process_set_id
-    view = adapter_for(tensor).view_in_place(tensor)
+    adapter = adapter_for(tensor)
+    view = adapter.view_in_place(tensor)
     if (
         view is None
         or number is None
@@ -161,7 +163,7 @@ def start_plain(
         return None
     site = first_call_site(name)
     handle = _core.allreduce_in_place(view, name, op, prescale, postscale, number, priority, is_awaited, site)
-    return Handle(handle, tensor)
+    return Handle(handle, tensor, None, OnGpu(adapter.stream, tensor, view[4]) if len(view) == 5 else None)
 
 
 def _check_list(operation: Operation) -> None:
@@ -188,11 +190,31 @@ def _prepare(operation: Operation, tensor: Any) -> _Input:
     if operation.kind in (OpKind.ALLREDUCE, OpKind.BROADCAST):
         may_overwrite = writes_into_tensor or sent is not array or (operation.in_place and array is not tensor)
         output = sent if may_overwrite else adapter.empty_like(sent)
+    else:
+        adapter.require_results()
     return _Input(adapter, tensor, context, sent, view, output)
 
 
+def _place_of(operation: Operation, inputs: list[_Input]) -> OnGpu | None:
+    """None for host memory. Raises ValueError unless all tensors lie in the same place."""
+    if not inputs:
+        return None
+    first = inputs[0]
+    for one in inputs[1:]:
+        if one.view[3:4] != first.view[3:4]:
+            raise ValueError(
+                f"{operation.title}: its tensors lie {_place_text(first.view)} and {_place_text(one.view)}; "
+                "put them in one place"
+            )
+    return OnGpu(first.adapter.stream, first.sent, first.view[4]) if len(first.view) == 5 else None
+
+
+def _place_text(view: View) -> str:
+    return f"on GPU {view[3]}" if len(view) == 5 else "in host memory"
+
+
 def _check_dtype_and_shape(operation: Operation, sent: Any, view: View) -> None:
-    _, dtype, shape = view
+    dtype, shape = view[1], view[2]
     reduces = operation.kind in (OpKind.ALLREDUCE, OpKind.REDUCESCATTER)
     if reduces and operation.reduction.op == ReduceOp.Average and dtype in _INTEGERS:
         raise ValueError(
@@ -237,7 +259,7 @@ def _checked_splits(operation: Operation, rows: int, given: Any) -> list[int]:
         if rows % size:
             raise ValueError(f"{operation.title}: {rows} rows cannot be split evenly over {size} ranks; give splits")
         return [rows // size] * size
-    splits = np.asarray(given)
+    splits = np.asarray(adapter_for(given).on_host(given) if hasattr(given, "dtype") else given)
     if splits.dtype.kind not in "iu" or splits.shape != (size,):
         raise ValueError(
             f"{operation.title}: splits must be {size} integers, one for each rank, "

@@ -8,19 +8,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import gpu_arrays, gpu_double
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 120
 
 
-def run(ranks, example, *arguments):
-    """Run an example and return what it printed."""
+def run(ranks, example, *arguments, environment=None):
+    """Run an example and return what it printed. `environment` is added to that of the ranks."""
     ringrun = [sys.executable, "-m", "ringtrain.run", "-np", str(ranks), "--no-prefix-output"]
     command = [*ringrun, sys.executable, f"examples/{example}"]
     # More ranks than cores may run here: a pool of threads in each would only be in the way.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OPENBLAS_NUM_THREADS": "1",
+        **(environment or {}),
+    }
     done = subprocess.run(
-        [*command, *map(str, arguments)], cwd=ROOT, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True
+        [*command, *map(str, arguments)], cwd=ROOT, env=variables, timeout=TIMEOUT_S, capture_output=True, text=True
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -51,6 +57,26 @@ def test_the_number_of_ranks_does_not_change_the_network(trained, ranks):
     alone, together = np.load(trained[1][1]), np.load(trained[ranks][1])
     for name in alone.files:
         np.testing.assert_allclose(together[name], alone[name], rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def gpus():
+    """The environment of ranks that have GPUs and CuPy: both are doubles."""
+    try:
+        gpu_double.prepare(gpu_arrays.GPU)
+    except gpu_double.DoubleUnavailable as reason:
+        pytest.skip(str(reason))
+    return gpu_arrays.GPU
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_digits_are_learned_on_gpus_as_on_the_host(trained, gpus, tmp_path, ranks):
+    printed = run(ranks, "cupy_digits.py", "--save", tmp_path / "params.npz", environment=gpus)
+    on_host = trained[ranks][0]
+    assert printed.strip().splitlines()[-1] == on_host.strip().splitlines()[-1]
+    alone, on_gpus = np.load(trained[1][1]), np.load(tmp_path / "params.npz")
+    for name in alone.files:
+        np.testing.assert_allclose(on_gpus[name], alone[name], rtol=0, atol=1e-5)
 
 
 def test_the_digits_take_uneven_batches_and_draw_the_loss(tmp_path):

@@ -116,6 +116,14 @@ std::string CudaDriver::name(int ordinal) const {
   return text;
 }
 
+int CudaDriver::device_of(CudaAddress address) const {
+  constexpr int kDeviceOrdinal = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+  int ordinal = 0;
+  if (PointerGetAttribute(&ordinal, kDeviceOrdinal, address) != kSuccess)
+    throw invalid("an array's memory is not on a GPU: was it freed?");
+  return ordinal;
+}
+
 bool CudaDriver::has_context(int ordinal) const {
   unsigned flags = 0;
   int is_active = 0;

@@ -24,6 +24,8 @@ class CudaDriver {
   int devices() const;
   std::string uuid(int device) const;  // "GPU-..." as nvidia-smi shows it
   std::string name(int device) const;
+  // On which one memory lies. Throws invalid if on none: it is the host's, or was freed.
+  int device_of(CudaAddress address) const;
   // Whether this process has made the context of the device that all libraries share.
   bool has_context(int device) const;
 

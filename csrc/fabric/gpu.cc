@@ -48,10 +48,11 @@ void GpuEvent::give_up(const Error& reason) {
 
 // ---------------------------------------------------------------------------------------------------------------- GPU
 
-Gpu::Current::Current(const Gpu& gpu) {
+Gpu::Current::Current(const Gpu* gpu) {
+  if (!gpu) return;
   CudaContext before = nullptr;
-  gpu.driver_.CtxGetCurrent(&before);
-  if (before != gpu.context_ && gpu.driver_.CtxPushCurrent(gpu.context_) == kSuccess) driver_ = &gpu.driver_;
+  gpu->driver_.CtxGetCurrent(&before);
+  if (before != gpu->context_ && gpu->driver_.CtxPushCurrent(gpu->context_) == kSuccess) driver_ = &gpu->driver_;
 }
 
 Gpu::Current::~Current() {
@@ -82,6 +83,13 @@ Gpu::~Gpu() {
   const Current current(*this);
   for (CudaStream stream : {stream_, upload_stream_}) driver_.StreamDestroy(stream);
   for (CudaEvent event : free_events_) driver_.EventDestroy(event);
+}
+
+void Gpu::require_owns(const void* memory) const {
+  const int device = driver_.device_of(address_of(memory));
+  if (device != ordinal_)
+    throw invalid("an array that is said to lie on GPU " + std::to_string(ordinal_) + " lies on GPU " +
+                  std::to_string(device));
 }
 
 GpuEventPtr Gpu::record_of_user(CudaStream stream) const {

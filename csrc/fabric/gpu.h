@@ -56,7 +56,8 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   // As long as it lives, its thread works on this GPU. Where that fails, so does the next call of the driver.
   class Current {
    public:
-    explicit Current(const Gpu& gpu);
+    explicit Current(const Gpu& gpu) : Current(&gpu) {}
+    explicit Current(const Gpu* gpu);  // null for none
     ~Current();
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
@@ -69,6 +70,8 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   int ordinal() const { return ordinal_; }
   const std::string& uuid() const { return uuid_; }
 
+  // Throws invalid for memory that is not on this GPU: better than what the GPU would do about it.
+  void require_owns(const void* memory) const;
   // Where `stream` is now. Throws invalid while it is being captured into a graph.
   GpuEventPtr record_of_user(CudaStream stream) const;
   GpuEventPtr record(CudaStream stream) const;

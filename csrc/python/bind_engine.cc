@@ -62,9 +62,11 @@ struct View {
 void order(Submission& submission, const View& view) {
   submission.request.is_on_gpu = view.device != View::kHost;
   if (!submission.request.is_on_gpu) return;
+  const GpuPtr gpu = engine->gpu(view.device);
+  if (view.spec.count() > 0) gpu->require_owns(view.address);
   for (const auto& [stream, event] : submission.ready)
     if (stream == view.stream) return;
-  submission.ready.emplace_back(view.stream, engine->gpu(view.device)->record_of_user(view.stream));
+  submission.ready.emplace_back(view.stream, gpu->record_of_user(view.stream));
 }
 
 World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes,

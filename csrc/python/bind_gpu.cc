@@ -30,6 +30,9 @@ void bind_gpu(nb::module_& module) {
   module.def(
       "gpu_has_context", [](int device) { return CudaDriver::get().has_context(device); }, nb::arg("device"),
       "Whether something of this process works on the GPU already.");
+  module.def(
+      "gpu_of", [](uintptr_t address) { return CudaDriver::get().device_of(address); }, nb::arg("address"),
+      "The GPU on which the address lies. Raises ValueError if it lies on none.");
   module.def("nccl_version", &nccl_version, nb::arg("candidates"),
              "(version, path) of the NCCL that operations use: 22703 is 2.27.3. Raises RingtrainError without one.");
 }

@@ -52,6 +52,7 @@ void follow(const Handle& handle, uintptr_t stream) {
 
 void bind_handle(nb::module_& module) {
   nb::class_<GpuMemory>(module, "GpuMemory", "A result on a GPU.")
+      .def_prop_ro("device", [](const GpuMemory& memory) { return memory.done->gpu().ordinal(); })
       .def("copy_to", &GpuMemory::copy_to, nb::arg("address"), nb::arg("stream"),
            "Put a copy of all its bytes to an address on the GPU into a stream, after the result is there.");
   nb::class_<Handle>(module, "Handle", "Completion of one submitted operation.")

@@ -71,12 +71,15 @@ const std::string& Gpus::open(int process_set) {
   }
   if (!choice.reason.empty() && world_.rank == placement.ranks.front())
     warn("arrays on GPUs pass through host memory, which is slower: " + choice.reason);
+  const auto current = make_current();
   std::unique_ptr<Group> group = choice.way == GpuWay::nccl           ? make_nccl(process_set, placement)
                                  : choice.way == GpuWay::hierarchical ? make_hierarchy(process_set, placement)
                                                                       : make_staged(process_set, placement);
   if (group) tensors_->set_group(process_set, std::move(group));
   return trouble;
 }
+
+Gpu::Current Gpus::make_current() const { return Gpu::Current(tensors_ ? tensors_->gpu().get() : nullptr); }
 
 const char* Gpus::name_of_group(int process_set) const {
   return tensors_ && tensors_->has_group(process_set) ? tensors_->group(process_set).name() : "gpu";
@@ -245,6 +248,7 @@ NcclId Gpus::agree_on_id(const Seat& seat) {
 // ---------------------------------------------------------------------------------------------------------- the end
 
 void Gpus::close(int process_set) {
+  const auto current = make_current();
   troubles_.erase(process_set);
   if (tensors_) tensors_->drop_group(process_set);
   for (const auto& comm : communicators_[process_set]) comm->close(fabric_.watch());
@@ -257,13 +261,13 @@ void Gpus::look() {
   next_look_s_ = now_s() + kPause_s;
   for (const auto& [process_set, comms] : communicators_)
     for (const auto& comm : comms) comm->require_well();
-  const Gpu::Current current(*gpu_);
+  const auto current = make_current();
   backlog_.look();
 }
 
 void Gpus::give_up(const Error& reason) {
   if (!tensors_) return;
-  const Gpu::Current current(*gpu_);
+  const auto current = make_current();
   backlog_.give_up(reason);
   for (const auto& [process_set, comms] : communicators_)
     for (const auto& comm : comms) comm->abort();

@@ -49,6 +49,8 @@ class Gpus {
   void meet();
   GpuFacts own_facts();
   int usual_ordinal() const;
+  // For as long as it lives, where this rank has a GPU.
+  Gpu::Current make_current() const;
   void warn_of_sharing() const;
   void allow_sharing() const;
 

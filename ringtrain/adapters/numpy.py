@@ -13,10 +13,11 @@ from ringtrain import _core
 Array = npt.NDArray[Any]
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_DTYPES: dict[Any, int] = {
+# CuPy and `borrowing` have NumPy's dtypes too.
+DTYPES: dict[Any, int] = {
     _BFLOAT16 if name == "bfloat16" else np.dtype(name): number for name, number in _core.DTYPES.items()
 }
-_DTYPE_OF = {number: dtype for dtype, number in _DTYPES.items()}
+DTYPE_OF = {number: dtype for dtype, number in DTYPES.items()}
 
 
 def accepts(array: Any) -> bool:
@@ -25,10 +26,15 @@ def accepts(array: Any) -> bool:
 
 def prepare(array: Any) -> Array:
     values = np.asarray(array)
-    if values.dtype not in _DTYPES:
-        names = ", ".join(_core.DTYPES)
-        raise TypeError(f"ringtrain cannot send dtype {values.dtype}; it takes {names}, in the machine's byte order")
+    require_known(values.dtype)
     return values if values.flags.c_contiguous else values.copy(order="C")
+
+
+def require_known(dtype: Any) -> None:
+    """Raises TypeError for a dtype that the core does not have."""
+    if dtype not in DTYPES:
+        names = ", ".join(_core.DTYPES)
+        raise TypeError(f"ringtrain cannot send dtype {dtype}; it takes {names}, in the machine's byte order")
 
 
 def is_in_place(array: Any) -> bool:
@@ -46,7 +52,7 @@ def empty_like(array: Array) -> Array:
 def view(array: Array) -> tuple[int, int, tuple[int, ...]]:
     # bfloat16 has no letter in the buffer protocol
     buffer = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
-    return _core.address(buffer), _DTYPES[array.dtype], array.shape
+    return _core.address(buffer), DTYPES[array.dtype], array.shape
 
 
 def view_in_place(array: Array) -> tuple[int, int, tuple[int, ...]] | None:
@@ -58,7 +64,7 @@ def assign(target: Array, source: Array) -> None:
 
 
 def from_memory(memory: Array, dtype: int, shape: list[int]) -> Array:
-    typed: Array = memory.view(_DTYPE_OF[dtype])
+    typed: Array = memory.view(DTYPE_OF[dtype])
     return typed.reshape(shape)
 
 
@@ -89,3 +95,15 @@ def cast(array: Array, dtype_name: str) -> Array:
 
 def received_splits(numbers: list[int], sent: Any) -> Array:
     return np.array(numbers, np.int64)
+
+
+def stream(array: Any) -> int | None:
+    return None
+
+
+def on_host(array: Any) -> Array:
+    return np.asarray(array)
+
+
+def require_results() -> None:
+    pass

@@ -1,0 +1,138 @@
+"""Train a small network on handwritten digits, in CuPy on GPUs, on any number of ranks.
+
+    ringrun -np 2 python examples/cupy_digits.py
+
+Wants CuPy, scikit-learn (the digits), tqdm (the progress bar) and, for --plot, matplotlib. However many ranks share the
+work, the same network comes out as from numpy_digits.py: every step uses the gradient of the whole batch.
+"""
+
+import argparse
+
+import cupy
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from tqdm import tqdm
+
+import ringtrain as hvd
+from ringtrain.optim import SGD
+
+
+def main() -> None:
+    options = parse_options()
+    hvd.init()
+    # A GPU for each rank of this host; where there are fewer, ranks share them.
+    cupy.cuda.Device(hvd.local_rank() % cupy.cuda.runtime.getDeviceCount()).use()
+    train_images, test_images, train_labels, test_labels = load_data()
+
+    # Every rank makes a network of its own; after the broadcast all have that of rank 0.
+    network = new_network(np.random.default_rng(options.seed + hvd.rank()))
+    hvd.broadcast_parameters(network, root_rank=0)
+
+    # Each rank divides its gradients by the size of the whole batch, so their sum is the mean over the batch,
+    # even when the batch cannot be cut into equal slices.
+    optimizer = hvd.DistributedOptimizer(SGD(options.lr, momentum=0.9), op=hvd.Sum)
+
+    shuffler = np.random.default_rng(options.seed)  # the same permutations on all ranks
+    losses = []
+    with tqdm(total=options.epochs * len(train_labels), unit=" images", disable=hvd.rank() != 0) as progress:
+        for epoch in range(options.epochs):
+            permutation = shuffler.permutation(len(train_labels))
+            for start in range(0, len(permutation), options.batch_size):
+                batch = permutation[start : start + options.batch_size]
+                mine = cupy.asarray(batch[hvd.rank() :: hvd.size()])
+                gradients = gradients_of(network, train_images[mine], train_labels[mine], batch_size=len(batch))
+                optimizer.step(network, gradients)
+                progress.update(len(batch))
+            loss, accuracy = evaluate(network, test_images, test_labels)
+            losses.append(loss)
+            if hvd.rank() == 0:
+                progress.write(f"epoch {epoch + 1:2}: test loss {loss:.4f}, test accuracy {accuracy:.3f}")
+
+    _, accuracy = evaluate(network, test_images, test_labels)
+    if hvd.rank() == 0:
+        if options.save:
+            np.savez(options.save, *map(cupy.asnumpy, network))
+        if options.plot:
+            plot(losses, options.plot)
+        print(f"test accuracy {accuracy:.3f} on {hvd.size()} ranks", flush=True)
+    hvd.shutdown()
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the training images (default %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per step, all ranks (default %(default)s)")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the weights and the order (default %(default)s)")
+    parser.add_argument("--plot", metavar="FILE", help="draw the test loss of each epoch, such as loss.png")
+    parser.add_argument("--save", metavar="FILE", help="save the weights, such as params.npz")
+    return parser.parse_args()
+
+
+def load_data() -> list[cupy.ndarray]:
+    """Return training and test images, float64[count, 64] from 0 to 1, and training and test labels from 0 to 9."""
+    images, labels = load_digits(return_X_y=True)
+    return [cupy.asarray(part) for part in train_test_split(images / 16, labels, test_size=0.2, random_state=0)]
+
+
+def new_network(random: np.random.Generator) -> list[cupy.ndarray]:
+    """Return the weights and biases of a network with one hidden layer: 64 pixels, 64 hidden units, 10 digits."""
+    return [
+        cupy.asarray(random.normal(scale=(2 / 64) ** 0.5, size=(64, 64))),
+        cupy.zeros(64),
+        cupy.asarray(random.normal(scale=(2 / 64) ** 0.5, size=(64, 10))),
+        cupy.zeros(10),
+    ]
+
+
+def forward(network: list[cupy.ndarray], images: cupy.ndarray) -> tuple[cupy.ndarray, cupy.ndarray]:
+    """Return the hidden units of each image and the probabilities of its ten digits."""
+    hidden_weights, hidden_biases, digit_weights, digit_biases = network
+    hidden = cupy.maximum(images @ hidden_weights + hidden_biases, 0)
+    scores = hidden @ digit_weights + digit_biases
+    exponentials = cupy.exp(scores - scores.max(axis=1, keepdims=True))
+    return hidden, exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def gradients_of(
+    network: list[cupy.ndarray], images: cupy.ndarray, labels: cupy.ndarray, batch_size: int
+) -> list[cupy.ndarray]:
+    """Return the gradients of the cross-entropy, summed over these images and divided by batch_size."""
+    hidden, probabilities = forward(network, images)
+    score_gradients = (probabilities - cupy.eye(10)[labels]) / batch_size
+    hidden_gradients = (score_gradients @ network[2].T) * (hidden > 0)
+    return [
+        images.T @ hidden_gradients,
+        hidden_gradients.sum(axis=0),
+        hidden.T @ score_gradients,
+        score_gradients.sum(axis=0),
+    ]
+
+
+def evaluate(network: list[cupy.ndarray], images: cupy.ndarray, labels: cupy.ndarray) -> tuple[float, float]:
+    """Return the mean loss and the accuracy. Each rank looks at its share of the images."""
+    mine = slice(hvd.rank(), None, hvd.size())
+    _, probabilities = forward(network, images[mine])
+    loss = -cupy.log(probabilities[cupy.arange(len(probabilities)), labels[mine]]).sum()
+    hits = (probabilities.argmax(axis=1) == labels[mine]).sum()
+    total_loss, total_hits = hvd.allreduce(cupy.stack([loss, hits]), op=hvd.Sum, name="evaluation").tolist()
+    return total_loss / len(labels), total_hits / len(labels)
+
+
+def plot(losses: list[float], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot, ticker
+
+    pyplot.plot(range(1, len(losses) + 1), losses, marker="o")
+    pyplot.gca().xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    pyplot.xlabel("epoch")
+    pyplot.ylabel("test loss")
+    pyplot.title(f"Handwritten digits on {hvd.size()} ranks")
+    pyplot.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""CuPy arrays, where they lie on the GPU and in the order of CuPy's current stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+
+from ringtrain.adapters.numpy import DTYPE_OF, DTYPES, require_known
+
+_DeviceView = tuple[int, int, tuple[int, ...], int, int]
+_current_stream = cupy.cuda.get_current_stream
+
+
+def accepts(array: Any) -> bool:
+    return isinstance(array, cupy.ndarray)
+
+
+def prepare(array: Any) -> Any:
+    require_known(array.dtype)
+    if array.flags.c_contiguous:
+        return array
+    with array.device:
+        return array.copy(order="C")
+
+
+def is_in_place(array: Any) -> bool:
+    repeats = (stride == 0 and length > 1 for stride, length in zip(array.strides, array.shape, strict=True))
+    if array.size > 0 and any(repeats):
+        raise ValueError(
+            "an operation in place needs an array whose elements have places of their own; this one was broadcast"
+        )
+    return bool(array.flags.c_contiguous)
+
+
+def empty_like(array: Any) -> Any:
+    with array.device:
+        return cupy.empty(array.shape, array.dtype)
+
+
+def view(array: Any) -> _DeviceView:
+    data = array.data
+    device = data.device_id
+    return data.ptr, DTYPES[array.dtype], array.shape, device, _current_stream(device).ptr
+
+
+def view_in_place(array: Any) -> _DeviceView | None:
+    # Of every gradient in every step. `flags` would make an object of its own, and with it half of the time again.
+    dtype = DTYPES.get(array.dtype)
+    if dtype is None or not array._c_contiguous:
+        return None
+    data = array.data
+    device = data.device_id
+    return data.ptr, dtype, array.shape, device, _current_stream(device).ptr
+
+
+def assign(target: Any, source: Any) -> None:
+    with target.device:
+        target[...] = source
+
+
+def from_memory(memory: Any, dtype: int, shape: list[int]) -> Any:
+    with cupy.cuda.Device(memory.device):
+        array = cupy.empty(tuple(shape), DTYPE_OF[dtype])
+    memory.copy_to(array.data.ptr, stream(array))
+    return array
+
+
+def returned(array: Any, like: Any) -> Any:
+    return array
+
+
+def rows(array: Any) -> Any:
+    return array.reshape(1) if array.ndim == 0 else array
+
+
+def is_finite(array: Any) -> bool:
+    if array.dtype.kind in "biu":
+        return True
+    # The sum takes one look at each element, but may be too large itself.
+    with array.device:
+        total = array.sum(dtype=np.float32 if array.dtype.itemsize < 4 else None)
+        return bool(cupy.isfinite(total)) or bool(cupy.isfinite(array).all())
+
+
+def dtype_name(array: Any) -> str:
+    return str(array.dtype.name)
+
+
+def cast(array: Any, dtype_name: str) -> Any:
+    with array.device:
+        return array.astype(dtype_name)
+
+
+def received_splits(numbers: list[int], sent: Any) -> Any:
+    if not accepts(sent):
+        return np.array(numbers, np.int64)
+    with sent.device:
+        return cupy.array(numbers, np.int64)
+
+
+def stream(array: Any) -> int:
+    return int(_current_stream(array.data.device_id).ptr)
+
+
+def on_host(array: Any) -> Any:
+    with array.device:
+        return array.get()
+
+
+def require_results() -> None:
+    pass
+
+
+def wrap(array: Any) -> Any:
+    """A CuPy array in the memory of another library's, after what that library has put into its stream."""
+    return cupy.from_dlpack(array) if hasattr(array, "__dlpack__") else cupy.asarray(array)
+
+
+def finish(array: Any) -> None:
+    """Wait for what is in the current stream of the array's device."""
+    _current_stream(array.data.device_id).synchronize()

@@ -1,0 +1,223 @@
+"""CuPy's streams: ringtrain reads after what was put into them, they go on after its result, and the host never waits.
+
+The kernels here sleep, so what does not wait for them sees rubbish. On the doubles.
+"""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from exact_cupy import keep_busy, on_gpu, require_on_gpu, use_own_gpu
+from harness import gpu_double
+from harness.gpu_arrays import GPU, cupy
+
+import ringtrain as hvd
+
+# Long against all that the host does, short against a test.
+SLOW_S = 0.4
+
+
+class Stopwatch:
+    """Says whether the host was kept."""
+
+    def __enter__(self):
+        self._begin = time.monotonic()
+        return self
+
+    def __exit__(self, *raised):
+        self.seconds = time.monotonic() - self._begin
+
+
+def first_operation():
+    """Makes what is made once, so that it is not measured."""
+    use_own_gpu()
+    hvd.allreduce(cupy.ones(3), name="first")
+    hvd.allgather(cupy.ones(3), name="first")
+    cupy.cuda.get_current_stream().synchronize()
+
+
+def new_streams():
+    return [cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(), cupy.cuda.Stream.null, cupy.cuda.Stream.ptds]
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, env=GPU)
+@pytest.mark.parametrize("which", range(4), ids=["non-blocking", "blocking", "default", "per thread"])
+def test_an_operation_lies_between_the_kernels_of_its_stream(which):
+    first_operation()
+    with new_streams()[which]:
+        mine = cupy.zeros(1000)
+        keep_busy(SLOW_S / 4)
+        mine += hvd.rank() + 1
+        hvd.allreduce_(mine, op=hvd.Sum, name="in place")
+        doubled = 2 * mine
+        total = hvd.size() * (hvd.size() + 1) / 2
+        gathered = hvd.allgather(doubled, name="gather") + 1
+        require_on_gpu(doubled, np.full(1000, 2 * total))
+        require_on_gpu(gathered, np.full(1000 * hvd.size(), 2 * total + 1))
+
+
+OPERATIONS = {
+    "allreduce_": lambda mine: hvd.allreduce_(mine),
+    "allreduce": lambda mine: hvd.allreduce(mine),
+    "allreduce_async_": lambda mine: hvd.synchronize(hvd.allreduce_async_(mine)),
+    "grouped_allreduce": lambda mine: hvd.grouped_allreduce([mine, mine])[1],
+    "broadcast_": lambda mine: hvd.broadcast_(mine, 0),
+    "allgather": lambda mine: hvd.allgather(mine),
+    "reducescatter": lambda mine: hvd.reducescatter(mine),
+    "alltoall": lambda mine: hvd.alltoall(mine),
+}
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_host_does_not_wait_for_the_gpu(operation):
+    first_operation()
+    mine = cupy.ones(hvd.size() * 4)
+    keep_busy(SLOW_S)
+    mine *= 2
+    with Stopwatch() as host:
+        result = OPERATIONS[operation](mine)
+    assert host.seconds < SLOW_S / 2
+    assert not cupy.cuda.get_current_stream().done
+    assert set(result.get().tolist()) == {2}
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+def test_compression_does_not_let_the_host_wait():
+    first_operation()
+    mine = cupy.ones(64, "float32")
+    keep_busy(SLOW_S)
+    with Stopwatch() as host:
+        hvd.allreduce_(mine, op=hvd.Sum, compression=hvd.Compression.fp16)
+        hvd.grouped_allreduce_([mine, mine[::2]], op=hvd.Sum, compression=hvd.Compression.bf16)
+    assert host.seconds < SLOW_S / 2
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+def test_a_slow_rank_keeps_only_the_gpus_of_the_others():
+    first_operation()
+    mine = cupy.ones(64)
+    if hvd.rank() == hvd.size() - 1:
+        keep_busy(SLOW_S)
+    with Stopwatch() as host:
+        hvd.allreduce_(mine, op=hvd.Sum)
+        mine += 1
+    assert host.seconds < SLOW_S / 2
+    require_on_gpu(mine, np.full(64, hvd.size() + 1.0))
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+def test_the_stream_that_waits_is_the_one_that_is_current_then():
+    first_operation()
+    begun_in, ended_in = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    with begun_in:
+        mine = cupy.zeros(1000)
+        keep_busy(SLOW_S)
+        mine += 1
+        handle = hvd.allreduce_async_(mine, op=hvd.Sum)
+    with ended_in:
+        assert hvd.synchronize(handle) is mine
+        require_on_gpu(mine + 1, np.full(1000, hvd.size() + 1.0))
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_memory_is_not_used_again_while_an_operation_reads_it(compression):
+    first_operation()
+    begun_in, ended_in = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    with begun_in:
+        strided = [cupy.ones((64, 2), "float32")[:, 0] for _ in range(3)]
+        begun_in.synchronize()
+    with ended_in:
+        if hvd.rank() == hvd.size() - 1:
+            keep_busy(SLOW_S)
+        before = hvd.allreduce_async(cupy.ones(8), name="before")  # which the others stand behind
+    how = {"op": hvd.Sum, "compression": getattr(hvd.Compression, compression)}
+    with begun_in:  # copies are made here
+        handles = [hvd.allreduce_async(strided[0], **how), hvd.grouped_allreduce_async(strided[1:], **how)]
+    with ended_in:
+        one, others = map(hvd.synchronize, handles)
+        hvd.synchronize(before)
+        del handles, before
+    with begun_in:  # which does not wait, and takes what CuPy's pool has for it
+        _rubbish = [cupy.empty(64, dtype) for dtype in ("float16", "float32") for _ in range(8)]
+    with ended_in:
+        for result in (one, *others):
+            require_on_gpu(result, np.full(64, hvd.size(), "float32"))
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_a_handle_that_is_dropped_keeps_its_arrays():
+    first_operation()
+    for number in range(20):
+        keep_busy(0.005)
+        hvd.allreduce_async_(cupy.ones(500), name=f"dropped {number}")
+    mine = cupy.ones(500)
+    require_on_gpu(hvd.allreduce_(mine, op=hvd.Sum), np.full(500, 2.0))
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_poll_says_when_the_gpu_has_done_it():
+    first_operation()
+    mine = cupy.ones(64)
+    keep_busy(SLOW_S)
+    handle = hvd.allreduce_async_(mine, op=hvd.Sum)
+    assert not hvd.poll(handle)
+    assert hvd.synchronize(handle) is mine
+    assert not hvd.poll(handle)
+    cupy.cuda.get_current_stream().synchronize()
+    assert hvd.poll(handle)
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_threads_have_streams_and_devices_of_their_own():
+    first_operation()
+    results = {}
+
+    def work(number):
+        use_own_gpu()
+        with cupy.cuda.Stream(non_blocking=True):
+            mine = cupy.zeros(100)
+            keep_busy(0.05)
+            mine += number
+            results[number] = hvd.allreduce(mine, op=hvd.Sum, name=f"{number}").get()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((results[number] == 2 * number).all() for number in range(4))
+
+
+@pytest.mark.ranks(1, env=GPU)
+def test_the_current_device_and_context_stay_what_they_were():
+    first_operation()
+    mine = cupy.ones(3)
+    with cupy.cuda.Device(1):
+        elsewhere = cupy.ones(3)
+        hvd.allreduce_(mine, name="another device is current")
+        hvd.allreduce(mine[::2], name="another device is current, and the array is copied")
+        assert cupy.cuda.Device().id == 1
+        assert elsewhere.get().tolist() == [1, 1, 1]
+    assert mine.get().tolist() == [1, 1, 1]
+    assert cupy.cuda.Device().id == 0
+
+
+@pytest.mark.ranks(2, env=GPU)
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+def test_nothing_passes_through_the_host(compression, tmp_path):
+    first_operation()
+    mine = on_gpu(np.ones(1000, "float32"))
+    cupy.cuda.get_current_stream().synchronize()
+    gpu_double.control().set_log(tmp_path)
+    hvd.allreduce_(mine, op=hvd.Sum, compression=getattr(hvd.Compression, compression))
+    hvd.allreduce(mine, compression=getattr(hvd.Compression, compression))
+    cupy.cuda.get_current_stream().synchronize()
+    gpu_double.control().set_log("")
+    calls = (tmp_path / f"{os.getpid()}").read_text().splitlines()
+    assert any(call.startswith("ncclAllReduce") for call in calls)
+    assert not [call for call in calls if call.startswith(("cuMemcpyDtoH", "cuMemcpyHtoD", "cuMemcpyAsync"))]
