@@ -6,7 +6,6 @@ Each topic is a function that returns plain data; `judge` reads that data and no
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
@@ -19,42 +18,31 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from ringtrain import launchers
+from ringtrain import doctor_gpus, launchers
 from ringtrain.cores import cgroup_quota
+from ringtrain.doctor_gpus import Data, Finding
 from ringtrain.run import mpi_probe
 from ringtrain.run.mpi_library import MpiNotFound, find_launcher, probe
 
-Data = dict[str, Any]
-
 PACKAGES = ("numpy", "ml_dtypes", "cupy", "torch", "jax", "jaxlib", "mxnet")
-CUDA_ERROR_NO_DEVICE = 100
 SHARED_MEMORY = "/dev/shm"
 # a container's /dev/shm has this size unless told otherwise, and the ranks of a node share it
 SMALL_SHARED_MEMORY_MB = 64
 
 
-class Finding(NamedTuple):
-    """Something to know: level is "error" (ringtrain will not run), "warning" (it will, worse) or "note"."""
-
-    level: str
-    what: str
-    remedy: str
-
-
 def examine(launch: launchers.Launch | None) -> Data:
     """Gather every topic. Under a launcher all ranks must call this, since it initialises MPI."""
-    library = mpi(launch)
+    library, driver = mpi(launch), doctor_gpus.cuda()
     report: Data = {
         "ringtrain": core(),
         "launcher": None if launch is None else launch._asdict(),
         "mpi": library,
-        "topology": topology() if launch is not None and library.get("thread_level") else None,
+        "topology": topology(driver) if launch is not None and library.get("thread_level") else None,
         "cpu": cpu(),
         "shared_memory": shared_memory(SHARED_MEMORY),
-        "cuda": cuda(),
-        "nccl": nccl(),
+        "cuda": driver,
+        "nccl": doctor_gpus.nccl(),
         "packages": packages(PACKAGES),
     }
     report["findings"] = [finding._asdict() for finding in judge(report)]
@@ -89,14 +77,21 @@ def mpi(launch: launchers.Launch | None) -> Data:
     return {**data, "mpirun": find_launcher(data["library"], data["path"]), "error": None}
 
 
-def topology() -> Data:
-    """The number of ranks that MPI has, and each node's host, ranks and the CPUs that these may run on together."""
+def topology(driver: Data) -> Data:
+    """The number of ranks that MPI has, and of each node the host, its ranks, the CPUs that these may run on together,
+    the GPU that each of them would take, and how many a rank sees. `driver`: the topic `cuda`."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     cpus = len(set().union(*node.allgather(os.sched_getaffinity(0))))
-    own = {"host": socket.gethostname(), "ranks": node.allgather(world.rank), "cpus": cpus}
+    own = {
+        "host": socket.gethostname(),
+        "ranks": node.allgather(world.rank),
+        "cpus": cpus,
+        "gpus": node.allgather(doctor_gpus.usual_gpu(node.rank, driver)),
+        "visible_gpus": max(node.allgather(len(driver["gpus"]))),
+    }
     leaders = world.allgather(own if node.rank == 0 else None)
     node.Free()
     return {"size": world.size, "nodes": [leader for leader in leaders if leader is not None]}
@@ -129,44 +124,6 @@ def shared_memory(folder: str) -> Data:
     }
 
 
-def cuda() -> Data:
-    """The CUDA driver: the CUDA version that it speaks and the number of GPUs that it shows."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return {"driver": None, "gpus": 0, "error": None}
-    version, gpus = ctypes.c_int(), ctypes.c_int()
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(gpus))
-    error = f"cuInit answers error {status}" if status not in (0, CUDA_ERROR_NO_DEVICE) else None
-    return {"driver": f"{version.value // 1000}.{version.value % 1000 // 10}", "gpus": gpus.value, "error": error}
-
-
-def nccl() -> Data:
-    """NCCL from PyPI, else the one that the loader finds."""
-    for package in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
-        try:
-            distribution = importlib.metadata.distribution(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        for file in distribution.files or []:
-            if file.name == "libnccl.so.2":
-                return {"package": package, "version": distribution.version, "path": str(file.locate())}
-    try:
-        library = ctypes.CDLL("libnccl.so.2")
-    except OSError:
-        return {"package": None, "version": None, "path": None}
-    version = ctypes.c_int()
-    library.ncclGetVersion(ctypes.byref(version))
-    return {"package": None, "version": _nccl_version(version.value), "path": "libnccl.so.2"}
-
-
-def _nccl_version(code: int) -> str:
-    """nccl.h: 2708 is 2.7.8; since 2.9 it is 22304 for 2.23.4."""
-    thousand = 1000 if code < 10000 else 10000
-    return f"{code // thousand}.{code % thousand // 100}.{code % 100}"
-
-
 def packages(names: Sequence[str]) -> Data:
     """Version and folder of each importable package, or None. A package's distribution may be called otherwise
     (cupy-cuda12x, mxnet-cu112)."""
@@ -194,7 +151,7 @@ def judge(report: Data) -> list[Finding]:
         *_judge_launch(report),
         *_judge_cpus(report),
         *_judge_shared_memory(report["shared_memory"]),
-        *_judge_gpu(report["cuda"], report["nccl"], report["packages"]),
+        *doctor_gpus.judge(report["cuda"], report["nccl"], report["packages"], report["topology"]),
         *_judge_packages(report["packages"]),
     ]
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
@@ -272,32 +229,6 @@ def _judge_shared_memory(data: Data) -> Iterator[Finding]:
         )
 
 
-def _judge_gpu(driver: Data, library: Data, found: Data) -> Iterator[Finding]:
-    if driver["error"]:
-        yield Finding(
-            "warning",
-            f"the CUDA driver {driver['driver']} is installed, but {driver['error']}",
-            "look at nvidia-smi; a container wants --gpus all",
-        )
-    if not driver["gpus"]:
-        return
-    major = driver["driver"].split(".")[0]
-    if library["version"] is None:
-        yield Finding(
-            "warning",
-            f"{driver['gpus']} GPUs, but no NCCL: tensors on them would go through host memory",
-            f"pip install nvidia-nccl-cu{major}",
-        )
-    elif library["package"] == "nvidia-nccl-cu13" and int(major) < 13:
-        yield Finding(
-            "warning",
-            f"{library['package']} wants a driver for CUDA 13, this one speaks CUDA {driver['driver']}",
-            "pip install nvidia-nccl-cu12 and remove nvidia-nccl-cu13, or update the driver",
-        )
-    if not any(found.get(name) for name in ("cupy", "torch", "jax", "mxnet")):
-        yield Finding("note", "no package here makes arrays on a GPU", f"pip install cupy-cuda{major}x")
-
-
 def _judge_packages(found: Data) -> Iterator[Finding]:
     numpy, mxnet = found.get("numpy"), found.get("mxnet")
     if numpy is None:
@@ -342,7 +273,8 @@ def _rows(report: Data) -> Iterator[tuple[str, str]]:
         ulfm = "ULFM" if library["ulfm"] else "no ULFM"
         handles = f"handles of {library['handle_bytes']} bytes"
         level = f"thread level {library['thread_level'] or 'unknown'}"
-        yield "", f"MPI {library['standard']}, {handles}, {level}, {ulfm}"
+        aware = {True: ", CUDA-aware", False: ", not CUDA-aware", None: ""}[library["cuda_aware"]]
+        yield "", f"MPI {library['standard']}, {handles}, {level}, {ulfm}{aware}"
         yield "", f"mpi4py {library['mpi4py']}; started by {library['mpirun'] or 'no launcher that was found'}"
     yield "launcher", _launcher_text(report["launcher"])
     for node in (report["topology"] or {"nodes": []})["nodes"]:
@@ -351,9 +283,7 @@ def _rows(report: Data) -> Iterator[tuple[str, str]]:
     yield "CPU", f"{processor['machine']}, {processor['cpus']} CPUs{quota}, kernels: {own['simd'] or 'none'}"
     memory = report["shared_memory"]
     yield memory["path"], memory["error"] or f"{memory['free_mb']} MB free of {memory['size_mb']} MB"
-    driver, reducer = report["cuda"], report["nccl"]
-    yield "CUDA", f"driver {driver['driver']}, {driver['gpus']} GPUs" if driver["driver"] else "no driver"
-    yield "NCCL", f"{reducer['version']}, {reducer['path']}" if reducer["version"] else "none"
+    yield from doctor_gpus.rows(report["cuda"], report["nccl"])
     for name, package in report["packages"].items():
         yield name, f"{package['version']}, {package['path']}" if package else "none"
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-from ringtrain import _core, cores, launchers
+from ringtrain import _core, cores, gpus, launchers
 from ringtrain.meeting import meet
 
 T = TypeVar("T")
@@ -44,6 +44,7 @@ class World(NamedTuple):
     cores: int
     token: str
     library: Library | None
+    gpus: list[gpus.Choice]  # by rank
 
 
 class _Introduction(NamedTuple):
@@ -53,12 +54,13 @@ class _Introduction(NamedTuple):
     name: tuple[str, int]
     node_leader: int
     share: cores.Share
+    gpu: gpus.Choice
 
 
 def single_world() -> World:
-    """A job of one rank: no MPI."""
+    """A job of one rank: no MPI, and on the GPU that the script takes."""
     here = cores.usable_together([cores.own_share()])
-    return World(0, [(socket.gethostname(), os.getpid())], [0], here, secrets.token_hex(8), None)
+    return World(0, [(socket.gethostname(), os.getpid())], [0], here, secrets.token_hex(8), None, [gpus.NO_CHOICE])
 
 
 def is_wanted(comm: Any) -> bool:
@@ -96,7 +98,9 @@ def connect(comm: Any, settings: dict[str, str], read_more: Callable[[], T]) -> 
 
 
 def _introduce(MPI: Any, own: Any, settings: dict[str, str]) -> World:
-    myself = _Introduction(settings, (socket.gethostname(), os.getpid()), _leader_of_node(own), cores.own_share())
+    leader, local_rank = _place_on_node(own)
+    gpu = gpus.choose(local_rank, int(float(settings["gpus_per_rank"])))
+    myself = _Introduction(settings, (socket.gethostname(), os.getpid()), leader, cores.own_share(), gpu)
     everybody: list[_Introduction] = own.allgather(myself)
     _require_same([one.settings for one in everybody])
     leaders = [one.node_leader for one in everybody]
@@ -108,6 +112,7 @@ def _introduce(MPI: Any, own: Any, settings: dict[str, str]) -> World:
         cores=cores.usable_together(one.share for one in everybody if one.node_leader == myself.node_leader),
         token=own.bcast(secrets.token_hex(8)),
         library=_describe(MPI, own),
+        gpus=[one.gpu for one in everybody],
     )
 
 
@@ -208,14 +213,14 @@ def _require_same(settings: list[dict[str, str]]) -> None:
             )
 
 
-def _leader_of_node(own: Any) -> int:
-    """The lowest rank on this rank's node."""
+def _place_on_node(own: Any) -> tuple[int, int]:
+    """The lowest rank on this rank's node, and how many of its ranks come before this one."""
     from mpi4py import MPI
 
     node = own.Split_type(MPI.COMM_TYPE_SHARED, key=own.Get_rank())
-    leader = int(node.bcast(own.Get_rank()))
+    leader, local_rank = int(node.bcast(own.Get_rank())), int(node.Get_rank())
     node.Free()
-    return leader
+    return leader, local_rank
 
 
 def _describe(MPI: Any, own: Any) -> Library:

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringtrain import _core, counters, failures, flight_records, mpi, options
+from ringtrain import _core, counters, failures, flight_records, gpus, mpi, options
 from ringtrain.errors import RingtrainError
 from ringtrain.handles import report_failures_to
+from ringtrain.log import say
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
 
 _world: mpi.World | None = None
@@ -32,7 +33,9 @@ def init(
 ) -> None:
     """Join the job. Mirrors `horovod.init`.
 
-    All ranks call it together. Without a launcher (plain `python script.py`) the job is one rank and needs no MPI.
+    All ranks call it together. Without a launcher (plain `python script.py`) the job is one rank and needs no MPI. If
+    CuPy or PyTorch is loaded, the GPU that belongs to local_rank() becomes the current one of this thread, unless the
+    script works on another GPU already.
 
     Args:
         comm: an mpi4py communicator, a list of ranks of MPI.COMM_WORLD, or None for all ranks that were started.
@@ -58,8 +61,8 @@ def init(
         settings.update(tuned)
     else:
         world = mpi.single_world()
-    _core.init(world.rank, world.names, world.nodes, world.cores, world.token, world.library, settings, fixed)
-    _core.limit_exit(0)
+    gpus.use(world.gpus[world.rank])
+    _start_core(world, settings, fixed)
     _world = world
     set_world(world.rank, len(world.names))
     flight_records.start(world.rank, settings["flight_dir"], world.token)
@@ -80,6 +83,24 @@ def init(
         failures.tell(error)
         shutdown()
         raise
+
+
+def _start_core(world: mpi.World, settings: dict[str, str], fixed: list[str]) -> None:
+    _core.init(
+        *(world.rank, world.names, world.nodes, world.cores, world.token, world.library, settings, fixed),
+        gpu=world.gpus[world.rank].device,
+        nccl=gpus.nccl_candidates(),
+        looks_for_sharing=not _warn_of_sharing(world),
+    )
+    _core.limit_exit(0)
+
+
+def _warn_of_sharing(world: mpi.World) -> bool:
+    """Whether there was something to say. If not, the core looks again at the first operation on GPUs."""
+    sentence = gpus.describe_sharing(world.nodes, world.gpus) if world.rank == 0 else ""
+    if sentence:
+        say(sentence)
+    return bool(sentence)
 
 
 def _checked_sets(
@@ -200,13 +221,18 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """The version of NCCL that operations use, as in Horovod; 0 when none does."""
-    return 0
+    """The version of the NCCL that operations use, 22703 for 2.27.3, as in Horovod; 0 without NCCL or a GPU."""
+    if not cuda_built():
+        return 0
+    try:
+        return _core.nccl_version(gpus.nccl_candidates())[0]
+    except RingtrainError:
+        return 0
 
 
 def cuda_built() -> bool:
-    """Whether GPU arrays can be sent."""
-    return False
+    """Whether there is a CUDA driver with at least one GPU for this process."""
+    return _core.gpu_count() > 0
 
 
 def rocm_built() -> bool:

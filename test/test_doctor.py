@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import gpu_double
 
 from ringtrain import doctor, launchers
 from ringtrain.cores import cgroup_quota, physical_cores
@@ -30,15 +33,38 @@ HEALTHY: dict[str, Any] = {
         "handle_bytes": 8,
         "thread_level": "multiple",
         "ulfm": True,
+        "cuda_aware": False,
         "mpi4py": "4.1.2",
         "mpirun": "/v/bin/mpirun",
         "error": None,
     },
-    "topology": {"size": 4, "nodes": [{"host": "h1", "ranks": [0, 1, 2, 3], "cpus": 8}]},
+    "topology": {
+        "size": 4,
+        "nodes": [
+            {
+                "host": "h1",
+                "ranks": [0, 1, 2, 3],
+                "cpus": 8,
+                "gpus": ["GPU-a", "GPU-b", "GPU-c", None],
+                "visible_gpus": 3,
+            }
+        ],
+    },
     "cpu": {"machine": "x86_64", "cpus": 8, "quota_cpus": None},
     "shared_memory": {"path": "/dev/shm", "size_mb": 1000, "free_mb": 900, "error": None},
-    "cuda": {"driver": "12.8", "gpus": 4, "error": None},
-    "nccl": {"package": "nvidia-nccl-cu12", "version": "2.27.3", "path": "/v/libnccl.so.2"},
+    "cuda": {
+        "driver": "12.8",
+        "gpus": [{"name": "H200", "uuid": uuid} for uuid in ("GPU-a", "GPU-b", "GPU-c")],
+        "visible": None,
+        "error": None,
+    },
+    "nccl": {
+        "version": "2.27.3",
+        "path": "/v/libnccl.so.2",
+        "origin": "package",
+        "packages": [{"name": "nvidia-nccl-cu12", "path": "/v/libnccl.so.2", "cuda": 12}],
+        "error": None,
+    },
     "packages": {
         "numpy": {"version": "2.4.6", "path": "/v/numpy"},
         "ml_dtypes": {"version": "0.6.0", "path": "/v/ml_dtypes"},
@@ -46,6 +72,9 @@ HEALTHY: dict[str, Any] = {
         "mxnet": None,
     },
 }
+
+
+CUDA_13 = [{"name": "nvidia-nccl-cu13", "path": "/v/libnccl.so.2", "cuda": 13}]
 
 
 def changed(topic: str, **values: Any) -> dict[str, Any]:
@@ -74,8 +103,9 @@ def test_a_healthy_report_has_no_findings() -> None:
         ("shared_memory", {"error": "Read-only file system"}, "warning", "Read-only", "RINGTRAIN_SHARED_MEMORY=off"),
         ("shared_memory", {"free_mb": 60}, "warning", "only 60 MB free", "--shm-size"),
         ("cuda", {"error": "cuInit answers error 999"}, "warning", "error 999", "nvidia-smi"),
-        ("nccl", {"version": None}, "warning", "no NCCL", "nvidia-nccl-cu12"),
-        ("nccl", {"package": "nvidia-nccl-cu13"}, "warning", "CUDA 12.8", "nvidia-nccl-cu12"),
+        ("cuda", {"driver": "11.2"}, "warning", "speaks CUDA 11.2", "update the driver"),
+        ("nccl", {"version": None, "error": "too old"}, "warning", "no NCCL: too old", "nvidia-nccl-cu12"),
+        ("nccl", {"version": None, "packages": CUDA_13}, "warning", "this one speaks CUDA 12.8", "nvidia-nccl-cu12"),
         ("packages", {"torch": None}, "note", "arrays on a GPU", "cupy-cuda12x"),
         ("packages", {"numpy": None}, "error", "NumPy", "pip install numpy"),
         ("packages", {"mxnet": {"version": "1.9.1", "path": "/v"}}, "warning", "mxnet 1.9.1", "numpy<1.24"),
@@ -91,9 +121,23 @@ def test_each_trouble_is_found_with_its_remedy(
 
 
 def test_without_gpus_nobody_is_asked_to_install_nccl() -> None:
-    report = changed("cuda", driver=None, gpus=0)
-    report["nccl"] = {"package": None, "version": None, "path": None}
+    report = changed("cuda", driver=None, gpus=[])
+    report["nccl"].update(version=None, path=None, origin=None, packages=[], error="no libnccl.so.2")
     assert doctor.judge(report) == []
+
+
+@pytest.mark.parametrize(
+    ("used", "visible", "level", "what"),
+    [
+        (["GPU-a", "GPU-b", "GPU-a", "GPU-b"], 4, "warning", "ranks 0, 2 of h1 would share GPU-a, although they see 4"),
+        (["GPU-a", "GPU-b", "GPU-a", "GPU-b"], 2, "note", "ranks 0, 2 of h1 would share GPU-a"),
+    ],
+)
+def test_ranks_that_share_a_gpu_are_told(used: list[str], visible: int, level: str, what: str) -> None:
+    report = copy.deepcopy(HEALTHY)
+    report["topology"]["nodes"][0].update(gpus=used, visible_gpus=visible)
+    (finding,) = doctor.judge(report)
+    assert finding.level == level and finding.what.startswith(what)
 
 
 def test_the_worst_finding_comes_first() -> None:
@@ -166,22 +210,17 @@ def test_packages_are_found_without_importing_them(monkeypatch: pytest.MonkeyPat
     }
 
 
-@pytest.mark.parametrize(("code", "expected"), [(2708, "2.7.8"), (22304, "2.23.4"), (22703, "2.27.3")])
-def test_the_version_code_of_nccl(code: int, expected: str) -> None:
-    assert doctor._nccl_version(code) == expected
-
-
 # --- the command itself -----------------------------------------------------------------------------------------------
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", *words],
         check=False,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env={**os.environ, "PYTHONPATH": ROOT},
+        env={**os.environ, "PYTHONPATH": ROOT, **variables},
     )
 
 
@@ -208,3 +247,57 @@ def test_under_a_launcher_only_rank_0_prints_and_knows_the_topology() -> None:
     assert (report["launcher"]["rank"], report["launcher"]["size"]) == (0, 2)
     assert report["topology"]["size"] == 2
     assert [node["ranks"] for node in report["topology"]["nodes"]] == [[0, 1]]
+
+
+# --- on the double of the driver --------------------------------------------------------------------------------------
+
+
+def on_the_double(*words: str, more: Mapping[str, str] = {}, **settings: object) -> subprocess.CompletedProcess[str]:
+    variables = gpu_double.environment(**settings)
+    gpu_double.prepare(variables)
+    return run(*words, **{**variables, **more})
+
+
+@needs_mpi
+def test_the_gpus_their_driver_and_nccl_are_shown() -> None:
+    lines = on_the_double("ringtrain.doctor", gpus=2, driver_version=12080).stdout.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("CUDA")]
+    assert lines[at].endswith("driver for CUDA 12.8, 2 GPUs")
+    uuids = [
+        re.fullmatch(rf" +GPU {number}: Double of a GPU, (GPU-[0-9a-f-]+)", lines[at + 1 + number]) for number in (0, 1)
+    ]
+    assert uuids[0] and uuids[1] and uuids[0][1] != uuids[1][1]
+    assert lines[at + 3].startswith("NCCL") and lines[at + 3].endswith("/libnccl.so.2, found by the loader")
+    assert lines[at + 3].split()[1] == "2.27.3,"
+
+
+@needs_mpi
+def test_what_the_driver_shows_is_what_the_core_has() -> None:
+    report = json.loads(on_the_double("ringtrain.doctor", "--json", more={"CUDA_VISIBLE_DEVICES": "2,0"}).stdout)
+    code = "from ringtrain import _core; print([_core.gpu_uuid(device) for device in range(_core.gpu_count())])"
+    variables = {**os.environ, **gpu_double.environment(), "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": "2,0"}
+    uuids = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=variables)
+    assert str([gpu["uuid"] for gpu in report["cuda"]["gpus"]]) == uuids.stdout.strip()
+    assert report["cuda"]["visible"] == "2,0"
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"driver_version": 11020}, "speaks CUDA 11.2"),
+        ({"nccl_version": 21705}, "NCCL 2.17.5"),
+        ({"fail": "cuInit:*:999"}, "cuInit answers error 999"),
+    ],
+)
+def test_what_cannot_be_used_is_told(settings: dict[str, object], what: str) -> None:
+    report = json.loads(on_the_double("ringtrain.doctor", "--json", **settings).stdout)
+    assert sum(what in finding["what"] for finding in report["findings"]) == 1
+
+
+@needs_mpi
+@pytest.mark.parametrize(("per_rank", "shared"), [("1", 0), ("2", 1)])
+def test_under_a_launcher_ranks_that_would_share_a_gpu_are_told(per_rank: str, shared: int) -> None:
+    words = ("ringtrain.run", "-np", "3", "--no-prefix-output", "--gpus-per-rank", per_rank)
+    report = json.loads(on_the_double(*words, "python", "-m", "ringtrain.doctor", "--json").stdout)
+    assert sum("share GPU-" in finding["what"] for finding in report["findings"]) == shared

@@ -13,10 +13,6 @@ constexpr int kSuccess = 0, kNoDevice = 100;
 // The first with all functions that are called.
 constexpr int kOldest = 11040;
 
-std::string version_text(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
-
 }  // namespace
 
 const CudaDriver& CudaDriver::get() {
@@ -74,6 +70,10 @@ CudaDriver::CudaDriver() {
   const int code = Init(0);
   if (code != kNoDevice && code != kSuccess)
     throw failure("the CUDA driver cannot be used: cuInit: " + text(code) + ". Look at nvidia-smi");
+}
+
+std::string CudaDriver::version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
 std::string CudaDriver::text(int code) const {

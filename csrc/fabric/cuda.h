@@ -21,6 +21,7 @@ class CudaDriver {
   static const CudaDriver& get();
 
   int version() const { return version_; }  // of CUDA that it speaks: 12040 for 12.4
+  static std::string version_text(int version);
   int devices() const;
   std::string uuid(int device) const;  // "GPU-..." as nvidia-smi shows it
   std::string name(int device) const;

@@ -14,6 +14,8 @@ constexpr const char* kName = "libnccl.so.2";
 constexpr int kSuccess = 0, kInProgress = 7;
 // The first with ncclCommSplit.
 constexpr int kOldest = 21800;
+// Of the copy that the loader finds nobody knows.
+constexpr int kAnyCuda = 0;
 // How long NCCL gets to end what is under way.
 constexpr double kLongestAbort_s = 5;
 
@@ -47,6 +49,16 @@ NcclHandle made_apart(const NcclLibrary& library, const GpuPtr& gpu, const char*
   return made.handle;
 }
 
+// NCCL itself would find that out only when the ranks connect.
+void require_driver_for(int cuda_major, const std::string& path) {
+  if (cuda_major == kAnyCuda) return;
+  const int spoken = CudaDriver::get().version();
+  if (cuda_major <= spoken / 1000) return;
+  throw failure(path + " was built for CUDA " + std::to_string(cuda_major) + ", but the driver speaks CUDA " +
+                CudaDriver::version_text(spoken) + ": pip install nvidia-nccl-cu" + std::to_string(spoken / 1000) +
+                " instead, or update the driver");
+}
+
 class LimitWatch final : public Watch {
  public:
   void check(double waited_s) override {
@@ -59,17 +71,18 @@ class LimitWatch final : public Watch {
 
 // ------------------------------------------------------------------------------------------------------------ library
 
-const NcclLibrary& NcclLibrary::open(const std::vector<std::string>& candidates) {
+const NcclLibrary& NcclLibrary::open(const std::vector<NcclCandidate>& candidates) {
   static std::mutex mutex;
   static NcclLibrary* library = nullptr;  // for ever, as the driver
   const std::lock_guard lock(mutex);
   if (library) return *library;
-  std::vector<std::string> paths;
-  if (!DynamicLibrary::is_loaded(kName)) paths = candidates;
-  paths.emplace_back(kName);
+  std::vector<NcclCandidate> all;
+  if (!DynamicLibrary::is_loaded(kName)) all = candidates;
+  all.emplace_back(kName, kAnyCuda);
   std::string reasons;
-  for (const std::string& path : paths) {
+  for (const auto& [path, cuda_major] : all) {
     try {
+      require_driver_for(cuda_major, path);
       library = new NcclLibrary(path);
       return *library;
     } catch (const Error& error) {

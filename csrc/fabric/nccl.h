@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.h"
@@ -27,11 +28,15 @@ struct NcclConfig {
   int blocking = 1;
 };
 
+// Where a package has put a copy, and the major version of the CUDA for which it was built.
+using NcclCandidate = std::pair<std::string, int>;
+
 class NcclLibrary {
  public:
-  // The copy that this process has loaded already (PyTorch's, say), else the first of `candidates` that can be opened,
-  // else the one that the loader finds. Throws failure when there is none, or an old one. Any thread.
-  static const NcclLibrary& open(const std::vector<std::string>& candidates);
+  // The copy that this process has loaded already (PyTorch's, say), else the first of `candidates` that can be opened
+  // and is not built for a CUDA that the driver does not speak yet, else the one that the loader finds. Throws failure
+  // when there is none, or an old one. Any thread.
+  static const NcclLibrary& open(const std::vector<NcclCandidate>& candidates);
 
   int version() const { return version_; }  // 22703 for 2.27.3
   const std::string& path() const { return path_; }

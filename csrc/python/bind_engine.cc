@@ -71,10 +71,11 @@ void order(Submission& submission, const View& view) {
 
 World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes,
                int cores, const std::string& token, const nb::object& mpi, int gpu,
-               const std::vector<std::string>& nccl) {
+               const std::vector<NcclCandidate>& nccl, bool looks_for_sharing) {
   World world;
   world.gpu = gpu;
   world.nccl = nccl;
+  world.looks_for_sharing = looks_for_sharing;
   world.rank = rank;
   for (size_t i = 0; i < names.size(); ++i)
     world.names.push_back({static_cast<int>(i), names[i].first, names[i].second});
@@ -93,9 +94,10 @@ World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& nam
 
 void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes, int cores,
           const std::string& token, const nb::object& mpi, const std::map<std::string, std::string>& texts,
-          const std::vector<std::string>& set_by_user, int gpu, const std::vector<std::string>& nccl) {
+          const std::vector<std::string>& set_by_user, int gpu, const std::vector<NcclCandidate>& nccl,
+          bool looks_for_sharing) {
   if (is_forked_child) throw failure("ringtrain was initialised before this process was forked; use spawn instead");
-  World world = to_world(rank, names, nodes, cores, token, mpi, gpu, nccl);
+  World world = to_world(rank, names, nodes, cores, token, mpi, gpu, nccl, looks_for_sharing);
   Options options;
   for (const auto& [name, text] : texts) options.set(name, text);
   options.set_by_user = {set_by_user.begin(), set_by_user.end()};
@@ -226,7 +228,8 @@ void bind_engine(nb::module_& module) {
            nb::arg("text"));
   module.def("init", &init, nb::arg("rank"), nb::arg("names"), nb::arg("nodes"), nb::arg("cores"), nb::arg("token"),
              nb::arg("mpi").none(), nb::arg("options"), nb::arg("set_by_user"), nb::arg("gpu") = -1,
-             nb::arg("nccl") = std::vector<std::string>(), "Starts the engine; all ranks together.");
+             nb::arg("nccl") = std::vector<NcclCandidate>(), nb::arg("looks_for_sharing") = true,
+             "Starts the engine; all ranks together.");
   module.def("shutdown", &shutdown,
              "Leaves the job and ends the engine, if there is one. Whether all was well until then.");
   module.def("give_up", &give_up, nb::arg("reason"), nb::arg("timeout_s"),

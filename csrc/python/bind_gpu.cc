@@ -15,7 +15,7 @@ int gpu_count() {
   }
 }
 
-std::pair<int, std::string> nccl_version(const std::vector<std::string>& candidates) {
+std::pair<int, std::string> nccl_version(const std::vector<NcclCandidate>& candidates) {
   const NcclLibrary& library = NcclLibrary::open(candidates);
   return {library.version(), library.path()};
 }

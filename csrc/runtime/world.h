@@ -8,6 +8,7 @@
 
 #include "collectives/choose.h"
 #include "fabric/mpi.h"
+#include "fabric/nccl.h"
 #include "fabric/node.h"
 
 namespace ringtrain {
@@ -20,7 +21,8 @@ struct World {
   std::string token;                  // differs from job to job
   std::optional<MpiDescription> mpi;  // nothing for a world of one rank
   int gpu = -1;                       // that init() has chosen for this rank; -1: none yet
-  std::vector<std::string> nccl;      // where NCCL may lie, the best first
+  std::vector<NcclCandidate> nccl;    // the best first
+  bool looks_for_sharing = true;      // of a GPU by two ranks; not if init() has warned of that already
 
   int size() const { return static_cast<int>(names.size()); }
   // These ranks of the world, ascending. `own` is -1 when this rank is not among them.

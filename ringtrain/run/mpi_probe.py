@@ -3,6 +3,7 @@ and initialising one inside a launcher's parent breaks the launch."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 from typing import Any
@@ -11,7 +12,9 @@ from ringtrain.mpi import loaded_library
 
 
 def describe(initialize: bool) -> dict[str, Any]:
-    """Load MPI in this process and describe it; the thread level is known only where MPI is initialised.
+    """Load MPI in this process and describe it.
+
+    Its thread level, and whether it takes addresses of GPUs, are known only where it is initialised.
 
     Raises ImportError without mpi4py and RuntimeError where mpi4py finds no MPI library.
     """
@@ -38,8 +41,15 @@ def describe(initialize: bool) -> dict[str, Any]:
         "thread_level": levels[MPI.Query_thread()] if MPI.Is_initialized() else None,
         # without ULFM mpi4py gives its error classes the value of ERR_UNKNOWN
         "ulfm": MPI.ERR_PROC_FAILED != MPI.ERR_UNKNOWN,
+        "cuda_aware": _is_cuda_aware() if MPI.Is_initialized() else None,
         "mpi4py": mpi4py.__version__,
     }
+
+
+def _is_cuda_aware() -> bool | None:
+    """None where the library has no such question."""
+    ask = getattr(ctypes.CDLL(loaded_library()), "MPIX_Query_cuda_support", None)
+    return None if ask is None else bool(ask())
 
 
 if __name__ == "__main__":

@@ -36,12 +36,13 @@ PYTHON_FLOORS = (
         "version",
         "meeting",
         "failures",
+        "gpus",
     },
     {"arrays", "adapters", "compression", "handles", "memory"},
     {"process_sets", "flight_records", "counters", "world"},
     {"submission", "ops"},
     {"objects", "checks", "timeline", "reducer", "gradients", "optim"},
-    {"run", "doctor", "flight", "torch", "jax", "mxnet", "bench", "kvstore", "elastic", "__main__"},
+    {"run", "doctor", "doctor_gpus", "flight", "torch", "jax", "mxnet", "bench", "kvstore", "elastic", "__main__"},
 )
 # `import ringtrain` stands above all but those whom users type or import.
 _PACKAGE = "__init__"
