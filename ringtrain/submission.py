@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -97,7 +98,11 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle:
     if operation.name and operation.name.startswith("<"):
         raise ValueError(f'{operation.title}: names that begin with "<" are for ringtrain itself')
     _check_list(operation)
-    inputs = [_prepare(operation, tensor) for tensor in operation.tensors]
+    try:
+        inputs = [_prepare(operation, tensor) for tensor in operation.tensors]
+    except Exception as error:
+        _name_if_out_of_memory(error, operation)
+        raise
     on_gpu = _place_of(operation, inputs)
     splits = _splits_of(operation, inputs)
     if operation.kind == OpKind.BROADCAST:
@@ -117,7 +122,7 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle:
         is_awaited=is_awaited,
         site=call_site(),
     )
-    return Handle(handle, inputs, lambda core: _finish(operation, inputs, core), on_gpu)
+    return Handle(handle, inputs, lambda core: _finish_or_name(operation, inputs, core), on_gpu)
 
 
 def start_in_place(
@@ -268,6 +273,21 @@ def _checked_splits(operation: Operation, rows: int, given: Any) -> list[int]:
     if (splits < 0).any() or int(splits.sum()) != rows:
         raise ValueError(f"{operation.title}: splits {splits.tolist()} do not add up to the {rows} rows of the tensor")
     return [int(number) for number in splits]
+
+
+def _finish_or_name(operation: Operation, inputs: list[_Input], core: _core.Handle) -> Any:
+    try:
+        return _finish(operation, inputs, core)
+    except Exception as error:
+        _name_if_out_of_memory(error, operation)
+        raise
+
+
+def _name_if_out_of_memory(error: Exception, operation: Operation) -> None:
+    """The library that has no memory does not know for what it was."""
+    is_out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if is_out_of_memory and sys.version_info >= (3, 11):
+        error.add_note(f"ringtrain was making room for {operation.title}")
 
 
 def _finish(operation: Operation, inputs: list[_Input], core: _core.Handle) -> Any:

@@ -34,6 +34,7 @@ Gpus::Gpus(const World& world, const Options& options, const Tuning& tuning, Fab
       tuning_(tuning),
       fabric_(fabric),
       sets_(sets),
+      watch_(*this),
       backlog_({options.stall_warning_time_s, options.stall_shutdown_time_s}) {}
 
 Gpus::~Gpus() = default;
@@ -97,8 +98,8 @@ void Gpus::meet() {
   const Bytes told = fabric_.channel().broadcast(all.take());
   Reader reader(told);
   for (int rank = 0; rank < world_.size(); ++rank) facts_.push_back(GpuFacts::read_from(reader));
-  if (gpu_) tensors_ = std::make_unique<GpuTensors>(gpu_, fabric_.arena().get(), sets_, backlog_, fabric_.watch());
-  if (world_.rank == 0) warn_of_sharing();
+  if (gpu_) tensors_ = std::make_unique<GpuTensors>(gpu_, fabric_.arena().get(), sets_, backlog_, watch_);
+  if (world_.rank == 0 && world_.looks_for_sharing) warn_of_sharing();
   allow_sharing();
   has_met_ = true;
 }
@@ -161,7 +162,7 @@ std::unique_ptr<Group> Gpus::make_nccl(int process_set, const Placement& placeme
   std::unique_ptr<NcclGroup> nccl = connect(process_set, seat);
   if (!nccl) return nullptr;
   if (process_set == 0) of_world_ = communicators_[0].front();
-  find_packing(*nccl, *tensors_->pool(), fabric_.watch());
+  find_packing(*nccl, *tensors_->pool(), watch_);
   auto rest = std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), false);
   return std::make_unique<EitherGroup>(std::move(nccl), std::move(rest));
 }
@@ -192,11 +193,11 @@ std::unique_ptr<Group> Gpus::make_cross(int process_set, const Placement& placem
   for (const int node : placement.distinct_nodes())
     ranks.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node)[static_cast<size_t>(seat.color)])]);
   const int tag = kFirstGroupTag + process_set % kGroupTags;
-  const Peers peers(*fabric_.mpi(), ranks, seat.place, tag, fabric_.watch());
+  const Peers peers(*fabric_.mpi(), ranks, seat.place, tag, watch_);
   auto staged = std::make_unique<StagedGroup>(make_network_group(options_.cross_algorithm, peers, tuning_),
                                               tensors_->relay(), false);
   if (options_.gpu_cross_algorithm == "mpi") return staged;
-  return std::make_unique<CudaMpiGroup>(peers, tensors_->gpu(), std::move(staged), fabric_.watch());
+  return std::make_unique<CudaMpiGroup>(peers, tensors_->gpu(), std::move(staged), watch_);
 }
 
 // On one node the parts lie where all of its ranks can read them, if all have room there.
@@ -212,14 +213,14 @@ std::unique_ptr<NcclGroup> Gpus::connect(int process_set, const Seat& seat) {
   const bool is_member = seat.color != NcclComm::kNoColor;
   std::unique_ptr<NcclComm> comm;
   if (of_world_) {
-    comm = of_world_->split(seat.color, seat.place, seat.place, seat.size, fabric_.watch());
+    comm = of_world_->split(seat.color, seat.place, seat.place, seat.size, watch_);
   } else {
     const NcclId id = agree_on_id(seat);
-    if (is_member) comm = NcclComm::make(*nccl_, tensors_->gpu(), id, seat.place, seat.size, fabric_.watch());
+    if (is_member) comm = NcclComm::make(*nccl_, tensors_->gpu(), id, seat.place, seat.size, watch_);
   }
   if (!comm) return nullptr;
   auto& own = communicators_[process_set].emplace_back(std::move(comm));
-  return std::make_unique<NcclGroup>(own, tensors_->pool(), fabric_.watch());
+  return std::make_unique<NcclGroup>(own, tensors_->pool(), watch_);
 }
 
 // The first rank of each color makes one, and all ranks of the color get it.
@@ -251,7 +252,7 @@ void Gpus::close(int process_set) {
   const auto current = make_current();
   troubles_.erase(process_set);
   if (tensors_) tensors_->drop_group(process_set);
-  for (const auto& comm : communicators_[process_set]) comm->close(fabric_.watch());
+  for (const auto& comm : communicators_[process_set]) comm->close(watch_);
   communicators_.erase(process_set);
 }
 
@@ -263,6 +264,15 @@ void Gpus::look() {
     for (const auto& comm : comms) comm->require_well();
   const auto current = make_current();
   backlog_.look();
+}
+
+void Gpus::Watchful::check(double waited_s) {
+  try {
+    gpus_.fabric_.watch().check(waited_s);
+  } catch (const Error& error) {
+    gpus_.give_up(error);
+    throw;
+  }
 }
 
 void Gpus::give_up(const Error& reason) {

@@ -46,6 +46,18 @@ class Gpus {
   void leave();
 
  private:
+  // For all that waits for a GPU. Before it throws, it ends what NCCL has under way: memory that is given back on the
+  // way out of there waits for the GPU, which may wait for a rank that is gone.
+  class Watchful final : public Watch {
+   public:
+    explicit Watchful(Gpus& gpus) : gpus_(gpus) {}
+    void check(double waited_s) override;
+    double interval_s(double waited_s) const override { return gpus_.fabric_.watch().interval_s(waited_s); }
+
+   private:
+    Gpus& gpus_;
+  };
+
   void meet();
   GpuFacts own_facts();
   int usual_ordinal() const;
@@ -74,6 +86,7 @@ class Gpus {
   const Tuning& tuning_;
   Fabric& fabric_;
   ProcessSets& sets_;
+  Watchful watch_;
 
   std::mutex mutex_;
   GpuPtr gpu_;  // guarded by mutex_, and constant once it is there

@@ -1,5 +1,6 @@
-"""PyTorch tensors, where they lie on a CUDA device and in the order of torch's current stream. Those on other devices go
-through the host's memory."""
+"""PyTorch tensors, on a CUDA device in the order of torch's current stream.
+
+Those on other devices go through the host's memory."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from ringtrain.bench.rounds import Array
 def scaling(destination: Array, source: Array, factor: float) -> Callable[[], None]:
     """destination = source * factor, in one pass and as fast as ringtrain's own."""
     adapter = adapter_for(source)
-    written, dtype, _ = adapter.view(destination)
-    read, _, _ = adapter.view(source)
+    written, dtype = adapter.view(destination)[:2]
+    read = adapter.view(source)[0]
     count = source.size
     return lambda: _core.scale(dtype, factor, written, read, count)
 

@@ -139,11 +139,18 @@ def _negotiate(striker: Striker) -> None:
     hvd.allreduce(np.ones(8), name="next")
 
 
-def _stream(striker: Striker, array: Any) -> None:
+def _stream(striker: Striker, array: Any, finish: Callable[[], None] = lambda: None) -> None:
     for step in range(1_000_000):
         handle = hvd.allreduce_async_(array, name="stream")
         striker.enter_step(step)
         hvd.synchronize(handle)
+        finish()
+
+
+def _stream_on_gpu(striker: Striker) -> None:
+    from ringtrain.bench import cupy
+
+    _stream(striker, cupy.ones(_LARGE), cupy.finish)
 
 
 def _shutdown(striker: Striker) -> None:
@@ -159,6 +166,7 @@ _PHASES: dict[str, Callable[[Striker], None]] = {
     "reduce": lambda striker: _stream(striker, np.ones(_LARGE, "float32")),
     "reduce float16": lambda striker: _stream(striker, np.ones(_LARGE, "float16")),
     "reduce in place": lambda striker: _stream(striker, hvd.empty(_LARGE, "float32")),
+    "reduce on a GPU": _stream_on_gpu,
     "step": lambda striker: _stream(striker, np.ones(8)),
     "shutdown": _shutdown,
 }

@@ -1,0 +1,117 @@
+"""Ranks that die or stop while GPUs work, where NCCL, and who waits for the GPU, would wait for ever. On the doubles."""
+
+import sys
+
+import numpy as np
+import pytest
+from exact_cupy import keep_busy, on_gpu, require_on_gpu, use_own_gpu
+from faults import require_clean_end, require_error, run, victim
+from harness import gpu_double
+from harness.gpu_arrays import GPU, cupy
+
+import ringtrain as hvd
+from ringtrain.bench.faults.injection import kill, raises, stop
+
+GONE = "is gone: its process was killed or exited early"
+
+
+@pytest.fixture
+def on_doubles(monkeypatch):
+    """The jobs of this test find the doubles."""
+    gpu_double.prepare(GPU)
+    for name, value in GPU.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("way", ["nccl", "staged"])
+def test_a_killed_rank_is_named_and_the_gpus_of_the_others_go_on(on_doubles, way, ranks):
+    outcome = run(kill(rank=1).during("reduce on a GPU"), ranks, gpu_algorithm=way)
+    require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
+    require_clean_end(outcome)
+
+
+@pytest.mark.parametrize("way", ["nccl", "hierarchical"])
+def test_a_killed_rank_is_named_on_all_hosts(on_doubles, way):
+    outcome = run(kill(rank=1).during("reduce on a GPU"), hosts=(2, 2), gpu_algorithm=way, gpu_cross_algorithm="mpi")
+    require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
+    require_clean_end(outcome)
+
+
+def test_a_rank_that_is_killed_while_nccl_connects_is_named(on_doubles):
+    outcome = run(kill(rank=1).during("reduce on a GPU", after_s=0), gpu_algorithm="nccl")
+    require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
+    require_clean_end(outcome)
+
+
+def test_an_exception_reaches_those_whose_gpus_wait(on_doubles):
+    outcome = run(raises(rank=0).during("reduce on a GPU"))
+    require_error(outcome, hvd.RemoteError, victim(outcome) + " raised InjectedError: told to fail")
+    require_clean_end(outcome)
+
+
+def test_a_stopped_rank_is_noticed_on_the_gpu(on_doubles):
+    outcome = run(stop(rank=1).during("reduce on a GPU"), stall_warning_time_s=0.3, stall_shutdown_time_s=1)
+    require_error(outcome, hvd.StalledError, limit_s=4)
+
+
+@pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "1"}, isolated=True)
+def test_work_before_it_that_never_ends_is_a_stall_too():
+    hvd.init()
+    mine = on_gpu(np.ones(5))
+    hvd.allreduce_(mine, name="first")
+    if hvd.rank() == 0:
+        keep_busy(6)
+    hvd.allreduce_(mine, name="late")
+    with pytest.raises(hvd.RingtrainError):
+        for number in range(100):
+            cupy.cuda.get_current_stream().synchronize()
+            hvd.allreduce_(mine, name=f"later {number}")
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(2, env=GPU, isolated=True)
+def test_an_error_that_nccl_finds_later_reaches_all_ranks():
+    hvd.init()
+    use_own_gpu()
+    mine = cupy.ones(1000)
+    hvd.allreduce_(mine, name="first")
+    if hvd.rank() == 1:
+        gpu_double.control().set_failures("ncclCommGetAsyncError:*:6")  # ncclRemoteError
+    keep_busy(0.5)
+    with pytest.raises((hvd.PeerLostError, hvd.RemoteError), match="NCCL lost"):
+        for number in range(1000):
+            hvd.allreduce_(mine, name=f"later {number}")
+            cupy.cuda.get_current_stream().synchronize()
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_GPU_DOUBLE_FAIL": "ncclAllReduce:60:1:rank=1"}, isolated=True)
+def test_a_call_of_nccl_that_fails_names_the_operation():
+    hvd.init()
+    mine = on_gpu(np.ones(1000))
+    with pytest.raises(hvd.RingtrainError, match=r'allreduce "number.*ncclAllReduce: unhandled cuda error'):
+        for number in range(100):
+            hvd.allreduce_(mine, name=f"number {number}")
+            cupy.cuda.get_current_stream().synchronize()
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_GPU_DOUBLE_MEMORY": str(16 << 20)}, isolated=True)
+def test_a_result_without_room_on_the_gpu_is_not_lost():
+    hvd.init()
+    use_own_gpu()
+    mine = cupy.full(150_000, hvd.rank(), "float32")
+    hvd.allreduce_(cupy.ones(3), name="first")
+    filler = []
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+        while True:
+            filler.append(cupy.empty(300_000, "float32"))
+    handle = hvd.allgather_async(mine, name="gathered")  # NCCL writes to the host's memory
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError) as caught:
+        hvd.synchronize(handle)
+    if sys.version_info >= (3, 11):  # exceptions have notes
+        assert caught.value.__notes__ == ['ringtrain was making room for allgather "gathered"']
+    filler.clear()
+    require_on_gpu(hvd.synchronize(handle), np.repeat(np.arange(2, dtype="float32"), 150_000))
+    hvd.shutdown()
