@@ -15,7 +15,7 @@ from ringtrain import _core
 from ringtrain.errors import NotInitializedError, RingtrainError
 
 
-def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32, *, device: int | None = None) -> Any:
     """A new array, not initialised, for which an allreduce in place costs least.
 
     It lies in memory that the ranks of a node share: `allreduce_` and `grouped_allreduce_` work on it without copying,
@@ -27,14 +27,22 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.
     /dev/shm is full, so it is after a warning. The memory is returned when the last array that uses it goes, also after
     shutdown().
 
+    On a GPU it is a CuPy array in memory of ncclMemAlloc that all communicators know ("user-buffer registration"), so
+    that NCCL sends from it and receives into it without copying where the hardware can; where NCCL has no such memory
+    it is like any other. The memory is used again for an array of the same size, after waiting for the GPU, and
+    returned when the last array has gone after shutdown().
+
     Args:
         shape: as for numpy.empty.
         dtype: any that an operation takes.
+        device: the number of this rank's GPU; None for the host's memory.
 
     Raises:
         NotInitializedError: before init().
     """
     dtype = np.dtype(dtype)
+    if device is not None:
+        return _empty_on_gpu(shape, dtype, device)
     lengths = [operator.index(length) for length in np.atleast_1d(np.asarray(shape, dtype=object))]
     if any(length < 0 for length in lengths):
         raise ValueError(f"negative dimensions are not allowed, but the shape is {lengths}")
@@ -49,3 +57,11 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.
         return np.empty(lengths, dtype)
     array: npt.NDArray[Any] = memory.view(dtype).reshape(lengths)
     return array
+
+
+def _empty_on_gpu(shape: int | Sequence[int], dtype: np.dtype[Any], device: int) -> Any:
+    from ringtrain.adapters import cupy
+
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    memory = _core.gpu_bytes(math.prod(lengths) * dtype.itemsize, device)
+    return cupy.empty_on(device, lengths, dtype) if memory is None else cupy.over(memory, lengths, dtype)

@@ -260,3 +260,43 @@ def test_nothing_is_left_after_shutdown_and_all_works_again():
         control = gpu_double.control()
         assert control.count("communicators") == 0 and control.count("registrations") == 0
         assert control.count("nccl allocations") == 0
+
+
+# Memory that NCCL knows
+
+
+@pytest.mark.ranks(3, env=GPU, isolated=True)
+def test_arrays_in_memory_of_nccl_are_known_to_every_communicator():
+    hvd.init()
+    use_own_gpu()
+    control = gpu_double.control()
+    early = hvd.empty((300, 7), "float32", device=hvd.local_rank())
+    for number, array in enumerate([early, hvd.empty(5000, "float16", device=hvd.local_rank())]):
+        arrays = data_of_ranks(hvd.size(), array.shape, array.dtype, seed=number)
+        array[...] = on_gpu(arrays[hvd.rank()])
+        assert hvd.allreduce_(array, op=hvd.Sum, name=f"{number}") is array
+        require_on_gpu(array, reference("sum", arrays))
+    registered = control.count("registrations")
+    assert registered >= 2
+    pair = hvd.add_process_set([0, 1])
+    if pair.included():
+        hvd.allreduce_(early, op=hvd.Sum, process_set=pair)
+        assert control.count("registrations") >= registered + 2
+    hvd.remove_process_set(pair)
+    address = early.data.ptr
+    del early, array
+    again = hvd.empty((300, 7), "float32", device=hvd.local_rank())
+    assert again.data.ptr == address
+    again[...] = 1
+    hvd.shutdown()
+    assert control.count("registrations") == 0
+    assert (again.get() == 1).all()
+    del again
+    assert control.count("nccl allocations") == 0
+
+
+@pytest.mark.ranks(1, env=environment(guard=1, left_out=["ncclMemAlloc"]))
+def test_arrays_are_ordinary_where_nccl_has_no_memory_of_its_own():
+    array = hvd.empty(7, device=0)
+    array[...] = 3
+    require_on_gpu(hvd.allreduce_(array), np.full(7, 3, "float32"))

@@ -88,10 +88,12 @@ uint64_t order_of_magnitude(size_t bytes) {
 
 }  // namespace
 
-NcclGroup::NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, Watch& watch)
+NcclGroup::NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory,
+                     Watch& watch)
     : Group(comm->rank(), comm->size()),
       comm_(std::move(comm)),
       pool_(std::move(pool)),
+      memory_(std::move(memory)),
       watch_(watch),
       packed_(*comm_, *pool_, watch) {}
 
@@ -103,6 +105,7 @@ bool NcclGroup::can(const Reduction& reduction) {
 
 template <typename Call>
 void NcclGroup::enqueue(Kind kind, size_t bytes, const char* name, Call call) {
+  memory_->introduce_to(*comm_);
   const uint64_t what = static_cast<uint64_t>(kind) << 32 | order_of_magnitude(bytes);
   if (done_before_.count(what)) return comm_->library().check(call(), name);
   enqueue_apart(name, call);

@@ -15,6 +15,7 @@
 #include "collectives/nccl_buffer.h"
 #include "fabric/gpu_memory.h"
 #include "fabric/nccl.h"
+#include "fabric/nccl_memory.h"
 #include "fabric/watch.h"
 
 namespace ringtrain {
@@ -22,7 +23,8 @@ namespace ringtrain {
 class NcclGroup final : public Group {
  public:
   // All ranks at the same time. `watch` outlives this.
-  NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, Watch& watch);
+  NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory,
+            Watch& watch);
   const char* name() const override { return "nccl"; }
   bool keeps_nan() const override { return false; }
   NcclComm& comm() { return *comm_; }
@@ -50,6 +52,7 @@ class NcclGroup final : public Group {
 
   const std::shared_ptr<NcclComm> comm_;
   const std::shared_ptr<GpuPool> pool_;
+  const std::shared_ptr<NcclMemory> memory_;  // of the user's arrays
   Watch& watch_;
   NcclBuffer packed_;
   size_t pack_below_bytes_ = 0;

@@ -35,6 +35,7 @@ struct Table {
   int (*Group_size)(H, int*);
   int (*Group_translate_ranks)(H, int, const int*, H, int*);
   int (*Comm_get_failed)(H, H*);  // null without ULFM
+  int (*Query_cuda_support)();    // null where nobody has thought of it
   // clang-format on
 
   explicit Table(const DynamicLibrary& library) {
@@ -60,6 +61,7 @@ struct Table {
     library.find(Group_size, "MPI_Group_size");
     library.find(Group_translate_ranks, "MPI_Group_translate_ranks");
     library.find_optional(Comm_get_failed, "MPIX_Comm_get_failed");
+    library.find_optional(Query_cuda_support, "MPIX_Query_cuda_support");
   }
 };
 
@@ -86,6 +88,8 @@ class MpiOver final : public Mpi {
   }
 
   MpiComm world() const override { return to_uint(world_); }
+
+  bool denies_cuda() const override { return call_.Query_cuda_support && call_.Query_cuda_support() == 0; }
 
   MpiComm create(MpiComm from, const std::vector<int>& ranks, int tag, Watch& watch) override {
     Handle all{}, some{};

@@ -47,6 +47,8 @@ class Mpi {
   virtual ~Mpi() = default;
 
   virtual MpiComm world() const = 0;
+  // Whether it says that it does not take addresses of GPUs. Not every library that does not says so.
+  virtual bool denies_cuda() const = 0;
 
   // The communicator of these ranks of `from`; called by exactly these ranks, in this order. MPI has only a blocking
   // call for it, which runs on a thread of its own; if the watch throws, that thread is left to itself.

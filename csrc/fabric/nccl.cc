@@ -179,6 +179,12 @@ std::unique_ptr<NcclComm> NcclComm::split(int color, int key, int rank, int size
 
 NcclComm::~NcclComm() { abort(); }
 
+void NcclComm::get_to_know(void* memory, size_t bytes) {
+  void* registration = nullptr;
+  if (library_.CommRegister(handle_, memory, bytes, &registration) != kSuccess) registration = nullptr;
+  registrations_.push_back(registration);
+}
+
 void NcclComm::require_well() const {
   int code = kSuccess;
   const int asked = library_.CommGetAsyncError(handle_, &code);
@@ -190,6 +196,9 @@ void NcclComm::require_well() const {
 }
 
 void NcclComm::close(Watch& watch) {
+  for (void* registration : registrations_)
+    if (registration) library_.CommDeregister(handle_, registration);
+  registrations_.clear();
   const auto call = [&library = library_, gpu = gpu_, handle = handle_] {
     const Gpu::Current current(*gpu);
     return library.CommDestroy(handle);

@@ -103,6 +103,11 @@ class NcclComm {
   const GpuPtr& gpu() const { return gpu_; }
   NcclHandle handle() const { return handle_; }
 
+  // Memory of the user's in which NCCL may work without copying, in the order in which it was made, and how many pieces
+  // of it there have been; see NcclMemory.
+  void get_to_know(void* memory, size_t bytes);
+  size_t known_memory() const { return registrations_.size(); }
+
   // Throws peer_lost when NCCL has found that something went wrong between the ranks.
   void require_well() const;
   // Takes leave, after all work. All ranks at the same time.
@@ -118,6 +123,7 @@ class NcclComm {
   const GpuPtr gpu_;
   NcclHandle handle_;
   const int rank_, size_;
+  std::vector<void*> registrations_;  // null where NCCL did not want to
 };
 
 }  // namespace ringtrain

@@ -2,6 +2,7 @@
 #include "fabric/cuda.h"
 #include "fabric/nccl.h"
 #include "python/bind.h"
+#include "python/engine.h"
 
 namespace ringtrain {
 namespace {
@@ -15,6 +16,31 @@ int gpu_count() {
   }
 }
 
+// Bytes on a GPU that other libraries can make arrays of.
+struct GpuBytes {
+  std::shared_ptr<char> memory;
+  size_t bytes;
+
+  nb::dict interface() const {
+    nb::dict interface;
+    interface["shape"] = nb::make_tuple(bytes);
+    interface["typestr"] = "|u1";
+    interface["data"] = nb::make_tuple(reinterpret_cast<uintptr_t>(memory.get()), false);
+    interface["version"] = 3;
+    return interface;
+  }
+};
+
+nb::object gpu_bytes(size_t bytes, int device) {
+  const std::shared_ptr<Engine> engine = require_engine();
+  std::shared_ptr<char> memory;
+  {
+    nb::gil_scoped_release release;
+    memory = engine->allocate_on_gpu(device, bytes);
+  }
+  return memory ? nb::cast(GpuBytes{std::move(memory), bytes}) : nb::none();
+}
+
 std::pair<int, std::string> nccl_version(const std::vector<NcclCandidate>& candidates) {
   const NcclLibrary& library = NcclLibrary::open(candidates);
   return {library.version(), library.path()};
@@ -23,6 +49,10 @@ std::pair<int, std::string> nccl_version(const std::vector<NcclCandidate>& candi
 }  // namespace
 
 void bind_gpu(nb::module_& module) {
+  nb::class_<GpuBytes>(module, "GpuBytes", "Memory on a GPU in which NCCL works without copying.")
+      .def_prop_ro("__cuda_array_interface__", &GpuBytes::interface);
+  module.def("gpu_bytes", &gpu_bytes, nb::arg("bytes"), nb::arg("device"),
+             "New GpuBytes on this rank's GPU, or None where NCCL has no such memory.");
   module.def("gpu_count", &gpu_count, "How many GPUs this process may use; 0 without a driver that can be used.");
   module.def(
       "gpu_uuid", [](int device) { return CudaDriver::get().uuid(device); }, nb::arg("device"),

@@ -44,6 +44,7 @@ class Engine {
   bool wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
   // Any thread. This rank's GPU, if it is that one; see Gpus::use.
   GpuPtr gpu(int ordinal) { return gpus_.use(ordinal); }
+  std::shared_ptr<char> allocate_on_gpu(int ordinal, size_t bytes) { return gpus_.allocate(ordinal, bytes); }
   // Any thread. Memory for the user's arrays that all ranks of the node can reach, or null where there is none.
   std::shared_ptr<Arena> arena() const { return fabric_.arena(); }
   // Any thread. A file of what this rank does from now on, until stop_timeline(). Throws if it cannot be written.

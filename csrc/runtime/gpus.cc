@@ -50,6 +50,22 @@ GpuPtr Gpus::use(int ordinal) {
   return gpu_;
 }
 
+std::shared_ptr<NcclMemory> Gpus::nccl_memory() {
+  const std::lock_guard lock(mutex_);
+  if (!memory_) memory_ = NcclMemory::of(NcclLibrary::open(world_.nccl), gpu_);
+  return memory_;
+}
+
+std::shared_ptr<char> Gpus::allocate(int ordinal, size_t bytes) {
+  use(ordinal);
+  if (options_.gpu_algorithm == "staged") return nullptr;
+  try {
+    return nccl_memory()->allocate(bytes);
+  } catch (const Error&) {
+    return nullptr;  // no NCCL
+  }
+}
+
 int Gpus::usual_ordinal() const {
   const int devices = CudaDriver::get().devices();
   if (devices == 0) throw failure("the CUDA driver shows none (CUDA_VISIBLE_DEVICES)");
@@ -197,6 +213,8 @@ std::unique_ptr<Group> Gpus::make_cross(int process_set, const Placement& placem
   auto staged = std::make_unique<StagedGroup>(make_network_group(options_.cross_algorithm, peers, tuning_),
                                               tensors_->relay(), false);
   if (options_.gpu_cross_algorithm == "mpi") return staged;
+  if (fabric_.mpi()->denies_cuda() && placement.own == 0)
+    warn("gpu_cross_algorithm is cuda_aware_mpi, but this MPI says that it takes no addresses of GPUs: it may crash");
   return std::make_unique<CudaMpiGroup>(peers, tensors_->gpu(), std::move(staged), watch_);
 }
 
@@ -220,7 +238,7 @@ std::unique_ptr<NcclGroup> Gpus::connect(int process_set, const Seat& seat) {
   }
   if (!comm) return nullptr;
   auto& own = communicators_[process_set].emplace_back(std::move(comm));
-  return std::make_unique<NcclGroup>(own, tensors_->pool(), watch_);
+  return std::make_unique<NcclGroup>(own, tensors_->pool(), nccl_memory(), watch_);
 }
 
 // The first rank of each color makes one, and all ranks of the color get it.

@@ -28,6 +28,8 @@ class Gpus {
   // Any thread. This rank's GPU, which is that of its first array: one for each rank. Throws invalid for an array on
   // another one, and failure where there is no driver.
   GpuPtr use(int ordinal);
+  // Any thread. Memory for the user's arrays on this GPU in which NCCL works without copying; null where it cannot.
+  std::shared_ptr<char> allocate(int ordinal, size_t bytes);
 
   // For who has the turn, from here on. All ranks of the world call it before each operation on GPUs; the first of a
   // process set makes its Group. Why there is none: "" if there is one.
@@ -77,6 +79,7 @@ class Gpus {
     int place = 0, size = 0;
   };
   // All ranks of the world call it. Null for who has no color.
+  std::shared_ptr<NcclMemory> nccl_memory();
   std::unique_ptr<NcclGroup> connect(int process_set, const Seat& seat);
   NcclId agree_on_id(const Seat& seat);
   std::unique_ptr<Group> make_cross(int process_set, const Placement& placement, const Seat& seat);
@@ -89,7 +92,9 @@ class Gpus {
   Watchful watch_;
 
   std::mutex mutex_;
-  GpuPtr gpu_;  // guarded by mutex_, and constant once it is there
+  // Guarded by mutex_, and constant once they are there.
+  GpuPtr gpu_;
+  std::shared_ptr<NcclMemory> memory_;
 
   bool has_met_ = false;
   std::vector<GpuFacts> facts_;          // of every rank, once they have met

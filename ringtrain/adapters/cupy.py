@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import cupy
@@ -121,3 +122,15 @@ def wrap(array: Any) -> Any:
 def finish(array: Any) -> None:
     """Wait for what is in the current stream of the array's device."""
     _current_stream(array.data.device_id).synchronize()
+
+
+def empty_on(device: int, shape: tuple[int, ...], dtype: Any) -> Any:
+    """A new array on that GPU, not initialised."""
+    with cupy.cuda.Device(device):
+        return cupy.empty(shape, dtype)
+
+
+def over(memory: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array in memory that the core gave, a `_core.GpuBytes`."""
+    count = math.prod(shape)
+    return cupy.asarray(memory)[: count * dtype.itemsize].view(dtype).reshape(shape)

@@ -8,20 +8,37 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ringtrain import memory
+from ringtrain import _core, memory
 
 
-def empty(*shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A new CPU tensor, not initialised, for which an allreduce in place costs least; see `ringtrain.empty`.
+def empty(
+    *shape: int | Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> torch.Tensor:
+    """A new tensor, not initialised, for which an allreduce in place costs least; see `ringtrain.empty`.
 
     Args:
         shape: as for torch.empty.
         dtype: any that an operation takes.
+        device: this rank's GPU, such as "cuda:0"; by default the host's memory.
 
     Raises:
         NotInitializedError: before init().
     """
     lengths = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
     size = torch.Size(lengths)  # type: ignore[arg-type]
-    content = memory.empty(math.prod(size) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(content).view(dtype).view(size)
+    bytes_ = math.prod(size) * dtype.itemsize
+    place = torch.device("cpu" if device is None else device)
+    if place.type == "cuda":
+        content = _on_gpu(bytes_, place)
+    else:
+        content = torch.from_numpy(memory.empty(bytes_, np.uint8))
+    return content.view(dtype).view(size)
+
+
+def _on_gpu(bytes_: int, place: torch.device) -> torch.Tensor:
+    number = torch.cuda.current_device() if place.index is None else place.index
+    content = _core.gpu_bytes(bytes_, number)
+    device = torch.device("cuda", number)
+    if content is None:
+        return torch.empty(bytes_, dtype=torch.uint8, device=device)
+    return torch.as_tensor(content, device=device)[:bytes_]

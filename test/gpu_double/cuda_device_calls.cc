@@ -156,6 +156,10 @@ CUresult cuCtxSetCurrent(CUcontext context) {
   });
 }
 
+CUresult cuCtxSynchronize() {
+  return Call("cuCtxSynchronize").run([] { current_context().synchronize(); });
+}
+
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   return Call("cuCtxGetStreamPriorityRange").run([&] {
     current_context();
