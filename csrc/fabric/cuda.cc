@@ -57,7 +57,6 @@ CudaDriver::CudaDriver() {
   library.find(EventDestroy, "cuEventDestroy_v2");
   library.find(EventRecord, "cuEventRecord");
   library.find(EventQuery, "cuEventQuery");
-  library.find(EventElapsedTime, "cuEventElapsedTime");
   library.find(MemAlloc, "cuMemAlloc_v2");
   library.find(MemFree, "cuMemFree_v2");
   library.find(MemHostAlloc, "cuMemHostAlloc");

@@ -57,7 +57,6 @@ class CudaDriver {
   int (*EventDestroy)(CudaEvent);
   int (*EventRecord)(CudaEvent, CudaStream);
   int (*EventQuery)(CudaEvent);
-  int (*EventElapsedTime)(float*, CudaEvent, CudaEvent);
   int (*MemAlloc)(CudaAddress*, size_t);
   int (*MemFree)(CudaAddress);
   int (*MemHostAlloc)(void**, size_t, unsigned);

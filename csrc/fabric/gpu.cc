@@ -22,10 +22,7 @@ CudaAddress address_of(const void* memory) { return reinterpret_cast<uintptr_t>(
 GpuEvent::~GpuEvent() { gpu_->give_back(event_); }
 
 bool GpuEvent::is_over() const {
-  {
-    const std::lock_guard lock(mutex_);
-    if (given_up_) return true;
-  }
+  if (is_given_up_.load(std::memory_order_acquire)) return true;
   const Gpu::Current current(*gpu_);
   const int code = gpu_->driver_.EventQuery(event_);
   if (code != kNotReady) gpu_->driver_.check(code, "cuEventQuery");
@@ -33,17 +30,17 @@ bool GpuEvent::is_over() const {
 }
 
 void GpuEvent::let_wait(CudaStream stream) const {
-  {
-    const std::lock_guard lock(mutex_);
-    if (given_up_) throw *given_up_;
-  }
+  if (is_given_up_.load(std::memory_order_acquire)) throw *reason_;
+  const bool is_default = stream == nullptr;
+  if (is_default && is_awaited_by_default_.load(std::memory_order_relaxed)) return;
   const Gpu::Current current(*gpu_);
   gpu_->driver_.check(gpu_->driver_.StreamWaitEvent(stream, event_, 0), "cuStreamWaitEvent");
+  if (is_default) is_awaited_by_default_.store(true, std::memory_order_relaxed);
 }
 
 void GpuEvent::give_up(const Error& reason) {
-  const std::lock_guard lock(mutex_);
-  given_up_.emplace(reason);
+  reason_.emplace(reason);
+  is_given_up_.store(true, std::memory_order_release);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- GPU

@@ -6,6 +6,7 @@
 // ("primary"); a thread must have made it its current one before it calls the driver, hence Current.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -31,7 +32,7 @@ class GpuEvent {
   bool is_over() const;
   // What is put into the stream from now on waits for it. Throws the error with which it was given up.
   void let_wait(CudaStream stream) const;
-  // The GPU has not come there and never will.
+  // The GPU has not come there and never will. Once.
   void give_up(const Error& reason);
   const Gpu& gpu() const { return *gpu_; }
 
@@ -41,8 +42,10 @@ class GpuEvent {
 
   const std::shared_ptr<const Gpu> gpu_;
   const CudaEvent event_;
-  mutable std::mutex mutex_;
-  std::optional<Error> given_up_;  // guarded by mutex_
+  std::optional<Error> reason_;  // written once, before is_given_up_
+  std::atomic<bool> is_given_up_{false};
+  // The default stream, which is never another one, waits already: the gradients of a step share their event.
+  mutable std::atomic<bool> is_awaited_by_default_{false};
 };
 using GpuEventPtr = std::shared_ptr<GpuEvent>;
 
