@@ -419,7 +419,14 @@ def test_a_launch_that_fails_is_reported():
 
 @pytest.mark.parametrize(
     "keys",
-    [[{"bytes": 4}, {"bytes": 8}], [{"rank": 0}, {"rank": 1}], [{"model": "vgg16"}], [{"model": "a"}, {"model": "b"}]],
+    [
+        [{"bytes": 4}, {"bytes": 8}],
+        [{"rank": 0}, {"rank": 1}],
+        [{"model": "vgg16"}],
+        [{"model": "a"}, {"model": "b"}],
+        [{"part": "a", "bytes": 4}, {"part": "b", "bytes": 8}],
+        [],
+    ],
 )
 def test_a_result_is_drawn(keys, tmp_path):
     pytest.importorskip("matplotlib")

@@ -13,13 +13,15 @@ report      tables
 plot        the PNG
 progress    the bar
 models      gradient shapes
-torch/      torch models in training
-distribution  how a peer takes part in that
+gpu/        what is measured on GPUs
+cupy/       CuPy there
+torch/      torch there, and torch models in training
+distribution  how a peer trains a model
 arithmetic  the floor, and what is computed beside communication
 distance    how far apart the cores are
 memory      what ringtrain itself takes
 busy        a neighbour that keeps a core busy
 
-The other modules are a subcommand each, and so is the folder `faults`; `collectives` is five. docs/performance.md says
-what the columns mean.
+The other modules are a subcommand each, and so are the folders `faults` and `gpu`; `collectives` is five.
+docs/performance.md says what the columns mean.
 """

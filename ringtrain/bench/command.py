@@ -19,6 +19,7 @@ from ringtrain.bench.busy import busy_core
 from ringtrain.bench.collectives import COLLECTIVES, Sweep
 from ringtrain.bench.faults.soak import Faults
 from ringtrain.bench.flags import build_parser
+from ringtrain.bench.gpu.measurement import Gpu, require_gpu_here
 from ringtrain.bench.idle import Idle
 from ringtrain.bench.job import Job, join
 from ringtrain.bench.latency import Latency
@@ -28,14 +29,17 @@ from ringtrain.bench.overlap import Overlap
 from ringtrain.bench.recording import Recording
 from ringtrain.bench.report import heading
 from ringtrain.bench.results import Result, Row
-from ringtrain.bench.session import Session
+from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import Step
 from ringtrain.bench.straggler import Straggler
 from ringtrain.bench.torch_step import TorchStep
 
 
 class Measurement(Protocol):
-    """A subcommand. `measure` runs on all ranks; `table` makes lines of a result, on one."""
+    """A subcommand. `measure` runs on all ranks; `table` makes lines of a result, on one.
+
+    It may have `peers`, the names of its own in place of the usual ones.
+    """
 
     name: str
     help: str
@@ -56,6 +60,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Straggler(),
     Recording(),
     TorchStep(),
+    Gpu(),
     Negotiation(),
     Faults(),
 )
@@ -78,8 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("-np starts ranks, and this is one; leave it out under mpirun")
     else:
         try:
+            if arguments.measurement == Gpu.name and not arguments.hosts:
+                require_gpu_here()
             result = launch(words, arguments)
-        except LaunchFailed as error:
+        except (CannotMeasure, LaunchFailed) as error:
             print(f"ringtrain.bench: {error}", file=sys.stderr)
             return 1
     if result is None:
@@ -91,15 +98,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _libraries_wanted(arguments: argparse.Namespace) -> dict[str, str]:
     """What wants a library, and which one."""
     plot = {"--plot": "matplotlib"} if arguments.plot else {}
-    return plot | ({"torch": "torch"} if arguments.measurement == "torch" else {})
+    arrays = {"torch": "torch", Gpu.name: getattr(arguments, "library", "")}.get(arguments.measurement)
+    return plot | ({arguments.measurement: arrays} if arrays else {})
 
 
 def run_here(measurement: Measurement, arguments: argparse.Namespace) -> Result | None:
-    """Measure as one of the ranks; the result on rank 0, None on the others."""
+    """Measure as one of the ranks; the result on rank 0, None on the others.
+
+    Ends the process with a sentence of rank 0 if what is wanted cannot be measured here.
+    """
     job = join()
     session = Session(job, arguments)
-    with busy_core(arguments.busy_core if job.local_rank == 0 else None):
-        rows = measurement.measure(session)
+    try:
+        with busy_core(arguments.busy_core if job.local_rank == 0 else None):
+            rows = measurement.measure(session)
+    except CannotMeasure as error:
+        sys.exit(f"ringtrain.bench: {error}" if job.rank == 0 else 1)
     environment = _environment(job)
     session.close()
     if job.rank != 0:

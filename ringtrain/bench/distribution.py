@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+# The name of the one that leaves every rank its own gradients.
+ALONE = "no communication"
+
 
 @dataclass(frozen=True)
 class Distribution:

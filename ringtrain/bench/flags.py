@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ examples:
   python -m ringtrain.bench step -np 2 --launches 3 --only near --json step.json --plot step.png
   python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option mailbox_kb=256
   python -m ringtrain.bench torch -np 2 --models resnet50,transformer --peers gloo
+  python -m ringtrain.bench gpu -np 2 --json gpu.json
   python -m ringtrain.bench latency -np 2 --rounds 21
   python -m ringtrain.bench negotiation --max-ranks 4096
   python -m ringtrain.bench faults --count 200
@@ -36,18 +38,18 @@ def launching_flags() -> argparse.ArgumentParser:
     return parser
 
 
-def measuring_flags() -> argparse.ArgumentParser:
-    """Flags of the ranks, the same for all measurements."""
+def measuring_flags(peers: Sequence[str]) -> argparse.ArgumentParser:
+    """Flags of the ranks, the same for all measurements but for the peers that there are."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add = parser.add_argument_group("measuring").add_argument
     add("--rounds", type=int, default=9, metavar="N", help="default: %(default)s")
     add("--warmup", type=int, default=2, metavar="N", help="runs before the first round (default: %(default)s)")
     add(
         "--peers",
-        type=_peers,
-        default=",".join(NAMES),
+        type=functools.partial(_peers, peers),
+        default=",".join(peers),
         metavar="LIST",
-        help="mpi,gloo,horovod (those that are installed) or none",
+        help="%(default)s (those that are installed) or none",
     )
     add(
         "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="an option of docs/options.md"
@@ -68,11 +70,11 @@ def parse_bytes(text: str) -> int:
     return int(number) * unit
 
 
-def _peers(text: str) -> list[str]:
+def _peers(known: Sequence[str], text: str) -> list[str]:
     names = [] if text == "none" else text.split(",")
-    unknown = [name for name in names if name not in NAMES]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the peers are {', '.join(NAMES)}, or none")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the peers are {', '.join(known)}, or none")
     return names
 
 
@@ -92,8 +94,8 @@ def build_parser(measurements: Sequence[Any]) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     subparsers = parser.add_subparsers(dest="measurement", required=True, metavar="MEASUREMENT")
-    shared = [launching_flags(), measuring_flags()]
     for measurement in measurements:
+        shared = [launching_flags(), measuring_flags(getattr(measurement, "peers", NAMES))]
         own = subparsers.add_parser(measurement.name, help=measurement.help, parents=shared, allow_abbrev=False)
         measurement.add_flags(own)
     return parser

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.bench.report import count_text
-from ringtrain.bench.results import Result
+from ringtrain.bench.results import Result, Row
 
 # what a measurement has along an axis is drawn as lines over it: quantity, factor, and the label of both
 _AXES = {"bytes": ("seconds", 1e6, "us"), "ranks": ("messages", 1.0, "messages of the busiest rank")}
@@ -24,14 +24,15 @@ def draw(result: Result, path: str) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 5))
-    axis = next((name for name in _AXES if len({row.key.get(name) for row in result.rows}) > 1), None)
-    if axis is None:
-        _draw_bars(axes, result)
-    else:
-        _draw_lines(axes, result, axis)
+    has_parts = any("part" in row.key for row in result.rows)  # which have nothing in common
+    panels = [[row] for row in result.rows] if has_parts else [result.rows]
+    figure, grid = pyplot.subplots(len(panels), squeeze=False, figsize=(9, max(5, 2.5 * len(panels))))
+    for axes, rows in zip(grid[:, 0], panels, strict=True):
+        _draw_panel(axes, rows)
+        if has_parts:
+            axes.set_title(rows[0].key["part"])
     place = result.environment
-    axes.set_title(
+    figure.suptitle(
         f"{result.measurement}, {count_text(place['ranks'], 'rank')} on {count_text(place['hosts'], 'host')}"
     )
     figure.tight_layout()
@@ -39,10 +40,18 @@ def draw(result: Result, path: str) -> None:
     pyplot.close(figure)
 
 
-def _draw_lines(axes: Any, result: Result, axis: str) -> None:
+def _draw_panel(axes: Any, rows: list[Row]) -> None:
+    axis = next((name for name in _AXES if len({row.key.get(name) for row in rows}) > 1), None)
+    if axis is None:
+        _draw_bars(axes, rows)
+    else:
+        _draw_lines(axes, rows, axis)
+
+
+def _draw_lines(axes: Any, all_rows: list[Row], axis: str) -> None:
     quantity, factor, label = _AXES[axis]
-    for name in dict.fromkeys(name for row in result.rows for name in row.competitors()):
-        rows = [row for row in result.rows if name in row.competitors()]
+    for name in dict.fromkeys(name for row in all_rows for name in row.competitors()):
+        rows = [row for row in all_rows if name in row.competitors()]
         at = [row.key[axis] for row in rows]
         median, least, most = factor * np.array([row.spread(name, quantity) for row in rows]).T
         axes.plot(at, median, marker="o", label=name)
@@ -51,8 +60,8 @@ def _draw_lines(axes: Any, result: Result, axis: str) -> None:
     axes.legend()
 
 
-def _draw_bars(axes: Any, result: Result) -> None:
-    bars = [(_label(row.key, name), row.spread(name)) for row in result.rows for name in row.competitors()]
+def _draw_bars(axes: Any, rows: list[Row]) -> None:
+    bars = [(_label(row.key, name), row.spread(name)) for row in rows for name in row.competitors()]
     bars.reverse()  # barh begins at the bottom
     medians = [1e3 * spread.median for _, spread in bars]
     below = [1e3 * (spread.median - spread.least) for _, spread in bars]
@@ -62,5 +71,5 @@ def _draw_bars(axes: Any, result: Result) -> None:
 
 
 def _label(key: dict[str, Any], name: str) -> str:
-    whose = [f"rank {key['rank']}"] if "rank" in key else [key["model"]] if "model" in key else []
+    whose = [f"rank {key['rank']}"] if "rank" in key else [key["model"]] if "model" in key and "part" not in key else []
     return ", ".join([name, *whose])

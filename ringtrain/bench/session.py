@@ -17,6 +17,10 @@ from ringtrain.bench.results import Round
 from ringtrain.bench.rounds import Array, Competitor, Contestant, Plan, Sampler, measure, seconds_of_all
 
 
+class CannotMeasure(Exception):
+    """This job lacks what the measurement wants; raised on all ranks, before anything is measured."""
+
+
 class Session:
     """What a measurement works with. All ranks call its methods together."""
 
@@ -30,8 +34,14 @@ class Session:
         self._progress = Progress(job.rank == 0 and (arguments.progress or sys.stderr.isatty()))
         self._peers: peers.Peers | None = None
 
-    def init(self) -> None:
-        hvd.init(**dict(self.arguments.option))
+    def init(self, **options: str) -> None:
+        """With the options of the command line and these, which go first."""
+        hvd.init(**{**dict(self.arguments.option), **options})
+
+    def restart(self, **options: str) -> None:
+        """Another `init`, after which nothing is known of what was submitted before."""
+        hvd.shutdown()
+        self.init(**options)
 
     def peers(self) -> list[peers.Peer]:
         """The peers that were asked for and are installed."""

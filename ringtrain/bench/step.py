@@ -6,6 +6,7 @@ The floor is measured in the same rounds: all ranks at the same time read and wr
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from ringtrain.bench import own
 from ringtrain.bench.arithmetic import floor
 from ringtrain.bench.memory import OwnMemory
-from ringtrain.bench.models import MODELS
+from ringtrain.bench.models import MODELS, Shape
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Array, Contestant
@@ -29,22 +30,28 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class Gradients:
-    """The gradients of a model, and data whose average is known."""
+    """The gradients of a model, and data whose average is known. `zeros` and `fill_array`: of the array library."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self,
+        session: Session,
+        zeros: Callable[[Shape, np.dtype[Any]], Any] = np.zeros,
+        fill_array: Callable[[Any, int], None] = np.ndarray.fill,
+    ) -> None:
         dtype = own.dtype_of(session.arguments.dtype)
         shapes = MODELS[session.arguments.model]()
         ranks = session.job.size
-        self.arrays: list[Array] = [np.zeros(shape, dtype) for shape in shapes]
+        self.arrays: list[Array] = [zeros(shape, dtype) for shape in shapes]
         self.bytes = sum(array.nbytes for array in self.arrays)
         self.key = {"model": session.arguments.model, "tensors": len(shapes), "bytes": self.bytes}
+        self._fill_array = fill_array
         self._value = 1 + session.job.rank % 4
         self._average = sum(1 + rank % 4 for rank in range(ranks)) / ranks
         self.fill()
 
     def fill(self) -> None:
         for array in self.arrays:
-            array.fill(self._value)
+            self._fill_array(array, self._value)
 
     def are_averaged(self, results: Any) -> bool:
         """Within the precision of the dtype."""

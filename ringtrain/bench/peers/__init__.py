@@ -11,6 +11,11 @@ from ringtrain.bench.job import Job
 from ringtrain.bench.rounds import Competitor
 
 NAMES = ("mpi", "gloo", "horovod")
+ON_GPUS = ("nccl",)
+
+
+class CannotTakePart(Exception):
+    """Why a peer that is installed cannot be opened; raised on all ranks."""
 
 
 class Peer(Protocol):
@@ -42,16 +47,19 @@ class Peers(NamedTuple):
 
 def find(job: Job, wanted: Sequence[str]) -> Peers:
     """Open the wanted peers; one that is missing on any rank is missing on all."""
-    if job.size == 1:
-        return Peers([], dict.fromkeys(wanted, "there is nobody to talk to in a job of one rank"))
     peers = Peers([], {})
     for name in wanted:
+        if job.size == 1 and name not in ON_GPUS:
+            peers.missing[name] = "there is nobody to talk to in a job of one rank"
+            continue
         open_peer, reason = _load(name)
         reasons = [other for other in job.gather(reason) if other]
-        if open_peer is None or reasons:
-            peers.missing[name] = reasons[0]
-        else:
+        try:
+            if open_peer is None or reasons:
+                raise CannotTakePart(reasons[0])
             peers.present.append(open_peer(job))
+        except CannotTakePart as error:
+            peers.missing[name] = str(error)
     return peers
 
 

@@ -81,6 +81,6 @@ def averages_of(gradients: Sequence[Tensor]) -> list[Tensor]:
     return [hvd.allreduce(gradient, name=f"averages.{place}") for place, gradient in enumerate(gradients)]
 
 
-def are_close(gradients: Sequence[Tensor], averages: Sequence[Tensor]) -> bool:
+def are_close(gradients: Sequence[Tensor], averages: Sequence[Tensor], tolerance: float = _TOLERANCE) -> bool:
     distance = sum(float((ours - right).square().sum()) for ours, right in zip(gradients, averages, strict=True))
-    return distance <= _TOLERANCE**2 * sum(float(right.square().sum()) for right in averages)
+    return distance <= tolerance**2 * sum(float(right.square().sum()) for right in averages)

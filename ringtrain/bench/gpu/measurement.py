@@ -1,0 +1,104 @@
+"""The subcommand: what the project promises of GPUs, each figure beside its peer or its floor."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import numpy as np
+
+import ringtrain as hvd
+from ringtrain import _core, doctor_gpus
+from ringtrain.arrays import adapter_for
+from ringtrain.bench import peers
+from ringtrain.bench.flags import parse_bytes
+from ringtrain.bench.gpu.library import NAMES, Library, load
+from ringtrain.bench.gpu.part import Part
+from ringtrain.bench.gpu.staged import Staged
+from ringtrain.bench.gpu.step import Step
+from ringtrain.bench.gpu.submission import Submission
+from ringtrain.bench.gpu.training import Training
+from ringtrain.bench.job import Job
+from ringtrain.bench.report import count_text
+from ringtrain.bench.results import Result, Row
+from ringtrain.bench.session import CannotMeasure, Session
+from ringtrain.bench.step import add_model_flags
+
+_NO_GPU = "the CUDA driver is missing or shows no GPU; see python -m ringtrain.doctor"
+
+PARTS: tuple[Part, ...] = (Submission(), Step(), Staged(), Training())
+
+
+class Gpu:
+    name = "gpu"
+    help = "a step, an allreduce through host memory and a training step on GPUs, beside torch.distributed with NCCL"
+    peers = peers.ON_GPUS
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        everything = ",".join(part.name for part in PARTS)
+        add = parser.add_argument
+        add("--parts", type=_parts, default=everything, metavar="LIST", help="default: %(default)s")
+        add("--library", choices=NAMES, default="torch", help="whose arrays; only torch has all parts (%(default)s)")
+        add_model_flags(parser)
+        add("--steps", type=int, default=5, metavar="N", help="in each timing (default: %(default)s)")
+        add("--lead-ms", type=float, default=10.0, metavar="MS", help="head start of the host in `step` (%(default)s)")
+        add("--staged-bytes", type=parse_bytes, default="64M", metavar="SIZE", help="default: %(default)s")
+        add("--batch-size", type=int, default=64, metavar="N", help="of a rank, in training (default: %(default)s)")
+        add("--image-size", type=int, default=224, metavar="PIXELS", help="in training (default: %(default)s)")
+
+    def measure(self, session: Session) -> list[Row]:
+        library = load(session.arguments.library)
+        _require_gpus(session.job, library)
+        session.init()
+        session.facts.append(_machine(session.job, library))
+        reasons = {part: part.why_not(session, library) for part in PARTS if part.name in session.arguments.parts}
+        session.notes += [f"{part.name} is left out: {reason}" for part, reason in reasons.items() if reason]
+        parts = [part for part, reason in reasons.items() if not reason]
+        session.expect(len(parts))
+        return [part.measure(session, library) for part in parts]
+
+    def table(self, result: Result) -> list[str]:
+        lines = list(_machine_text(result))
+        for row in result.rows:
+            (part,) = (one for one in PARTS if one.name == row.key["part"])
+            lines += ["", *part.table(row)]
+        return lines
+
+
+def require_gpu_here() -> None:
+    """Raises CannotMeasure where this process may use no GPU."""
+    if _core.gpu_count() == 0:
+        raise CannotMeasure(f"gpu cannot be measured here: {_NO_GPU}")
+
+
+def _require_gpus(job: Job, library: Library) -> None:
+    own = library.trouble() if _core.gpu_count() else _NO_GPU
+    for rank, trouble in enumerate(job.gather(own)):
+        if trouble:
+            raise CannotMeasure(f"gpu cannot be measured on rank {rank}: {trouble}")
+
+
+def _machine(job: Job, library: Library) -> dict[str, object]:
+    array = library.zeros((1,), np.dtype(np.float32))
+    hvd.allreduce_(array, name="first")  # connects the ranks, which may take longer than --patience
+    driver = doctor_gpus.cuda()
+    gpu = driver["gpus"][_core.gpu_of(adapter_for(array).view(array)[0])]
+    gpus = job.gather(f"{gpu['name']}, {gpu['uuid']}")
+    versions = {"cuda": driver["driver"], "nccl": doctor_gpus.nccl()["version"]}
+    return {"gpus": gpus, **versions, "library": f"{library.name} {library.version}"}
+
+
+def _machine_text(result: Result) -> Iterator[str]:
+    fact = result.facts[0]
+    for gpu in dict.fromkeys(fact["gpus"]):
+        yield f"{gpu}: {count_text(fact['gpus'].count(gpu), 'rank')}"
+    nccl = f"NCCL {fact['nccl']}" if fact["nccl"] else "no NCCL"
+    yield f"driver for CUDA {fact['cuda']}, {nccl}, arrays of {fact['library']}"
+
+
+def _parts(text: str) -> list[str]:
+    names, known = text.split(","), [part.name for part in PARTS]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the parts are {', '.join(known)}")
+    return names
