@@ -19,6 +19,8 @@ _finishing = threading.Lock()
 # The stream of a library that does not tell; see `arrays.Adapter.stream`.
 _UNKNOWN = -1
 _LEGACY_STREAM = 1
+# What each thread calls its default stream, where a library asks for that: another one in another thread.
+_STREAM_OF_THREAD = 2
 # Told of failures that end the job, by whoever waits; see `report_failures_to`.
 _report: Callable[[BaseException], None] | None = None
 
@@ -100,7 +102,7 @@ class Handle:
             return
         self._core.follow(stream)
         # Memory that is given back goes to who uses the stream from which it came, and that one may not wait.
-        self._is_ordered = stream == on_gpu.submitted
+        self._is_ordered = stream == on_gpu.submitted and stream != _STREAM_OF_THREAD
 
     def _make_result(self) -> None:
         with _finishing:  # by one thread only

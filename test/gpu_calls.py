@@ -46,6 +46,7 @@ _DRIVER_CALLS = {
     "cuStreamSynchronize": "p",
     "cuStreamQuery": "p",
     "cuStreamIsCapturing": "p*",
+    "cuThreadExchangeStreamCaptureMode": "p",
     "cuEventCreate": "*u",
     "cuEventRecord": "pp",
     "cuEventQuery": "p",

@@ -221,3 +221,65 @@ def test_nothing_passes_through_the_host(compression, tmp_path):
     calls = (tmp_path / f"{os.getpid()}").read_text().splitlines()
     assert any(call.startswith("ncclAllReduce") for call in calls)
     assert not [call for call in calls if call.startswith(("cuMemcpyDtoH", "cuMemcpyHtoD", "cuMemcpyAsync"))]
+
+
+# While streams are captured into CUDA graphs
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+@pytest.mark.parametrize("dtype", ["float32", "int16"], ids=["nccl", "staged"])
+def test_operations_go_on_while_another_stream_is_captured(dtype):
+    first_operation()
+    mine = cupy.ones(1000, dtype)
+    captured = cupy.cuda.Stream(non_blocking=True)
+    gpu_double.control().mark_capturing(captured.ptr, True)
+    try:
+        keep_busy(SLOW_S / 4)
+        handle = hvd.allreduce_async_(mine, op=hvd.Sum)
+        while not hvd.poll(handle):
+            time.sleep(1e-3)
+        hvd.synchronize(handle)
+    finally:
+        gpu_double.control().mark_capturing(captured.ptr, False)
+    require_on_gpu(mine, np.full(1000, hvd.size(), dtype))
+
+
+@pytest.mark.ranks(1, env=GPU)
+def test_an_operation_cannot_be_captured():
+    first_operation()
+    mine, captured = cupy.ones(1000), cupy.cuda.Stream()
+    gpu_double.control().mark_capturing(captured.ptr, True)
+    try:
+        with captured, pytest.raises(ValueError, match="is being captured into a CUDA graph"):
+            hvd.allreduce_(mine)
+        with cupy.cuda.Stream.null, pytest.raises(ValueError, match="is being captured into a CUDA graph"):
+            hvd.allreduce_(mine)
+    finally:
+        gpu_double.control().mark_capturing(captured.ptr, False)
+    hvd.allreduce_(mine)
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_each_thread_has_a_default_stream_of_its_own():
+    first_operation()
+
+    def submit(name, array, seconds):
+        use_own_gpu()
+        with cupy.cuda.Stream.ptds:
+            keep_busy(seconds)
+            array += 1
+            handles[name] = hvd.allreduce_async_(array, op=hvd.Sum, name=name)
+
+    for attempt in range(4):
+        handles, arrays = {}, [cupy.zeros(1000), cupy.zeros(1000)]
+        cupy.cuda.get_current_stream().synchronize()
+        # Both are submitted while the engine is at work, so that they are carried out together.
+        busy = hvd.allreduce_async_(np.ones(20_000_000, "float32"), name=f"busy {attempt}")
+        for array, seconds in zip(arrays, (SLOW_S / 2, 0), strict=True):
+            thread = threading.Thread(target=submit, args=(f"{attempt} {seconds}", array, seconds))
+            thread.start()
+            thread.join()
+        hvd.synchronize(busy)
+        for array, handle in zip(arrays, handles.values(), strict=True):
+            hvd.synchronize(handle)
+            require_on_gpu(array, np.full(1000, 2.0))

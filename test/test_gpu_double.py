@@ -248,16 +248,33 @@ def test_a_destroyed_stream_finishes_its_work_and_is_unknown():
 def test_a_capturing_stream_says_so_and_refuses_work():
     def body(_):
         open_gpu()
-        stream, blocking = new_stream(), call("cuStreamCreate", 0)
+        stream, blocking, address = new_stream(), call("cuStreamCreate", 0), put(np.zeros(1))
         assert call("cuStreamIsCapturing", stream) == 0
         gpu_double.control().mark_capturing(stream, True)
         assert call("cuStreamIsCapturing", stream) == 1
         assert code_of("cuStreamSynchronize", stream) == 900
-        assert code_of("cuMemsetD8Async", put(np.zeros(1)), 0, 8, stream) == 900
+        assert code_of("cuMemsetD8Async", address, 0, 8, stream) == 900
         gpu_double.control().mark_capturing(stream, False)
         assert code_of("cuStreamSynchronize", stream) == 0
         gpu_double.control().mark_capturing(blocking, True)
         assert code_of("cuStreamIsCapturing", 0) == 906
+
+    run(1, body)
+
+
+@doubled
+def test_what_is_unsafe_during_a_capture_is_for_relaxed_threads():
+    def body(_):
+        open_gpu()
+        stream, event = new_stream(), record(0)
+        gpu_double.control().mark_capturing(stream, True)
+        assert code_of("cuEventQuery", event) == 900
+        assert code_of("cuMemAlloc_v2", 8) == 900
+        mode = ctypes.c_int(2)
+        call("cuThreadExchangeStreamCaptureMode", ctypes.addressof(mode))
+        assert mode.value == 0
+        assert code_of("cuEventQuery", event) != 900
+        assert code_of("cuMemAlloc_v2", 8) == 0
 
     run(1, body)
 

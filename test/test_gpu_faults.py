@@ -1,6 +1,7 @@
 """Ranks that die or stop while GPUs work, where NCCL and who waits for the GPU would wait for ever. On the doubles."""
 
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -68,6 +69,68 @@ def test_work_before_it_that_never_ends_is_a_stall_too():
             cupy.cuda.get_current_stream().synchronize()
             hvd.allreduce_(mine, name=f"later {number}")
     hvd.shutdown()
+
+
+@pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "1"}, isolated=True)
+def test_shutdown_does_not_wait_for_work_that_never_ends():
+    hvd.init()
+    mine = on_gpu(np.ones(5))
+    hvd.allreduce_(mine, name="first")
+    if hvd.rank() == 0:
+        keep_busy(30)
+    hvd.allreduce_(mine, name="late")
+    begin = time.monotonic()
+    with pytest.raises(hvd.RingtrainError):
+        for number in range(1000):
+            hvd.allreduce_(np.ones(5), name=f"on the host {number}")
+            time.sleep(0.01)
+    hvd.shutdown()
+    assert time.monotonic() - begin < 15
+
+
+@pytest.mark.ranks(2, env=GPU, isolated=True)
+@pytest.mark.parametrize("dtype", ["float32", "int16"], ids=["nccl", "staged"])
+def test_a_gpu_that_fails_is_an_error_and_does_not_end_the_process(dtype):
+    hvd.init()
+    use_own_gpu()
+    mine = cupy.ones(1000, dtype)
+    hvd.allreduce_(mine, op=hvd.Sum, name="first")
+    if hvd.rank() == 1:
+        gpu_double.control().set_failures("cuEventQuery:*:700")
+    keep_busy(0.5)
+    with pytest.raises(hvd.RingtrainError, match="cuEventQuery: an illegal memory access"):
+        for number in range(1000):
+            hvd.allreduce_(mine, op=hvd.Sum, name=f"later {number}")
+            cupy.cuda.get_current_stream().synchronize()
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(3, env=GPU, isolated=True)
+def test_the_communicators_of_all_process_sets_are_ended_at_once():
+    """NCCL frees memory of the GPU at the end, and CUDA waits with that for the kernels of all communicators."""
+    hvd.init()
+    pair = hvd.add_process_set([1, 2])
+    use_own_gpu()
+    mine = cupy.ones(1000)
+    for process_set in [hvd.global_process_set, *([pair] if pair.included() else [])]:
+        hvd.allreduce_(mine, name="first", process_set=process_set)
+    hvd.barrier()
+    rank = hvd.rank()
+    if rank == 2:
+        keep_busy(4)
+    hvd.allreduce_(mine, name="all")
+    if pair.included():
+        hvd.allreduce_(mine, name="pair", process_set=pair)
+    if rank == 2:
+        gpu_double.control().set_failures("ncclCommGetAsyncError:*:6")  # ncclRemoteError
+    begin = time.monotonic()
+    with pytest.raises(hvd.RingtrainError, match="NCCL lost"):
+        for number in range(1000):
+            hvd.allreduce_(np.ones(5), name=f"on the host {number}")
+            time.sleep(0.01)
+    hvd.shutdown()
+    if rank != 2:
+        assert time.monotonic() - begin < 2
 
 
 @pytest.mark.ranks(2, env=GPU, isolated=True)

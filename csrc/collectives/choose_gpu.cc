@@ -1,5 +1,6 @@
 #include "collectives/choose_gpu.h"
 
+#include <algorithm>
 #include <map>
 
 namespace ringtrain {
@@ -9,6 +10,9 @@ namespace {
 std::string why_not_nccl(const std::vector<int>& ranks, const std::vector<GpuFacts>& facts) {
   std::map<std::string, int> first_with;
   const int first = ranks.front();
+  // Every rank looks at the GPUs of all.
+  const bool all_may_share =
+      std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return facts[static_cast<size_t>(rank)].may_share; });
   for (const int rank : ranks) {
     const GpuFacts& own = facts[static_cast<size_t>(rank)];
     const int32_t expected = facts[static_cast<size_t>(first)].nccl_version;
@@ -18,7 +22,7 @@ std::string why_not_nccl(const std::vector<int>& ranks, const std::vector<GpuFac
       return name + " has NCCL " + std::to_string(own.nccl_version) + ", but rank " + std::to_string(first) + " has " +
              std::to_string(expected) + ": install the same version everywhere";
     const auto [with, is_first] = first_with.emplace(own.uuid, rank);
-    if (!is_first && !own.may_share)
+    if (!is_first && !all_may_share)
       return "ranks " + std::to_string(with->second) + " and " + std::to_string(rank) + " share " + own.uuid +
              ", which NCCL allows from 2.30 on. Is there a GPU for each rank? See the option gpus_per_rank";
   }

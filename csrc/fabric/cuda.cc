@@ -53,6 +53,7 @@ CudaDriver::CudaDriver() {
   library.find(StreamDestroy, "cuStreamDestroy_v2");
   library.find(StreamWaitEvent, "cuStreamWaitEvent");
   library.find(StreamIsCapturing, "cuStreamIsCapturing");
+  library.find(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
   library.find(EventCreate, "cuEventCreate");
   library.find(EventDestroy, "cuEventDestroy_v2");
   library.find(EventRecord, "cuEventRecord");

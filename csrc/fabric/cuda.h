@@ -53,6 +53,7 @@ class CudaDriver {
   int (*StreamDestroy)(CudaStream);
   int (*StreamWaitEvent)(CudaStream, CudaEvent, unsigned);
   int (*StreamIsCapturing)(CudaStream, int*);
+  int (*ThreadExchangeStreamCaptureMode)(int*);
   int (*EventCreate)(CudaEvent*, unsigned);
   int (*EventDestroy)(CudaEvent);
   int (*EventRecord)(CudaEvent, CudaStream);

@@ -12,6 +12,8 @@ constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kPortable = 1;     // CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE
 constexpr int kSuccess = 0, kNotReady = 600;
+constexpr int kImplicitlyCaptured = 906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the default stream, while another is
+constexpr int kIndependent = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
 
 CudaAddress address_of(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
@@ -21,12 +23,18 @@ CudaAddress address_of(const void* memory) { return reinterpret_cast<uintptr_t>(
 
 GpuEvent::~GpuEvent() { gpu_->give_back(event_); }
 
-bool GpuEvent::is_over() const {
-  if (is_given_up_.load(std::memory_order_acquire)) return true;
+int GpuEvent::query() const {
   const Gpu::Current current(*gpu_);
-  const int code = gpu_->driver_.EventQuery(event_);
-  if (code != kNotReady) gpu_->driver_.check(code, "cuEventQuery");
-  return code != kNotReady;
+  return gpu_->driver_.EventQuery(event_);
+}
+
+bool GpuEvent::is_over() const { return is_given_up_.load(std::memory_order_acquire) || query() != kNotReady; }
+
+bool GpuEvent::has_come() const {
+  const int code = query();
+  if (code == kNotReady) return false;
+  gpu_->driver_.check(code, "cuEventQuery");
+  return true;
 }
 
 void GpuEvent::let_wait(CudaStream stream) const {
@@ -47,14 +55,19 @@ void GpuEvent::give_up(const Error& reason) {
 
 Gpu::Current::Current(const Gpu* gpu) {
   if (!gpu) return;
+  driver_ = &gpu->driver_;
   CudaContext before = nullptr;
-  gpu->driver_.CtxGetCurrent(&before);
-  if (before != gpu->context_ && gpu->driver_.CtxPushCurrent(gpu->context_) == kSuccess) driver_ = &gpu->driver_;
+  driver_->CtxGetCurrent(&before);
+  is_pushed_ = before != gpu->context_ && driver_->CtxPushCurrent(gpu->context_) == kSuccess;
+  captures_before_ = kIndependent;
+  driver_->ThreadExchangeStreamCaptureMode(&captures_before_);
 }
 
 Gpu::Current::~Current() {
+  if (!driver_) return;
+  driver_->ThreadExchangeStreamCaptureMode(&captures_before_);
   CudaContext popped;
-  if (driver_) driver_->CtxPopCurrent(&popped);
+  if (is_pushed_) driver_->CtxPopCurrent(&popped);
 }
 
 std::shared_ptr<Gpu> Gpu::open(int ordinal) {
@@ -92,16 +105,21 @@ void Gpu::require_owns(const void* memory) const {
 GpuEventPtr Gpu::record_of_user(CudaStream stream) const {
   const Current current(*this);
   int capturing = 0;
-  driver_.check(driver_.StreamIsCapturing(stream, &capturing), "cuStreamIsCapturing");
-  if (capturing != 0)
+  const int code = driver_.StreamIsCapturing(stream, &capturing);
+  if (code != kImplicitlyCaptured) driver_.check(code, "cuStreamIsCapturing");
+  if (code == kImplicitlyCaptured || capturing != 0)
     throw invalid(
         "the current stream is being captured into a CUDA graph, and an operation over several ranks cannot "
         "be part of one: call it before or after the capture");
-  return record(stream);
+  return record_here(stream);
 }
 
 GpuEventPtr Gpu::record(CudaStream stream) const {
   const Current current(*this);
+  return record_here(stream);
+}
+
+GpuEventPtr Gpu::record_here(CudaStream stream) const {
   CudaEvent event = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -119,7 +137,7 @@ GpuEventPtr Gpu::record(CudaStream stream) const {
 GpuEventPtr Gpu::copy_for_user(void* destination, const void* source, size_t bytes, CudaStream stream) const {
   const Current current(*this);
   copy(destination, source, bytes, stream);
-  return record(stream);
+  return record_here(stream);
 }
 
 // Who waits for it already waits for what it was.
@@ -138,7 +156,7 @@ void Gpu::clear(void* memory, size_t bytes, CudaStream stream) const {
 }
 
 void Gpu::wait(const GpuEvent& event, Watch& watch) const {
-  Waiter().poll([&] { return event.is_over(); }, &watch);
+  Waiter().poll([&] { return event.has_come(); }, &watch);
 }
 
 std::shared_ptr<char> Gpu::pinned(size_t bytes) const {

@@ -28,8 +28,10 @@ class GpuEvent {
   GpuEvent(const GpuEvent&) = delete;
   GpuEvent& operator=(const GpuEvent&) = delete;
 
-  // Whether the GPU has come there, or never will.
+  // Whether the GPU has come there, or never will. Never throws: who ends what has failed asks it, too.
   bool is_over() const;
+  // Whether the GPU has come there. Throws failure when it has failed.
+  bool has_come() const;
   // What is put into the stream from now on waits for it. Throws the error with which it was given up.
   void let_wait(CudaStream stream) const;
   // The GPU has not come there and never will. Once.
@@ -39,6 +41,7 @@ class GpuEvent {
  private:
   friend class Gpu;
   GpuEvent(std::shared_ptr<const Gpu> gpu, CudaEvent event) : gpu_(std::move(gpu)), event_(event) {}
+  int query() const;
 
   const std::shared_ptr<const Gpu> gpu_;
   const CudaEvent event_;
@@ -56,7 +59,8 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   static std::shared_ptr<Gpu> open(int ordinal);
   ~Gpu();
 
-  // As long as it lives, its thread works on this GPU. Where that fails, so does the next call of the driver.
+  // As long as it lives, its thread works on this GPU, whatever other threads capture into CUDA graphs: of the calls
+  // made here, none becomes part of a graph. Where that fails, so does the next call of the driver.
   class Current {
    public:
     explicit Current(const Gpu& gpu) : Current(&gpu) {}
@@ -66,7 +70,9 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     Current& operator=(const Current&) = delete;
 
    private:
-    const CudaDriver* driver_ = nullptr;  // null when it was current before
+    const CudaDriver* driver_ = nullptr;  // null for none
+    bool is_pushed_ = false;              // it was not current before
+    int captures_before_ = 0;             // what this thread might do during captures
   };
 
   const CudaDriver& driver() const { return driver_; }
@@ -88,7 +94,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   // Between any two places that the GPU can reach, in the order of the stream.
   void copy(void* destination, const void* source, size_t bytes, CudaStream stream) const;
   void clear(void* memory, size_t bytes, CudaStream stream) const;
-  // Keeps the host until the GPU has come there.
+  // Keeps the host until the GPU has come there. Throws failure when it has failed.
   void wait(const GpuEvent& event, Watch& watch) const;
 
   // Memory of the host that the GPU can reach. Throws failure.
@@ -99,6 +105,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
  private:
   friend class GpuEvent;
   explicit Gpu(int ordinal);
+  GpuEventPtr record_here(CudaStream stream) const;  // where the GPU is current
   void give_back(CudaEvent event) const;
 
   const CudaDriver& driver_;

@@ -1,7 +1,9 @@
 #include "fabric/nccl.h"
 
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "base/dynlib.h"
@@ -177,7 +179,7 @@ std::unique_ptr<NcclComm> NcclComm::split(int color, int key, int rank, int size
   return std::unique_ptr<NcclComm>(new NcclComm(library_, gpu_, handle, rank, size));
 }
 
-NcclComm::~NcclComm() { abort(); }
+NcclComm::~NcclComm() { abort({this}); }
 
 void NcclComm::get_to_know(void* memory, size_t bytes) {
   void* registration = nullptr;
@@ -195,29 +197,34 @@ void NcclComm::require_well() const {
                                         (reason.empty() ? "" : " (" + reason + ")"));
 }
 
+// Whatever becomes of it, nobody else may end it then.
 void NcclComm::close(Watch& watch) {
   for (void* registration : registrations_)
     if (registration) library_.CommDeregister(handle_, registration);
   registrations_.clear();
-  const auto call = [&library = library_, gpu = gpu_, handle = handle_] {
+  const auto call = [&library = library_, gpu = gpu_, handle = std::exchange(handle_, nullptr)] {
     const Gpu::Current current(*gpu);
     return library.CommDestroy(handle);
   };
   run_apart(call, watch);
-  handle_ = nullptr;
 }
 
-void NcclComm::abort() {
-  if (!handle_) return;
-  const auto call = [&library = library_, gpu = gpu_, handle = std::exchange(handle_, nullptr)] {
-    const Gpu::Current current(*gpu);
-    return library.CommAbort(handle);
-  };
+void NcclComm::abort(const std::vector<NcclComm*>& comms) {
+  const auto left = std::make_shared<std::atomic<int>>(0);
+  for (NcclComm* comm : comms) {
+    if (!comm->handle_) continue;
+    ++*left;
+    std::thread([left, &library = comm->library_, gpu = comm->gpu_, handle = std::exchange(comm->handle_, nullptr)] {
+      const Gpu::Current current(*gpu);
+      library.CommAbort(handle);
+      --*left;
+    }).detach();
+  }
   LimitWatch limit;
   try {
-    run_apart(call, limit);
+    Waiter().poll([&] { return *left == 0; }, &limit);
   } catch (const Error&) {
-    // The thread stays behind; nothing else can be done.
+    // The threads stay behind; nothing else can be done.
   }
 }
 

@@ -110,10 +110,11 @@ class NcclComm {
 
   // Throws peer_lost when NCCL has found that something went wrong between the ranks.
   void require_well() const;
-  // Takes leave, after all work. All ranks at the same time.
+  // Takes leave. All ranks at the same time, and none has work under way.
   void close(Watch& watch);
-  // Ends what is under way; the GPU goes on with what comes after it. In bounded time.
-  void abort();
+  // Ends what is under way; the GPU goes on with what comes after it. In bounded time. All at once: NCCL waits for the
+  // whole GPU when it frees what one of them has, and so for the work of the others.
+  static void abort(const std::vector<NcclComm*>& comms);
 
  private:
   NcclComm(const NcclLibrary& library, GpuPtr gpu, NcclHandle handle, int rank, int size)

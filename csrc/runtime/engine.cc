@@ -306,6 +306,7 @@ void Engine::run_next_plan() {
 void Engine::observe(const Plan& plan, double seconds) {
   const Agreement& first = *plan.parts.front();
   if (first.request.kind != OpKind::allreduce || first.error != ErrorKind::none) return;
+  if (first.request.is_on_gpu) return;  // the time is that of the GPU, and nobody waits for it
   size_t bytes = 0;
   for (const AgreementPtr& part : plan.parts) bytes += part->request.bytes();
   autotune_->note(bytes, seconds);

@@ -15,7 +15,7 @@ void GpuBacklog::add(GpuEventPtr done, const std::string& title) {
 }
 
 void GpuBacklog::look() {
-  while (!pending_.empty() && pending_.front().done->is_over()) {
+  while (!pending_.empty() && pending_.front().done->has_come()) {
     pending_.pop_front();
     has_warned_ = false;
     if (!pending_.empty()) pending_.front().since_s = now_s();  // it waited for the one before

@@ -1,7 +1,9 @@
 #include "runtime/gpu_tensors.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
 #include "collectives/self_group.h"
 #include "collectives/staged_group.h"
 
@@ -16,12 +18,28 @@ GpuTensors::GpuTensors(GpuPtr gpu, Arena* arena, ProcessSets& sets, GpuBacklog& 
       relay_(gpu_, arena, watch),
       alone_(std::make_unique<StagedGroup>(std::make_shared<SelfGroup>(), relay_, false)) {}
 
-// Of what was submitted from one stream the last is enough: the rest comes before it.
+bool GpuTensors::is_soon_idle() const try {
+  constexpr double kLongest_s = 1, kPause_s = 1e-3;
+  const GpuEventPtr own = gpu_->record(gpu_->stream()), uploads = gpu_->record(gpu_->upload_stream());
+  const auto is_idle = [&] { return own->is_over() && uploads->is_over(); };
+  for (const double end = now_s() + kLongest_s; !is_idle() && now_s() < end;) Waiter::nap(kPause_s);
+  return is_idle();
+} catch (const Error&) {
+  return true;  // the GPU has failed, and does nothing any more
+}
+
+// Of what was submitted from one stream the last is enough: the rest comes before it. What the threads call their own
+// default stream is another one in each thread.
 void GpuTensors::let_wait_for(const std::vector<SubmissionPtr>& submissions) {
+  const auto of_each_thread = reinterpret_cast<CudaStream>(2);  // CU_STREAM_PER_THREAD
   std::map<CudaStream, std::pair<uint64_t, GpuEventPtr>> last;
   for (const SubmissionPtr& submission : submissions) {
     if (!submission) continue;
     for (auto& [stream, event] : submission->ready) {
+      if (stream == of_each_thread) {
+        event->let_wait(gpu_->stream());
+        continue;
+      }
       auto& [number, latest] = last[stream];
       if (submission->number < number) continue;
       number = submission->number;
@@ -56,19 +74,32 @@ void GpuTensors::on_host(int process_set, DType dtype, const std::vector<Piece>&
   const size_t element = size_of(dtype);
   size_t bytes = 0;
   for (const Piece& piece : pieces) bytes += piece.count * element;
-  const std::shared_ptr<char> host = gpu_->pinned(bytes + 1);
   std::vector<Piece> on_host;
-  char* next = host.get();
+  char* next = pinned(bytes);
   for (const Piece& piece : pieces) {
     copy(next, piece.source, piece.count * element);
     on_host.push_back({next, next, piece.count});
     next += piece.count * element;
   }
-  gpu_->wait(*gpu_->record(gpu_->stream()), watch_);
-  work(sets_.group(process_set), on_host);
+  try {
+    gpu_->wait(*gpu_->record(gpu_->stream()), watch_);
+    work(sets_.group(process_set), on_host);
+  } catch (...) {
+    new std::shared_ptr<char>(std::move(on_host_));  // the GPU, or another rank, may still write to it
+    throw;
+  }
   for (size_t i = 0; i < pieces.size(); ++i)
     copy(pieces[i].destination, on_host[i].destination, pieces[i].count * element);
+}
+
+// What is in the stream already may still use it: what comes there next follows.
+char* GpuTensors::pinned(size_t bytes) {
+  if (on_host_ && bytes <= on_host_bytes_) return on_host_.get();
   gpu_->wait(*gpu_->record(gpu_->stream()), watch_);
+  on_host_.reset();
+  on_host_ = gpu_->pinned(std::max<size_t>(bytes, 1));
+  on_host_bytes_ = bytes;
+  return on_host_.get();
 }
 
 GpuEventPtr GpuTensors::done(const std::string& title) {

@@ -27,6 +27,9 @@ class GpuTensors final : public Memory {
   void drop_group(int process_set) { groups_.erase(process_set); }
   bool has_group(int process_set) const { return groups_.count(process_set) != 0; }
 
+  // Whether all that was put into the GPU's own streams is over, now or in a moment. Never throws.
+  bool is_soon_idle() const;
+
   // The next operation reads what the users' streams have written.
   void let_wait_for(const std::vector<SubmissionPtr>& submissions);
 
@@ -39,14 +42,18 @@ class GpuTensors final : public Memory {
   GpuEventPtr done(const std::string& title) override;
 
  private:
+  char* pinned(size_t bytes);
+
   const GpuPtr gpu_;
   ProcessSets& sets_;
   GpuBacklog& backlog_;
   Watch& watch_;
   const std::shared_ptr<GpuPool> pool_;
   Relay relay_;
-  std::unique_ptr<Group> alone_;  // scales
-  GpuBlockPtr zeros_;             // of the operation under way
+  std::unique_ptr<Group> alone_;   // scales
+  GpuBlockPtr zeros_;              // of the operation under way
+  std::shared_ptr<char> on_host_;  // what works in host memory; grows to the largest request and stays
+  size_t on_host_bytes_ = 0;
   std::map<int, std::unique_ptr<Group>> groups_;
 };
 

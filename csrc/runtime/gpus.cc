@@ -37,7 +37,16 @@ Gpus::Gpus(const World& world, const Options& options, const Tuning& tuning, Fab
       watch_(*this),
       backlog_({options.stall_warning_time_s, options.stall_shutdown_time_s}) {}
 
-Gpus::~Gpus() = default;
+// The driver waits for the GPU when memory is given back. Where that would be for ever, since what an operation waits
+// for never ends, the memory stays.
+Gpus::~Gpus() {
+  if (has_given_up_ && tensors_ && !tensors_->is_soon_idle()) tensors_.release();
+}
+
+GpuPtr Gpus::own_gpu() {
+  const std::lock_guard lock(mutex_);
+  return gpu_;
+}
 
 GpuPtr Gpus::use(int ordinal) {
   const std::lock_guard lock(mutex_);
@@ -114,7 +123,8 @@ void Gpus::meet() {
   const Bytes told = fabric_.channel().broadcast(all.take());
   Reader reader(told);
   for (int rank = 0; rank < world_.size(); ++rank) facts_.push_back(GpuFacts::read_from(reader));
-  if (gpu_) tensors_ = std::make_unique<GpuTensors>(gpu_, fabric_.arena().get(), sets_, backlog_, watch_);
+  if (const GpuPtr gpu = own_gpu())
+    tensors_ = std::make_unique<GpuTensors>(gpu, fabric_.arena().get(), sets_, backlog_, watch_);
   if (world_.rank == 0 && world_.looks_for_sharing) warn_of_sharing();
   allow_sharing();
   has_met_ = true;
@@ -123,9 +133,10 @@ void Gpus::meet() {
 GpuFacts Gpus::own_facts() {
   GpuFacts facts;
   try {
-    if (!gpu_) use(usual_ordinal());
-    facts.devices = gpu_->driver().devices();
-    facts.uuid = gpu_->uuid();
+    GpuPtr gpu = own_gpu();
+    if (!gpu) gpu = use(usual_ordinal());
+    facts.devices = gpu->driver().devices();
+    facts.uuid = gpu->uuid();
   } catch (const Error& error) {
     facts.trouble = error.what();
     return facts;
@@ -231,6 +242,7 @@ std::unique_ptr<NcclGroup> Gpus::connect(int process_set, const Seat& seat) {
   const bool is_member = seat.color != NcclComm::kNoColor;
   std::unique_ptr<NcclComm> comm;
   if (of_world_) {
+    finish_work();  // NCCL wants a communicator without work under way
     comm = of_world_->split(seat.color, seat.place, seat.place, seat.size, watch_);
   } else {
     const NcclId id = agree_on_id(seat);
@@ -266,9 +278,13 @@ NcclId Gpus::agree_on_id(const Seat& seat) {
 
 // ---------------------------------------------------------------------------------------------------------- the end
 
+void Gpus::finish_work() {
+  if (tensors_) tensors_->gpu()->wait(*tensors_->gpu()->record(tensors_->gpu()->stream()), watch_);
+}
+
 void Gpus::close(int process_set) {
   const auto current = make_current();
-  troubles_.erase(process_set);
+  if (troubles_.erase(process_set)) finish_work();
   if (tensors_) tensors_->drop_group(process_set);
   for (const auto& comm : communicators_[process_set]) comm->close(watch_);
   communicators_.erase(process_set);
@@ -296,9 +312,12 @@ void Gpus::Watchful::check(double waited_s) {
 void Gpus::give_up(const Error& reason) {
   if (!tensors_) return;
   const auto current = make_current();
+  has_given_up_ = true;
   backlog_.give_up(reason);
+  std::vector<NcclComm*> all;
   for (const auto& [process_set, comms] : communicators_)
-    for (const auto& comm : comms) comm->abort();
+    for (const auto& comm : comms) all.push_back(comm.get());
+  NcclComm::abort(all);
 }
 
 void Gpus::leave() {

@@ -62,9 +62,12 @@ class Gpus {
 
   void meet();
   GpuFacts own_facts();
+  GpuPtr own_gpu();  // null before it is chosen
   int usual_ordinal() const;
   // For as long as it lives, where this rank has a GPU.
   Gpu::Current make_current() const;
+  // Until all that was put into its streams is done, where this rank has a GPU.
+  void finish_work();
   void warn_of_sharing() const;
   void allow_sharing() const;
 
@@ -100,13 +103,13 @@ class Gpus {
   std::vector<GpuFacts> facts_;          // of every rank, once they have met
   const NcclLibrary* nccl_ = nullptr;    // null where there is none
   std::unique_ptr<GpuTensors> tensors_;  // null where there is no GPU
-  bool use_arena_ = false;               // the relays of all ranks lie there
   std::map<int, std::string> troubles_;  // by process set
   // By process set. Shared with its Groups, which work with them, while this ends them.
   std::map<int, std::vector<std::shared_ptr<NcclComm>>> communicators_;
   std::shared_ptr<NcclComm> of_world_;  // all ranks; null where NCCL does not connect them all
   GpuBacklog backlog_;
   double next_look_s_ = 0;
+  bool has_given_up_ = false;
 };
 
 }  // namespace ringtrain

@@ -129,6 +129,8 @@ void Communicator::abort() {
   for (Word* word : {&(*segment)->arrived_on_streams, &(*segment)->arrived_on_hosts, &(*segment)->ranks[rank].bell})
     wake_all(*word);
   has_stopped_.wait(lock, [&] { return running_ == 0; });
+  lock.unlock();
+  context.synchronize();  // NCCL frees memory of the GPU, for which CUDA waits for all that is in its streams
 }
 
 void Communicator::fail_everywhere(int code) {

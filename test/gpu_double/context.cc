@@ -1,6 +1,7 @@
 #include "context.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "call.h"
 #include "device.h"
@@ -9,7 +10,9 @@
 namespace gpu_double {
 namespace {
 
+constexpr int kRelaxed = 2;
 thread_local std::vector<Context*> current;
+thread_local int capture_mode = 0;
 
 long number_of_this_thread() {
   static std::atomic<long> threads{0};
@@ -118,6 +121,13 @@ void Context::require_not_capturing(const Stream& stream) const {
       throw Refusal{result::kStreamCaptureImplicit, "the legacy stream would wait for one that is capturing"};
 }
 
+void Context::require_safe() const {
+  if (capture_mode == kRelaxed) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& stream : streams_)
+    if (stream->is_capturing) throw Refusal{result::kStreamCaptureUnsupported, "another stream is capturing"};
+}
+
 void Context::synchronize() const {
   std::vector<Point> tails;
   {
@@ -160,6 +170,8 @@ void set_current(Context* context) {
   if (!current.empty()) current.pop_back();
   if (context != nullptr) current.push_back(context);
 }
+
+int exchange_capture_mode(int mode) { return std::exchange(capture_mode, mode); }
 
 CUstream open_stream(Context& context, bool is_blocking, int priority) {
   return streams().add(context.make_stream(is_blocking, priority));

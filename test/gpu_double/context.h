@@ -30,6 +30,9 @@ class Context {
   Point enqueue(const std::shared_ptr<Stream>& stream, Stream::Work work);
   // Refuses where the stream is capturing, or the legacy stream is used while a blocking one is.
   void require_not_capturing(const Stream& stream) const;
+  // For calls that CUDA calls unsafe. Refuses while a stream is capturing, as if that had begun in the mode "global",
+  // unless this thread is in the mode "relaxed".
+  void require_safe() const;
   // Until all streams have done all that they have now.
   void synchronize() const;
 
@@ -60,6 +63,8 @@ void push_current(Context& context);
 Context& pop_current();
 // Null: this thread has none any more.
 void set_current(Context* context);
+// What calls of this thread may do while a stream is capturing, as CUDA numbers it. Returns what it was before.
+int exchange_capture_mode(int mode);
 
 // The streams that were created and not destroyed.
 CUstream open_stream(Context& context, bool is_blocking, int priority);

@@ -50,7 +50,7 @@ long long gpu_double_count(const char* of) {
   return -1;
 }
 
-// The double makes no graphs: a stream that is capturing refuses all work.
+// The double makes no graphs: a stream that is capturing refuses all work, and unsafe calls meanwhile are refused.
 CUresult gpu_double_mark_capturing(CUstream stream, int is_capturing) {
   return Call("gpu_double_mark_capturing", stream, is_capturing).run([&] {
     stream_of(current_context(), stream)->is_capturing = is_capturing != 0;

@@ -84,6 +84,7 @@ extern "C" {
 CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
   return Call("cuMemAlloc_v2", bytes).run([&] {
     Context& context = current_context();
+    context.require_safe();
     require(address != nullptr);
     *address = memory().allocate(context.device, bytes);
   });
@@ -112,6 +113,7 @@ CUresult cuMemGetInfo_v2(size_t* left, size_t* total) {
 CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
   return Call("cuMemHostAlloc", bytes, flags).run([&] {
     const Context& context = current_context();
+    context.require_safe();
     require(pointer != nullptr && flags < 8);
     *pointer = reinterpret_cast<void*>(memory().allocate_pinned(context.device, bytes));
   });

@@ -90,6 +90,13 @@ CUresult cuStreamIsCapturing(CUstream stream, int* status) {
   });
 }
 
+CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
+  return Call("cuThreadExchangeStreamCaptureMode").run([&] {
+    require(mode != nullptr && *mode >= 0 && *mode <= 2);
+    *mode = exchange_capture_mode(*mode);
+  });
+}
+
 CUresult cuEventCreate(CUevent* event, unsigned flags) {
   return Call("cuEventCreate", flags).run([&] {
     Context& context = current_context();
@@ -111,7 +118,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
 
 CUresult cuEventQuery(CUevent event) {
   return Call("cuEventQuery", event).run([&] {
-    current_context();
+    current_context().require_safe();
     const auto record = event_of(event)->last();
     if (record != nullptr && !record->point.is_reached()) throw Refusal{result::kNotReady, "the event is not reached"};
   });

@@ -96,7 +96,10 @@ class Control:
         return int(found)
 
     def mark_capturing(self, stream: int, is_capturing: bool) -> None:
-        """Of the current context. The double makes no graphs: such a stream refuses all work."""
+        """Of the current context. The double makes no graphs: such a stream refuses all work.
+
+        Meanwhile calls that CUDA calls unsafe are refused, too, as during a capture in the mode "global".
+        """
         _require_success(self._driver.gpu_double_mark_capturing(ctypes.c_void_p(stream), int(is_capturing)))
 
     def set_async_error(self, communicator: int, code: int) -> None:
