@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ringtrain import _core, blocked_threads
-from ringtrain.errors import PeerLostError, RemoteError, StalledError
+from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, StalledError
 
 # Operations that nobody waits for any more: the engine still reads and writes their arrays, so these must stay.
 _abandoned: deque[tuple[_core.Handle, Any]] = deque()
@@ -85,6 +85,10 @@ class Handle:
             if _report is not None:
                 _report(error)
             raise
+        except RingtrainError:
+            if self._on_gpu is not None:
+                _given_up.append(self._arrays)  # the GPU may still be at work with them
+            raise
         if self._finish is not None:
             self._make_result()
         return self._result
@@ -128,8 +132,8 @@ def _keep_host_waiting(core: _core.Handle) -> None:
 
 
 def _forget_done() -> None:
-    """Other threads, and the garbage collector at any moment, may append meanwhile."""
-    for _ in range(len(_abandoned)):
+    """The oldest ones. Other threads, and the garbage collector at any moment, may append meanwhile."""
+    for _ in range(min(len(_abandoned), 8)):
         try:
             entry = _abandoned.popleft()
         except IndexError:  # another thread was faster

@@ -113,6 +113,12 @@ def test_who_forbids_nccl_to_share_is_obeyed():
     assert way_taken() == "staged"
 
 
+@pytest.mark.ranks(2, env=environment(guard=1, slices=2))
+def test_slices_of_one_gpu_take_host_memory():
+    check_all_ops(np.dtype("float32"), [(33, 17)])
+    assert way_taken() == "staged"
+
+
 @pytest.mark.ranks(2, env=environment(guard=1, nccl_version=21700))
 def test_an_old_nccl_is_left_alone():
     check_all_ops(np.dtype("float32"), [(33, 17)])
@@ -300,3 +306,23 @@ def test_arrays_are_ordinary_where_nccl_has_no_memory_of_its_own():
     array = hvd.empty(7, device=0)
     array[...] = 3
     require_on_gpu(hvd.allreduce_(array), np.full(7, 3, "float32"))
+
+
+@pytest.mark.ranks(3, env=GPU)
+def test_memory_of_nccl_on_some_ranks_only_is_not_given_to_it(tmp_path):
+    use_own_gpu()
+    arrays = data_of_ranks(hvd.size(), (300_000,), "float32")
+    known = hvd.empty(300_000, "float32", device=hvd.local_rank())
+    known[...] = on_gpu(arrays[hvd.rank()])
+    mine = known if hvd.rank() == 0 else on_gpu(arrays[hvd.rank()])
+    address = known.data.ptr
+    gpu_double.control().set_log(tmp_path)
+    hvd.allreduce_(mine, op=hvd.Sum, name="some")
+    require_on_gpu(mine, reference("sum", arrays))
+    firsts = [reference("sum", arrays)[:1000], *(array[:1000] for array in arrays[1:])]
+    require_on_gpu(hvd.allgather(known[:1000]), np.concatenate(firsts))
+    require_on_gpu(hvd.broadcast_(known, 1), arrays[1])
+    gpu_double.control().set_log("")
+    calls = (Path(tmp_path) / str(os.getpid())).read_text()
+    assert "ncclAllReduce" in calls and "ncclAllGather" in calls and "ncclBroadcast" in calls
+    assert not any(line.startswith("nccl") and hex(address)[2:] in line for line in calls.splitlines())

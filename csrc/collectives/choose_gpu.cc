@@ -21,10 +21,10 @@ std::string why_not_nccl(const std::vector<int>& ranks, const std::vector<GpuFac
     if (own.nccl_version != expected)
       return name + " has NCCL " + std::to_string(own.nccl_version) + ", but rank " + std::to_string(first) + " has " +
              std::to_string(expected) + ": install the same version everywhere";
-    const auto [with, is_first] = first_with.emplace(own.uuid, rank);
+    const auto [with, is_first] = first_with.emplace(own.slot, rank);
     if (!is_first && !all_may_share)
-      return "ranks " + std::to_string(with->second) + " and " + std::to_string(rank) + " share " + own.uuid +
-             ", which NCCL allows from 2.30 on. Is there a GPU for each rank? See the option gpus_per_rank";
+      return "ranks " + std::to_string(with->second) + " and " + std::to_string(rank) + " share the GPU of " +
+             own.uuid + ", which NCCL allows from 2.30 on. Is there a GPU for each rank? See the option gpus_per_rank";
   }
   return "";
 }
@@ -42,6 +42,7 @@ std::vector<std::vector<int>> ranks_of_nodes(const Placement& placement) {
 
 void GpuFacts::write_to(Writer& writer) const {
   writer.put(uuid);
+  writer.put(slot);
   writer.put(trouble);
   writer.put(devices);
   writer.put(nccl_version);
@@ -52,6 +53,7 @@ void GpuFacts::write_to(Writer& writer) const {
 GpuFacts GpuFacts::read_from(Reader& reader) {
   GpuFacts facts;
   reader.get(facts.uuid);
+  reader.get(facts.slot);
   reader.get(facts.trouble);
   reader.get(facts.devices);
   reader.get(facts.nccl_version);

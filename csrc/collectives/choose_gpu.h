@@ -13,6 +13,7 @@ namespace ringtrain {
 // What a rank tells of its GPU.
 struct GpuFacts {
   std::string uuid;          // "": it has none
+  std::string slot;          // its node and place on the bus: slices of one GPU have their own UUIDs, and share this
   std::string trouble;       // why it has none
   int32_t devices = 0;       // that this process may use
   int32_t nccl_version = 0;  // 0: it has none

@@ -19,6 +19,9 @@ class EitherGroup final : public Group {
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override {
     choose(reduction).allreduce(reduction, pieces);
   }
+  void allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) override {
+    choose(reduction).allreduce_in_arena(reduction, pieces);
+  }
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                       const Counts& counts) override {
     choose(reduction).reduce_scatter(reduction, source, destination, counts);

@@ -56,7 +56,7 @@ class Group {
   // All ranks end with the same bits.
   virtual void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) = 0;
 
-  // The same in place, where every rank's pieces lie in the Arena of the node.
+  // The same in place, where every rank's pieces lie in the Arena of the node, or on a GPU in memory of NCCL.
   virtual void allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) {
     allreduce(reduction, pieces);
   }

@@ -6,31 +6,31 @@
 
 #include "fabric/gpu_memory.h"
 #include "fabric/nccl.h"
-#include "fabric/watch.h"
 
 namespace ringtrain {
 
 // For who has the engine's turn.
 class NcclBuffer {
  public:
-  // All outlive this.
-  NcclBuffer(const NcclComm& comm, GpuPool& pool, Watch& watch) : comm_(comm), pool_(pool), watch_(watch) {}
+  // Both outlive this.
+  NcclBuffer(const NcclComm& comm, GpuPool& pool) : comm_(comm), pool_(pool) {}
   ~NcclBuffer();
 
-  // At least `bytes`, for what is put into the GPU's own stream from now on; what was there before may be gone.
+  // Takes memory that NCCL knows; whether there is some. NCCL wants such memory on all ranks or on none, so who has it
+  // drops it where another rank has none.
+  bool prepare();
+  void drop();
+
+  // At least `bytes`, for what is put into the GPU's own stream from now on; what was there before may be gone. Whether
+  // NCCL knows it depends on the bytes alone.
   char* get(size_t bytes);
 
  private:
-  bool allocate(size_t bytes);
-  void free();
-
   const NcclComm& comm_;
   GpuPool& pool_;
-  Watch& watch_;
-  void* memory_ = nullptr;        // of ncclMemAlloc
-  void* registration_ = nullptr;  // null where NCCL did not want to
-  GpuBlockPtr block_;             // where the library has no ncclMemAlloc, or no memory
-  size_t bytes_ = 0;
+  void* memory_ = nullptr;  // of ncclMemAlloc
+  void* registration_ = nullptr;
+  GpuBlockPtr block_;  // where that is too small, or there is none
 };
 
 }  // namespace ringtrain

@@ -1,5 +1,6 @@
 #include "collectives/nccl_group.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -80,8 +81,8 @@ bool are_equal(const Counts& counts) {
   return true;
 }
 
-uint64_t order_of_magnitude(size_t bytes) {
-  uint64_t order = 0;
+int order_of_magnitude(size_t bytes) {
+  int order = 0;
   for (; bytes > 0; bytes >>= 1) ++order;
   return order;
 }
@@ -95,7 +96,7 @@ NcclGroup::NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> po
       pool_(std::move(pool)),
       memory_(std::move(memory)),
       watch_(watch),
-      packed_(*comm_, *pool_, watch) {}
+      packed_(*comm_, *pool_) {}
 
 bool NcclGroup::can(const Reduction& reduction) {
   if (NcclLibrary::type_of(reduction.dtype) < 0) return false;
@@ -103,13 +104,19 @@ bool NcclGroup::can(const Reduction& reduction) {
   return reduction.reduce == Reduce::sum && is_float(reduction.dtype) && Factor::fits(reduction.dtype, reduction.scale);
 }
 
+std::tuple<NcclGroup::Kind, int, int, DType, Reduce, bool, bool, bool> NcclGroup::Use::key() const {
+  return {
+      kind,    order_of_magnitude(bytes), order_of_magnitude(largest), reduction.dtype, reduction.reduce, is_registered,
+      is_even, reduction.scale == 1.0};
+}
+
 template <typename Call>
-void NcclGroup::enqueue(Kind kind, size_t bytes, const char* name, Call call) {
-  memory_->introduce_to(*comm_);
-  const uint64_t what = static_cast<uint64_t>(kind) << 32 | order_of_magnitude(bytes);
-  if (done_before_.count(what)) return comm_->library().check(call(), name);
+void NcclGroup::enqueue(const Use& use, const char* name, Call call) {
+  if (memory_->introduce_to(*comm_)) done_before_.clear();
+  comm_->gpu()->note_commands(use.arrays);
+  if (done_before_.count(use.key())) return comm_->library().check(call(), name);
   enqueue_apart(name, call);
-  done_before_.insert(what);
+  done_before_.insert(use.key());
 }
 
 template <typename Call>
@@ -121,105 +128,157 @@ void NcclGroup::enqueue_apart(const char* name, Call call) {
   comm_->library().check(run_apart(apart, watch_), name);
 }
 
+const void* NcclGroup::readable(const void* source, size_t bytes, Blocks& blocks) {
+  if (bytes == 0 || !memory_->holds(source, bytes)) return source;
+  blocks.push_back(pool_->take(bytes));
+  deliver(blocks.back()->data(), source, bytes);
+  return blocks.back()->data();
+}
+
+void* NcclGroup::writable(void* destination, size_t bytes, Blocks& blocks) {
+  if (bytes == 0 || !memory_->holds(destination, bytes)) return destination;
+  blocks.push_back(pool_->take(bytes));
+  return blocks.back()->data();
+}
+
+void NcclGroup::deliver(void* destination, const void* written, size_t bytes) {
+  comm_->gpu()->copy(destination, written, bytes, comm_->gpu()->stream());
+}
+
+void NcclGroup::allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  reduce_arrays(reduction, pieces, true);
+}
+
 void NcclGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
-  const Gpu& gpu = *comm_->gpu();
   const size_t element = size_of(reduction.dtype);
   std::vector<Piece> arrays, small;
-  size_t small_bytes = 0, total_bytes = 0;
+  std::vector<Piece> written;  // what was worked on elsewhere, and where it belongs
+  size_t small_bytes = 0;
+  Blocks blocks;
   for (const Piece& piece : pieces) {
     const size_t bytes = piece.count * element;
-    if (bytes == 0) continue;
-    total_bytes += bytes;
-    const bool is_small = bytes < pack_below_bytes_;
-    (is_small ? small : arrays).push_back(piece);
-    if (is_small) small_bytes += bytes;
+    if (bytes > 0 && bytes < pack_below_bytes_) {
+      small.push_back(piece);
+      small_bytes += bytes;
+      continue;
+    }
+    const void* source = readable(piece.source, bytes, blocks);
+    void* destination = writable(piece.destination, bytes, blocks);
+    arrays.push_back({source, destination, piece.count});
+    if (destination != piece.destination) written.push_back({destination, piece.destination, piece.count});
   }
-  if (total_bytes == 0) return;
-  if (small.size() == 1) arrays.push_back(small.front());
-  if (small.size() > 1) {
+  if (!small.empty()) {
     char* next = packed_.get(small_bytes);
     arrays.push_back({next, next, small_bytes / element});
     for (const Piece& piece : small) {
-      gpu.copy(next, piece.source, piece.count * element, gpu.stream());
+      deliver(next, piece.source, piece.count * element);
+      written.push_back({next, piece.destination, piece.count});
       next += piece.count * element;
     }
   }
-  const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = gpu.stream(), size = size(),
-                     reduction, arrays] {
+  reduce_arrays(reduction, arrays, false);
+  for (const Piece& piece : written) deliver(piece.destination, piece.source, piece.count * element);
+}
+
+void NcclGroup::reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays, bool is_registered) {
+  size_t total = 0, largest = 0;
+  for (const Piece& array : arrays) {
+    total += array.count * size_of(reduction.dtype);
+    largest = std::max(largest, array.count * size_of(reduction.dtype));
+  }
+  const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(),
+                     size = size(), reduction, arrays] {
     const Operation operation(library, comm, reduction, size);
     if (operation.code() != kSuccess) return operation.code();
     return as_group(library, arrays.size(), [&](size_t i) {
+      if (arrays[i].count == 0) return kSuccess;
       return library.AllReduce(arrays[i].source, arrays[i].destination, arrays[i].count,
                                NcclLibrary::type_of(reduction.dtype), operation.number(), comm, stream);
     });
   };
-  enqueue(Kind::allreduce, total_bytes, "ncclAllReduce", call);
-  if (small.size() <= 1) return;
-  const char* next = static_cast<const char*>(arrays.back().source);
-  for (const Piece& piece : small) {
-    gpu.copy(piece.destination, next, piece.count * element, gpu.stream());
-    next += piece.count * element;
-  }
+  const Use use = {Kind::allreduce, arrays.size(), total, largest, reduction, is_registered, true};
+  if (total > 0) enqueue(use, "ncclAllReduce", call);
 }
 
 void NcclGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                                const Counts& counts) {
-  const size_t element = size_of(reduction.dtype);
-  const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(),
-                     rank = static_cast<size_t>(rank()), size = size(), reduction, source, destination, counts,
-                     element] {
+  const size_t element = size_of(reduction.dtype), total = total_of(counts) * element;
+  const auto rank = static_cast<size_t>(this->rank());
+  if (total == 0) return;
+  Blocks blocks;
+  const void* from = readable(source, total, blocks);
+  void* to = writable(destination, counts[rank] * element, blocks);
+  const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), rank,
+                     size = size(), reduction, from, to, counts, element] {
     const Operation operation(library, comm, reduction, size);
     if (operation.code() != kSuccess) return operation.code();
     const int type = NcclLibrary::type_of(reduction.dtype);
     if (are_equal(counts))
-      return library.ReduceScatter(source, destination, counts.front(), type, operation.number(), comm, stream);
+      return library.ReduceScatter(from, to, counts.front(), type, operation.number(), comm, stream);
     const Counts offsets = offsets_of(counts);
     return as_group(library, counts.size(), [&](size_t r) {
       if (counts[r] == 0) return kSuccess;
-      const char* slice = static_cast<const char*>(source) + offsets[r] * element;
-      void* to = r == rank ? destination : nullptr;
-      return library.Reduce_(slice, to, counts[r], type, operation.number(), static_cast<int>(r), comm, stream);
+      const char* slice = static_cast<const char*>(from) + offsets[r] * element;
+      void* result = r == rank ? to : nullptr;
+      return library.Reduce_(slice, result, counts[r], type, operation.number(), static_cast<int>(r), comm, stream);
     });
   };
-  if (total_of(counts) > 0) enqueue(Kind::reduce_scatter, total_of(counts) * element, "ncclReduceScatter", call);
+  enqueue({Kind::reduce_scatter, counts.size(), total, total, reduction, false, are_equal(counts)}, "ncclReduceScatter",
+          call);
+  deliver(destination, to, counts[rank] * element);
 }
 
 void NcclGroup::allgather(const void* source, void* destination, const Counts& bytes) {
-  const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), source,
-                     destination, bytes] {
-    if (are_equal(bytes)) return library.AllGather(source, destination, bytes.front(), kByte, comm, stream);
+  const size_t total = total_of(bytes);
+  if (total == 0) return;
+  Blocks blocks;
+  const void* from = readable(source, bytes[static_cast<size_t>(rank())], blocks);
+  void* to = writable(destination, total, blocks);
+  const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), from, to,
+                     bytes] {
+    if (are_equal(bytes)) return library.AllGather(from, to, bytes.front(), kByte, comm, stream);
     const Counts offsets = offsets_of(bytes);
     return as_group(library, bytes.size(), [&](size_t r) {
       if (bytes[r] == 0) return kSuccess;
-      return library.Broadcast(source, static_cast<char*>(destination) + offsets[r], bytes[r], kByte,
-                               static_cast<int>(r), comm, stream);
+      return library.Broadcast(from, static_cast<char*>(to) + offsets[r], bytes[r], kByte, static_cast<int>(r), comm,
+                               stream);
     });
   };
-  if (total_of(bytes) > 0) enqueue(Kind::allgather, total_of(bytes), "ncclAllGather", call);
+  enqueue({Kind::allgather, bytes.size(), total, total, {DType::uint8}, false, are_equal(bytes)}, "ncclAllGather",
+          call);
+  deliver(destination, to, total);
 }
 
 void NcclGroup::broadcast(void* data, size_t bytes, int root) {
-  const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), data, bytes,
-                     root] { return library.Broadcast(data, data, bytes, kByte, root, comm, stream); };
-  if (bytes > 0) enqueue(Kind::broadcast, bytes, "ncclBroadcast", call);
+  if (bytes == 0) return;
+  Blocks blocks;
+  void* at = const_cast<void*>(readable(data, bytes, blocks));
+  const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), at, bytes,
+                     root] { return library.Broadcast(at, at, bytes, kByte, root, comm, stream); };
+  enqueue({Kind::broadcast, 1, bytes, bytes, {DType::uint8}, false, true}, "ncclBroadcast", call);
+  deliver(data, at, bytes);
 }
 
 // Any two ranks may have something for each other for the first time, and these two alone know that.
 void NcclGroup::alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) {
-  const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), source,
-                     send_bytes, destination, receive_bytes] {
-    const Counts from = offsets_of(send_bytes), to = offsets_of(receive_bytes);
+  Blocks blocks;
+  const void* from = readable(source, total_of(send_bytes), blocks);
+  void* to = writable(destination, total_of(receive_bytes), blocks);
+  const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), from,
+                     send_bytes, to, receive_bytes] {
+    const Counts sent = offsets_of(send_bytes), received = offsets_of(receive_bytes);
     return as_group(library, send_bytes.size(), [&](size_t r) {
       const int peer = static_cast<int>(r);
       int code = kSuccess;
       if (send_bytes[r] > 0)
-        code = library.Send(static_cast<const char*>(source) + from[r], send_bytes[r], kByte, peer, comm, stream);
+        code = library.Send(static_cast<const char*>(from) + sent[r], send_bytes[r], kByte, peer, comm, stream);
       if (code == kSuccess && receive_bytes[r] > 0)
-        code = library.Recv(static_cast<char*>(destination) + to[r], receive_bytes[r], kByte, peer, comm, stream);
+        code = library.Recv(static_cast<char*>(to) + received[r], receive_bytes[r], kByte, peer, comm, stream);
       return code;
     });
   };
   enqueue_apart("ncclSend and ncclRecv", call);
+  deliver(destination, to, total_of(receive_bytes));
 }
 
 void NcclGroup::barrier() {

@@ -6,9 +6,10 @@
 // Watch; what has been done before is called at once.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <set>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "collectives/group.h"
@@ -33,6 +34,7 @@ class NcclGroup final : public Group {
   static bool can(const Reduction& reduction);
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;
   void broadcast(void* data, size_t bytes, int root) override;
@@ -41,14 +43,36 @@ class NcclGroup final : public Group {
 
   // Pieces of fewer bytes are packed into one array; what packing_contest.h has measured.
   void pack_below(size_t bytes) { pack_below_bytes_ = bytes; }
+  // Where they are packed; to be prepared on all ranks or on none.
+  NcclBuffer& packed() { return packed_; }
 
  private:
-  enum class Kind : uint64_t { allreduce, reduce_scatter, allgather, broadcast };
+  enum class Kind { allreduce, reduce_scatter, allgather, broadcast };
+  // What NCCL chooses its ways by, and makes connections for.
+  struct Use {
+    Kind kind;
+    size_t arrays;
+    size_t bytes;    // in all
+    size_t largest;  // of one array
+    Reduction reduction;
+    bool is_registered, is_even;
+
+    // Equal for what NCCL does the same way.
+    std::tuple<Kind, int, int, DType, Reduce, bool, bool, bool> key() const;
+  };
   // `call` owns all that it uses, and returns NCCL's code.
   template <typename Call>
-  void enqueue(Kind kind, size_t bytes, const char* name, Call call);
+  void enqueue(const Use& use, const char* name, Call call);
   template <typename Call>
   void enqueue_apart(const char* name, Call call);
+  void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays, bool is_registered);
+
+  // NCCL may work in memory that it knows if it does so on all ranks. Where the others may have something else, it gets
+  // a block instead: with the values of `source`, or for those of `destination`, which deliver() then copies.
+  using Blocks = std::vector<GpuBlockPtr>;
+  const void* readable(const void* source, size_t bytes, Blocks& blocks);
+  void* writable(void* destination, size_t bytes, Blocks& blocks);
+  void deliver(void* destination, const void* written, size_t bytes);
 
   const std::shared_ptr<NcclComm> comm_;
   const std::shared_ptr<GpuPool> pool_;
@@ -56,7 +80,7 @@ class NcclGroup final : public Group {
   Watch& watch_;
   NcclBuffer packed_;
   size_t pack_below_bytes_ = 0;
-  std::set<uint64_t> done_before_;
+  std::set<decltype(std::declval<Use>().key())> done_before_;
 };
 
 }  // namespace ringtrain

@@ -38,8 +38,10 @@ struct Request {
   int32_t process_set = 0;
   int32_t priority = 0;  // higher goes first; need not be the same on all ranks
   double prescale = 1.0, postscale = 1.0;
-  bool is_in_arena = false;  // all tensors lie in the node's Arena and are worked on in place; agreed if all ranks' do
-  bool is_on_gpu = false;    // all tensors lie on a GPU; the same on all ranks
+  // All tensors lie in the node's Arena, or on a GPU in memory of NCCL, and are worked on in place; agreed if all
+  // ranks' do.
+  bool is_in_arena = false;
+  bool is_on_gpu = false;  // all tensors lie on a GPU; the same on all ranks
   std::string name;
   std::vector<TensorSpec> tensors;  // more than one for a group that is done together or not at all
   std::vector<int64_t> numbers;  // add_process_set: its ranks; remove_process_set: its id; join: operations without a

@@ -42,6 +42,7 @@ CudaDriver::CudaDriver() {
   library.find(DeviceGet, "cuDeviceGet");
   library.find(DeviceGetName, "cuDeviceGetName");
   library.find(DeviceGetUuid, "cuDeviceGetUuid_v2");
+  library.find(DeviceGetPCIBusId, "cuDeviceGetPCIBusId");
   library.find(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
   library.find(DevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState");
   library.find(CtxPushCurrent, "cuCtxPushCurrent_v2");
@@ -114,6 +115,12 @@ std::string CudaDriver::uuid(int ordinal) const {
 std::string CudaDriver::name(int ordinal) const {
   char text[256] = "";
   check(DeviceGetName(text, sizeof text, device(ordinal)), "cuDeviceGetName");
+  return text;
+}
+
+std::string CudaDriver::bus_id(int ordinal) const {
+  char text[64] = "";
+  check(DeviceGetPCIBusId(text, sizeof text, device(ordinal)), "cuDeviceGetPCIBusId");
   return text;
 }
 

@@ -25,6 +25,7 @@ class CudaDriver {
   int devices() const;
   std::string uuid(int device) const;  // "GPU-..." as nvidia-smi shows it
   std::string name(int device) const;
+  std::string bus_id(int device) const;  // "0000:1b:00.0"; slices of one GPU share it
   // On which one memory lies. Throws invalid if on none: it is the host's, or was freed.
   int device_of(CudaAddress address) const;
   // Whether this process has made the context of the device that all libraries share.
@@ -42,6 +43,7 @@ class CudaDriver {
   int (*DeviceGet)(int*, int);
   int (*DeviceGetName)(char*, int, int);
   int (*DeviceGetUuid)(char*, int);
+  int (*DeviceGetPCIBusId)(char*, int, int);
   int (*DevicePrimaryCtxRetain)(CudaContext*, int);
   int (*DevicePrimaryCtxGetState)(int, unsigned*, int*);
   int (*CtxPushCurrent)(CudaContext);

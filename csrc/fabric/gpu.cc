@@ -148,11 +148,14 @@ void Gpu::give_back(CudaEvent event) const {
 
 void Gpu::copy(void* destination, const void* source, size_t bytes, CudaStream stream) const {
   if (bytes == 0 || destination == source) return;
+  note_commands(1);
   driver_.check(driver_.MemcpyAsync(address_of(destination), address_of(source), bytes, stream), "cuMemcpyAsync");
 }
 
 void Gpu::clear(void* memory, size_t bytes, CudaStream stream) const {
-  if (bytes > 0) driver_.check(driver_.MemsetD8Async(address_of(memory), 0, bytes, stream), "cuMemsetD8Async");
+  if (bytes == 0) return;
+  note_commands(1);
+  driver_.check(driver_.MemsetD8Async(address_of(memory), 0, bytes, stream), "cuMemsetD8Async");
 }
 
 void Gpu::wait(const GpuEvent& event, Watch& watch) const {

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -91,6 +92,10 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   CudaStream stream() const { return stream_; }
   CudaStream upload_stream() const { return upload_stream_; }
 
+  // How many there have been in these streams, roughly.
+  uint64_t commands() const { return commands_.load(std::memory_order_relaxed); }
+  void note_commands(uint64_t count) const { commands_.fetch_add(count, std::memory_order_relaxed); }
+
   // Between any two places that the GPU can reach, in the order of the stream.
   void copy(void* destination, const void* source, size_t bytes, CudaStream stream) const;
   void clear(void* memory, size_t bytes, CudaStream stream) const;
@@ -114,6 +119,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   CudaContext context_ = nullptr;  // never released: others may still use it
   CudaStream stream_ = nullptr, upload_stream_ = nullptr;
 
+  mutable std::atomic<uint64_t> commands_{0};
   mutable std::mutex mutex_;
   mutable std::vector<CudaEvent> free_events_;  // guarded by mutex_
 };

@@ -131,7 +131,8 @@ std::string NcclLibrary::text(int code) const { return GetErrorString(code); }
 
 void NcclLibrary::check(int code, const char* call) const {
   if (code == kSuccess) return;
-  const std::string reason = GetLastError(nullptr);
+  std::string reason = GetLastError(nullptr);
+  if (code == kInProgress) reason = "ringtrain wants communicators that block: is NCCL_COMM_BLOCKING=0 set?";
   throw failure(std::string(call) + ": " + text(code) + (reason.empty() ? "" : " (" + reason + ")"));
 }
 
@@ -183,7 +184,7 @@ NcclComm::~NcclComm() { abort({this}); }
 
 void NcclComm::get_to_know(void* memory, size_t bytes) {
   void* registration = nullptr;
-  if (library_.CommRegister(handle_, memory, bytes, &registration) != kSuccess) registration = nullptr;
+  library_.check(library_.CommRegister(handle_, memory, bytes, &registration), "ncclCommRegister");
   registrations_.push_back(registration);
 }
 

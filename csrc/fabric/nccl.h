@@ -124,7 +124,7 @@ class NcclComm {
   const GpuPtr gpu_;
   NcclHandle handle_;
   const int rank_, size_;
-  std::vector<void*> registrations_;  // null where NCCL did not want to
+  std::vector<void*> registrations_;  // null where NCCL makes no use of it
 };
 
 }  // namespace ringtrain

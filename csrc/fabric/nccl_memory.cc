@@ -32,10 +32,12 @@ char* NcclMemory::take_free(size_t bytes) {
     const auto fits = [&](const Block& block) { return block.is_free && block.bytes == bytes; };
     const auto found = std::find_if(blocks_.begin(), blocks_.end(), fits);
     if (found == blocks_.end()) return nullptr;
-    found->is_free = false;
     data = found->data;
+    found->is_free = false;
   }
-  gpu_->driver().check(gpu_->driver().CtxSynchronize(), "cuCtxSynchronize");
+  const int code = gpu_->driver().CtxSynchronize();
+  if (code != kSuccess) give_back(data);
+  gpu_->driver().check(code, "cuCtxSynchronize");
   return data;
 }
 
@@ -54,10 +56,20 @@ void NcclMemory::give_back(const char* data) {
     if (block.data == data) block.is_free = true;
 }
 
-void NcclMemory::introduce_to(NcclComm& comm) {
-  if (comm.known_memory() == made_.load(std::memory_order_acquire)) return;
+bool NcclMemory::holds(const void* memory, size_t bytes) {
+  if (made_.load(std::memory_order_acquire) == 0) return false;
+  const auto* first = static_cast<const char*>(memory);
+  const std::lock_guard lock(mutex_);
+  return std::any_of(blocks_.begin(), blocks_.end(), [&](const Block& block) {
+    return first >= block.data && first + bytes <= block.data + block.bytes;
+  });
+}
+
+bool NcclMemory::introduce_to(NcclComm& comm) {
+  if (comm.known_memory() == made_.load(std::memory_order_acquire)) return false;
   const std::lock_guard lock(mutex_);
   for (size_t i = comm.known_memory(); i < blocks_.size(); ++i) comm.get_to_know(blocks_[i].data, blocks_[i].bytes);
+  return true;
 }
 
 }  // namespace ringtrain

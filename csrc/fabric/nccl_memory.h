@@ -24,8 +24,11 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   // again after the whole GPU has been waited for, since nobody knows in which streams it was used.
   std::shared_ptr<char> allocate(size_t bytes);
 
-  // For who has the turn: tells a communicator of what it does not know yet.
-  void introduce_to(NcclComm& comm);
+  // Whether `bytes` from there on are part of it. NCCL may only work there if it does so on all ranks.
+  bool holds(const void* memory, size_t bytes);
+
+  // For who has the turn: tells a communicator of what it does not know yet, and whether there was something.
+  bool introduce_to(NcclComm& comm);
 
  private:
   struct Block {

@@ -62,7 +62,7 @@ Engine::Engine(World world, Options options)
 Engine::~Engine() { shutdown(); }
 
 std::shared_ptr<Handle> Engine::submit(Submission submission, Caller caller) {
-  submission.request.is_in_arena = lies_in_arena(submission);
+  submission.request.is_in_arena = lies_where_others_reach(submission);
   std::shared_ptr<Handle> handle = inbox_.add(std::move(submission));
   if (caller == Caller::goes_on || !callers_take_turns()) fabric_.bell().ring();
   return handle;
@@ -83,13 +83,17 @@ void Engine::say_blocked(bool is_blocked) {
   if (is_blocked) fabric_.bell().ring();
 }
 
-bool Engine::lies_in_arena(const Submission& submission) const {
+bool Engine::lies_where_others_reach(const Submission& submission) {
   const Arena* arena = fabric_.arena().get();
   const Request& request = submission.request;
-  if (!arena || request.kind != OpKind::allreduce || request.op == ReduceOp::adasum) return false;
+  if (request.kind != OpKind::allreduce || request.op == ReduceOp::adasum || (!arena && !request.is_on_gpu))
+    return false;
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     const void* output = submission.outputs[t];
-    if (submission.inputs[t] != output || !arena->find(output, request.tensors[t].bytes())) return false;
+    const size_t bytes = request.tensors[t].bytes();
+    const bool is_there =
+        request.is_on_gpu ? gpus_.is_known_to_nccl(output, bytes) : arena->find(output, bytes).has_value();
+    if (submission.inputs[t] != output || !is_there) return false;
   }
   return true;
 }

@@ -99,7 +99,8 @@ class Engine {
   void fail(ErrorKind kind, const std::string& message);
   std::string names_text(const std::vector<int>& ranks) const;
 
-  bool lies_in_arena(const Submission& submission) const;
+  // In the node's Arena, or on a GPU in memory of NCCL.
+  bool lies_where_others_reach(const Submission& submission);
   // Over a network nobody can stop waiting in the middle of a round, and the way is long anyway.
   bool callers_take_turns() const { return fabric_.channel().keeps_deadlines(); }
 

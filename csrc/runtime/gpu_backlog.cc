@@ -8,14 +8,26 @@
 
 namespace ringtrain {
 
-void GpuBacklog::add(GpuEventPtr done, const std::string& title) {
+void GpuBacklog::add(GpuEventPtr done, const std::string& title, uint64_t commands) {
   constexpr size_t kMany = 64;
   if (pending_.size() >= kMany) look();
-  pending_.push_back({std::move(done), title, now_s()});
+  pending_.push_back({std::move(done), title, commands, now_s()});
+  commands_ += commands;
+}
+
+// A stream takes about a thousand.
+void GpuBacklog::make_room(const Gpu& gpu, Watch& watch) {
+  constexpr uint64_t kMany = 400;
+  if (commands_ > kMany) look();
+  while (commands_ > kMany) {
+    gpu.wait(*pending_.front().done, watch);
+    look();
+  }
 }
 
 void GpuBacklog::look() {
   while (!pending_.empty() && pending_.front().done->has_come()) {
+    commands_ -= pending_.front().commands;
     pending_.pop_front();
     has_warned_ = false;
     if (!pending_.empty()) pending_.front().since_s = now_s();  // it waited for the one before
@@ -33,6 +45,7 @@ void GpuBacklog::give_up(const Error& reason) {
   for (const Pending& pending : pending_)
     if (!pending.done->is_over()) pending.done->give_up(reason);
   pending_.clear();
+  commands_ = 0;
 }
 
 std::string GpuBacklog::text(double waited_s) const {

@@ -2,6 +2,7 @@
 // for a rank that is gone never ends by itself.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <string>
 
@@ -19,8 +20,11 @@ class GpuBacklog {
   };
   explicit GpuBacklog(const Limits& limits) : limits_(limits) {}
 
-  // `title`: of the operation, for messages.
-  void add(GpuEventPtr done, const std::string& title);
+  // `title`: of the operation, for messages. `commands`: that it has put into the stream.
+  void add(GpuEventPtr done, const std::string& title, uint64_t commands);
+  // Before an operation: waits where so much is there already that the driver might keep the next call waiting, in
+  // which nobody would look after the other ranks.
+  void make_room(const Gpu& gpu, Watch& watch);
   bool is_empty() const { return pending_.empty(); }
   // Forgets what is done. Throws when the rest takes too long.
   void look();
@@ -31,12 +35,14 @@ class GpuBacklog {
   struct Pending {
     GpuEventPtr done;
     std::string title;
+    uint64_t commands;
     double since_s;
   };
   std::string text(double waited_s) const;
 
   const Limits limits_;
   std::deque<Pending> pending_;  // in the order of the stream
+  uint64_t commands_ = 0;        // of all of them
   bool has_warned_ = false;      // of the first one
 };
 

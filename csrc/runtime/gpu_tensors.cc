@@ -31,6 +31,8 @@ bool GpuTensors::is_soon_idle() const try {
 // Of what was submitted from one stream the last is enough: the rest comes before it. What the threads call their own
 // default stream is another one in each thread.
 void GpuTensors::let_wait_for(const std::vector<SubmissionPtr>& submissions) {
+  backlog_.make_room(*gpu_, watch_);
+  commands_before_ = gpu_->commands();
   const auto of_each_thread = reinterpret_cast<CudaStream>(2);  // CU_STREAM_PER_THREAD
   std::map<CudaStream, std::pair<uint64_t, GpuEventPtr>> last;
   for (const SubmissionPtr& submission : submissions) {
@@ -105,7 +107,7 @@ char* GpuTensors::pinned(size_t bytes) {
 GpuEventPtr GpuTensors::done(const std::string& title) {
   zeros_.reset();
   GpuEventPtr done = gpu_->record(gpu_->stream());
-  backlog_.add(done, title);
+  backlog_.add(done, title, gpu_->commands() - commands_before_);
   return done;
 }
 

@@ -54,6 +54,7 @@ class GpuTensors final : public Memory {
   GpuBlockPtr zeros_;              // of the operation under way
   std::shared_ptr<char> on_host_;  // what works in host memory; grows to the largest request and stays
   size_t on_host_bytes_ = 0;
+  uint64_t commands_before_ = 0;  // the operation under way
   std::map<int, std::unique_ptr<Group>> groups_;
 };
 

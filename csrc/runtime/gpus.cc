@@ -98,10 +98,9 @@ const std::string& Gpus::open(int process_set) {
   if (!choice.reason.empty() && world_.rank == placement.ranks.front())
     warn("arrays on GPUs pass through host memory, which is slower: " + choice.reason);
   const auto current = make_current();
-  std::unique_ptr<Group> group = choice.way == GpuWay::nccl           ? make_nccl(process_set, placement)
-                                 : choice.way == GpuWay::hierarchical ? make_hierarchy(process_set, placement)
-                                                                      : make_staged(process_set, placement);
-  if (group) tensors_->set_group(process_set, std::move(group));
+  if (choice.way == GpuWay::nccl) make_nccl(process_set, placement);
+  if (choice.way == GpuWay::hierarchical) make_hierarchy(process_set, placement);
+  if (choice.way == GpuWay::staged) make_staged(process_set, placement);
   return trouble;
 }
 
@@ -137,6 +136,8 @@ GpuFacts Gpus::own_facts() {
     if (!gpu) gpu = use(usual_ordinal());
     facts.devices = gpu->driver().devices();
     facts.uuid = gpu->uuid();
+    const int node = world_.nodes[static_cast<size_t>(world_.rank)];
+    facts.slot = std::to_string(node) + " " + gpu->driver().bus_id(gpu->ordinal());
   } catch (const Error& error) {
     facts.trouble = error.what();
     return facts;
@@ -175,7 +176,7 @@ void Gpus::warn_of_sharing() const {
 void Gpus::allow_sharing() const {
   std::set<std::string> seen;
   for (const GpuFacts& facts : facts_) {
-    if (facts.uuid.empty() || seen.insert(facts.uuid).second || !facts.may_share) continue;
+    if (facts.uuid.empty() || seen.insert(facts.slot).second || !facts.may_share) continue;
     setenv(kAllowSharing, "1", 0);
     return;
   }
@@ -183,18 +184,23 @@ void Gpus::allow_sharing() const {
 
 // ------------------------------------------------------------------------------------------------------------- Groups
 
-std::unique_ptr<Group> Gpus::make_nccl(int process_set, const Placement& placement) {
+void Gpus::make_nccl(int process_set, const Placement& placement) {
   Seat seat;
   if (placement.own >= 0) seat = {0, placement.own, static_cast<int>(placement.ranks.size())};
   std::unique_ptr<NcclGroup> nccl = connect(process_set, seat);
-  if (!nccl) return nullptr;
-  if (process_set == 0) of_world_ = communicators_[0].front();
-  find_packing(*nccl, *tensors_->pool(), watch_);
-  auto rest = std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), false);
-  return std::make_unique<EitherGroup>(std::move(nccl), std::move(rest));
+  NcclGroup* own = nccl.get();
+  if (own) {
+    if (process_set == 0) of_world_ = communicators_[0].front();
+    auto rest = std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), false);
+    tensors_->set_group(process_set, std::make_unique<EitherGroup>(std::move(nccl), std::move(rest)));
+  }
+  const bool all_know_memory = all_agree(!own || own->packed().prepare());
+  if (!own) return;
+  if (!all_know_memory) own->packed().drop();
+  find_packing(*own, *tensors_->pool(), watch_);
 }
 
-std::unique_ptr<Group> Gpus::make_hierarchy(int process_set, const Placement& placement) {
+void Gpus::make_hierarchy(int process_set, const Placement& placement) {
   Seat on_node, across;
   const int owners = placement.fewest_ranks_on_a_node();
   if (placement.own >= 0) {
@@ -207,10 +213,11 @@ std::unique_ptr<Group> Gpus::make_hierarchy(int process_set, const Placement& pl
   parts.owners = owners;
   parts.node = connect(process_set, on_node);
   parts.cross = make_cross(process_set, placement, across);
-  if (placement.own < 0) return nullptr;
+  if (placement.own < 0) return;
   parts.flat = std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), false);
   auto rest = std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), false);
-  return std::make_unique<EitherGroup>(std::make_unique<GpuHierarchy>(std::move(parts)), std::move(rest));
+  auto hierarchy = std::make_unique<GpuHierarchy>(std::move(parts));
+  tensors_->set_group(process_set, std::make_unique<EitherGroup>(std::move(hierarchy), std::move(rest)));
 }
 
 std::unique_ptr<Group> Gpus::make_cross(int process_set, const Placement& placement, const Seat& seat) {
@@ -230,12 +237,27 @@ std::unique_ptr<Group> Gpus::make_cross(int process_set, const Placement& placem
 }
 
 // On one node the parts lie where all of its ranks can read them, if all have room there.
-std::unique_ptr<Group> Gpus::make_staged(int process_set, const Placement& placement) {
+void Gpus::make_staged(int process_set, const Placement& placement) {
   const bool is_member = placement.own >= 0;
-  Words words = {!is_member || tensors_->relay().prepare() ? ~uint64_t{0} : 0};
+  const bool use_arena = all_agree(!is_member || tensors_->relay().prepare());
+  if (!is_member) return;
+  auto staged = std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), use_arena);
+  tensors_->set_group(process_set, std::move(staged));
+}
+
+bool Gpus::all_agree(bool is_well) {
+  Words words = {is_well ? ~uint64_t{0} : 0};
   fabric_.channel().and_bits(words);
-  if (!is_member) return nullptr;
-  return std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), words.front() != 0);
+  return words.front() != 0;
+}
+
+bool Gpus::is_known_to_nccl(const void* memory, size_t bytes) {
+  std::shared_ptr<NcclMemory> own;
+  {
+    const std::lock_guard lock(mutex_);
+    own = memory_;
+  }
+  return own && own->holds(memory, bytes);
 }
 
 std::unique_ptr<NcclGroup> Gpus::connect(int process_set, const Seat& seat) {

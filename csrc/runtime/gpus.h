@@ -30,6 +30,8 @@ class Gpus {
   GpuPtr use(int ordinal);
   // Any thread. Memory for the user's arrays on this GPU in which NCCL works without copying; null where it cannot.
   std::shared_ptr<char> allocate(int ordinal, size_t bytes);
+  // Any thread. Whether it is part of such memory.
+  bool is_known_to_nccl(const void* memory, size_t bytes);
 
   // For who has the turn, from here on. All ranks of the world call it before each operation on GPUs; the first of a
   // process set makes its Group. Why there is none: "" if there is one.
@@ -71,10 +73,12 @@ class Gpus {
   void warn_of_sharing() const;
   void allow_sharing() const;
 
-  // These make the Group of a process set; ranks outside it help, and get null.
-  std::unique_ptr<Group> make_nccl(int process_set, const Placement& placement);
-  std::unique_ptr<Group> make_hierarchy(int process_set, const Placement& placement);
-  std::unique_ptr<Group> make_staged(int process_set, const Placement& placement);
+  // These make the Group of a process set; ranks outside it help.
+  void make_nccl(int process_set, const Placement& placement);
+  void make_hierarchy(int process_set, const Placement& placement);
+  void make_staged(int process_set, const Placement& placement);
+  // All ranks of the world call it.
+  bool all_agree(bool is_well);
 
   // Who connects with whom: ranks of equal color, in the order of their places.
   struct Seat {

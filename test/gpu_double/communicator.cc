@@ -51,7 +51,7 @@ Communicator::Communicator(Context& of, const std::string& segment_name, int its
       rank(its_rank),
       size(its_size),
       name(segment_name),
-      segment(std::make_shared<Segment>(segment_name, its_rank, its_size, uuid_of(of.device), patience)) {
+      segment(std::make_shared<Segment>(segment_name, its_rank, its_size, whole_uuid_of(of.device), patience)) {
   refuse_shared_gpus();
 }
 

@@ -78,6 +78,15 @@ CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
   });
 }
 
+CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice device) {
+  return Call("cuDeviceGetPCIBusId", device).run([&] {
+    require_initialized();
+    require(text != nullptr && length > 0);
+    require_device(device);
+    std::snprintf(text, static_cast<size_t>(length), "0000:%02x:00.0", whole_number_of(device));
+  });
+}
+
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
   return Call("cuDeviceGetUuid_v2", device).run([&] {
     require_initialized();

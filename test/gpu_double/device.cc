@@ -114,6 +114,10 @@ void require_device(CUdevice device) {
 
 CUuuid uuid_of(CUdevice device) { return physical_uuid(physical_number_of(device)); }
 
+int whole_number_of(CUdevice device) { return physical_number_of(device) / settings().slices; }
+
+CUuuid whole_uuid_of(CUdevice device) { return physical_uuid(whole_number_of(device) * settings().slices); }
+
 int physical_number_of(CUdevice device) { return visible()[static_cast<size_t>(device)]; }
 
 }  // namespace gpu_double

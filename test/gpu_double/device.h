@@ -14,6 +14,9 @@ void require_initialized();
 int device_count();
 void require_device(CUdevice device);
 CUuuid uuid_of(CUdevice device);
+// Of the GPU of which it is a slice.
+int whole_number_of(CUdevice device);
+CUuuid whole_uuid_of(CUdevice device);
 // On the host, whatever CUDA_VISIBLE_DEVICES says.
 int physical_number_of(CUdevice device);
 

@@ -85,7 +85,7 @@ extern "C" {
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  return run_in_group(Call("ncclAllReduce", count, type, op, comm, stream), [&] {
+  return run_in_group(Call("ncclAllReduce", count, type, op, comm, stream, send, receive), [&] {
     const Arguments arguments(comm, stream, type);
     Collective collective = arguments.collective(Kind::allreduce, count);
     arguments.set_reduction(collective, op);
@@ -98,7 +98,7 @@ ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDa
 
 ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, cudaStream_t stream) {
-  return run_in_group(Call("ncclReduce", count, type, op, root, comm, stream), [&] {
+  return run_in_group(Call("ncclReduce", count, type, op, root, comm, stream, send, receive), [&] {
     const Arguments arguments(comm, stream, type);
     arguments.require_rank(root);
     Collective collective = arguments.collective(Kind::reduce, count);
@@ -113,7 +113,7 @@ ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataT
 
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-  return run_in_group(Call("ncclReduceScatter", count, type, op, comm, stream), [&] {
+  return run_in_group(Call("ncclReduceScatter", count, type, op, comm, stream, send, receive), [&] {
     const Arguments arguments(comm, stream, type);
     Collective collective = arguments.collective(Kind::reduce_scatter, count);
     arguments.set_reduction(collective, op);
@@ -126,7 +126,7 @@ ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, nc
 
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  return run_in_group(Call("ncclAllGather", count, type, comm, stream), [&] {
+  return run_in_group(Call("ncclAllGather", count, type, comm, stream, send, receive), [&] {
     const Arguments arguments(comm, stream, type);
     Collective collective = arguments.collective(Kind::allgather, count);
     if (count == 0) return;
@@ -138,7 +138,7 @@ ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDa
 
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  return run_in_group(Call("ncclBroadcast", count, type, root, comm, stream), [&] {
+  return run_in_group(Call("ncclBroadcast", count, type, root, comm, stream, send, receive), [&] {
     const Arguments arguments(comm, stream, type);
     arguments.require_rank(root);
     Collective collective = arguments.collective(Kind::broadcast, count);
@@ -152,13 +152,13 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
 
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return run_in_group(Call("ncclSend", count, type, peer, comm, stream),
+  return run_in_group(Call("ncclSend", count, type, peer, comm, stream, send),
                       [&] { transfer(Arguments(comm, stream, type), true, send, count, peer); });
 }
 
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return run_in_group(Call("ncclRecv", count, type, peer, comm, stream),
+  return run_in_group(Call("ncclRecv", count, type, peer, comm, stream, receive),
                       [&] { transfer(Arguments(comm, stream, type), false, receive, count, peer); });
 }
 

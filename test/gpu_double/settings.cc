@@ -45,6 +45,7 @@ std::string rank_of_launcher() {
 Settings read_environment() {
   Settings read;
   read.gpus = static_cast<int>(number("GPUS", 4));
+  read.slices = static_cast<int>(number("SLICES", 1));
   read.memory_bytes = static_cast<size_t>(number("MEMORY", 1 << 30));
   read.driver_version = static_cast<int>(number("DRIVER_VERSION", 13000));
   read.nccl_version = static_cast<int>(number("NCCL_VERSION", 22703));

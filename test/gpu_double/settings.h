@@ -1,6 +1,7 @@
 // What the doubles of the CUDA driver and of NCCL are told by the environment, once, when they are first called.
 //
 //   RINGTRAIN_GPU_DOUBLE_GPUS            GPUs of this host; 4 by default. CUDA_VISIBLE_DEVICES is respected.
+//   RINGTRAIN_GPU_DOUBLE_SLICES          so many of them, one after the other, are slices of one (MIG); 1 by default.
 //   RINGTRAIN_GPU_DOUBLE_MEMORY          bytes of each GPU's memory, 1 GiB by default. What other processes allocated
 //                                        on the same GPU is not seen.
 //   RINGTRAIN_GPU_DOUBLE_DRIVER_VERSION  13000 by default
@@ -32,6 +33,7 @@ struct PlannedFailure {
 
 struct Settings {
   int gpus;
+  int slices;
   size_t memory_bytes;
   int driver_version;
   int nccl_version;

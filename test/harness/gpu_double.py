@@ -30,7 +30,19 @@ _OF_NCCL = ("reduce", "segment", "communicator", "collective", "transfers", "gro
 _PREFIX = "RINGTRAIN_GPU_DOUBLE_"
 _LEFT_OUT = _PREFIX + "LEFT_OUT"
 _SETTINGS = {
-    *("gpus", "memory", "driver_version", "nccl_version", "salt", "delay_us", "guard", "join_timeout_s", "log", "fail")
+    *(
+        "gpus",
+        "slices",
+        "memory",
+        "driver_version",
+        "nccl_version",
+        "salt",
+        "delay_us",
+        "guard",
+        "join_timeout_s",
+        "log",
+        "fail",
+    )
 }
 
 
