@@ -48,13 +48,24 @@ struct View {
 
   static constexpr int kHost = -1;
 
-  explicit View(nb::handle tuple)
-      : address(reinterpret_cast<void*>(nb::cast<uintptr_t>(tuple[0]))),
-        spec{static_cast<DType>(nb::cast<int>(tuple[1])), nb::cast<Shape>(tuple[2])} {
-    constexpr size_t kOnGpu = 5;
-    if (nb::len(tuple) != kOnGpu) return;
-    device = nb::cast<int>(tuple[3]);
-    stream = reinterpret_cast<CudaStream>(nb::cast<uintptr_t>(tuple[4]));
+  // Of every gradient in every step: without the references that nanobind would count.
+  explicit View(const nb::tuple& tuple) {
+    constexpr Py_ssize_t kInHostMemory = 3, kOnGpu = 5;
+    const Py_ssize_t fields = PyTuple_GET_SIZE(tuple.ptr());
+    if (fields != kInHostMemory && fields != kOnGpu) throw invalid("a view has 3 or 5 fields");
+    address = reinterpret_cast<void*>(number(tuple, 0));
+    spec.dtype = static_cast<DType>(number(tuple, 1));
+    spec.shape = nb::cast<Shape>(nb::handle(PyTuple_GET_ITEM(tuple.ptr(), 2)));
+    if (fields != kOnGpu) return;
+    device = static_cast<int>(number(tuple, 3));
+    stream = reinterpret_cast<CudaStream>(number(tuple, 4));
+  }
+
+ private:
+  static uint64_t number(const nb::tuple& tuple, Py_ssize_t field) {
+    const uint64_t value = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(tuple.ptr(), field));
+    if (value == static_cast<uint64_t>(-1) && PyErr_Occurred()) throw nb::python_error();
+    return value;
   }
 };
 
@@ -162,12 +173,12 @@ std::shared_ptr<Handle> submit(OpKind kind, const nb::list& inputs, const nb::li
   request.kind = kind;
   request.root = root;
   for (const nb::handle tuple : inputs) {
-    View view(tuple);
+    View view(nb::cast<nb::tuple>(tuple));
     order(submission, view);
     submission.inputs.push_back(view.address);
     request.tensors.push_back(std::move(view.spec));
   }
-  for (const nb::handle tuple : outputs) submission.outputs.push_back(View(tuple).address);
+  for (const nb::handle tuple : outputs) submission.outputs.push_back(View(nb::cast<nb::tuple>(tuple)).address);
   request.numbers = std::move(numbers);
   return hand_over(std::move(submission), is_awaited);
 }

@@ -28,10 +28,7 @@ def empty(
     size = torch.Size(lengths)  # type: ignore[arg-type]
     bytes_ = math.prod(size) * dtype.itemsize
     place = torch.device("cpu" if device is None else device)
-    if place.type == "cuda":
-        content = _on_gpu(bytes_, place)
-    else:
-        content = torch.from_numpy(memory.empty(bytes_, np.uint8))
+    content = _on_gpu(bytes_, place) if place.type == "cuda" else torch.from_numpy(memory.empty(bytes_, np.uint8))
     return content.view(dtype).view(size)
 
 
