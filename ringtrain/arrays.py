@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -48,8 +48,8 @@ class Adapter(Protocol):
     def rows(self, array: Any) -> Any:
         """The array, or a 0-d array as one of shape (1,): for operations along the first dimension."""
 
-    def is_finite(self, array: Any) -> bool:
-        """Whether no element is NaN or infinite."""
+    def is_finite(self, array: Any) -> Any:
+        """Whether no element is NaN or infinite: a bool, or on a GPU a 0-d array, so that the host need not wait."""
 
     def dtype_name(self, array: Any) -> str: ...
 
@@ -61,6 +61,12 @@ class Adapter(Protocol):
 
         -1 where nobody knows the library's stream, so that the host has to wait until the result is there.
         """
+
+    def mark(self, array: Any) -> Callable[[], bool]:
+        """A point in the library's current stream on the array's GPU: tells whether the GPU has come there."""
+
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        """Arrays of equal shape in one place as one array, along a new first dimension."""
 
     def on_host(self, array: Any) -> np.ndarray[Any, Any]:
         """The values as a NumPy array; a copy, unless they are in the host's memory."""

@@ -43,7 +43,8 @@ def _digest(array: Any) -> int:
     is_on_host = adapter.stream(array) is None
     values = array if is_on_host else adapter.on_host(array)
     adapter = adapter_for(values)
-    return _core.digest(adapter.view(adapter.prepare(values)))
+    plain = adapter.prepare(values)  # may be a copy, which has to live on
+    return _core.digest(adapter.view(plain))
 
 
 def _describe(path: str, array: Any, digests: list[int], count: int, process_set: ProcessSet) -> str:
@@ -80,12 +81,11 @@ class FiniteCheck:
         self._process_set = process_set
         self._name = name
         self._step = 0
-        self._found: str | None = None
+        self._answers: list[tuple[str, Any]] = []  # see `arrays.Adapter.is_finite`
 
     def look_at(self, name: str, gradient: Any) -> None:
-        """Before a gradient is submitted."""
-        if self._found is None and not adapter_for(gradient).is_finite(gradient):
-            self._found = name
+        """Before a gradient is submitted. On a GPU the host does not wait for the answer, before `agree`."""
+        self._answers.append((name, adapter_for(gradient).is_finite(gradient)))
 
     def agree(self) -> None:
         """At the end of a step, on all ranks.
@@ -94,7 +94,7 @@ class FiniteCheck:
             NonFiniteError: on all ranks, a gradient of this step was NaN or infinite on some of them.
         """
         self._step += 1
-        found, self._found = self._found, None
+        found = self._first_bad()
         counts = ops.allgather(np.array([found is not None]), name=self._name, process_set=self._process_set)
         bad = [rank for rank, is_bad in zip(self._process_set.ranks or [], counts, strict=True) if is_bad]
         if bad:
@@ -104,3 +104,22 @@ class FiniteCheck:
                 f'the gradient of "{name}" is NaN or infinite on rank {bad[0]} in step {self._step}{others}; '
                 "no rank has updated its parameters with it"
             )
+
+    def _first_bad(self) -> str | None:
+        """The name of the first gradient of this step that is not finite, if there is one."""
+        answers, self._answers = self._answers, []
+        on_gpu = [answer for _, answer in answers if not isinstance(answer, bool)]
+        copied = iter(_on_host(on_gpu))  # all at once: each copy would wait for the GPU
+        for name, answer in answers:
+            if not (answer if isinstance(answer, bool) else next(copied)):
+                return name
+        return None
+
+
+def _on_host(numbers: list[Any]) -> list[Any]:
+    """The values of 0-d arrays that lie in one place."""
+    if not numbers:
+        return []
+    adapter = adapter_for(numbers[0])
+    values: list[Any] = adapter.on_host(adapter.stack(numbers)).tolist()
+    return values

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ringtrain import _core, blocked_threads
+from ringtrain.arrays import Adapter
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, StalledError
 
-# Operations that nobody waits for any more: the engine still reads and writes their arrays, so these must stay.
-_abandoned: deque[tuple[_core.Handle, Any]] = deque()
+# Arrays that nobody holds any more, but the engine or the GPU still reads or writes: they stay until it is over.
+_abandoned: deque[tuple[Callable[[], bool], Any]] = deque()
 # Arrays of operations that ended while another rank was lost: an MPI library may still write to them.
 _given_up: list[Any] = []
 _finishing = threading.Lock()
@@ -34,9 +35,9 @@ def report_failures_to(report: Callable[[BaseException], None] | None) -> None:
 class OnGpu(NamedTuple):
     """In which order the work of an operation on a GPU and that of the user's library is done."""
 
-    stream: Callable[[Any], int | None]  # of an array's library: its current one; see `arrays.Adapter`
+    adapter: Adapter  # of the array
     array: Any
-    submitted: int  # what was the current one then
+    submitted: int  # the stream that was the library's current one then
 
 
 class Handle:
@@ -100,7 +101,7 @@ class Handle:
                 _core.require_initialized()  # a forked child would wait for ever
 
     def _let_stream_wait(self, on_gpu: OnGpu) -> None:
-        stream = on_gpu.stream(on_gpu.array)
+        stream = on_gpu.adapter.stream(on_gpu.array)
         if stream is None or stream == _UNKNOWN:
             _keep_host_waiting(self._core)
             return
@@ -112,14 +113,15 @@ class Handle:
         with _finishing:  # by one thread only
             if self._finish is not None:
                 self._result = self._finish(self._core)
-                # Copies that were made for the operation go back to the stream that they came from, as in __del__.
-                if self._on_gpu is not None and not self._is_ordered and not self._core.is_over():
-                    _abandoned.append((self._core, self._arrays))
+                # Copies that were made for the operation go back to the stream that they came from, as in __del__;
+                # `finish` has just put what reads them into another one.
+                if self._on_gpu is not None and not self._is_ordered:
+                    _abandoned.append((self._on_gpu.adapter.mark(self._on_gpu.array), self._arrays))
                 self._finish = self._arrays = None
 
     def __del__(self) -> None:
         if not self._is_ordered and not self._core.is_over():
-            _abandoned.append((self._core, self._arrays))
+            _abandoned.append((self._core.is_over, self._arrays))
 
 
 def _keep_host_waiting(core: _core.Handle) -> None:
@@ -138,7 +140,8 @@ def _forget_done() -> None:
             entry = _abandoned.popleft()
         except IndexError:  # another thread was faster
             return
-        if not entry[0].is_over():
+        is_over = entry[0]
+        if not is_over():
             _abandoned.append(entry)
 
 

@@ -168,7 +168,7 @@ def start_plain(
         return None
     site = first_call_site(name)
     handle = _core.allreduce_in_place(view, name, op, prescale, postscale, number, priority, is_awaited, site)
-    return Handle(handle, tensor, None, OnGpu(adapter.stream, tensor, view[4]) if len(view) == 5 else None)
+    return Handle(handle, tensor, None, OnGpu(adapter, tensor, view[4]) if len(view) == 5 else None)
 
 
 def _check_list(operation: Operation) -> None:
@@ -211,7 +211,7 @@ def _place_of(operation: Operation, inputs: list[_Input]) -> OnGpu | None:
                 f"{operation.title}: its tensors lie {_place_text(first.view)} and {_place_text(one.view)}; "
                 "put them in one place"
             )
-    return OnGpu(first.adapter.stream, first.sent, first.view[4]) if len(first.view) == 5 else None
+    return OnGpu(first.adapter, first.sent, first.view[4]) if len(first.view) == 5 else None
 
 
 def _place_text(view: View) -> str:

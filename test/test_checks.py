@@ -23,6 +23,14 @@ def test_equal_parameters_pass():
     hvd.check_replicas(parameters())
 
 
+@pytest.mark.ranks(2)
+def test_tensors_in_another_order_are_copied_for_as_long_as_they_are_read():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+    kernel = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
+    for _ in range(20):
+        hvd.check_replicas({"kernel": kernel, "weight": torch.arange(12.0).reshape(3, 4).t()})
+
+
 @pytest.mark.ranks(2, 3)
 def test_the_first_difference_is_named():
     mine = parameters()

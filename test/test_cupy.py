@@ -1,114 +1,63 @@
 """Every operation on CuPy arrays: exact, on the GPU, and with a sentence for what cannot be. On the doubles."""
 
+import exact_cupy
 import numpy as np
 import pytest
-from exact import DTYPE_OF_EACH_SIZE, DTYPES, FLOATS, OPS, SHAPES, data, data_of_ranks, reference
+from exact import DTYPE_OF_EACH_SIZE, DTYPES, data, reference
 from exact_cupy import arrays_of_ranks, on_gpu, require_on_gpu, use_own_gpu
+from gpu_checks import (
+    COLLECTIVES,
+    check_all_ops_and_shapes,
+    check_compression,
+    check_groups_of_different_dtypes,
+    check_many_at_once_in_another_order_on_each_rank,
+    check_scale_factors,
+)
 from harness.gpu_arrays import GPU, STAGED, cupy
 
 import ringtrain as hvd
-
-HVD_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
-
-
-def check_all_ops_and_shapes(dtype):
-    for op in OPS:
-        if op == "average" and dtype not in FLOATS:
-            continue
-        for shape in SHAPES:
-            arrays = data_of_ranks(hvd.size(), shape, dtype, op=op)
-            expected, before = reference(op, arrays), arrays[hvd.rank()]
-            mine = on_gpu(before)
-            result = hvd.allreduce(mine, op=HVD_OPS[op], name=f"{op}{shape}")
-            require_on_gpu(result, expected)
-            require_on_gpu(mine, before)
-            assert hvd.allreduce_(mine, op=HVD_OPS[op], name=f"{op}{shape} in place") is mine
-            require_on_gpu(mine, expected)
 
 
 @pytest.mark.ranks(3, env=GPU)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op_and_shape(dtype):
-    check_all_ops_and_shapes(dtype)
+    check_all_ops_and_shapes(exact_cupy, dtype)
 
 
 @pytest.mark.fast
 @pytest.mark.ranks(1, 2, 4, env=GPU)
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
 def test_every_op_and_shape_on_more_or_fewer_ranks(dtype):
-    check_all_ops_and_shapes(dtype)
+    check_all_ops_and_shapes(exact_cupy, dtype)
 
 
 @pytest.mark.ranks(2, 3, env=STAGED)
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
 def test_every_op_and_shape_through_host_memory(dtype):
-    check_all_ops_and_shapes(dtype)
+    check_all_ops_and_shapes(exact_cupy, dtype)
 
 
 # Operations along the first dimension
 
 
-def check_allgather(dtype):
-    for rows in ([2, 0, 3, 1], [0, 0, 0, 0], [700, 1, 300, 5]):
-        parts = [data(rank, (rows[rank], 3), dtype) for rank in range(hvd.size())]
-        require_on_gpu(hvd.allgather(on_gpu(parts[hvd.rank()]), name=f"{rows}"), np.concatenate(parts))
-
-
-def check_broadcast(dtype):
-    for root in range(hvd.size()):
-        for shape in ((), (0,), (33,), (300_001,)):
-            everybody = data_of_ranks(hvd.size(), shape, dtype, seed=root)
-            mine = on_gpu(everybody[hvd.rank()])
-            require_on_gpu(hvd.broadcast(mine, root, name=f"{root}{shape}"), everybody[root])
-            require_on_gpu(mine, everybody[hvd.rank()])
-            assert hvd.broadcast_(mine, root, name=f"{root}{shape} in place") is mine
-            require_on_gpu(mine, everybody[root])
-
-
-def check_alltoall(dtype):
-    size, rank = hvd.size(), hvd.rank()
-    splits = [[(sender + 2 * receiver) % 3 for receiver in range(size)] for sender in range(size)]
-    sent = [data(r, (sum(splits[r]), 2), dtype) for r in range(size)]
-    parts = [np.split(sent[r], np.cumsum(splits[r])[:-1]) for r in range(size)]
-    expected = np.concatenate([parts[r][rank] for r in range(size)])
-    result, received = hvd.alltoall(on_gpu(sent[rank]), splits=splits[rank], name="a list of splits")
-    require_on_gpu(result, expected)
-    assert type(received) is np.ndarray and received.tolist() == [len(parts[r][rank]) for r in range(size)]
-    result, received = hvd.alltoall(on_gpu(sent[rank]), splits=on_gpu(splits[rank]), name="splits on the GPU")
-    require_on_gpu(result, expected)
-    require_on_gpu(received, [len(parts[r][rank]) for r in range(size)])
-
-
-def check_reducescatter(dtype):
-    size, rank = hvd.size(), hvd.rank()
-    for rows in (0, 1, size, 7, 50_001):
-        everybody = data_of_ranks(size, (rows, 3), dtype)
-        expected = np.array_split(reference("sum", everybody), size)[rank]
-        require_on_gpu(hvd.reducescatter(on_gpu(everybody[rank]), op=hvd.Sum, name=f"{rows}"), expected)
-
-
-CHECKS = [check_allgather, check_broadcast, check_alltoall, check_reducescatter]
-NAMES = [check.__name__.removeprefix("check_") for check in CHECKS]
-
-
 @pytest.mark.ranks(3, env=GPU)
-@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
+@pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_collectives_of_every_dtype(dtype, which):
-    CHECKS[which](dtype)
+def test_collectives_of_every_dtype(dtype, name):
+    COLLECTIVES[name](exact_cupy, dtype)
 
 
 @pytest.mark.ranks(1, 2, 4, env=GPU)
-@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
-def test_collectives_on_more_or_fewer_ranks(which):
-    CHECKS[which](np.dtype("float32"))
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_on_more_or_fewer_ranks(name):
+    COLLECTIVES[name](exact_cupy, np.dtype("float32"))
 
 
 @pytest.mark.ranks(3, env=STAGED)
-@pytest.mark.parametrize("which", range(len(CHECKS)), ids=NAMES)
+@pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
-def test_collectives_through_host_memory(dtype, which):
-    CHECKS[which](dtype)
+def test_collectives_through_host_memory(dtype, name):
+    COLLECTIVES[name](exact_cupy, dtype)
 
 
 # Ways to call them
@@ -116,33 +65,12 @@ def test_collectives_through_host_memory(dtype, which):
 
 @pytest.mark.ranks(1, 2, 3, env=GPU)
 def test_groups_of_different_dtypes():
-    kinds = [((5, 2), "float32"), ((0,), "int64"), ((), "float16"), ((300, 40), "float32")]
-    of_ranks = [data_of_ranks(hvd.size(), shape, dtype, seed=i) for i, (shape, dtype) in enumerate(kinds)]
-    mine = [on_gpu(arrays[hvd.rank()]) for arrays in of_ranks]
-    expected = [reference("sum", arrays) for arrays in of_ranks]
-    for result, right in zip(hvd.grouped_allreduce(mine, op=hvd.Sum), expected, strict=True):
-        require_on_gpu(result, right)
-    hvd.grouped_allreduce_(mine, op=hvd.Sum)
-    for result, right in zip(mine, expected, strict=True):
-        require_on_gpu(result, right)
-    gathered = hvd.grouped_allgather([on_gpu(np.full(2, hvd.rank())), on_gpu(np.int32(hvd.rank()))])
-    require_on_gpu(gathered[0], np.repeat(np.arange(hvd.size()), 2))
-    require_on_gpu(gathered[1], np.arange(hvd.size(), dtype="int32"))
-    scattered = hvd.grouped_reducescatter([on_gpu(np.ones((hvd.size(), 4)))], op=hvd.Sum)
-    require_on_gpu(scattered[0], np.full((1, 4), float(hvd.size())))
+    check_groups_of_different_dtypes(exact_cupy)
 
 
 @pytest.mark.ranks(2, 3, env=GPU)
 def test_many_at_once_in_another_order_on_each_rank():
-    count = 20
-    of_ranks = [data_of_ranks(hvd.size(), (50 + number,), "float32", seed=number) for number in range(count)]
-    mine = [on_gpu(arrays[hvd.rank()]) for arrays in of_ranks]
-    order = range(count) if hvd.rank() % 2 else reversed(range(count))
-    handles = {number: hvd.allreduce_async_(mine[number], op=hvd.Sum, name=f"{number}") for number in order}
-    for number in range(count):
-        assert hvd.synchronize(handles[number]) is mine[number]
-        require_on_gpu(mine[number], reference("sum", of_ranks[number]))
-    assert all(map(hvd.poll, handles.values()))
+    check_many_at_once_in_another_order_on_each_rank(exact_cupy)
 
 
 @pytest.mark.ranks(3, env=GPU)
@@ -160,12 +88,7 @@ def test_process_sets_work_apart():
 
 @pytest.mark.ranks(1, 2, 3, env=GPU)
 def test_scale_factors():
-    mine = on_gpu(data(hvd.rank(), (100,), "float32"))
-    total = reference("sum", data_of_ranks(hvd.size(), (100,), "float32"))
-    scaled = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
-    require_on_gpu(scaled, total * np.float32(2))
-    large = np.full(70_000, 60_000, "float16")
-    require_on_gpu(hvd.allreduce(on_gpu(large), prescale_factor=0.125, postscale_factor=8.0), large)
+    check_scale_factors(exact_cupy)
 
 
 @pytest.mark.ranks(1, 2, 3, env=GPU)
@@ -186,11 +109,7 @@ def test_arrays_that_are_not_contiguous():
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
 def test_compression_gives_back_the_dtype(compression, dtype):
-    compressor = getattr(hvd.Compression, compression)
-    expected = reference("sum", data_of_ranks(hvd.size(), (50,), dtype))
-    mine = on_gpu(data(hvd.rank(), (50,), dtype))
-    require_on_gpu(hvd.allreduce(mine, op=hvd.Sum, compression=compressor), expected)
-    require_on_gpu(hvd.allreduce_(mine, op=hvd.Sum, compression=compressor), expected)
+    check_compression(exact_cupy, compression, dtype)
 
 
 @pytest.mark.ranks(2, env=GPU)

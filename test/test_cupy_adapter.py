@@ -99,7 +99,7 @@ def test_the_device_says_what_is_finite():
         for value, is_finite in ((1, True), (np.inf, False), (np.nan, False)):
             array = cupy.ones(5).astype(dtype)
             array[3] = value
-            assert adapter.is_finite(array) is is_finite
+            assert bool(adapter.is_finite(array)) is is_finite
     assert adapter.is_finite(large) and adapter.is_finite(cupy.arange(3)) and adapter.is_finite(cupy.ones(0))
 
 

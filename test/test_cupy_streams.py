@@ -7,35 +7,25 @@ import os
 import threading
 import time
 
+import exact_cupy
 import numpy as np
 import pytest
 from exact_cupy import keep_busy, on_gpu, require_on_gpu, use_own_gpu
+from gpu_checks import (
+    OPERATIONS,
+    SLOW_S,
+    Stopwatch,
+    check_an_operation_lies_between_the_kernels_of_its_stream,
+    check_memory_stays_while_another_stream_makes_the_result,
+    check_other_streams_go_on,
+    check_the_host_does_not_wait,
+    check_the_stream_that_waits_is_the_one_that_is_current_then,
+    first_operation,
+)
 from harness import gpu_double
 from harness.gpu_arrays import GPU, cupy
 
 import ringtrain as hvd
-
-# Long against all that the host does, short against a test.
-SLOW_S = 0.4
-
-
-class Stopwatch:
-    """Says whether the host was kept."""
-
-    def __enter__(self):
-        self._begin = time.monotonic()
-        return self
-
-    def __exit__(self, *raised):
-        self.seconds = time.monotonic() - self._begin
-
-
-def first_operation():
-    """Makes what is made once, so that it is not measured."""
-    use_own_gpu()
-    hvd.allreduce(cupy.ones(3), name="first")
-    hvd.allgather(cupy.ones(3), name="first")
-    cupy.cuda.get_current_stream().synchronize()
 
 
 def new_streams():
@@ -46,48 +36,20 @@ def new_streams():
 @pytest.mark.ranks(1, 2, 3, env=GPU)
 @pytest.mark.parametrize("which", range(4), ids=["non-blocking", "blocking", "default", "per thread"])
 def test_an_operation_lies_between_the_kernels_of_its_stream(which):
-    first_operation()
+    first_operation(exact_cupy)
     with new_streams()[which]:
-        mine = cupy.zeros(1000)
-        keep_busy(SLOW_S / 4)
-        mine += hvd.rank() + 1
-        hvd.allreduce_(mine, op=hvd.Sum, name="in place")
-        doubled = 2 * mine
-        total = hvd.size() * (hvd.size() + 1) / 2
-        gathered = hvd.allgather(doubled, name="gather") + 1
-        require_on_gpu(doubled, np.full(1000, 2 * total))
-        require_on_gpu(gathered, np.full(1000 * hvd.size(), 2 * total + 1))
-
-
-OPERATIONS = {
-    "allreduce_": lambda mine: hvd.allreduce_(mine),
-    "allreduce": lambda mine: hvd.allreduce(mine),
-    "allreduce_async_": lambda mine: hvd.synchronize(hvd.allreduce_async_(mine)),
-    "grouped_allreduce": lambda mine: hvd.grouped_allreduce([mine, mine])[1],
-    "broadcast_": lambda mine: hvd.broadcast_(mine, 0),
-    "allgather": lambda mine: hvd.allgather(mine),
-    "reducescatter": lambda mine: hvd.reducescatter(mine),
-    "alltoall": lambda mine: hvd.alltoall(mine),
-}
+        check_an_operation_lies_between_the_kernels_of_its_stream(exact_cupy)
 
 
 @pytest.mark.ranks(1, 2, env=GPU)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_the_host_does_not_wait_for_the_gpu(operation):
-    first_operation()
-    mine = cupy.ones(hvd.size() * 4)
-    keep_busy(SLOW_S)
-    mine *= 2
-    with Stopwatch() as host:
-        result = OPERATIONS[operation](mine)
-    assert host.seconds < SLOW_S / 2
-    assert not cupy.cuda.get_current_stream().done
-    assert set(result.get().tolist()) == {2}
+    check_the_host_does_not_wait(exact_cupy, operation)
 
 
 @pytest.mark.ranks(1, 2, env=GPU)
 def test_compression_does_not_let_the_host_wait():
-    first_operation()
+    first_operation(exact_cupy)
     mine = cupy.ones(64, "float32")
     keep_busy(SLOW_S)
     with Stopwatch() as host:
@@ -98,7 +60,7 @@ def test_compression_does_not_let_the_host_wait():
 
 @pytest.mark.ranks(1, 2, env=GPU)
 def test_a_slow_rank_keeps_only_the_gpus_of_the_others():
-    first_operation()
+    first_operation(exact_cupy)
     mine = cupy.ones(64)
     if hvd.rank() == hvd.size() - 1:
         keep_busy(SLOW_S)
@@ -110,23 +72,19 @@ def test_a_slow_rank_keeps_only_the_gpus_of_the_others():
 
 
 @pytest.mark.ranks(1, 2, env=GPU)
+def test_other_streams_go_on():
+    check_other_streams_go_on(exact_cupy)
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
 def test_the_stream_that_waits_is_the_one_that_is_current_then():
-    first_operation()
-    begun_in, ended_in = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
-    with begun_in:
-        mine = cupy.zeros(1000)
-        keep_busy(SLOW_S)
-        mine += 1
-        handle = hvd.allreduce_async_(mine, op=hvd.Sum)
-    with ended_in:
-        assert hvd.synchronize(handle) is mine
-        require_on_gpu(mine + 1, np.full(1000, hvd.size() + 1.0))
+    check_the_stream_that_waits_is_the_one_that_is_current_then(exact_cupy)
 
 
 @pytest.mark.ranks(1, 2, env=GPU)
 @pytest.mark.parametrize("compression", ["none", "fp16"])
 def test_memory_is_not_used_again_while_an_operation_reads_it(compression):
-    first_operation()
+    first_operation(exact_cupy)
     begun_in, ended_in = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
     with begun_in:
         strided = [cupy.ones((64, 2), "float32")[:, 0] for _ in range(3)]
@@ -149,9 +107,15 @@ def test_memory_is_not_used_again_while_an_operation_reads_it(compression):
             require_on_gpu(result, np.full(64, hvd.size(), "float32"))
 
 
+@pytest.mark.ranks(1, 2, env=GPU)
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_memory_is_not_used_again_while_a_result_is_made_of_it(compression):
+    check_memory_stays_while_another_stream_makes_the_result(exact_cupy, compression)
+
+
 @pytest.mark.ranks(2, env=GPU)
 def test_a_handle_that_is_dropped_keeps_its_arrays():
-    first_operation()
+    first_operation(exact_cupy)
     for number in range(20):
         keep_busy(0.005)
         hvd.allreduce_async_(cupy.ones(500), name=f"dropped {number}")
@@ -161,7 +125,7 @@ def test_a_handle_that_is_dropped_keeps_its_arrays():
 
 @pytest.mark.ranks(2, env=GPU)
 def test_poll_says_when_the_gpu_has_done_it():
-    first_operation()
+    first_operation(exact_cupy)
     mine = cupy.ones(64)
     keep_busy(SLOW_S)
     handle = hvd.allreduce_async_(mine, op=hvd.Sum)
@@ -174,7 +138,7 @@ def test_poll_says_when_the_gpu_has_done_it():
 
 @pytest.mark.ranks(2, env=GPU)
 def test_threads_have_streams_and_devices_of_their_own():
-    first_operation()
+    first_operation(exact_cupy)
     results = {}
 
     def work(number):
@@ -195,7 +159,7 @@ def test_threads_have_streams_and_devices_of_their_own():
 
 @pytest.mark.ranks(1, env=GPU)
 def test_the_current_device_and_context_stay_what_they_were():
-    first_operation()
+    first_operation(exact_cupy)
     mine = cupy.ones(3)
     with cupy.cuda.Device(1):
         elsewhere = cupy.ones(3)
@@ -210,7 +174,7 @@ def test_the_current_device_and_context_stay_what_they_were():
 @pytest.mark.ranks(2, env=GPU)
 @pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
 def test_nothing_passes_through_the_host(compression, tmp_path):
-    first_operation()
+    first_operation(exact_cupy)
     mine = on_gpu(np.ones(1000, "float32"))
     cupy.cuda.get_current_stream().synchronize()
     gpu_double.control().set_log(tmp_path)
@@ -229,7 +193,7 @@ def test_nothing_passes_through_the_host(compression, tmp_path):
 @pytest.mark.ranks(1, 2, env=GPU)
 @pytest.mark.parametrize("dtype", ["float32", "int16"], ids=["nccl", "staged"])
 def test_operations_go_on_while_another_stream_is_captured(dtype):
-    first_operation()
+    first_operation(exact_cupy)
     mine = cupy.ones(1000, dtype)
     captured = cupy.cuda.Stream(non_blocking=True)
     gpu_double.control().mark_capturing(captured.ptr, True)
@@ -246,7 +210,7 @@ def test_operations_go_on_while_another_stream_is_captured(dtype):
 
 @pytest.mark.ranks(1, env=GPU)
 def test_an_operation_cannot_be_captured():
-    first_operation()
+    first_operation(exact_cupy)
     mine, captured = cupy.ones(1000), cupy.cuda.Stream()
     gpu_double.control().mark_capturing(captured.ptr, True)
     try:
@@ -261,7 +225,7 @@ def test_an_operation_cannot_be_captured():
 
 @pytest.mark.ranks(2, env=GPU)
 def test_each_thread_has_a_default_stream_of_its_own():
-    first_operation()
+    first_operation(exact_cupy)
 
     def submit(name, array, seconds):
         use_own_gpu()

@@ -2,11 +2,13 @@
 
 import pickle
 
+import exact_cupy
 import ml_dtypes
 import numpy as np
 import pytest
 from exact import require_equal
 from exact_cupy import keep_busy, on_gpu, require_on_gpu, use_own_gpu
+from gpu_checks import SLOW_S, Stopwatch, first_operation
 from harness.gpu_arrays import GPU, cupy
 
 import ringtrain as hvd
@@ -94,9 +96,7 @@ def test_float16_gradients_near_the_maximum_do_not_overflow(compression):
 
 @pytest.mark.ranks(1, 2, env=GPU)
 def test_a_step_does_not_let_the_host_wait():
-    from test_cupy_streams import SLOW_S, Stopwatch, first_operation
-
-    first_operation()
+    first_operation(exact_cupy)
     optimizer = hvd.DistributedOptimizer(Adam(lr=0.1))
     params = [cupy.zeros(50), cupy.zeros((4, 4))]
     optimizer.step(params, [cupy.ones(50), cupy.ones((4, 4))])

@@ -99,6 +99,7 @@ BENCHMARK_FLAGS = [
     [],
     ["--fp16-allreduce", "--model", "resnet34"],
     ["--use-adasum"],
+    ["--bf16"],
     ["--gradient-as-shared-view", "--channels-last", "--model", "resnet50"],
 ]
 
@@ -118,6 +119,15 @@ def test_the_benchmark_goes_on_but_mixes_no_numbers_of_ranks(tmp_path):
     assert run(2, *command, 3).count("Iter #") == 2
     assert run(1, *command, 1).count("Iter #") == 1
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_the_benchmark_says_that_there_is_no_gpu():
+    command = [sys.executable, "examples/torch_synthetic_benchmark.py", "--cuda"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "--cuda wants a GPU and a PyTorch that was built for CUDA: this one finds no GPU\n"
 
 
 @pytest.mark.parametrize(

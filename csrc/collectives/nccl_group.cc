@@ -155,9 +155,13 @@ void NcclGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& 
   std::vector<Piece> written;  // what was worked on elsewhere, and where it belongs
   size_t small_bytes = 0;
   Blocks blocks;
+  const auto is_small = [&](const Piece& piece) {
+    return piece.count > 0 && piece.count * element < pack_below_bytes_;
+  };
+  const bool packs = std::count_if(pieces.begin(), pieces.end(), is_small) > 1;
   for (const Piece& piece : pieces) {
     const size_t bytes = piece.count * element;
-    if (bytes > 0 && bytes < pack_below_bytes_) {
+    if (packs && is_small(piece)) {
       small.push_back(piece);
       small_bytes += bytes;
       continue;

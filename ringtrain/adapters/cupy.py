@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cupy
@@ -76,13 +77,11 @@ def rows(array: Any) -> Any:
     return array.reshape(1) if array.ndim == 0 else array
 
 
-def is_finite(array: Any) -> bool:
+def is_finite(array: Any) -> Any:
     if array.dtype.kind in "biu":
         return True
-    # The sum takes one look at each element, but may be too large itself.
     with array.device:
-        total = array.sum(dtype=np.float32 if array.dtype.itemsize < 4 else None)
-        return bool(cupy.isfinite(total)) or bool(cupy.isfinite(array).all())
+        return cupy.isfinite(array).all()
 
 
 def dtype_name(array: Any) -> str:
@@ -103,6 +102,18 @@ def received_splits(numbers: list[int], sent: Any) -> Any:
 
 def stream(array: Any) -> int:
     return int(_current_stream(array.data.device_id).ptr)
+
+
+def mark(array: Any) -> Callable[[], bool]:
+    with array.device:
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(_current_stream(array.data.device_id))
+    return lambda: bool(event.done)
+
+
+def stack(arrays: Sequence[Any]) -> Any:
+    with arrays[0].device:
+        return cupy.stack(arrays)
 
 
 def on_host(array: Any) -> Any:

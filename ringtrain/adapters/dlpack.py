@@ -5,6 +5,7 @@ An operation in place works where they lie. New arrays are CuPy's, as are copies
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -77,8 +78,8 @@ def rows(array: Any) -> Any:
     return array if array.shape else replace(array, shape=(1,))
 
 
-def is_finite(array: Any) -> bool:
-    return bool(_cupy().is_finite(_as_cupy(array)))
+def is_finite(array: Any) -> Any:
+    return _cupy().is_finite(_as_cupy(array))
 
 
 def dtype_name(array: Any) -> str:
@@ -101,6 +102,17 @@ def stream(array: Any) -> int:
         return -1
     of_library: int | None = owner.__cuda_array_interface__.get("stream")
     return of_library or -1
+
+
+def mark(array: Any) -> Callable[[], bool]:
+    if isinstance(array, Borrowed):
+        return lambda: True  # the host has waited, and nothing was copied
+    is_over: Callable[[], bool] = _cupy().mark(array)
+    return is_over
+
+
+def stack(arrays: Sequence[Any]) -> Any:
+    return _cupy().stack(list(map(_as_cupy, arrays)))
 
 
 def on_host(array: Any) -> Any:

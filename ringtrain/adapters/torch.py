@@ -4,7 +4,8 @@ Those on other devices go through the host's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -108,6 +109,9 @@ def from_memory(memory: Any, dtype: int, shape: list[int]) -> torch.Tensor:
 
 
 def returned(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if _is_on_gpu(tensor):
+        # It may have been made in another stream, to which torch gives its memory back.
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return tensor.to(like.device)
 
 
@@ -115,10 +119,12 @@ def rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(1) if tensor.dim() == 0 else tensor
 
 
-def is_finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> Any:
     values = tensor.detach()
     if values.is_sparse:
         values = values.coalesce().values()
+    if _is_on_gpu(values) and values.is_floating_point() and values.numel():
+        return torch.isfinite(torch.linalg.vector_norm(values, math.inf))
     # The sum takes one look at each element, but may be too large itself.
     total = values.sum(dtype=torch.float32 if values.dtype.itemsize < 4 else None)
     return bool(torch.isfinite(total) or torch.isfinite(values).all())
@@ -133,11 +139,23 @@ def cast(tensor: torch.Tensor, dtype_name: str) -> torch.Tensor:
 
 
 def received_splits(numbers: list[int], sent: Any) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=sent.dtype if isinstance(sent, torch.Tensor) else torch.int32)
+    if isinstance(sent, torch.Tensor):
+        return torch.tensor(numbers, dtype=sent.dtype, device=sent.device)
+    return torch.tensor(numbers, dtype=torch.int32, device="cpu")
 
 
 def stream(tensor: torch.Tensor) -> int | None:
     return _stream_of_device(tensor.get_device()) if _is_on_gpu(tensor) else None
+
+
+def mark(tensor: torch.Tensor) -> Callable[[], bool]:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(tensor.device))
+    return event.query
+
+
+def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(tensors))
 
 
 def on_host(tensor: torch.Tensor) -> Any:

@@ -210,7 +210,7 @@ def _own_rows(
     gathered: Tensors, shapes: Sequence[torch.Size], name: str | None, process_set: ProcessSet
 ) -> list[torch.Tensor]:
     """The averages over the ranks of gradients of gathered tensors, of which this rank gave those with `shapes`."""
-    own = torch.tensor([[shape[0] if shape else 1 for shape in shapes]])
+    own = torch.tensor([[shape[0] if shape else 1 for shape in shapes]], device="cpu")
     rows = ops.allgather_async(own, None if name is None else f"{name}.rows", process_set)
     averages = grouped_allreduce(list(gathered), None, name, process_set=process_set)
     first_rows = rows.wait()[: process_set.rank()].sum(0).tolist()

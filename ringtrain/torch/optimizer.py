@@ -66,7 +66,8 @@ def DistributedOptimizer(
         sparse_as_dense: make sparse gradients dense; otherwise they are gathered.
         process_set: the ranks that take part; the others update with their own gradients.
         gradient_as_shared_view: let the gradients lie in memory that the ranks of a node share, which makes reducing
-            them cheaper. `parameter.grad` is then a view of that memory, and stays the same tensor.
+            them cheaper. `parameter.grad` is then a view of that memory, and stays the same tensor. The gradients of
+            parameters on a GPU stay there, as without it.
         check_every: compare the parameters of all ranks after every n-th step, see `check_replicas`; 0 never.
         nan_check: have `step` raise NonFiniteError on all ranks, instead of updating, if a gradient is NaN or infinite
             on some of them. Not with GradScaler, which expects such gradients. Neither is for op=Adasum.

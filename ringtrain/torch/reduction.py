@@ -198,7 +198,9 @@ class GradientReduction:
 
     def _count_contributors(self) -> Handle:
         name = self._reducer.full_name("<contributors>")
-        return ops.allreduce_async(torch.ones(1), name=name, op=ops.Sum, process_set=self._reducer.process_set)
+        return ops.allreduce_async(
+            torch.ones(1, device="cpu"), name=name, op=ops.Sum, process_set=self._reducer.process_set
+        )
 
     def _average_over(self, contributors: int) -> None:
         """Make averages over all ranks those over some: the others had contributed zeros."""
@@ -232,7 +234,7 @@ class GradientReduction:
                 self._submit_sparse(gradient, grad)
                 return
             grad = gradient.parameter.grad = grad.to_dense()
-        if self._shared is not None:
+        if self._shared is not None and grad.is_cpu:
             grad = self._shared.take(gradient.parameter, grad)
         dense = grad if grad.is_contiguous() else _in_memory_order(grad)
         if dense is None:

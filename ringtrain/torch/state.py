@@ -38,7 +38,9 @@ def broadcast_optimizer_state(
         RuntimeError: root_rank could not pickle an option (there, the pickling error itself is raised).
     """
     if world.rank() != root_rank:
-        optimizer.load_state_dict(_receive(root_rank, process_set))
+        state = _receive(root_rank, process_set)
+        _put_options_in_place(state, optimizer)
+        optimizer.load_state_dict(state)
     else:
         _send(optimizer.state_dict(), root_rank, process_set)
 
@@ -66,6 +68,17 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: int) -> torch.Tensor:
         return self._tensors[pid]
+
+
+def _put_options_in_place(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Tensors among the options, such as a learning rate on the GPU, go where this rank's own ones are.
+
+    load_state_dict does so for the state of the parameters only.
+    """
+    for options, own in zip(state["param_groups"], optimizer.param_groups, strict=False):
+        for name, value in options.items():
+            if torch.is_tensor(value) and torch.is_tensor(own.get(name)):
+                options[name] = value.to(own[name].device)
 
 
 _ALIGNMENT = 16  # bytes; of every tensor in the message
@@ -105,7 +118,7 @@ def _layout(kinds: list[tuple[torch.dtype, torch.Size]]) -> tuple[torch.Tensor, 
     """One message for tensors of these dtypes and shapes, and the place of each in it."""
     lengths = [dtype.itemsize * shape.numel() for dtype, shape in kinds]
     padded = [-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths]
-    content = torch.zeros(sum(padded), dtype=torch.uint8)
+    content = torch.zeros(sum(padded), dtype=torch.uint8, device="cpu")
     places = [
         room[:length].view(dtype).view(shape)
         for room, length, (dtype, shape) in zip(torch.split(content, padded), lengths, kinds, strict=True)
@@ -116,7 +129,10 @@ def _layout(kinds: list[tuple[torch.dtype, torch.Size]]) -> tuple[torch.Tensor, 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """As `ringtrain.broadcast_object`, with the arguments of `horovod.torch.broadcast_object`."""
+    """As `ringtrain.broadcast_object`, with the arguments of `horovod.torch.broadcast_object`.
+
+    CUDA tensors within it come to the GPU of the same number as on root_rank: send them from the CPU.
+    """
     return objects.broadcast_object(obj, root_rank, name=name, process_set=process_set)
 
 

@@ -95,10 +95,11 @@ class SyncBatchNorm(_BatchNorm):
         if is_settled or not self.process_set.included():
             return super().forward(input)
         moments = _moments(input.detach(), self.process_set)
-        if moments.values < 2:
+        # Who has enough alone does not look at the sum, for which the host would have to wait for a GPU.
+        if input.numel() < 2 * self.num_features and moments.values < 2:
             raise ValueError(
                 f"SyncBatchNorm needs at least 2 values per channel over all ranks of {self.process_set}, not "
-                f"{moments.values}; this rank's input has the shape {list(input.shape)}"
+                f"{int(moments.values)}; this rank's input has the shape {list(input.shape)}"
             )
         if self.training and self.track_running_stats:
             self._track(moments)
@@ -115,16 +116,18 @@ class SyncBatchNorm(_BatchNorm):
     def _track(self, moments: _Moments) -> None:
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        part = 1.0 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
         unbiased = moments.variance * (moments.values / (moments.values - 1))
         for running, new in ((self.running_mean, moments.mean), (self.running_var, unbiased)):
+            part: Any = self.momentum
+            if part is None:
+                part = self.num_batches_tracked.to(running.dtype).reciprocal()
             running.lerp_(new.to(running.dtype), part)
 
 
 class _Moments(NamedTuple):
     """Of the batches of all ranks; the same on all of them."""
 
-    values: int  # per channel
+    values: torch.Tensor  # per channel; float64, without dimensions
     mean: torch.Tensor  # [C], float64
     variance: torch.Tensor  # [C], float64, biased
 
@@ -141,7 +144,7 @@ def _moments(input: torch.Tensor, process_set: ProcessSet) -> _Moments:
         torch.cat([torch.ones_like(mean[:1]), mean, variance + mean**2], out=sums).mul_(values)
     _reduce(sums, "forward", process_set)
     mean, mean_of_squares = (sums[1:] / sums[0]).view(2, channels)
-    return _Moments(int(sums[0]), mean, (mean_of_squares - mean**2).clamp_(min=0))
+    return _Moments(sums[0], mean, (mean_of_squares - mean**2).clamp_(min=0))
 
 
 def _dtype_of_statistics(input: torch.Tensor) -> torch.dtype:
@@ -210,8 +213,10 @@ def _own_sums(
     mean, variance = moments.mean.to(dtype), moments.variance.to(dtype)
     if input.numel() == 0:
         return torch.zeros_like(mean), torch.zeros_like(mean)
+    # CUDA takes the dtype of its results from the weight.
+    weight = torch.ones_like(mean)
     _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
-        grad_output, input, None, mean, variance, None, None, False, eps, [False, True, True]
+        grad_output, input, weight, mean, variance, None, None, False, eps, [False, True, True]
     )
     return of_weight, of_bias
 

@@ -71,6 +71,11 @@ def environment(*, left_out: Sequence[str] = (), **settings: object) -> dict[str
     }
 
 
+def is_used() -> bool:
+    """Whether this process was started in such an environment."""
+    return _LEFT_OUT in os.environ
+
+
 def prepare(variables: Mapping[str, str]) -> None:
     """Build the doubles where `variables`, made by `environment`, want them. Other variables want nothing.
 
