@@ -95,8 +95,7 @@ const std::string& Gpus::open(int process_set) {
     trouble = choice.reason;
     return trouble;
   }
-  if (!choice.reason.empty() && world_.rank == placement.ranks.front())
-    warn("arrays on GPUs pass through host memory, which is slower: " + choice.reason);
+  if (!choice.reason.empty()) warn_of_staging(choice.reason, placement);
   const auto current = make_current();
   if (choice.way == GpuWay::nccl) make_nccl(process_set, placement);
   if (choice.way == GpuWay::hierarchical) make_hierarchy(process_set, placement);
@@ -152,6 +151,13 @@ GpuFacts Gpus::own_facts() {
     facts.nccl_trouble = error.what();
   }
   return facts;
+}
+
+// Once in a job, by the first rank that it concerns.
+void Gpus::warn_of_staging(const std::string& reason, const Placement& placement) {
+  if (!has_warned_of_staging_ && world_.rank == placement.ranks.front())
+    warn("arrays on GPUs pass through host memory, which is slower: " + reason);
+  has_warned_of_staging_ = true;
 }
 
 // Two ranks share a GPU while another one of their node is idle.

@@ -71,6 +71,7 @@ class Gpus {
   // Until all that was put into its streams is done, where this rank has a GPU.
   void finish_work();
   void warn_of_sharing() const;
+  void warn_of_staging(const std::string& reason, const Placement& placement);
   void allow_sharing() const;
 
   // These make the Group of a process set; ranks outside it help.
@@ -86,10 +87,10 @@ class Gpus {
     int place = 0, size = 0;
   };
   // All ranks of the world call it. Null for who has no color.
-  std::shared_ptr<NcclMemory> nccl_memory();
   std::unique_ptr<NcclGroup> connect(int process_set, const Seat& seat);
   NcclId agree_on_id(const Seat& seat);
   std::unique_ptr<Group> make_cross(int process_set, const Placement& placement, const Seat& seat);
+  std::shared_ptr<NcclMemory> nccl_memory();
 
   const World& world_;
   const Options& options_;
@@ -114,6 +115,7 @@ class Gpus {
   GpuBacklog backlog_;
   double next_look_s_ = 0;
   bool has_given_up_ = false;
+  bool has_warned_of_staging_ = false;
 };
 
 }  // namespace ringtrain
