@@ -7,11 +7,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "collectives/cuda_mpi_group.h"
-#include "collectives/either_group.h"
-#include "collectives/gpu_hierarchy.h"
-#include "collectives/packing_contest.h"
-#include "collectives/staged_group.h"
 
 namespace ringtrain {
 namespace {
@@ -21,20 +16,15 @@ constexpr const char* kAllowSharing = "NCCL_MULTI_RANK_GPU_ENABLE";
 constexpr int kSharesFrom = 23000;
 constexpr double kMoment_s = 1e-3;
 
-template <typename Value>
-int place_of(const std::vector<Value>& values, const Value& value) {
-  return static_cast<int>(std::find(values.begin(), values.end(), value) - values.begin());
-}
-
 }  // namespace
 
 Gpus::Gpus(const World& world, const Options& options, const Tuning& tuning, Fabric& fabric, ProcessSets& sets)
     : world_(world),
       options_(options),
-      tuning_(tuning),
       fabric_(fabric),
       sets_(sets),
       watch_(*this),
+      groups_(options, tuning, fabric, sets, watch_),
       backlog_({options.stall_warning_time_s, options.stall_shutdown_time_s}) {}
 
 // The driver waits for the GPU when memory is given back. Where that would be for ever, since what an operation waits
@@ -75,6 +65,15 @@ std::shared_ptr<char> Gpus::allocate(int ordinal, size_t bytes) {
   }
 }
 
+bool Gpus::is_known_to_nccl(const void* memory, size_t bytes) {
+  std::shared_ptr<NcclMemory> own;
+  {
+    const std::lock_guard lock(mutex_);
+    own = memory_;
+  }
+  return own && own->holds(memory, bytes);
+}
+
 int Gpus::usual_ordinal() const {
   const int devices = CudaDriver::get().devices();
   if (devices == 0) throw failure("the CUDA driver shows none (CUDA_VISIBLE_DEVICES)");
@@ -97,9 +96,7 @@ const std::string& Gpus::open(int process_set) {
   }
   if (!choice.reason.empty()) warn_of_staging(choice.reason, placement);
   const auto current = make_current();
-  if (choice.way == GpuWay::nccl) make_nccl(process_set, placement);
-  if (choice.way == GpuWay::hierarchical) make_hierarchy(process_set, placement);
-  if (choice.way == GpuWay::staged) make_staged(process_set, placement);
+  groups_.make(choice.way, process_set, placement);
   return trouble;
 }
 
@@ -123,6 +120,7 @@ void Gpus::meet() {
   for (int rank = 0; rank < world_.size(); ++rank) facts_.push_back(GpuFacts::read_from(reader));
   if (const GpuPtr gpu = own_gpu())
     tensors_ = std::make_unique<GpuTensors>(gpu, fabric_.arena().get(), sets_, backlog_, watch_);
+  groups_.set_up(tensors_.get(), nccl_, nccl_ ? nccl_memory() : nullptr);
   if (world_.rank == 0 && world_.looks_for_sharing) warn_of_sharing();
   allow_sharing();
   has_met_ = true;
@@ -188,142 +186,18 @@ void Gpus::allow_sharing() const {
   }
 }
 
-// ------------------------------------------------------------------------------------------------------------- Groups
-
-void Gpus::make_nccl(int process_set, const Placement& placement) {
-  Seat seat;
-  if (placement.own >= 0) seat = {0, placement.own, static_cast<int>(placement.ranks.size())};
-  std::unique_ptr<NcclGroup> nccl = connect(process_set, seat);
-  NcclGroup* own = nccl.get();
-  if (own) {
-    if (process_set == 0) of_world_ = communicators_[0].front();
-    auto rest = std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), false);
-    tensors_->set_group(process_set, std::make_unique<EitherGroup>(std::move(nccl), std::move(rest)));
-  }
-  const bool all_know_memory = all_agree(!own || own->packed().prepare());
-  if (!own) return;
-  if (!all_know_memory) own->packed().drop();
-  find_packing(*own, *tensors_->pool(), watch_);
-}
-
-void Gpus::make_hierarchy(int process_set, const Placement& placement) {
-  Seat on_node, across;
-  const int owners = placement.fewest_ranks_on_a_node();
-  if (placement.own >= 0) {
-    const int node = placement.own_node(), place = placement.place_on_node();
-    const std::vector<int> nodes = placement.distinct_nodes();
-    on_node = {node, place, static_cast<int>(placement.on_node(node).size())};
-    if (place < owners) across = {place, place_of(nodes, node), static_cast<int>(nodes.size())};
-  }
-  GpuHierarchy::Parts parts;
-  parts.owners = owners;
-  parts.node = connect(process_set, on_node);
-  parts.cross = make_cross(process_set, placement, across);
-  if (placement.own < 0) return;
-  parts.flat = std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), false);
-  auto rest = std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), false);
-  auto hierarchy = std::make_unique<GpuHierarchy>(std::move(parts));
-  tensors_->set_group(process_set, std::make_unique<EitherGroup>(std::move(hierarchy), std::move(rest)));
-}
-
-std::unique_ptr<Group> Gpus::make_cross(int process_set, const Placement& placement, const Seat& seat) {
-  if (options_.gpu_cross_algorithm == "nccl") return connect(process_set, seat);
-  if (seat.color == NcclComm::kNoColor) return nullptr;
-  std::vector<int> ranks;
-  for (const int node : placement.distinct_nodes())
-    ranks.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node)[static_cast<size_t>(seat.color)])]);
-  const int tag = kFirstGroupTag + process_set % kGroupTags;
-  const Peers peers(*fabric_.mpi(), ranks, seat.place, tag, watch_);
-  auto staged = std::make_unique<StagedGroup>(make_network_group(options_.cross_algorithm, peers, tuning_),
-                                              tensors_->relay(), false);
-  if (options_.gpu_cross_algorithm == "mpi") return staged;
-  if (fabric_.mpi()->denies_cuda() && placement.own == 0)
-    warn("gpu_cross_algorithm is cuda_aware_mpi, but this MPI says that it takes no addresses of GPUs: it may crash");
-  return std::make_unique<CudaMpiGroup>(peers, tensors_->gpu(), std::move(staged), watch_);
-}
-
-// On one node the parts lie where all of its ranks can read them, if all have room there.
-void Gpus::make_staged(int process_set, const Placement& placement) {
-  const bool is_member = placement.own >= 0;
-  const bool use_arena = all_agree(!is_member || tensors_->relay().prepare());
-  if (!is_member) return;
-  auto staged = std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), use_arena);
-  tensors_->set_group(process_set, std::move(staged));
-}
-
-bool Gpus::all_agree(bool is_well) {
-  Words words = {is_well ? ~uint64_t{0} : 0};
-  fabric_.channel().and_bits(words);
-  return words.front() != 0;
-}
-
-bool Gpus::is_known_to_nccl(const void* memory, size_t bytes) {
-  std::shared_ptr<NcclMemory> own;
-  {
-    const std::lock_guard lock(mutex_);
-    own = memory_;
-  }
-  return own && own->holds(memory, bytes);
-}
-
-std::unique_ptr<NcclGroup> Gpus::connect(int process_set, const Seat& seat) {
-  const bool is_member = seat.color != NcclComm::kNoColor;
-  std::unique_ptr<NcclComm> comm;
-  if (of_world_) {
-    finish_work();  // NCCL wants a communicator without work under way
-    comm = of_world_->split(seat.color, seat.place, seat.place, seat.size, watch_);
-  } else {
-    const NcclId id = agree_on_id(seat);
-    if (is_member) comm = NcclComm::make(*nccl_, tensors_->gpu(), id, seat.place, seat.size, watch_);
-  }
-  if (!comm) return nullptr;
-  auto& own = communicators_[process_set].emplace_back(std::move(comm));
-  return std::make_unique<NcclGroup>(own, tensors_->pool(), nccl_memory(), watch_);
-}
-
-// The first rank of each color makes one, and all ranks of the color get it.
-NcclId Gpus::agree_on_id(const Seat& seat) {
-  struct Offer {
-    int color;
-    NcclId id;
-  };
-  Offer own = {seat.color, {}};
-  const bool is_first = seat.color != NcclComm::kNoColor && seat.place == 0;
-  if (is_first) nccl_->check(nccl_->GetUniqueId(&own.id), "ncclGetUniqueId");
-  Writer offer, all;
-  if (is_first) offer.put(own);
-  for (const Bytes& bytes : fabric_.channel().gather(offer.take())) {
-    Reader reader(bytes);
-    if (!reader.at_end()) all.put(reader.get<Offer>());
-  }
-  const Bytes told = fabric_.channel().broadcast(all.take());
-  for (Reader reader(told); !reader.at_end();) {
-    const auto one = reader.get<Offer>();
-    if (one.color == seat.color) return one.id;
-  }
-  return {};
-}
-
 // ---------------------------------------------------------------------------------------------------------- the end
-
-void Gpus::finish_work() {
-  if (tensors_) tensors_->gpu()->wait(*tensors_->gpu()->record(tensors_->gpu()->stream()), watch_);
-}
 
 void Gpus::close(int process_set) {
   const auto current = make_current();
-  if (troubles_.erase(process_set)) finish_work();
-  if (tensors_) tensors_->drop_group(process_set);
-  for (const auto& comm : communicators_[process_set]) comm->close(watch_);
-  communicators_.erase(process_set);
+  if (troubles_.erase(process_set)) groups_.close(process_set);
 }
 
 void Gpus::look() {
   constexpr double kPause_s = 0.01;
   if (backlog_.is_empty() || now_s() < next_look_s_) return;
   next_look_s_ = now_s() + kPause_s;
-  for (const auto& [process_set, comms] : communicators_)
-    for (const auto& comm : comms) comm->require_well();
+  groups_.require_well();
   const auto current = make_current();
   backlog_.look();
 }
@@ -342,10 +216,7 @@ void Gpus::give_up(const Error& reason) {
   const auto current = make_current();
   has_given_up_ = true;
   backlog_.give_up(reason);
-  std::vector<NcclComm*> all;
-  for (const auto& [process_set, comms] : communicators_)
-    for (const auto& comm : comms) all.push_back(comm.get());
-  NcclComm::abort(all);
+  groups_.abort();
 }
 
 void Gpus::leave() {
@@ -354,8 +225,7 @@ void Gpus::leave() {
     look();
     fabric_.watch().look();
   }
-  of_world_.reset();
-  while (!communicators_.empty()) close(communicators_.begin()->first);
+  while (!troubles_.empty()) close(troubles_.begin()->first);
 }
 
 }  // namespace ringtrain

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "collectives/choose_gpu.h"
-#include "collectives/nccl_group.h"
 #include "fabric/nccl.h"
 #include "runtime/fabric.h"
 #include "runtime/gpu_backlog.h"
+#include "runtime/gpu_groups.h"
 #include "runtime/gpu_tensors.h"
 #include "runtime/process_sets.h"
 #include "runtime/world.h"
@@ -68,33 +68,14 @@ class Gpus {
   int usual_ordinal() const;
   // For as long as it lives, where this rank has a GPU.
   Gpu::Current make_current() const;
-  // Until all that was put into its streams is done, where this rank has a GPU.
-  void finish_work();
   void warn_of_sharing() const;
   void warn_of_staging(const std::string& reason, const Placement& placement);
   void allow_sharing() const;
 
-  // These make the Group of a process set; ranks outside it help.
-  void make_nccl(int process_set, const Placement& placement);
-  void make_hierarchy(int process_set, const Placement& placement);
-  void make_staged(int process_set, const Placement& placement);
-  // All ranks of the world call it.
-  bool all_agree(bool is_well);
-
-  // Who connects with whom: ranks of equal color, in the order of their places.
-  struct Seat {
-    int color = NcclComm::kNoColor;
-    int place = 0, size = 0;
-  };
-  // All ranks of the world call it. Null for who has no color.
-  std::unique_ptr<NcclGroup> connect(int process_set, const Seat& seat);
-  NcclId agree_on_id(const Seat& seat);
-  std::unique_ptr<Group> make_cross(int process_set, const Placement& placement, const Seat& seat);
   std::shared_ptr<NcclMemory> nccl_memory();
 
   const World& world_;
   const Options& options_;
-  const Tuning& tuning_;
   Fabric& fabric_;
   ProcessSets& sets_;
   Watchful watch_;
@@ -109,9 +90,7 @@ class Gpus {
   const NcclLibrary* nccl_ = nullptr;    // null where there is none
   std::unique_ptr<GpuTensors> tensors_;  // null where there is no GPU
   std::map<int, std::string> troubles_;  // by process set
-  // By process set. Shared with its Groups, which work with them, while this ends them.
-  std::map<int, std::vector<std::shared_ptr<NcclComm>>> communicators_;
-  std::shared_ptr<NcclComm> of_world_;  // all ranks; null where NCCL does not connect them all
+  GpuGroups groups_;
   GpuBacklog backlog_;
   double next_look_s_ = 0;
   bool has_given_up_ = false;
