@@ -277,7 +277,7 @@ def test_ranks_that_cannot_look_into_each_other_share_memory_by_name(tmp_path):
     program = """
 from ringtrain import _core
 init = _core.init
-_core.init = lambda rank, names, *others: init(rank, [(host, 1) for host, _ in names], *others)
+_core.init = lambda rank, names, *others, **more: init(rank, [(host, 1) for host, _ in names], *others, **more)
 hvd.init()
 hvd.allreduce(hvd.empty(1000), name="x")
 names = [line.split()[-2] for line in open("/proc/self/maps") if "/dev/shm/" in line]

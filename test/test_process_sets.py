@@ -133,6 +133,7 @@ def test_sets_given_to_init():
     hvd.init(process_sets=[even, odd])
     mine = odd if hvd.rank() % 2 else even
     require_equal(hvd.allgather(np.array([hvd.rank()]), process_set=mine), np.array(mine.ranks))
+    hvd.barrier()  # who leaves ends the operations of all
     hvd.shutdown()
     assert even.process_set_id is None
 

@@ -106,11 +106,11 @@ def _strikes_inside(striker: Striker, phase: str, module: Any, name: str) -> Non
         return
     original = getattr(module, name)
 
-    def struck(*arguments: Any) -> Any:
+    def struck(*arguments: Any, **keywords: Any) -> Any:
         striker.enter(phase)
         if striker.is_victim and striker.injection.kind not in FROM_OUTSIDE:
             striker.strike()
-        return original(*arguments)
+        return original(*arguments, **keywords)
 
     setattr(module, name, struck)
 
