@@ -1,9 +1,9 @@
 """The double of NCCL computes what NCCL computes, between real processes, and fails as NCCL does."""
 
-import os
 import tempfile
 import threading
 import time
+from multiprocessing import SimpleQueue
 from pathlib import Path
 
 import ml_dtypes
@@ -38,21 +38,31 @@ INVALID_ARGUMENT, INVALID_USAGE = 4, 5
 
 def on_ranks(size, body, *arguments, **settings):
     """What `body(rank, communicator, stream, *arguments)` returns on each rank, which has a GPU of its own."""
-    return run(size, _joined, _unique_id(), size, body, *arguments, **settings)
+    return run(size, _joined, SimpleQueue(), size, body, *arguments, **settings)
 
 
-def _unique_id():
-    # by a process of its own: a child could not use what its parent has loaded and used
-    (made,) = run(1, lambda _: new_unique_id())
+def _joined(rank, ids, size, body, *arguments):
+    open_gpu(rank)
+    communicator = new_communicator(_unique_id(rank, ids, size), rank, size)
+    result = body(rank, communicator, call("cuStreamCreate", NON_BLOCKING), *arguments)
+    assert not _open_places()
+    return result
+
+
+def _unique_id(rank, ids, size):
+    """Made by rank 0, and passed on through the queue."""
+    if rank > 0:
+        return ids.get()
+    made = new_unique_id()
+    for _ in range(1, size):
+        ids.put(made)
     return made
 
 
-def _joined(rank, unique_id, size, body, *arguments):
-    open_gpu(rank)
-    communicator = new_communicator(unique_id, rank, size)
-    result = body(rank, communicator, call("cuStreamCreate", NON_BLOCKING), *arguments)
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(os.fsdecode(unique_id).strip("/\0"))]
-    return result
+def _open_places():
+    """The files of this process in which communicators may meet."""
+    folder = Path("/proc/self/fd")
+    return [path for path in folder.iterdir() if path.is_symlink() and "memfd:gpu_double" in str(path.readlink())]
 
 
 def error_of(communicator):
@@ -366,25 +376,25 @@ def test_a_split_ends_when_its_communicator_is_aborted():
 
 @doubled
 def test_ranks_that_do_not_come_are_not_waited_for_longer_than_was_asked():
-    def body(rank, unique_id):
+    def body(rank):
         open_gpu()
-        begin = time.monotonic()
+        begin, unique_id = time.monotonic(), new_unique_id()
+        assert len(_open_places()) == 1
         with pytest.raises(Refused, match="answered 2"):
             new_communicator(unique_id, 0, 2)
         assert 0.2 <= time.monotonic() - begin < 5
         assert "in time" in last_error()
+        assert not _open_places()
 
-    unique_id = _unique_id()
-    run(1, body, unique_id, join_timeout_s=0.2)
-    assert os.fsdecode(unique_id).strip("/\0") not in os.listdir("/dev/shm")
+    run(1, body, join_timeout_s=0.2)
 
 
 @doubled
 def test_two_ranks_share_a_gpu_from_nccl_2_30_on_where_it_is_enabled():
-    def body(rank, unique_id):
+    def body(rank, ids):
         open_gpu()
         try:
-            communicator = new_communicator(unique_id, rank, 2)
+            communicator = new_communicator(_unique_id(rank, ids, 2), rank, 2)
         except Refused as refused:
             assert "Duplicate GPU" in last_error()
             return refused.code
@@ -393,7 +403,7 @@ def test_two_ranks_share_a_gpu_from_nccl_2_30_on_where_it_is_enabled():
 
     for version, enabled, expected in [(22703, 1, 5), (23000, 0, 5), (23000, 1, 0)]:
         settings = {"nccl_version": version, "NCCL_MULTI_RANK_GPU_ENABLE": enabled}
-        assert run(2, body, _unique_id(), **settings) == [expected, expected]
+        assert run(2, body, SimpleQueue(), **settings) == [expected, expected]
 
 
 @doubled
@@ -435,7 +445,7 @@ def test_an_asynchronous_error_can_be_made():
 
 def _kill_rank_1(body):
     """Kill it when both ranks have said that they are there, in a folder which then tells the other one."""
-    with tempfile.TemporaryDirectory() as name, running(2, _joined, _unique_id(), 2, body, Path(name)) as processes:
+    with tempfile.TemporaryDirectory() as name, running(2, _joined, SimpleQueue(), 2, body, Path(name)) as processes:
         folder, deadline = Path(name), time.monotonic() + 20
         while not ((folder / "0").exists() and (folder / "1").exists()):
             assert time.monotonic() < deadline

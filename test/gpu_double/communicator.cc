@@ -45,13 +45,11 @@ Patience patience_of_join() {
   };
 }
 
-Communicator::Communicator(Context& of, const std::string& segment_name, int its_rank, int its_size,
-                           const Patience& patience)
+Communicator::Communicator(Context& of, const Place& place, int its_rank, int its_size, const Patience& patience)
     : context(of),
       rank(its_rank),
       size(its_size),
-      name(segment_name),
-      segment(std::make_shared<Segment>(segment_name, its_rank, its_size, whole_uuid_of(of.device), patience)) {
+      segment(std::make_shared<Segment>(place, its_rank, its_size, whole_uuid_of(of.device), patience)) {
   refuse_shared_gpus();
 }
 
@@ -75,13 +73,21 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key) {
   };
   const uint32_t round = splits_++;
   const int half = static_cast<int>(round & 1);
-  (*segment)->ranks[rank].wishes[half] = {color, key};
-  meet((*segment)->arrived_on_hosts, round, size, patience);
-  if (color == nccl::kNoColor) return nullptr;
+  const Place own = new_place();
+  (*segment)->ranks[rank].wishes[half] = {color, key, own};
+  try {
+    meet((*segment)->arrived_on_hosts, round, size, patience);
+  } catch (const Refusal&) {
+    release(own);
+    throw;
+  }
   const std::vector<Member> group = members(*segment, size, half, color);
-  const auto own = std::find_if(group.begin(), group.end(), [&](const Member& one) { return one.rank == rank; });
-  const std::string child = name + "_" + std::to_string(round) + "_" + std::to_string(color);
-  return std::make_shared<Communicator>(context, child, static_cast<int>(own - group.begin()),
+  const bool is_first = !group.empty() && group.front().rank == rank;
+  if (color == nccl::kNoColor || !is_first) release(own);
+  if (color == nccl::kNoColor) return nullptr;
+  const Place place = (*segment)->ranks[group.front().rank].wishes[half].place;
+  const auto me = std::find_if(group.begin(), group.end(), [&](const Member& one) { return one.rank == rank; });
+  return std::make_shared<Communicator>(context, place, static_cast<int>(me - group.begin()),
                                         static_cast<int>(group.size()), patience);
 }
 

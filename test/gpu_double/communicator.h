@@ -28,8 +28,8 @@ struct Aborted {};
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  // The ranks meet under `segment_name`; `patience` may end the wait. Refuses two ranks on one GPU as NCCL does.
-  Communicator(Context& of, const std::string& segment_name, int its_rank, int its_size, const Patience& patience);
+  // The ranks meet at this place; `patience` may end the wait. Refuses two ranks on one GPU as NCCL does.
+  Communicator(Context& of, const Place& place, int its_rank, int its_size, const Patience& patience);
 
   // Null for a rank without a color.
   std::shared_ptr<Communicator> split(int color, int key);
@@ -61,7 +61,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Context& context;
   const int rank;
   const int size;
-  const std::string name;
   const std::shared_ptr<Segment> segment;
 
  private:

@@ -96,8 +96,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return Call("ncclGetUniqueId").run([&] {
     require(id != nullptr, "id is null");
     std::memset(id, 0, sizeof(*id));
-    const std::string name = Segment::new_name();
-    std::memcpy(id->internal, name.data(), name.size());
+    const Place place = new_place();
+    std::memcpy(id->internal, &place, sizeof(place));
   });
 }
 
@@ -106,11 +106,13 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int size, ncclUniqueId id,
     require(made != nullptr, "comm is null");
     require(size >= 1 && size <= kMostRanks, "the double has 1 to " + std::to_string(kMostRanks) + " ranks");
     require(rank >= 0 && rank < size, "rank " + std::to_string(rank) + " of " + std::to_string(size));
-    require(id.internal[0] == '/' && std::memchr(id.internal, 0, sizeof(id.internal)) != nullptr, "no unique id");
+    Place place;
+    std::memcpy(&place, id.internal, sizeof(place));
+    require(place.pid > 0, "no unique id");
     require_blocking(config);
     *made = nullptr;
     Context& context = required_context();
-    *made = open_communicator(std::make_shared<Communicator>(context, id.internal, rank, size, patience_of_join()));
+    *made = open_communicator(std::make_shared<Communicator>(context, place, rank, size, patience_of_join()));
   });
 }
 

@@ -3,9 +3,10 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <string>
 
 #include "call.h"
 #include "nccl.h"
@@ -13,15 +14,23 @@
 namespace gpu_double {
 namespace {
 
-Shared* map(const std::string& name) {
-  const int file = shm_open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0) throw Refusal{nccl::kSystemError, "the segment " + name + " cannot be opened"};
-  void* address = MAP_FAILED;
-  if (ftruncate(file, sizeof(Shared)) == 0)
-    address = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+// Null where the process is not there, or has not got that far.
+Shared* try_to_map(const Place& place) {
+  const std::string path = "/proc/" + std::to_string(place.pid) + "/fd/" + std::to_string(place.descriptor);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) return nullptr;
+  void* address = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   close(file);
-  if (address == MAP_FAILED) throw Refusal{nccl::kSystemError, "the segment " + name + " cannot be mapped"};
+  if (address == MAP_FAILED) throw Refusal{nccl::kSystemError, path + " cannot be mapped"};
   return static_cast<Shared*>(address);
+}
+
+Shared* map(const Place& place, const Patience& patience) {
+  for (;;) {
+    if (Shared* shared = try_to_map(place)) return shared;
+    patience();
+    usleep(1000);
+  }
 }
 
 void require_same_size(Word& agreed, int size) {
@@ -50,23 +59,29 @@ void meet(Word& arrived, uint32_t round, int size, const Patience& patience) {
   }
 }
 
-std::string Segment::new_name() {
-  uint64_t number = 0;
-  if (getrandom(&number, sizeof(number), 0) != sizeof(number)) throw Refusal{nccl::kSystemError, "no random number"};
-  return "/ringtrain_gpu_double_" + std::to_string(number);
+Place new_place() {
+  const int file = memfd_create("gpu_double", MFD_CLOEXEC);
+  if (file < 0) throw Refusal{nccl::kSystemError, "no file in memory"};
+  if (ftruncate(file, sizeof(Shared)) == 0) return {getpid(), file};
+  close(file);
+  throw Refusal{nccl::kSystemError, "a file in memory has no room"};
 }
 
-Segment::Segment(const std::string& name, int rank, int size, const CUuuid& uuid, const Patience& patience)
-    : shared_(map(name)) {
+void release(const Place& place) {
+  if (place.pid == getpid()) close(place.descriptor);
+}
+
+Segment::Segment(const Place& place, int rank, int size, const CUuuid& uuid, const Patience& patience)
+    : shared_(map(place, patience)) {
   try {
     require_same_size(shared_->size, size);
     if (shared_->ranks[rank].has_joined.exchange(1) != 0)
       throw Refusal{nccl::kInvalidUsage, "rank " + std::to_string(rank) + " has joined already"};
     shared_->ranks[rank].uuid = uuid;
     meet(shared_->joined, 0, size, patience);
-    shm_unlink(name.c_str());
+    release(place);
   } catch (const Refusal&) {
-    shm_unlink(name.c_str());
+    release(place);
     munmap(shared_, sizeof(Shared));
     throw;
   }

@@ -1,8 +1,8 @@
 // The memory that the ranks of one communicator share, and waiting in it.
 //
-// All of it begins as zeros. Only the pages that are used take memory. Its name is gone when all ranks have joined.
-// Nobody spins: ranks sleep on the words of the segment (futex), at most 50 ms, since the one who would wake them may
-// be dead.
+// All of it begins as zeros. Only the pages that are used take memory, and they are gone with the last rank, whatever
+// it dies of. Nobody spins: ranks sleep on the words of the segment (futex), at most 50 ms, since the one who would
+// wake them may be dead.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "cuda.h"
 
@@ -32,8 +31,19 @@ struct Descriptor {
   }
 };
 
+// A file without a name: the descriptor of a process that has it open.
+struct Place {
+  int pid, descriptor;
+};
+
+// Of this process.
+Place new_place();
+// Does nothing to the place of another process.
+void release(const Place& place);
+
 struct SplitWish {
   int color, key;
+  Place place;  // the first rank's is the one that is used
 };
 
 // Two of all that is exchanged in rounds: a rank writes for the next round while another one still reads.
@@ -74,18 +84,17 @@ void meet(Word& arrived, uint32_t round, int size, const Patience& patience);
 
 class Segment {
  public:
-  // Returns when `size` ranks have joined. Refuses a rank that is there already.
-  Segment(const std::string& name, int rank, int size, const CUuuid& uuid, const Patience& patience);
+  // Returns when `size` ranks have joined, for whom the place is of no use afterwards: it is released. Refuses a rank
+  // that is there already.
+  Segment(const Place& place, int rank, int size, const CUuuid& uuid, const Patience& patience);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  static std::string new_name();
-
   Shared* operator->() const { return shared_; }
 
  private:
-  Shared* shared_;
+  Shared* const shared_;
 };
 
 }  // namespace gpu_double
