@@ -1,5 +1,7 @@
 """Ranks that die or stop while GPUs work, where NCCL and who waits for the GPU would wait for ever. On the doubles."""
 
+import os
+import signal
 import sys
 import time
 
@@ -69,6 +71,19 @@ def test_work_before_it_that_never_ends_is_a_stall_too():
             cupy.cuda.get_current_stream().synchronize()
             hvd.allreduce_(mine, name=f"later {number}")
     hvd.shutdown()
+
+
+@pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "1"}, isolated=True)
+def test_a_first_shutdown_does_not_wait_for_it_either():
+    hvd.init()
+    mine = on_gpu(np.ones(5))
+    hvd.allreduce_(mine, name="first")
+    if hvd.rank() == 0:
+        keep_busy(30)
+    hvd.allreduce_(mine, name="late")
+    begin = time.monotonic()
+    hvd.shutdown()
+    assert time.monotonic() - begin < 15
 
 
 @pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "1"}, isolated=True)
@@ -160,16 +175,22 @@ def test_a_call_of_nccl_that_fails_names_the_operation():
     hvd.shutdown()
 
 
+def fill_gpu():
+    """Arrays that leave no room for another one."""
+    filler = []
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+        while True:
+            filler.append(cupy.empty(300_000, "float32"))
+    return filler
+
+
 @pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_GPU_DOUBLE_MEMORY": str(16 << 20)}, isolated=True)
 def test_a_result_without_room_on_the_gpu_is_not_lost():
     hvd.init()
     use_own_gpu()
     mine = cupy.full(150_000, hvd.rank(), "float32")
     hvd.allreduce_(cupy.ones(3), name="first")
-    filler = []
-    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
-        while True:
-            filler.append(cupy.empty(300_000, "float32"))
+    filler = fill_gpu()
     handle = hvd.allgather_async(mine, name="gathered")  # NCCL writes to the host's memory
     with pytest.raises(cupy.cuda.memory.OutOfMemoryError) as caught:
         hvd.synchronize(handle)
@@ -177,4 +198,36 @@ def test_a_result_without_room_on_the_gpu_is_not_lost():
         assert caught.value.__notes__ == ['ringtrain was making room for allgather "gathered"']
     filler.clear()
     require_on_gpu(hvd.synchronize(handle), np.repeat(np.arange(2, dtype="float32"), 150_000))
+    hvd.shutdown()
+
+
+FULL_SOON = {**GPU, "RINGTRAIN_GPU_DOUBLE_MEMORY": str(16 << 20), "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "1"}
+
+
+@pytest.mark.ranks(2, env=FULL_SOON, isolated=True)
+def test_a_rank_without_room_notices_that_the_gpu_waits_for_a_stopped_one():
+    hvd.init()
+    use_own_gpu()
+    pids = hvd.allgather(np.array([os.getpid()]))
+    mine = cupy.ones(700_000, "float32")  # gathered it is larger than any block that there is
+    hvd.allreduce_(mine, name="first")
+    hvd.allgather(mine[:100], name="first")  # leaves a block that can be given back to the driver
+    cupy.cuda.get_current_stream().synchronize()
+    filler = fill_gpu() if hvd.rank() == 0 else []
+    if hvd.rank() == 1:
+        keep_busy(5)  # so that its part of the next operation does not begin
+    handles = [hvd.allreduce_async_(mine, name="late"), hvd.allgather_async(mine, name="too large")]
+    if hvd.rank() == 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(hvd.StalledError):
+        hvd.synchronize(handles[1])
+        for number in range(100):
+            cupy.cuda.get_current_stream().synchronize()
+            hvd.allreduce_(mine, name=f"later {number}")
+    if hvd.rank() == 0:
+        assert time.monotonic() - begin < 5
+        os.kill(int(pids[1]), signal.SIGCONT)
+    filler.clear()
     hvd.shutdown()

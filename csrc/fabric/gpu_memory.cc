@@ -43,12 +43,15 @@ std::unique_ptr<GpuBlock> GpuPool::find(size_t bytes) {
   return block;
 }
 
+// The driver waits for the whole GPU when memory is given back, and so for what waits for other ranks: that is waited
+// for with the Watch first.
 std::unique_ptr<GpuBlock> GpuPool::allocate(size_t bytes) {
   const CudaDriver& driver = gpu_->driver();
   const Gpu::Current current(*gpu_);
   CudaAddress address = 0;
   int code = driver.MemAlloc(&address, bytes);
   if (CudaDriver::is_out_of_memory(code)) {
+    gpu_->wait(*gpu_->record(gpu_->stream()), watch_);
     free_all();
     code = driver.MemAlloc(&address, bytes);
   }

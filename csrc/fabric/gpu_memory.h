@@ -35,24 +35,28 @@ class GpuBlock {
 };
 using GpuBlockPtr = std::shared_ptr<GpuBlock>;
 
-// Any thread.
+// Any thread, but for take().
 class GpuPool : public std::enable_shared_from_this<GpuPool> {
  public:
-  static std::shared_ptr<GpuPool> of(GpuPtr gpu) { return std::shared_ptr<GpuPool>(new GpuPool(std::move(gpu))); }
+  // `watch` is asked in take() alone, and outlives who calls that.
+  static std::shared_ptr<GpuPool> of(GpuPtr gpu, Watch& watch) {
+    return std::shared_ptr<GpuPool>(new GpuPool(std::move(gpu), watch));
+  }
   ~GpuPool();
 
-  // At least `bytes`, not initialised, for what is put into the GPU's own stream from now on. Where the GPU has no
-  // room, memory of the host that it can reach: one rank must not fail where the others go on. Throws failure when
-  // there is none of that either.
+  // For who has the engine's turn. At least `bytes`, not initialised, for what is put into the GPU's own stream from
+  // now on. Where the GPU has no room, memory of the host that it can reach: one rank must not fail where the others go
+  // on. Throws failure when there is none of that either.
   GpuBlockPtr take(size_t bytes);
 
  private:
-  explicit GpuPool(GpuPtr gpu) : gpu_(std::move(gpu)) {}
+  GpuPool(GpuPtr gpu, Watch& watch) : gpu_(std::move(gpu)), watch_(watch) {}
   std::unique_ptr<GpuBlock> find(size_t bytes);
   std::unique_ptr<GpuBlock> allocate(size_t bytes);
   void free_all();
 
   const GpuPtr gpu_;
+  Watch& watch_;
   std::mutex mutex_;
   std::list<std::unique_ptr<GpuBlock>> free_;  // guarded by mutex_
 };

@@ -14,7 +14,7 @@ GpuTensors::GpuTensors(GpuPtr gpu, Arena* arena, ProcessSets& sets, GpuBacklog& 
       sets_(sets),
       backlog_(backlog),
       watch_(watch),
-      pool_(GpuPool::of(gpu_)),
+      pool_(GpuPool::of(gpu_, watch)),
       relay_(gpu_, arena, watch),
       alone_(std::make_unique<StagedGroup>(std::make_shared<SelfGroup>(), relay_, false)) {}
 
