@@ -30,7 +30,7 @@ std::string version_text(int version) {
 struct Made {
   int code = 0;
   NcclHandle handle = nullptr;
-  std::string last_error;
+  std::string trouble;
 };
 
 // The call runs on a thread of its own, on which errors must be asked for, too.
@@ -40,14 +40,11 @@ NcclHandle made_apart(const NcclLibrary& library, const GpuPtr& gpu, const char*
     const Gpu::Current current(*gpu);
     Made made;
     made.code = make(&made.handle);
-    if (made.code != kSuccess) made.last_error = library.GetLastError(nullptr);
+    if (made.code != kSuccess) made.trouble = library.text(made.code);
     return made;
   };
   const Made made = run_apart(call, watch);
-  if (made.code != kSuccess) {
-    const std::string reason = made.last_error.empty() ? "" : " (" + made.last_error + ")";
-    throw failure(std::string(name) + ": " + library.text(made.code) + reason + ". NCCL_DEBUG=INFO says more");
-  }
+  if (made.code != kSuccess) throw failure(std::string(name) + ": " + made.trouble + ". NCCL_DEBUG=INFO says more");
   return made.handle;
 }
 
@@ -60,14 +57,6 @@ void require_driver_for(int cuda_major, const std::string& path) {
                 CudaDriver::version_text(spoken) + ": pip install nvidia-nccl-cu" + std::to_string(spoken / 1000) +
                 " instead, or update the driver");
 }
-
-class LimitWatch final : public Watch {
- public:
-  void check(double waited_s) override {
-    if (waited_s > kLongestAbort_s) throw failure("NCCL does not end what is under way");
-  }
-  double interval_s(double) const override { return kLongestAbort_s / 10; }
-};
 
 }  // namespace
 
@@ -127,13 +116,14 @@ NcclLibrary::NcclLibrary(const std::string& path) {
   library.find_optional(CommDeregister, "ncclCommDeregister");
 }
 
-std::string NcclLibrary::text(int code) const { return GetErrorString(code); }
+std::string NcclLibrary::text(int code, NcclHandle comm) const {
+  std::string reason = GetLastError(comm);
+  if (code == kInProgress) reason = "ringtrain wants communicators that block: is NCCL_COMM_BLOCKING=0 set?";
+  return GetErrorString(code) + (reason.empty() ? "" : " (" + reason + ")");
+}
 
 void NcclLibrary::check(int code, const char* call) const {
-  if (code == kSuccess) return;
-  std::string reason = GetLastError(nullptr);
-  if (code == kInProgress) reason = "ringtrain wants communicators that block: is NCCL_COMM_BLOCKING=0 set?";
-  throw failure(std::string(call) + ": " + text(code) + (reason.empty() ? "" : " (" + reason + ")"));
+  if (code != kSuccess) throw failure(std::string(call) + ": " + text(code));
 }
 
 int NcclLibrary::type_of(DType dtype) {
@@ -193,9 +183,7 @@ void NcclComm::require_well() const {
   const int asked = library_.CommGetAsyncError(handle_, &code);
   if (asked != kSuccess) code = asked;
   if (code == kSuccess || code == kInProgress) return;
-  const std::string reason = library_.GetLastError(handle_);
-  throw Error(ErrorKind::peer_lost, "NCCL lost another rank, or the way to it: " + library_.text(code) +
-                                        (reason.empty() ? "" : " (" + reason + ")"));
+  throw Error(ErrorKind::peer_lost, "NCCL lost another rank, or the way to it: " + library_.text(code, handle_));
 }
 
 // Whatever becomes of it, nobody else may end it then.
@@ -221,7 +209,7 @@ void NcclComm::abort(const std::vector<NcclComm*>& comms) {
       --*left;
     }).detach();
   }
-  LimitWatch limit;
+  LimitWatch limit(kLongestAbort_s, "NCCL does not end what is under way");
   try {
     Waiter().poll([&] { return *left == 0; }, &limit);
   } catch (const Error&) {

@@ -43,7 +43,8 @@ class NcclLibrary {
 
   // Throws failure, naming the call, unless the code says that all is well.
   void check(int code, const char* call) const;
-  std::string text(int code) const;
+  // "unhandled cuda error (why)". NCCL says why to the thread that has made the call, of a communicator or of none.
+  std::string text(int code, NcclHandle comm = nullptr) const;
 
   // NCCL's number for it; less than 0 for what it does not have. Bools travel as bytes.
   static int type_of(DType dtype);

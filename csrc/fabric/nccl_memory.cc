@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "fabric/run_apart.h"
+
 namespace ringtrain {
 namespace {
 
@@ -35,10 +37,24 @@ char* NcclMemory::take_free(size_t bytes) {
     data = found->data;
     found->is_free = false;
   }
-  const int code = gpu_->driver().CtxSynchronize();
-  if (code != kSuccess) give_back(data);
-  gpu_->driver().check(code, "cuCtxSynchronize");
-  return data;
+  if (is_soon_idle()) return data;
+  give_back(data);
+  return nullptr;
+}
+
+// The driver can only be asked to wait, for ever if need be, so that is left to a thread of its own.
+bool NcclMemory::is_soon_idle() const {
+  constexpr double kLongest_s = 1;
+  const auto call = [gpu = gpu_] {
+    const Gpu::Current current(*gpu);
+    return gpu->driver().CtxSynchronize();
+  };
+  LimitWatch limit(kLongest_s, "the GPU is at work");
+  try {
+    return run_apart(call, limit) == kSuccess;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 char* NcclMemory::make(size_t bytes) {

@@ -21,7 +21,8 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   ~NcclMemory();
 
   // At least `bytes`, not initialised; null where NCCL cannot make it, or does not want to. What was given back is used
-  // again after the whole GPU has been waited for, since nobody knows in which streams it was used.
+  // again when the whole GPU has done all that it has, since nobody knows in which streams it was used; where that
+  // takes long, there is new memory instead.
   std::shared_ptr<char> allocate(size_t bytes);
 
   // Whether `bytes` from there on are part of it. NCCL may only work there if it does so on all ranks.
@@ -39,6 +40,7 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
 
   NcclMemory(const NcclLibrary& library, GpuPtr gpu) : library_(library), gpu_(std::move(gpu)) {}
   char* take_free(size_t bytes);
+  bool is_soon_idle() const;
   char* make(size_t bytes);
   void give_back(const char* data);
 
