@@ -20,6 +20,7 @@ struct Block {
 // than `most`, a multiple of 64.
 template <typename Visit>
 void for_each_part(size_t count, size_t most, Visit visit) {
+  if (count == 0) return;
   const size_t parts = (count + most - 1) / most;
   const size_t usual = ((count + parts - 1) / parts + 63) / 64 * 64;
   for (size_t begin = 0; begin < count; begin += usual) visit(begin, std::min(usual, count - begin));

@@ -1,15 +1,20 @@
 #include "collectives/cuda_mpi_group.h"
 
-#include <algorithm>
 #include <utility>
 
+#include "collectives/blocks.h"
+
 namespace ringtrain {
+namespace {
+
+constexpr size_t kMostPerCall = 1 << 30;  // elements, below the largest int
+
+}  // namespace
 
 CudaMpiGroup::CudaMpiGroup(Peers peers, GpuPtr gpu, std::unique_ptr<Group> rest, Watch& watch)
-    : Group(peers.rank(), peers.size()),
+    : DelegatingGroup(std::move(rest)),
       peers_(std::move(peers)),
       gpu_(std::move(gpu)),
-      rest_(std::move(rest)),
       watch_(watch),
       communicator_(peers_.make_communicator()) {}
 
@@ -18,7 +23,7 @@ CudaMpiGroup::~CudaMpiGroup() {
 }
 
 void CudaMpiGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
-  if (reduction.scale != 1.0 || is_half(reduction.dtype)) return rest_->allreduce(reduction, pieces);
+  if (reduction.scale != 1.0 || is_half(reduction.dtype)) return rest().allreduce(reduction, pieces);
   const size_t element = size_of(reduction.dtype);
   for (const Piece& piece : pieces) gpu_->copy(piece.destination, piece.source, piece.count * element, gpu_->stream());
   gpu_->wait(*gpu_->record(gpu_->stream()), watch_);
@@ -26,15 +31,13 @@ void CudaMpiGroup::allreduce(const Reduction& reduction, const std::vector<Piece
 }
 
 void CudaMpiGroup::allreduce_in_place(const Reduction& reduction, char* data, size_t count) {
-  constexpr size_t kMostPerCall = 1 << 30;  // elements, below the largest int
-  for (size_t begin = 0; begin < count; begin += kMostPerCall) {
-    char* first = data + begin * size_of(reduction.dtype);
-    const auto length = static_cast<int>(std::min(kMostPerCall, count - begin));
-    MpiRequest request = peers_.mpi().iallreduce(first, length, reduction.dtype, reduction.reduce, communicator_);
+  for_each_part(count, kMostPerCall, [&](size_t begin, size_t length) {
+    MpiRequest request = peers_.mpi().iallreduce(data + begin * size_of(reduction.dtype), static_cast<int>(length),
+                                                 reduction.dtype, reduction.reduce, communicator_);
     is_given_up_ = true;  // unless it ends well: a collective cannot be cancelled
     peers_.wait_until([&] { return peers_.mpi().test(request); });
     is_given_up_ = false;
-  }
+  });
 }
 
 }  // namespace ringtrain

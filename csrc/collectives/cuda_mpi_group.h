@@ -7,13 +7,13 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/group.h"
+#include "collectives/delegating_group.h"
 #include "collectives/peers.h"
 #include "fabric/gpu.h"
 
 namespace ringtrain {
 
-class CudaMpiGroup final : public Group {
+class CudaMpiGroup final : public DelegatingGroup {
  public:
   // All ranks at the same time. `watch` outlives this.
   CudaMpiGroup(Peers peers, GpuPtr gpu, std::unique_ptr<Group> rest, Watch& watch);
@@ -22,25 +22,12 @@ class CudaMpiGroup final : public Group {
   bool keeps_nan() const override { return false; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
-  void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
-                      const Counts& counts) override {
-    rest_->reduce_scatter(reduction, source, destination, counts);
-  }
-  void allgather(const void* source, void* destination, const Counts& bytes) override {
-    rest_->allgather(source, destination, bytes);
-  }
-  void broadcast(void* data, size_t bytes, int root) override { rest_->broadcast(data, bytes, root); }
-  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override {
-    rest_->alltoall(source, send_bytes, destination, receive_bytes);
-  }
-  void barrier() override { rest_->barrier(); }
 
  private:
   void allreduce_in_place(const Reduction& reduction, char* data, size_t count);
 
   Peers peers_;
   const GpuPtr gpu_;
-  const std::unique_ptr<Group> rest_;
   Watch& watch_;
   MpiComm communicator_;
   bool is_given_up_ = false;

@@ -9,35 +9,23 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/group.h"
+#include "collectives/delegating_group.h"
 
 namespace ringtrain {
 
-class GpuHierarchy final : public Group {
+class GpuHierarchy final : public DelegatingGroup {
  public:
   struct Parts {
     std::unique_ptr<Group> node;   // the ranks of this node
     std::unique_ptr<Group> cross;  // those with this rank's place on every node; null when it owns nothing
-    std::unique_ptr<Group> flat;   // all ranks, for what has no hierarchical form
-    int owners;                    // ranks of a node that own something
+    int owners = 0;                // ranks of a node that own something
   };
-  explicit GpuHierarchy(Parts parts) : Group(parts.flat->rank(), parts.flat->size()), parts_(std::move(parts)) {}
+  // `flat`: all ranks, for what has no hierarchical form.
+  GpuHierarchy(Parts parts, std::unique_ptr<Group> flat) : DelegatingGroup(std::move(flat)), parts_(std::move(parts)) {}
   const char* name() const override { return "nccl on nodes"; }
   bool keeps_nan() const override { return false; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
-  void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
-                      const Counts& counts) override {
-    parts_.flat->reduce_scatter(reduction, source, destination, counts);
-  }
-  void allgather(const void* source, void* destination, const Counts& bytes) override {
-    parts_.flat->allgather(source, destination, bytes);
-  }
-  void broadcast(void* data, size_t bytes, int root) override { parts_.flat->broadcast(data, bytes, root); }
-  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override {
-    parts_.flat->alltoall(source, send_bytes, destination, receive_bytes);
-  }
-  void barrier() override { parts_.flat->barrier(); }
 
  private:
   const Parts parts_;

@@ -1,8 +1,9 @@
 #include "collectives/mpi_group.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "collectives/blocks.h"
 
 namespace ringtrain {
 namespace {
@@ -57,11 +58,10 @@ void MpiGroup::allreduce_in_place(const Reduction& reduction, void* data, size_t
     allreduce_in_place({DType::float32, reduction.reduce, 1.0}, wide, count);
     return narrow(reduction.dtype, reduction.scale, data, wide, count);
   }
-  for (size_t begin = 0; begin < count; begin += kMostPerCall) {
+  for_each_part(count, kMostPerCall, [&](size_t begin, size_t length) {
     char* first = static_cast<char*>(data) + begin * size_of(reduction.dtype);
-    const auto length = static_cast<int>(std::min(kMostPerCall, count - begin));
-    complete(mpi_.iallreduce(first, length, reduction.dtype, reduction.reduce, communicator_));
-  }
+    complete(mpi_.iallreduce(first, static_cast<int>(length), reduction.dtype, reduction.reduce, communicator_));
+  });
   if (reduction.scale != 1.0) scale(reduction.dtype, reduction.scale, data, data, count);
 }
 
@@ -84,9 +84,9 @@ void MpiGroup::allgather(const void* source, void* destination, const Counts& by
 }
 
 void MpiGroup::broadcast(void* data, size_t bytes, int root) {
-  for (size_t begin = 0; begin < bytes; begin += kMostPerCall)
-    complete(mpi_.ibroadcast(static_cast<char*>(data) + begin, static_cast<int>(std::min(kMostPerCall, bytes - begin)),
-                             root, communicator_));
+  for_each_part(bytes, kMostPerCall, [&](size_t begin, size_t length) {
+    complete(mpi_.ibroadcast(static_cast<char*>(data) + begin, static_cast<int>(length), root, communicator_));
+  });
 }
 
 void MpiGroup::alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) {
