@@ -75,7 +75,9 @@ def describe_sharing(nodes: Sequence[int], choices: Sequence[Choice]) -> str:
 
     Args: of every rank its node and its GPU.
     """
-    pair = next(_pairs_that_need_not_share(nodes, choices), None)
+    pair = _core.needless_sharing(
+        list(nodes), [choice.uuid for choice in choices], [choice.visible for choice in choices]
+    )
     if pair is None:
         return ""
     device, visible = choices[pair[1]].device, choices[pair[1]].visible
@@ -89,18 +91,6 @@ def describe_sharing(nodes: Sequence[int], choices: Sequence[Choice]) -> str:
         "call ringtrain.init() before anything is put on a GPU, or choose the GPU before that "
         "(torch.cuda.set_device, cupy.cuda.Device.use)"
     )
-
-
-def _pairs_that_need_not_share(nodes: Sequence[int], choices: Sequence[Choice]) -> Iterator[tuple[int, int]]:
-    first_on: dict[tuple[int, str], int] = {}
-    for rank, choice in enumerate(choices):
-        if choice.device >= 0:
-            first_on.setdefault((nodes[rank], choice.uuid), rank)
-    for rank, choice in enumerate(choices):
-        first = first_on.get((nodes[rank], choice.uuid), rank)
-        used = sum(node == nodes[rank] for node, _ in first_on)
-        if first != rank and used < choice.visible:
-            yield first, rank
 
 
 def nccl_candidates() -> list[tuple[str, int]]:

@@ -205,6 +205,7 @@ def on(device, uuid=None, visible=4, is_kept=False):
             [on(0), on(2), on(0)],
             "ranks 0 and 2 share GPU 0, although they see 4 GPUs: look at gpus_per_rank",
         ),
+        ([0, 0, 0], [on(0, visible=2), on(0, visible=2), gpus.NO_CHOICE], "ranks 0 and 1 share GPU 0"),
         ([0, 0], [on(1, is_kept=True), on(1)], "rank 0 had a CUDA context there"),
         (
             [0, 0, 1, 1],

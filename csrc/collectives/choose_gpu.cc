@@ -62,6 +62,22 @@ GpuFacts GpuFacts::read_from(Reader& reader) {
   return facts;
 }
 
+std::optional<std::pair<int, int>> find_needless_sharing(const std::vector<int>& nodes,
+                                                         const std::vector<std::string>& uuids,
+                                                         const std::vector<int>& visible) {
+  std::map<int, std::map<std::string, int>> first_on;  // by node and GPU
+  for (size_t rank = 0; rank < nodes.size(); ++rank)
+    if (!uuids[rank].empty()) first_on[nodes[rank]].emplace(uuids[rank], static_cast<int>(rank));
+  for (size_t rank = 0; rank < nodes.size(); ++rank) {
+    if (uuids[rank].empty()) continue;
+    const std::map<std::string, int>& used = first_on[nodes[rank]];
+    const int first = used.at(uuids[rank]);
+    if (first != static_cast<int>(rank) && used.size() < static_cast<size_t>(visible[rank]))
+      return std::make_pair(first, static_cast<int>(rank));
+  }
+  return std::nullopt;
+}
+
 GpuChoice choose_gpu_way(const Placement& placement, const std::vector<GpuFacts>& facts, const Options& options) {
   for (const int rank : placement.ranks) {
     const GpuFacts& own = facts[static_cast<size_t>(rank)];

@@ -1,7 +1,9 @@
 // Which way the tensors of a process set take between GPUs, by what all ranks have told of themselves.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -23,6 +25,12 @@ struct GpuFacts {
   void write_to(Writer& writer) const;
   static GpuFacts read_from(Reader& reader);
 };
+
+// Two ranks of one node that work on the same GPU while another one there is idle; null where there are none. Of every
+// rank its node, its GPU ("": none) and how many GPUs its process may use.
+std::optional<std::pair<int, int>> find_needless_sharing(const std::vector<int>& nodes,
+                                                         const std::vector<std::string>& uuids,
+                                                         const std::vector<int>& visible);
 
 enum class GpuWay {
   none,          // some rank has no GPU

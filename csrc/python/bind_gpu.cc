@@ -1,4 +1,5 @@
 // What there is of GPUs, for who asks before anything is done with them.
+#include "collectives/choose_gpu.h"
 #include "fabric/cuda.h"
 #include "fabric/nccl.h"
 #include "python/bind.h"
@@ -54,6 +55,10 @@ void bind_gpu(nb::module_& module) {
   module.def("gpu_bytes", &gpu_bytes, nb::arg("bytes"), nb::arg("device"),
              "New GpuBytes on this rank's GPU, or None where NCCL has no such memory.");
   module.def("gpu_count", &gpu_count, "How many GPUs this process may use; 0 without a driver that can be used.");
+  module.def(
+      "needless_sharing", &find_needless_sharing, nb::arg("nodes"), nb::arg("uuids"), nb::arg("visible"),
+      "Two ranks of a node that work on the same GPU while another one there is idle, or None. Of every rank its "
+      "node, the UUID of its GPU (\"\": none) and how many GPUs it sees.");
   module.def(
       "gpu_uuid", [](int device) { return CudaDriver::get().uuid(device); }, nb::arg("device"),
       "As nvidia-smi shows it.");

@@ -158,22 +158,19 @@ void Gpus::warn_of_staging(const std::string& reason, const Placement& placement
   has_warned_of_staging_ = true;
 }
 
-// Two ranks share a GPU while another one of their node is idle.
 void Gpus::warn_of_sharing() const {
-  std::map<std::pair<int, std::string>, int> first_on;
-  std::map<int, std::set<std::string>> used_on;
-  for (int rank = 0; rank < world_.size(); ++rank)
-    used_on[world_.nodes[static_cast<size_t>(rank)]].insert(facts_[static_cast<size_t>(rank)].uuid);
-  for (int rank = 0; rank < world_.size(); ++rank) {
-    const GpuFacts& facts = facts_[static_cast<size_t>(rank)];
-    const int node = world_.nodes[static_cast<size_t>(rank)];
-    if (facts.uuid.empty()) continue;
-    const auto [first, is_first] = first_on.emplace(std::make_pair(node, facts.uuid), rank);
-    if (is_first || used_on[node].size() >= static_cast<size_t>(facts.devices)) continue;
-    return warn("ranks " + std::to_string(first->second) + " and " + std::to_string(rank) + " share " + facts.uuid +
-                ", although they see " + std::to_string(facts.devices) +
-                " GPUs: make that of local_rank() the current one before the first array is made on a GPU");
+  std::vector<std::string> uuids;
+  std::vector<int> visible;
+  for (const GpuFacts& facts : facts_) {
+    uuids.push_back(facts.uuid);
+    visible.push_back(facts.devices);
   }
+  const auto pair = find_needless_sharing(world_.nodes, uuids, visible);
+  if (!pair) return;
+  const auto second = static_cast<size_t>(pair->second);
+  warn("ranks " + std::to_string(pair->first) + " and " + std::to_string(pair->second) + " share " + uuids[second] +
+       ", although they see " + std::to_string(visible[second]) +
+       " GPUs: make that of local_rank() the current one before the first array is made on a GPU");
 }
 
 // Before NCCL looks at it.
