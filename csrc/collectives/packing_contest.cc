@@ -18,12 +18,12 @@ struct Venue {
   const Gpu& gpu;
   Watch& watch;
   GpuBlockPtr block;
+  std::shared_ptr<char> host;  // of one number
 };
 
 // Of the slowest rank, and so the same number on all of them.
 double slowest(const Venue& at, double seconds) {
-  const std::shared_ptr<char> host = at.gpu.pinned(sizeof seconds);
-  auto* value = reinterpret_cast<double*>(host.get());
+  auto* value = reinterpret_cast<double*>(at.host.get());
   *value = seconds;
   at.gpu.copy(at.block->data(), value, sizeof seconds, at.gpu.stream());
   at.group.allreduce({DType::float64, Reduce::max}, {{at.block->data(), at.block->data(), 1}});
@@ -52,7 +52,8 @@ double seconds_for(const Venue& at, size_t bytes, size_t pack_below) {
 
 void find_packing(NcclGroup& group, GpuPool& pool, Watch& watch) {
   if (group.size() == 1) return;  // nothing travels
-  const Venue at{group, *group.comm().gpu(), watch, pool.take(kPieces * kSizes[1])};
+  const Gpu& gpu = *group.comm().gpu();
+  const Venue at{group, gpu, watch, pool.take(kPieces * kSizes[1]), gpu.pinned(sizeof(double))};
   at.gpu.clear(at.block->data(), kPieces * kSizes[1], at.gpu.stream());
   size_t pack_below = 0;
   for (const size_t bytes : kSizes)

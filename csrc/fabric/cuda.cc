@@ -40,7 +40,6 @@ CudaDriver::CudaDriver() {
   library.find(Init, "cuInit");
   library.find(DeviceGetCount, "cuDeviceGetCount");
   library.find(DeviceGet, "cuDeviceGet");
-  library.find(DeviceGetName, "cuDeviceGetName");
   library.find(DeviceGetUuid, "cuDeviceGetUuid_v2");
   library.find(DeviceGetPCIBusId, "cuDeviceGetPCIBusId");
   library.find(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
@@ -109,12 +108,6 @@ std::string CudaDriver::uuid(int ordinal) const {
     std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(bytes[i]));
     text += digits;
   }
-  return text;
-}
-
-std::string CudaDriver::name(int ordinal) const {
-  char text[256] = "";
-  check(DeviceGetName(text, sizeof text, device(ordinal)), "cuDeviceGetName");
   return text;
 }
 

@@ -23,8 +23,7 @@ class CudaDriver {
   int version() const { return version_; }  // of CUDA that it speaks: 12040 for 12.4
   static std::string version_text(int version);
   int devices() const;
-  std::string uuid(int device) const;  // "GPU-..." as nvidia-smi shows it
-  std::string name(int device) const;
+  std::string uuid(int device) const;    // "GPU-..." as nvidia-smi shows it
   std::string bus_id(int device) const;  // "0000:1b:00.0"; slices of one GPU share it
   // On which one memory lies. Throws invalid if on none: it is the host's, or was freed.
   int device_of(CudaAddress address) const;
@@ -41,7 +40,6 @@ class CudaDriver {
   int (*DriverGetVersion)(int*);
   int (*DeviceGetCount)(int*);
   int (*DeviceGet)(int*, int);
-  int (*DeviceGetName)(char*, int, int);
   int (*DeviceGetUuid)(char*, int);
   int (*DeviceGetPCIBusId)(char*, int, int);
   int (*DevicePrimaryCtxRetain)(CudaContext*, int);

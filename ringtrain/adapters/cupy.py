@@ -10,6 +10,10 @@ import cupy
 import numpy as np
 
 from ringtrain.adapters.numpy import DTYPE_OF, DTYPES, require_known
+from ringtrain.adapters.numpy import dtype_name as dtype_name
+from ringtrain.adapters.numpy import require_results as require_results
+from ringtrain.adapters.numpy import returned as returned
+from ringtrain.adapters.numpy import rows as rows
 
 _DeviceView = tuple[int, int, tuple[int, ...], int, int]
 _current_stream = cupy.cuda.get_current_stream
@@ -69,23 +73,11 @@ def from_memory(memory: Any, dtype: int, shape: list[int]) -> Any:
     return array
 
 
-def returned(array: Any, like: Any) -> Any:
-    return array
-
-
-def rows(array: Any) -> Any:
-    return array.reshape(1) if array.ndim == 0 else array
-
-
 def is_finite(array: Any) -> Any:
     if array.dtype.kind in "biu":
         return True
     with array.device:
         return cupy.isfinite(array).all()
-
-
-def dtype_name(array: Any) -> str:
-    return str(array.dtype.name)
 
 
 def cast(array: Any, dtype_name: str) -> Any:
@@ -119,10 +111,6 @@ def stack(arrays: Sequence[Any]) -> Any:
 def on_host(array: Any) -> Any:
     with array.device:
         return array.get()
-
-
-def require_results() -> None:
-    pass
 
 
 def wrap(array: Any) -> Any:

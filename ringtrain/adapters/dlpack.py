@@ -12,6 +12,7 @@ from typing import Any
 
 from ringtrain.adapters.borrowing import Borrowed, borrow, is_on_gpu
 from ringtrain.adapters.numpy import DTYPES
+from ringtrain.adapters.numpy import returned as returned
 
 _DeviceView = tuple[int, int, tuple[int, ...], int, int]
 
@@ -66,10 +67,6 @@ def assign(target: Any, source: Any) -> None:
 
 def from_memory(memory: Any, dtype: int, shape: list[int]) -> Any:
     return _cupy().from_memory(memory, dtype, shape)
-
-
-def returned(array: Any, like: Any) -> Any:
-    return array
 
 
 def rows(array: Any) -> Any:

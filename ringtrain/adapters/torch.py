@@ -1,6 +1,7 @@
 """PyTorch tensors, on a CUDA device in the order of torch's current stream.
 
-Those on other devices go through the host's memory."""
+Those on other devices go through the host's memory.
+"""
 
 from __future__ import annotations
 
