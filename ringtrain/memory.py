@@ -28,9 +28,10 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32, *, devi
     shutdown().
 
     On a GPU it is a CuPy array in memory of ncclMemAlloc that all communicators know ("user-buffer registration"), so
-    that NCCL sends from it and receives into it without copying where the hardware can; where NCCL has no such memory
-    it is like any other. The memory is used again for an array of the same size, after waiting for the GPU, and
-    returned when the last array has gone after shutdown().
+    that NCCL sends from it and receives into it without copying where the hardware can, for a sum without a factor;
+    where NCCL has no such memory it is like any other. The memory is used again for other arrays when ringtrain's
+    streams and the default one have come past the moment when the array went; who works with it in other streams
+    keeps it until they are done. It is returned when the last array has gone after shutdown().
 
     Args:
         shape: as for numpy.empty.

@@ -15,6 +15,7 @@ from harness.gpu_arrays import GPU, cupy
 import ringtrain as hvd
 from ringtrain.bench.faults.injection import kill, raises, stop
 
+HANDSHAKES = {"RINGTRAIN_GPU_DOUBLE_HANDSHAKE": "1"}
 GONE = "is gone: its process was killed or exited early"
 
 
@@ -34,6 +35,16 @@ def test_a_killed_rank_is_named_and_the_gpus_of_the_others_go_on(on_doubles, way
     require_clean_end(outcome)
 
 
+@pytest.mark.parametrize("fault", [kill, stop])
+def test_a_rank_for_which_calls_of_nccl_wait_is_noticed(on_doubles, monkeypatch, fault):
+    for name, value in HANDSHAKES.items():
+        monkeypatch.setenv(name, value)
+    limits = {"stall_warning_time_s": 0.3, "stall_shutdown_time_s": 1} if fault is stop else {}
+    outcome = run(fault(rank=1).during("reduce on a GPU"), gpu_algorithm="nccl", **limits)
+    require_error(outcome, hvd.StalledError if fault is stop else hvd.PeerLostError, limit_s=4)
+    require_clean_end(outcome)
+
+
 @pytest.mark.parametrize("way", ["nccl", "hierarchical"])
 def test_a_killed_rank_is_named_on_all_hosts(on_doubles, way):
     outcome = run(kill(rank=1).during("reduce on a GPU"), hosts=(2, 2), gpu_algorithm=way, gpu_cross_algorithm="mpi")
@@ -41,8 +52,9 @@ def test_a_killed_rank_is_named_on_all_hosts(on_doubles, way):
     require_clean_end(outcome)
 
 
-def test_a_rank_that_is_killed_while_nccl_connects_is_named(on_doubles):
-    outcome = run(kill(rank=1).during("reduce on a GPU", after_s=0), gpu_algorithm="nccl")
+@pytest.mark.parametrize("after_s", [0, 0.01])
+def test_a_rank_that_is_killed_while_nccl_connects_is_named(on_doubles, after_s):
+    outcome = run(kill(rank=1).during("connect on a GPU", after_s), gpu_algorithm="nccl")
     require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
     require_clean_end(outcome)
 
@@ -164,8 +176,20 @@ def test_an_error_that_nccl_finds_later_reaches_all_ranks():
     hvd.shutdown()
 
 
-@pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_GPU_DOUBLE_FAIL": "ncclAllReduce:60:1:rank=1"}, isolated=True)
+FAILING = {**GPU, "RINGTRAIN_GPU_DOUBLE_FAIL": "ncclAllReduce:60:1:rank=1"}
+
+
+@pytest.mark.ranks(2, env=FAILING, isolated=True)
 def test_a_call_of_nccl_that_fails_names_the_operation():
+    reduce_until_nccl_fails()
+
+
+@pytest.mark.ranks(2, env={**FAILING, **HANDSHAKES}, isolated=True)
+def test_a_call_of_nccl_that_waits_for_one_that_has_failed_ends():
+    reduce_until_nccl_fails()
+
+
+def reduce_until_nccl_fails():
     hvd.init()
     mine = on_gpu(np.ones(1000))
     with pytest.raises(hvd.RingtrainError, match=r'allreduce "number.*ncclAllReduce: unhandled cuda error'):

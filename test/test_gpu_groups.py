@@ -1,12 +1,13 @@
 """Which way arrays on GPUs take, by where the ranks are: NCCL, host memory, or both in a hierarchy. On the doubles."""
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from exact import DTYPE_OF_EACH_SIZE, DTYPES, FLOATS, OPS, data, data_of_ranks, reference
-from exact_cupy import on_gpu, require_on_gpu, use_own_gpu
+from exact_cupy import keep_busy, on_gpu, require_on_gpu, synchronize, use_own_gpu
 from harness import gpu_double
 from harness.gpu_arrays import GPU, STAGED, cupy, environment
 
@@ -271,6 +272,14 @@ def test_nothing_is_left_after_shutdown_and_all_works_again():
 # Memory that NCCL knows
 
 
+def require_soon(is_true):
+    """For what depends on streams of which the tests cannot wait for the end."""
+    deadline = time.monotonic() + 10
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.ranks(3, env=GPU, isolated=True)
 def test_arrays_in_memory_of_nccl_are_known_to_every_communicator():
     hvd.init()
@@ -291,14 +300,35 @@ def test_arrays_in_memory_of_nccl_are_known_to_every_communicator():
     hvd.remove_process_set(pair)
     address = early.data.ptr
     del early, array
+    require_soon(lambda: hvd.empty((300, 7), "float32", device=hvd.local_rank()).data.ptr == address)
     again = hvd.empty((300, 7), "float32", device=hvd.local_rank())
-    assert again.data.ptr == address
     again[...] = 1
     hvd.shutdown()
     assert control.count("registrations") == 0
     assert (again.get() == 1).all()
     del again
     assert control.count("nccl allocations") == 0
+
+
+@pytest.mark.ranks(1, env=GPU, isolated=True)
+def test_small_arrays_share_memory_of_nccl_that_is_used_again_when_the_gpu_is_done_with_it():
+    hvd.init()
+    control = gpu_double.control()
+    arrays = [hvd.empty(1000, device=0) for _ in range(50)]
+    assert control.count("nccl allocations") == 1
+    assert len({array.data.ptr // 4096 for array in arrays}) == 50
+    large = hvd.empty(10_000_000, device=0)  # more than a slab has
+    assert control.count("nccl allocations") == 2
+    address = arrays[7].data.ptr
+    keep_busy(0.3)
+    del arrays[7], large
+    assert address not in [hvd.empty(1000, device=0).data.ptr for _ in range(3)]
+    require_soon(lambda: hvd.empty(1000, device=0).data.ptr == address)
+    del arrays
+    time.sleep(0.5)
+    whole = [hvd.empty(10_000_000, device=0), hvd.empty(8_000_000, device=0)]  # pieces have become one again
+    assert control.count("nccl allocations") == len(whole)
+    hvd.shutdown()
 
 
 @pytest.mark.ranks(1, env=environment(guard=1, left_out=["ncclMemAlloc"]))

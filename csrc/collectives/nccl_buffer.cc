@@ -8,7 +8,13 @@ constexpr size_t kBytes = 16 << 20;
 
 }  // namespace
 
-NcclBuffer::~NcclBuffer() { drop(); }
+NcclBuffer::~NcclBuffer() {
+  try {
+    drop();
+  } catch (const Error&) {
+    // Nobody answers any more: it goes with the process.
+  }
+}
 
 bool NcclBuffer::prepare() {
   const NcclLibrary& library = comm_.library();
@@ -17,17 +23,18 @@ bool NcclBuffer::prepare() {
     memory_ = nullptr;
     return false;
   }
-  if (library.CommRegister(comm_.handle(), memory_, kBytes, &registration_) == kSuccess) return true;
-  registration_ = nullptr;
-  drop();
-  return false;
+  try {
+    registration_ = comm_.get_to_know(memory_, kBytes);
+    return true;
+  } catch (const Error&) {
+    drop();
+    return false;
+  }
 }
 
-// When the communicator has been ended, its registrations went with it.
 void NcclBuffer::drop() {
-  const NcclLibrary& library = comm_.library();
-  if (registration_ && comm_.handle()) library.CommDeregister(comm_.handle(), registration_);
-  if (memory_) library.MemFree(memory_);
+  comm_.forget(registration_);
+  if (memory_) comm_.library().MemFree(memory_);
   registration_ = memory_ = nullptr;
 }
 

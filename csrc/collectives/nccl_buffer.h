@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "fabric/gpu_memory.h"
-#include "fabric/nccl.h"
+#include "fabric/nccl_comm.h"
 
 namespace ringtrain {
 
@@ -13,7 +13,7 @@ namespace ringtrain {
 class NcclBuffer {
  public:
   // Both outlive this.
-  NcclBuffer(const NcclComm& comm, GpuPool& pool) : comm_(comm), pool_(pool) {}
+  NcclBuffer(NcclComm& comm, GpuPool& pool) : comm_(comm), pool_(pool) {}
   ~NcclBuffer();
 
   // Takes memory that NCCL knows; whether there is some. NCCL wants such memory on all ranks or on none, so who has it
@@ -26,7 +26,7 @@ class NcclBuffer {
   char* get(size_t bytes);
 
  private:
-  const NcclComm& comm_;
+  NcclComm& comm_;
   GpuPool& pool_;
   void* memory_ = nullptr;  // of ncclMemAlloc
   void* registration_ = nullptr;

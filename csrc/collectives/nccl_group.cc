@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "fabric/run_apart.h"
 #include "kernels/half.h"
 
 namespace ringtrain {
@@ -81,22 +80,22 @@ bool are_equal(const Counts& counts) {
   return true;
 }
 
-int order_of_magnitude(size_t bytes) {
-  int order = 0;
-  for (; bytes > 0; bytes >>= 1) ++order;
-  return order;
-}
-
 }  // namespace
 
-NcclGroup::NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory,
-                     Watch& watch)
+NcclGroup::NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory)
     : Group(comm->rank(), comm->size()),
       comm_(std::move(comm)),
       pool_(std::move(pool)),
       memory_(std::move(memory)),
-      watch_(watch),
       packed_(*comm_, *pool_) {}
+
+NcclGroup::~NcclGroup() {
+  try {
+    for (void* known : known_memory_) comm_->forget(known);
+  } catch (const Error&) {
+    // Nobody answers any more.
+  }
+}
 
 bool NcclGroup::can(const Reduction& reduction) {
   if (NcclLibrary::type_of(reduction.dtype) < 0) return false;
@@ -104,28 +103,12 @@ bool NcclGroup::can(const Reduction& reduction) {
   return reduction.reduce == Reduce::sum && is_float(reduction.dtype) && Factor::fits(reduction.dtype, reduction.scale);
 }
 
-std::tuple<NcclGroup::Kind, int, int, DType, Reduce, bool, bool, bool> NcclGroup::Use::key() const {
-  return {
-      kind,    order_of_magnitude(bytes), order_of_magnitude(largest), reduction.dtype, reduction.reduce, is_registered,
-      is_even, reduction.scale == 1.0};
-}
-
-template <typename Call>
-void NcclGroup::enqueue(const Use& use, const char* name, Call call) {
-  if (memory_->introduce_to(*comm_)) done_before_.clear();
-  comm_->gpu()->note_commands(use.arrays);
-  if (done_before_.count(use.key())) return comm_->library().check(call(), name);
-  enqueue_apart(name, call);
-  done_before_.insert(use.key());
-}
-
-template <typename Call>
-void NcclGroup::enqueue_apart(const char* name, Call call) {
-  const auto apart = [gpu = comm_->gpu(), call] {
-    const Gpu::Current current(*gpu);
-    return call();
-  };
-  comm_->library().check(run_apart(apart, watch_), name);
+void NcclGroup::enqueue(const char* name, size_t arrays, std::function<int()> call) {
+  constexpr size_t kAround = 8;  // what else NCCL puts into the stream, roughly
+  for (const auto& [data, bytes] : memory_->slabs_after(known_memory_.size()))
+    known_memory_.push_back(comm_->get_to_know(data, bytes));
+  comm_->gpu()->note_commands(arrays + kAround);
+  comm_->caller().run(name, comm_->handle(), std::move(call));
 }
 
 const void* NcclGroup::readable(const void* source, size_t bytes, Blocks& blocks) {
@@ -146,7 +129,7 @@ void NcclGroup::deliver(void* destination, const void* written, size_t bytes) {
 }
 
 void NcclGroup::allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) {
-  reduce_arrays(reduction, pieces, true);
+  reduce_arrays(reduction, pieces);
 }
 
 void NcclGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
@@ -180,16 +163,13 @@ void NcclGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& 
       next += piece.count * element;
     }
   }
-  reduce_arrays(reduction, arrays, false);
+  reduce_arrays(reduction, arrays);
   for (const Piece& piece : written) deliver(piece.destination, piece.source, piece.count * element);
 }
 
-void NcclGroup::reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays, bool is_registered) {
-  size_t total = 0, largest = 0;
-  for (const Piece& array : arrays) {
-    total += array.count * size_of(reduction.dtype);
-    largest = std::max(largest, array.count * size_of(reduction.dtype));
-  }
+void NcclGroup::reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) {
+  const auto is_empty = [](const Piece& array) { return array.count == 0; };
+  if (std::all_of(arrays.begin(), arrays.end(), is_empty)) return;
   const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(),
                      size = size(), reduction, arrays] {
     const Operation operation(library, comm, reduction, size);
@@ -200,8 +180,7 @@ void NcclGroup::reduce_arrays(const Reduction& reduction, const std::vector<Piec
                                NcclLibrary::type_of(reduction.dtype), operation.number(), comm, stream);
     });
   };
-  const Use use = {Kind::allreduce, arrays.size(), total, largest, reduction, is_registered, true};
-  if (total > 0) enqueue(use, "ncclAllReduce", call);
+  enqueue("ncclAllReduce", arrays.size(), call);
 }
 
 void NcclGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
@@ -227,8 +206,7 @@ void NcclGroup::reduce_scatter(const Reduction& reduction, const void* source, v
       return library.Reduce_(slice, result, counts[r], type, operation.number(), static_cast<int>(r), comm, stream);
     });
   };
-  enqueue({Kind::reduce_scatter, counts.size(), total, total, reduction, false, are_equal(counts)}, "ncclReduceScatter",
-          call);
+  enqueue("ncclReduceScatter", counts.size(), call);
   deliver(destination, to, counts[rank] * element);
 }
 
@@ -248,8 +226,7 @@ void NcclGroup::allgather(const void* source, void* destination, const Counts& b
                                stream);
     });
   };
-  enqueue({Kind::allgather, bytes.size(), total, total, {DType::uint8}, false, are_equal(bytes)}, "ncclAllGather",
-          call);
+  enqueue("ncclAllGather", bytes.size(), call);
   deliver(destination, to, total);
 }
 
@@ -259,11 +236,10 @@ void NcclGroup::broadcast(void* data, size_t bytes, int root) {
   void* at = const_cast<void*>(readable(data, bytes, blocks));
   const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), at, bytes,
                      root] { return library.Broadcast(at, at, bytes, kByte, root, comm, stream); };
-  enqueue({Kind::broadcast, 1, bytes, bytes, {DType::uint8}, false, true}, "ncclBroadcast", call);
+  enqueue("ncclBroadcast", 1, call);
   deliver(data, at, bytes);
 }
 
-// Any two ranks may have something for each other for the first time, and these two alone know that.
 void NcclGroup::alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) {
   Blocks blocks;
   const void* from = readable(source, total_of(send_bytes), blocks);
@@ -281,7 +257,7 @@ void NcclGroup::alltoall(const void* source, const Counts& send_bytes, void* des
       return code;
     });
   };
-  enqueue_apart("ncclSend and ncclRecv", call);
+  enqueue("ncclSend and ncclRecv", send_bytes.size() + receive_bytes.size(), call);
   deliver(destination, to, total_of(receive_bytes));
 }
 

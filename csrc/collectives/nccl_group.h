@@ -1,31 +1,23 @@
 // Ranks whose GPUs NCCL connects. All memory lies on the GPU; every method puts its work into the GPU's own stream and
 // returns, usually before it is done.
-//
-// NCCL makes its connections when something is done for the first time, and waits for the other ranks with that. So
-// what is new (another method, another order of magnitude) is called on a thread of its own while this one keeps its
-// Watch; what has been done before is called at once.
 #pragma once
 
+#include <functional>
 #include <memory>
-#include <set>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "collectives/group.h"
 #include "collectives/nccl_buffer.h"
 #include "fabric/gpu_memory.h"
-#include "fabric/nccl.h"
+#include "fabric/nccl_comm.h"
 #include "fabric/nccl_memory.h"
-#include "fabric/watch.h"
 
 namespace ringtrain {
 
 class NcclGroup final : public Group {
  public:
-  // All ranks at the same time. `watch` outlives this.
-  NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory,
-            Watch& watch);
+  NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory);
+  ~NcclGroup() override;
   const char* name() const override { return "nccl"; }
   bool keeps_nan() const override { return false; }
   NcclComm& comm() { return *comm_; }
@@ -47,25 +39,9 @@ class NcclGroup final : public Group {
   NcclBuffer& packed() { return packed_; }
 
  private:
-  enum class Kind { allreduce, reduce_scatter, allgather, broadcast };
-  // What NCCL chooses its ways by, and makes connections for.
-  struct Use {
-    Kind kind;
-    size_t arrays;
-    size_t bytes;    // in all
-    size_t largest;  // of one array
-    Reduction reduction;
-    bool is_registered, is_even;
-
-    // Equal for what NCCL does the same way.
-    std::tuple<Kind, int, int, DType, Reduce, bool, bool, bool> key() const;
-  };
-  // `call` owns all that it uses, and returns NCCL's code.
-  template <typename Call>
-  void enqueue(const Use& use, const char* name, Call call);
-  template <typename Call>
-  void enqueue_apart(const char* name, Call call);
-  void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays, bool is_registered);
+  // `call` puts so many arrays into the stream. It owns all that it uses, and returns NCCL's code.
+  void enqueue(const char* name, size_t arrays, std::function<int()> call);
+  void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays);
 
   // NCCL may work in memory that it knows if it does so on all ranks. Where the others may have something else, it gets
   // a block instead: with the values of `source`, or for those of `destination`, which deliver() then copies.
@@ -77,10 +53,9 @@ class NcclGroup final : public Group {
   const std::shared_ptr<NcclComm> comm_;
   const std::shared_ptr<GpuPool> pool_;
   const std::shared_ptr<NcclMemory> memory_;  // of the user's arrays
-  Watch& watch_;
+  std::vector<void*> known_memory_;           // what NCCL calls its slabs, in their order
   NcclBuffer packed_;
   size_t pack_below_bytes_ = 0;
-  std::set<decltype(std::declval<Use>().key())> done_before_;
 };
 
 }  // namespace ringtrain

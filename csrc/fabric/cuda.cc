@@ -47,7 +47,6 @@ CudaDriver::CudaDriver() {
   library.find(CtxPushCurrent, "cuCtxPushCurrent_v2");
   library.find(CtxPopCurrent, "cuCtxPopCurrent_v2");
   library.find(CtxGetCurrent, "cuCtxGetCurrent");
-  library.find(CtxSynchronize, "cuCtxSynchronize");
   library.find(CtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange");
   library.find(StreamCreateWithPriority, "cuStreamCreateWithPriority");
   library.find(StreamDestroy, "cuStreamDestroy_v2");

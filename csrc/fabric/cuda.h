@@ -47,7 +47,6 @@ class CudaDriver {
   int (*CtxPushCurrent)(CudaContext);
   int (*CtxPopCurrent)(CudaContext*);
   int (*CtxGetCurrent)(CudaContext*);
-  int (*CtxSynchronize)();
   int (*CtxGetStreamPriorityRange)(int*, int*);
   int (*StreamCreateWithPriority)(CudaStream*, unsigned, int);
   int (*StreamDestroy)(CudaStream);

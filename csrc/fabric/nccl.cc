@@ -1,51 +1,22 @@
 #include "fabric/nccl.h"
 
-#include <atomic>
-#include <memory>
 #include <mutex>
-#include <thread>
-#include <utility>
 
 #include "base/dynlib.h"
-#include "fabric/run_apart.h"
 
 namespace ringtrain {
 namespace {
 
 constexpr const char* kName = "libnccl.so.2";
 constexpr int kSuccess = 0, kInProgress = 7;
-// The first with ncclCommSplit.
-constexpr int kOldest = 21800;
+// 2.18 has ncclCommSplit, but may hang where several communicators are ended at once.
+constexpr int kOldest = 21900;
 // Of the copy that the loader finds nobody knows.
 constexpr int kAnyCuda = 0;
-// How long NCCL gets to end what is under way.
-constexpr double kLongestAbort_s = 5;
 
 std::string version_text(int version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
          std::to_string(version % 100);
-}
-
-// A communicator, or why there is none.
-struct Made {
-  int code = 0;
-  NcclHandle handle = nullptr;
-  std::string trouble;
-};
-
-// The call runs on a thread of its own, on which errors must be asked for, too.
-template <typename Make>
-NcclHandle made_apart(const NcclLibrary& library, const GpuPtr& gpu, const char* name, Make make, Watch& watch) {
-  const auto call = [&library, gpu, make] {
-    const Gpu::Current current(*gpu);
-    Made made;
-    made.code = make(&made.handle);
-    if (made.code != kSuccess) made.trouble = library.text(made.code);
-    return made;
-  };
-  const Made made = run_apart(call, watch);
-  if (made.code != kSuccess) throw failure(std::string(name) + ": " + made.trouble + ". NCCL_DEBUG=INFO says more");
-  return made.handle;
 }
 
 // NCCL itself would find that out only when the ranks connect.
@@ -59,8 +30,6 @@ void require_driver_for(int cuda_major, const std::string& path) {
 }
 
 }  // namespace
-
-// ------------------------------------------------------------------------------------------------------------ library
 
 const NcclLibrary& NcclLibrary::open(const std::vector<NcclCandidate>& candidates) {
   static std::mutex mutex;
@@ -114,6 +83,7 @@ NcclLibrary::NcclLibrary(const std::string& path) {
   library.find_optional(MemFree, "ncclMemFree");
   library.find_optional(CommRegister, "ncclCommRegister");
   library.find_optional(CommDeregister, "ncclCommDeregister");
+  library.find_optional(CommRevoke, "ncclCommRevoke");
 }
 
 std::string NcclLibrary::text(int code, NcclHandle comm) const {
@@ -146,74 +116,6 @@ int NcclLibrary::operation_of(DType dtype, Reduce reduce) {
       return kMax;
     default:
       return kMin;
-  }
-}
-
-// ------------------------------------------------------------------------------------------------------- communicator
-
-std::unique_ptr<NcclComm> NcclComm::make(const NcclLibrary& library, GpuPtr gpu, const NcclId& id, int rank, int size,
-                                         Watch& watch) {
-  const auto make = [&library, id, rank, size](NcclHandle* handle) {
-    NcclConfig config;
-    return library.CommInitRankConfig(handle, size, id, rank, &config);
-  };
-  NcclHandle handle = made_apart(library, gpu, "ncclCommInitRankConfig", make, watch);
-  return std::unique_ptr<NcclComm>(new NcclComm(library, std::move(gpu), handle, rank, size));
-}
-
-std::unique_ptr<NcclComm> NcclComm::split(int color, int key, int rank, int size, Watch& watch) const {
-  const auto make = [&library = library_, parent = handle_, color, key](NcclHandle* handle) {
-    return library.CommSplit(parent, color, key, handle, nullptr);
-  };
-  NcclHandle handle = made_apart(library_, gpu_, "ncclCommSplit", make, watch);
-  if (!handle) return nullptr;
-  return std::unique_ptr<NcclComm>(new NcclComm(library_, gpu_, handle, rank, size));
-}
-
-NcclComm::~NcclComm() { abort({this}); }
-
-void NcclComm::get_to_know(void* memory, size_t bytes) {
-  void* registration = nullptr;
-  library_.check(library_.CommRegister(handle_, memory, bytes, &registration), "ncclCommRegister");
-  registrations_.push_back(registration);
-}
-
-void NcclComm::require_well() const {
-  int code = kSuccess;
-  const int asked = library_.CommGetAsyncError(handle_, &code);
-  if (asked != kSuccess) code = asked;
-  if (code == kSuccess || code == kInProgress) return;
-  throw Error(ErrorKind::peer_lost, "NCCL lost another rank, or the way to it: " + library_.text(code, handle_));
-}
-
-// Whatever becomes of it, nobody else may end it then.
-void NcclComm::close(Watch& watch) {
-  for (void* registration : registrations_)
-    if (registration) library_.CommDeregister(handle_, registration);
-  registrations_.clear();
-  const auto call = [&library = library_, gpu = gpu_, handle = std::exchange(handle_, nullptr)] {
-    const Gpu::Current current(*gpu);
-    return library.CommDestroy(handle);
-  };
-  run_apart(call, watch);
-}
-
-void NcclComm::abort(const std::vector<NcclComm*>& comms) {
-  const auto left = std::make_shared<std::atomic<int>>(0);
-  for (NcclComm* comm : comms) {
-    if (!comm->handle_) continue;
-    ++*left;
-    std::thread([left, &library = comm->library_, gpu = comm->gpu_, handle = std::exchange(comm->handle_, nullptr)] {
-      const Gpu::Current current(*gpu);
-      library.CommAbort(handle);
-      --*left;
-    }).detach();
-  }
-  LimitWatch limit(kLongestAbort_s, "NCCL does not end what is under way");
-  try {
-    Waiter().poll([&] { return *left == 0; }, &limit);
-  } catch (const Error&) {
-    // The threads stay behind; nothing else can be done.
   }
 }
 

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/dtype.h"
-#include "fabric/gpu.h"
-#include "fabric/watch.h"
+#include "fabric/cuda.h"
 
 namespace ringtrain {
 
@@ -75,6 +73,7 @@ class NcclLibrary {
   int (*MemFree)(void*);
   int (*CommRegister)(NcclHandle, void*, size_t, void**);
   int (*CommDeregister)(NcclHandle, void*);
+  int (*CommRevoke)(NcclHandle, int);                         // null before 2.29
   // clang-format on
 
  private:
@@ -82,50 +81,6 @@ class NcclLibrary {
 
   int version_ = 0;
   std::string path_;
-};
-
-// Ranks that NCCL connects on their GPUs. Its calls that wait for other ranks run on a thread of their own while this
-// one keeps its Watch. For who has the engine's turn.
-class NcclComm {
- public:
-  // All ranks at the same time.
-  static std::unique_ptr<NcclComm> make(const NcclLibrary& library, GpuPtr gpu, const NcclId& id, int rank, int size,
-                                        Watch& watch);
-  // All ranks of this one at the same time; those of equal color come together, in the order of their keys. Null for
-  // kNoColor.
-  static constexpr int kNoColor = -1;
-  std::unique_ptr<NcclComm> split(int color, int key, int rank, int size, Watch& watch) const;
-  // Ends what is under way if it has not been closed.
-  ~NcclComm();
-
-  int rank() const { return rank_; }
-  int size() const { return size_; }
-  const NcclLibrary& library() const { return library_; }
-  const GpuPtr& gpu() const { return gpu_; }
-  NcclHandle handle() const { return handle_; }
-
-  // Memory of the user's in which NCCL may work without copying, in the order in which it was made, and how many pieces
-  // of it there have been; see NcclMemory.
-  void get_to_know(void* memory, size_t bytes);
-  size_t known_memory() const { return registrations_.size(); }
-
-  // Throws peer_lost when NCCL has found that something went wrong between the ranks.
-  void require_well() const;
-  // Takes leave. All ranks at the same time, and none has work under way.
-  void close(Watch& watch);
-  // Ends what is under way; the GPU goes on with what comes after it. In bounded time. All at once: NCCL waits for the
-  // whole GPU when it frees what one of them has, and so for the work of the others.
-  static void abort(const std::vector<NcclComm*>& comms);
-
- private:
-  NcclComm(const NcclLibrary& library, GpuPtr gpu, NcclHandle handle, int rank, int size)
-      : library_(library), gpu_(std::move(gpu)), handle_(handle), rank_(rank), size_(size) {}
-
-  const NcclLibrary& library_;
-  const GpuPtr gpu_;
-  NcclHandle handle_;
-  const int rank_, size_;
-  std::vector<void*> registrations_;  // null where NCCL makes no use of it
 };
 
 }  // namespace ringtrain

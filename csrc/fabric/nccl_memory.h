@@ -1,18 +1,23 @@
 // Memory on the GPU for the user's arrays in which NCCL sends and receives without copying ("user-buffer
 // registration"): ncclMemAlloc makes it, and every communicator is told of it.
+//
+// It comes in slabs, since ncclMemAlloc takes at least a page of the GPU, 2 MB, for each.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
+#include "fabric/gpu.h"
 #include "fabric/nccl.h"
 
 namespace ringtrain {
 
-// Any thread, but for what is said to be for who has the engine's turn. Shared with the user's arrays.
+// Any thread. Shared with the user's arrays.
 class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
  public:
   static std::shared_ptr<NcclMemory> of(const NcclLibrary& library, GpuPtr gpu) {
@@ -21,34 +26,45 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   ~NcclMemory();
 
   // At least `bytes`, not initialised; null where NCCL cannot make it, or does not want to. What was given back is used
-  // again when the whole GPU has done all that it has, since nobody knows in which streams it was used; where that
-  // takes long, there is new memory instead.
+  // again when ringtrain's streams and the default one have done what they had then. Another stream of the user's, as
+  // with other pools of memory, must have done its work there before.
   std::shared_ptr<char> allocate(size_t bytes);
 
   // Whether `bytes` from there on are part of it. NCCL may only work there if it does so on all ranks.
   bool holds(const void* memory, size_t bytes);
 
-  // For who has the turn: tells a communicator of what it does not know yet, and whether there was something.
-  bool introduce_to(NcclComm& comm);
+  // All but the first `known` slabs, in the order in which they were made.
+  std::vector<std::pair<char*, size_t>> slabs_after(size_t known);
 
  private:
-  struct Block {
+  // From its offset in the slab up to the next one's.
+  struct Piece {
+    size_t bytes;
+    bool is_taken;
+    bool is_ordered;                 // `after` is complete
+    std::vector<GpuEventPtr> after;  // it can be used again when the GPU has come there
+  };
+  struct Slab {
     char* data;
     size_t bytes;
-    bool is_free;
+    std::map<size_t, Piece> pieces;
   };
 
   NcclMemory(const NcclLibrary& library, GpuPtr gpu) : library_(library), gpu_(std::move(gpu)) {}
-  char* take_free(size_t bytes);
-  bool is_soon_idle() const;
-  char* make(size_t bytes);
+  // Under mutex_, as all below. Null where there is none.
+  char* take(size_t bytes);
+  char* take_from(Slab& slab, size_t bytes);
+  bool make_slab(size_t bytes);
+  void order(Piece& piece) const;
+  bool is_free(Piece& piece) const;
+
   void give_back(const char* data);
 
   const NcclLibrary& library_;
   const GpuPtr gpu_;
-  std::atomic<size_t> made_{0};  // changes under mutex_
+  std::atomic<size_t> made_{0};  // slabs; changes under mutex_
   std::mutex mutex_;
-  std::vector<Block> blocks_;  // in the order in which they were made; guarded by mutex_
+  std::vector<Slab> slabs_;  // guarded by mutex_
 };
 
 }  // namespace ringtrain

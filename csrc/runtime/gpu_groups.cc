@@ -22,7 +22,7 @@ int place_of(const std::vector<Value>& values, const Value& value) {
 
 void GpuGroups::set_up(GpuTensors* tensors, const NcclLibrary* nccl, std::shared_ptr<NcclMemory> memory) {
   tensors_ = tensors;
-  nccl_ = nccl;
+  if (tensors && nccl) nccl_ = std::make_shared<NcclCaller>(*nccl, tensors->gpu(), watch_);
   memory_ = std::move(memory);
 }
 
@@ -107,14 +107,14 @@ std::unique_ptr<NcclGroup> GpuGroups::connect(int process_set, const Seat& seat)
   std::unique_ptr<NcclComm> comm;
   if (of_world_) {
     finish_work();  // NCCL wants a communicator without work under way
-    comm = of_world_->split(seat.color, seat.place, seat.place, seat.size, watch_);
+    comm = of_world_->split(seat.color, seat.place, seat.place, seat.size);
   } else {
     const NcclId id = agree_on_id(seat);
-    if (is_member) comm = NcclComm::make(*nccl_, tensors_->gpu(), id, seat.place, seat.size, watch_);
+    if (is_member) comm = NcclComm::make(nccl_, id, seat.place, seat.size);
   }
   if (!comm) return nullptr;
   auto& own = communicators_[process_set].emplace_back(std::move(comm));
-  return std::make_unique<NcclGroup>(own, tensors_->pool(), memory_, watch_);
+  return std::make_unique<NcclGroup>(own, tensors_->pool(), memory_);
 }
 
 // The first rank of each color makes one, and all ranks of the color get it.
@@ -125,7 +125,7 @@ NcclId GpuGroups::agree_on_id(const Seat& seat) {
   };
   Offer own = {seat.color, {}};
   const bool is_first = seat.color != NcclComm::kNoColor && seat.place == 0;
-  if (is_first) nccl_->check(nccl_->GetUniqueId(&own.id), "ncclGetUniqueId");
+  if (is_first) nccl_->library().check(nccl_->library().GetUniqueId(&own.id), "ncclGetUniqueId");
   Writer offer, all;
   if (is_first) offer.put(own);
   for (const Bytes& bytes : fabric_.channel().gather(offer.take())) {
@@ -148,7 +148,7 @@ void GpuGroups::close(int process_set) {
   finish_work();
   if (tensors_) tensors_->drop_group(process_set);
   if (process_set == 0) of_world_.reset();
-  for (const auto& comm : communicators_[process_set]) comm->close(watch_);
+  for (const auto& comm : communicators_[process_set]) comm->close();
   communicators_.erase(process_set);
 }
 

@@ -9,7 +9,7 @@
 #include "base/tuning.h"
 #include "collectives/choose_gpu.h"
 #include "collectives/nccl_group.h"
-#include "fabric/nccl.h"
+#include "fabric/nccl_comm.h"
 #include "fabric/nccl_memory.h"
 #include "runtime/fabric.h"
 #include "runtime/gpu_tensors.h"
@@ -61,7 +61,7 @@ class GpuGroups {
   ProcessSets& sets_;
   Watch& watch_;
   GpuTensors* tensors_ = nullptr;
-  const NcclLibrary* nccl_ = nullptr;
+  std::shared_ptr<NcclCaller> nccl_;    // null where there is no NCCL
   std::shared_ptr<NcclMemory> memory_;  // of the user's arrays
 
   // By process set. Shared with its Groups, which work with them, while this ends them.

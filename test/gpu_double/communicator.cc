@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -129,14 +130,36 @@ void Communicator::finish() {
   last.wait();
 }
 
+void Communicator::shake_hands() {
+  const std::lock_guard<std::mutex> lock(shaking_);
+  is_shaking_ = true;
+  try {
+    meet((*segment)->arrived_in_calls, handshakes_++, size, [this] {
+      if (is_aborted_) throw Refusal{nccl::kInternalError, "the communicator was revoked during the call"};
+    });
+    is_shaking_ = false;
+  } catch (const Refusal&) {
+    is_shaking_ = false;
+    throw;
+  }
+}
+
 void Communicator::abort() {
+  if (is_shaking_) {
+    std::fputs("ncclCommAbort frees what a call in another thread still uses\n", stderr);
+    std::abort();
+  }
+  revoke();
+  context.synchronize();
+}
+
+void Communicator::revoke() {
   std::unique_lock<std::mutex> lock(mutex_);
   is_aborted_ = true;
-  for (Word* word : {&(*segment)->arrived_on_streams, &(*segment)->arrived_on_hosts, &(*segment)->ranks[rank].bell})
+  for (Word* word : {&(*segment)->arrived_on_streams, &(*segment)->arrived_on_hosts, &(*segment)->arrived_in_calls,
+                     &(*segment)->ranks[rank].bell})
     wake_all(*word);
   has_stopped_.wait(lock, [&] { return running_ == 0; });
-  lock.unlock();
-  context.synchronize();  // NCCL frees memory of the GPU, for which CUDA waits for all that is in its streams
 }
 
 void Communicator::fail_everywhere(int code) {

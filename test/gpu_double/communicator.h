@@ -35,8 +35,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Communicator> split(int color, int key);
   // Behind the work of all these streams, which go on after it. `streams` is not empty.
   void launch(const std::vector<std::shared_ptr<Stream>>& streams, std::function<void(Communicator&)> work);
+  // Returns when all ranks have called it.
+  void shake_hands();
   void finish();
-  // Ends what runs and what would run, and what waits in a split. Returns in bounded time.
+  // Ends what runs and what would run, and what waits in a split or a handshake. Returns in bounded time.
+  void revoke();
+  // The same, and waits for the GPU, as NCCL frees memory of it then. The process ends where a handshake is under way,
+  // since NCCL frees what that uses.
   void abort();
 
   // On all ranks.
@@ -77,6 +82,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<int> own_error_{0};
   std::mutex splitting_;
   uint32_t splits_ = 0;  // guarded by splitting_
+  std::mutex shaking_;
+  uint32_t handshakes_ = 0;  // guarded by shaking_
+  std::atomic<bool> is_shaking_{false};
 
   mutable std::mutex mutex_;
   std::condition_variable has_stopped_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "call.h"
+#include "settings.h"
 
 namespace gpu_double {
 namespace {
@@ -33,6 +34,7 @@ void launch(const std::vector<Operation>& operations, const std::shared_ptr<Comm
     else
       collectives.push_back(operation.collective);
   }
+  if (!collectives.empty() && settings().has_handshakes) communicator->shake_hands();
   communicator->launch(streams, [collectives, transfers](Communicator& us) {
     for (const Collective& collective : collectives) carry_out(us, collective);
     carry_out(us, transfers);

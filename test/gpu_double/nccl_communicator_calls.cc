@@ -138,6 +138,13 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
   });
 }
 
+ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
+  return Call("ncclCommRevoke", handle, flags).run([&] {
+    require(flags == 0, "there are no flags");
+    communicator_of(handle)->revoke();
+  });
+}
+
 ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
   return Call("ncclCommGetAsyncError", handle).run([&] {
     require(error != nullptr, "asyncError is null");

@@ -68,6 +68,7 @@ struct Shared {
   Word joined;
   Word arrived_on_streams;  // at the end of a round of collectives
   Word arrived_on_hosts;    // the same for splits
+  Word arrived_in_calls;    // the same for calls for collectives, where they have handshakes
   Word error;               // the first that concerns all ranks
   RankSlot ranks[kMostRanks];
   Mailbox mail[kMostRanks][kMostRanks];  // from, to

@@ -12,6 +12,8 @@
 //                                        a kernel reaches it through `gpu_double_host_view`.
 //   RINGTRAIN_GPU_DOUBLE_JOIN_TIMEOUT_S  how long ncclCommInitRankConfig and ncclCommSplit wait for the other ranks;
 //                                        0, the default: for ever, as NCCL does
+//   RINGTRAIN_GPU_DOUBLE_HANDSHAKE       1: a call for collectives returns when all ranks have made theirs, as NCCL's
+//                                        does for some of its algorithms
 //   RINGTRAIN_GPU_DOUBLE_LOG             a folder; each process appends its calls, one on a line, to the file <pid>
 //   RINGTRAIN_GPU_DOUBLE_FAIL            calls that fail: "cuMemAlloc_v2:3:2,ncclAllReduce:*:1:rank=1" is name, the
 //                                        how many-th call (* is each), result, and the only rank on which it happens
@@ -41,6 +43,7 @@ struct Settings {
   long delay_us;
   bool is_guarded;
   double join_timeout_s;
+  bool has_handshakes;
   std::string log_folder;  // empty: no log
   std::vector<PlannedFailure> failures;
 };

@@ -40,6 +40,7 @@ _SETTINGS = {
         "delay_us",
         "guard",
         "join_timeout_s",
+        "handshake",
         "log",
         "fail",
     )
