@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/delegating_group.h"
+#include "fabric/gpu_memory.h"
 
 namespace ringtrain {
 
@@ -21,14 +22,20 @@ class GpuHierarchy final : public DelegatingGroup {
     int owners = 0;                // ranks of a node that own something
   };
   // `flat`: all ranks, for what has no hierarchical form.
-  GpuHierarchy(Parts parts, std::unique_ptr<Group> flat) : DelegatingGroup(std::move(flat)), parts_(std::move(parts)) {}
+  GpuHierarchy(Parts parts, std::unique_ptr<Group> flat, GpuPtr gpu, std::shared_ptr<GpuPool> pool)
+      : DelegatingGroup(std::move(flat)), parts_(std::move(parts)), gpu_(std::move(gpu)), pool_(std::move(pool)) {}
   const char* name() const override { return "nccl on nodes"; }
   bool keeps_nan() const override { return false; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
 
  private:
+  // Of so many elements that the slices of its owners are equal.
+  void allreduce_array(const Reduction& reduction, const Piece& piece);
+
   const Parts parts_;
+  const GpuPtr gpu_;
+  const std::shared_ptr<GpuPool> pool_;
 };
 
 }  // namespace ringtrain

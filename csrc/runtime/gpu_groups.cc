@@ -63,7 +63,8 @@ void GpuGroups::make_hierarchy(int process_set, const Placement& placement) {
   parts.cross = make_cross(process_set, placement, across);
   if (placement.own < 0) return;
   auto rest = make_rest(process_set, false);
-  auto hierarchy = std::make_unique<GpuHierarchy>(std::move(parts), make_rest(process_set, false));
+  auto hierarchy = std::make_unique<GpuHierarchy>(std::move(parts), make_rest(process_set, false), tensors_->gpu(),
+                                                  tensors_->pool());
   tensors_->set_group(process_set, std::make_unique<EitherGroup>(std::move(hierarchy), std::move(rest)));
 }
 
