@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exact import DTYPE_OF_EACH_SIZE, DTYPES, FLOATS, OPS, data, data_of_ranks, reference
-from exact_cupy import keep_busy, on_gpu, require_on_gpu, synchronize, use_own_gpu
+from exact_cupy import keep_busy, on_gpu, require_on_gpu, use_own_gpu
 from harness import gpu_double
 from harness.gpu_arrays import GPU, STAGED, cupy, environment
 
@@ -26,6 +26,9 @@ ONE_GPU = environment(guard=1, gpus=1)
 def way_taken():
     """What carried out the last operation."""
     return _core.last_operations()[-1]["group"]
+
+
+NCCL_CALLS = ("ncclAllReduce", "ncclReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast", "ncclSend")
 
 
 def check_all_ops(dtype, shapes=SHAPES):
@@ -76,6 +79,21 @@ def test_a_hierarchy_of_hosts_with_different_numbers_of_ranks():
     check_all_ops(np.dtype("float32"))
     assert way_taken() == "nccl on nodes"
     check_everything_else()
+
+
+@pytest.mark.ranks(4, env=CROSS[1], hosts=(2, 2))
+def test_a_group_of_odd_lengths_is_one_scatter_and_one_gather_on_its_host(tmp_path):
+    use_own_gpu()
+    arrays = [data_of_ranks(hvd.size(), (length,), "float32", seed=length) for length in (1, 33, 70_001)]
+    mine = [on_gpu(one[hvd.rank()]) for one in arrays]
+    hvd.allreduce(mine[0])
+    gpu_double.control().set_log(tmp_path)
+    results = hvd.grouped_allreduce(mine, op=hvd.Sum)
+    gpu_double.control().set_log("")
+    for result, one in zip(results, arrays, strict=True):
+        require_on_gpu(result, reference("sum", one))
+    calls = [line.split()[0] for line in (Path(tmp_path) / str(os.getpid())).read_text().splitlines()]
+    assert [call for call in calls if call in NCCL_CALLS] == ["ncclReduceScatter", "ncclAllGather"]
 
 
 @pytest.mark.ranks(4, env=GPU, hosts=(2, 2))

@@ -35,12 +35,12 @@ double slowest(const Venue& at, double seconds) {
 double seconds_for(const Venue& at, size_t bytes, size_t pack_below) {
   std::vector<Piece> pieces;
   for (size_t i = 0; i < kPieces; ++i)
-    pieces.push_back({at.block->data() + i * bytes, at.block->data() + i * bytes, bytes});
+    pieces.push_back({at.block->data() + i * bytes, at.block->data() + i * bytes, bytes / sizeof(float)});
   at.group.pack_below(pack_below);
   double best = 0;
   for (int round = 0; round <= kRounds; ++round) {  // the first one makes connections
     const double begin = now_s();
-    at.group.allreduce({DType::uint8}, pieces);
+    at.group.allreduce({DType::float32}, pieces);
     at.gpu.wait(*at.gpu.record(at.gpu.stream()), at.watch);
     const double seconds = now_s() - begin;
     if (round > 0) best = best == 0 ? seconds : std::min(best, seconds);
