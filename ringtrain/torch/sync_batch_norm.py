@@ -213,10 +213,11 @@ def _own_sums(
     mean, variance = moments.mean.to(dtype), moments.variance.to(dtype)
     if input.numel() == 0:
         return torch.zeros_like(mean), torch.zeros_like(mean)
-    # CUDA takes the dtype of its results from the weight.
-    weight = torch.ones_like(mean)
+    # CUDA takes the dtype of its results from the weight, and empty moments for those of this batch, which were not
+    # saved; None makes it fail.
+    weight, not_saved = torch.ones_like(mean), mean.new_empty(0)
     _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
-        grad_output, input, weight, mean, variance, None, None, False, eps, [False, True, True]
+        grad_output, input, weight, mean, variance, not_saved, not_saved, False, eps, [False, True, True]
     )
     return of_weight, of_bias
 
