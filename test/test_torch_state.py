@@ -79,6 +79,17 @@ def test_the_state_of_every_optimizer_goes_to_ranks_with_another_one_and_with_no
 
 
 @pytest.mark.ranks(2)
+def test_a_count_of_steps_does_not_keep_the_whole_message():
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(100_000))])
+    if hvd.rank() == 0:
+        optimizer.param_groups[0]["params"][0].grad = torch.ones(100_000)
+        optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    (state,) = optimizer.state.values()
+    assert state["step"] == 1 and state["step"].untyped_storage().nbytes() < 100
+
+
+@pytest.mark.ranks(2)
 def test_options_of_every_type():
     parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
     groups = [{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.5}]

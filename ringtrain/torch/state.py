@@ -82,6 +82,7 @@ def _put_options_in_place(state: dict[str, Any], optimizer: torch.optim.Optimize
 
 
 _ALIGNMENT = 16  # bytes; of every tensor in the message
+_SMALL = 4096  # bytes
 
 
 def _send(state: dict[str, Any], root_rank: int, process_set: ProcessSet) -> None:
@@ -110,7 +111,9 @@ def _receive(root_rank: int, process_set: ProcessSet) -> dict[str, Any]:
     skeleton, kinds = description
     content, places = _layout(kinds)
     ops.broadcast_(content, root_rank, process_set=process_set)
-    state: dict[str, Any] = _Unpickler(io.BytesIO(skeleton), places).load()
+    # An optimizer on a GPU keeps its counts of steps as they are, on the host, and with one all of the message.
+    tensors = [place.clone() if place.nbytes <= _SMALL else place for place in places]
+    state: dict[str, Any] = _Unpickler(io.BytesIO(skeleton), tensors).load()
     return state
 
 
