@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -62,8 +62,8 @@ class Adapter(Protocol):
         -1 where nobody knows the library's stream, so that the host has to wait until the result is there.
         """
 
-    def mark(self, array: Any) -> Callable[[], bool]:
-        """A point in the library's current stream on the array's GPU: tells whether the GPU has come there."""
+    def device(self, array: Any) -> int:
+        """The number of the array's GPU; -1 for an array in the host's memory."""
 
     def stack(self, arrays: Sequence[Any]) -> Any:
         """Arrays of equal shape in one place as one array, along a new first dimension."""

@@ -116,8 +116,14 @@ class Handle:
                 # Copies that were made for the operation go back to the stream that they came from, as in __del__;
                 # `finish` has just put what reads them into another one.
                 if self._on_gpu is not None and not self._is_ordered:
-                    _abandoned.append((self._on_gpu.adapter.mark(self._on_gpu.array), self._arrays))
+                    self._keep_for_stream(self._on_gpu)
                 self._finish = self._arrays = None
+
+    def _keep_for_stream(self, on_gpu: OnGpu) -> None:
+        stream = on_gpu.adapter.stream(on_gpu.array)
+        if stream is not None and stream != _UNKNOWN:  # else the host has waited
+            point = _core.gpu_point(on_gpu.adapter.device(on_gpu.array), stream)
+            _abandoned.append((point.is_over, self._arrays))
 
     def __del__(self) -> None:
         if not self._is_ordered and not self._core.is_over():

@@ -6,8 +6,9 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from ringtrain import ops
+from ringtrain import _core, ops
 from ringtrain._core import OpKind
+from ringtrain.arrays import adapter_for
 from ringtrain.compression import Compression, Compressor
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -19,6 +20,7 @@ class _Gradient(NamedTuple):
     array: Any
     priority: int
     in_place: bool
+    made: _core.GpuPoint | None  # where its values are there, on a GPU
 
 
 class GradientReducer:
@@ -82,7 +84,8 @@ class GradientReducer:
         waiting, self._gathered = self._gathered, {}
         for gathered in waiting.values():
             for gradient in gathered.values():
-                self.ready(*gradient)
+                _let_current_stream_wait(gradient)
+                self.ready(gradient.name, gradient.array, gradient.priority, gradient.in_place)
 
     def has_group(self, name: str) -> bool:
         """Whether the gradient is reduced together with others."""
@@ -103,7 +106,7 @@ class GradientReducer:
         """
         group = self._group_of.get(name)
         if group is not None:
-            self._gather(group, _Gradient(name, gradient, priority, in_place))
+            self._gather(group, _Gradient(name, gradient, priority, in_place, _now(gradient)))
             return
         full_name = f"{self._prefix}.{name}"
         handle = start_plain(gradient, full_name, self._reduction, self.process_set, priority) if in_place else None
@@ -155,6 +158,8 @@ class GradientReducer:
             self._submit_group([gathered[member] for member in group])
 
     def _submit_group(self, gradients: list[_Gradient]) -> None:
+        for gradient in gradients:
+            _let_current_stream_wait(gradient)
         is_in_place = all(gradient.in_place for gradient in gradients)
         arrays = [gradient.array for gradient in gradients]
         name = self.full_name(f"{gradients[0].name}:{gradients[-1].name}")
@@ -175,6 +180,20 @@ class GradientReducer:
                 in_place=in_place,
             )
         )
+
+
+def _now(array: Any) -> _core.GpuPoint | None:
+    """Where the current stream of the array's GPU is; None in the host's memory, or where nobody knows the stream."""
+    adapter = adapter_for(array)
+    device, stream = adapter.device(array), adapter.stream(array)
+    return _core.gpu_point(device, stream) if device >= 0 and stream is not None and stream >= 0 else None
+
+
+def _let_current_stream_wait(gradient: _Gradient) -> None:
+    """For the gradient, which another one may have made: an operation comes after the current stream alone."""
+    stream = adapter_for(gradient.array).stream(gradient.array)
+    if gradient.made is not None and stream is not None:
+        gradient.made.follow(stream)
 
 
 def _averages(gradients: list[_Gradient], outputs: list[Any]) -> dict[str, Any]:

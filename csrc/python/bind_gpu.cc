@@ -42,6 +42,18 @@ nb::object gpu_bytes(size_t bytes, int device) {
   return memory ? nb::cast(GpuBytes{std::move(memory), bytes}) : nb::none();
 }
 
+// A point in a stream of the user's.
+struct GpuPoint {
+  GpuEventPtr event;
+
+  void follow(uintptr_t stream) const { event->let_wait(reinterpret_cast<CudaStream>(stream)); }
+  bool is_over() const { return event->is_over(); }
+};
+
+GpuPoint gpu_point(int device, uintptr_t stream) {
+  return {require_engine()->gpu(device)->record_of_user(reinterpret_cast<CudaStream>(stream))};
+}
+
 std::pair<int, std::string> nccl_version(const std::vector<NcclCandidate>& candidates) {
   const NcclLibrary& library = NcclLibrary::open(candidates);
   return {library.version(), library.path()};
@@ -54,6 +66,11 @@ void bind_gpu(nb::module_& module) {
       .def_prop_ro("__cuda_array_interface__", &GpuBytes::interface);
   module.def("gpu_bytes", &gpu_bytes, nb::arg("bytes"), nb::arg("device"),
              "New GpuBytes on this rank's GPU, or None where NCCL has no such memory.");
+  nb::class_<GpuPoint>(module, "GpuPoint", "A point in a stream of this rank's GPU.")
+      .def("follow", &GpuPoint::follow, nb::arg("stream"), "Let another stream wait for it.")
+      .def("is_over", &GpuPoint::is_over, "Whether the GPU has come there, or never will.");
+  module.def("gpu_point", &gpu_point, nb::arg("device"), nb::arg("stream"),
+             "Where a stream of this rank's GPU is now.");
   module.def("gpu_count", &gpu_count, "How many GPUs this process may use; 0 without a driver that can be used.");
   module.def(
       "needless_sharing", &find_needless_sharing, nb::arg("nodes"), nb::arg("uuids"), nb::arg("visible"),

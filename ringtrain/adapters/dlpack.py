@@ -5,7 +5,7 @@ An operation in place works where they lie. New arrays are CuPy's, as are copies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -101,11 +101,8 @@ def stream(array: Any) -> int:
     return of_library or -1
 
 
-def mark(array: Any) -> Callable[[], bool]:
-    if isinstance(array, Borrowed):
-        return lambda: True  # the host has waited, and nothing was copied
-    is_over: Callable[[], bool] = _cupy().mark(array)
-    return is_over
+def device(array: Any) -> int:
+    return array.device if isinstance(array, Borrowed) else _cupy().device(array)
 
 
 def stack(arrays: Sequence[Any]) -> Any:

@@ -124,7 +124,9 @@ def is_finite(tensor: torch.Tensor) -> Any:
     values = tensor.detach()
     if values.is_sparse:
         values = values.coalesce().values()
-    if _is_on_gpu(values) and values.is_floating_point() and values.numel():
+    if not values.numel():
+        return True
+    if _is_on_gpu(values) and values.is_floating_point():
         return torch.isfinite(torch.linalg.vector_norm(values, math.inf))
     # The sum takes one look at each element, but may be too large itself.
     total = values.sum(dtype=torch.float32 if values.dtype.itemsize < 4 else None)
@@ -149,10 +151,8 @@ def stream(tensor: torch.Tensor) -> int | None:
     return _stream_of_device(tensor.get_device()) if _is_on_gpu(tensor) else None
 
 
-def mark(tensor: torch.Tensor) -> Callable[[], bool]:
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(tensor.device))
-    return event.query
+def device(tensor: torch.Tensor) -> int:
+    return tensor.get_device() if _is_on_gpu(tensor) else -1
 
 
 def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
