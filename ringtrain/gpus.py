@@ -66,8 +66,13 @@ def _libraries() -> list[tuple[Any, Callable[[int], object]]]:
     if cupy is not None:
         found.append((cupy, lambda device: cupy.cuda.Device(device).use()))
     if torch is not None and torch.version.cuda is not None:
-        found.append((torch, torch.cuda.set_device))
+        found.append((torch, lambda device: _tell_torch(torch, device)))
     return found
+
+
+def _tell_torch(torch: Any, device: int) -> None:
+    """When it first needs a GPU, or now if it has one: a job that only has a PyTorch with CUDA makes no context."""
+    torch.cuda._lazy_call(lambda: torch.cuda.set_device(device))
 
 
 def describe_sharing(nodes: Sequence[int], choices: Sequence[Choice]) -> str:

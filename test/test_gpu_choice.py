@@ -27,6 +27,7 @@ class Library(types.ModuleType):
         self.cuda = types.SimpleNamespace(
             is_available=lambda: True,
             set_device=self.used.append,
+            _lazy_call=lambda call: call(),
             Device=lambda device: types.SimpleNamespace(use=lambda: self.used.append(device)),
         )
 
