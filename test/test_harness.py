@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exact import DTYPES, FLOATS, MAX_RANKS, OPS, data, data_of_ranks, reference, require_equal
-from harness import job, processes, spec
+from harness import processes
 from harness.spec import TEST_FOLDER
 from hosts import HostsUnavailable, simulated_hosts
 
@@ -166,21 +166,6 @@ _served = []
 def test_a_job_serves_test_after_test(part):
     _served.append(part)
     assert _served == list(range(part + 1))
-
-
-def test_a_launcher_that_fails_before_it_has_started_any_rank_gets_a_second_chance(tmp_path, monkeypatch):
-    failed = tmp_path / "failed"
-    says = "The PMIx server's listener thread failed to start"
-    script = f'[ -e {failed} ] && exec "$@"; touch {failed}; echo "{says}"; exit 213'
-
-    def failing_once(*arguments):
-        start = spec.command(*arguments)
-        return start._replace(line=["sh", "-c", script, "sh", *start.line])
-
-    monkeypatch.setattr(job, "command", failing_once)
-    started = job.Job(spec.JobSpec(Path(__file__), 2))
-    started.close()
-    assert failed.exists()
 
 
 @pytest.mark.ranks(4, hosts=(2, 2), isolated=True)

@@ -184,7 +184,8 @@ def test_uneven_data_across_hosts():
 def check_idle():
     hvd.allreduce(np.ones(3))
     time.sleep(0.2)
-    assert cpu_seconds_asleep(3) < 0.03
+    # the best of three: something else may run on the machine
+    assert min(cpu_seconds_asleep(1) for _ in range(3)) < 0.01
 
 
 @pytest.mark.ranks(4, hosts=(2, 2))

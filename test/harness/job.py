@@ -26,8 +26,6 @@ _CLOSE_S = 20.0
 # How long the other ranks may take once one has failed or died: they often wait for it in vain.
 _AFTER_FAILURE_S = 8.0
 _STACKS_S = 3.0
-# What prterun of Open MPI 5.0.11 says before it has started anything, once in a thousand jobs: no rank has been asked.
-_LAUNCHER_FAILED = "The PMIx server's listener thread failed to start"
 
 
 class JobError(Exception):
@@ -102,16 +100,11 @@ class Job:
         self._listener.listen(self.spec.size)
         self._listener.settimeout(0.1)
         self._owned.callback(self._close_connections)
-        self._command = command(self.spec, self._folder, hosts)
-        self._launches = 0
-        self._launch()
-
-    def _launch(self) -> None:
-        self._launches += 1
+        start = command(self.spec, self._folder, hosts)
         with open(launcher_file(self._folder), "wb") as output:
             self._process = subprocess.Popen(
-                self._command.line,
-                env=processes.mark(self._command.environment, str(self._folder)),
+                start.line,
+                env=processes.mark(start.environment, str(self._folder)),
                 cwd=TEST_FOLDER,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -140,9 +133,6 @@ class Job:
     def _require_starting(self, deadline: float) -> None:
         returncode = self._process.poll()
         if returncode is None and time.monotonic() < deadline:
-            return
-        if returncode and self._launches == 1 and _LAUNCHER_FAILED in _read_from(launcher_file(self._folder), 0):
-            self._launch()
             return
         seen = processes.describe_status(returncode) if returncode is not None else f"no answer after {_START_S:g} s"
         here = f"{len(self._connections)} of {self.spec.size} ranks have started"

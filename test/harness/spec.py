@@ -43,11 +43,16 @@ class Command(NamedTuple):
     environment: dict[str, str]
 
 
+# Open MPI's prterun has its files in a folder that is named after its process id. One that is killed leaves them, and
+# the next process of that number, some ten thousand later, then says that its listener has failed.
+FOLDER_OF_LAUNCHERS = "PRTE_MCA_prte_tmpdir_base"
+
+
 def command(spec: JobSpec, folder: Path, hosts: SimulatedHosts | None) -> Command:
     """What starts the job whose files lie in `folder`, as ringrun would. One rank is plain Python, as a user may start
     it. Raises MpiNotFound."""
     worker = [sys.executable, "-m", "harness.worker", str(folder)]
-    environment = _environment(spec, hosts)
+    environment = {**_environment(spec, hosts), FOLDER_OF_LAUNCHERS: str(folder)}
     if spec.size == 1 and hosts is None:
         return Command(worker, environment)
     slots = [Host(*one) for one in zip(hosts.names, spec.hosts, strict=True)] if hosts is not None else []
