@@ -5,21 +5,38 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 import ringtrain as hvd
 
 NAMES = ["cupy", "torch"]
 
+# And the dtype of what is on its way.
+COMPRESSIONS = {"fp16": "float16", "bf16": "bfloat16"}
+
 
 def library(name: str) -> ModuleType:
     """exact_cupy or exact_torch_gpu; skips the test where the library is missing or cannot use GPUs."""
-    pytest.importorskip(name, reason=f"{name} is not installed in this environment")
+    module = pytest.importorskip(name, reason=f"{name} is not installed in this environment")
     if name == "cupy":
+        if not module.is_available():
+            pytest.skip("this CuPy finds no GPU that it can use")
         return importlib.import_module("exact_cupy")
-    if not importlib.import_module("torch").cuda.is_available():
-        pytest.skip("this PyTorch was built for CPUs")
+    if not module.cuda.is_available():
+        pytest.skip("this PyTorch was built for CPUs, or finds no GPU that it can use")
     return importlib.import_module("exact_torch_gpu")
+
+
+def need_dtype(of: ModuleType, dtype: np.dtype | str) -> None:
+    """Skips the test where the library lacks the dtype."""
+    if of.__name__ == "exact_torch_gpu":
+        if str(dtype) == "uint16":
+            pytest.skip("PyTorch hardly computes with uint16")
+        return
+    version = of.cupy.__version__
+    if str(dtype) == "bfloat16" and int(version.split(".")[0]) < 14:
+        pytest.skip(f"CuPy has bfloat16 from 14 on, and this is {version}")
 
 
 def need_nccl(of: ModuleType) -> None:

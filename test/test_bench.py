@@ -15,7 +15,7 @@ from exact import DTYPES, data, data_of_ranks, reference, require_equal
 
 import ringtrain as hvd
 from ringtrain import _core, bench, launchers
-from ringtrain.bench import command, flags, peers, results
+from ringtrain.bench import command, flags, own, peers, results
 from ringtrain.bench.arithmetic import ComputeThread, floor, scaling
 from ringtrain.bench.busy import busy_core
 from ringtrain.bench.collectives import COLLECTIVES
@@ -141,6 +141,15 @@ def test_who_computes_a_wrong_result_does_not_take_part():
         assert contestant.name == "double"
     with pytest.raises(RuntimeError, match="double computes a wrong result"):
         session.admit([double], [array], lambda: array.fill(1), lambda result: result.sum() == 3)
+
+
+def test_a_peer_that_takes_too_long_is_left_out_and_ringtrain_is_not():
+    arguments = command.build_parser(command.MEASUREMENTS).parse_args(["step", "--quiet", "--patience", "0"])
+    session = Session(SingleJob(), arguments)
+    competitors = [Competitor(name, lambda tensors: lambda: None) for name in (own.NAME, "slow")]
+    (contestant,) = session.admit(competitors, [], lambda: None, lambda result: True)
+    assert contestant.name == own.NAME
+    assert session.notes == ["slow does not take part: one run took 0.0 s, more than --patience 0"]
 
 
 # --- what is measured with --------------------------------------------------------------------------------------------

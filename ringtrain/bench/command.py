@@ -65,6 +65,9 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Faults(),
 )
 
+# What to install where the package with the library's own name has to be built from source.
+_PACKAGES = {"cupy": "cupy-cuda12x, or cupy-cuda13x where the driver is for CUDA 13"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: sys.argv) and return its exit status."""
@@ -74,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measurement = next(one for one in MEASUREMENTS if one.name == arguments.measurement)
     for wish, library in _libraries_wanted(arguments).items():
         if importlib.util.find_spec(library) is None:
-            parser.error(f"{wish} wants {library}; pip install {library}")
+            parser.error(f"{wish} wants {library}; pip install {_PACKAGES.get(library, library)}")
     if arguments.num_proc is None:
         if arguments.launches > 1 or arguments.hosts:
             parser.error("--launches and -H start ranks, so they need -np")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ringtrain as hvd
-from ringtrain.bench import peers
+from ringtrain.bench import own, peers
 from ringtrain.bench.distance import Probe
 from ringtrain.bench.job import Job
 from ringtrain.bench.progress import Progress
@@ -57,7 +57,7 @@ class Session:
         fill: Callable[[], None],
         is_right: Callable[[Any], bool],
     ) -> list[Contestant]:
-        """Prepare the competitors, and check the result of each.
+        """Prepare the competitors, and check the result of each; a peer whose first run takes too long is left out.
 
         Args:
             tensors: what they all work on.
@@ -75,7 +75,7 @@ class Session:
             seconds = max(self.job.gather(time.monotonic() - begin))
             if not all(self.job.gather(is_right(results))):
                 raise RuntimeError(f"{competitor.name} computes a wrong result")
-            if seconds > self._plan.patience_s:
+            if seconds > self._plan.patience_s and competitor.name != own.NAME:
                 limit = f"more than --patience {self._plan.patience_s:g}"
                 self.notes.append(f"{competitor.name} does not take part: one run took {seconds:.1f} s, {limit}")
             else:

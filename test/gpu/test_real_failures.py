@@ -19,7 +19,9 @@ GONE = "is gone: its process was killed or exited early"
 
 @pytest.mark.parametrize("way", ["auto", "staged"])
 def test_a_killed_rank_is_named_and_the_gpu_goes_on(way):
-    pytest.importorskip("cupy", reason="the ranks that are killed reduce arrays of CuPy")
+    cupy = pytest.importorskip("cupy", reason="the ranks that are killed reduce arrays of CuPy")
+    if not cupy.is_available():
+        pytest.skip("this CuPy finds no GPU that it can use")
     for _ in range(2):  # what the first job has left would show in the second one
         outcome = run(kill(rank=1).during("reduce on a GPU"), 2, gpu_algorithm=way)
         require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
@@ -50,7 +52,7 @@ def test_a_result_without_room_on_the_gpu_is_not_lost():
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="nvidia-smi is not here")
 def test_the_driver_and_the_doctor_know_the_gpus_as_nvidia_smi_does():
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    known = re.findall(r"UUID: (GPU-[0-9a-f-]+)", listed)
+    known = [f"GPU-{one}" for one in re.findall(r"UUID: (?:GPU|MIG)-([0-9a-f-]+)", listed)]  # MIG: of a divided GPU
     mine = [_core.gpu_uuid(number) for number in range(_core.gpu_count())]
     assert mine and set(mine) <= set(known)
     line = [sys.executable, "-m", "ringtrain.doctor"]

@@ -126,6 +126,7 @@ def _start(striker: Striker) -> None:
 
 
 def _idle(striker: Striker) -> None:
+    striker.enter("idle")
     if striker.is_victim:
         striker.strike_or_wait()
     striker.wait_for_strike()
@@ -134,6 +135,7 @@ def _idle(striker: Striker) -> None:
 
 
 def _negotiate(striker: Striker) -> None:
+    striker.enter("negotiate")
     if striker.is_victim:
         striker.strike_or_wait()
     hvd.allreduce(np.ones(8), name="next")
@@ -147,13 +149,28 @@ def _stream(striker: Striker, array: Any, finish: Callable[[], None] = lambda: N
         finish()
 
 
-def _stream_on_gpu(striker: Striker) -> None:
+def _reduce(striker: Striker, array: Any, finish: Callable[[], None] = lambda: None) -> None:
+    striker.enter(striker.injection.phase)
+    _stream(striker, array, finish)
+
+
+def _connect_on_gpu(striker: Striker) -> None:
     from ringtrain.bench import cupy
 
-    _stream(striker, cupy.ones(_LARGE), cupy.finish)
+    _reduce(striker, cupy.ones(_LARGE), cupy.finish)
+
+
+def _reduce_on_gpu(striker: Striker) -> None:
+    from ringtrain.bench import cupy
+
+    array = cupy.ones(_LARGE)
+    hvd.allreduce_(array, name="warm on a GPU")  # all ranks have imported CuPy, and are connected
+    cupy.finish()
+    _reduce(striker, array, cupy.finish)
 
 
 def _shutdown(striker: Striker) -> None:
+    striker.enter("shutdown")
     if striker.is_victim:
         striker.strike_or_wait()
     striker.wait_for_strike()
@@ -163,11 +180,12 @@ def _shutdown(striker: Striker) -> None:
 _PHASES: dict[str, Callable[[Striker], None]] = {
     "idle": _idle,
     "negotiate": _negotiate,
-    "reduce": lambda striker: _stream(striker, np.ones(_LARGE, "float32")),
-    "reduce float16": lambda striker: _stream(striker, np.ones(_LARGE, "float16")),
-    "reduce in place": lambda striker: _stream(striker, hvd.empty(_LARGE, "float32")),
-    "reduce on a GPU": _stream_on_gpu,
-    "step": lambda striker: _stream(striker, np.ones(8)),
+    "reduce": lambda striker: _reduce(striker, np.ones(_LARGE, "float32")),
+    "reduce float16": lambda striker: _reduce(striker, np.ones(_LARGE, "float16")),
+    "reduce in place": lambda striker: _reduce(striker, hvd.empty(_LARGE, "float32")),
+    "connect on a GPU": _connect_on_gpu,
+    "reduce on a GPU": _reduce_on_gpu,
+    "step": lambda striker: _reduce(striker, np.ones(8)),
     "shutdown": _shutdown,
 }
 
@@ -176,7 +194,6 @@ def _run(striker: Striker) -> None:
     _start(striker)
     hvd.allreduce(np.ones(8), name="warm")
     if striker.injection.phase in _PHASES:
-        striker.enter(striker.injection.phase)
         _PHASES[striker.injection.phase](striker)
     else:
         _stream(striker, np.ones(8))  # the moment was one after init()

@@ -80,12 +80,14 @@ def _require_gpus(job: Job, library: Library) -> None:
 
 def _machine(job: Job, library: Library) -> dict[str, object]:
     array = library.zeros((1,), np.dtype(np.float32))
-    hvd.allreduce_(array, name="first")  # connects the ranks, which may take longer than --patience
+    for name in ("first", "second"):  # the first connects the ranks, which may take longer than --patience
+        hvd.allreduce_(array, name=name)
+    way = _core.last_operations()[-1]["group"]
     driver = doctor_gpus.cuda()
     gpu = driver["gpus"][_core.gpu_of(adapter_for(array).view(array)[0])]
     gpus = job.gather(f"{gpu['name']}, {gpu['uuid']}")
     versions = {"cuda": driver["driver"], "nccl": doctor_gpus.nccl()["version"]}
-    return {"gpus": gpus, **versions, "library": f"{library.name} {library.version}"}
+    return {"gpus": gpus, **versions, "library": f"{library.name} {library.version}", "way": way}
 
 
 def _machine_text(result: Result) -> Iterator[str]:

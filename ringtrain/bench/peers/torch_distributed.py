@@ -26,9 +26,8 @@ def meet(job: Job, backend: str, device: torch.device | None = None) -> None:
     port = job.gather(store.port if store is not None else None)[0]
     if store is None:
         store = dist.TCPStore(host, port, is_master=False, timeout=_TIMEOUT)
-    dist.init_process_group(
-        backend, store=store, rank=job.rank, world_size=job.size, timeout=_TIMEOUT, device_id=device
-    )
+    on_gpu: dict[str, Any] = {} if device is None else {"device_id": device}  # which torch has from 2.3 on
+    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.size, timeout=_TIMEOUT, **on_gpu)
 
 
 def buckets_of(gradients: Sequence[Any]) -> Iterator[list[Any]]:
