@@ -349,6 +349,20 @@ def test_small_arrays_share_memory_of_nccl_that_is_used_again_when_the_gpu_is_do
     hvd.shutdown()
 
 
+@pytest.mark.ranks(1, env=GPU, isolated=True)
+def test_memory_that_is_given_back_during_a_capture_is_used_again_after_it():
+    hvd.init()
+    control, captured = gpu_double.control(), cupy.cuda.Stream()
+    array = hvd.empty(1000, device=0)
+    address = array.data.ptr
+    control.mark_capturing(captured.ptr, True)
+    del array
+    assert hvd.empty(1000, device=0).data.ptr != address
+    control.mark_capturing(captured.ptr, False)
+    require_soon(lambda: hvd.empty(1000, device=0).data.ptr == address)
+    hvd.shutdown()
+
+
 @pytest.mark.ranks(1, env=environment(guard=1, left_out=["ncclMemAlloc"]))
 def test_arrays_are_ordinary_where_nccl_has_no_memory_of_its_own():
     array = hvd.empty(7, device=0)

@@ -21,17 +21,40 @@ std::shared_ptr<char> NcclMemory::allocate(size_t bytes) {
   if (!library_.MemAlloc || !library_.CommRegister) return nullptr;
   const Gpu::Current current(*gpu_);
   const size_t rounded = rounded_up(std::max<size_t>(bytes, 1), kUnit);
-  char* data = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    data = take(rounded);
-    if (!data && make_slab(rounded)) data = take(rounded);
-  }
+  set_missing_points();
+  char* data = take(rounded);
+  while (!data && make_slab(rounded)) data = take(rounded);
   if (!data) return nullptr;
   return {data, [memory = shared_from_this()](char* own) { memory->give_back(own); }};
 }
 
+std::optional<NcclMemory::Points> NcclMemory::points_now() const {
+  try {
+    return Points{gpu_->record_of_user(nullptr), gpu_->record(gpu_->stream()), gpu_->record(gpu_->upload_stream())};
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// The moment is that after they were found: an earlier one would be too early for what is given back meanwhile.
+void NcclMemory::set_missing_points() {
+  const auto lacks_points = [](const Piece& piece) { return !piece.is_taken && !piece.after; };
+  std::vector<const char*> lacking;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Slab& slab : slabs_)
+      for (const auto& [offset, piece] : slab.pieces)
+        if (lacks_points(piece)) lacking.push_back(slab.data + offset);
+  }
+  if (lacking.empty()) return;
+  const std::optional<Points> now = points_now();
+  const std::lock_guard lock(mutex_);
+  for (const char* data : lacking)
+    if (Piece* piece = piece_at(data); piece && lacks_points(*piece)) piece->after = now;
+}
+
 char* NcclMemory::take(size_t bytes) {
+  const std::lock_guard lock(mutex_);
   for (Slab& slab : slabs_)
     if (char* data = take_from(slab, bytes)) return data;
   return nullptr;
@@ -47,49 +70,45 @@ char* NcclMemory::take_from(Slab& slab, size_t bytes) {
     }
     if (at->second.bytes < bytes) continue;
     const size_t rest = at->second.bytes - bytes;
-    if (rest > 0) slab.pieces[at->first + bytes] = {rest, false, true, {}};
-    at->second = {bytes, true, false, {}};
+    if (rest > 0) slab.pieces[at->first + bytes] = {rest, false, Points()};
+    at->second = {bytes, true, std::nullopt};
     return slab.data + at->first;
   }
   return nullptr;
+}
+
+bool NcclMemory::is_free(Piece& piece) {
+  const auto is_over = [](const GpuEventPtr& event) { return event->is_over(); };
+  if (piece.is_taken || !piece.after || !std::all_of(piece.after->begin(), piece.after->end(), is_over)) return false;
+  piece.after->clear();
+  return true;
 }
 
 bool NcclMemory::make_slab(size_t bytes) {
   const size_t whole = std::max(kSlab, rounded_up(bytes, kPage));
   void* data = nullptr;
   if (library_.MemAlloc(&data, whole) != kSuccess) return false;
-  slabs_.push_back({static_cast<char*>(data), whole, {{0, {whole, false, true, {}}}}});
+  const std::lock_guard lock(mutex_);
+  slabs_.push_back({static_cast<char*>(data), whole, {{0, {whole, false, Points()}}}});
   made_.store(slabs_.size(), std::memory_order_release);
   return true;
 }
 
 void NcclMemory::give_back(const char* data) {
+  std::optional<Points> now = points_now();
   const std::lock_guard lock(mutex_);
+  Piece* piece = piece_at(data);
+  piece->is_taken = false;
+  piece->after = std::move(now);
+}
+
+NcclMemory::Piece* NcclMemory::piece_at(const char* data) {
   for (Slab& slab : slabs_) {
     if (data < slab.data || data >= slab.data + slab.bytes) continue;
-    Piece& piece = slab.pieces.at(static_cast<size_t>(data - slab.data));
-    piece.is_taken = false;
-    order(piece);
+    const auto found = slab.pieces.find(static_cast<size_t>(data - slab.data));
+    return found == slab.pieces.end() ? nullptr : &found->second;
   }
-}
-
-// Where that cannot be said now, while a stream is captured into a graph, it is tried again later.
-void NcclMemory::order(Piece& piece) const {
-  try {
-    piece.after = {gpu_->record_of_user(nullptr), gpu_->record(gpu_->stream()), gpu_->record(gpu_->upload_stream())};
-    piece.is_ordered = true;
-  } catch (const Error&) {
-    piece.after.clear();
-  }
-}
-
-bool NcclMemory::is_free(Piece& piece) const {
-  if (piece.is_taken) return false;
-  if (!piece.is_ordered) order(piece);
-  const auto is_over = [](const GpuEventPtr& event) { return event->is_over(); };
-  if (!piece.is_ordered || !std::all_of(piece.after.begin(), piece.after.end(), is_over)) return false;
-  piece.after.clear();
-  return true;
+  return nullptr;
 }
 
 bool NcclMemory::holds(const void* memory, size_t bytes) {

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -37,12 +38,12 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   std::vector<std::pair<char*, size_t>> slabs_after(size_t known);
 
  private:
+  using Points = std::vector<GpuEventPtr>;
   // From its offset in the slab up to the next one's.
   struct Piece {
     size_t bytes;
     bool is_taken;
-    bool is_ordered;                 // `after` is complete
-    std::vector<GpuEventPtr> after;  // it can be used again when the GPU has come there
+    std::optional<Points> after;  // free when the GPU has come there; null where that could not be said yet
   };
   struct Slab {
     char* data;
@@ -51,20 +52,23 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   };
 
   NcclMemory(const NcclLibrary& library, GpuPtr gpu) : library_(library), gpu_(std::move(gpu)) {}
-  // Under mutex_, as all below. Null where there is none.
+  // Null while a stream is captured into a graph.
+  std::optional<Points> points_now() const;
+  // Null where there is none.
   char* take(size_t bytes);
-  char* take_from(Slab& slab, size_t bytes);
+  static char* take_from(Slab& slab, size_t bytes);
+  static bool is_free(Piece& piece);
   bool make_slab(size_t bytes);
-  void order(Piece& piece) const;
-  bool is_free(Piece& piece) const;
-
+  // For what was given back while a stream was captured.
+  void set_missing_points();
   void give_back(const char* data);
+  Piece* piece_at(const char* data);  // that begins there; under mutex_
 
   const NcclLibrary& library_;
   const GpuPtr gpu_;
   std::atomic<size_t> made_{0};  // slabs; changes under mutex_
-  std::mutex mutex_;
-  std::vector<Slab> slabs_;  // guarded by mutex_
+  std::mutex mutex_;             // the engine waits for it: no call that may wait for the GPU is made under it
+  std::vector<Slab> slabs_;      // guarded by mutex_
 };
 
 }  // namespace ringtrain
