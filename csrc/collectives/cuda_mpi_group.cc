@@ -23,7 +23,7 @@ CudaMpiGroup::~CudaMpiGroup() {
 }
 
 void CudaMpiGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
-  if (reduction.scale != 1.0 || is_half(reduction.dtype)) return rest().allreduce(reduction, pieces);
+  if (reduction.scale != 1.0 || is_half(reduction.dtype)) return other().allreduce(reduction, pieces);
   const size_t element = size_of(reduction.dtype);
   for (const Piece& piece : pieces) gpu_->copy(piece.destination, piece.source, piece.count * element, gpu_->stream());
   gpu_->wait(*gpu_->record(gpu_->stream()), watch_);

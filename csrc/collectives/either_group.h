@@ -3,18 +3,20 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "collectives/delegating_group.h"
 #include "collectives/nccl_group.h"
 
 namespace ringtrain {
 
-class EitherGroup final : public Group {
+class EitherGroup final : public DelegatingGroup {
  public:
   // `first` takes what NCCL can do, and all that only moves data.
   EitherGroup(std::unique_ptr<Group> first, std::unique_ptr<Group> rest)
-      : Group(first->rank(), first->size()), first_(std::move(first)), rest_(std::move(rest)) {}
-  const char* name() const override { return first_->name(); }
-  bool keeps_nan() const override { return first_->keeps_nan(); }
+      : DelegatingGroup(std::move(first)), rest_(std::move(rest)) {}
+  const char* name() const override { return other().name(); }
+  bool keeps_nan() const override { return other().keeps_nan(); }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override {
     choose(reduction).allreduce(reduction, pieces);
@@ -26,19 +28,11 @@ class EitherGroup final : public Group {
                       const Counts& counts) override {
     choose(reduction).reduce_scatter(reduction, source, destination, counts);
   }
-  void allgather(const void* source, void* destination, const Counts& bytes) override {
-    first_->allgather(source, destination, bytes);
-  }
-  void broadcast(void* data, size_t bytes, int root) override { first_->broadcast(data, bytes, root); }
-  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override {
-    first_->alltoall(source, send_bytes, destination, receive_bytes);
-  }
-  void barrier() override { first_->barrier(); }
 
  private:
-  Group& choose(const Reduction& reduction) { return NcclGroup::can(reduction) ? *first_ : *rest_; }
+  Group& choose(const Reduction& reduction) { return NcclGroup::can(reduction) ? other() : *rest_; }
 
-  const std::unique_ptr<Group> first_, rest_;
+  const std::unique_ptr<Group> rest_;
 };
 
 }  // namespace ringtrain
