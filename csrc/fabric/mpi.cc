@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/dynlib.h"
-#include "fabric/run_apart.h"
+#include "fabric/call_thread.h"
 
 namespace ringtrain {
 namespace {
@@ -100,7 +100,7 @@ class MpiOver final : public Mpi {
       const int code = create_group(from, some, tag, &made);
       return std::make_pair(code, made);
     };
-    const auto [code, made] = run_apart(call, watch);
+    const auto [code, made] = CallThread().run(call, watch);
     check(code, "MPI_Comm_create_group");
     call_.Group_free(&some);
     call_.Group_free(&all);

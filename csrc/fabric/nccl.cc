@@ -92,10 +92,6 @@ std::string NcclLibrary::text(int code, NcclHandle comm) const {
   return GetErrorString(code) + (reason.empty() ? "" : " (" + reason + ")");
 }
 
-void NcclLibrary::check(int code, const char* call) const {
-  if (code != kSuccess) throw failure(std::string(call) + ": " + text(code));
-}
-
 int NcclLibrary::type_of(DType dtype) {
   constexpr int kNone = -1;
   // bool, uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64

@@ -39,8 +39,6 @@ class NcclLibrary {
   int version() const { return version_; }  // 22703 for 2.27.3
   const std::string& path() const { return path_; }
 
-  // Throws failure, naming the call, unless the code says that all is well.
-  void check(int code, const char* call) const;
   // "unhandled cuda error (why)". NCCL says why to the thread that has made the call, of a communicator or of none.
   std::string text(int code, NcclHandle comm = nullptr) const;
 

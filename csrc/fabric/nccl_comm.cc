@@ -12,15 +12,6 @@ constexpr int kSuccess = 0, kInProgress = 7;
 // How long NCCL gets to end what is under way.
 constexpr double kLongestAbort_s = 5;
 
-void wait_a_while(const std::function<bool()>& is_done) {
-  LimitWatch limit(kLongestAbort_s, "NCCL does not end what is under way");
-  try {
-    Waiter().poll(is_done, &limit);
-  } catch (const Error&) {
-    // Nothing else can be done.
-  }
-}
-
 // Each on a thread of its own. Those that do not return in time stay behind.
 void call_all(const NcclCaller& caller, const std::vector<NcclHandle>& handles,
               void (*call)(const NcclLibrary&, NcclHandle)) {
@@ -32,7 +23,7 @@ void call_all(const NcclCaller& caller, const std::vector<NcclHandle>& handles,
       --*left;
     }).detach();
   }
-  wait_a_while([&] { return *left == 0; });
+  Waiter::comes_true([&] { return *left == 0; }, kLongestAbort_s);
 }
 
 }  // namespace
@@ -52,6 +43,12 @@ void NcclCaller::run(const char* name, NcclHandle comm, std::function<int()> cal
 }
 
 // ------------------------------------------------------------------------------------------------------- communicator
+
+NcclId NcclComm::new_id(NcclCaller& caller) {
+  const auto id = std::make_shared<NcclId>();
+  caller.run("ncclGetUniqueId", nullptr, [&library = caller.library(), id] { return library.GetUniqueId(id.get()); });
+  return *id;
+}
 
 std::unique_ptr<NcclComm> NcclComm::make(std::shared_ptr<NcclCaller> caller, const NcclId& id, int rank, int size) {
   const auto handle = std::make_shared<NcclHandle>();
@@ -118,7 +115,7 @@ void NcclComm::abort(const std::vector<NcclComm*>& comms) {
   const NcclHandle in_use = caller->busy_with();
   if (caller->library().CommRevoke && std::find(handles.begin(), handles.end(), in_use) != handles.end()) {
     call_all(*caller, {in_use}, [](const NcclLibrary& library, NcclHandle handle) { library.CommRevoke(handle, 0); });
-    wait_a_while([&] { return !caller->busy_with(); });
+    Waiter::comes_true([&] { return !caller->busy_with(); }, kLongestAbort_s);
   }
   call_all(*caller, handles, [](const NcclLibrary& library, NcclHandle handle) { library.CommAbort(handle); });
 }

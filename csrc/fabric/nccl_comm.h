@@ -42,6 +42,8 @@ class NcclCaller {
 // For who has the engine's turn.
 class NcclComm {
  public:
+  // For make(); one rank's, which the others are told.
+  static NcclId new_id(NcclCaller& caller);
   // All ranks at the same time.
   static std::unique_ptr<NcclComm> make(std::shared_ptr<NcclCaller> caller, const NcclId& id, int rank, int size);
   // All ranks of this one at the same time; those of equal color come together, in the order of their keys. Null for

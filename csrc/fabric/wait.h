@@ -103,7 +103,16 @@ class Waiter {
     if (!is_quick(ready)) poll_patiently(ready, watch, begin, kShortestNap_s);
   }
 
-  // The same for the parts of a stream; advance() returns how many have come. Where they come slowly it does not spin,
+  // Until ready() says yes or the time is over; whether it did.
+  template <typename Ready>
+  static bool comes_true(Ready ready, double longest_s) {
+    constexpr double kPause_s = 1e-3;
+    for (const double end = now_s() + longest_s; !ready(); nap(kPause_s))
+      if (now_s() >= end) return false;
+    return true;
+  }
+
+  // As poll() for the parts of a stream; advance() returns how many have come. Where they come slowly it does not spin,
   // and sleeps until several should be there: that leaves the processor to who computes meanwhile.
   template <typename Advance>
   void poll_stream(Advance advance, Pace& pace, Watch* watch) {

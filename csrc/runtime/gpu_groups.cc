@@ -126,7 +126,7 @@ NcclId GpuGroups::agree_on_id(const Seat& seat) {
   };
   Offer own = {seat.color, {}};
   const bool is_first = seat.color != NcclComm::kNoColor && seat.place == 0;
-  if (is_first) nccl_->library().check(nccl_->library().GetUniqueId(&own.id), "ncclGetUniqueId");
+  if (is_first) own.id = NcclComm::new_id(*nccl_);
   Writer offer, all;
   if (is_first) offer.put(own);
   for (const Bytes& bytes : fabric_.channel().gather(offer.take())) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/clock.h"
 #include "collectives/self_group.h"
 #include "collectives/staged_group.h"
 
@@ -19,11 +18,9 @@ GpuTensors::GpuTensors(GpuPtr gpu, Arena* arena, ProcessSets& sets, GpuBacklog& 
       alone_(std::make_unique<StagedGroup>(std::make_shared<SelfGroup>(), relay_, false)) {}
 
 bool GpuTensors::is_soon_idle() const try {
-  constexpr double kLongest_s = 1, kPause_s = 1e-3;
+  constexpr double kLongest_s = 1;
   const GpuEventPtr own = gpu_->record(gpu_->stream()), uploads = gpu_->record(gpu_->upload_stream());
-  const auto is_idle = [&] { return own->is_over() && uploads->is_over(); };
-  for (const double end = now_s() + kLongest_s; !is_idle() && now_s() < end;) Waiter::nap(kPause_s);
-  return is_idle();
+  return Waiter::comes_true([&] { return own->is_over() && uploads->is_over(); }, kLongest_s);
 } catch (const Error&) {
   return true;  // the GPU has failed, and does nothing any more
 }
