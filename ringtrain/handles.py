@@ -120,14 +120,24 @@ class Handle:
                 self._finish = self._arrays = None
 
     def _keep_for_stream(self, on_gpu: OnGpu) -> None:
-        stream = on_gpu.adapter.stream(on_gpu.array)
-        if stream is not None and stream != _UNKNOWN:  # else the host has waited
-            point = _core.gpu_point(on_gpu.adapter.device(on_gpu.array), stream)
+        point = current_point(on_gpu.adapter, on_gpu.array)
+        if point is not None:  # else the host has waited
             _abandoned.append((point.is_over, self._arrays))
 
     def __del__(self) -> None:
         if not self._is_ordered and not self._core.is_over():
             _abandoned.append((self._core.is_over, self._arrays))
+
+
+def current_point(adapter: Adapter, array: Any) -> _core.GpuPoint | None:
+    """Where the library's current stream is on the array's GPU.
+
+    None for an array in the host's memory, or where nobody knows the stream.
+    """
+    stream = adapter.stream(array)
+    if stream is None or stream == _UNKNOWN:
+        return None
+    return _core.gpu_point(adapter.device(array), stream)
 
 
 def _keep_host_waiting(core: _core.Handle) -> None:

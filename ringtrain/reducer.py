@@ -10,7 +10,7 @@ from ringtrain import _core, ops
 from ringtrain._core import OpKind
 from ringtrain.arrays import adapter_for
 from ringtrain.compression import Compression, Compressor
-from ringtrain.handles import Handle
+from ringtrain.handles import Handle, current_point
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.submission import Operation, Reduction, start, start_plain
 
@@ -106,7 +106,8 @@ class GradientReducer:
         """
         group = self._group_of.get(name)
         if group is not None:
-            self._gather(group, _Gradient(name, gradient, priority, in_place, _now(gradient)))
+            made = current_point(adapter_for(gradient), gradient)
+            self._gather(group, _Gradient(name, gradient, priority, in_place, made))
             return
         full_name = f"{self._prefix}.{name}"
         handle = start_plain(gradient, full_name, self._reduction, self.process_set, priority) if in_place else None
@@ -182,17 +183,12 @@ class GradientReducer:
         )
 
 
-def _now(array: Any) -> _core.GpuPoint | None:
-    """Where the current stream of the array's GPU is; None in the host's memory, or where nobody knows the stream."""
-    adapter = adapter_for(array)
-    device, stream = adapter.device(array), adapter.stream(array)
-    return _core.gpu_point(device, stream) if device >= 0 and stream is not None and stream >= 0 else None
-
-
 def _let_current_stream_wait(gradient: _Gradient) -> None:
     """For the gradient, which another one may have made: an operation comes after the current stream alone."""
+    if gradient.made is None:
+        return
     stream = adapter_for(gradient.array).stream(gradient.array)
-    if gradient.made is not None and stream is not None:
+    if stream is not None:
         gradient.made.follow(stream)
 
 
