@@ -208,15 +208,20 @@ def check_the_host_does_not_wait(library: Any, operation: str) -> None:
     library.require_on_gpu(result, np.full(result.shape, 2.0))
 
 
+def start_late(library: Any, busy_s: float) -> tuple[Any, hvd.Handle]:
+    """A sum over the ranks of an array of ones, which the current stream makes after so long."""
+    mine = library.on_gpu(np.zeros(1000))
+    library.keep_busy(busy_s)
+    mine += 1
+    return mine, hvd.allreduce_async_(mine, op=hvd.Sum)
+
+
 def check_the_stream_that_waits_is_the_one_that_is_current_then(library: Any) -> None:
     first_operation(library)
     begun_in, ended_in = library.new_stream(), library.new_stream()
     for busy_s in (0, SLOW_S):  # at first kernels are loaded or compiled
         with begun_in:
-            mine = library.on_gpu(np.zeros(1000))
-            library.keep_busy(busy_s)
-            mine += 1
-            handle = hvd.allreduce_async_(mine, op=hvd.Sum)
+            mine, handle = start_late(library, busy_s)
         with ended_in:
             assert hvd.synchronize(handle) is mine
             library.require_on_gpu(mine + 1, np.full(1000, hvd.size() + 1.0))
@@ -227,10 +232,7 @@ def check_other_streams_go_on(library: Any) -> None:
     busy, other = library.new_stream(), library.new_stream()
     for busy_s in (0, SLOW_S):  # at first kernels are loaded or compiled
         with busy:
-            mine = library.on_gpu(np.zeros(1000))
-            library.keep_busy(busy_s)
-            mine += 1
-            handle = hvd.allreduce_async_(mine, op=hvd.Sum)
+            _, handle = start_late(library, busy_s)
         with Stopwatch() as host, other:
             library.require_on_gpu(2 * library.on_gpu(np.ones(10)), np.full(10, 2.0))
         library.require_on_gpu(hvd.synchronize(handle), np.full(1000, float(hvd.size())))

@@ -16,27 +16,20 @@ NAMES = ["cupy", "torch"]
 COMPRESSIONS = {"fp16": "float16", "bf16": "bfloat16"}
 
 
-def library(name: str) -> ModuleType:
-    """exact_cupy or exact_torch_gpu; skips the test where the library is missing or cannot use GPUs."""
+def library(name: str, dtype: np.dtype | str = "float32") -> ModuleType:
+    """exact_cupy or exact_torch_gpu; skips the test where it is missing, cannot use GPUs or lacks the dtype."""
     module = pytest.importorskip(name, reason=f"{name} is not installed in this environment")
     if name == "cupy":
         if not module.is_available():
             pytest.skip("this CuPy finds no GPU that it can use")
+        if str(dtype) == "bfloat16" and int(module.__version__.split(".")[0]) < 14:
+            pytest.skip(f"CuPy has bfloat16 from 14 on, and this is {module.__version__}")
         return importlib.import_module("exact_cupy")
     if not module.cuda.is_available():
         pytest.skip("this PyTorch was built for CPUs, or finds no GPU that it can use")
+    if str(dtype) == "uint16":
+        pytest.skip("PyTorch hardly computes with uint16")
     return importlib.import_module("exact_torch_gpu")
-
-
-def need_dtype(of: ModuleType, dtype: np.dtype | str) -> None:
-    """Skips the test where the library lacks the dtype."""
-    if of.__name__ == "exact_torch_gpu":
-        if str(dtype) == "uint16":
-            pytest.skip("PyTorch hardly computes with uint16")
-        return
-    version = of.cupy.__version__
-    if str(dtype) == "bfloat16" and int(version.split(".")[0]) < 14:
-        pytest.skip(f"CuPy has bfloat16 from 14 on, and this is {version}")
 
 
 def need_nccl(of: ModuleType) -> None:

@@ -70,14 +70,20 @@ def test_a_stopped_rank_is_noticed_on_the_gpu(on_doubles):
     require_error(outcome, hvd.StalledError, limit_s=4)
 
 
-@pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "1"}, isolated=True)
-def test_work_before_it_that_never_ends_is_a_stall_too():
+def reduce_behind_work_that_takes(seconds):
+    """After init(): an array whose sum rank 0's GPU cannot begin with for so long."""
     hvd.init()
     mine = on_gpu(np.ones(5))
     hvd.allreduce_(mine, name="first")
     if hvd.rank() == 0:
-        keep_busy(6)
+        keep_busy(seconds)
     hvd.allreduce_(mine, name="late")
+    return mine
+
+
+@pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "1"}, isolated=True)
+def test_work_before_it_that_never_ends_is_a_stall_too():
+    mine = reduce_behind_work_that_takes(6)
     with pytest.raises(hvd.RingtrainError):
         for number in range(100):
             cupy.cuda.get_current_stream().synchronize()
@@ -87,12 +93,7 @@ def test_work_before_it_that_never_ends_is_a_stall_too():
 
 @pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "1"}, isolated=True)
 def test_a_first_shutdown_does_not_wait_for_it_either():
-    hvd.init()
-    mine = on_gpu(np.ones(5))
-    hvd.allreduce_(mine, name="first")
-    if hvd.rank() == 0:
-        keep_busy(30)
-    hvd.allreduce_(mine, name="late")
+    reduce_behind_work_that_takes(30)
     begin = time.monotonic()
     hvd.shutdown()
     assert time.monotonic() - begin < 15
@@ -100,12 +101,7 @@ def test_a_first_shutdown_does_not_wait_for_it_either():
 
 @pytest.mark.ranks(2, env={**GPU, "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "1"}, isolated=True)
 def test_shutdown_does_not_wait_for_work_that_never_ends():
-    hvd.init()
-    mine = on_gpu(np.ones(5))
-    hvd.allreduce_(mine, name="first")
-    if hvd.rank() == 0:
-        keep_busy(30)
-    hvd.allreduce_(mine, name="late")
+    reduce_behind_work_that_takes(30)
     begin = time.monotonic()
     with pytest.raises(hvd.RingtrainError):
         for number in range(1000):

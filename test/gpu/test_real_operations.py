@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from exact import DTYPE_OF_EACH_SIZE, DTYPES
 from gpu_checks import COLLECTIVES
-from real_gpus import COMPRESSIONS, NAMES, library, need_dtype, need_nccl
+from real_gpus import COMPRESSIONS, NAMES, library, need_nccl
 
 import ringtrain as hvd
 
@@ -17,26 +17,21 @@ STAGED = {"RINGTRAIN_GPU_ALGORITHM": "staged"}
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op_and_shape(dtype, name):
-    of = library(name)
-    need_dtype(of, dtype)
-    gpu_checks.check_all_ops_and_shapes(of, dtype)
+    gpu_checks.check_all_ops_and_shapes(library(name, dtype), dtype)
 
 
 @pytest.mark.ranks(2, 4, env=STAGED, timeout=300)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
 def test_every_op_and_shape_through_host_memory(dtype, name):
-    of = library(name)
-    need_dtype(of, dtype)
-    gpu_checks.check_all_ops_and_shapes(of, dtype)
+    gpu_checks.check_all_ops_and_shapes(library(name, dtype), dtype)
 
 
 @pytest.mark.ranks(2, 4, env=NCCL, timeout=300)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op_and_shape_through_nccl(dtype, name):
-    of = library(name)
-    need_dtype(of, dtype)
+    of = library(name, dtype)
     need_nccl(of)
     gpu_checks.check_all_ops_and_shapes(of, dtype)
 
@@ -46,9 +41,7 @@ def test_every_op_and_shape_through_nccl(dtype, name):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
 def test_collectives(dtype, collective, name):
-    of = library(name)
-    need_dtype(of, dtype)
-    COLLECTIVES[collective](of, dtype)
+    COLLECTIVES[collective](library(name, dtype), dtype)
 
 
 @pytest.mark.ranks(2, 4, env=NCCL, timeout=300)
@@ -56,8 +49,7 @@ def test_collectives(dtype, collective, name):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
 def test_collectives_through_nccl(dtype, collective, name):
-    of = library(name)
-    need_dtype(of, dtype)
+    of = library(name, dtype)
     need_nccl(of)
     COLLECTIVES[collective](of, dtype)
 
@@ -75,8 +67,7 @@ def test_ways_to_call_them(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_compression_gives_back_the_dtype(compression, name):
-    of = library(name)
-    need_dtype(of, COMPRESSIONS[compression])
+    of = library(name, COMPRESSIONS[compression])
     for dtype in ("float32", "float64", "float16", "int32"):
         gpu_checks.check_compression(of, compression, dtype)
 

@@ -3,7 +3,7 @@
 import gpu_checks
 import pytest
 from gpu_checks import OPERATIONS, first_operation
-from real_gpus import COMPRESSIONS, NAMES, library, need_dtype, need_nccl
+from real_gpus import COMPRESSIONS, NAMES, library, need_nccl
 
 NCCL = {"RINGTRAIN_GPU_ALGORITHM": "nccl"}
 
@@ -52,8 +52,7 @@ def test_other_streams_go_on(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_memory_is_not_used_again_while_a_result_is_made_of_it(compression, name):
-    of = library(name)
-    need_dtype(of, COMPRESSIONS[compression])
+    of = library(name, COMPRESSIONS[compression])
     gpu_checks.check_memory_stays_while_another_stream_makes_the_result(of, compression)
 
 
