@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from ringtrain import ulfm
 from ringtrain.errors import PeerLostError, StalledError
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Call
                 raise StalledError(call.verdict(timeout_s))
         return working.result()
     except MPI.Exception as error:
-        if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
+        if error.Get_error_class() not in ulfm.error_classes(MPI):
             raise
         raise PeerLostError(f"{_failed_text(comm)} died while the others were in init(): {error}") from None
 

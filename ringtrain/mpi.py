@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-from ringtrain import _core, cores, gpus, launchers
+from ringtrain import _core, cores, gpus, launchers, ulfm
 from ringtrain.meeting import meet
 
 T = TypeVar("T")
@@ -238,6 +238,7 @@ def _describe(MPI: Any, own: Any) -> Library:
     }
     operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
     handles = {**datatypes, **operations, "errors_return": MPI.ERRORS_RETURN}
+    err_proc_failed, err_revoked = ulfm.error_classes(MPI)
     handle_bytes = MPI._sizeof(MPI.Comm)
     mask = (1 << (8 * handle_bytes)) - 1  # the handles of 4 bytes are signed
     return Library(
@@ -248,8 +249,8 @@ def _describe(MPI: Any, own: Any) -> Library:
         constants={
             "in_place": int(MPI.IN_PLACE),
             "any_source": MPI.ANY_SOURCE,
-            "err_proc_failed": MPI.ERR_PROC_FAILED,
-            "err_revoked": MPI.ERR_REVOKED,
+            "err_proc_failed": err_proc_failed,
+            "err_revoked": err_revoked,
         },
     )
 

@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+from ringtrain import ulfm
 from ringtrain.mpi import loaded_library
 
 
@@ -39,8 +40,7 @@ def describe(initialize: bool) -> dict[str, Any]:
         "standard": ".".join(map(str, MPI.Get_version())),
         "handle_bytes": MPI._sizeof(MPI.Comm),
         "thread_level": levels[MPI.Query_thread()] if MPI.Is_initialized() else None,
-        # without ULFM mpi4py gives its error classes the value of ERR_UNKNOWN
-        "ulfm": MPI.ERR_PROC_FAILED != MPI.ERR_UNKNOWN,
+        "ulfm": ulfm.is_known(MPI),
         "cuda_aware": _is_cuda_aware() if MPI.Is_initialized() else None,
         "mpi4py": mpi4py.__version__,
     }

@@ -37,6 +37,7 @@ PYTHON_FLOORS = (
         "meeting",
         "failures",
         "gpus",
+        "ulfm",
     },
     {"arrays", "adapters", "compression", "handles", "memory"},
     {"process_sets", "flight_records", "counters", "world"},

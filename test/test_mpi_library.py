@@ -1,0 +1,66 @@
+"""What mpi4py brings: an older mpi4py than that of PyPI."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from ringrun_job import ROOT, needs_mpi, ringrun
+
+# Takes away what mpi4py has only since 4.0, before anybody sees the module. As in Debian 12, which has 3.1.4.
+MPI4PY_3 = """
+import importlib.util, sys
+
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name != "mpi4py.MPI":
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)))
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            for one in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED"):
+                delattr(module, one)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
+"""
+
+TRAIN = """
+import numpy as np, ringtrain as hvd
+from mpi4py import MPI
+from ringtrain import doctor, launchers
+from ringtrain.meeting import meet
+
+assert not hasattr(MPI, "ERR_PROC_FAILED") and not hasattr(MPI, "ERR_REVOKED")
+hvd.init()
+print("sum", hvd.allreduce(np.arange(3.0) + hvd.rank(), op=hvd.Sum).tolist())
+
+
+def send_to_nobody():
+    MPI.COMM_WORLD.send(None, dest=1000)
+
+
+try:
+    meet(MPI, MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), 0, send_to_nobody)
+except MPI.Exception as error:
+    print("raised", error.Get_error_class() == MPI.ERR_RANK)
+print("ulfm", doctor.examine(launchers.detect())["mpi"]["ulfm"])
+"""
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_an_mpi4py_before_4_trains_and_is_described(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(MPI4PY_3)
+    result = ringrun("-np", "2", "python", "-c", TRAIN, PYTHONPATH=os.pathsep.join([str(tmp_path), ROOT]))
+    assert result.returncode == 0, result.stderr
+    said = ["sum [1.0, 3.0, 5.0]", "raised True", "ulfm False"]
+    assert sorted(result.stdout.splitlines()) == sorted(f"[{rank}] {line}" for rank in (0, 1) for line in said)
