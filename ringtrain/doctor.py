@@ -54,10 +54,7 @@ def examine(launch: launchers.Launch | None) -> Data:
 
 def core() -> Data:
     """ringtrain's version, its compiled part and the instruction set that the reduction kernels chose."""
-    try:
-        version = importlib.metadata.version("ringtrain")
-    except importlib.metadata.PackageNotFoundError:
-        version = None
+    version = _version("ringtrain")
     try:
         module = importlib.import_module("ringtrain._core")
     except ImportError as error:
@@ -125,8 +122,8 @@ def shared_memory(folder: str) -> Data:
 
 
 def packages(names: Sequence[str]) -> Data:
-    """Version and folder of each importable package, or None. A package's distribution may be called otherwise
-    (cupy-cuda12x, mxnet-cu112)."""
+    """Version (None where it is not known) and folder of each importable package, or None. A package's distribution may
+    be called otherwise (cupy-cuda12x, mxnet-cu112)."""
     owners = importlib.metadata.packages_distributions()
     found: Data = {}
     for name in names:
@@ -134,10 +131,17 @@ def packages(names: Sequence[str]) -> Data:
         if spec is None:
             found[name] = None
             continue
-        version = importlib.metadata.version(owners[name][0]) if owners.get(name) else None
         folder = next(iter(spec.submodule_search_locations or []), spec.origin)
-        found[name] = {"version": version, "path": folder}
+        # Python 3.10 knows the owner only of packages with a top_level.txt; most of the others have their own name
+        found[name] = {"version": _version(next(iter(owners.get(name, [])), name)), "path": folder}
     return found
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 # --- judgement --------------------------------------------------------------------------------------------------------
@@ -233,7 +237,7 @@ def _judge_packages(found: Data) -> Iterator[Finding]:
     numpy, mxnet = found.get("numpy"), found.get("mxnet")
     if numpy is None:
         yield Finding("error", "NumPy is not installed", "pip install numpy")
-    elif mxnet and _release(numpy["version"]) >= (1, 24):
+    elif mxnet and numpy["version"] and _release(numpy["version"]) >= (1, 24):
         yield Finding(
             "warning",
             f"mxnet {mxnet['version']} cannot be imported with numpy {numpy['version']} (it uses numpy.bool)",
@@ -275,7 +279,7 @@ def _rows(report: Data) -> Iterator[tuple[str, str]]:
         level = f"thread level {library['thread_level'] or 'unknown'}"
         aware = {True: ", CUDA-aware", False: ", not CUDA-aware", None: ""}[library["cuda_aware"]]
         yield "", f"MPI {library['standard']}, {handles}, {level}, {ulfm}{aware}"
-        yield "", f"mpi4py {library['mpi4py']}; started by {library['mpirun'] or 'no launcher that was found'}"
+        yield "", f"mpi4py {library['mpi4py']}; its launcher is {library['mpirun'] or 'nowhere to be found'}"
     yield "launcher", _launcher_text(report["launcher"])
     for node in (report["topology"] or {"nodes": []})["nodes"]:
         yield "node", f"{node['host']}, ranks {', '.join(map(str, node['ranks']))} on {node['cpus']} CPUs"
@@ -285,7 +289,7 @@ def _rows(report: Data) -> Iterator[tuple[str, str]]:
     yield memory["path"], memory["error"] or f"{memory['free_mb']} MB free of {memory['size_mb']} MB"
     yield from doctor_gpus.rows(report["cuda"], report["nccl"])
     for name, package in report["packages"].items():
-        yield name, f"{package['version']}, {package['path']}" if package else "none"
+        yield name, f"{package['version'] or 'version unknown'}, {package['path']}" if package else "none"
 
 
 def _launcher_text(launch: Data | None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from harness import gpu_double
 
@@ -208,6 +209,28 @@ def test_packages_are_found_without_importing_them(monkeypatch: pytest.MonkeyPat
         "heavyweight": {"version": "1.2", "path": str(tmp_path / "heavyweight")},
         "no_such_package": None,
     }
+
+
+def test_packages_are_found_where_python_does_not_know_whose_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # as in Python 3.10, which looks for top_level.txt alone; NumPy has none
+    monkeypatch.setattr("importlib.metadata.packages_distributions", dict)
+    (tmp_path / "homemade").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = doctor.packages(["numpy", "homemade"])
+    assert found["numpy"]["version"] == numpy.__version__
+    assert found["homemade"] == {"version": None, "path": str(tmp_path / "homemade")}
+
+
+@pytest.mark.parametrize("numpy_version", [None, "2.4.6"])
+def test_a_package_of_unknown_version_is_shown_and_not_judged(numpy_version: str | None) -> None:
+    report = changed("packages", numpy={"version": numpy_version, "path": "/v/numpy"})
+    report["packages"]["mxnet"] = {"version": "1.9.1", "path": "/v/mxnet"}
+    report["findings"] = [finding._asdict() for finding in doctor.judge(report)]
+    assert len(report["findings"]) == (0 if numpy_version is None else 1)
+    lines = doctor.as_table(report).splitlines()
+    assert f"numpy      {numpy_version or 'version unknown'}, /v/numpy" in lines
 
 
 # --- the command itself -----------------------------------------------------------------------------------------------
