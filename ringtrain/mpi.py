@@ -20,6 +20,9 @@ from ringtrain.meeting import meet
 
 T = TypeVar("T")
 
+# IBM's has a name of its own, Cray's is called after the compiler. Not libmpi_cxx and the like, which lie beside them.
+_LIBRARY = re.compile(r"/libmpi(ch|_(abi|ibm|(cray|gnu|intel|nvidia|amd|aocc)\w*))?\.so[.\d]*$")
+
 
 @dataclass(frozen=True)
 class Library:
@@ -266,4 +269,4 @@ def loaded_library() -> str | None:
     """Path of the libmpi that is mapped into this process, or None."""
     with open("/proc/self/maps") as maps:
         paths = [line.split(maxsplit=5)[-1].strip() for line in maps]
-    return next((path for path in paths if re.search(r"/libmpi(ch|_abi|_cray\w*)?\.so[.\d]*$", path)), None)
+    return next((path for path in paths if _LIBRARY.search(path)), None)
