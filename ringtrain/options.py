@@ -103,6 +103,8 @@ def _from_alias(option: Option, text: str) -> str:
     """The alias in our unit; what does not fit is left for the check to refuse."""
     if option.choices:
         return {"0": "off", "1": "on"}.get(text, text)
+    if option.type != "number":
+        return text
     try:
         return repr(float(text) * option.alias_factor)
     except ValueError:

@@ -32,6 +32,11 @@ def test_horovod_counts_bytes_where_we_count_megabytes():
     assert float(options.resolve({}, environ)["fusion_threshold_mb"]) == 64
 
 
+@pytest.mark.parametrize("text", ["1", "1e3", "0x10", "t.json"])
+def test_a_path_of_horovod_is_no_number(text):
+    assert options.resolve({}, {"HOROVOD_TIMELINE": text})["timeline_filename"] == text
+
+
 @pytest.mark.parametrize("option", options.TABLE, ids=lambda option: option.name)
 def test_every_range_has_its_ends(option):
     if option.type == "text":
