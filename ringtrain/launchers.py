@@ -60,6 +60,7 @@ class Hydra:
 class SlurmStep:
     """srun. Only inside a step: sbatch and salloc set SLURM_NTASKS for processes that are no ranks, too."""
 
+    NAME = "Slurm"
     # slurm.h: from here on a step is Slurm's own (interactive shell, batch script, extern, pending)
     FIRST_SERVICE_STEP = 0xFFFFFFFA
 
@@ -68,7 +69,7 @@ class SlurmStep:
         rank = _number(environ, "SLURM_PROCID")
         if step is None or step >= self.FIRST_SERVICE_STEP or rank is None or size is None:
             return None
-        return Launch("Slurm", rank, size, _number(environ, "SLURM_LOCALID"), self._tasks_of_this_node(environ))
+        return Launch(self.NAME, rank, size, _number(environ, "SLURM_LOCALID"), self._tasks_of_this_node(environ))
 
     def _tasks_of_this_node(self, environ: Mapping[str, str]) -> int | None:
         """SLURM_STEP_TASKS_PER_NODE is a run-length list such as 4(x2),3, indexed by SLURM_NODEID."""
@@ -139,8 +140,19 @@ def require_world(launch: Launch | None, mpi_size: int, mpi_library: str) -> Non
     library = (mpi_library.strip().splitlines() or ["another MPI"])[0].rstrip("\x00").split(", package:")[0]
     raise RuntimeError(
         f"{launch.launcher} started {_ranks(launch.size)}, but mpi4py found {library}, whose world has "
-        f"{_ranks(mpi_size)}: the launcher and the library are of different MPIs. Start with {_own_mpirun()}, or with "
-        f"`ringrun -np {launch.size} python ...`, which picks the right one by itself."
+        f"{_ranks(mpi_size)}: {_way_out(launch.launcher, launch.size)}, which picks the right one by itself."
+    )
+
+
+def _way_out(launcher: str, size: int) -> str:
+    if launcher == SlurmStep.NAME:  # any library will do, if srun speaks its language
+        return (
+            "srun's --mpi does not fit the library. Start with `srun --mpi=pmix` for Open MPI and Intel MPI, "
+            f"`srun --mpi=pmi2` for MPICH, or with `ringrun --launcher srun -np {size} python ...`"
+        )
+    return (
+        f"the launcher and the library are of different MPIs. Start with {_own_mpirun()}, or with "
+        f"`ringrun -np {size} python ...`"
     )
 
 

@@ -85,6 +85,15 @@ def test_the_mpirun_beside_python_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
         launchers.require_world(Launch("Open MPI", 0, 2, 0, 2), 1, "MPICH 5.0.2")
 
 
+def test_under_srun_the_remedy_is_its_own_flag() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        launchers.require_world(Launch("Slurm", 0, 2, 0, 2), 1, "Open MPI v5.0.11, package: Open MPI")
+    message = str(caught.value)
+    assert "Slurm started 2 ranks, but mpi4py found Open MPI v5.0.11, whose world has 1 rank: " in message
+    assert "`srun --mpi=pmix` for Open MPI and Intel MPI, `srun --mpi=pmi2` for MPICH" in message
+    assert "`ringrun --launcher srun -np 2 python ...`" in message and "mpirun" not in message
+
+
 @pytest.mark.parametrize(
     ("launcher", "library", "expected"),
     [
