@@ -25,7 +25,8 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32, *, devi
 
     Where ranks share no memory (a job of one rank, `shared_memory=off`, several nodes) it is like any other array; when
     /dev/shm is full, so it is after a warning. The memory is returned when the last array that uses it goes, also after
-    shutdown().
+    shutdown(). A forked child, such as the worker of a DataLoader, sees the same memory: what it lets go of stays with
+    its parent, and what it writes is written for the parent, too.
 
     On a GPU it is a CuPy array in memory of ncclMemAlloc that all communicators know ("user-buffer registration"), so
     that NCCL sends from it and receives into it without copying where the hardware can, for a sum without a factor;

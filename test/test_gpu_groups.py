@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from children import fork, require_good_end
 from exact import DTYPE_OF_EACH_SIZE, DTYPES, FLOATS, OPS, data, data_of_ranks, reference
 from exact_cupy import keep_busy, on_gpu, require_on_gpu, use_own_gpu
 from harness import gpu_double
@@ -361,6 +362,28 @@ def test_memory_that_is_given_back_during_a_capture_is_used_again_after_it():
     control.mark_capturing(captured.ptr, False)
     require_soon(lambda: hvd.empty(1000, device=0).data.ptr == address)
     hvd.shutdown()
+
+
+@pytest.mark.ranks(1, env=GPU, isolated=True)
+def test_a_forked_child_leaves_the_gpu_of_its_parent_alone(tmp_path):
+    hvd.init()
+    mine = on_gpu(np.ones((4, 3)))
+    known = [hvd.empty(1000, device=0)]
+    known[0][...] = 1
+    result = [hvd.allgather_async(mine, name="result"), _core.gpu_point(0, 0)]
+
+    def let_go():
+        gpu_double.control().set_log(tmp_path)
+        result.clear()
+        known.clear()
+
+    for is_over in (False, True):
+        if is_over:
+            hvd.shutdown()
+        child = fork(let_go)
+        require_good_end(child)
+        assert not (tmp_path / str(child)).exists(), (tmp_path / str(child)).read_text()
+    assert (known[0].get() == 1).all()
 
 
 @pytest.mark.ranks(1, env=environment(guard=1, left_out=["ncclMemAlloc"]))

@@ -5,9 +5,11 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
+from children import fork, require_good_end
 from exact import DTYPE_OF_EACH_SIZE, DTYPES, FLOATS, OPS, SHAPES, data, data_of_ranks, reference, require_equal
 
 import ringtrain as hvd
@@ -113,6 +115,46 @@ def name_of_file(fd):
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:  # that of the listing itself
         return ""
+
+
+@pytest.mark.ranks(2)
+def test_what_a_forked_child_lets_go_of_stays_with_its_parent():
+    arrays = [shared(np.full(1_000_000, hvd.rank() + 1.0)) for _ in range(3)]
+    require_good_end(fork(arrays.clear))
+    for array in arrays:
+        require_equal(array, np.full(1_000_000, hvd.rank() + 1.0))
+
+
+@pytest.mark.ranks(2)
+def test_a_forked_child_may_let_go_of_arrays_after_its_parent():
+    arrays = [shared(np.ones(1_000_000))]
+    address = arrays[0].ctypes.data
+    reading, writing = os.pipe()
+    child = fork(lambda: (os.read(reading, 1), arrays.clear()))
+    arrays.clear()
+    again = shared(np.full(1_000_000, 7.0))
+    assert again.ctypes.data == address
+    os.write(writing, b" ")
+    require_good_end(child)
+    hvd.allreduce_(again, op=hvd.Sum, name="again")
+    require_equal(again, np.full(1_000_000, 14.0))
+
+
+@pytest.mark.ranks(2)
+def test_a_child_that_is_forked_while_another_thread_takes_shared_memory_ends():
+    held = [hvd.empty(1) for _ in range(10_000)]  # to look for a free place among these takes a while
+    is_over = threading.Event()
+
+    def take():
+        while not is_over.is_set():
+            hvd.empty(1)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    for _ in range(20):
+        require_good_end(fork(held.pop))
+    is_over.set()
+    thread.join()
 
 
 @pytest.mark.ranks(2, isolated=True)

@@ -12,8 +12,7 @@ constexpr size_t kBytes = Relay::kSlots * Relay::kMostBytes;
 // Null where the Arena is full, or the driver does not take such memory.
 std::shared_ptr<char> pinned_in_arena(const Gpu& gpu, Arena& arena) {
   try {
-    std::shared_ptr<char> memory(arena.allocate(kBytes), [&arena](char* own) { arena.free(own); });
-    return gpu.pin(std::move(memory), kBytes);
+    return gpu.pin(arena.allocate(kBytes), kBytes);
   } catch (const Error&) {
     return nullptr;
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/fork.h"
 
 namespace ringtrain {
 namespace {
@@ -32,22 +33,18 @@ Arena::Arena(SharedSegment segment, int size, int member)
   blocks_[0] = {region_bytes_, true};
 }
 
-char* Arena::allocate(size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  const auto block = take(up(std::max<size_t>(bytes, 1), kLine));
-  const auto [offset, size] = std::pair(block->first, block->second.bytes);
+std::shared_ptr<char> Arena::allocate(size_t bytes) {
+  const size_t size = up(std::max<size_t>(bytes, 1), kLine), offset = take(size);
+  std::shared_ptr<char> memory =
+      owned_here(own() + offset, [arena = shared_from_this()](char* block) { arena->free(block); });
   const size_t first = down(offset, page());
-  try {
-    segment_.reserve(in_segment(first), up(offset + size, page()) - first);
-  } catch (const Error&) {
-    give_back(block);
-    throw;
-  }
-  return own() + offset;
+  segment_.reserve(in_segment(first), up(offset + size, page()) - first);
+  return memory;
 }
 
 // The first free block that is large enough; what it has too much becomes another one.
-Arena::Blocks::iterator Arena::take(size_t bytes) {
+size_t Arena::take(size_t bytes) {
+  const std::lock_guard lock(mutex_);
   const auto block = std::find_if(blocks_.begin(), blocks_.end(), [&](const auto& entry) {
     return entry.second.is_free && entry.second.bytes >= bytes;
   });
@@ -55,16 +52,13 @@ Arena::Blocks::iterator Arena::take(size_t bytes) {
   const size_t rest = block->second.bytes - bytes;
   if (rest > 0) blocks_[block->first + bytes] = {rest, true};
   block->second = {bytes, false};
-  return block;
-}
-
-void Arena::free(char* memory) {
-  const std::lock_guard lock(mutex_);
-  give_back(blocks_.find(static_cast<size_t>(memory - own())));
+  return block->first;
 }
 
 // Joins the block with its free neighbours. Of its pages those go back that nobody else has a part of now.
-void Arena::give_back(Blocks::iterator block) {
+void Arena::free(const char* memory) {
+  const std::lock_guard lock(mutex_);
+  auto block = blocks_.find(static_cast<size_t>(memory - own()));
   const size_t first = down(block->first, page()), end = up(block->first + block->second.bytes, page());
   block->second.is_free = true;
   if (const auto next = std::next(block); next != blocks_.end() && next->second.is_free) {

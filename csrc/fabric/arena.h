@@ -15,16 +15,17 @@
 
 namespace ringtrain {
 
-class Arena {
+// Shared with the memory that it hands out.
+class Arena : public std::enable_shared_from_this<Arena> {
  public:
   static size_t bytes(int size);
 
   // `member`: this rank's place on the node.
   Arena(SharedSegment segment, int size, int member);
 
-  // Any thread. At least `bytes`, not initialised, on a cache line. Throws Error(failure) when /dev/shm is full.
-  char* allocate(size_t bytes);
-  void free(char* memory);
+  // Any thread. At least `bytes`, not initialised, on a cache line; they go back when nobody in this process holds them
+  // any more. Throws Error(failure) when /dev/shm is full.
+  std::shared_ptr<char> allocate(size_t bytes);
 
   // Where `memory` lies in this rank's region, if `bytes` from there on were handed out by it.
   std::optional<size_t> find(const void* memory, size_t bytes) const;
@@ -40,8 +41,8 @@ class Arena {
 
   char* own() const { return segment_.data() + static_cast<size_t>(member_) * region_bytes_; }
   size_t in_segment(size_t offset) const { return static_cast<size_t>(member_) * region_bytes_ + offset; }
-  Blocks::iterator take(size_t bytes);
-  void give_back(Blocks::iterator block);
+  size_t take(size_t bytes);
+  void free(const char* memory);
 
   SharedSegment segment_;
   const size_t region_bytes_;

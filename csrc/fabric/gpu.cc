@@ -28,7 +28,9 @@ int GpuEvent::query() const {
   return gpu_->driver_.EventQuery(event_);
 }
 
-bool GpuEvent::is_over() const { return is_given_up_.load(std::memory_order_acquire) || query() != kNotReady; }
+bool GpuEvent::is_over() const {
+  return is_given_up_.load(std::memory_order_acquire) || !gpu_->process_.is_this() || query() != kNotReady;
+}
 
 bool GpuEvent::has_come() const {
   const int code = query();
@@ -76,7 +78,7 @@ std::shared_ptr<Gpu> Gpu::open(int ordinal) {
   if (ordinal < 0 || ordinal >= driver.devices())
     throw failure("there is no GPU " + std::to_string(ordinal) + ": this process may use " +
                   std::to_string(driver.devices()) + " (CUDA_VISIBLE_DEVICES)");
-  return std::shared_ptr<Gpu>(new Gpu(ordinal));
+  return owned_here(new Gpu(ordinal));
 }
 
 Gpu::Gpu(int ordinal) : driver_(CudaDriver::get()), ordinal_(ordinal), uuid_(driver_.uuid(ordinal)) {
@@ -131,7 +133,7 @@ GpuEventPtr Gpu::record_here(CudaStream stream) const {
   }
   if (!event) driver_.check(driver_.EventCreate(&event, kNoTiming), "cuEventCreate");
   if (stream == stream_) note_commands(1);
-  GpuEventPtr made(new GpuEvent(shared_from_this(), event));
+  GpuEventPtr made = owned_here(new GpuEvent(shared_from_this(), event));
   driver_.check(driver_.EventRecord(event, stream), "cuEventRecord");
   return made;
 }
@@ -168,19 +170,19 @@ std::shared_ptr<char> Gpu::pinned(size_t bytes) const {
   const Current current(*this);
   void* memory = nullptr;
   driver_.check(driver_.MemHostAlloc(&memory, bytes, kPortable), "cuMemHostAlloc");
-  return {static_cast<char*>(memory), [gpu = shared_from_this()](char* own) {
-            const Current current(*gpu);
-            gpu->driver_.MemFreeHost(own);
-          }};
+  return owned_here(static_cast<char*>(memory), [gpu = shared_from_this()](char* own) {
+    const Current current(*gpu);
+    gpu->driver_.MemFreeHost(own);
+  });
 }
 
 std::shared_ptr<char> Gpu::pin(std::shared_ptr<char> memory, size_t bytes) const {
   const Current current(*this);
   if (driver_.MemHostRegister(memory.get(), bytes, kPortable) != kSuccess) return nullptr;
-  return {memory.get(), [gpu = shared_from_this(), memory](char* own) {
-            const Current current(*gpu);
-            gpu->driver_.MemHostUnregister(own);
-          }};
+  return owned_here(memory.get(), [gpu = shared_from_this(), memory](char* own) {
+    const Current current(*gpu);
+    gpu->driver_.MemHostUnregister(own);
+  });
 }
 
 }  // namespace ringtrain

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fork.h"
 #include "fabric/cuda.h"
 #include "fabric/watch.h"
 
@@ -29,7 +30,8 @@ class GpuEvent {
   GpuEvent(const GpuEvent&) = delete;
   GpuEvent& operator=(const GpuEvent&) = delete;
 
-  // Whether the GPU has come there, or never will. Never throws: who ends what has failed asks it, too.
+  // Whether the GPU has come there, or never will; yes in a forked child, which cannot know. Never throws: who ends
+  // what has failed asks it, too.
   bool is_over() const;
   // Whether the GPU has come there. Throws failure when it has failed.
   bool has_come() const;
@@ -113,6 +115,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   GpuEventPtr record_here(CudaStream stream) const;  // where the GPU is current
   void give_back(CudaEvent event) const;
 
+  const OwnProcess process_;
   const CudaDriver& driver_;
   const int ordinal_;
   const std::string uuid_;

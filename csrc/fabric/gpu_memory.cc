@@ -22,10 +22,10 @@ GpuBlockPtr GpuPool::take(size_t bytes) {
   std::unique_ptr<GpuBlock> block = find(rounded);
   if (!block) block = allocate(rounded);
   if (const GpuEventPtr used_until = std::move(block->used_until_)) used_until->let_wait(gpu_->stream());
-  return {block.release(), [pool = shared_from_this()](GpuBlock* own) {
-            const std::lock_guard lock(pool->mutex_);
-            pool->free_.emplace_back(own);
-          }};
+  return owned_here(block.release(), [pool = shared_from_this()](GpuBlock* own) {
+    const std::lock_guard lock(pool->mutex_);
+    pool->free_.emplace_back(own);
+  });
 }
 
 // The smallest that is large enough, and not much larger.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 
+#include "base/fork.h"
 #include "fabric/gpu.h"
 
 namespace ringtrain {
@@ -40,7 +41,7 @@ class GpuPool : public std::enable_shared_from_this<GpuPool> {
  public:
   // `watch` is asked in take() alone, and outlives who calls that.
   static std::shared_ptr<GpuPool> of(GpuPtr gpu, Watch& watch) {
-    return std::shared_ptr<GpuPool>(new GpuPool(std::move(gpu), watch));
+    return owned_here(new GpuPool(std::move(gpu), watch));
   }
   ~GpuPool();
 

@@ -25,7 +25,7 @@ std::shared_ptr<char> NcclMemory::allocate(size_t bytes) {
   char* data = take(rounded);
   while (!data && make_slab(rounded)) data = take(rounded);
   if (!data) return nullptr;
-  return {data, [memory = shared_from_this()](char* own) { memory->give_back(own); }};
+  return owned_here(data, [memory = shared_from_this()](char* own) { memory->give_back(own); });
 }
 
 std::optional<NcclMemory::Points> NcclMemory::points_now() const {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "fabric/gpu.h"
 #include "fabric/nccl.h"
 
@@ -22,7 +23,7 @@ namespace ringtrain {
 class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
  public:
   static std::shared_ptr<NcclMemory> of(const NcclLibrary& library, GpuPtr gpu) {
-    return std::shared_ptr<NcclMemory>(new NcclMemory(library, std::move(gpu)));
+    return owned_here(new NcclMemory(library, std::move(gpu)));
   }
   ~NcclMemory();
 

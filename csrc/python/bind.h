@@ -10,9 +10,15 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstddef>
+#include <memory>
+
 namespace ringtrain {
 
 namespace nb = nanobind;
+
+// A NumPy array of bytes that keeps the memory alive.
+nb::object array_of_bytes(std::shared_ptr<char> memory, size_t bytes);
 
 void bind_errors(nb::module_& module);
 void bind_words(nb::module_& module);        // dtypes, kinds of operations, options

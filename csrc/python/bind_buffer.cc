@@ -1,6 +1,9 @@
 // Memory of objects with the buffer protocol, such as NumPy arrays.
+#include <nanobind/ndarray.h>
+
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/dtype.h"
 #include "base/tensor.h"
@@ -71,6 +74,14 @@ uintptr_t address(nb::handle object) {
 }
 
 }  // namespace
+
+nb::object array_of_bytes(std::shared_ptr<char> memory, size_t bytes) {
+  using Array = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>;
+  char* data = memory.get();
+  auto* owner = new std::shared_ptr<char>(std::move(memory));
+  nb::capsule capsule(owner, [](void* pointer) noexcept { delete static_cast<std::shared_ptr<char>*>(pointer); });
+  return nb::cast(Array(data, {bytes}, capsule));
+}
 
 void bind_buffer(nb::module_& module) {
   module.def(

@@ -1,7 +1,7 @@
 // The one Engine of this process.
-#include <nanobind/ndarray.h>
 #include <pthread.h>
 
+#include "base/fork.h"
 #include "kernels/reduce.h"
 #include "python/bind.h"
 #include "python/engine.h"
@@ -11,12 +11,12 @@ namespace {
 
 // The only global of the core; the GIL protects it. Shared while a call that has released the GIL uses it.
 std::shared_ptr<Engine> engine;
-// In a forked child there is an Engine without its thread: it must be left alone for ever.
+// Of a process that had an Engine then.
 bool is_forked_child = false;
 
 void disown_in_child() {
   if (!engine) return;
-  new std::shared_ptr<Engine>(std::move(engine));  // never destroyed: its thread is not in this process
+  engine.reset();
   is_forked_child = true;
 }
 
@@ -116,7 +116,8 @@ void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, c
   std::shared_ptr<Engine> started;
   {
     nb::gil_scoped_release release;
-    started = std::make_shared<Engine>(std::move(world), std::move(options));
+    // In a forked child it is without its thread, and left alone.
+    started = owned_here(new Engine(std::move(world), std::move(options)));
   }
   engine = std::move(started);
 }
@@ -215,19 +216,17 @@ std::shared_ptr<Handle> allreduce_in_place(const nb::tuple& tuple, std::string n
   return hand_over(std::move(submission), is_awaited);
 }
 
-// Memory that the ranks of the node share, as an array of bytes that gives it back when it goes; None without any.
+// Memory that the ranks of the node share; None without any.
 nb::object empty_bytes(size_t bytes) {
   require_initialized();
-  struct Owner {
-    std::shared_ptr<Arena> arena;
-    char* memory;
-    ~Owner() { arena->free(memory); }
-  };
   const std::shared_ptr<Arena> arena = engine->arena();
   if (!arena) return nb::none();
-  char* memory = arena->allocate(bytes);
-  nb::capsule capsule(new Owner{arena, memory}, [](void* owner) noexcept { delete static_cast<Owner*>(owner); });
-  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>(memory, {bytes}, capsule));
+  std::shared_ptr<char> memory;
+  {
+    nb::gil_scoped_release release;  // the system clears the pages
+    memory = arena->allocate(bytes);
+  }
+  return array_of_bytes(std::move(memory), bytes);
 }
 
 }  // namespace

@@ -1,13 +1,9 @@
 // The completion of one submission, and the memory of its results.
-#include <nanobind/ndarray.h>
-
 #include "python/bind.h"
 #include "runtime/handle.h"
 
 namespace ringtrain {
 namespace {
-
-using RawBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>;
 
 // A result on a GPU, in memory that the core uses again when this is gone.
 struct GpuMemory {
@@ -26,9 +22,7 @@ struct GpuMemory {
 nb::object memory_of(const OwnedTensor& tensor, const GpuEventPtr& done) {
   const size_t bytes = tensor.spec.bytes();
   if (tensor.block) return nb::cast(GpuMemory{tensor.block, bytes, done});
-  auto* owner = new std::shared_ptr<char>(tensor.memory);
-  nb::capsule capsule(owner, [](void* pointer) noexcept { delete static_cast<std::shared_ptr<char>*>(pointer); });
-  return nb::cast(RawBytes(tensor.memory.get(), {bytes}, capsule));
+  return array_of_bytes(tensor.memory, bytes);
 }
 
 // In host memory the bytes are a NumPy array that keeps the memory alive. With dtype and shape for who makes a typed

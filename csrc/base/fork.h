@@ -1,0 +1,36 @@
+// What a forked child must leave alone. It has copies of its parent's objects, but what lies behind some of them
+// (memory that ranks share, a GPU) is still the parent's, and a lock that another thread held at the fork is never
+// released.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+namespace ringtrain {
+
+// The process in which it was made.
+class OwnProcess {
+ public:
+  OwnProcess();
+  // Whether that is this one, and not one that it was forked to.
+  bool is_this() const;
+
+ private:
+  const uint32_t forks_;  // that lay behind it
+};
+
+// What `release` gives back in this process when nobody holds it any more. A forked child leaves it alone for ever.
+template <typename Object, typename Release>
+std::shared_ptr<Object> owned_here(Object* object, Release release) {
+  return {object, [release = std::move(release), process = OwnProcess()](Object* own) {
+            if (process.is_this()) release(own);
+          }};
+}
+
+template <typename Object>
+std::shared_ptr<Object> owned_here(Object* object) {
+  return owned_here(object, std::default_delete<Object>());
+}
+
+}  // namespace ringtrain
