@@ -16,9 +16,16 @@ def _sources():
                 yield path.relative_to(_ROOT).as_posix()
 
 
+def _modules_of(file):
+    """Of the `__init__.py` of a package the names of its modules and folders."""
+    if file.name != "__init__.py":
+        return set()
+    return {path.stem for path in file.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+
+
 @pytest.mark.parametrize("file", list(_sources()))
 def test_a_file_looks_only_down(file):
-    violations = floors.check(file, (_ROOT / file).read_text())
+    violations = floors.check(file, (_ROOT / file).read_text(), _modules_of(_ROOT / file))
     assert not violations, "\n".join(map(str, violations))
 
 
@@ -80,3 +87,28 @@ def test_the_checker_finds(file, text, line, message):
     (violation,) = floors.check(file, text)
     assert str(violation).startswith(f"{file}:{line}: ")
     assert message in violation.message
+
+
+HIDDEN = {
+    "imported": "from ringtrain.ops import allreduce, join",
+    "renamed": "from ringtrain.torch.ops import wait_for_all as join",
+    "defined": "def join(): ...",
+    "a class": "class join: ...",
+    "assigned": "join = 1",
+}
+
+
+@pytest.mark.parametrize("text", HIDDEN.values(), ids=HIDDEN)
+def test_a_module_may_not_hide_a_name_of_its_package(text):
+    (violation,) = floors.check("ringtrain/torch/__init__.py", f"\n{text}\n", {"join", "ops"})
+    assert violation.line == 2 and 'the module "join" of this package hides' in violation.message
+
+
+def test_a_module_may_be_named_by_its_package():
+    text = "from ringtrain.torch import join\nfrom . import ops\nfrom ringtrain.torch.join import Join\n"
+    assert floors.check("ringtrain/torch/__init__.py", text, {"join", "ops"}) == []
+
+
+def test_every_exception_is_needed():
+    for file, name in floors.NAMES_OF_MODULES:
+        assert name in _modules_of(_ROOT / file)

@@ -1,4 +1,4 @@
-"""hvd.Join: an epoch ends everywhere, though the ranks have different numbers of batches."""
+"""hvd.Join and hvd.join: an epoch ends everywhere, though the ranks have different numbers of batches."""
 
 import pytest
 
@@ -47,6 +47,13 @@ def test_averages_are_over_the_ranks_that_contribute(options):
         assert (mine - expected).abs().max().item() < 1e-12
     steps = [state["step"].item() for state in optimizer.state.values()]
     assert steps == [state["step"].item() for state in plain.state.values()]
+
+
+@pytest.mark.ranks(1, 2)
+def test_join_without_the_context_as_in_horovod():
+    for _ in range(hvd.rank()):
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="batch").tolist() == [hvd.size() - 1] * 2
+    assert hvd.join() == hvd.size() - 1
 
 
 @pytest.mark.ranks(2)

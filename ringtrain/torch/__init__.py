@@ -75,7 +75,6 @@ from ringtrain import (
     synchronize,
 )
 from ringtrain.torch.clipping import clip_grad_norm_
-from ringtrain.torch.join import Join
 from ringtrain.torch.memory import empty
 from ringtrain.torch.ops import (
     allgather,
@@ -99,6 +98,7 @@ from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
 from ringtrain.torch.state import allgather_object, broadcast_object, broadcast_object_fn, broadcast_optimizer_state
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
+from ringtrain.torch.uneven import Join
 
 __all__ = [
     "Adasum",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -55,6 +55,13 @@ _PEERS = ("ringtrain", "bench", "peers")
 # beginnings of headers -> the only folder that may include them
 _FOREIGN_HEADERS = {"nanobind/": "python", "Python.h": "python", "mpi.h": None, "cuda": None, "nccl": None}
 
+# Names of a package that are those of a module of it, too, with the reason why they may be.
+NAMES_OF_MODULES = {
+    ("ringtrain/__init__.py", "run"): "`ringtrain.run(function)` and `from ringtrain.run.hosts import Host` are both "
+    "in use. ringtrain/__init__.py takes the function from the package that it loads by that, so the function comes "
+    "last and stays.",
+}
+
 MAX_LINES = 450
 
 
@@ -69,10 +76,17 @@ class Violation(NamedTuple):
         return f"{self.file}:{self.line}: {self.message}"
 
 
-def check(file: str, text: str) -> list[Violation]:
-    """The rules that one file breaks. `file` is its path from the root of the repository, with slashes."""
+def check(file: str, text: str, modules: Collection[str] = ()) -> list[Violation]:
+    """The rules that one file breaks.
+
+    Args:
+        file: its path from the root of the repository, with slashes.
+        text: what is in it.
+        modules: of the `__init__.py` of a package the names of its modules and folders.
+    """
     rules = _check_cpp if file.startswith("csrc/") else _check_python
-    return [Violation(file, *broken) for broken in [*rules(PurePosixPath(file), text), *_check_length(text)]]
+    broken = [*rules(PurePosixPath(file), text), *_check_length(text), *_check_names(file, text, modules)]
+    return [Violation(file, *one) for one in broken]
 
 
 _Broken = Iterator[tuple[int, str]]
@@ -130,6 +144,27 @@ def _check_python(file: PurePosixPath, text: str) -> _Broken:
             message = _check_import(part, own, module)
         if message:
             yield number, message
+
+
+def _check_names(file: str, text: str, modules: Collection[str]) -> _Broken:
+    """Whoever imports a module, from anywhere, makes it an attribute of its package, over what had that name."""
+    if not modules:
+        return
+    for line, name in _names_of_package(PurePosixPath(file), ast.parse(text)):
+        if name in modules and (file, name) not in NAMES_OF_MODULES:
+            yield line, f'the module "{name}" of this package hides what is called so; give the module another name'
+
+
+def _names_of_package(file: PurePosixPath, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of all that a module has, but for the modules of its own package that it imports."""
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.ImportFrom) and _absolute(file, node) != ".".join(file.parts[:-1]):
+            yield from ((node.lineno, alias.asname or alias.name) for alias in node.names)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((node.lineno, target.id) for target in targets if isinstance(target, ast.Name))
 
 
 def _check_framework(file: PurePosixPath, module: str) -> str | None:
