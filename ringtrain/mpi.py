@@ -38,7 +38,8 @@ class Library:
 class World(NamedTuple):
     """The ranks of the job and where they are.
 
-    `names` are (host, pid) by rank, `nodes` the number of the node of every rank, by first appearance.
+    `names` are (host, pid) by rank, `nodes` the number of the node of every rank, by first appearance, `communicator`
+    is mpi4py's; without MPI it is None, as `library`.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class World(NamedTuple):
     token: str
     library: Library | None
     gpus: list[gpus.Choice]  # by rank
+    communicator: Any = None
 
 
 class _Introduction(NamedTuple):
@@ -116,6 +118,7 @@ def _introduce(MPI: Any, own: Any, settings: dict[str, str]) -> World:
         token=own.bcast(secrets.token_hex(8)),
         library=_describe(MPI, own),
         gpus=[one.gpu for one in everybody],
+        communicator=own,
     )
 
 

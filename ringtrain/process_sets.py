@@ -2,46 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ringtrain import _core
+from ringtrain.adapters import numpy as numpy_adapter
+from ringtrain.call_sites import call_site
+from ringtrain.handles import Handle
 
 
 class ProcessSet:
     """Some ranks of the job. It can be used once it is registered: by `add_process_set` or by `init(process_sets=...)`.
 
     Args:
-        ranks: ranks of the job, in any order, or an mpi4py communicator whose ranks are ranks of the job.
+        ranks_or_comm: ranks of the job, in any order, or an mpi4py communicator. Each rank gives the communicator that
+            it belongs to, so that one ProcessSet of what MPI_Comm_split has made is a set for each part.
 
     Attributes:
-        ranks: the ranks, ascending; None for the global process set before init().
+        ranks: the ranks, ascending; of a communicator None until it is registered.
         process_set_id: its number, or None before it is registered. The same on all ranks.
+        mpi_comm: the communicator, or None.
+
+    Raises:
+        ValueError: neither; a rank that is no number from 0 on, or comes twice.
     """
 
-    def __init__(self, ranks: Sequence[int] | Any):
-        if hasattr(ranks, "Get_group"):
-            ranks = _ranks_in_world(ranks)
-        if len(set(ranks)) != len(ranks) or any(rank < 0 for rank in ranks):
-            raise ValueError(f"a process set needs different ranks from 0 on, not {list(ranks)}")
-        if not ranks:
-            raise ValueError("a process set needs at least one rank")
-        self.ranks: list[int] | None = sorted(ranks)
+    def __init__(self, ranks_or_comm: Iterable[int] | Any):
         self.process_set_id: int | None = None
+        self.mpi_comm: Any = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
+        self.ranks: list[int] | None = None if self.mpi_comm is not None else _sorted_ranks(ranks_or_comm)
+        # Registered together with it, and removed: those of all ranks' communicators.
+        self._parts: list[ProcessSet] = [self]
 
     def size(self) -> int | None:
         """How many ranks it has, or None before it is registered."""
-        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
+        return len(self.ranks) if self._is_registered() and self.ranks is not None else None
 
     def rank(self) -> int | None:
-        """This rank's place in it, or None if this rank does not belong to it or it is not registered."""
-        if self.process_set_id is None or self.ranks is None or not self.included():
-            return None
-        return self.ranks.index(_own_rank())
+        """This rank's place in it, or None before it is registered.
 
-    def included(self) -> bool:
-        """Whether this rank belongs to it. Raises NotInitializedError before init()."""
-        return _own_rank() in (self.ranks or [])
+        Raises:
+            ValueError: this rank does not belong to it, as in Horovod.
+        """
+        if not self._is_registered() or self.ranks is None:
+            return None
+        own = _own_rank()
+        if own not in self.ranks:
+            raise ValueError(f"rank {own} does not belong to {self}; ask included() first")
+        return self.ranks.index(own)
+
+    def included(self) -> bool | None:
+        """Whether this rank belongs to it; of a communicator None before it is registered.
+
+        Raises:
+            NotInitializedError: before init().
+        """
+        return None if self.ranks is None else _own_rank() in self.ranks
+
+    def _is_registered(self) -> bool:
+        return self.process_set_id is not None and _rank is not None
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -54,19 +76,26 @@ class ProcessSet:
 
     def __reduce__(self) -> Any:
         """What is saved in one job and loaded in another is not registered there, but for the global one."""
-        return "global_process_set" if self is global_process_set else (ProcessSet, (self.ranks,))
+        if self is global_process_set:
+            return "global_process_set"
+        return ProcessSet, (self.mpi_comm if self.ranks is None else self.ranks,)
 
 
-def _global() -> ProcessSet:
-    process_set = ProcessSet([0])
-    process_set.ranks = None
-    process_set.process_set_id = 0
-    return process_set
+def _sorted_ranks(given: Iterable[int]) -> list[int]:
+    try:
+        ranks = sorted(operator.index(rank) for rank in given)
+    except TypeError:
+        raise ValueError(f"a process set takes ranks or an mpi4py communicator, not {given!r}") from None
+    if len(set(ranks)) != len(ranks) or any(rank < 0 for rank in ranks):
+        raise ValueError(f"a process set needs different ranks from 0 on, not {ranks}")
+    return ranks
 
 
-global_process_set = _global()
+global_process_set = ProcessSet([])  # init() knows the ranks
+global_process_set.process_set_id = 0
 _registered: dict[int, ProcessSet] = {0: global_process_set}
 _rank: int | None = None
+_communicator: Any = None  # mpi4py's, of the whole job; None for a job of one rank
 
 
 def _own_rank() -> int:
@@ -75,75 +104,118 @@ def _own_rank() -> int:
     return _rank
 
 
-def _ranks_in_world(comm: Any) -> list[int]:
-    """The ranks of the job that form an mpi4py communicator; only if the job is all of MPI.COMM_WORLD."""
-    from mpi4py import MPI
-
-    group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
-    return [int(rank) for rank in MPI.Group.Translate_ranks(group, None, world)]
-
-
-def set_world(rank: int, size: int) -> None:
+def set_world(rank: int, size: int, communicator: Any) -> None:
     """Called by init()."""
-    global _rank
-    _rank = rank
+    global _rank, _communicator
+    _rank, _communicator = rank, communicator
     global_process_set.ranks = list(range(size))
 
 
 def forget_process_sets() -> None:
     """Called by shutdown(): all but the global one have to be registered anew."""
-    global _rank
-    _rank = None
-    global_process_set.ranks = None
+    global _rank, _communicator
+    _rank = _communicator = None
+    global_process_set.ranks = []
     for process_set in _registered.values():
         if process_set is not global_process_set:
             process_set.process_set_id = None
+            if process_set.mpi_comm is not None:
+                process_set.ranks = None  # the next job may be another one
     _registered.clear()
     _registered[0] = global_process_set
 
 
-def _wait(handle: _core.Handle) -> int:
-    while not _core.wait(handle, 0.2):
-        pass
-    return handle.number()
+def _carry_out(kind: _core.OpKind, name: str, numbers: list[int]) -> int:
+    """An operation of all ranks that has numbers in place of tensors; waits for it."""
+    handle = _core.submit(kind, [], [], name, numbers=numbers, is_awaited=True, site=call_site())
+    number: int = Handle(handle, (), _core.Handle.number).wait()
+    return number
 
 
-def register_at_init(process_sets: Sequence[ProcessSet | Sequence[int]]) -> None:
+def register_at_init(process_sets: Sequence[ProcessSet | Iterable[int]]) -> None:
     """Called by init() on all ranks: refuses lists that differ before it registers them one by one."""
     sets = [_as_process_set(one) for one in process_sets]
-    numbers = [number for one in sets for number in (len(one.ranks or []), *(one.ranks or []))]
-    _wait(_core.submit(_core.OpKind.BARRIER, [], [], "<init(process_sets)>", numbers=numbers))
+    of_communicator = [-1]  # each rank has another one
+    numbers = [
+        number
+        for one in sets
+        for number in ([len(one.ranks or []), *(one.ranks or [])] if one.mpi_comm is None else of_communicator)
+    ]
+    _carry_out(_core.OpKind.BARRIER, "<init(process_sets)>", numbers)
     for one in sets:
         add_process_set(one)
 
 
-def _as_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+def _as_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     return process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
 
 
-def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Register a process set; all ranks of the job call this with the same ranks, in the same order.
 
     Args:
-        process_set: a ProcessSet, or a list of ranks.
+        process_set: a ProcessSet, or what one is made of: ranks, or the communicator of this rank's part.
 
     Raises:
         MismatchError: not all ranks gave the same ranks.
-        ValueError: registered already, the same ranks are, or a rank that the job does not have.
+        ValueError: registered already, the same ranks are, no ranks, or a rank that the job does not have.
     """
     added = _as_process_set(process_set)
     _own_rank()
-    ranks, size = added.ranks or [], len(global_process_set.ranks or [])
     if added.process_set_id is not None:
         raise ValueError(f"{added} is registered already")
+    if added.mpi_comm is not None:
+        _register_parts(added)
+    else:
+        _register(added, added.ranks or [])
+    return added
+
+
+def _register(added: ProcessSet, ranks: list[int]) -> None:
+    size = len(global_process_set.ranks or [])
+    if not ranks:
+        raise ValueError("a process set needs at least one rank before it can be registered")
     if ranks[-1] >= size:
         raise ValueError(f"process set {ranks} has rank {ranks[-1]}, but the job has only {size} ranks")
     if any(ranks == other.ranks for other in _registered.values()):
         raise ValueError(f"a process set with the ranks {ranks} is registered already")
-    handle = _core.submit(_core.OpKind.ADD_PROCESS_SET, [], [], "<add_process_set>", numbers=ranks)
-    added.process_set_id = _wait(handle)
+    added.process_set_id = _carry_out(_core.OpKind.ADD_PROCESS_SET, "<add_process_set>", ranks)
+    added.ranks = ranks
     _registered[added.process_set_id] = added
-    return added
+
+
+def _register_parts(mine: ProcessSet) -> None:
+    """Every rank has the communicator of its own part, and all register all parts."""
+    own = _ranks_of(mine.mpi_comm)
+    mine._parts = [mine if ranks == own else ProcessSet(ranks) for ranks in _different_lists(own)]
+    for part in mine._parts:
+        _register(part, own if part is mine else part.ranks or [])
+
+
+def _ranks_of(comm: Any) -> list[int]:
+    """The ranks of the job that form an mpi4py communicator."""
+    from mpi4py import MPI
+
+    part = comm.Get_group()
+    job = (MPI.COMM_SELF if _communicator is None else _communicator).Get_group()
+    ranks = [int(rank) for rank in MPI.Group.Translate_ranks(part, None, job)]
+    part.Free()
+    job.Free()
+    if MPI.UNDEFINED in ranks:
+        raise ValueError("the communicator of a process set has processes that are no ranks of this job")
+    return sorted(ranks)
+
+
+def _different_lists(own: list[int]) -> list[list[int]]:
+    """The lists of ranks that the ranks of the job have, in an order that is the same everywhere."""
+    flags = np.zeros((1, len(global_process_set.ranks or [])), np.uint8)
+    flags[0, own] = 1
+    view = numpy_adapter.view(flags)
+    handle = _core.submit(
+        _core.OpKind.ALLGATHER, [view], [], "<ranks of communicators>", is_awaited=True, site=call_site()
+    )
+    ((of_all, _, shape),) = Handle(handle, flags, _core.Handle.tensors).wait()
+    return [list(ranks) for ranks in sorted({tuple(np.flatnonzero(row).tolist()) for row in of_all.reshape(shape)})]
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -152,12 +224,14 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Returns:
         False for one that is not registered and for the global one, which stays.
     """
-    number = process_set.process_set_id
-    if number is None or number == 0:
+    if process_set.process_set_id is None or process_set is global_process_set:
         return False
-    _wait(_core.submit(_core.OpKind.REMOVE_PROCESS_SET, [], [], "<remove_process_set>", numbers=[number]))
-    del _registered[number]
-    process_set.process_set_id = None
+    for part in process_set._parts:
+        number = part.process_set_id
+        assert number is not None
+        _carry_out(_core.OpKind.REMOVE_PROCESS_SET, "<remove_process_set>", [number])
+        del _registered[number]
+        part.process_set_id = None
     return True
 
 

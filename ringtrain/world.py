@@ -64,7 +64,7 @@ def init(
     gpus.use(world.gpus[world.rank])
     _start_core(world, settings, fixed)
     _world = world
-    set_world(world.rank, len(world.names))
+    set_world(world.rank, len(world.names), world.communicator)
     flight_records.start(world.rank, settings["flight_dir"], world.token)
     report_failures_to(flight_records.on_failure)
     atexit.unregister(shutdown)

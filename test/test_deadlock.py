@@ -59,6 +59,16 @@ def test_process_sets_that_wait_crosswise():
         hvd.remove_process_set(pair)
 
 
+@pytest.mark.ranks(2)
+def test_a_process_set_that_not_all_ranks_add_or_remove():
+    pair = hvd.add_process_set([1])
+    for operation in (lambda: hvd.add_process_set([0]), lambda: hvd.remove_process_set(pair)):
+        deadlocks(operation if hvd.rank() == 0 else lambda: together("of all"), "rank 0 for ", "test_deadlock.py:")
+    assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1], pair.process_set_id: [1]}
+    hvd.remove_process_set(pair)
+    assert together("after").tolist() == [2.0] * 3
+
+
 @pytest.mark.ranks(3)
 def test_a_join_in_a_deadlock():
     pair = hvd.add_process_set([1, 2])

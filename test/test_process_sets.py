@@ -37,9 +37,9 @@ def test_every_operation_within_a_set():
     size, rank = hvd.size(), hvd.rank()
     last = hvd.add_process_set(list(range(1, size)))
     assert (last.size(), last.ranks) == (size - 1, list(range(1, size)))
-    assert last.rank() == (rank - 1 if rank else None)
     if last.included():
         members, place = last.size(), last.rank()
+        assert place == rank - 1
         values = np.full((members, 2), float(rank))
         require_equal(hvd.allreduce(values, process_set=last), np.full((members, 2), size / 2))
         require_equal(hvd.allgather(np.array([rank]), process_set=last), np.arange(1, size))
@@ -55,6 +55,8 @@ def test_every_operation_within_a_set():
     else:
         with pytest.raises(ValueError, match="does not belong to it"):
             hvd.allreduce(np.ones(2), process_set=last)
+        with pytest.raises(ValueError, match=r"rank 0 does not belong to ProcessSet\(.*included\(\)"):
+            last.rank()
     hvd.remove_process_set(last)
 
 
@@ -112,8 +114,11 @@ def test_bad_sets_are_refused():
         hvd.ProcessSet([1, 1])
     with pytest.raises(ValueError, match="different ranks"):
         hvd.ProcessSet([-1])
+    for nothing in ([0.5], ["0"], 3, None, "01"):
+        with pytest.raises(ValueError, match="takes ranks or an mpi4py communicator, not"):
+            hvd.ProcessSet(nothing)
     with pytest.raises(ValueError, match="at least one"):
-        hvd.ProcessSet([])
+        hvd.add_process_set([])
     with pytest.raises(ValueError, match="only"):
         hvd.add_process_set([0, 17])
     with pytest.raises(ValueError, match="registered already"):
@@ -151,13 +156,87 @@ def hvd_rank_before_init():
     return MPI.COMM_WORLD.Get_rank()
 
 
+@pytest.mark.ranks(2)
+def test_a_set_of_any_iterable():
+    for ranks in ([1, 0], (1, 0), {1, 0}, range(2), iter([1, 0]), np.array([1, 0]), {0: "a", 1: "b"}):
+        assert hvd.ProcessSet(ranks).ranks == [0, 1]
+    empty = hvd.ProcessSet([])
+    assert (empty.ranks, empty.mpi_comm, empty.size(), empty.rank(), empty.included()) == ([], None, None, None, False)
+    last = hvd.add_process_set(rank for rank in range(1, 2))
+    assert (last.ranks, last.size(), last.included()) == ([1], 1, hvd.rank() == 1)
+    hvd.remove_process_set(last)
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_what_a_set_knows_before_init_and_after_shutdown():
+    first = hvd.ProcessSet([0])
+    for _ in range(2):
+        for one in (first, hvd.global_process_set):
+            assert (one.size(), one.rank()) == (None, None)
+            with pytest.raises(hvd.NotInitializedError):
+                one.included()
+        assert (first.ranks, hvd.global_process_set.ranks) == ([0], [])
+        hvd.init(process_sets=[first])
+        assert (first.size(), first.included()) == (1, hvd.rank() == 0)
+        everybody = hvd.global_process_set
+        assert (everybody.size(), everybody.rank(), everybody.included()) == (2, hvd.rank(), True)
+        assert (everybody.process_set_id, everybody.mpi_comm) == (0, None)
+        hvd.barrier()
+        hvd.shutdown()
+
+
+def check_parts(parts):
+    """Of a set that each of 4 ranks has made of one half of them."""
+    mine = [0, 1] if hvd.rank() < 2 else [2, 3]
+    assert (parts.ranks, parts.size(), parts.rank(), parts.included()) == (mine, 2, hvd.rank() % 2, True)
+    assert sorted(hvd.get_process_set_ids_and_ranks().values()) == [[0, 1], [0, 1, 2, 3], [2, 3]]
+    require_equal(hvd.allgather(np.array([hvd.rank()]), process_set=parts), np.array(mine))
+
+
 @pytest.mark.ranks(4)
 def test_a_set_from_an_mpi4py_communicator():
     from mpi4py import MPI
 
     half = MPI.COMM_WORLD.Split(hvd.rank() // 2)
-    assert hvd.ProcessSet(half).ranks == ([0, 1] if hvd.rank() < 2 else [2, 3])
+    parts = hvd.ProcessSet(half)
+    assert parts.mpi_comm is half
+    for _ in range(2):
+        assert (parts.size(), parts.rank()) == (None, None)
+        assert hvd.add_process_set(parts) is parts
+        check_parts(parts)
+        assert hvd.remove_process_set(parts)
+        assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1, 2, 3]}
     half.Free()
+
+
+@pytest.mark.ranks(4, isolated=True)
+def test_sets_from_communicators_given_to_init():
+    """As in Horovod's documentation. The ranks of the job are not those of COMM_WORLD."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    turned = world.Split(0, key=-world.Get_rank())
+    half = turned.Split(turned.Get_rank() // 2)
+    parts = hvd.ProcessSet(half)
+    assert (parts.ranks, parts.included()) == (None, None)
+    hvd.init(turned, process_sets=[parts])
+    assert hvd.rank() == 3 - world.Get_rank()
+    check_parts(parts)
+    hvd.barrier()
+    hvd.shutdown()
+    assert (parts.ranks, parts.process_set_id, parts.included()) == (None, None, None)
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_a_communicator_with_others_than_the_ranks_of_the_job_is_refused():
+    from mpi4py import MPI
+
+    hvd.init(comm=MPI.COMM_SELF)
+    with pytest.raises(ValueError, match="no ranks of this job"):
+        hvd.add_process_set(MPI.COMM_WORLD)
+    with pytest.raises(ValueError, match="registered already"):
+        hvd.add_process_set(MPI.COMM_SELF)
+    hvd.shutdown()
 
 
 @pytest.mark.ranks(2)

@@ -171,12 +171,11 @@ def test_the_ranks_of_a_process_set_normalize_together_and_the_others_alone():
     plain, layer = new_pair(process_set=pair)
     inputs = [random_tensor(2 + rank, CHANNELS, 3, seed=rank) for rank in range(3)]
     of_outputs = [random_tensor(*input.shape, seed=9) for input in inputs]
-    place = pair.rank()
-    together = [0, 2] if pair.included() else [1]
+    together, place = ([0, 2], pair.rank()) if pair.included() else ([1], 0)
     output, of_input, _ = run(layer, inputs[hvd.rank()], of_outputs[hvd.rank()])
     expected = run(plain, torch.cat([inputs[r] for r in together]), torch.cat([of_outputs[r] for r in together]))
     for actual, whole in zip((output, of_input), expected[:2], strict=True):
-        require_close(actual, whole.split([len(inputs[rank]) for rank in together])[place or 0])
+        require_close(actual, whole.split([len(inputs[rank]) for rank in together])[place])
     require_close(layer.running_var, plain.running_var)
     hvd.remove_process_set(pair)
 

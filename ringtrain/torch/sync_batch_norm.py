@@ -92,7 +92,7 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
         is_settled = not self.training and self.running_mean is not None
-        if is_settled or not self.process_set.included():
+        if is_settled or self.process_set.included() is False:
             return super().forward(input)
         moments = _moments(input.detach(), self.process_set)
         # Who has enough alone does not look at the sum, for which the host would have to wait for a GPU.
