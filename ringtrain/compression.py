@@ -14,16 +14,16 @@ class Compressor:
     """
 
     @staticmethod
-    def compress(array: Any) -> tuple[Any, Any]:
-        """Return the array to send, and the context that `decompress` needs (anything; it never leaves this rank).
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the array to send for `tensor`, and what `decompress` needs (anything; it never leaves this rank).
 
         An array that is not worth compressing is returned itself, not a copy.
         """
         raise NotImplementedError
 
     @staticmethod
-    def decompress(array: Any, context: Any) -> Any:
-        """Return what came back, in the dtype that the array had before `compress`."""
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return `tensor`, which came back, in the dtype that it had before `compress`; `ctx` is what that returned."""
         raise NotImplementedError
 
 
@@ -31,12 +31,12 @@ class NoneCompressor(Compressor):
     """Sends every array as it is."""
 
     @staticmethod
-    def compress(array: Any) -> tuple[Any, Any]:
-        return array, None
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
 
     @staticmethod
-    def decompress(array: Any, context: Any) -> Any:
-        return array
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
 
 
 def _narrow(array: Any, dtype_name: str) -> tuple[Any, Any]:
@@ -59,24 +59,24 @@ class FP16Compressor(Compressor):
     """
 
     @staticmethod
-    def compress(array: Any) -> tuple[Any, Any]:
-        return _narrow(array, "float16")
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return _narrow(tensor, "float16")
 
     @staticmethod
-    def decompress(array: Any, context: Any) -> Any:
-        return _widen(array, context)
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return _widen(tensor, ctx)
 
 
 class BF16Compressor(Compressor):
     """Sends float32 and float64 as bfloat16: the range of float32, 8 bits of precision."""
 
     @staticmethod
-    def compress(array: Any) -> tuple[Any, Any]:
-        return _narrow(array, "bfloat16")
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return _narrow(tensor, "bfloat16")
 
     @staticmethod
-    def decompress(array: Any, context: Any) -> Any:
-        return _widen(array, context)
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return _widen(tensor, ctx)
 
 
 class Compression:

@@ -126,6 +126,7 @@ def broadcast_parameters(
     params: Any,
     root_rank: int = 0,
     prefix: str | None = None,
+    *,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrite the parameters of every rank with those of one rank, in place.

@@ -224,7 +224,7 @@ grouped_allreduce_ = _blocking(grouped_allreduce_async_)
 def reducescatter_async(
     tensor: Any,
     name: str | None = None,
-    op: ReduceOp | None = None,
+    op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -248,7 +248,7 @@ def reducescatter_async(
 def grouped_reducescatter_async(
     tensors: Sequence[Any],
     name: str | None = None,
-    op: ReduceOp | None = None,
+    op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -260,8 +260,35 @@ def grouped_reducescatter_async(
     return Operation(OpKind.REDUCESCATTER, tensors, name, process_set, reduction, is_group=True)
 
 
-reducescatter = _blocking(reducescatter_async)
-grouped_reducescatter = _blocking(grouped_reducescatter_async)
+def reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """As `reducescatter_async`, and waits for the result, which it returns. Mirrors `horovod.reducescatter`."""
+    reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
+    operation = Operation(OpKind.REDUCESCATTER, [tensor], name, process_set, reduction)
+    return start(operation, is_awaited=True).wait()
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """As `reducescatter`, of a list of tensors. Mirrors `horovod.grouped_reducescatter`."""
+    reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
+    operation = Operation(OpKind.REDUCESCATTER, tensors, name, process_set, reduction, is_group=True)
+    return start(operation, is_awaited=True).wait()
+
 
 # ---------------------------------------------------------------------------------------------------------- allgather
 
@@ -388,7 +415,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     start(Operation(OpKind.BARRIER, [], None, process_set), is_awaited=True).wait()
 
 
-def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
+def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> int:
     """Say that this rank has no more data, and wait until all ranks have said so. Mirrors `horovod.join`.
 
     Until then this rank contributes zeros to the allreduces (Sum, Average and Adasum) of the others; any other

@@ -150,6 +150,26 @@ def test_scatter_averages_and_scales():
     require_equal(integers, (6 * np.array_split(rows, hvd.size())[hvd.rank()]).astype("int32"))
 
 
+class Halved(hvd.Compressor):
+    """As a user writes one."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor / 2, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return (2 * tensor).astype(ctx)
+
+
+@pytest.mark.ranks(2)
+def test_a_compression_of_ones_own():
+    mine = np.full(4, float(hvd.rank() + 1))
+    require_equal(hvd.reducescatter(mine, None, Halved, hvd.Sum), np.full(2, 3.0))
+    require_equal(hvd.grouped_reducescatter([mine], None, Halved)[0], np.full(2, 1.5))
+    require_equal(hvd.allreduce(mine, compression=Halved), np.full(4, 1.5))
+
+
 @pytest.mark.ranks(1, 2, 3)
 def test_async_forms_poll_and_synchronize():
     handles = [
@@ -163,6 +183,40 @@ def test_async_forms_poll_and_synchronize():
     assert all(hvd.poll(handle) for handle in handles)
     assert hvd.synchronize(handles[0]) is results[0]
     assert [len(result) for result in results] == [2 * hvd.size(), 2, hvd.size(), 1, 2]
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_async_forms_of_groups_and_in_place():
+    size, rank, last = hvd.size(), hvd.rank(), hvd.size() - 1
+    mine = [np.full((size, 2), float(rank)), np.full(size, rank, "int32")]
+    total = sum(range(size))
+    changed = [array.copy() for array in mine]
+    handles = {
+        "gather": hvd.grouped_allgather_async(mine, name="gather"),
+        "reduce": hvd.grouped_allreduce_async(mine, op=hvd.Sum, name="reduce"),
+        "reduce in place": hvd.grouped_allreduce_async_([changed[0]], op=hvd.Sum, name="reduce in place"),
+        "exchange": hvd.grouped_alltoall_async(mine, [None, [1] * size], name="exchange"),
+        "cast": hvd.grouped_broadcast_async(mine, last, name="cast"),
+        "cast in place": hvd.grouped_broadcast_async_([changed[1]], last, name="cast in place"),
+        "scatter": hvd.grouped_reducescatter_async(mine, op=hvd.Sum, name="scatter"),
+    }
+    results = {name: hvd.synchronize(handle) for name, handle in handles.items()}
+    assert results["reduce in place"][0] is changed[0] and results["cast in place"][0] is changed[1]
+    assert results["exchange"][1][1].tolist() == [1] * size
+    results["exchange"][1] = results["exchange"][1][0]
+    for place, dtype in enumerate(("float64", "int32")):
+        shape = mine[place].shape
+        require_equal(results["gather"][place], np.concatenate([np.full(shape, r, dtype) for r in range(size)]))
+        require_equal(results["reduce"][place], np.full(shape, total, dtype))
+        require_equal(results["exchange"][place], np.concatenate([np.full(shape, r, dtype)[:1] for r in range(size)]))
+        require_equal(results["cast"][place], np.full(shape, last, dtype))
+        require_equal(results["scatter"][place], np.full(shape, total, dtype)[:1])
+        require_equal(mine[place], np.full(shape, rank, dtype))
+    require_equal(changed[0], np.full((size, 2), float(total)))
+    require_equal(changed[1], np.full(size, last, "int32"))
+    single = np.full(3, float(rank))
+    assert hvd.synchronize(hvd.broadcast_async_(single, last)) is single
+    require_equal(single, np.full(3, float(last)))
 
 
 @pytest.mark.ranks(2, 3)

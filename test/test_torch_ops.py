@@ -131,7 +131,8 @@ def check_alltoall(dtype, process_set):
     even = [tensors_of_ranks(size, (2 * size,), dtype)[sender] for sender in range(size)]
     expected = torch.cat([tensor.chunk(size)[place] for tensor in even])
     require_tensor(hvd.alltoall(even[place], process_set=process_set), expected)
-    require_tensor(hvd.grouped_alltoall([even[place]], process_set=process_set)[0], expected)
+    for grouped_alltoall in (hvd.grouped_alltoall, synchronized(hvd.grouped_alltoall_async)):
+        require_tensor(grouped_alltoall([even[place]], process_set=process_set)[0], expected)
 
 
 def check_reducescatter(dtype, process_set):
@@ -170,6 +171,27 @@ def test_compressed_tensors_come_back_in_their_dtype():
             require_tensor(mine, everybody[hvd.rank()])
             hvd.allreduce_(mine, op=hvd.Sum, compression=compression)
             require_tensor(mine, reference("sum", everybody))
+
+
+class Halved(hvd.Compressor):
+    """As a user writes one: sends half of it, as float32."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor.float() / 2, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return (2 * tensor).to(ctx)
+
+
+@pytest.mark.ranks(2)
+def test_a_compression_of_ones_own():
+    everybody = tensors_of_ranks(2, (33,), "float64")
+    mine, total = everybody[hvd.rank()], everybody[0] + everybody[1]
+    require_tensor(hvd.allreduce(mine, op=hvd.Sum, compression=Halved), total)
+    require_tensor(hvd.allreduce_(mine.clone(), op=hvd.Sum, compression=Halved), total)
+    require_tensor(hvd.reducescatter(mine, None, Halved, hvd.Sum), total.tensor_split(2)[hvd.rank()])
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -273,6 +295,7 @@ def test_sparse_tensors():
         total = torch.stack([tensor.to_dense() for tensor in everybody]).sum(0)
         for op, expected in ((hvd.Sum, total), (hvd.Average, total / size)):
             handle = hvd.sparse_allreduce_async(everybody[place], "sparse", op, process_set)
+            assert isinstance(handle, hvd.SparseHandle)
             result = hvd.synchronize(handle)
             assert hvd.poll(handle) and result.is_coalesced()
             require_tensor(result.to_dense(), expected)

@@ -34,7 +34,6 @@ from ringtrain import (
     alltoall_async,
     barrier,
     broadcast_async,
-    broadcast_parameters,
     ccl_built,
     check_replicas,
     cross_rank,
@@ -96,7 +95,13 @@ from ringtrain.torch.ops import (
 )
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
-from ringtrain.torch.state import allgather_object, broadcast_object, broadcast_object_fn, broadcast_optimizer_state
+from ringtrain.torch.state import (
+    allgather_object,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
 from ringtrain.torch.uneven import Join
 

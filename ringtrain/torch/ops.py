@@ -128,11 +128,7 @@ def reducescatter(
     """
 
     def run(tensors: Tensors) -> Tensors:
-        return [
-            ops.reducescatter(
-                tensors[0], name, op, process_set, prescale_factor, postscale_factor, compression=compression
-            )
-        ]
+        return [ops.reducescatter(tensors[0], name, compression, op, process_set, prescale_factor, postscale_factor)]
 
     def gradients(of_results: Tensors) -> Tensors:
         factor = _factor_of_scatter(op, process_set, prescale_factor, postscale_factor)
@@ -154,7 +150,7 @@ def grouped_reducescatter(
 
     def run(tensors: Tensors) -> Tensors:
         scattered: Tensors = ops.grouped_reducescatter(
-            tensors, name, op, process_set, prescale_factor, postscale_factor, compression=compression
+            tensors, name, compression, op, process_set, prescale_factor, postscale_factor
         )
         return scattered
 

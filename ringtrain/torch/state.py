@@ -16,10 +16,21 @@ from ringtrain import objects, ops, world
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 
+def broadcast_parameters(
+    params: Any, root_rank: int = 0, *, prefix: str | None = None, process_set: ProcessSet = global_process_set
+) -> None:
+    """As `ringtrain.broadcast_parameters`, with the arguments of `horovod.torch.broadcast_parameters`.
+
+    `params` is such as model.state_dict(), model.named_parameters() or model.parameters().
+    """
+    objects.broadcast_parameters(params, root_rank, prefix, process_set=process_set)
+
+
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,
     model: Any = None,
+    *,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Give the optimizer of every rank the state and the options of one rank's. Mirrors Horovod's function.
@@ -146,6 +157,6 @@ def broadcast_object_fn(
     return objects.broadcast_object_fn(root_rank, name=name, process_set=process_set)
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set) -> list[Any]:
     """As `ringtrain.allgather_object`, with the arguments of `horovod.torch.allgather_object`."""
     return objects.allgather_object(obj, name=name, process_set=process_set)

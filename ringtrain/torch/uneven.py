@@ -6,9 +6,8 @@ from types import TracebackType
 from typing import Any
 
 from ringtrain import ops, world
-from ringtrain.objects import broadcast_parameters
 from ringtrain.torch.optimizer import Distributed
-from ringtrain.torch.state import broadcast_optimizer_state
+from ringtrain.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 
 class Join:
