@@ -1,6 +1,8 @@
 """allgather, broadcast, alltoall, reducescatter and barrier on every Group."""
 
+import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,6 +111,20 @@ def test_every_dtype_through_mpi(dtype, which):
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
 def test_through_mpi_on_more_or_fewer_ranks(dtype, which):
     CHECKS[which](dtype)
+
+
+@pytest.mark.ranks(2)
+def test_results_that_are_gone_leave_no_memory_behind():
+    def resident_mb():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    part = np.zeros(1 << 20, np.uint8)
+    for number in range(130):
+        result = hvd.allgather(part)
+        if number == 30:
+            before = resident_mb()
+    assert result.nbytes == 2 << 20
+    assert resident_mb() - before < 20  # of the 200 MB that the last hundred had
 
 
 @pytest.mark.ranks(2, 3, env={"RINGTRAIN_SHARED_MEMORY": "off"})

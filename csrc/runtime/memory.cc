@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "kernels/reduce.h"
 
@@ -22,12 +23,16 @@ char* HostMemory::zeros(size_t bytes) {
 }
 
 OwnedTensor HostMemory::allocate(const TensorSpec& spec) {
+  // Not aligned_alloc: before glibc 2.38 that finds no place in what was freed by one of the same size, and the heap
+  // grows with every result.
   constexpr size_t kLine = 64;
-  const size_t bytes = (spec.bytes() + kLine) / kLine * kLine;  // never none
-  auto* memory = static_cast<char*>(std::aligned_alloc(kLine, bytes));
+  size_t space = spec.bytes() + kLine;  // never none
+  auto* memory = static_cast<char*>(std::malloc(space));
   if (!memory)
-    throw failure("out of memory: " + std::to_string(bytes >> 20) + " MB for a result of " + to_string(spec));
-  return {spec, std::shared_ptr<char>(memory, std::free), nullptr};
+    throw failure("out of memory: " + std::to_string(space >> 20) + " MB for a result of " + to_string(spec));
+  void* aligned = memory;
+  std::align(kLine, spec.bytes(), aligned, space);
+  return {spec, std::shared_ptr<char>(static_cast<char*>(aligned), [memory](char*) { std::free(memory); }), nullptr};
 }
 
 }  // namespace ringtrain
