@@ -3,9 +3,11 @@
 import contextlib
 import io
 import json
+import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ import ringtrain as hvd
 from ringtrain.optim import SGD
 from ringtrain.timeline import parts
 from ringtrain.timeline.__main__ import main
-from ringtrain.timeline.report.trace import ranks_of, read
+from ringtrain.timeline.merge import ranks_of
+from ringtrain.timeline.report.trace import read
 
 
 def events_of(path):
@@ -188,6 +191,78 @@ def test_one_timeline_after_the_other_at_the_same_place(tmp_path):
     assert not list(tmp_path.glob("*.rank-*"))
 
 
+def large_part(rank, megabytes=60):
+    """The events of a rank, a kilobyte each, of more names than there are tracks."""
+    for number in range(megabytes * 1000):
+        name = number % MANY_NAMES
+        place = f'"pid":{rank},"tid":{min(name, 4096) + 1}'
+        arguments = f'"name":"g{name}","bytes":4,"process_set":0,"site":"{"x" * 850}"'
+        yield f'{{"name":"allreduce","ph":"X","ts":{number}.{rank},"dur":1.000,{place},"args":{{{arguments}}}}}'
+
+
+MANY_NAMES = 5000
+
+
+def memory_mb(field):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 1024
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_parts_that_are_larger_than_the_memory_are_brought_together(tmp_path):
+    hvd.init()
+    path = tmp_path / "timeline.json"
+    hvd.start_timeline(str(path))
+    large = tmp_path / f"large-{hvd.rank()}"
+    with open(large, "w") as file:
+        file.write("[\n" + next(events := large_part(hvd.rank())))
+        file.writelines(",\n" + event for event in events)
+        file.write("\n]\n")
+    large.rename(parts.part_of(path, hvd.rank()))  # as if this had been written while the job ran
+    hvd.barrier()
+    before = memory_mb("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    hvd.stop_timeline()
+    assert memory_mb("VmHWM") - before < 64
+    if hvd.rank() == 0:
+        with open(path) as merged:
+            assert next(merged) == "[\n"
+            expected = ((rank, event) for rank in (0, 1) for event in large_part(rank))
+            for number, (rank, event) in enumerate(expected):
+                if number % MANY_NAMES < 4096 if rank == 0 else (number - 60_000) % MANY_NAMES < 4096:
+                    tick = json.loads(next(merged).rstrip(",\n"))
+                    assert (tick["name"], tick["pid"], tick["ph"]) == (f"rank {rank}", 0, "i")
+                    own = json.loads(event)
+                    assert (tick["ts"], tick["tid"]) == (own["ts"], own["tid"])
+                assert next(merged) == event + (",\n" if number < 119_999 else "\n")
+            assert merged.read() == "]\n"
+
+
+@pytest.mark.ranks(3)
+def test_a_full_disk_is_told_to_all_ranks_and_the_parts_stay(tmp_path):
+    path = tmp_path / "timeline.json"
+    hvd.start_timeline(str(path))
+    for _ in range(30):
+        hvd.allreduce(np.ones(1), name="small")
+    time.sleep(0.5)  # until the file has been written
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if hvd.rank() == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5000, limits[1]))
+    try:
+        with pytest.raises(
+            hvd.RingtrainError, match=r"rank 0 cannot make one file .*json, which stay .*: File too large"
+        ):
+            hvd.stop_timeline()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    hvd.barrier()
+    assert {part.name for part in tmp_path.iterdir()} == {"timeline.json", *(f"timeline.json.rank-{r}" for r in (1, 2))}
+    hvd.barrier()
+    if hvd.rank() == 0:
+        assert main(["merge", str(path)]) == 0
+        assert len(spans(events_of(path), "allreduce", 2)) == 30
+
+
 KILLED = """
 import os, signal, sys, time
 import numpy as np, ringtrain as hvd
@@ -215,7 +290,8 @@ def test_what_a_killed_job_has_written_is_valid(tmp_path):
 def test_a_file_that_was_cut_anywhere_is_read_up_to_there():
     whole = '[\n{"name":"a","ph":"M"},\n{"name":"b","ph":"M"},\n{"args":{"name":"c\u00e9"},"ph":"M"}'.encode()
     for length in range(whole.index(b"\n{", 30) + 1, len(whole)):
-        assert [event["name"] for event in parts.events_of(whole[:length])] == ["a", "b"]
+        events = [json.loads(event) for event in parts.events_in(whole[:length].split(b"\n"))]
+        assert [event["name"] for event in events] == ["a", "b"]
 
 
 def test_a_file_that_is_not_there_is_not_merged(tmp_path):
@@ -243,7 +319,12 @@ def test_a_cut_file_of_one_rank_becomes_valid(tmp_path):
     assert len(events_of(path)) > 10
 
 
-@pytest.mark.parametrize("content", [b"a text\nof two lines\n", b'{"a":1}', b"[1]", b"[\n1,\n2\n]\n", b"\xff\x00"])
+FOREIGN = b'[\n{"ph":"X","ts":1,"dur":2,"pid":0,"tid":3,"args":{"stream":7}}\n]\n'
+
+
+@pytest.mark.parametrize(
+    "content", [b"a text\nof two lines\n", b'{"a":1}', b"[1]", b"[\n1,\n2\n]\n", b"\xff\x00", FOREIGN]
+)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_is_no_timeline_is_not_merged_and_stays_as_it_is(content, rank, tmp_path, capsys):
     path = tmp_path / "timeline.json"
@@ -258,6 +339,30 @@ def test_what_is_no_timeline_is_not_merged_and_stays_as_it_is(content, rank, tmp
     if rank == 0:
         assert main(["report", str(path)]) == 2
         assert capsys.readouterr().err == said
+
+
+def test_operations_of_different_process_sets_have_nothing_to_do_with_each_other(tmp_path):
+    path = tmp_path / "timeline.json"
+    for rank, process_set in ((0, 1), (1, 2), (2, 1)):
+        event = {"name": "allreduce", "ph": "X", "ts": rank, "dur": 1, "pid": rank, "tid": 1}
+        event["args"] = {"name": "a", "bytes": 4, "process_set": process_set}
+        parts.part_of(path, rank).write_text(f"[\n{json.dumps(event, separators=(',', ':'))}\n]\n")
+    assert main(["merge", str(path)]) == 0
+    assert [event["name"] for event in events_of(path) if event["ph"] == "i"] == ["rank 0", "rank 2"]
+
+
+def test_each_part_is_read_once(tmp_path, monkeypatch):
+    path = tmp_path / "timeline.json"
+    leave_parts(path, ranks=3)
+    read = []
+
+    def noted(part):
+        read.append(part)
+        return parts.read_events(part)
+
+    monkeypatch.setattr("ringtrain.timeline.merge.read_events", noted)
+    assert main(["merge", str(path)]) == 0
+    assert read == [parts.part_of(path, rank) for rank in range(3)]
 
 
 def test_a_rank_that_wrote_nothing_does_not_keep_the_others_from_being_merged(tmp_path, capsys):

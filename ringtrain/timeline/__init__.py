@@ -18,7 +18,8 @@ from ringtrain import _core, ops, world
 from ringtrain.errors import RingtrainError
 from ringtrain.log import say
 from ringtrain.timeline import place
-from ringtrain.timeline.parts import part_of, write_merged
+from ringtrain.timeline.gather import bring_together
+from ringtrain.timeline.parts import part_of
 
 
 class _Window(NamedTuple):
@@ -78,7 +79,8 @@ def stop_timeline() -> None:
     Does nothing where there is no timeline.
 
     Raises:
-        RingtrainError: another rank is gone; the parts stay as they are.
+        RingtrainError: rank 0 cannot write the file, which all ranks are told, or another rank is gone; the parts stay
+            as they are.
     """
     global _path, _window
     _window = None
@@ -86,12 +88,7 @@ def stop_timeline() -> None:
         return
     path, _path = _path, None
     _core.stop_timeline()
-    own = part_of(path, world.rank())
-    parts = _send_to_rank_0(own.read_bytes())
-    if world.rank() == 0:
-        write_merged(path, parts)
-    else:
-        own.unlink(missing_ok=True)  # rank 0 may have begun the next timeline
+    bring_together(path)
 
 
 def _begin(settings: dict[str, str]) -> None:
@@ -158,16 +155,3 @@ def _common_start(rounds: int = 8) -> float:
         return start
     fastest = np.argmin((own[:, 1] - own[:, 0]) + (first[:, 1] - first[:, 0]))
     return start + float(own[fastest, 1] - first[fastest, 1])
-
-
-# ----------------------------------------------------------------------------------------------------------- one file
-
-
-def _send_to_rank_0(content: bytes) -> list[bytes]:
-    """The contents of all ranks, on rank 0; nothing elsewhere."""
-    splits = [len(content), *(0 for _ in range(world.size() - 1))]
-    received, lengths = ops.alltoall(np.frombuffer(content, np.uint8), splits)
-    if world.rank() != 0:
-        return []
-    ends = np.cumsum(lengths)
-    return [received[end - length : end].tobytes() for length, end in zip(lengths, ends, strict=True)]

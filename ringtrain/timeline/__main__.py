@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ringtrain.timeline.merge import merge
+from ringtrain.timeline.parts import TraceError
 from ringtrain.timeline.report.figures import figures_of
 from ringtrain.timeline.report.page import page
-from ringtrain.timeline.report.trace import TraceError
 from ringtrain.timeline.report.verdict import judge
 
 

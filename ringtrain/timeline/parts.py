@@ -1,60 +1,32 @@
-"""The parts of a timeline, one file of each rank, and the one file that is made of them."""
+"""The parts of a timeline, one file of each rank: where they are, and the events in them, one on each line."""
 
 from __future__ import annotations
 
 import glob
+import itertools
 import json
-import os
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+
+class TraceError(ValueError):
+    """The file tells nothing of steps of several ranks; the message says why, in one sentence."""
+
+
+def no_timeline(path: Path) -> TraceError:
+    """The error for a file that ringtrain has not written."""
+    return TraceError(f"{path} is no timeline of ringtrain: those have one event on each line")
+
+
+def is_empty(path: Path) -> TraceError:
+    """The error for a file in which no rank has written."""
+    return TraceError(f"{path} is empty: the job has ended, or was killed, before it wrote anything")
 
 
 def part_of(path: Path, rank: int) -> Path:
     """Where a rank writes while the job runs."""
     return path if rank == 0 else path.with_name(f"{path.name}.rank-{rank}")
-
-
-def write_merged(path: Path, parts: Sequence[bytes]) -> None:
-    """Write one file of all parts, at once, with a tick for each rank's arrival at each operation."""
-    events = [event for part in parts for event in events_of(part)]
-    unfinished = path.with_name(path.name + ".unfinished")
-    with open(unfinished, "w") as file:
-        file.write("[\n" + ",\n".join(json.dumps(event) for event in [*events, *_arrivals(events)]) + "\n]\n")
-    os.replace(unfinished, path)
-
-
-def events_of(part: bytes) -> list[dict[str, Any]]:
-    """The events of a part; without the last one if the rank was killed while it wrote that."""
-    try:
-        events: list[dict[str, Any]] = json.loads(part)
-        return events
-    except ValueError:  # no JSON, or no UTF-8 where a letter was cut
-        lines = part.decode(errors="replace").split("\n")[1:]
-        return [event for line in lines if (event := _event_in(line)) is not None]
-
-
-def _event_in(line: str) -> dict[str, Any] | None:
-    try:
-        event: dict[str, Any] = json.loads(line.rstrip(","))
-        return event
-    except json.JSONDecodeError:
-        return None
-
-
-def _arrivals(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A tick on rank 0 for the moment at which each rank had submitted each operation."""
-    submitted: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
-    for event in events:
-        if event["ph"] == "X" and "name" in event.get("args", {}):
-            submitted[event["pid"], event["args"]["name"]].append(event)
-    ticks = []
-    for (rank, name), of_rank in submitted.items():
-        for own, first in zip(of_rank, submitted.get((0, name), []), strict=False):
-            tick = {"name": f"rank {rank}", "ph": "i", "s": "t", "pid": 0, "tid": first["tid"], "ts": own["ts"]}
-            ticks.append(tick)
-    return ticks
 
 
 def other_parts(path: Path) -> list[Path]:
@@ -63,3 +35,49 @@ def other_parts(path: Path) -> list[Path]:
     found = path.parent.glob(glob.escape(beginning) + "*")
     parts = {part.name.removeprefix(beginning): part for part in found}
     return [parts[rank] for rank in sorted(filter(str.isdecimal, parts), key=int)]
+
+
+def events_in(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The events in the lines of a part, still as text, without the brackets around them and the commas between them.
+
+    A rank that was killed while it wrote may have cut the last one anywhere; then that is left out.
+    """
+    last = b""
+    for line in itertools.islice(lines, 1, None):  # behind the bracket
+        event = line.strip().rstrip(b",")
+        if event in (b"", b"]"):
+            continue
+        if last:
+            yield last
+        last = event
+    if last and _is_whole(last):
+        yield last
+
+
+def read_events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The events of a part or of a whole timeline, each as text and as what that says.
+
+    Raises:
+        OSError: there is no such file.
+        TraceError: it is no timeline.
+    """
+    with open(path, "rb") as file:
+        if file.readline().strip() not in (b"[", b""):
+            raise no_timeline(path)
+        file.seek(0)
+        for text in events_in(file):
+            try:
+                event = json.loads(text)
+            except ValueError:
+                raise no_timeline(path) from None
+            if not isinstance(event, dict):
+                raise no_timeline(path)
+            yield text, event
+
+
+def _is_whole(event: bytes) -> bool:
+    try:
+        json.loads(event)
+    except ValueError:  # no JSON, or no UTF-8 where a letter was cut
+        return False
+    return True

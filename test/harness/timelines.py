@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtrain.timeline.parts import write_merged
+from ringtrain.timeline.merge import write_merged
+from ringtrain.timeline.parts import events_in
 
 SCRIPT = 0
 
@@ -40,7 +41,7 @@ class MadeUpJob:
 
     def write(self, path: Path) -> None:
         """What `stop_timeline` would have left."""
-        write_merged(path, self.parts())
+        write_merged(path, (events_in(part.splitlines()) for part in self.parts()))
 
     def parts(self) -> list[bytes]:
         """What each rank would have written while the job ran."""

@@ -5,21 +5,15 @@ Times are whole nanoseconds since the beginning of the timeline, so that shares 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringtrain.timeline.parts import other_parts
+from ringtrain.timeline.parts import TraceError, is_empty, no_timeline, other_parts, read_events
 
 _BEFORE_A_GROUP = ("queued", "negotiating", "ready")
 _SCRIPT = 0  # the track of waits and marks
-
-
-class TraceError(ValueError):
-    """The file tells nothing of steps of several ranks; the message says why, in one sentence."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,23 +75,6 @@ def read(path: Path) -> Trace:
     return Trace(ranks, _steps_of_all(path, ranks), reader.notes)
 
 
-def ranks_of(path: Path) -> set[int]:
-    """The ranks that have written to this file; none if it is empty.
-
-    Raises:
-        OSError: there is no such file.
-        TraceError: it is no timeline.
-    """
-    reader = _Reader()
-    reader.read(path)
-    return set(reader.ranks)
-
-
-def is_empty(path: Path) -> TraceError:
-    """The error for a file in which no rank has written."""
-    return TraceError(f"{path} is empty: the job has ended, or was killed, before it wrote anything")
-
-
 def _steps_of_all(path: Path, ranks: list[RankTrace]) -> list[int]:
     common = set.intersection(*(set(rank.steps) for rank in ranks))
     steps = sorted(number for number in common if number + 1 in common)
@@ -118,11 +95,11 @@ class _Reader:
         self._last: Operation | None = None
 
     def read(self, path: Path) -> None:
-        for event in _events(path):
+        for _, event in read_events(path):
             try:
                 self._take(event)
             except (KeyError, TypeError, ValueError):
-                raise _no_timeline(path) from None
+                raise no_timeline(path) from None
         self._last = None
 
     def note(self, sentence: str) -> None:
@@ -186,29 +163,3 @@ class _Reader:
 
 def _nanoseconds(microseconds: float) -> int:
     return round(microseconds * 1000)
-
-
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """One line after the other, since the file may be large. The last one may have been cut."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        if file.readline().strip() not in ("[", ""):
-            raise _no_timeline(path)
-        unreadable = False
-        for line in file:
-            text = line.strip().rstrip(",")
-            if text in ("", "]"):
-                continue
-            if unreadable:
-                raise _no_timeline(path)
-            try:
-                event = json.loads(text)
-            except json.JSONDecodeError:
-                unreadable = True
-                continue
-            if not isinstance(event, dict):
-                raise _no_timeline(path)
-            yield event
-
-
-def _no_timeline(path: Path) -> TraceError:
-    return TraceError(f"{path} is no timeline of ringtrain: those have one event on each line")
