@@ -189,6 +189,12 @@ def cross_size() -> int:
     return _local_ranks(world).count(local_rank())
 
 
+def is_on_node_of(rank: int) -> bool:
+    """Whether this rank is on the same node as another one. Hosts may have one name, and a node several."""
+    world = _joined()
+    return world.nodes[world.rank] == world.nodes[rank]
+
+
 def is_homogeneous() -> bool:
     """Whether all nodes have as many ranks."""
     return len(set(Counter(_joined().nodes).values())) == 1

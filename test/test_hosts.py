@@ -2,6 +2,8 @@
 
 import socket
 import time
+from types import SimpleNamespace
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +12,7 @@ from exact import DTYPE_OF_EACH_SIZE, DTYPES, FLOATS, OPS, data, data_of_ranks, 
 from measure import cpu_seconds_asleep
 
 import ringtrain as hvd
+from ringtrain import timeline
 
 HVD_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
 
@@ -204,3 +207,14 @@ def test_init_and_shutdown_many_times():
         hvd.init()
         require_equal(hvd.allreduce(np.full(1000, float(step)), op=hvd.Sum), np.full(1000, 4.0 * step))
         hvd.shutdown()
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_a_timeline_begins_at_one_moment_whatever_the_hosts_are_called():
+    ahead_s = 1000.0 * hvd.cross_rank()  # of the clock of this host
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s)
+    with mock.patch("socket.gethostname", lambda: "localhost"), mock.patch("ringtrain.timeline.time", clock):
+        start = timeline._common_start()
+    starts = hvd.allgather(np.array([start]))
+    assert starts[0] == starts[1]  # ranks of one host have one clock
+    assert np.abs(starts - starts[0] - [0, 0, 1000, 1000]).max() < 5

@@ -7,7 +7,6 @@ parts together. `python -m ringtrain.timeline merge FILE` does that for a job th
 
 from __future__ import annotations
 
-import socket
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -140,7 +139,7 @@ def _common_start(rounds: int = 8) -> float:
     """A moment of the near past, the same on all ranks, on this rank's time.monotonic().
 
     All ranks leave a barrier at nearly the same time; of several barriers the fastest tells best. Ranks of rank 0's
-    host have its clock.
+    node have its clock.
     """
     times = []
     for _ in range(rounds):
@@ -148,10 +147,9 @@ def _common_start(rounds: int = 8) -> float:
         ops.barrier()
         times.append((before, time.monotonic()))
     of_all = ops.allgather(np.array([times])).reshape(world.size(), rounds, 2)
-    hosts = ops.allgather(np.frombuffer(socket.gethostname().encode().ljust(256)[:256], np.uint8).reshape(1, 256))
     own, first = of_all[world.rank()], of_all[0]
     start = float(first[-1, 1])
-    if (hosts[world.rank()] == hosts[0]).all():
+    if world.is_on_node_of(0):
         return start
     fastest = np.argmin((own[:, 1] - own[:, 0]) + (first[:, 1] - first[:, 0]))
     return start + float(own[fastest, 1] - first[fastest, 1])
