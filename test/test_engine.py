@@ -8,6 +8,7 @@ import pytest
 from exact import require_equal
 
 import ringtrain as hvd
+from ringtrain import _core
 
 
 def total(value=1):
@@ -174,3 +175,15 @@ def test_what_is_urgent_overtakes_what_was_agreed_before():
     assert not all(handle.poll() for handle in patient)
     for handle in patient:
         require_equal(handle.wait(), np.ones(1_000_000, np.float32))
+
+
+@pytest.mark.ranks(1, 2)
+def test_an_address_that_is_none_is_refused():
+    float32 = _core.DTYPES["float32"]
+    nothing, empty = (0, float32, (3, 2)), (0, float32, (3, 0))
+    for tensors in ([nothing], [empty, nothing]):
+        with pytest.raises(ValueError, match="in no memory of its own"):
+            _core.submit(_core.OpKind.ALLREDUCE, tensors, tensors, "nowhere")
+    with pytest.raises(ValueError, match="in no memory of its own"):
+        _core.allreduce_in_place(nothing, "nowhere", hvd.Sum, 1.0, 1.0, 0, 0, False, _core.Site(""))
+    assert _core.wait(_core.submit(_core.OpKind.ALLREDUCE, [empty], [empty], "nowhere"), 10)

@@ -322,6 +322,20 @@ def test_a_rank_may_send_an_array_where_the_others_send_tensors():
 
 
 ONES = torch.ones(4, 2)
+
+
+class Wrapper(torch.Tensor):
+    """As quantised tensors are made: what it says about itself holds, and its elements are elsewhere."""
+
+    @staticmethod
+    def __new__(cls, wrapped):
+        return torch.Tensor._make_wrapper_subclass(cls, wrapped.shape, dtype=wrapped.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return NotImplemented
+
+
 BAD_ARGUMENTS = {
     "complex": (lambda: hvd.allreduce(ONES.to(torch.complex64)), TypeError, "dtype torch.complex64; it takes"),
     "unsigned 64": (lambda: hvd.allreduce(torch.ones(2, dtype=torch.uint64)), TypeError, "dtype torch.uint64"),
@@ -338,6 +352,9 @@ BAD_ARGUMENTS = {
     ),
     "meta": (lambda: hvd.allreduce(ONES.to("meta")), ValueError, "meta device"),
     "meta, in place": (lambda: hvd.allreduce_(ONES.to("meta")), ValueError, "meta device"),
+    "wrapper": (lambda: hvd.allreduce(Wrapper(ONES)), TypeError, "cannot send a Wrapper: its elements .* it wraps"),
+    "wrapper, in place": (lambda: hvd.allreduce_(Wrapper(ONES)), TypeError, "cannot send a Wrapper"),
+    "wrapper in a group": (lambda: hvd.grouped_broadcast([ONES, Wrapper(ONES)], 0), TypeError, "cannot send a Wrapper"),
     "no tensor": (lambda: hvd.allreduce("text"), TypeError, "cannot send a builtins.str"),
     "a list of tensors": (lambda: hvd.allreduce([ONES]), TypeError, "cannot send a builtins.list"),
     "a group that is a tensor": (lambda: hvd.grouped_allreduce(ONES), TypeError, "list of tensors"),
@@ -377,6 +394,33 @@ def test_bad_arguments_are_refused_on_the_callers_line(requires_grad):
             ONES.requires_grad_(False)
         require_tensor(ONES, torch.ones(4, 2))
     require_tensor(hvd.allreduce(ONES, op=hvd.Sum), ONES * hvd.size())
+
+
+class Tagged(torch.Tensor):
+    """A subclass with elements of its own."""
+
+
+@pytest.mark.ranks(2)
+def test_a_subclass_that_has_its_elements_is_a_tensor_like_any_other():
+    tagged = torch.arange(4.0).as_subclass(Tagged)
+    assert torch.equal(hvd.allreduce(tagged, op=hvd.Sum), 2 * torch.arange(4.0))
+    assert hvd.allreduce_(tagged, op=hvd.Sum) is tagged and type(tagged) is Tagged
+    assert torch.equal(tagged.as_subclass(torch.Tensor), 2 * torch.arange(4.0))
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_distributed_tensor_is_refused_and_its_local_one_is_not():
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        tensor = distributed.DTensor.from_local(torch.ones(4), mesh)
+        for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather):
+            with pytest.raises(TypeError, match=r"cannot send a DTensor: .*to_local\(\)"):
+                call(tensor)
+        require_tensor(hvd.allreduce(tensor.to_local(), op=hvd.Sum), torch.full((4,), float(hvd.size())))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 DISAGREEMENTS = {

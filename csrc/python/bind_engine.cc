@@ -56,6 +56,10 @@ struct View {
     address = reinterpret_cast<void*>(number(tuple, 0));
     spec.dtype = static_cast<DType>(number(tuple, 1));
     spec.shape = nb::cast<Shape>(nb::handle(PyTuple_GET_ITEM(tuple.ptr(), 2)));
+    if (address == nullptr && spec.count() > 0)
+      throw invalid(
+          "the elements of this array are in no memory of its own (its address is 0): send the array that it "
+          "wraps, or a copy in plain memory");
     if (fields != kOnGpu) return;
     device = static_cast<int>(number(tuple, 3));
     stream = reinterpret_cast<CudaStream>(number(tuple, 4));

@@ -17,6 +17,8 @@ from ringtrain import _core
 _DTYPES: dict[torch.dtype, int] = {
     getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
 }
+# The elements of any other type may lie in tensors that it wraps.
+PLAIN_TYPES: set[type] = {torch.Tensor, torch.nn.Parameter}
 _STRIDED = torch.strided
 # Not what a build for ROCm calls so.
 _HAS_CUDA = torch.version.cuda is not None
@@ -29,6 +31,8 @@ def accepts(array: Any) -> bool:
 
 
 def prepare(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) not in PLAIN_TYPES:
+        _check_has_elements(tensor)
     if tensor.layout is not torch.strided:
         raise TypeError(
             f"ringtrain cannot send a tensor with the layout {tensor.layout}; make it dense with to_dense(), or use "
@@ -44,6 +48,14 @@ def prepare(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     values = tensor.detach().resolve_neg()
     return (values if stays else values.cpu()).contiguous()
+
+
+def _check_has_elements(tensor: torch.Tensor) -> None:
+    if tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() and not tensor.data_ptr():
+        raise TypeError(
+            f"ringtrain cannot send a {type(tensor).__name__}: its elements are in other tensors, which it wraps; send "
+            "those, such as to_local() of a DTensor, or make a plain tensor of it"
+        )
 
 
 def _is_on_gpu(tensor: torch.Tensor) -> bool:
@@ -90,6 +102,8 @@ def _view(tensor: torch.Tensor, dtype: int) -> _View:
 
 def view_in_place(tensor: torch.Tensor) -> _View | None:
     # Of every gradient in every step, so nothing is looked up or called that need not be.
+    if type(tensor) not in PLAIN_TYPES:
+        return None
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None or tensor.layout is not _STRIDED or not tensor.is_contiguous() or tensor.is_neg():
         return None
