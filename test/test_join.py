@@ -71,3 +71,20 @@ def test_pending_operations_are_finished_before_the_join_is():
     assert all(hvd.poll(handle) for handle in handles)
     for handle in handles:
         require_equal(hvd.synchronize(handle), np.full(10, 2.0))
+
+
+@pytest.mark.ranks(2, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "1"})
+def test_what_was_agreed_before_a_join_takes_nothing_that_comes_after_it():
+    if hvd.rank() == 0:
+        patient = [
+            hvd.allreduce_async(np.ones(2_000_000, np.float32), op=hvd.Sum, name=f"patient{i}", priority=-1)
+            for i in range(20)
+        ]
+        last = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="x", priority=-2)
+    hvd.join()  # goes before all of them
+    if hvd.rank() == 0:
+        assert not hvd.poll(last)
+        for handle in patient:
+            require_equal(hvd.synchronize(handle), np.ones(2_000_000, np.float32))
+        require_equal(hvd.synchronize(last), np.ones(3))  # rank 1 had joined
+    require_equal(hvd.allreduce(np.full(3, 10.0 * hvd.rank()), op=hvd.Sum, name="x"), np.full(3, 10.0))

@@ -1,6 +1,7 @@
 """Agreement among simulated ranks: real coordinators over wires in memory, no MPI and no tensors."""
 
 import random
+import time
 
 import pytest
 
@@ -182,9 +183,9 @@ def test_allgather_knows_the_rows_of_every_rank():
     simulation = Simulation(size)
     fresh = [[Request(OpKind.ALLGATHER, "g", shape=[rank, 3])] for rank in range(size)]
     for _ in range(2):
-        assert simulation.round(fresh)[2] == [[("g", "", [0, 1, 2, 3], 0)]]
+        assert simulation.round(fresh)[2] == [[("g", "", [0, 1, 2, 3], 0, [])]]
     fresh[1] = [Request(OpKind.ALLGATHER, "g", shape=[7, 3])]
-    assert settle(simulation, fresh) == [[("g", "", [0, 7, 2, 3], 0)]]
+    assert settle(simulation, fresh) == [[("g", "", [0, 7, 2, 3], 0, [])]]
 
 
 def join(unnamed=0):
@@ -197,8 +198,37 @@ def test_a_joined_rank_counts_as_ready_until_all_have_joined():
     assert names(settle(simulation, [[gradient("a")], [join()], [gradient("a")]])) == [["a"]]
     assert names(simulation.round([[gradient("new")], [], [gradient("new")]])[1]) == [["new"]]
     assert simulation.round([[join()], [], []])[0] == []
-    assert simulation.round([[], [], [join()]])[1] == [[("<join>", "", [], 2)]]
+    assert simulation.round([[], [], [join()]])[1] == [[("<join>", "", [], 2, [])]]
     assert simulation.round(everybody(3)) == [[]] * 3
+
+
+def test_who_has_joined_is_part_of_what_is_agreed():
+    simulation = Simulation(3)
+    step = everybody(3, gradient("a"), gradient("b"))
+    for _ in range(2):
+        assert simulation.round(step)[0] == [[("a", "", [], 0, []), ("b", "", [], 0, [])]]
+    step[1] = [join()]
+    for _ in range(3):  # in full, then twice by a bit
+        assert settle(simulation, step) == [[("a", "", [], 0, [1]), ("b", "", [], 0, [1])]]
+        step[1] = []
+    step[0] = [gradient("b"), join()]  # b is still its own
+    step[2] = [gradient("a"), gradient("b")]
+    assert settle(simulation, step) == [[("a", "", [], 0, [0, 1]), ("b", "", [], 0, [1])]]
+    assert settle(simulation, [[], [], [join()]]) == [[("<join>", "", [], 2, [])]]
+    step = everybody(3, gradient("a"), gradient("b"))
+    for _ in range(3):
+        parts = [part for plan in settle(simulation, step) for part in plan]
+        assert sorted(parts) == [("a", "", [], 0, []), ("b", "", [], 0, [])]
+
+
+def test_what_a_joined_rank_submits_all_the_same_is_its_own():
+    simulation = Simulation(2)
+    simulation.round(everybody(2, gradient("a")))
+    simulation.round([[], [join(), gradient("a")]])
+    assert settle(simulation, [[gradient("a")], []]) == [[("a", "", [], 0, [])]]
+    simulation.round([[], [gradient("a")]])
+    assert settle(simulation, [[gradient("a")], []]) == [[("a", "", [], 0, [])]]
+    assert settle(simulation, [[gradient("a")], []]) == [[("a", "", [], 0, [1])]]
 
 
 def test_a_joined_rank_cannot_take_part_in_everything():
@@ -215,7 +245,7 @@ def test_process_sets_get_their_plans_in_one_order_on_all_ranks():
     size = 6
     simulation = Simulation(size)
     added = Request(OpKind.ADD_PROCESS_SET, "add", numbers=[1, 3, 5])
-    assert simulation.round(everybody(size, added))[0] == [[("add", "", [], 1)]]
+    assert simulation.round(everybody(size, added))[0] == [[("add", "", [], 1, [])]]
     for _ in range(2):
         fresh = [[gradient("odd", process_set=1)] if rank % 2 else [] for rank in range(size)]
         rounds = simulation.round(fresh)
@@ -226,8 +256,6 @@ def test_process_sets_get_their_plans_in_one_order_on_all_ranks():
 
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_a_stalled_operation_is_reported_and_then_fails_everywhere(is_cached, capfd):
-    import time
-
     simulation = Simulation(3, stall_warning_s=0.1, stall_shutdown_s=0.4)
     if is_cached:
         simulation.round(everybody(3, gradient("slow")))
@@ -244,3 +272,14 @@ def test_a_stalled_operation_is_reported_and_then_fails_everywhere(is_cached, ca
     (message,) = messages
     assert 'allreduce "slow"' in message and "ranks 0, 2 submitted it" in message and "rank 1 did not" in message
     assert 'allreduce "slow"' in capfd.readouterr().err
+
+
+def test_who_comes_as_the_others_time_is_over_is_not_too_late():
+    simulation = Simulation(2, stall_shutdown_s=0.1)
+    simulation.round(everybody(2, gradient("x")))
+    simulation.round([[gradient("x")], []])
+    time.sleep(0.15)
+    assert settle(simulation, [[], [gradient("x")]]) == [[("x", "", [], 0, [])]]
+    assert not simulation.is_due()
+    assert simulation.round([[gradient("x")], []]) == [[], []]  # nothing is left of what has ended
+    assert simulation.round([[], [gradient("x")]]) == [[[("x", "", [], 0, [])]]] * 2

@@ -79,12 +79,14 @@ void Coordinator::drop_removed(std::vector<AgreementPtr>& agreements) const {
 void Coordinator::take_in(const std::vector<RequestPtr>& fresh) {
   const double now = now_s();
   for (const RequestPtr& request : fresh) {
-    if (request->kind == OpKind::join) reannounce_all_of(request->process_set);
-    if (const std::optional<int> slot = cache_.find(*request))
+    const std::optional<int> slot = cache_.find(*request);
+    if (slot && !membership_.has_joined(request->process_set, channel_.rank()))
       ready_.add(*slot, {request, now});
     else
       to_announce_.push_back({request, now});
   }
+  for (const RequestPtr& request : fresh)
+    if (request->kind == OpKind::join) reannounce_all_of(request->process_set);
 }
 
 // A bit does not tell rank 0 who has set it, so what waits for long is announced in full: then the Ledger can say who
@@ -112,7 +114,7 @@ bool Coordinator::is_always_ready(int slot) const {
   if (!cache_.has(slot)) return false;
   const Request& request = cache_.at(slot)->request;
   if (!membership_.contains(request.process_set, channel_.rank())) return true;
-  return joined_.count(request.process_set) && Ledger::can_join(request);
+  return membership_.has_joined(request.process_set, channel_.rank()) && Ledger::can_join(request);
 }
 
 Words Coordinator::own_words() {
@@ -132,9 +134,19 @@ Words Coordinator::own_words() {
   return words;
 }
 
+// When it was agreed on before, others may have joined.
+AgreementPtr Coordinator::agreement_of(int slot) const {
+  const AgreementPtr& known = cache_.at(slot);
+  const std::vector<int>& joined = membership_.joined(known->request.process_set);
+  if (known->joined == joined) return known;
+  auto agreement = std::make_shared<Agreement>(*known);
+  agreement->joined = joined;
+  return agreement;
+}
+
 std::vector<AgreementPtr> Coordinator::agreements_of(const Words& bits) const {
   std::vector<AgreementPtr> agreements;
-  for_each_bit(bits, [&](int slot) { agreements.push_back(cache_.at(slot)); });
+  for_each_bit(bits, [&](int slot) { agreements.push_back(agreement_of(slot)); });
   return agreements;
 }
 
@@ -149,14 +161,13 @@ std::vector<AgreementPtr> Coordinator::settle(Round& round) {
     reannounce(*slot);
     cache_.evict(*slot);
   }
+  for (const auto [process_set, rank] : decision.joined) membership_.join(process_set, rank);
   std::vector<AgreementPtr> agreements;
   for (Agreement& agreement : decision.agreements) agreements.push_back(apply(std::move(agreement)));
   round.left = std::move(decision.left);
   round.tuning = decision.tuning;
-  if (decision.tuning) {
-    limits_.fusion_threshold_bytes = decision.tuning->fusion_threshold_bytes;
-    cache_.forget_plans();
-  }
+  if (decision.tuning) limits_.fusion_threshold_bytes = decision.tuning->fusion_threshold_bytes;
+  if (decision.tuning || !decision.joined.empty()) cache_.forget_plans();
   always_ready_.reset();
   return agreements;
 }
@@ -171,10 +182,7 @@ Bytes Coordinator::announcement() {
   for (Pending& pending : to_announce_) {
     writer.put(now - pending.since);
     write(writer, *pending.request);
-    if (pending.request->kind == OpKind::join) {
-      joined_.insert(pending.request->process_set);
-      has_just_joined_ = true;
-    }
+    if (pending.request->kind == OpKind::join) has_just_joined_ = true;
     Key key = key_of(*pending.request);
     announced_[std::move(key)] = std::move(pending);
   }
@@ -183,6 +191,7 @@ Bytes Coordinator::announcement() {
 }
 
 Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcements) {
+  ledger_.begin_round();
   const double now = now_s();
   Decision decision;
   for (int rank = 0; rank < channel_.size(); ++rank) {
@@ -209,6 +218,7 @@ void Coordinator::note(int rank, const Request& request, double since, Decision&
   ledger_.announce(rank, request, since);
   if (cache_.find(view_of(request))) decision.evicted.push_back(key_of(request));
   if (request.kind != OpKind::join) return;
+  decision.joined.push_back({request.process_set, rank});
   for (int slot = 0; slot < cache_.slot_count(); ++slot) {
     if (!cache_.has(slot)) continue;
     const Request& cached = cache_.at(slot)->request;
@@ -225,7 +235,10 @@ AgreementPtr Coordinator::apply(Agreement agreement) {
     own = *announced->second.request;
     announced_.erase(announced);
   }
-  if (request.kind == OpKind::join) joined_.erase(request.process_set);
+  if (request.kind == OpKind::join) {
+    membership_.end_join(request.process_set);
+    cache_.forget_plans();
+  }
   if (agreement.error == ErrorKind::none) {
     if (request.kind == OpKind::add_process_set)
       agreement.result = membership_.add({request.numbers.begin(), request.numbers.end()});
@@ -252,7 +265,6 @@ void Coordinator::forget_process_set(int id) {
   to_announce_.erase(std::remove_if(to_announce_.begin(), to_announce_.end(), is_of_it), to_announce_.end());
   for (auto it = announced_.begin(); it != announced_.end();)
     it = it->first.first == id ? announced_.erase(it) : std::next(it);
-  joined_.erase(id);
   ledger_.drop(id);
   membership_.remove(id);
 }
@@ -286,6 +298,7 @@ Bytes Coordinator::to_bytes(const Decision& decision) {
     writer.put(process_set);
     writer.put(name);
   }
+  writer.put(decision.joined);
   writer.put(static_cast<uint32_t>(decision.agreements.size()));
   for (const Agreement& agreement : decision.agreements) write(writer, agreement);
   writer.put(decision.left);
@@ -302,6 +315,7 @@ Coordinator::Decision Coordinator::to_decision(const Bytes& bytes) {
     reader.get(process_set);
     reader.get(name);
   }
+  reader.get(decision.joined);
   for (auto count = reader.get<uint32_t>(); count > 0; --count) decision.agreements.push_back(read_agreement(reader));
   reader.get(decision.left);
   if (reader.get<bool>()) decision.tuning = reader.get<Tuning>();

@@ -9,7 +9,7 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <set>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -67,9 +67,13 @@ class Coordinator {
   double next_deadline() const;
 
  private:
+  struct Joined {
+    int32_t process_set, rank;
+  };
   // What rank 0 tells all.
   struct Decision {
     std::vector<Key> evicted;
+    std::vector<Joined> joined;
     std::vector<Agreement> agreements;
     std::vector<int> left;
     std::optional<Tuning> tuning;
@@ -86,6 +90,7 @@ class Coordinator {
 
   Words own_words();
   bool is_always_ready(int slot) const;
+  AgreementPtr agreement_of(int slot) const;
   std::vector<AgreementPtr> agreements_of(const Words& bits) const;
   std::vector<PlanPtr> plans_for(const Words& bits);
 
@@ -109,7 +114,6 @@ class Coordinator {
   std::vector<Pending> to_announce_;   // in the next round that gathers
   std::map<Key, Pending> announced_;   // in full, not agreed yet
   bool has_just_joined_ = false;       // the next round can agree on what the others wait for
-  std::set<int> joined_;               // process sets that this rank has joined
   std::optional<Words> always_ready_;  // bits of what does not wait for this rank; nothing when it must be found again
   Lateness lateness_;
   std::optional<Tuning> proposal_;

@@ -86,6 +86,7 @@ Agreement Ledger::agree(const Entry& entry) const {
   for (const int rank : members)
     if (!entry.announced.count(rank)) joined.push_back(rank);
 
+  agreement.joined = joined;
   agreement.message = find_mismatch(entry.announced);
   if (agreement.message.empty() && !joined.empty() && !can_join(request))
     agreement.message = title_of(request) + ": " + ranks_text(joined) +
@@ -150,7 +151,8 @@ std::string Ledger::sites_text(const Entry& entry) {
 std::vector<Agreement> Ledger::take_stalled(double now, double limit_s) {
   std::vector<Agreement> agreements;
   for (auto it = entries_.begin(); it != entries_.end();) {
-    if (limit_s == 0 || now - it->second.since < limit_s) {
+    const bool is_new = it->second.order >= first_of_round_;
+    if (limit_s == 0 || is_new || now - it->second.since < limit_s) {
       ++it;
       continue;
     }

@@ -18,6 +18,8 @@ class Ledger {
   // `membership` outlives this.
   explicit Ledger(const Membership& membership) : membership_(membership) {}
 
+  // Before what is announced in it.
+  void begin_round() { first_of_round_ = announcements_; }
   // `since`: when the rank submitted it.
   void announce(int rank, const Request& request, double since);
   // The process set is gone, and what was pending for it.
@@ -26,7 +28,8 @@ class Ledger {
   // What has become complete since the last call, in the order in which it was first announced; joins last.
   std::vector<Agreement> take_agreed();
 
-  // Entries waited for longer than `limit_s`, as errors; they leave the ledger.
+  // Entries waited for longer than `limit_s`, as errors; they leave the ledger. None that is new in this round, in
+  // which others may still have set a bit for it.
   std::vector<Agreement> take_stalled(double now, double limit_s);
   // A sentence for each entry that has waited for longer than `limit_s` and has not been reported yet.
   std::vector<std::string> take_warnings(double now, double limit_s);
@@ -70,6 +73,7 @@ class Ledger {
   std::set<Key> changed_;      // entries to look at in take_agreed
   std::set<int> blocked_;      // ranks
   uint64_t announcements_ = 0;
+  uint64_t first_of_round_ = 0;
 };
 
 }  // namespace ringtrain

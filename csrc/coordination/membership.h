@@ -1,5 +1,5 @@
-// Which ranks belong to which process set. Every rank of the world keeps the same table, since all change it by the
-// same plans in the same order. Set 0 is the whole world.
+// Which ranks belong to which process set, and which of them have joined. Every rank of the world keeps the same table,
+// since all change it by the same decisions in the same order. Set 0 is the whole world.
 #pragma once
 
 #include <map>
@@ -17,12 +17,22 @@ class Membership {
 
   bool has(int id) const { return sets_.count(id) != 0; }
   bool contains(int id, int rank) const { return place(id, rank) >= 0; }
-  const std::vector<int>& ranks(int id) const { return sets_.at(id); }
+  const std::vector<int>& ranks(int id) const { return sets_.at(id).ranks; }
   // The rank's place in the set, or -1.
   int place(int id, int rank) const;
 
+  // A rank of the set contributes zeros from now on, until end_join().
+  void join(int id, int rank);
+  void end_join(int id);
+  const std::vector<int>& joined(int id) const { return sets_.at(id).joined; }
+  bool has_joined(int id, int rank) const;
+
  private:
-  std::map<int, std::vector<int>> sets_;
+  struct Set {
+    std::vector<int> ranks, joined;  // both ascending
+  };
+
+  std::map<int, Set> sets_;
   int next_id_ = 1;
 };
 

@@ -10,6 +10,7 @@ void write(Writer& writer, const Agreement& agreement) {
   for (const auto& rows : agreement.rows) writer.put(rows);
   writer.put(agreement.result);
   writer.put(agreement.unnamed);
+  writer.put(agreement.joined);
 }
 
 Agreement read_agreement(Reader& reader) {
@@ -21,6 +22,7 @@ Agreement read_agreement(Reader& reader) {
   for (auto& rows : agreement.rows) reader.get(rows);
   reader.get(agreement.result);
   reader.get(agreement.unnamed);
+  reader.get(agreement.joined);
   return agreement;
 }
 

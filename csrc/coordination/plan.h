@@ -1,6 +1,7 @@
 // What all ranks do next.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -19,6 +20,9 @@ struct Agreement {
   std::vector<std::vector<int64_t>> rows;  // allgather: for each tensor the first dimension of every rank of the set
   int64_t result = 0;                      // join: the last rank to join; add_process_set: the new id
   int64_t unnamed = 0;                     // join: how many operations without a name all ranks count from now on
+  std::vector<int> joined;                 // ranks that have submitted nothing, since they have joined; ascending
+
+  bool has_joined(int rank) const { return std::binary_search(joined.begin(), joined.end(), rank); }
 };
 
 using AgreementPtr = std::shared_ptr<const Agreement>;

@@ -20,8 +20,8 @@ std::shared_ptr<Request> make_request(OpKind kind, std::string name, int dtype, 
   return request;
 }
 
-// (name, error message or "", rows of the first tensor, result) of each part of each plan of each rank.
-using PartView = std::tuple<std::string, std::string, std::vector<int64_t>, int64_t>;
+// (name, error message or "", rows of the first tensor, result, joined) of each part of each plan of each rank.
+using PartView = std::tuple<std::string, std::string, std::vector<int64_t>, int64_t, std::vector<int>>;
 
 std::vector<std::vector<std::vector<PartView>>> round(Simulation& simulation,
                                                       const std::vector<std::vector<RequestPtr>>& fresh) {
@@ -32,7 +32,7 @@ std::vector<std::vector<std::vector<PartView>>> round(Simulation& simulation,
       auto& parts = plans.emplace_back();
       for (const AgreementPtr& part : plan->parts)
         parts.emplace_back(part->request.name, part->message,
-                           part->rows.empty() ? std::vector<int64_t>() : part->rows[0], part->result);
+                           part->rows.empty() ? std::vector<int64_t>() : part->rows[0], part->result, part->joined);
     }
   }
   return ranks;
@@ -82,7 +82,7 @@ void bind_simulation(nb::module_& module) {
           nb::arg("is_star") = false, "is_star: all ranks report to rank 0, instead of to a parent in a tree.")
       .def("round", &round, nb::arg("fresh"), nb::call_guard<nb::gil_scoped_release>(),
            "One round: a list of Requests per rank in, a list of plans per rank out. A plan is a list of (name, error "
-           "message, rows, result).")
+           "message, rows, result, ranks that have joined).")
       .def("is_due", &Simulation::is_due, "Whether some rank would come to another round by itself.")
       .def("messages_handled", &Simulation::messages_handled, "Messages sent and received so far, by rank.")
       .def("bytes_handled", &Simulation::bytes_handled, "Their bytes, by rank.");

@@ -51,7 +51,7 @@ Engine::Engine(World world, Options options)
       sets_(world_, options_, tuning_, fabric_),
       gpus_(world_, options_, tuning_, fabric_, sets_),
       coordinator_(fabric_.channel(), sets_.membership(), limits_of(options_, tuning_)),
-      executor_(inbox_, sets_, gpus_) {
+      executor_(world_.rank, inbox_, sets_, gpus_) {
   if (options_.autotune == "on" && world_.rank == 0 && world_.size() > 1)
     autotune_.emplace(tuning_, Autotune::knobs(options_, fabric_.alarm() == nullptr, fabric_.node() != nullptr));
   fabric_.watch().set_pending([this] { return inbox_.pending_text(); });
@@ -289,10 +289,17 @@ void Engine::take_turn(double deadline) {
   quiet_since_s_ = now_s();
 }
 
+// An error waits for no turn and for no other rank. What is submitted from now on under its name is not meant.
 void Engine::enqueue(const std::vector<PlanPtr>& plans) {
   const bool is_empty = agreed_.empty();
   const double now = plans.empty() ? 0 : now_s();
-  for (const PlanPtr& plan : plans) agreed_.push_back({plan, now});
+  for (const PlanPtr& plan : plans) {
+    const bool has_failed = plan->parts.front()->error != ErrorKind::none;
+    if (has_failed)
+      executor_.run(*plan, now);
+    else
+      agreed_.push_back({plan, now});
+  }
   if (is_empty) return;
   std::stable_sort(agreed_.begin(), agreed_.end(),
                    [](const Agreed& a, const Agreed& b) { return a.plan->priority() > b.plan->priority(); });
@@ -309,7 +316,7 @@ void Engine::run_next_plan() {
 
 void Engine::observe(const Plan& plan, double seconds) {
   const Agreement& first = *plan.parts.front();
-  if (first.request.kind != OpKind::allreduce || first.error != ErrorKind::none) return;
+  if (first.request.kind != OpKind::allreduce) return;
   if (first.request.is_on_gpu) return;  // the time is that of the GPU, and nobody waits for it
   size_t bytes = 0;
   for (const AgreementPtr& part : plan.parts) bytes += part->request.bytes();

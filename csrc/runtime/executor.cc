@@ -60,12 +60,24 @@ Counts to_bytes(const std::vector<int64_t>& rows, size_t bytes_per_row) {
 
 void Executor::run(const Plan& plan, double agreed_s) {
   const Agreement& first = *plan.parts.front();
-  const Submissions submissions = inbox_.find(plan, agreed_s, name_of_group(first));
+  const Submissions submissions = inbox_.find(plan, rank_, agreed_s, name_of_group(first));
   if (first.error != ErrorKind::none) return fail(submissions, first.error, first.message);
+  if (sets_.contains_this_rank(first.request.process_set)) require_own(plan, submissions);
   if (first.request.kind == OpKind::add_process_set) return add_process_set(first, submissions.front());
   if (first.request.kind == OpKind::remove_process_set) return remove_process_set(first, submissions.front());
   if (first.request.is_on_gpu) return carry_out_on_gpu(plan, submissions);
   if (sets_.contains_this_rank(first.request.process_set)) carry_out(plan, submissions, host_);
+}
+
+// Who has joined contributes zeros, which is agreed. Of anybody else something is expected that nobody has here: with
+// zeros the sum would be wrong, and without this rank the others would wait for it.
+void Executor::require_own(const Plan& plan, const Submissions& submissions) const {
+  for (size_t i = 0; i < submissions.size(); ++i)
+    if (!submissions[i] && !plan.parts[i]->has_joined(rank_))
+      throw failure(title_of(plan.parts[i]->request) +
+                    ": all ranks have agreed on it, but nothing is pending for it on rank " + std::to_string(rank_) +
+                    ". The ranks are out of step, which is a fault of ringtrain: please report it with the files of "
+                    "the flight recorder. To go on, start from the last checkpoint.");
 }
 
 // Ranks outside the process set help to connect the others.
@@ -259,7 +271,7 @@ void Executor::add_process_set(const Agreement& agreement, const SubmissionPtr& 
   if (sets_.contains_this_rank(id)) inbox_.allow(id);
   Result result;
   result.number = id;
-  if (submission) finish(submission, std::move(result));
+  finish(submission, std::move(result));
 }
 
 void Executor::remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) {
@@ -267,7 +279,7 @@ void Executor::remove_process_set(const Agreement& agreement, const SubmissionPt
   inbox_.forbid(id);
   gpus_.close(id);
   sets_.close(id);
-  if (submission) finish(submission, {});
+  finish(submission, {});
 }
 
 }  // namespace ringtrain

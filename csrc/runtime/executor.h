@@ -15,8 +15,9 @@ namespace ringtrain {
 // One thread at a time.
 class Executor {
  public:
-  // All outlive this.
-  Executor(Inbox& inbox, ProcessSets& sets, Gpus& gpus) : inbox_(inbox), sets_(sets), gpus_(gpus), host_(sets) {}
+  // `rank`: this one. All else outlives this.
+  Executor(int rank, Inbox& inbox, ProcessSets& sets, Gpus& gpus)
+      : rank_(rank), inbox_(inbox), sets_(sets), gpus_(gpus), host_(sets) {}
 
   // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
   void run(const Plan& plan, double agreed_s);
@@ -25,6 +26,7 @@ class Executor {
   using Submissions = std::vector<SubmissionPtr>;
 
   const char* name_of_group(const Agreement& agreement) const;
+  void require_own(const Plan& plan, const Submissions& submissions) const;
   void fail(const Submissions& submissions, ErrorKind kind, const std::string& message);
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions);
   void carry_out(const Plan& plan, const Submissions& submissions, Memory& memory);
@@ -41,6 +43,7 @@ class Executor {
   // Frees the name and finishes the Handle.
   void finish(const SubmissionPtr& submission, Result result);
 
+  const int rank_;
   Inbox& inbox_;
   ProcessSets& sets_;
   Gpus& gpus_;

@@ -72,13 +72,13 @@ std::vector<RequestPtr> Inbox::take_new() {
   return requests;
 }
 
-std::vector<SubmissionPtr> Inbox::find(const Plan& plan, double agreed_s, const char* group) {
+std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed_s, const char* group) {
   std::vector<SubmissionPtr> submissions;
   submissions.reserve(plan.parts.size());
   const double now = now_s();
   std::lock_guard lock(mutex_);
   for (const AgreementPtr& part : plan.parts) {
-    const auto it = in_flight_.find(view_of(part->request));
+    const auto it = part->has_joined(rank) ? in_flight_.end() : in_flight_.find(view_of(part->request));
     submissions.push_back(it == in_flight_.end() ? nullptr : it->second);
     if (it == in_flight_.end()) continue;
     Progress& progress = it->second->progress;

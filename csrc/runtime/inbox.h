@@ -42,9 +42,9 @@ class Inbox {
 
   // Only who does the engine's work, from here on.
   std::vector<RequestPtr> take_new();
-  // The submission for every part of the plan, or null where this rank has none (it has joined). Notes that `group`
-  // begins with it, and when it was agreed on.
-  std::vector<SubmissionPtr> find(const Plan& plan, double agreed_s, const char* group);
+  // What `rank`, this one, has submitted for every part of the plan; null where it has joined, or has nothing. Notes
+  // that `group` begins with it, and when it was agreed on.
+  std::vector<SubmissionPtr> find(const Plan& plan, int rank, double agreed_s, const char* group);
   // Forgets them (but for nulls), so that their names may be used again. Before their Handles are finished.
   void remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error = ErrorKind::none);
 
