@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from ringtrain import _core
 
 _lock = threading.Lock()
-_waiting: set[int] = set()
+_waiting: dict[int, _core.Handle] = {}  # by thread
 _submitters: set[int] = set()  # threads that have submitted something
 
 
@@ -24,22 +24,22 @@ def note_submitter() -> None:
     if me not in _submitters:
         with _lock:
             _submitters.add(me)
-            _core.say_blocked(False)
+            _core.say_blocked([])
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
-    """The calling thread has waited for a while and goes on waiting within."""
+def waiting(handle: _core.Handle) -> Iterator[None]:
+    """The calling thread has waited for the handle for a while and goes on waiting within."""
     me = threading.get_ident()
-    with _lock:
-        _waiting.add(me)
-        _core.say_blocked(_are_all_waiting())
     try:
-        yield
-    finally:
         with _lock:
-            _waiting.discard(me)
-            _core.say_blocked(False)
+            _waiting[me] = handle
+            _core.say_blocked(list(_waiting.values()) if _are_all_waiting() else [])
+        yield
+    finally:  # a signal handler may raise anywhere
+        _waiting.pop(me, None)
+        with _lock:
+            _core.say_blocked([])
 
 
 def _are_all_waiting() -> bool:

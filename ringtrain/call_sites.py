@@ -19,17 +19,22 @@ _by_place: dict[tuple[int, int], tuple[CodeType, Site]] = {}  # id of the code, 
 
 def first_call_site(name: str) -> Site:
     """The place that called ringtrain with this name for the first time, which costs next to nothing to know."""
+    blocked_threads.note_submitter()
     site = _by_name.get(name)
     if site is None or not name:
         if len(_by_name) >= _MOST:
             _by_name.clear()
-        site = _by_name[name] = call_site()
+        site = _by_name[name] = _find_site()
     return site
 
 
 def call_site() -> Site:
     """The place that called ringtrain."""
     blocked_threads.note_submitter()
+    return _find_site()
+
+
+def _find_site() -> Site:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
         frame = frame.f_back

@@ -96,7 +96,7 @@ class Handle:
 
     def _wait_long(self) -> None:
         """Come back to Python now and then, which looks for signals."""
-        with blocked_threads.waiting():
+        with blocked_threads.waiting(self._core):
             while not _core.wait(self._core, 0.2):
                 _core.require_initialized()  # a forked child would wait for ever
 

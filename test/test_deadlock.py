@@ -1,5 +1,6 @@
 """A deadlock that is certain is an error on all ranks at once; one that is not stays a stall."""
 
+import signal
 import threading
 import time
 
@@ -126,3 +127,79 @@ def test_a_rank_that_only_polls_does_not_wait():
         time.sleep(0.1)
     together(f"polled {1 - hvd.rank()}")
     hvd.synchronize(handle)
+
+
+@pytest.mark.ranks(2)
+def test_who_was_thrown_out_of_its_wait_does_not_wait():
+    if hvd.rank() == 0:
+        late = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="left")
+
+        def leave(*_):
+            raise TimeoutError
+
+        signal.signal(signal.SIGALRM, leave)
+        signal.setitimer(signal.ITIMER_REAL, 1.5)
+        with pytest.raises(TimeoutError):
+            hvd.synchronize(late)
+        time.sleep(1.2)
+        assert together("not yet").tolist() == [2.0] * 3
+        hvd.synchronize(late)
+    else:
+        time.sleep(1.7)
+        together("not yet")
+        together("left")
+
+
+@pytest.mark.ranks(2)
+def test_a_daemon_thread_counts_whoever_has_used_its_names_before():
+    together("known")
+    if hvd.rank() == 1:
+
+        def work():
+            together("known")
+            time.sleep(1.7)
+            together("known")
+
+        threading.Thread(target=work, daemon=True).start()
+    else:
+        together("known")
+        together("known")
+    assert together("last").tolist() == [2.0] * 3
+
+
+@pytest.mark.ranks(4, hosts=(1, 1, 1, 1), rate="2mbit", timeout=90)
+def test_long_steps_while_a_second_thread_waits_for_a_late_rank():
+    steps, size, rank = 4, hvd.size(), hvd.rank()
+    gradients = [np.empty(10_000, np.float32) for _ in range(8)]  # 1 s and more at this rate
+    is_over = [threading.Event() for _ in range(steps)]
+    totals, announced = [], []
+
+    def watch():
+        for step in range(steps):
+            if step % size == rank:
+                is_over[step].wait()
+                time.sleep(0.3)
+            totals.append(together("status").tolist())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        for step in range(steps):
+            before = hvd.metrics()["cache_misses"]
+            begin = time.monotonic()
+            handles = []
+            for i, gradient in enumerate(gradients):
+                gradient[:] = rank + step
+                handles.append(hvd.allreduce_async_(gradient, op=hvd.Sum, name=f"gradient{i}"))
+            for handle in handles:
+                assert hvd.synchronize(handle).tolist() == [sum(range(size)) + size * step] * 10_000
+            assert time.monotonic() - begin > 1
+            announced.append(hvd.metrics()["cache_misses"] - before)
+            is_over[step].set()
+    finally:
+        for event in is_over:
+            event.set()
+        thread.join(20)
+    assert totals == [[float(size)] * 3] * steps
+    # each name once, "status" by the first late rank in the second step
+    assert sum(announced) == len(gradients) + 1, announced

@@ -283,3 +283,106 @@ def test_who_comes_as_the_others_time_is_over_is_not_too_late():
     assert not simulation.is_due()
     assert simulation.round([[gradient("x")], []]) == [[], []]  # nothing is left of what has ended
     assert simulation.round([[], [gradient("x")]]) == [[[("x", "", [], 0, [])]]] * 2
+
+
+BLOCKED_S = 1.0  # for so long nothing happens before a rank tells that it is blocked
+
+
+def say_blocked(simulation, *ranks):
+    for rank in ranks:
+        simulation.say_blocked(rank, True)
+
+
+@pytest.mark.parametrize(("size", "is_cached"), [(2, False), (2, True), (5, True)])
+def test_ranks_that_are_all_blocked_are_told_what_each_waits_for(size, is_cached):
+    simulation = Simulation(size)
+    own = [gradient(f"of {rank}") for rank in range(size)]
+    fresh = [[request] for request in own]
+    if is_cached:
+        simulation.round(everybody(size, *own))
+    assert settle(simulation, fresh) == []
+    say_blocked(simulation, *range(size))
+    assert not simulation.is_due()
+    time.sleep(BLOCKED_S)
+    assert simulation.is_due()
+    messages = errors(settle(simulation, everybody(size)))
+    assert len(messages) == size
+    for message in messages:
+        assert message.startswith("deadlock: every rank waits")
+        assert all(f'rank {rank} for allreduce "of {rank}"' in message for rank in range(size))
+    again = gradient("of 0")
+    assert names(settle(simulation, everybody(size, again))) == [["of 0"]]
+
+
+def test_a_rank_that_becomes_blocked_in_a_round_tells_in_the_next_one():
+    simulation = Simulation(2)
+    simulation.round(everybody(2, gradient("q")))
+    time.sleep(BLOCKED_S)
+    say_blocked(simulation, 0)
+    simulation.begin(0, [gradient("q")])
+    simulation.begin(1, [gradient("q")])
+    say_blocked(simulation, 1)
+    assert simulation.finish() == [[[("q", "", [], 0, [])]]] * 2
+
+
+def test_a_rank_that_waits_no_longer_is_not_blocked():
+    simulation = Simulation(2)
+    say_blocked(simulation, 0)
+    time.sleep(BLOCKED_S)
+    assert settle(simulation, [[gradient("of 0")], []]) == []
+    simulation.say_blocked(0, False)  # a signal, say
+    say_blocked(simulation, 1)
+    assert settle(simulation, [[], [gradient("of 1")]]) == []
+    say_blocked(simulation, 0)
+    (message, _) = errors(settle(simulation, everybody(2)))
+    assert 'rank 0 for allreduce "of 0"; rank 1 for allreduce "of 1"' in message
+
+
+def test_a_rank_that_waits_no_longer_in_the_middle_of_a_round_is_not_blocked():
+    simulation = Simulation(2)
+    simulation.round([[gradient("of 0")], [gradient("of 1")]])
+    say_blocked(simulation, 0, 1)
+    time.sleep(BLOCKED_S)
+    simulation.begin(0, [])
+    simulation.say_blocked(0, False)
+    simulation.begin(1, [])
+    assert simulation.finish() == [[], []]
+    assert settle(simulation, [[gradient("of 1")], []]) == [[("of 1", "", [], 0, [])]]
+    assert names(settle(simulation, [[], [gradient("of 0")]])) == [["of 0"]]
+
+
+def test_who_waits_during_a_long_plan_waits_for_that():
+    size = 3
+    simulation = Simulation(size)
+    simulation.round(everybody(size, Request(OpKind.ADD_PROCESS_SET, "add", numbers=[0, 1])))
+    long = gradient("long", process_set=1)
+    cached = gradient("cached")
+    simulation.round(everybody(size, cached))
+    simulation.round([[long], [long], []])
+    say_blocked(simulation, 0, 1)
+    for rank in (0, 1):
+        simulation.begin(rank, [long, cached])
+    simulation.begin(2, [])
+    assert names(simulation.finish(plan_s=BLOCKED_S + 0.1)[0]) == [["long"]]
+    say_blocked(simulation, 2)
+    assert settle(simulation, [[], [], [cached]]) == [[("cached", "", [], 0, [])]]
+
+
+def test_what_is_cached_stays_so_while_some_wait():
+    size = 2
+    simulation = Simulation(size)
+    fresh = everybody(size, gradient("step"), gradient("of another thread"))
+    simulation.round(fresh)
+    before = simulation.messages_handled()
+    simulation.round([[gradient("of another thread")], []])
+    say_blocked(simulation, 0)
+    rounds = 1
+    for _ in range(2):
+        for rank in range(size):
+            simulation.begin(rank, [gradient("step")])
+        assert names(simulation.finish(plan_s=BLOCKED_S + 0.1)[0]) == [["step"]]
+        simulation.round(everybody(size))
+        rounds += 2
+    assert names(simulation.round([[], [gradient("of another thread")]])[0]) == [["of another thread"]]
+    handled = [after - early for after, early in zip(simulation.messages_handled(), before, strict=True)]
+    assert handled == [2 * (rounds + 1)] * size  # one each way, and none that gathers

@@ -10,21 +10,23 @@
 namespace ringtrain {
 namespace {
 
+constexpr double kQuietBeforeDeadlock_s = 1;
+
 // The last word of a round; a flag stays set only if it is set on every rank.
-enum Flags : uint64_t { kNothingNew = 1, kStaying = 2 };
+enum Flags : uint64_t { kNothingNew = 1, kStaying = 2, kBlocked = 4 };
 
 }  // namespace
 
 Coordinator::Coordinator(Channel& channel, Membership& membership, const Limits& limits)
     : channel_(channel), membership_(membership), limits_(limits), cache_(limits.cache_capacity), ledger_(membership) {}
 
-void Coordinator::begin_round(const std::vector<RequestPtr>& fresh, bool is_leaving) {
+void Coordinator::begin_round(const News& news) {
   has_just_joined_ = false;
-  take_in(fresh);
+  take_in(news.fresh);
   reannounce_overdue();
-  if (has_to_tell_of_block())
-    for (int slot = 0; slot < cache_.slot_count(); ++slot) reannounce(slot);
-  is_leaving_ = is_leaving;
+  is_leaving_ = news.is_leaving;
+  blockage_of_round_ = can_be_blocked() ? news.blockage : 0;
+  if (is_blockage(blockage_of_round_)) told_blockage_ = blockage_of_round_;
   words_ = own_words();
   channel_.begin_and(words_);
   is_in_round_ = true;
@@ -45,7 +47,8 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
   });
   ++rounds_;
   agreed_by_bit_ += common;
-  if (flags == (kNothingNew | kStaying)) {
+  are_all_blocked_ = (flags & kBlocked) && common == 0;
+  if ((flags & kNothingNew) && (flags & kStaying) && !are_all_blocked_) {
     round.plans = plans_for(words_);
   } else {
     std::vector<AgreementPtr> agreements = agreements_of(words_);
@@ -54,11 +57,7 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
     drop_removed(agreements);
     round.plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
   }
-  if (!round.plans.empty()) {
-    agreed_s_ = now_s();
-    has_told_of_block_ = false;
-    ledger_.note_progress();
-  }
+  plans_to_carry_out_ += round.plans.size();
   next_deadline_ = find_next_deadline();
   return round;
 }
@@ -104,7 +103,12 @@ void Coordinator::reannounce(int slot) {
   if (ready_.has(slot)) to_announce_.push_back(ready_.take(slot));
 }
 
-// A join may be settled in the round in which it is announced, before a bit has become common.
+void Coordinator::reannounce_all() {
+  for (int slot = 0; slot < cache_.slot_count(); ++slot) reannounce(slot);
+}
+
+// A join may be settled in the round in which it is announced, before a bit has become common. And from then on a bit
+// of this rank means that it contributes zeros.
 void Coordinator::reannounce_all_of(int process_set) {
   for (int slot = 0; slot < cache_.slot_count(); ++slot)
     if (cache_.has(slot) && cache_.at(slot)->request.process_set == process_set) reannounce(slot);
@@ -128,9 +132,10 @@ Words Coordinator::own_words() {
   Words words = *always_ready_;
   for (size_t i = 0; i < words.size(); ++i) words[i] |= ready[i];
   lateness_.tell(std::move(ready), words);
-  const bool has_news = !to_announce_.empty() || proposal_ || has_to_tell_of_block() ||
+  const bool has_news = !to_announce_.empty() || proposal_ ||
                         ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now_s();
-  words.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying));
+  words.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying) |
+                  (is_blockage(blockage_of_round_) ? kBlocked : 0));
   return words;
 }
 
@@ -151,6 +156,7 @@ std::vector<AgreementPtr> Coordinator::agreements_of(const Words& bits) const {
 }
 
 std::vector<AgreementPtr> Coordinator::settle(Round& round) {
+  if (are_all_blocked_) reannounce_all();
   const std::vector<Bytes> announcements = channel_.gather(announcement());
   Bytes bytes;
   if (channel_.rank() == 0) bytes = to_bytes(decide(announcements));
@@ -176,8 +182,7 @@ Bytes Coordinator::announcement() {
   const double now = now_s();
   Writer writer;
   writer.put(is_leaving_);
-  writer.put(has_to_tell_of_block());
-  has_told_of_block_ = has_told_of_block_ || has_to_tell_of_block();
+  writer.put(blockage() == blockage_of_round_);
   announced_in_full_ += to_announce_.size();
   for (Pending& pending : to_announce_) {
     writer.put(now - pending.since);
@@ -194,10 +199,11 @@ Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcement
   ledger_.begin_round();
   const double now = now_s();
   Decision decision;
+  bool have_been_blocked = are_all_blocked_;
   for (int rank = 0; rank < channel_.size(); ++rank) {
     Reader reader(announcements[rank]);
     if (reader.get<bool>()) decision.left.push_back(rank);
-    if (reader.get<bool>()) ledger_.note_blocked(rank);
+    have_been_blocked &= reader.get<bool>();
     while (!reader.at_end()) {
       const auto age = reader.get<double>();
       note(rank, read_request(reader), now - age, decision);
@@ -206,7 +212,7 @@ Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcement
   decision.tuning = std::exchange(proposal_, std::nullopt);
   for (const std::string& warning : ledger_.take_warnings(now, limits_.stall_warning_s)) warn(warning);
   decision.agreements = ledger_.take_agreed();
-  if (decision.agreements.empty()) decision.agreements = ledger_.take_deadlocked(channel_.size());
+  if (decision.agreements.empty() && have_been_blocked) decision.agreements = ledger_.take_deadlocked();
   for (Agreement& stalled : ledger_.take_stalled(now, limits_.stall_shutdown_s))
     decision.agreements.push_back(std::move(stalled));
   return decision;
@@ -269,19 +275,21 @@ void Coordinator::forget_process_set(int id) {
   membership_.remove(id);
 }
 
-namespace {
+void Coordinator::note_carried_out() {
+  --plans_to_carry_out_;
+  carried_out_s_ = now_s();
+  told_blockage_ = 0;
+}
 
-constexpr double kQuietBeforeDeadlock_s = 1;
-
-}  // namespace
-
-bool Coordinator::has_to_tell_of_block() const {
-  return is_blocked_ && !has_told_of_block_ && now_s() - agreed_s_ >= kQuietBeforeDeadlock_s;
+// Who has just been given something may still be about to go on.
+bool Coordinator::can_be_blocked() const {
+  return plans_to_carry_out_ == 0 && now_s() - carried_out_s_ >= kQuietBeforeDeadlock_s;
 }
 
 double Coordinator::next_deadline() const {
-  const bool will_tell = is_blocked_ && !has_told_of_block_;
-  return will_tell ? std::min(next_deadline_, agreed_s_ + kQuietBeforeDeadlock_s) : next_deadline_;
+  const uint64_t now = blockage();
+  const bool will_tell = is_blockage(now) && now != told_blockage_ && plans_to_carry_out_ == 0;
+  return will_tell ? std::min(next_deadline_, carried_out_s_ + kQuietBeforeDeadlock_s) : next_deadline_;
 }
 
 double Coordinator::find_next_deadline() const {

@@ -3,6 +3,13 @@
 // A round: every rank sets the bits of the cached operations that it is ready for; one and_bits tells all which of them
 // are common. If somebody has something that is not cached, all announcements are gathered at rank 0, whose Ledger
 // decides, and its decision is broadcast. What has been agreed is fused into plans, alike on all ranks.
+//
+// A deadlock is certain when all ranks are blocked at one moment: every thread that could submit something waits, and
+// nothing that was agreed on is left to be carried out. Each rank sets a bit if it is blocked as it begins the round,
+// and by then it has taken in all that its threads have submitted. If all have set it and no operation is common, all
+// announce what they have pending, and say whether they have been blocked without a break since they began. Those
+// times overlap, so if everybody says yes there was such a moment; and if nothing of what was announced is complete,
+// nothing ever will be. So nobody's word has to be kept, or taken back, from one round to the next.
 #pragma once
 
 #include <atomic>
@@ -43,16 +50,30 @@ class Coordinator {
   // `channel` and `membership` outlive this. The membership changes by what is agreed.
   Coordinator(Channel& channel, Membership& membership, const Limits& limits);
 
-  // A round in two halves; all ranks go through equally many. `fresh`: what this rank has become ready for since the
-  // last one. finish_round waits for the other ranks until `deadline`; nothing if they have not come by then, and it is
-  // to be called again.
-  void begin_round(const std::vector<RequestPtr>& fresh, bool is_leaving);
+  // What a rank brings to a round. In this order: who is blocked has submitted before what he waits for, so `fresh`,
+  // taken afterwards, has it.
+  struct News {
+    uint64_t blockage;              // blockage() before `fresh` was taken
+    std::vector<RequestPtr> fresh;  // what this rank has become ready for since the last round
+    bool is_leaving;
+  };
+
+  // A round in two halves; all ranks go through equally many. finish_round waits for the other ranks until `deadline`;
+  // nothing if they have not come by then, and it is to be called again.
+  void begin_round(const News& news);
   bool is_in_round() const { return is_in_round_; }
   std::optional<Round> finish_round(double deadline);
 
-  // Any thread. Whether every thread of this rank that could submit something waits. If nothing is agreed on for a
-  // second after that, all ranks are told; when all have said so, everything that is pending fails.
-  void say_blocked(bool is_blocked) { is_blocked_ = is_blocked; }
+  // One of the plans that were agreed on is done.
+  void note_carried_out();
+
+  // Any thread, one at a time. Whether every thread of this rank that could submit something waits. If nothing is
+  // carried out for a second, this rank comes to a round to tell; when all do so, everything that is pending fails.
+  void say_blocked(bool is_blocked) {
+    if (is_blocked != is_blockage(blockage_)) ++blockage_;
+  }
+  // Any thread. Counts how often that has begun or ended.
+  uint64_t blockage() const { return blockage_; }
 
   // Rank 0: has all ranks change to this in the next round.
   void propose(const Tuning& tuning) { proposal_ = tuning; }
@@ -82,9 +103,11 @@ class Coordinator {
   void take_in(const std::vector<RequestPtr>& fresh);
   void reannounce_overdue();
   void reannounce(int slot);
+  void reannounce_all();
   void reannounce_all_of(int process_set);
   double find_next_deadline() const;
-  bool has_to_tell_of_block() const;
+  static bool is_blockage(uint64_t count) { return count % 2 == 1; }
+  bool can_be_blocked() const;
   double overdue_s() const;  // after how many seconds a bit is announced in full
   void drop_removed(std::vector<AgreementPtr>& agreements) const;
 
@@ -119,15 +142,18 @@ class Coordinator {
   std::optional<Tuning> proposal_;
   double next_deadline_ = std::numeric_limits<double>::infinity();
 
-  std::atomic<bool> is_blocked_{false};
-  bool has_told_of_block_ = false;  // since something was agreed on
-  double agreed_s_ = now_s();       // when something was agreed on for the last time
+  std::atomic<uint64_t> blockage_{0};  // odd: this rank is blocked
+  uint64_t told_blockage_ = 0;         // the last one of which all ranks have been told; 0: none since the last plan
+  size_t plans_to_carry_out_ = 0;
+  double carried_out_s_ = now_s();  // when the last plan was
 
   std::atomic<uint64_t> rounds_{0}, agreed_by_bit_{0}, announced_in_full_{0};
 
   // Of the round under way.
   bool is_in_round_ = false;
   bool is_leaving_ = false;
+  uint64_t blockage_of_round_ = 0;  // as the round began
+  bool are_all_blocked_ = false;    // as each of them began the round
   Words words_;
 };
 

@@ -165,9 +165,8 @@ std::vector<Agreement> Ledger::take_stalled(double now, double limit_s) {
   return agreements;
 }
 
-std::vector<Agreement> Ledger::take_deadlocked(int ranks) {
+std::vector<Agreement> Ledger::take_deadlocked() {
   std::vector<Agreement> agreements;
-  if (blocked_.size() < static_cast<size_t>(ranks)) return agreements;
   const std::string message = describe_deadlock();
   const auto fail = [&](Request request) {
     Agreement& agreement = agreements.emplace_back();
@@ -179,7 +178,6 @@ std::vector<Agreement> Ledger::take_deadlocked(int ranks) {
   for (const auto& [process_set, join] : joins_) fail(join_of(process_set));
   entries_.clear();
   joins_.clear();
-  blocked_.clear();
   return agreements;
 }
 

@@ -33,12 +33,8 @@ class Ledger {
   std::vector<Agreement> take_stalled(double now, double limit_s);
   // A sentence for each entry that has waited for longer than `limit_s` and has not been reported yet.
   std::vector<std::string> take_warnings(double now, double limit_s);
-  // A rank has said that nothing will be submitted there before something ends.
-  void note_blocked(int rank) { blocked_.insert(rank); }
-  // Something was agreed on, so the ranks have to say it again.
-  void note_progress() { blocked_.clear(); }
-  // If all ranks are blocked: everything that is pending, as errors; it leaves the ledger.
-  std::vector<Agreement> take_deadlocked(int ranks);
+  // Everything that is pending, as errors, since all ranks are blocked; it leaves the ledger.
+  std::vector<Agreement> take_deadlocked();
 
   // When one of the two has something to say next, or infinity. A limit of 0 is never reached.
   double next_deadline(double warning_s, double shutdown_s) const;
@@ -71,7 +67,6 @@ class Ledger {
   std::map<Key, Entry> entries_;
   std::map<int, Join> joins_;  // by process set
   std::set<Key> changed_;      // entries to look at in take_agreed
-  std::set<int> blocked_;      // ranks
   uint64_t announcements_ = 0;
   uint64_t first_of_round_ = 0;
 };

@@ -1,6 +1,7 @@
 #include "coordination/simulation.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <limits>
 #include <thread>
@@ -26,16 +27,34 @@ Simulation::Simulation(int size, Shape shape, const Coordinator::Limits& limits)
   for (const auto& wire : wires_) ranks_.push_back(std::make_unique<Rank>(make_channel(shape, *wire), limits));
 }
 
+Round Simulation::Rank::finish(double plan_s) {
+  Round round = *coordinator.finish_round(std::numeric_limits<double>::infinity());
+  for (const PlanPtr& plan : round.plans) {
+    if (membership.contains(plan->parts.front()->request.process_set, channel->rank()))
+      std::this_thread::sleep_for(std::chrono::duration<double>(plan_s));
+    coordinator.note_carried_out();
+  }
+  return round;
+}
+
 std::vector<Round> Simulation::round(const std::vector<std::vector<RequestPtr>>& fresh) {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) begin(static_cast<int>(rank), fresh[rank]);
+  return finish(0);
+}
+
+void Simulation::begin(int rank, const std::vector<RequestPtr>& fresh) {
+  Coordinator& coordinator = ranks_.at(rank)->coordinator;
+  coordinator.begin_round({coordinator.blockage(), fresh, false});
+}
+
+std::vector<Round> Simulation::finish(double plan_s) {
   std::vector<Round> rounds(ranks_.size());
   std::vector<std::exception_ptr> errors(ranks_.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < ranks_.size(); ++rank)
     threads.emplace_back([&, rank] {
       try {
-        Coordinator& coordinator = ranks_[rank]->coordinator;
-        coordinator.begin_round(fresh[rank], false);
-        rounds[rank] = *coordinator.finish_round(std::numeric_limits<double>::infinity());
+        rounds[rank] = ranks_[rank]->finish(plan_s);
       } catch (...) {
         errors[rank] = std::current_exception();
       }

@@ -20,6 +20,13 @@ class Simulation {
 
   // One round on all ranks; `fresh`: what each becomes ready for. What each rank got.
   std::vector<Round> round(const std::vector<std::vector<RequestPtr>>& fresh);
+  // The same in two halves: the ranks begin one after the other, then all of them end it. For so many seconds each plan
+  // keeps the ranks of its process set.
+  void begin(int rank, const std::vector<RequestPtr>& fresh);
+  std::vector<Round> finish(double plan_s);
+
+  // As Coordinator::say_blocked.
+  void say_blocked(int rank, bool is_blocked) { ranks_.at(rank)->coordinator.say_blocked(is_blocked); }
 
   // Whether some rank would come to another round by itself.
   bool is_due() const;
@@ -31,6 +38,8 @@ class Simulation {
  private:
   struct Rank {
     Rank(std::unique_ptr<Channel> channel, const Coordinator::Limits& limits);
+    Round finish(double plan_s);
+
     const std::unique_ptr<Channel> channel;
     Membership membership;
     Coordinator coordinator;

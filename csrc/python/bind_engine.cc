@@ -264,10 +264,11 @@ void bind_engine(nb::module_& module) {
       "it did, and what a signal handler raises.");
   module.def(
       "say_blocked",
-      [](bool is_blocked) {
-        if (engine) engine->say_blocked(is_blocked);
+      [](std::vector<std::shared_ptr<Handle>> awaited) {
+        if (engine) engine->say_blocked(std::move(awaited));
       },
-      nb::arg("is_blocked"), "Whether all threads of this rank that could submit something wait.");
+      nb::arg("awaited"),
+      "For what each thread of this rank waits that could submit something; nothing if one of them does not wait.");
   module.def("allreduce_in_place", &allreduce_in_place, "As submit, for what gradients need, positional only.");
 }
 

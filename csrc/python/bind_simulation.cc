@@ -23,10 +23,9 @@ std::shared_ptr<Request> make_request(OpKind kind, std::string name, int dtype, 
 // (name, error message or "", rows of the first tensor, result, joined) of each part of each plan of each rank.
 using PartView = std::tuple<std::string, std::string, std::vector<int64_t>, int64_t, std::vector<int>>;
 
-std::vector<std::vector<std::vector<PartView>>> round(Simulation& simulation,
-                                                      const std::vector<std::vector<RequestPtr>>& fresh) {
+std::vector<std::vector<std::vector<PartView>>> views_of(const std::vector<Round>& rounds) {
   std::vector<std::vector<std::vector<PartView>>> ranks;
-  for (const Round& round : simulation.round(fresh)) {
+  for (const Round& round : rounds) {
     auto& plans = ranks.emplace_back();
     for (const PlanPtr& plan : round.plans) {
       auto& parts = plans.emplace_back();
@@ -80,9 +79,23 @@ void bind_simulation(nb::module_& module) {
           nb::arg("size"), nb::arg("cache_capacity") = 1024, nb::arg("fusion_threshold_bytes") = size_t{128} << 20,
           nb::arg("stall_warning_s") = 60.0, nb::arg("stall_shutdown_s") = 600.0, nb::kw_only(),
           nb::arg("is_star") = false, "is_star: all ranks report to rank 0, instead of to a parent in a tree.")
-      .def("round", &round, nb::arg("fresh"), nb::call_guard<nb::gil_scoped_release>(),
-           "One round: a list of Requests per rank in, a list of plans per rank out. A plan is a list of (name, error "
-           "message, rows, result, ranks that have joined).")
+      .def(
+          "round",
+          [](Simulation& simulation, const std::vector<std::vector<RequestPtr>>& fresh) {
+            return views_of(simulation.round(fresh));
+          },
+          nb::arg("fresh"), nb::call_guard<nb::gil_scoped_release>(),
+          "One round: a list of Requests per rank in, a list of plans per rank out. A plan is a list of (name, error "
+          "message, rows, result, ranks that have joined).")
+      .def("begin", &Simulation::begin, nb::arg("rank"), nb::arg("fresh"),
+           "The first half of a round, on one rank: its Requests.")
+      .def(
+          "finish", [](Simulation& simulation, double plan_s) { return views_of(simulation.finish(plan_s)); },
+          nb::arg("plan_s") = 0.0, nb::call_guard<nb::gil_scoped_release>(),
+          "The second half, on all ranks that have begun it: plans as of round(). Each plan keeps the ranks of its "
+          "process set for so many seconds.")
+      .def("say_blocked", &Simulation::say_blocked, nb::arg("rank"), nb::arg("is_blocked"),
+           "That all threads of a rank wait, or that this is over.")
       .def("is_due", &Simulation::is_due, "Whether some rank would come to another round by itself.")
       .def("messages_handled", &Simulation::messages_handled, "Messages sent and received so far, by rank.")
       .def("bytes_handled", &Simulation::bytes_handled, "Their bytes, by rank.");

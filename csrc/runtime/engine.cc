@@ -51,6 +51,7 @@ Engine::Engine(World world, Options options)
       sets_(world_, options_, tuning_, fabric_),
       gpus_(world_, options_, tuning_, fabric_, sets_),
       coordinator_(fabric_.channel(), sets_.membership(), limits_of(options_, tuning_)),
+      blocked_(coordinator_),
       executor_(world_.rank, inbox_, sets_, gpus_) {
   if (options_.autotune == "on" && world_.rank == 0 && world_.size() > 1)
     autotune_.emplace(tuning_, Autotune::knobs(options_, fabric_.alarm() == nullptr, fabric_.node() != nullptr));
@@ -78,9 +79,10 @@ void Engine::mark(const std::string& text) {
   if (const auto timeline = inbox_.timeline()) timeline->mark(text, now_s());
 }
 
-void Engine::say_blocked(bool is_blocked) {
-  coordinator_.say_blocked(is_blocked);
-  if (is_blocked) fabric_.bell().ring();
+void Engine::say_blocked(std::vector<std::shared_ptr<Handle>> awaited) {
+  const bool are_all = !awaited.empty();
+  blocked_.say(std::move(awaited));
+  if (are_all) fabric_.bell().ring();
 }
 
 bool Engine::lies_where_others_reach(const Submission& submission) {
@@ -272,7 +274,8 @@ void Engine::take_turn(double deadline) {
   fabric_.watch().require_not_given_up();
   if (!coordinator_.is_in_round()) {
     fabric_.watch().now_doing("the negotiation");
-    coordinator_.begin_round(inbox_.take_new(), is_leaving_);
+    const uint64_t blockage = coordinator_.blockage();
+    coordinator_.begin_round({blockage, inbox_.take_new(), is_leaving_});
     round_begun_s_ = now_s();
   }
   const std::optional<Round> round = coordinator_.finish_round(deadline);
@@ -296,7 +299,7 @@ void Engine::enqueue(const std::vector<PlanPtr>& plans) {
   for (const PlanPtr& plan : plans) {
     const bool has_failed = plan->parts.front()->error != ErrorKind::none;
     if (has_failed)
-      executor_.run(*plan, now);
+      run(*plan, now);
     else
       agreed_.push_back({plan, now});
   }
@@ -310,8 +313,14 @@ void Engine::run_next_plan() {
   agreed_.pop_front();
   fabric_.watch().now_doing(plan->title);
   const double begin = now_s();
-  executor_.run(*plan, agreed_s);
+  run(*plan, agreed_s);
   if (autotune_) observe(*plan, now_s() - begin);
+}
+
+void Engine::run(const Plan& plan, double agreed_s) {
+  executor_.run(plan, agreed_s);
+  blocked_.look();
+  coordinator_.note_carried_out();
 }
 
 void Engine::observe(const Plan& plan, double seconds) {

@@ -17,6 +17,7 @@
 #include "base/options.h"
 #include "coordination/coordinator.h"
 #include "runtime/autotune.h"
+#include "runtime/blocked_threads.h"
 #include "runtime/executor.h"
 #include "runtime/fabric.h"
 #include "runtime/gpus.h"
@@ -51,8 +52,8 @@ class Engine {
   void start_timeline(Timeline::Setup setup);
   void stop_timeline() { inbox_.set_timeline(nullptr); }
   void mark(const std::string& text);  // in the timeline, if there is one
-  // Any thread. Whether all threads of this rank that could submit something wait.
-  void say_blocked(bool is_blocked);
+  // Any thread. What all threads of this rank that could submit something wait for; nothing if one does not wait.
+  void say_blocked(std::vector<std::shared_ptr<Handle>> awaited);
   // Any thread. What it has done lately, and in sum.
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations() { return inbox_.last_operations(); }
   std::map<OpKind, Totals> totals() { return inbox_.totals(); }
@@ -92,6 +93,7 @@ class Engine {
   double pause_s();
   void enqueue(const std::vector<PlanPtr>& plans);
   void run_next_plan();
+  void run(const Plan& plan, double agreed_s);
   void observe(const Plan& plan, double seconds);
   void end(const std::vector<int>& left);
   template <typename Work>
@@ -127,6 +129,7 @@ class Engine {
   ProcessSets sets_;
   Gpus gpus_;
   Coordinator coordinator_;
+  BlockedThreads blocked_;  // any thread
   Executor executor_;
   std::optional<Autotune> autotune_;  // rank 0, while it goes on
   struct Agreed {

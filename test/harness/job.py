@@ -94,7 +94,7 @@ class Job:
         self._owned.callback(shutil.rmtree, self._folder, ignore_errors=True)
         hosts = None
         if self.spec.hosts:
-            hosts = self._owned.enter_context(simulated_hosts(len(self.spec.hosts)))
+            hosts = self._owned.enter_context(simulated_hosts(len(self.spec.hosts), self.spec.rate or None))
         self._listener = self._owned.enter_context(socket.socket(socket.AF_UNIX))
         self._listener.bind(str(socket_file(self._folder)))
         self._listener.listen(self.spec.size)

@@ -1,10 +1,10 @@
 """The pytest hooks behind `@pytest.mark.ranks`.
 
-    @pytest.mark.ranks(1, 2, 3, timeout=120, isolated=True, env={"NAME": "value"}, hosts=(2, 1))
+    @pytest.mark.ranks(1, 2, 3, timeout=120, isolated=True, env={"NAME": "value"}, hosts=(2, 1), rate="1gbit")
 
 runs the body on 1, 2 and 3 ranks, `hvd.init()` done. timeout: seconds, 60 unless said. isolated: in a job of its own
-that is not initialised. env: added to the environment of the job. hosts: the ranks of each simulated host. A body takes
-parametrized values and tmp_path, no other fixture.
+that is not initialised. env: added to the environment of the job. hosts: the ranks of each simulated host. rate: what
+each of these sends at most, as `tc` writes it. A body takes parametrized values and tmp_path, no other fixture.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _SIZE = "ranks"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the hooks once, and the marker."""
-    config.addinivalue_line("markers", "ranks(*sizes, timeout=60, isolated=False, env={}, hosts=()): run under mpirun")
+    arguments = "*sizes, timeout=60, isolated=False, env={}, hosts=(), rate=''"
+    config.addinivalue_line("markers", f"ranks({arguments}): run under mpirun")
     if not config.pluginmanager.has_plugin("ranks"):
         config.pluginmanager.register(Ranks(), "ranks")
 
@@ -43,6 +44,7 @@ class Marker(NamedTuple):
     isolated: bool = False
     env: Mapping[str, str] = {}
     hosts: Sequence[int] = ()
+    rate: str = ""
 
     @classmethod
     def of(cls, definition: pytest.Item) -> Marker | None:
@@ -142,7 +144,8 @@ def _spec_of(item: pytest.Item) -> JobSpec | None:
         return None
     own_test = item.nodeid if marker.isolated else ""
     size = cast(int, item.callspec.params[_SIZE])
-    return JobSpec(item.path, size, tuple(marker.hosts), tuple(sorted(marker.env.items())), own_test)
+    environment = tuple(sorted(marker.env.items()))
+    return JobSpec(item.path, size, tuple(marker.hosts), marker.rate, environment, own_test)
 
 
 def _task_of(item: pytest.Function, marker: Marker) -> Task:

@@ -25,13 +25,14 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 class JobSpec(NamedTuple):
     """Tests of equal spec run in the same job, one after another.
 
-    `hosts` is the number of ranks of each simulated host, empty for this host; `own_test` the id of a test that wants
-    a job of its own, else empty.
+    `hosts` is the number of ranks of each simulated host, empty for this host; `rate` the limit of what each of these
+    sends, empty for none; `own_test` the id of a test that wants a job of its own, else empty.
     """
 
     path: Path
     size: int
     hosts: tuple[int, ...] = ()
+    rate: str = ""
     environment: tuple[tuple[str, str], ...] = ()
     own_test: str = ""
 

@@ -1,0 +1,48 @@
+// Whether this rank is blocked: all its threads that could submit something wait, and none has what it waits for.
+//
+// Python knows who waits and for which Handles, but a thread whose Handle is done may need a while to come to run and
+// say that it waits no longer. So the Handles are looked at here, too.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "coordination/coordinator.h"
+#include "runtime/handle.h"
+
+namespace ringtrain {
+
+class BlockedThreads {
+ public:
+  // `coordinator` outlives this.
+  explicit BlockedThreads(Coordinator& coordinator) : coordinator_(coordinator) {}
+
+  // Any thread. For what each of the threads waits; nothing if one of them does not.
+  void say(std::vector<std::shared_ptr<Handle>> awaited) {
+    const std::lock_guard lock(mutex_);
+    awaited_.swap(awaited);
+    tell();
+  }
+
+  // Any thread, after Handles were finished.
+  void look() {
+    const std::lock_guard lock(mutex_);
+    tell();
+  }
+
+ private:
+  void tell() {
+    const bool none_is_done =
+        std::none_of(awaited_.begin(), awaited_.end(), [](const auto& handle) { return handle->is_done(); });
+    coordinator_.say_blocked(!awaited_.empty() && none_is_done);
+  }
+
+  Coordinator& coordinator_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Handle>> awaited_;  // guarded by mutex_
+};
+
+}  // namespace ringtrain
