@@ -1,7 +1,10 @@
 """The engine under load: many threads, many operations, any order, small caches, no names."""
 
 import random
+import re
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,6 +168,78 @@ def test_several_threads_wait_and_each_gets_its_own():
         thread.start()
     for thread in threads:
         thread.join()
+
+
+@pytest.mark.ranks(2)
+def test_nobody_polls_while_several_threads_wait():
+    names = ("first of two", "second of two")
+    threads = [threading.Thread(target=hvd.allreduce, args=(np.ones(3),), kwargs={"name": name}) for name in names]
+    slept = 0
+    hvd.barrier()
+    if hvd.rank() == 0:
+        for thread in threads:
+            thread.start()
+            time.sleep(0.1)
+        before = times_asleep()
+        time.sleep(1)
+        slept = times_asleep() - before
+    hvd.barrier()
+    if hvd.rank() != 0:
+        for thread in threads:
+            thread.start()
+    for thread in threads:
+        thread.join()
+    assert slept < 200  # each thread looks around every 0.2 s
+
+
+@pytest.mark.ranks(2)
+def test_a_waiting_thread_is_not_woken_for_what_another_one_waits_for():
+    alone = hvd.add_process_set([0])
+    patient = threading.Thread(target=hvd.allreduce, args=(np.ones(3),), kwargs={"name": "patient"})
+    slept = 0
+    hvd.barrier()
+    if hvd.rank() == 0:
+        patient.start()
+        time.sleep(0.1)
+        before = times_asleep(patient.native_id)
+        for _ in range(200):
+            require_equal(hvd.allreduce(np.ones(3), name="of another", process_set=alone), np.ones(3))
+            time.sleep(2e-3)  # the patient one sleeps again
+        slept = times_asleep(patient.native_id) - before
+    hvd.barrier()
+    if hvd.rank() != 0:
+        patient.start()
+    patient.join()
+    hvd.remove_process_set(alone)
+    assert slept < 100
+
+
+@pytest.mark.ranks(2)
+def test_a_waiting_thread_is_woken_when_another_one_has_carried_out_its_operation():
+    patient = threading.Thread(target=hvd.allreduce, args=(np.ones(3),), kwargs={"name": "patient"})
+    large = np.ones(10_000_000, np.float32)
+    lateness_s = []
+    hvd.barrier()
+    if hvd.rank() == 0:
+        patient.start()
+        time.sleep(0.1)
+    for _ in range(10):
+        handle = hvd.allreduce_async_(large, op=hvd.Max, name="large")
+        time.sleep(3e-3)  # the patient one is at work with it
+        hvd.synchronize(handle)
+        ended_s = next(one["ended_s"] for one in reversed(_core.last_operations()) if one["name"] == "large")
+        lateness_s.append(time.monotonic() - ended_s)
+    hvd.barrier()
+    if hvd.rank() != 0:
+        patient.start()
+    patient.join()
+    assert min(lateness_s) < 0.05  # who is not woken looks after 0.2 s
+
+
+def times_asleep(thread="*"):
+    """How often this process's threads have gone to sleep, or one of them."""
+    files = Path("/proc/self/task").glob(f"{thread}/status")
+    return sum(int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", file.read_text(), re.M)[1]) for file in files)
 
 
 @pytest.mark.ranks(2, 3, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "1"})

@@ -34,6 +34,11 @@ void Flag::sleep_uncounted(uint32_t seen, double timeout_s) {
   if (value.load(std::memory_order_seq_cst) == seen) futex(value, FUTEX_WAIT, seen, &timeout);
 }
 
+void Flag::ring_all() {
+  value.fetch_add(1, std::memory_order_release);
+  futex(value, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
 void Flag::wake() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (sleepers.load(std::memory_order_relaxed) != 0) futex(value, FUTEX_WAKE, INT_MAX, nullptr);

@@ -34,6 +34,8 @@ struct alignas(64) Flag {
     value.fetch_add(1, std::memory_order_release);
     wake();
   }
+  // As ring(), and wakes those who sleep uncounted as well.
+  void ring_all();
   // Sleeps until the value differs from `seen`, a wake-up or `timeout_s`, whichever comes first.
   void sleep(uint32_t seen, double timeout_s);
 

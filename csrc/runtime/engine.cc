@@ -124,11 +124,6 @@ void Engine::loop() {
     const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
     if (inbox_.has_new()) gather();
     const Turns turns = take_all_turns();
-    if (has_waiting_callers()) {
-      turn_is_free_.ring();
-      fabric_.bell().sleep_uncounted(fabric_.bell().value, kMoment_s);  // they may have given up waiting
-      continue;
-    }
     if (turns == Turns::left_to_caller) {
       fabric_.bell().sleep_uncounted(seen, kLookAround_s);
       continue;
@@ -155,20 +150,21 @@ void Engine::let_burst_pass() {
   do {
     added = inbox_.added();
     Waiter::nap(kPause_s);
-  } while (inbox_.added() != added && now_s() < end && !has_waiting_callers());
+  } while (inbox_.added() != added && now_s() < end && !waiting_callers_.any());
 }
 
 Engine::Turns Engine::take_all_turns() {
-  if (has_waiting_callers()) return Turns::left_to_caller;
-  const std::unique_lock turn(turn_, std::try_to_lock);
+  if (waiting_callers_.any()) return Turns::left_to_caller;
+  std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn) return Turns::left_to_caller;
   stay_awake();
   Turns turns = Turns::none;
   guarded([&] {
     look_after_others();
-    for (; !has_ended_ && has_work() && !has_waiting_callers(); turns = Turns::some) take_turn(kNever);
+    for (; !has_ended_ && has_work() && !waiting_callers_.any(); turns = Turns::some) take_turn(kNever);
   });
-  return turns;
+  turn.unlock();
+  return waiting_callers_.call_next() ? Turns::left_to_caller : turns;
 }
 
 // Whether there is something to do.
@@ -181,11 +177,13 @@ bool Engine::spin(uint32_t seen) {
 
 // Whether the thread should sleep now; who rings the bell from now on will wake it.
 bool Engine::lie_down() {
-  const std::unique_lock turn(turn_, std::try_to_lock);
+  std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn || has_ended_) return false;
   fall_asleep();
   pause_s_ = pause_s();
-  return !has_work();
+  const bool is_idle = !has_work();
+  turn.unlock();
+  return !waiting_callers_.call_next() && is_idle;
 }
 
 // --------------------------------------------------------------------------------------------- who waits for a Handle
@@ -206,55 +204,65 @@ bool Engine::wait_or_work(Handle& handle, double timeout_s, const Interrupt& is_
   }
   const double deadline = now_s() + timeout_s;
   std::unique_lock turn(turn_, std::try_to_lock);
-  if (!turn) wait_for_turn(handle, deadline, turn);
-  if (!turn) return handle.is_done();
-  const KeptDenormals denormals;
-  stay_awake();
-  fabric_.watch().set_interrupt(&is_interrupted);
-  guarded([&] { take_turns_until_done(handle, deadline); });
-  fabric_.watch().set_interrupt(nullptr);
-  fall_asleep();
-  const bool is_left_with_work = has_ended_ || has_work();
-  turn.unlock();
-  if (has_waiting_callers())
-    turn_is_free_.ring();
-  else if (is_left_with_work)
-    fabric_.bell().ring();
+  do {
+    if (!turn) wait_for_turn(handle, deadline, turn);
+    if (turn) take_turns_until_done(handle, deadline, is_interrupted, turn);
+  } while (!has_waited_enough(handle, deadline));
   return handle.is_done();
 }
 
-// Who has the turn gives it up after the next plan at the latest, having seen that somebody waits.
-void Engine::wait_for_turn(Handle& handle, double deadline, std::unique_lock<std::mutex>& turn) {
-  thread_local Waiter waiter;
-  waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
-  fabric_.bell().ring();  // in case that the engine's thread has looked for work for the last time before it sleeps
-  while (!handle.is_done() && now_s() < deadline) {
-    const uint32_t seen = turn_is_free_.value.load(std::memory_order_acquire);
-    if (turn.try_lock()) break;
-    const auto is_over = [&] {
-      return handle.is_done() || turn_is_free_.value.load(std::memory_order_acquire) != seen;
-    };
-    if (!waiter.is_quick(is_over)) turn_is_free_.sleep(seen, std::clamp(deadline - now_s(), 0.0, kLookAround_s));
-  }
-  waiting_callers_.fetch_sub(1, std::memory_order_relaxed);
+bool Engine::has_waited_enough(const Handle& handle, double deadline) const {
+  return handle.is_done() || has_ended_ || now_s() >= deadline;
 }
 
-void Engine::take_turns_until_done(Handle& handle, double deadline) {
-  while (!handle.is_done() && !has_ended_ && now_s() < deadline) {
-    if (has_work())
-      take_turn(deadline);
-    else
-      wait_for_bell(deadline);
+// Who has the turn may finish the Handle, or leave the turn to this thread: at the latest after the next plan if it is
+// the engine's own.
+void Engine::wait_for_turn(const Handle& handle, double deadline, std::unique_lock<std::mutex>& turn) {
+  {
+    WaitingCallers::Caller self(waiting_callers_, handle, nullptr);
+    fabric_.bell().ring();  // in case that who has the turn has looked for work for the last time before it sleeps
+    if (!turn.try_lock()) self.sleep(std::clamp(deadline - now_s(), 0.0, kLookAround_s));
   }
+  if (!turn) turn.try_lock();
 }
 
-void Engine::wait_for_bell(double deadline) {
-  if (waiter_.is_quick([&] { return has_work(); })) return;
-  const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
-  if (has_work()) return;
-  fabric_.bell().sleep(seen,
-                       std::clamp(std::min(deadline, coordinator_.next_deadline()) - now_s(), 0.0, kLookAround_s));
-  look_after_others();
+// Lets go of the turn at the end, and while there is nothing to do. Then another caller may take it, which has no
+// reason to wait until this one is awake.
+void Engine::take_turns_until_done(const Handle& handle, double deadline, const Interrupt& is_interrupted,
+                                   std::unique_lock<std::mutex>& turn) {
+  const KeptDenormals denormals;
+  const auto has_work = [&] { return this->has_work(); };
+  do {
+    stay_awake();
+    fabric_.watch().set_interrupt(&is_interrupted);
+    guarded([&] {
+      while (!has_waited_enough(handle, deadline) && (has_work() || waiter_.is_quick(has_work))) take_turn(deadline);
+    });
+    fabric_.watch().set_interrupt(nullptr);
+    if (!has_waited_enough(handle, deadline)) keep_bell(handle, deadline, turn);
+  } while (turn && !has_waited_enough(handle, deadline));
+  if (turn) let_go(turn);
+}
+
+// Sleeps until the bell rings, unless there is work by now, and takes the turn again if it is free.
+void Engine::keep_bell(const Handle& handle, double deadline, std::unique_lock<std::mutex>& turn) {
+  {
+    const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
+    fall_asleep();
+    if (has_work()) return;
+    const double end = std::min(deadline, coordinator_.next_deadline());
+    const WaitingCallers::Caller self(waiting_callers_, handle, &fabric_.bell());
+    turn.unlock();
+    fabric_.bell().sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, kLookAround_s));
+  }
+  if (turn.try_lock()) guarded([&] { look_after_others(); });
+}
+
+void Engine::let_go(std::unique_lock<std::mutex>& turn) {
+  fall_asleep();
+  const bool is_left_with_work = has_ended_ || has_work();
+  turn.unlock();
+  if (!waiting_callers_.call_next() && is_left_with_work) fabric_.bell().ring();
 }
 
 // ----------------------------------------------------------------------------------------------------------- the work
@@ -289,6 +297,7 @@ void Engine::take_turn(double deadline) {
   enqueue(round->plans);
   if (!agreed_.empty()) run_next_plan();
   if (!round->left.empty()) end(round->left);
+  waiting_callers_.call_done();
   quiet_since_s_ = now_s();
 }
 
@@ -395,6 +404,7 @@ void Engine::fail(ErrorKind kind, const std::string& message) {
     fabric_.say_last_words(kind, message);
   inbox_.close(kind, message);
   gpus_.give_up(Error(kind, message));
+  waiting_callers_.call_done();
   is_closed_ = true;
 }
 

@@ -3,7 +3,8 @@
 // The work goes on in turns: take what is new, negotiate one round, carry out the most urgent plan. One thread at a
 // time may take turns. Usually that is the engine's own, which sleeps on a bell until a caller submits something or
 // another rank wants a round. But a caller that waits for a Handle while nobody is at work takes the turns itself until
-// it has what it waits for: a small operation would otherwise pay for two hand-overs between threads.
+// it has what it waits for: a small operation would otherwise pay for two hand-overs between threads. See
+// waiting_callers.h for what becomes of several.
 #pragma once
 
 #include <atomic>
@@ -24,6 +25,7 @@
 #include "runtime/inbox.h"
 #include "runtime/patience.h"
 #include "runtime/process_sets.h"
+#include "runtime/waiting_callers.h"
 #include "runtime/world.h"
 
 namespace ringtrain {
@@ -79,15 +81,19 @@ class Engine {
 
   // Who waits for a Handle.
   bool wait_or_work(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
-  void wait_for_turn(Handle& handle, double deadline, std::unique_lock<std::mutex>& turn);
-  bool has_waiting_callers() const { return waiting_callers_.load(std::memory_order_seq_cst) > 0; }
+  bool has_waited_enough(const Handle& handle, double deadline) const;
+  void wait_for_turn(const Handle& handle, double deadline, std::unique_lock<std::mutex>& turn);
 
-  // Any thread, with turn_ held.
-  void take_turns_until_done(Handle& handle, double deadline);
+  // Requires turn_, which they may let go of.
+  void take_turns_until_done(const Handle& handle, double deadline, const Interrupt& is_interrupted,
+                             std::unique_lock<std::mutex>& turn);
+  void keep_bell(const Handle& handle, double deadline, std::unique_lock<std::mutex>& turn);
+  void let_go(std::unique_lock<std::mutex>& turn);
+
+  // Requires turn_.
   void look_after_others();
   void take_turn(double deadline);
   bool has_work();
-  void wait_for_bell(double deadline);
   void fall_asleep();
   void stay_awake();
   double pause_s();
@@ -116,10 +122,9 @@ class Engine {
   std::atomic<bool> is_leaving_{false};
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_failed_{false};
-  std::atomic<bool> is_closed_{false};   // has ended, and all that can be told has been told
-  std::atomic<int> waiting_callers_{0};  // for the turn that another thread has
-  Flag turn_is_free_;                    // rings for them
-  Patience patience_;                    // over a network
+  std::atomic<bool> is_closed_{false};  // has ended, and all that can be told has been told
+  WaitingCallers waiting_callers_;      // on one node
+  Patience patience_;                   // over a network
 
   // Guarded by turn_. Several threads may ask the Fabric for its bell, and its Channel whether it is called if that
   // keeps deadlines.
