@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringtrain import launchers
+from ringtrain import horovod_name, launchers
 from ringtrain.run import allocations
 from ringtrain.run.check import check
 from ringtrain.run.endings import spoken_by_ringrun
@@ -82,6 +82,8 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
             f"-np {num_proc} is more than the {total_slots(hosts)} slots of {listed}{source}; give the hosts more"
         )
     added = read_variables(arguments.env, environ)
+    if arguments.horovod:
+        added["PYTHONPATH"] = path_with_horovod({**environ, **added})
     return Job(
         command,
         num_proc,
@@ -92,6 +94,15 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         ssh_port=arguments.ssh_port,
         hosts_are_allotted=allocation is not None,
     )
+
+
+def path_with_horovod(environ: Mapping[str, str]) -> str:
+    """PYTHONPATH for ranks that import ringtrain as horovod. Raises UsageError where that is installed."""
+    try:
+        horovod_name.require_free(environ)
+    except ImportError as error:
+        raise UsageError(f"--horovod: {error}") from error
+    return horovod_name.with_folder(environ.get("PYTHONPATH"))
 
 
 def given_hosts(hosts: str | None, hostfile: str | None) -> list[Host]:

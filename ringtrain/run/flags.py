@@ -19,6 +19,7 @@ Start COMMAND on many ranks with the MPI that this environment's mpi4py uses, e.
 # flags without a value, besides the options that are on or off
 _SWITCHES = {
     "prefix-output": "begin each line with its rank, as in `[1] text` (default: with more than one rank)",
+    "horovod": "let `import horovod` find ringtrain, in scripts and in libraries",
     "check": "try the hosts instead of running a command",
     "dry-run": "print the command instead of running it",
     "verbose": "say which MPI was found, what is run and where the ranks are",

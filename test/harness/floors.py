@@ -38,16 +38,18 @@ PYTHON_FLOORS = (
         "failures",
         "gpus",
         "ulfm",
+        "horovod_name",
     },
     {"arrays", "adapters", "compression", "handles", "memory"},
     {"process_sets", "flight_records", "counters", "world"},
     {"submission", "ops"},
     {"objects", "checks", "timeline", "reducer", "gradients", "optim"},
     {"run", "doctor", "doctor_gpus", "flight", "torch", "jax", "mxnet", "bench", "kvstore", "elastic", "__main__"},
+    {"horovod"},
 )
-# `import ringtrain` stands above all but those whom users type or import.
+# `import ringtrain` stands above all but those whom users type or import, and Horovod's names for these.
 _PACKAGE = "__init__"
-_TOP = len(PYTHON_FLOORS) - 1
+_PACKAGE_FLOOR = len(PYTHON_FLOORS) - 2
 
 _FRAMEWORKS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "cupy": "cupy", "mxnet": "mxnet", "horovod": "horovod"}
 # what ringtrain is measured against may be any framework
@@ -181,7 +183,7 @@ def _check_import(part: str, own: int, module: str) -> str | None:
     floor = _floor(target, PYTHON_FLOORS)
     if floor is None:
         # a name that is no module is one of ringtrain/__init__.py
-        target, floor = _PACKAGE, _TOP
+        target, floor = _PACKAGE, _PACKAGE_FLOOR
     if part == "run" and target != "run" and floor > 0:
         return f"run imports {module}; it may import the lowest floor only: {', '.join(sorted(PYTHON_FLOORS[0]))}"
     return f"{part} imports {module}, which is a higher floor" if floor > own else None

@@ -1,0 +1,113 @@
+"""`horovod.common.util`: what there is, and small help that libraries take from there."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ringtrain import world
+from ringtrain._core import ReduceOp
+
+T = TypeVar("T")
+
+EXTENSIONS = ["tensorflow", "torch", "mxnet"]
+_THERE = ("torch",)
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether `horovod.<ext_base_name>` can be imported: "torch", where PyTorch is installed. Imports nothing."""
+    return ext_base_name in _THERE and importlib.util.find_spec(ext_base_name) is not None
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """Raises ImportError where `extension_available` is false of `ext_name`, such as "horovod.torch"."""
+    framework = ext_name.removeprefix("horovod.")
+    if not extension_available(framework):
+        raise ImportError(f"{ext_name} is not there: ringtrain has {', '.join(_THERE)}, if it is installed")
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether there is a GPU for the framework."""
+    return extension_available(ext_base_name) and world.cuda_built()
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """As `hvd.mpi_built()`."""
+    return world.mpi_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """As `hvd.gloo_built()`."""
+    return world.gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """As `hvd.nccl_built()`."""
+    return world.nccl_built()
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """As `hvd.ddl_built()`."""
+    return world.ddl_built()
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """As `hvd.ccl_built()`."""
+    return world.ccl_built()
+
+
+@contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """A context in which these environment variables are set; those that are None stay as they are."""
+    changed = {name: value for name, value in kwargs.items() if value is not None}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
+    """A function of `op` and `average`, the older spelling of it, that returns the op of `reduce_ops` that is meant."""
+
+    def choose(op: ReduceOp | None, average: bool | None) -> Any:
+        if op is not None and average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        if op is not None:
+            return op
+        if average is not None:
+            warnings.warn("`average` is the older spelling of `op`", DeprecationWarning, stacklevel=2)
+        return reduce_ops.Sum if average is False else reduce_ops.Average
+
+    return choose
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether it is 1, 2, 4, 8 and so on. Adasum takes any number of ranks here."""
+    return num_rank > 0 and num_rank.bit_count() == 1
+
+
+def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741
+    """A list in n parts whose lengths differ by at most 1, the longer ones first."""
+    shorter, longer_parts = divmod(len(l), n)
+    ends = [part * shorter + min(part, longer_parts) for part in range(n + 1)]
+    return [l[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether iter(x) works."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,117 @@
+"""Finds what `import horovod...` asks for among ringtrain's modules."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from ringtrain import horovod_name
+
+# Horovod's module -> ringtrain's. The longest beginning of a name that is here decides; the rest of the name stays.
+_MODULES = {
+    "horovod": "ringtrain.horovod",
+    "horovod.torch": "ringtrain.torch",
+    "horovod.common.process_sets": "ringtrain.process_sets",
+}
+
+# What Horovod 0.28.1 has and ringtrain has not, and what to say of it. Modules below are meant too.
+_ABSENT = {
+    "horovod.common.elastic": "hvd.elastic comes later",
+    "horovod.runner.elastic": "hvd.elastic comes later",
+    "horovod.mxnet": "MXNet comes later",
+    "horovod.tensorflow": "TensorFlow does not come; PyTorch, CuPy and NumPy are there",
+    "horovod.keras": "Keras does not come; PyTorch, CuPy and NumPy are there",
+    "horovod._keras": "Keras does not come; PyTorch, CuPy and NumPy are there",
+    "horovod.spark": "Spark does not come; start the ranks with ringrun, mpirun or srun",
+    "horovod.ray": "Ray does not come; start the ranks with ringrun, mpirun or srun",
+    "horovod.data": "its AsyncDataLoader does not come; torch.utils.data.DataLoader(num_workers=...) loads ahead too",
+}
+
+
+def install(package: str) -> None:
+    """Give the name `horovod` to a package of ringtrain, in this process and in those that it starts.
+
+    Raises:
+        ImportError: a Horovod is imported already, or installed and not to be replaced.
+    """
+    other = sys.modules.get("horovod")
+    own = sys.modules[package]
+    if other is not None and other is not own and not _is_on_own_path(other):
+        raise ImportError(f"{other.__name__} is imported already, from {other.__file__}; import {package} before it")
+    horovod_name.require_free()
+    if not any(isinstance(one, _Finder) for one in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    sys.modules["horovod"] = own
+    # multiprocessing hands it to what it spawns
+    if horovod_name.FOLDER not in sys.path:
+        sys.path.append(horovod_name.FOLDER)
+
+
+def _is_on_own_path(module: ModuleType) -> bool:
+    """Whether it is the file on the import path that is just importing ringtrain."""
+    return (module.__file__ or "").startswith(horovod_name.FOLDER)
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        # `from horovod import spark` looks for it under the name that the package has
+        name_in_horovod = name.removeprefix("ringtrain.")
+        beginning, rest = _longest_beginning(name_in_horovod, _ABSENT)
+        if beginning:
+            # a spec, as where Horovod was built without this framework: only the import fails
+            sentence = f"{name_in_horovod} is not part of ringtrain: {_ABSENT[beginning]}"
+            return ModuleSpec(name, _Absent(sentence), is_package=True)
+        beginning, rest = _longest_beginning(name, _MODULES)
+        return _alias(name, _MODULES[beginning] + rest) if beginning else None
+
+
+def _longest_beginning(name: str, table: dict[str, str]) -> tuple[str, str]:
+    """The longest of the table's names that is this one or a package above it, and what is left; "" if none is."""
+    words = name.split(".")
+    for count in range(len(words), 0, -1):
+        beginning = ".".join(words[:count])
+        if beginning in table:
+            return beginning, name.removeprefix(beginning)
+    return "", name
+
+
+def _alias(name: str, real_name: str) -> ModuleSpec | None:
+    real = importlib.util.find_spec(real_name)
+    if real is None:
+        return None
+    spec = ModuleSpec(name, _Alias(real_name), origin=real.origin)
+    spec.submodule_search_locations = real.submodule_search_locations
+    return spec
+
+
+class _Alias(Loader):
+    """Loads a module as another one, which there is only once, under both names."""
+
+    def __init__(self, real_name: str):
+        self._real_name = real_name
+        self._real_spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._real_name)
+        self._real_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # it has been executed; but the import system has just given it the spec of its other name
+        module.__spec__ = self._real_spec
+
+
+class _Absent(Loader):
+    def __init__(self, sentence: str):
+        self._sentence = sentence
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        raise ImportError(self._sentence, name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise NotImplementedError

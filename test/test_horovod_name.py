@@ -1,0 +1,240 @@
+"""`import horovod` finds ringtrain, however the script was started, and never in place of a Horovod that is there."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="horovod.torch is ringtrain.torch")
+
+TIMEOUT_S = 100
+ON_TWO_RANKS = ["-m", "ringtrain.run", "--no-prefix-output", "-np", "2"]
+
+# what Horovod 0.28.1's users and libraries import of it
+IMPORTS = [
+    "import horovod.torch as hvd; hvd.mpi_ops.Sum",
+    "import horovod.torch.mpi_ops as m; m.rank, m.Average, m.poll, m.is_homogeneous",
+    "from horovod.torch import DistributedOptimizer, SyncBatchNorm, join",
+    "from horovod.torch.mpi_ops import allreduce_async_, synchronize, global_process_set, HorovodInternalError",
+    "from horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters",
+    "from horovod.torch.optimizer import DistributedOptimizer",
+    "from horovod.torch.compression import Compression, Compressor, NoneCompressor, FP16Compressor",
+    "from horovod.torch.sync_batch_norm import SyncBatchNorm",
+    "from horovod.common.util import env, split_list, nccl_built, extension_available, gpu_available",
+    "from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt",
+    "from horovod.common.process_sets import ProcessSet, add_process_set, remove_process_set",
+    "from horovod.common.basics import HorovodBasics; HorovodBasics(__file__, 'mpi_lib_v2').init",
+    "from horovod.runner import run",
+    "from horovod import run",
+    "import horovod; assert horovod.__version__ == '0.28.1'",
+]
+
+
+def python(*arguments, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def printed(*arguments, cwd, **environment):
+    """What it printed, as Python values, one of each line."""
+    done = python(*arguments, cwd=cwd, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [ast.literal_eval(line) for line in done.stdout.splitlines()]
+
+
+def test_what_horovods_users_import_is_there(tmp_path):
+    done = python("-c", "import ringtrain.horovod\n__file__ = 'x'\n" + "\n".join(IMPORTS), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_module_is_there_once_under_its_two_names(tmp_path):
+    code = """
+import ringtrain.horovod
+import horovod.torch.mpi_ops, horovod.torch.optimizer, horovod.common.util
+import ringtrain.torch.mpi_ops, ringtrain.torch.optimizer, ringtrain.process_sets
+import importlib, horovod.common.process_sets
+assert horovod is ringtrain.horovod and horovod.torch is ringtrain.torch
+assert horovod.torch.mpi_ops is ringtrain.torch.mpi_ops and horovod.torch.optimizer is ringtrain.torch.optimizer
+assert horovod.common.process_sets is ringtrain.process_sets
+assert horovod.torch.__spec__.name == horovod.torch.__name__ == "ringtrain.torch"
+assert importlib.reload(horovod.torch.functions) is ringtrain.torch.functions
+"""
+    assert printed("-c", code, cwd=tmp_path) == []
+
+
+def test_looking_for_a_framework_imports_nothing_of_it(tmp_path):
+    code = """
+import ringtrain.horovod, sys
+from importlib.util import find_spec
+print([find_spec(name) is not None for name in ("horovod", "horovod.torch", "horovod.nothing")])
+print("torch" in sys.modules)
+print(find_spec("horovod.torch.mpi_ops") is not None)
+"""
+    assert printed("-c", code, cwd=tmp_path) == [[True, True, False], False, True]
+
+
+@pytest.mark.parametrize(
+    ("statement", "sentence"),
+    [
+        ("import horovod.tensorflow.keras", "horovod.tensorflow is not part of ringtrain: TensorFlow does not come"),
+        ("import horovod.keras", "Keras does not come"),
+        ("from horovod import spark", "Spark does not come"),
+        ("import horovod.ray", "Ray does not come"),
+        ("import horovod.mxnet", "MXNet comes later"),
+        ("import horovod.torch.elastic", "hvd.elastic comes later"),
+        ("from horovod.torch import elastic", "hvd.elastic comes later"),
+        ("import horovod.nothing", "No module named 'horovod.nothing'"),
+        ("import horovod.torch.nothing", "No module named 'horovod.torch.nothing'"),
+        # how ignite tells the Horovod of 2019 from later ones
+        ("from horovod.run.runner import run", "No module named 'horovod.run'"),
+    ],
+)
+def test_what_is_not_there_says_so(tmp_path, statement, sentence):
+    code = f"import ringtrain.horovod\ntry: {statement}\nexcept ImportError as error: print(repr(str(error)))"
+    (message,) = printed("-c", code, cwd=tmp_path)
+    assert sentence in message
+
+
+SCRIPT = """\
+import sys, helper
+print((sys.argv, sys.path[0], __name__, __spec__ and __spec__.name, helper.size))
+"""
+HELPER = "import horovod.torch as hvd\nhvd.init()\nsize = hvd.size()\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A script beside a module that imports Horovod, neither of which knows of ringtrain."""
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "train.py").write_text(SCRIPT)
+    (tmp_path / "train" / "helper.py").write_text(HELPER)
+    return tmp_path / "train"
+
+
+def test_a_script_sees_what_it_would_see_under_python(folder):
+    (seen,) = printed("-m", "ringtrain.horovod", "train/train.py", "--flag", "-m", "x", cwd=folder.parent)
+    assert seen == (["train/train.py", "--flag", "-m", "x"], str(folder), "__main__", None, 1)
+    (seen,) = printed("-m", "ringtrain.horovod", "-m", "train", "a", cwd=folder)
+    assert seen == ([str(folder / "train.py"), "a"], str(folder), "__main__", "train", 1)
+    code = "import horovod.torch, sys; print((sys.argv, sys.path[0], sys.flags.optimize, sys.flags.utf8_mode))"
+    for options in (["-O", "-m", "ringtrain.horovod"], ["-Omringtrain.horovod"], ["-Om", "ringtrain.horovod"]):
+        (seen,) = printed("-X", "utf8", *options, "-c", code, "b", cwd=folder)
+        assert seen == (["-c", "b"], "", 1, 1)
+
+
+def test_a_script_fails_as_it_does_under_python(folder):
+    (folder / "fails.py").write_text("import horovod.torch\nraise SystemExit(7)\n")
+    assert python("-m", "ringtrain.horovod", "fails.py", cwd=folder).returncode == 7
+    (folder / "fails.py").write_text("import horovod.torch\n1 / 0\n")
+    done = python("-m", "ringtrain.horovod", "fails.py", cwd=folder)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0:2] == [
+        "Traceback (most recent call last):",
+        f'  File "{folder / "fails.py"}", line 2, in <module>',
+    ]
+
+
+def test_python_m_without_a_script_says_how(tmp_path):
+    done = python("-m", "ringtrain.horovod", cwd=tmp_path)
+    assert done.returncode == 2 and "python -m ringtrain.horovod train.py" in done.stdout
+
+
+def test_ringrun_gives_the_name_to_its_ranks(folder):
+    seen = printed(*ON_TWO_RANKS, "--horovod", sys.executable, "train/train.py", cwd=folder.parent)
+    assert seen == [(["train/train.py"], str(folder), "__main__", None, 2)] * 2
+
+
+PROCESSES = """\
+import multiprocessing, pickle
+{first_line}
+import horovod.torch as hvd
+
+def version():
+    import horovod
+    return horovod.__version__
+
+if __name__ == "__main__":
+    print([multiprocessing.get_context(how).Pool(1).apply(version) for how in ("fork", "spawn", "forkserver")])
+    assert pickle.loads(pickle.dumps(hvd.allreduce)) is hvd.allreduce
+"""
+
+
+@pytest.mark.parametrize("first_line", ["", "import ringtrain.horovod"])
+def test_processes_of_the_script_have_the_name_too(tmp_path, first_line):
+    (tmp_path / "train.py").write_text(PROCESSES.replace("{first_line}", first_line))
+    start = [] if first_line else ["-m", "ringtrain.horovod"]
+    assert printed(*start, "train.py", cwd=tmp_path) == [["0.28.1"] * 3]
+
+
+def test_a_program_that_the_script_starts_has_the_name_too(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import subprocess, sys\n"
+        "subprocess.run([sys.executable, '-c', 'import horovod; print(repr(horovod.__version__))'], check=True)\n"
+    )
+    assert printed("-m", "ringtrain.horovod", "train.py", cwd=tmp_path) == ["0.28.1"]
+
+
+@pytest.fixture
+def other_horovod(tmp_path):
+    """A Horovod that is installed."""
+    package = tmp_path / "site" / "horovod"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '0.0'\n")
+    return package
+
+
+def test_a_horovod_that_is_installed_keeps_its_name(tmp_path, other_horovod):
+    site = {"PYTHONPATH": os.pathsep.join([str(other_horovod.parent), *sys.path])}
+    ask = "import horovod; print(repr(horovod.__version__))"
+    for command in (
+        ["-c", f"import ringtrain.horovod; {ask}"],
+        ["-m", "ringtrain.horovod", "-c", ask],
+        [*ON_TWO_RANKS, "--horovod", sys.executable, "-c", ask],
+    ):
+        refused = python(*command, cwd=tmp_path, **site)
+        assert refused.returncode != 0
+        assert f"Horovod is installed at {other_horovod / '__init__.py'}" in refused.stderr
+        assert "RINGTRAIN_REPLACE_HOROVOD=1" in refused.stderr
+        assert set(printed(*command, cwd=tmp_path, **site, RINGTRAIN_REPLACE_HOROVOD="1")) == {"0.28.1"}
+
+
+def test_a_horovod_that_is_imported_stays(tmp_path, other_horovod):
+    code = "import horovod\ntry: import ringtrain.horovod\nexcept ImportError as error: print(repr(str(error)))"
+    (message,) = printed("-c", code, cwd=tmp_path, PYTHONPATH=os.pathsep.join([str(other_horovod.parent), *sys.path]))
+    assert message.startswith(f"horovod is imported already, from {other_horovod}")
+
+
+def test_a_folder_of_that_name_is_no_horovod(tmp_path):
+    (tmp_path / "horovod").mkdir()
+    assert printed("-c", "import ringtrain.horovod, horovod; print(repr(horovod.__version__))", cwd=tmp_path) == [
+        "0.28.1"
+    ]
+
+
+def test_util_does_what_horovods_does(monkeypatch):
+    from ringtrain.horovod.common import util
+
+    assert util.split_list(list(range(8)), 3) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert [number for number in range(9) if util.num_rank_is_power_2(number)] == [1, 2, 4, 8]
+    monkeypatch.setenv("KEPT", "before")
+    with util.env(KEPT="within", NEW="1", NONE=None):
+        assert (os.environ["KEPT"], os.environ["NEW"], os.environ.get("NONE")) == ("within", "1", None)
+    assert (os.environ["KEPT"], os.environ.get("NEW")) == ("before", None)
+    assert util.extension_available("torch") and not util.extension_available("tensorflow")
+    with pytest.raises(ImportError, match=r"horovod\.mxnet is not there"):
+        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+
+
+def test_the_folder_on_the_path_holds_that_name_only():
+    from ringtrain import horovod_name
+
+    assert [path.name for path in Path(horovod_name.FOLDER).glob("*.py")] == ["horovod.py"]
