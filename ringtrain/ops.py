@@ -91,8 +91,9 @@ def allreduce(
         tensor: same shape and dtype on all ranks.
         average: older spelling of `op`: True for Average, False for Sum.
         compression: how it travels, such as Compression.fp16.
-        op: Average (the default; not for integers and bool), Sum, Min, Max, Product or Adasum. On bool Sum and Max are
-            "or", Product and Min are "and". Adasum, for floats only, averages what the ranks' tensors have in common
+        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum. An average of integers is the sum in
+            their dtype, which may wrap around, divided and truncated towards zero. On bool Sum and Max are "or",
+            Product and Min are "and". Adasum, for floats only, averages what the ranks' tensors have in common
             and sums what is orthogonal (Maleki et al., arXiv 2006.02924), for any number of ranks; each tensor of a
             group is a vector of its own.
         prescale_factor: multiplies the tensor before the reduction.

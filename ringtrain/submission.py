@@ -17,7 +17,7 @@ from ringtrain.compression import Compression, Compressor
 from ringtrain.handles import Handle, OnGpu
 from ringtrain.process_sets import ProcessSet
 
-_FOR_FLOATS = (ReduceOp.Average, ReduceOp.Adasum)
+_BOOL = _core.DTYPES["bool"]
 _INTEGERS = {number for name, number in _core.DTYPES.items() if "float" not in name}
 
 
@@ -163,7 +163,7 @@ def start_plain(
         view is None
         or number is None
         or compression is not Compression.none
-        or (view[1] in _INTEGERS and op in _FOR_FLOATS)
+        or (view[1] in _INTEGERS and not _have(op, view[1]))
     ):
         return None
     site = first_call_site(name)
@@ -221,18 +221,20 @@ def _place_text(view: View) -> str:
 def _check_dtype_and_shape(operation: Operation, sent: Any, view: View) -> None:
     dtype, shape = view[1], view[2]
     reduces = operation.kind in (OpKind.ALLREDUCE, OpKind.REDUCESCATTER)
-    if reduces and operation.reduction.op == ReduceOp.Average and dtype in _INTEGERS:
+    if reduces and dtype in _INTEGERS and not _have(operation.reduction.op, dtype):
+        name, takes = operation.reduction.op.name, "floats" if operation.reduction.op is ReduceOp.Adasum else "numbers"
         raise ValueError(
-            f"{operation.title}: an average of {sent.dtype} is no {sent.dtype}; use op=Sum, or convert to float"
-        )
-    if reduces and operation.reduction.op == ReduceOp.Adasum and dtype in _INTEGERS:
-        raise ValueError(
-            f"{operation.title}: Adasum is for floats, not for {sent.dtype}; use op=Sum, or convert to float"
+            f"{operation.title}: {name} is for {takes}, not for {sent.dtype}; use op=Sum, or convert to float"
         )
     if operation.kind == OpKind.REDUCESCATTER and operation.reduction.op == ReduceOp.Adasum:
         raise ValueError(f"{operation.title}: Adasum wants whole tensors; use allreduce")
     if operation.kind == OpKind.REDUCESCATTER and len(shape) == 0:
         raise ValueError(f"{operation.title}: a number has no first dimension to scatter")
+
+
+def _have(op: ReduceOp, dtype: int) -> bool:
+    """Whether integers, or bool, have this reduction. Their average is truncated towards zero, as in Horovod."""
+    return op is not ReduceOp.Adasum and (op is not ReduceOp.Average or dtype != _BOOL)
 
 
 def _check_root(operation: Operation) -> None:

@@ -1,6 +1,7 @@
 #include "kernels/reduce.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -60,13 +61,31 @@ T scaled(T value, double factor) {
   return result == result ? static_cast<T>(result) : T{0};
 }
 
-template <class T>
-void scale_integers(double factor, void* destination, const void* source, size_t count) {
+// n where the factor is 1/n, as that of an average over n ranks; 0 elsewhere. A division by n is exact for every value,
+// a multiplication by 1/n is not: 49 * (1.0 / 49) is less than 1, and a double has 53 bits.
+int64_t divisor_of(double factor) {
+  constexpr double kMost = 1 << 30;
+  const double inverse = std::round(1.0 / factor);
+  return inverse >= 2 && inverse <= kMost && 1.0 / inverse == factor ? static_cast<int64_t>(inverse) : 0;
+}
+
+template <class T, class Function>
+void change_each(void* destination, const void* source, size_t count, Function change) {
   for (size_t i = 0; i < count; ++i) {  // by bytes, since the arrays may lie anywhere
     T value;
     std::memcpy(&value, static_cast<const char*>(source) + i * sizeof(T), sizeof(T));
-    value = scaled(value, factor);
+    value = change(value);
     std::memcpy(static_cast<char*>(destination) + i * sizeof(T), &value, sizeof(T));
+  }
+}
+
+template <class T>
+void scale_integers(double factor, void* destination, const void* source, size_t count) {
+  const int64_t divisor = divisor_of(factor);
+  if (divisor != 0) {
+    change_each<T>(destination, source, count, [&](T value) { return static_cast<T>(value / divisor); });
+  } else {
+    change_each<T>(destination, source, count, [&](T value) { return scaled(value, factor); });
   }
 }
 

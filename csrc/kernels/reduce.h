@@ -16,7 +16,7 @@ struct Reduction {
   DType dtype = DType::float32;
   Reduce reduce = Reduce::sum;
   // Multiplies the result: floats up to 32 bits in float32, float64 in double, integers in double, truncated towards
-  // zero and held at the limits of their type. Ignored for bool.
+  // zero and held at the limits of their type; 1/n divides integers by n, exactly. Ignored for bool.
   double scale = 1.0;
 };
 
