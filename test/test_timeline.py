@@ -49,7 +49,7 @@ def test_one_file_shows_all_ranks_on_one_clock(tmp_path):
     events = events_of(path)
     last = hvd.size() - 1
     for rank in range(hvd.size()):
-        operations = [one for one in spans(events, "allreduce", rank) if one["args"]["name"] == 'a "quoted" name']
+        operations = [one for one in spans(events, "ALLREDUCE", rank) if one["args"]["name"] == 'a "quoted" name']
         assert len(operations) == 3
         assert operations[0]["args"]["bytes"] == 4000
         assert "test_timeline.py:" in operations[0]["args"]["site"]
@@ -57,17 +57,17 @@ def test_one_file_shows_all_ranks_on_one_clock(tmp_path):
         phases = [one for one in events if one["ph"] == "X" and (one["pid"], one["tid"]) == (rank, track)]
         begin, end = operations[0]["ts"], operations[0]["ts"] + operations[0]["dur"]
         within = [one for one in phases if begin - 1 <= one["ts"] and one["ts"] + one["dur"] <= end + 1]
-        assert {one["name"] for one in within} >= {"allreduce", "negotiating"}
+        assert {one["name"] for one in within} >= {"ALLREDUCE", "NEGOTIATE_ALLREDUCE"}
         names = [one["args"]["name"] for one in events if one["ph"] == "M" and one["pid"] == rank]
         assert names[0].startswith(f"rank {rank} on ") and 'a "quoted" name' in names
         if last > 0 and rank != last:  # waited for the last one, whose submissions have ticks that much later
             assert operations[1]["dur"] > 40_000
             waits = spans(events, "waiting", rank)
             assert sum(one["dur"] for one in waits) > 100_000
-    assert any(one["name"] == "round" for one in events)
+    assert any(one["name"] == "CYCLE_START" for one in events)
     if last:
         ticks = [one for one in events if one["ph"] == "i" and one["name"] == f"rank {last}" and one["pid"] == 0]
-        first = [one for one in spans(events, "allreduce", 0) if one["args"]["name"] == 'a "quoted" name']
+        first = [one for one in spans(events, "ALLREDUCE", 0) if one["args"]["name"] == 'a "quoted" name']
         own = [tick for tick in ticks if tick["tid"] == first[0]["tid"]]
         late = [tick["ts"] - one["ts"] for tick, one in zip(own, first, strict=True)]
         assert all(microseconds > 40_000 for microseconds in late[1:])
@@ -92,7 +92,7 @@ def test_a_window_of_steps_is_shown_whole(tmp_path, window, shown):
     hvd.stop_timeline()
     hvd.barrier()
     assert read(path).steps == shown
-    gradients = [one for one in spans(events_of(path), "allreduce", 1) if one["args"]["name"].startswith("gradients")]
+    gradients = [one for one in spans(events_of(path), "ALLREDUCE", 1) if one["args"]["name"].startswith("gradients")]
     assert len(gradients) == (2 if window == "5-100" else len(shown))
 
 
@@ -130,7 +130,7 @@ def test_the_file_does_not_grow_beyond_its_limit(tmp_path):
     events = events_of(path)
     assert path.stat().st_size < 400_000  # of two ranks, with ticks
     assert any("the timeline is full" in event["name"] for event in events)
-    assert 20 < len(spans(events, "allreduce", 0)) < 500
+    assert 20 < len(spans(events, "ALLREDUCE", 0)) < 500
 
 
 @pytest.mark.ranks(2)
@@ -280,11 +280,11 @@ def test_what_a_killed_job_has_written_is_valid(tmp_path):
     path = tmp_path / "timeline.json"
     command = [sys.executable, "-m", "ringtrain.run", "-np", "2", sys.executable, "-c", KILLED, str(path)]
     assert subprocess.run(command, capture_output=True, timeout=60).returncode != 0
-    assert len(spans(events_of(path), "allreduce", 0)) > 50
-    assert len(spans(events_of(tmp_path / "timeline.json.rank-1"), "allreduce", 1)) > 50
+    assert len(spans(events_of(path), "ALLREDUCE", 0)) > 50
+    assert len(spans(events_of(tmp_path / "timeline.json.rank-1"), "ALLREDUCE", 1)) > 50
     assert main(["merge", str(path)]) == 0
     events = events_of(path)
-    assert len(spans(events, "allreduce", 1)) > 50 and any(event["name"] == "rank 1" for event in events)
+    assert len(spans(events, "ALLREDUCE", 1)) > 50 and any(event["name"] == "rank 1" for event in events)
 
 
 def test_a_file_that_was_cut_anywhere_is_read_up_to_there():

@@ -124,7 +124,7 @@ def test_operations_meet_again_after_one_rank_missed_some(tmp_path):
     job = slow_rank()
     parts = job.parts()
     lines = parts[1].decode().splitlines()
-    first = next(at for at, line in enumerate(lines) if '"name":"allreduce"' in line)
+    first = next(at for at, line in enumerate(lines) if '"name":"ALLREDUCE"' in line)
     parts[1] = "\n".join(lines[:first] + lines[first + 5 :]).encode()
     path = tmp_path / "timeline.json"
     for rank, part in enumerate(parts):

@@ -94,10 +94,10 @@ class _Writer:
         submitted, agreed, begun, ended = times
         track = self._tracks[gradient.name]
         arguments = {"name": gradient.name, "bytes": gradient.bytes, "process_set": 0, "site": gradient.site}
-        self.span("allreduce", track, submitted, ended, arguments)
+        self.span("ALLREDUCE", track, submitted, ended, arguments)
         announced = min(submitted + 5, agreed)
         self.span("queued", track, submitted, announced)
-        self.span("negotiating", track, announced, agreed)
+        self.span("NEGOTIATE_ALLREDUCE", track, announced, agreed)
         self.span("ready", track, agreed, begun)
         self.span("ring", track, begun, ended)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ringtrain.timeline.parts import TraceError, is_empty, no_timeline, other_parts, read_events
 
-_BEFORE_A_GROUP = ("queued", "negotiating", "ready")
+_BEFORE_A_GROUP = re.compile("queued|NEGOTIATE_.*|ready")
 _SCRIPT = 0  # the track of waits and marks
 
 
@@ -124,7 +124,7 @@ class _Reader:
             self._take_operation(event, arguments, begin, end)
         elif event["tid"] == _SCRIPT:
             self._rank(rank).waits.append((begin, end))
-        elif self._last is not None and event["name"] not in _BEFORE_A_GROUP:
+        elif self._last is not None and not _BEFORE_A_GROUP.fullmatch(event["name"]):
             self._last.begun_ns, self._last.ended_ns = begin, end
 
     def _take_operation(self, event: dict[str, Any], arguments: dict[str, Any], begin: int, end: int) -> None:
@@ -133,7 +133,7 @@ class _Reader:
             return
         self._last = Operation(
             rank=event["pid"],
-            kind=self._one(event["name"]),
+            kind=self._one(event["name"].lower()),
             name=self._one(arguments["name"]),
             bytes=arguments["bytes"],
             process_set=arguments["process_set"],
