@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain import ops, world
+from ringtrain import ops, pickling, world
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 
@@ -22,7 +22,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send a picklable object from one rank to all ranks of a process set.
+    """Send a picklable object from one rank to all ranks of a process set. Lambdas and local classes want cloudpickle.
 
     Args:
         obj: the object to send; looked at only on root_rank.
@@ -48,7 +48,7 @@ _NOT_PICKLED = -1
 
 def _send_object(obj: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> None:
     try:
-        content = np.frombuffer(bytearray(_pickled(obj)), dtype=np.uint8)
+        content = np.frombuffer(bytearray(pickling.dumps(obj)), dtype=np.uint8)
     except Exception:
         ops.broadcast(np.array([_NOT_PICKLED]), root_rank, name=_part(name, "length"), process_set=process_set)
         raise
@@ -99,7 +99,7 @@ def allgather_object(
     """
     pickling_error = None
     try:
-        content = np.frombuffer(_pickled(obj), dtype=np.uint8)
+        content = np.frombuffer(pickling.dumps(obj), dtype=np.uint8)
     except Exception as error:
         # The other ranks wait for this one. No pickle is empty, so an empty one can tell them.
         content, pickling_error = np.empty(0, dtype=np.uint8), error
@@ -111,10 +111,6 @@ def allgather_object(
         raise RuntimeError(message) from pickling_error
     ends = np.cumsum(lengths)
     return [pickle.loads(contents[end - length : end].data) for length, end in zip(lengths, ends, strict=True)]
-
-
-def _pickled(obj: Any) -> bytes:
-    return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _part(name: str | None, part: str) -> str | None:

@@ -44,6 +44,27 @@ def test_an_object_that_cannot_be_pickled_fails_on_every_rank():
     assert hvd.broadcast_object("still alive") == "still alive"
 
 
+class OfTheScript:
+    pass
+
+
+@pytest.mark.ranks(1, 2)
+def test_lambdas_and_local_classes_travel_with_cloudpickle():
+    pytest.importorskip("cloudpickle")
+
+    class Local:
+        value = hvd.rank()
+
+    received = hvd.broadcast_object((lambda x: x + 1, Local()), root_rank=hvd.size() - 1)
+    assert received[0](1) == 2 and received[1].value == hvd.size() - 1
+    assert [one.value for one in hvd.allgather_object(Local)] == list(range(hvd.size()))
+
+
+@pytest.mark.ranks(2)
+def test_an_instance_is_one_of_the_receivers_class():
+    assert isinstance(hvd.broadcast_object(OfTheScript()), OfTheScript)
+
+
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_objects_are_gathered_in_the_order_of_the_ranks():
     mine = {"rank": hvd.rank()} if hvd.rank() % 2 else "x" * hvd.rank() * 1000

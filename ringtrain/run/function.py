@@ -5,7 +5,6 @@ The function and the results travel through files in a folder that all ranks see
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ringtrain import launchers
+from ringtrain.pickling import pickler
 from ringtrain.run.arguments import (
     check_args,
     check_env,
@@ -116,14 +116,6 @@ def result_file(folder: Path, rank: int) -> Path:
 def error_file(folder: Path, rank: int) -> Path:
     """Where a rank puts the pickled exception and the text of its traceback."""
     return folder / f"error.{rank}"
-
-
-def pickler() -> Any:
-    """cloudpickle if it is installed, else pickle."""
-    try:
-        return importlib.import_module("cloudpickle")
-    except ImportError:
-        return pickle
 
 
 def _pickled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

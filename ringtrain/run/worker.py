@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain import launchers
-from ringtrain.run.function import CALL_FILE, error_file, pickler, result_file
+from ringtrain.pickling import pickler
+from ringtrain.run.function import CALL_FILE, error_file, result_file
 
 
 def main(own_folder: str) -> None:

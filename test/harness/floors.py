@@ -39,6 +39,8 @@ PYTHON_FLOORS = (
         "gpus",
         "ulfm",
         "horovod_name",
+        "horovod_variables",
+        "pickling",
     },
     {"arrays", "adapters", "compression", "handles", "memory"},
     {"process_sets", "flight_records", "counters", "world"},
