@@ -5,6 +5,7 @@ Nothing here is imported or called in a job of one rank.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -139,29 +140,41 @@ def _from_rank_0(comm: Any, read: Callable[[], T]) -> T:
 def _import_mpi(timeout_s: float) -> Any:
     """mpi4py's MPI, initialised, after it is certain that the launcher fits."""
     if "mpi4py.MPI" not in sys.modules:
-        _import_uninitialised(timeout_s)
-    from mpi4py import MPI
+        _import_uninitialised()
+    from mpi4py import MPI, rc
 
+    if not MPI.Is_initialized():
+        _initialise(MPI, timeout_s)
+        if rc.finalize is None:  # the script has imported it with rc.initialize = False, so it leaves both to us
+            atexit.register(_finalise, MPI)
     launchers.require_world(launchers.detect(), MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
     return MPI
 
 
-def _import_uninitialised(timeout_s: float) -> None:
+def _import_uninitialised() -> None:
     """The wrong launcher may make MPI_Init abort, so the library is loaded and looked at first."""
     import mpi4py
 
     wanted, mpi4py.rc.initialize = mpi4py.rc.initialize, False
     mpi4py.rc.finalize = True
     try:
-        from mpi4py import MPI
+        from mpi4py import MPI  # noqa: F401
     finally:
         mpi4py.rc.initialize = wanted
+
+
+def _initialise(MPI: Any, timeout_s: float) -> None:
+    """MPI that mpi4py was told not to initialise, by us or by the script."""
     launch = launchers.detect()
     if launch is not None and launchers.is_of_another_mpi(launch, MPI.get_vendor()[0]):
         launchers.require_world(launch, 1, MPI.Get_library_version())
-    if not MPI.Is_initialized():
-        with _end_of_process_after(timeout_s):
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    with _end_of_process_after(timeout_s):
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+
+
+def _finalise(MPI: Any) -> None:
+    if not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from ringtrain import _core
+from ringtrain import _core, horovod_variables
 
 
 class Option(NamedTuple):
@@ -26,8 +26,14 @@ class Option(NamedTuple):
     choices: list[str]
     meaning: str
 
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off, for which there are more words: 1 and 0, true and false, ..."""
+        return sorted(self.choices) == ["off", "on"]
 
-_SWITCH = {True: "on", False: "off"}
+
+# asks Horovod for a timeline that start_timeline begins, which needs no asking here
+_NO_FILE_YET = ("HOROVOD_TIMELINE", "DYNAMIC")
 _RANGES_IN_WORDS = {"steps": "steps such as 100-110", "text": "a path"}
 TABLE = [Option(**row) for row in _core.option_table()]
 
@@ -48,15 +54,31 @@ def resolve(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ
     for name in keywords:
         if name not in known:
             raise TypeError(f"init() has no option {name!r}; the options are {', '.join(sorted(known))}")
-    return {option.name: _resolve_one(option, keywords, environ) for option in TABLE}
+    implied = horovod_variables.options_of(environ)
+    return {option.name: _resolve_one(option, keywords, environ, implied) for option in TABLE}
 
 
 def set_by_user(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[str]:
     """Names of the options that do not have their default, or have it by choice."""
+    implied = horovod_variables.options_of(environ)
     return [
         option.name
         for option in TABLE
-        if option.name in keywords or environment_name(option.name) in environ or option.alias in environ
+        if option.name in keywords
+        or environment_name(option.name) in environ
+        or option.alias in environ
+        or option.name in implied
+    ]
+
+
+def differing(keywords: Mapping[str, Any], settings: Mapping[str, str]) -> list[str]:
+    """Names of the options whose value among the keywords is not that in `settings`. Raises as `resolve` does."""
+    wanted = resolve(keywords)
+    numbers = {option.name for option in TABLE if option.type == "number"}
+    return [
+        name
+        for name in keywords
+        if (float(wanted[name]) != float(settings[name]) if name in numbers else wanted[name] != settings[name])
     ]
 
 
@@ -80,18 +102,25 @@ def read_tuned(settings: Mapping[str, str], fixed: Collection[str]) -> dict[str,
     return {"autotune": "off"} | {name: value for name, value in tuned.items() if name not in fixed}
 
 
-def _resolve_one(option: Option, keywords: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+def _resolve_one(
+    option: Option,
+    keywords: Mapping[str, Any],
+    environ: Mapping[str, str],
+    implied: Mapping[str, tuple[str, str]],
+) -> str:
     variable = environment_name(option.name)
     if option.name in keywords:
-        value = keywords[option.name]
-        text = _SWITCH[value] if isinstance(value, bool) and option.choices else str(value)
-        origin = "given to init()"
+        text, origin = str(keywords[option.name]), "given to init()"
     elif variable in environ:
         text, origin = environ[variable], f"from {variable}"
+    elif option.name in implied:
+        text, origin = implied[option.name]
     elif option.alias and option.alias in environ:
         text, origin = _from_alias(option, environ[option.alias]), f"from {option.alias}={environ[option.alias]}"
     else:
         return str(option.default)
+    if option.is_switch:
+        text = horovod_variables.as_switch(text)
     try:
         _core.check_option(option.name, text)
     except ValueError as error:
@@ -101,10 +130,8 @@ def _resolve_one(option: Option, keywords: Mapping[str, Any], environ: Mapping[s
 
 def _from_alias(option: Option, text: str) -> str:
     """The alias in our unit; what does not fit is left for the check to refuse."""
-    if option.choices:
-        return {"0": "off", "1": "on"}.get(text, text)
     if option.type != "number":
-        return text
+        return "" if (option.alias, text) == _NO_FILE_YET else text
     try:
         return repr(float(text) * option.alias_factor)
     except ValueError:

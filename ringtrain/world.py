@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ringtrain import _core, counters, failures, flight_records, gpus, mpi, options
+from ringtrain import _core, counters, failures, flight_records, gpus, horovod_variables, mpi, options
 from ringtrain.errors import RingtrainError
 from ringtrain.handles import report_failures_to
 from ringtrain.log import say
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
 
+
+class _Asked(NamedTuple):
+    """What init() was called with; `settings` is every option."""
+
+    comm: Any
+    process_sets: Any
+    settings: dict[str, str]
+
+
 _world: mpi.World | None = None
+_asked: _Asked | None = None
+_variables_are_named = False
 _beginnings: list[Callable[[dict[str, str]], None]] = []
 _endings: list[Callable[[], None]] = []
 
@@ -33,9 +45,10 @@ def init(
 ) -> None:
     """Join the job. Mirrors `horovod.init`.
 
-    All ranks call it together. Without a launcher (plain `python script.py`) the job is one rank and needs no MPI. If
-    CuPy or PyTorch is loaded, the GPU that belongs to local_rank() becomes the current one of this thread, unless the
-    script works on another GPU already.
+    All ranks call it together. A second call, such as that of a library, does nothing; what it is given must be what
+    the first one had. Without a launcher (plain `python script.py`) the job is one rank and needs no MPI. If CuPy or
+    PyTorch is loaded, the GPU that belongs to local_rank() becomes the current one of this thread, unless the script
+    works on another GPU already.
 
     Args:
         comm: an mpi4py communicator, a list of ranks of MPI.COMM_WORLD, or None for all ranks that were started.
@@ -44,16 +57,18 @@ def init(
         keywords: any option of docs/options.md, the same on all ranks, such as `fusion_threshold_mb=64`.
 
     Raises:
-        RingtrainError: already initialised; the shared memory or the MPI library cannot be used.
+        RingtrainError: already initialised with other arguments; the shared memory or the MPI library cannot be used.
         StalledError: not all ranks came within `start_timeout_s`.
         RuntimeError: started by the launcher of another MPI, so that each process would be rank 0 of 1.
         TypeError: an unknown option.
         ValueError: an option out of range or not the same on all ranks; a bad list of ranks.
     """
-    global _world
-    if _core.is_initialized():
-        raise RingtrainError("ringtrain is initialised already; call shutdown() before a second init()")
+    global _world, _asked
+    if _core.is_initialized() and _asked is not None:
+        _require_same(_asked, comm, process_sets, keywords)
+        return
     settings = options.resolve(keywords)
+    asked = _Asked(comm, process_sets, dict(settings))
     fixed = options.set_by_user(keywords)
     if mpi.is_wanted(comm):
         failures.tell_exceptions()
@@ -63,7 +78,7 @@ def init(
         world = mpi.single_world()
     gpus.use(world.gpus[world.rank])
     _start_core(world, settings, fixed)
-    _world = world
+    _world, _asked = world, asked
     set_world(world.rank, len(world.names), world.communicator)
     flight_records.start(world.rank, settings["flight_dir"], world.token)
     report_failures_to(flight_records.on_failure)
@@ -79,10 +94,34 @@ def init(
             counters.serve(int(float(settings["metrics_port"])) + local_rank(), world.rank)
         for begin in _beginnings:
             begin(settings)
+        _name_what_has_no_effect(world.rank)
     except BaseException as error:  # perhaps on this rank alone
         failures.tell(error)
         shutdown()
         raise
+
+
+def _require_same(asked: _Asked, comm: Any, process_sets: Any, keywords: dict[str, Any]) -> None:
+    """Refuse a second init() that wants something else; what it does not say may be anything."""
+    differing = [
+        *(["comm"] if comm is not None and comm != asked.comm else []),
+        *(["process_sets"] if process_sets not in (None, "dynamic", asked.process_sets) else []),
+        *options.differing(keywords, asked.settings),
+    ]
+    if differing:
+        raise RingtrainError(
+            f"ringtrain is initialised already, with another {' and another '.join(differing)}; call shutdown() before "
+            "an init() with other arguments"
+        )
+
+
+def _name_what_has_no_effect(rank: int) -> None:
+    """Once in a process, on rank 0."""
+    global _variables_are_named
+    if rank == 0 and not _variables_are_named:
+        for sentence in horovod_variables.sentences(os.environ):
+            say(sentence)
+    _variables_are_named = True
 
 
 def _start_core(world: mpi.World, settings: dict[str, str], fixed: list[str]) -> None:
@@ -119,7 +158,7 @@ def shutdown() -> None:
     Operations that other ranks still want from this one fail there with ShutDownError. Does nothing before init(). Also
     runs when the script ends.
     """
-    global _world
+    global _world, _asked
     if _core.is_initialized():
         for end in _endings:
             end()
@@ -129,7 +168,7 @@ def shutdown() -> None:
     if not _core.shutdown():
         failures.limit_exit()
     failures.keep_exceptions()
-    _world = None
+    _world = _asked = None
     forget_process_sets()
 
 

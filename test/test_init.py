@@ -72,6 +72,43 @@ def test_init_with_a_list_of_ranks():
         hvd.shutdown()
 
 
+@pytest.mark.fast
+@pytest.mark.ranks(2, isolated=True, env={"RINGTRAIN_CACHE_CAPACITY": "7"})
+def test_a_second_init_does_nothing_unless_it_wants_something_else():
+    hvd.init(process_sets=[[0]], fusion_threshold_mb=64)
+    hvd.init()
+    hvd.init(process_sets="dynamic")
+    hvd.init(process_sets=[[0]], fusion_threshold_mb=64.0, cache_capacity="7")
+    for other, name in (
+        ({"comm": [0]}, "comm"),
+        ({"process_sets": [[0], [0]]}, "process_sets"),
+        ({"cache_capacity": 8}, "cache_capacity"),
+        ({"fusion_threshold_mb": 1, "cache_capacity": 8}, "fusion_threshold_mb and another cache_capacity"),
+    ):
+        with pytest.raises(hvd.RingtrainError, match=f"initialised already, with another {name};"):
+            hvd.init(**other)
+    with pytest.raises(TypeError, match="no option 'nothing'"):
+        hvd.init(nothing=1)
+    require_equal(hvd.allreduce(np.ones(3)), np.ones(3))
+    hvd.shutdown()
+    hvd.init(cache_capacity=8)
+    hvd.shutdown()
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, isolated=True)
+def test_init_initialises_an_mpi4py_that_was_told_not_to():
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    assert not MPI.Is_initialized()
+    hvd.init()
+    require_equal(hvd.allreduce(np.ones(3)), np.ones(3))
+    assert MPI.COMM_WORLD.Get_size() == hvd.size() and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
 @pytest.mark.ranks(2, isolated=True, env={"RINGTRAIN_CACHE_CAPACITY": "7"})
 def test_a_keyword_beats_the_variable():
     hvd.init(cache_capacity=1)

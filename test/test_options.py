@@ -37,6 +37,24 @@ def test_a_path_of_horovod_is_no_number(text):
     assert options.resolve({}, {"HOROVOD_TIMELINE": text})["timeline_filename"] == text
 
 
+@pytest.mark.parametrize("variable", ["RINGTRAIN_AUTOTUNE", "HOROVOD_AUTOTUNE"])
+@pytest.mark.parametrize(
+    ("words", "switch"),
+    [(["1", "true", "True", "ON", "yes", "2", " 1"], "on"), (["0", "false", "FALSE", "off", "no", "-1"], "off")],
+)
+def test_there_are_many_words_for_on_and_off(variable, words, switch):
+    for word in words:
+        assert options.resolve({}, {variable: word})["autotune"] == switch
+    assert options.resolve({"autotune": switch == "on"}, {})["autotune"] == switch
+    with pytest.raises(ValueError, match=f"option autotune must be one of off on, not maybe .*{variable}"):
+        options.resolve({}, {variable: "maybe"})
+
+
+def test_dynamic_is_no_name_of_a_timeline_in_horovods_variable():
+    assert options.resolve({}, {"HOROVOD_TIMELINE": "DYNAMIC"})["timeline_filename"] == ""
+    assert options.resolve({"timeline_filename": "DYNAMIC"}, {})["timeline_filename"] == "DYNAMIC"
+
+
 @pytest.mark.parametrize("option", options.TABLE, ids=lambda option: option.name)
 def test_every_range_has_its_ends(option):
     if option.type == "text":

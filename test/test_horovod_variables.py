@@ -1,0 +1,93 @@
+"""Every environment variable of Horovod either does something or is said to do nothing, once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from horovod_variables import AT_RUN_TIME, WHEN_BUILT
+
+from ringtrain import horovod_variables, options
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "migrating.md"
+BY_NAME = {one.name: one for one in horovod_variables.TABLE}
+# what is set -> which options have it
+EFFECTS = {
+    "HOROVOD_FUSION_THRESHOLD": ("1048576", {"fusion_threshold_mb": 1}),
+    "HOROVOD_CACHE_CAPACITY": ("5", {"cache_capacity": 5}),
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": ("7", {"stall_warning_time_s": 7}),
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": ("8", {"stall_shutdown_time_s": 8}),
+    "HOROVOD_STALL_CHECK_DISABLE": ("1", {"stall_warning_time_s": 86400, "stall_shutdown_time_s": 0}),
+    "HOROVOD_START_TIMEOUT": ("9", {"start_timeout_s": 9}),
+    "HOROVOD_AUTOTUNE": ("1", {"autotune": "on"}),
+    "HOROVOD_TIMELINE": ("t.json", {"timeline_filename": "t.json"}),
+    "HOROVOD_TIMELINE_MARK_CYCLES": ("1", {"timeline_mark_cycles": "on"}),
+}
+
+
+def test_the_table_has_all_of_horovods_variables_once():
+    assert sorted(one.name for one in horovod_variables.TABLE) == sorted(AT_RUN_TIME)
+
+
+def test_the_document_has_the_table():
+    assert horovod_variables.markdown() in PAGE.read_text(), "run `python -m ringtrain.horovod_variables`"
+
+
+@pytest.mark.parametrize("name", AT_RUN_TIME)
+def test_a_variable_sets_an_option_or_is_said_to_have_no_effect(name):
+    value, effects = EFFECTS.get(name, ("17", {}))
+    environ = {name: value}
+    before, after = options.resolve({}, {}), options.resolve({}, environ)
+    changed = {option: after[option] for option in after if after[option] != before[option]}
+    assert set(changed) == set(effects) <= set(options.set_by_user({}, environ))
+    assert all(changed[option] == effect or float(changed[option]) == effect for option, effect in effects.items())
+    said = horovod_variables.sentences(environ)
+    assert BY_NAME[name].has_effect == bool(effects) == (not said)
+    assert said == ([] if effects else [f"{name}=17 has no effect: {BY_NAME[name].meaning}"])
+
+
+def test_nothing_is_said_of_what_is_as_wanted_or_was_for_the_build():
+    environ = {
+        **dict.fromkeys(WHEN_BUILT, "1"),
+        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+        "HOROVOD_CONTROLLER": "MPI",
+        "HOROVOD_CPU_OPERATIONS": "mpi",
+        "HOROVOD_ELASTIC": "0",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "0",
+        "HOROVOD_STALL_CHECK_DISABLE": "0",
+    }
+    assert horovod_variables.sentences(environ) == []
+    assert options.resolve({}, environ) == options.resolve({}, {})
+
+
+def test_a_disabled_stall_check_beats_horovods_times_but_not_ours():
+    environ = {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}
+    assert float(options.resolve({}, environ)["stall_shutdown_time_s"]) == 0
+    assert options.resolve({"stall_shutdown_time_s": 3}, environ)["stall_shutdown_time_s"] == "3"
+    environ["RINGTRAIN_STALL_WARNING_TIME_S"] = "2"
+    assert options.resolve({}, environ)["stall_warning_time_s"] == "2"
+
+
+def test_it_is_said_once_on_rank_0(tmp_path):
+    code = """
+import ringtrain as hvd
+for _ in range(2):
+    hvd.init()
+    hvd.shutdown()
+"""
+    done = subprocess.run(
+        [sys.executable, "-m", "ringtrain.run", "-np", "2", "--prefix-output", sys.executable, "-c", code],
+        env={**os.environ, "HOROVOD_CYCLE_TIME": "5", "HOROVOD_THREAD_AFFINITY": "0,1", "HOROVOD_TIMELINE": "DYNAMIC"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "has no effect" in line]
+    assert [line.partition(" has")[0] for line in said] == [
+        "[0] ringtrain: HOROVOD_CYCLE_TIME=5",
+        "[0] ringtrain: HOROVOD_THREAD_AFFINITY=0,1",
+    ]
+    assert list(tmp_path.iterdir()) == []  # no timeline named DYNAMIC
