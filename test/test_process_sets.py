@@ -143,6 +143,30 @@ def test_sets_given_to_init():
     assert even.process_set_id is None
 
 
+@pytest.mark.fast
+@pytest.mark.ranks(4, isolated=True)
+def test_communicators_given_to_init_may_differ_between_the_ranks():
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    rank = world.Get_rank()
+    mine = hvd.ProcessSet(world.Split(rank % 2))
+    first = hvd.ProcessSet([0, 1, 2])
+    hvd.init(comm=world, process_sets=[mine, first])
+    assert mine.ranks == [rank % 2, 2 + rank % 2]
+    assert sorted(hvd.get_process_set_ids_and_ranks().values()) == [[0, 1, 2], [0, 1, 2, 3], [0, 2], [1, 3]]
+    require_equal(hvd.allgather(np.array([rank]), process_set=mine), np.array(mine.ranks))
+    if first.included():
+        require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, process_set=first), np.full(2, 3.0))
+    hvd.barrier()
+    hvd.shutdown()
+    for duplicates in ([mine, hvd.ProcessSet([1, 3])], [[0, 1], [1, 0]], [hvd.ProcessSet(world)]):
+        with pytest.raises(ValueError, match="is registered already"):
+            hvd.init(process_sets=duplicates)
+        assert not hvd.is_initialized()
+        world.Barrier()
+
+
 @pytest.mark.ranks(2, isolated=True)
 def test_sets_given_to_init_must_be_the_same_everywhere():
     with pytest.raises(hvd.MismatchError):
