@@ -46,6 +46,7 @@ ALLOWED = {
     "ringtrain/doctor.py": "import importlib.util\nfrom ringtrain import run\nimportlib.util.find_spec('torch')\n",
     "ringtrain/bench/peers/gloo.py": "import torch\nfrom ringtrain.bench.job import Job\n",
     "ringtrain/bench/torch/models.py": "import torch\n",
+    "ringtrain/horovod/common/util.py": "import horovod\nfrom ringtrain import torch, world\n",
     "ringtrain/options.py": "\n" * floors.MAX_LINES,
 }
 
@@ -73,6 +74,7 @@ FORBIDDEN = [
     ("ringtrain/__init__.py", "import torch\n", 1, "torch is imported outside torch/ and adapters/torch.py"),
     ("ringtrain/ops.py", "def f():\n    from torch.nn import Module\n", 2, "torch.nn is imported outside"),
     ("ringtrain/adapters/torch.py", "import cupy\n", 1, "cupy is imported outside"),
+    ("ringtrain/torch/ops.py", "from ringtrain import horovod\n", 1, "torch imports ringtrain.horovod"),
     ("ringtrain/bench/a.py", "m = __import__('jax')\n", 1, "jax is imported outside"),
 ]
 

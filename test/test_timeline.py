@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -72,6 +73,21 @@ def test_one_file_shows_all_ranks_on_one_clock(tmp_path):
         late = [tick["ts"] - one["ts"] for tick, one in zip(own, first, strict=True)]
         assert all(microseconds > 40_000 for microseconds in late[1:])
     assert not list(tmp_path.glob("*.rank-*"))
+
+
+@pytest.mark.ranks(2, isolated=True, env={"HOROVOD_TIMELINE": "DYNAMIC", "HOROVOD_TIMELINE_MARK_CYCLES": "true"})
+def test_a_dynamic_timeline_begins_with_start_timeline(tmp_path):
+    os.chdir(tmp_path)
+    hvd.init()
+    hvd.allreduce(np.ones(3), name="before")
+    hvd.start_timeline(str(tmp_path / "t.json"))
+    hvd.allreduce(np.ones(3), name="within")
+    hvd.stop_timeline()
+    hvd.barrier()
+    names = [one["args"]["name"] for one in spans(events_of(tmp_path / "t.json"), "ALLREDUCE", 0)]
+    assert names == ["within"]
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+    hvd.barrier()
 
 
 def take_steps(count):
