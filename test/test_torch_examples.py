@@ -121,6 +121,16 @@ def test_the_benchmark_goes_on_but_mixes_no_numbers_of_ranks(tmp_path):
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_resnet_learns_and_goes_on_from_a_checkpoint(tmp_path):
+    command = ["torch_resnet.py", "--image-size", 8, "--batch-size", 64, "--batches-per-allreduce", 2]
+    command += ["--checkpoint-format", tmp_path / "resnet-{epoch}.pt", "--epochs"]
+    epoch = r"^epoch (\d): loss [\d.]+, accuracy [\d.]+, test accuracy ([\d.]+)$"
+    assert [number for number, _ in re.findall(epoch, run(2, *command, 1), re.MULTILINE)] == ["1"]
+    ((number, accuracy),) = re.findall(epoch, run(1, *command, 2), re.MULTILINE)
+    assert number == "2" and float(accuracy) >= 0.5  # by chance, 0.1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["resnet-1.pt", "resnet-2.pt"]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_the_benchmark_says_that_there_is_no_gpu():
     command = [sys.executable, "examples/torch_synthetic_benchmark.py", "--cuda"]
@@ -142,7 +152,9 @@ def test_the_resnets_have_the_sizes_of_the_paper(name, parameters):
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 1000)
 
 
-@pytest.mark.parametrize("example", ["torch_digits.py", "torch_charlm.py", "torch_synthetic_benchmark.py"])
+@pytest.mark.parametrize(
+    "example", ["torch_digits.py", "torch_charlm.py", "torch_synthetic_benchmark.py", "torch_resnet.py"]
+)
 def test_every_example_explains_itself(example):
     command = [sys.executable, f"examples/{example}", "--help"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,0 +1,61 @@
+"""A library that imports Horovod by itself, PyTorch-Ignite, works with ringtrain under Horovod's name, unchanged."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="ignite is about PyTorch")
+pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
+pytest.importorskip("ignite", reason="pytorch-ignite is not installed")
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT_S = 200
+
+# ignite's own words for what each collective must give, on two ranks
+COLLECTIVES = """
+import ignite.distributed as idist, torch
+
+def check(local_rank):
+    rank, size = idist.get_rank(), idist.get_world_size()
+    assert (local_rank, size, idist.backend(), idist.get_nproc_per_node()) == (rank, 2, "horovod", 2)
+    assert (idist.get_nnodes(), idist.get_node_rank(), idist.device().type) == (1, 0, "cpu")
+    mine = torch.tensor([1.0 + rank, 4.0])
+    wanted = {"SUM": [3, 8], "AVERAGE": [1.5, 4], "MIN": [1, 4], "MAX": [2, 4], "PRODUCT": [2, 16]}
+    for op, numbers in wanted.items():
+        assert idist.all_reduce(mine.clone(), op).tolist() == numbers, op
+    assert idist.all_reduce(torch.tensor([7 + rank, -3]), "AVERAGE").tolist() == [7, -3]
+    assert idist.all_reduce(rank + 1) == 3 and idist.all_gather(rank) == [0, 1]
+    assert idist.all_gather("x" * rank) == ["", "x"] and idist.all_gather({"of": rank}) == [{"of": 0}, {"of": 1}]
+    assert idist.all_gather(torch.full((2, 2), rank)).tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert idist.broadcast(torch.tensor([rank]), src=1).item() == 1
+    assert idist.broadcast(f"from {rank}", src=1) == "from 1" and idist.broadcast(1.5 + rank, src=0) == 1.5
+    group = idist.new_group([1])
+    assert idist.all_gather(torch.tensor([rank]), group=group).tolist() == [rank]
+    idist.barrier()
+    print("all right")
+
+if __name__ == "__main__":
+    with idist.Parallel(backend="horovod") as parallel:
+        parallel.run(check)
+"""
+
+
+def on_two_ranks(*command, cwd=ROOT):
+    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "2", "--horovod", sys.executable]
+    done = subprocess.run([*ringrun, *map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_ignites_collectives(tmp_path):
+    (tmp_path / "check.py").write_text(COLLECTIVES)
+    assert on_two_ranks("check.py", cwd=tmp_path).splitlines().count("all right") == 2
+
+
+def test_ignite_trains():
+    printed = on_two_ranks("examples/torch_ignite_digits.py", "--epochs", 3, "--batch-size", 128)
+    accuracies = re.findall(r"^epoch  \d: test accuracy ([\d.]+) on 2 ranks$", printed, re.MULTILINE)
+    assert len(accuracies) == 3 and float(accuracies[-1]) >= 0.8
