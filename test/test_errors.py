@@ -139,6 +139,24 @@ BAD_ARGUMENTS = {
 }
 
 
+@pytest.mark.ranks(2)
+def test_operations_without_a_name_stay_matched_after_an_error_of_one_rank_alone():
+    other = hvd.add_process_set([1])
+    for bad in (
+        lambda: hvd.allreduce("text"),
+        lambda: hvd.allreduce(np.ones(2, bool)),
+        lambda: hvd.alltoall(ONES, splits=[99, 0]),
+        lambda: hvd.broadcast(ONES, 7),
+        lambda: hvd.allreduce(ONES, process_set=other),
+    ):
+        if hvd.rank() == 0:
+            with pytest.raises((TypeError, ValueError)):
+                bad()
+        assert hvd.allreduce(np.array([1 + hvd.rank()]), op=hvd.Sum)[0] == 3
+        assert hvd.broadcast_object({"of": hvd.rank()}, 1) == {"of": 1}
+    hvd.remove_process_set(other)
+
+
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("which", BAD_ARGUMENTS)
 def test_bad_arguments_are_refused_on_the_callers_line(which):
