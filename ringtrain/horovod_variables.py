@@ -37,7 +37,7 @@ _STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 _OWN = (
     Variable(_STALL_CHECK_DISABLE, True, "1 has nobody warn of a rank that does not come, nor give it up"),
     Variable("HOROVOD_DYNAMIC_PROCESS_SETS", False, "process sets can always be added and removed", _ON),
-    Variable("HOROVOD_CYCLE_TIME", False, "there are no cycles: an operation begins when all ranks have submitted it"),
+    Variable("HOROVOD_CYCLE_TIME", False, "there are no cycles, an operation begins when all ranks have it"),
     Variable("HOROVOD_HIERARCHICAL_ALLREDUCE", False, "the topology decides; on GPUs gpu_algorithm=hierarchical", _OFF),
     Variable("HOROVOD_HIERARCHICAL_ALLGATHER", False, "an allgather goes flat over the network", _OFF),
     Variable("HOROVOD_TORUS_ALLREDUCE", False, "the topology decides; on GPUs gpu_algorithm=hierarchical", _OFF),
@@ -52,7 +52,7 @@ _OWN = (
     Variable("HOROVOD_ENABLE_XLA_OPS", False, "there is no TensorFlow in ringtrain", _OFF),
     Variable("HOROVOD_THREAD_AFFINITY", False, "no thread is bound; the launcher may bind ranks"),
     Variable("HOROVOD_MPI_THREADS_DISABLE", False, "MPI has to support several threads", _OFF),
-    Variable("HOROVOD_LOG_LEVEL", False, "there are no levels: what is said is said once", frozenset({"warning"})),
+    Variable("HOROVOD_LOG_LEVEL", False, "there are no levels", frozenset({"warning"})),
     Variable("HOROVOD_LOG_HIDE_TIME", False, "messages have no time", _ON),
     Variable("HOROVOD_CONTROLLER", False, "MPI brings the ranks together, nothing else", frozenset({"mpi"})),
     Variable("HOROVOD_CPU_OPERATIONS", False, "shared memory and MPI carry operations", frozenset({"mpi"})),

@@ -1,7 +1,7 @@
 """The options: what they are stands in one table in the core; here are the ways to set them.
 
 A keyword of `init()` beats the environment variable `RINGTRAIN_<NAME>`, which beats Horovod's variable for the same
-knob, which beats the default.
+knob, which beats the default. What is on or off may also be 1 or 0, true or false, yes or no.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def init(
         ValueError: an option out of range or not the same on all ranks; a bad list of ranks.
     """
     global _world, _asked
-    if _core.is_initialized() and _asked is not None:
+    if _asked is not None and _core.is_initialized():
         _require_same(_asked, comm, process_sets, keywords)
         return
     settings = options.resolve(keywords)
@@ -104,7 +104,7 @@ def init(
 def _require_same(asked: _Asked, comm: Any, process_sets: Any, keywords: dict[str, Any]) -> None:
     """Refuse a second init() that wants something else; what it does not say may be anything."""
     differing = [
-        *(["comm"] if comm is not None and comm != asked.comm else []),
+        *(["comm"] if comm not in (None, [], asked.comm) else []),
         *(["process_sets"] if process_sets not in (None, "dynamic", asked.process_sets) else []),
         *options.differing(keywords, asked.settings),
     ]

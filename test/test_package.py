@@ -27,7 +27,7 @@ def test_what_users_install_replaces_nothing_that_works(extras: dict[str, list[s
 
 
 def test_the_tests_have_one_pytorch(extras: dict[str, list[str]]) -> None:
-    assert extras["test-torch"] == ["torch==2.13.0"]
+    assert "torch==2.13.0" in extras["test-torch"]
     installing = ["make", "--dry-run", "--always-make", "VENV=no-such-venv", "no-such-venv/.installed"]
     lines = subprocess.run(installing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     (line,) = [line for line in lines if "--editable" in line]
