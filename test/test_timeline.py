@@ -276,7 +276,7 @@ def test_a_full_disk_is_told_to_all_ranks_and_the_parts_stay(tmp_path):
     hvd.barrier()
     if hvd.rank() == 0:
         assert main(["merge", str(path)]) == 0
-        assert len(spans(events_of(path), "allreduce", 2)) == 30
+        assert len(spans(events_of(path), "ALLREDUCE", 2)) == 30
 
 
 KILLED = """
