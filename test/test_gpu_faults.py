@@ -11,6 +11,7 @@ from exact_cupy import keep_busy, on_gpu, require_on_gpu, use_own_gpu
 from faults import require_clean_end, require_error, run, victim
 from harness import gpu_double
 from harness.gpu_arrays import GPU, cupy
+from measure import threads_that_take_signals
 
 import ringtrain as hvd
 from ringtrain.bench.faults.injection import kill, raises, stop
@@ -25,6 +26,17 @@ def on_doubles(monkeypatch):
     gpu_double.prepare(GPU)
     for name, value in GPU.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.mark.ranks(2, env=GPU, isolated=True)
+def test_who_calls_nccl_takes_no_signal():
+    hvd.init()
+    use_own_gpu()
+    before = threads_that_take_signals()
+    array = on_gpu(np.ones(3, np.float32))
+    require_on_gpu(hvd.allreduce(array, op=hvd.Sum, name="x"), np.full(3, 2, np.float32))
+    assert gpu_double.control().count("communicators") > 0
+    assert threads_that_take_signals() == before
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness.timelines import Gradient, MadeUpJob
+from measure import threads_that_take_signals
 
 import ringtrain as hvd
 from ringtrain.optim import SGD
@@ -147,6 +148,15 @@ def test_the_file_does_not_grow_beyond_its_limit(tmp_path):
     assert path.stat().st_size < 400_000  # of two ranks, with ticks
     assert any("the timeline is full" in event["name"] for event in events)
     assert 20 < len(spans(events, "ALLREDUCE", 0)) < 500
+
+
+@pytest.mark.ranks(1)
+def test_who_writes_it_takes_no_signal(tmp_path):
+    before = threads_that_take_signals()
+    hvd.start_timeline(str(tmp_path / "timeline.json"))
+    hvd.allreduce(np.ones(3))
+    assert threads_that_take_signals() == before
+    hvd.stop_timeline()
 
 
 @pytest.mark.ranks(2)

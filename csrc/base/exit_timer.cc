@@ -1,19 +1,16 @@
 #include "base/exit_timer.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
-#include <thread>
 #include <utility>
+
+#include "base/signals.h"
 
 namespace ringtrain {
 
 ExitTimer::ExitTimer(double seconds, std::string message) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of Python
-  std::thread([state = state_, seconds, message = std::move(message)] {
+  start_thread([state = state_, seconds, message = std::move(message)] {
     std::unique_lock lock(state->mutex);
     const auto is_cancelled = [&] { return state->is_cancelled; };
     if (state->has_changed.wait_for(lock, std::chrono::duration<double>(seconds), is_cancelled)) return;
@@ -21,7 +18,6 @@ ExitTimer::ExitTimer(double seconds, std::string message) {
     static_cast<void>(written);
     _exit(1);
   }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void ExitTimer::cancel() {

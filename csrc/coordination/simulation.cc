@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/signals.h"
 #include "coordination/star_channel.h"
 #include "coordination/tree_channel.h"
 
@@ -52,13 +53,13 @@ std::vector<Round> Simulation::finish(double plan_s) {
   std::vector<std::exception_ptr> errors(ranks_.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < ranks_.size(); ++rank)
-    threads.emplace_back([&, rank] {
+    threads.push_back(start_thread([&, rank] {
       try {
         rounds[rank] = ranks_[rank]->finish(plan_s);
       } catch (...) {
         errors[rank] = std::current_exception();
       }
-    });
+    }));
   for (std::thread& thread : threads) thread.join();
   for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);

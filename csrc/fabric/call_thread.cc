@@ -1,6 +1,6 @@
 #include "fabric/call_thread.h"
 
-#include <thread>
+#include "base/signals.h"
 
 namespace ringtrain {
 namespace {
@@ -15,7 +15,7 @@ class Idleness final : public Watch {
 }  // namespace
 
 CallThread::CallThread() : state_(std::make_shared<State>()) {
-  std::thread([state = state_] { work(*state); }).detach();
+  start_thread([state = state_] { work(*state); }).detach();
 }
 
 CallThread::~CallThread() {

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <string>
-#include <thread>
+
+#include "base/signals.h"
 
 namespace ringtrain {
 namespace {
@@ -17,7 +18,7 @@ void call_all(const NcclCaller& caller, const std::vector<NcclHandle>& handles,
               void (*call)(const NcclLibrary&, NcclHandle)) {
   const auto left = std::make_shared<std::atomic<size_t>>(handles.size());
   for (const NcclHandle handle : handles) {
-    std::thread([left, &library = caller.library(), gpu = caller.gpu(), handle, call] {
+    start_thread([left, &library = caller.library(), gpu = caller.gpu(), handle, call] {
       const Gpu::Current current(*gpu);
       call(library, handle);
       --*left;

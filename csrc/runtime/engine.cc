@@ -1,12 +1,12 @@
 #include "runtime/engine.h"
 
-#include <signal.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
 #include <limits>
 
 #include "base/log.h"
+#include "base/signals.h"
 #include "kernels/reduce.h"
 
 namespace ringtrain {
@@ -30,16 +30,6 @@ bool is_deadlock(const Round& round) {
   return !round.plans.empty() && round.plans.front()->parts.front()->error == ErrorKind::deadlock;
 }
 
-// Signals are for the threads of Python.
-std::thread start_without_signals(void (Engine::*run)(), Engine* engine) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread(run, engine);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
-}
-
 }  // namespace
 
 Engine::Engine(World world, Options options)
@@ -57,7 +47,7 @@ Engine::Engine(World world, Options options)
     autotune_.emplace(tuning_, Autotune::knobs(options_, fabric_.alarm() == nullptr, fabric_.node() != nullptr));
   fabric_.watch().set_pending([this] { return inbox_.pending_text(); });
   fabric_.watch().set_limits({options_.stall_warning_time_s, options_.stall_shutdown_time_s});
-  thread_ = start_without_signals(&Engine::loop, this);
+  thread_ = start_thread(&Engine::loop, this);
 }
 
 Engine::~Engine() { shutdown(); }

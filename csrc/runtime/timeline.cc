@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "base/signals.h"
 
 namespace ringtrain {
 namespace {
@@ -62,7 +63,7 @@ Timeline::Timeline(Setup setup) : setup_(std::move(setup)) {
           "}},\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":" + std::to_string(setup_.rank) +
           ",\"tid\":0,\"args\":{\"name\":\"script\"}}";
   write(true);
-  thread_ = std::thread(&Timeline::loop, this);
+  thread_ = start_thread(&Timeline::loop, this);
 }
 
 Timeline::~Timeline() {
