@@ -10,7 +10,7 @@ import pytest
 from exact_cupy import keep_busy, on_gpu, require_on_gpu, use_own_gpu
 from faults import require_clean_end, require_error, run, victim
 from harness import gpu_double
-from harness.gpu_arrays import GPU, cupy
+from harness.gpu_arrays import GPU, cupy, environment
 from measure import threads_that_take_signals
 
 import ringtrain as hvd
@@ -121,6 +121,20 @@ def test_shutdown_does_not_wait_for_work_that_never_ends():
             time.sleep(0.01)
     hvd.shutdown()
     assert time.monotonic() - begin < 15
+
+
+@pytest.mark.ranks(2, env=environment(destroy_us=1_000_000), isolated=True)
+def test_a_shutdown_that_stalls_is_called_one(tmp_path):
+    hvd.init(stall_warning_time_s=0.2)
+    use_own_gpu()
+    hvd.allreduce(on_gpu(np.ones(3, np.float32)), name="x")
+    with open(tmp_path / f"errors of rank {hvd.rank()}", "w+") as errors:
+        before = os.dup(2)
+        os.dup2(errors.fileno(), 2)
+        hvd.shutdown()
+        os.dup2(before, 2)
+        errors.seek(0)
+        assert "waiting for other ranks in the shutdown" in errors.read()
 
 
 @pytest.mark.ranks(2, env=GPU, isolated=True)

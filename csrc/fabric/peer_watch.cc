@@ -40,13 +40,13 @@ void PeerWatch::check_interrupt() {
   if (interrupted_since_ == 0) {
     if (is_interrupted_ && (*is_interrupted_)()) interrupted_since_ = now_s();
   } else if (now_s() - interrupted_since_ > kMoment_s) {
-    throw failure("interrupted while waiting for other ranks in " + std::string(doing_));
+    throw failure("interrupted while waiting for other ranks in " + doing_);
   }
 }
 
 std::string PeerWatch::stall_text(double waited_s) const {
-  std::string text = "waiting for other ranks in " + std::string(doing_) + " for " +
-                     std::to_string(static_cast<int>(waited_s)) + " s: ";
+  std::string text =
+      "waiting for other ranks in " + doing_ + " for " + std::to_string(static_cast<int>(waited_s)) + " s: ";
   const std::vector<RankName> stopped = node_ ? node_->stopped_members() : std::vector<RankName>();
   for (const RankName& name : stopped) text += to_string(name) + " is stopped, by SIGSTOP or a debugger; ";
   if (stopped.empty()) text += "some rank is stopped, or its host or network does not answer; ";

@@ -36,8 +36,7 @@ class PeerWatch final : public Watch {
   void look_after(Node& node) { node_ = &node; }
   void listen_to(Alarm* alarm) { alarm_ = alarm; }
 
-  // What this rank is about to wait for, for messages: "allreduce \"layer1.weight\"". Not copied, so it must live as
-  // long as anybody waits for it.
+  // What this rank is about to wait for, for messages: "allreduce \"layer1.weight\"".
   void now_doing(std::string_view what) {
     doing_ = what;
     has_warned_ = false;
@@ -65,7 +64,7 @@ class PeerWatch final : public Watch {
   Node* node_ = nullptr;    // null when no other rank shares this rank's node
   Alarm* alarm_ = nullptr;  // null when all ranks share one node
   double next_roll_call_s_ = 0;
-  std::string_view doing_ = "ringtrain's start";
+  std::string doing_ = "ringtrain's start";
   std::function<std::string()> pending_ = [] { return "nothing is pending here"; };
   bool has_warned_ = false;
   const std::function<bool()>* is_interrupted_ = nullptr;

@@ -360,6 +360,7 @@ double Engine::pause_s() {
 
 void Engine::end(const std::vector<int>& left) {
   while (!agreed_.empty()) run_next_plan();
+  fabric_.watch().now_doing("the shutdown");
   gpus_.leave();
   has_ended_ = true;
   if (Node* node = fabric_.node()) node->leave();

@@ -1,7 +1,9 @@
 // The exported calls of NCCL: the library itself, communicators, and buffers that they know.
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "handles.h"
 #include "memory.h"
@@ -128,6 +130,7 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ma
 
 ncclResult_t ncclCommDestroy(ncclComm_t handle) {
   return Call("ncclCommDestroy", handle).run([&] {
+    std::this_thread::sleep_for(std::chrono::microseconds(settings().destroy_us));
     if (handle != nullptr) close_communicator(handle)->finish();
   });
 }

@@ -54,6 +54,7 @@ Settings read_environment() {
   read.is_guarded = number("GUARD", 0) != 0;
   read.join_timeout_s = number("JOIN_TIMEOUT_S", 0);
   read.has_handshakes = number("HANDSHAKE", 0) != 0;
+  read.destroy_us = static_cast<long>(number("DESTROY_US", 0));
   read.log_folder = text_of("LOG");
   read.failures = read_failures(text_of("FAIL"));
   return read;

@@ -14,6 +14,7 @@
 //                                        0, the default: for ever, as NCCL does
 //   RINGTRAIN_GPU_DOUBLE_HANDSHAKE       1: a call for collectives returns when all ranks have made theirs, as NCCL's
 //                                        does for some of its algorithms
+//   RINGTRAIN_GPU_DOUBLE_DESTROY_US      how long ncclCommDestroy takes, as it does while another rank does not go on
 //   RINGTRAIN_GPU_DOUBLE_LOG             a folder; each process appends its calls, one on a line, to the file <pid>
 //   RINGTRAIN_GPU_DOUBLE_FAIL            calls that fail: "cuMemAlloc_v2:3:2,ncclAllReduce:*:1:rank=1" is name, the
 //                                        how many-th call (* is each), result, and the only rank on which it happens
@@ -44,6 +45,7 @@ struct Settings {
   bool is_guarded;
   double join_timeout_s;
   bool has_handshakes;
+  long destroy_us;
   std::string log_folder;  // empty: no log
   std::vector<PlannedFailure> failures;
 };

@@ -41,6 +41,7 @@ _SETTINGS = {
         "guard",
         "join_timeout_s",
         "handshake",
+        "destroy_us",
         "log",
         "fail",
     )
