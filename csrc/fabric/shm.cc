@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/signals.h"
 
 namespace ringtrain {
 namespace {
@@ -35,6 +36,16 @@ int open_shared(const std::string& path, size_t bytes) {
   if (fstat(descriptor, &status) == 0 && static_cast<size_t>(status.st_size) == bytes) return descriptor;
   close(descriptor);
   throw failure("shared memory " + path + " has another size than expected; do all ranks run the same ringtrain?");
+}
+
+// 0, or why there are no pages. The tmpfs of older kernels gives up when a signal comes, and those of a timer may come
+// faster than many pages. Only what cannot be blocked still comes, such as SIGSTOP.
+int reserve_pages(int descriptor, size_t offset, size_t bytes) {
+  const WithoutSignals blocked;
+  int code;
+  do code = posix_fallocate(descriptor, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  while (code == EINTR);
+  return code;
 }
 
 // Of segments that nobody can be about to attach to any more.
@@ -64,9 +75,8 @@ SharedSegment SharedSegment::create(size_t bytes, Pages pages) {
   const int descriptor = open(kFolder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (descriptor < 0) throw cannot("create", kFolder, errno);
   flock(descriptor, LOCK_SH);  // says that its creator lives
-  const auto length = static_cast<off_t>(bytes);
-  const int code = pages == Pages::reserved ? posix_fallocate(descriptor, 0, length)
-                                            : (ftruncate(descriptor, length) == 0 ? 0 : errno);
+  const int code = pages == Pages::reserved ? reserve_pages(descriptor, 0, bytes)
+                                            : (ftruncate(descriptor, static_cast<off_t>(bytes)) == 0 ? 0 : errno);
   if (code == 0) return SharedSegment(bytes, descriptor);
   close(descriptor);
   throw cannot("reserve " + std::to_string(bytes >> 10) + " KB of", kFolder, code);
@@ -128,7 +138,7 @@ void SharedSegment::unlink() {
 }
 
 void SharedSegment::reserve(size_t offset, size_t bytes) {
-  if (const int code = posix_fallocate(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes)))
+  if (const int code = reserve_pages(descriptor_, offset, bytes))
     throw failure("cannot reserve " + std::to_string(bytes >> 10) + " KB of /dev/shm: " + std::strerror(code));
 }
 

@@ -1,0 +1,71 @@
+"""Segments in /dev/shm while signals are in the way."""
+
+import shutil
+import subprocess
+
+import pytest
+from ringrun_job import needs_mpi, ringrun
+
+pytestmark = needs_mpi
+
+# Pages come when the file PAGES_MAY_COME is there, or after PAGES_TAKE_MS. As with the tmpfs of an older kernel, none
+# come if a signal does so meanwhile.
+SLOW_PAGES = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+int posix_fallocate(int file, off_t offset, off_t bytes) {
+  int (*real)(int, off_t, off_t) = dlsym(RTLD_NEXT, "posix_fallocate");
+  const struct timespec pause = {0, 1000000};
+  for (int ms = atoi(getenv("PAGES_TAKE_MS")); ms > 0 && access(getenv("PAGES_MAY_COME"), F_OK) != 0; --ms)
+    if (nanosleep(&pause, NULL) != 0) return errno;
+  return real(file, offset, bytes);
+}
+"""
+
+PROGRAM = """
+import signal, warnings
+import numpy as np
+import ringtrain as hvd
+from ringtrain import _core
+
+warnings.simplefilter("error")  # "ringtrain.empty gives ordinary memory"
+
+def check_sum(array):
+    array[...] = 1
+    hvd.allreduce_(array, op=hvd.Sum, name="x")
+    assert (array == hvd.size()).all() and _core.last_operations()[-1]["group"] == "shm"
+"""
+
+
+def test_a_timer_of_the_script_does_not_keep_a_job_from_shared_memory(tmp_path):
+    program = """
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+hvd.init()
+array = hvd.empty(100_000)
+signal.setitimer(signal.ITIMER_REAL, 0)
+check_sum(array)
+"""
+    require_success(program, LD_PRELOAD=library(tmp_path, SLOW_PAGES), PAGES_TAKE_MS="20", PAGES_MAY_COME="never")
+
+
+def library(folder, source):
+    """Calls that stand before those of the system's library."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a compiler for C: it puts other system calls in place")
+    file = folder / "calls.c"
+    file.write_text(source)
+    built = folder / "calls.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", built, file, "-ldl"], check=True)
+    return str(built)
+
+
+def require_success(program, *arguments, **environment):
+    job = ringrun("-np", "2", "python", "-c", PROGRAM + program, *arguments, **environment)
+    assert job.returncode == 0 and "warning" not in job.stderr, job.stdout + job.stderr
