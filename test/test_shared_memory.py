@@ -1,4 +1,4 @@
-"""Segments in /dev/shm while signals are in the way."""
+"""Segments in /dev/shm while signals and slow pages are in the way."""
 
 import shutil
 import subprocess
@@ -28,7 +28,7 @@ int posix_fallocate(int file, off_t offset, off_t bytes) {
 """
 
 PROGRAM = """
-import signal, warnings
+import os, signal, sys, threading, warnings
 import numpy as np
 import ringtrain as hvd
 from ringtrain import _core
@@ -52,6 +52,31 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 check_sum(array)
 """
     require_success(program, LD_PRELOAD=library(tmp_path, SLOW_PAGES), PAGES_TAKE_MS="20", PAGES_MAY_COME="never")
+
+
+def test_nobody_waits_for_the_pages_of_another_thread(tmp_path):
+    program = """
+hvd.init()
+array = hvd.empty(100_000)
+os.environ.update(PAGES_TAKE_MS="20000", PAGES_MAY_COME=sys.argv[1] + str(hvd.rank()))
+has_begun, has_ended = threading.Event(), threading.Event()
+
+def take():
+    has_begun.set()
+    hvd.empty(1000)
+    has_ended.set()
+
+thread = threading.Thread(target=take)
+thread.start()
+has_begun.wait()
+for _ in range(10):
+    check_sum(array)
+assert not has_ended.is_set()
+open(os.environ["PAGES_MAY_COME"], "w").close()
+thread.join()
+"""
+    preloaded = library(tmp_path, SLOW_PAGES)
+    require_success(program, str(tmp_path / "gate"), LD_PRELOAD=preloaded, PAGES_TAKE_MS="0", PAGES_MAY_COME="never")
 
 
 def library(folder, source):
