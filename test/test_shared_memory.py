@@ -1,7 +1,11 @@
-"""Segments in /dev/shm while signals and slow pages are in the way."""
+"""Segments in /dev/shm while signals, slow pages, other processes and the files of others are in the way."""
 
+import os
+import shlex
 import shutil
 import subprocess
+import sys
+import time
 
 import pytest
 from ringrun_job import needs_mpi, ringrun
@@ -24,6 +28,33 @@ int posix_fallocate(int file, off_t offset, off_t bytes) {
   for (int ms = atoi(getenv("PAGES_TAKE_MS")); ms > 0 && access(getenv("PAGES_MAY_COME"), F_OK) != 0; --ms)
     if (nanosleep(&pause, NULL) != 0) return errno;
   return real(file, offset, bytes);
+}
+"""
+
+# Whoever opens a file of another process finds that the process has ended, and one with a file as large has its number.
+REUSED_PID = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int open(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = va_arg(more, mode_t);
+  va_end(more);
+  int (*real)(const char*, int, ...) = dlsym(RTLD_NEXT, "open");
+  const int theirs = real(path, flags, mode);
+  int pid;
+  struct stat status;
+  if (theirs < 0 || sscanf(path, "/proc/%d/fd/", &pid) != 1 || fstat(theirs, &status) != 0) return theirs;
+  const int other = real("/dev/shm", O_TMPFILE | O_RDWR, 0600);
+  if (ftruncate(other, status.st_size) != 0) return -1;
+  close(theirs);
+  return other;
 }
 """
 
@@ -77,6 +108,37 @@ thread.join()
 """
     preloaded = library(tmp_path, SLOW_PAGES)
     require_success(program, str(tmp_path / "gate"), LD_PRELOAD=preloaded, PAGES_TAKE_MS="0", PAGES_MAY_COME="never")
+
+
+def test_memory_of_another_process_is_not_taken_for_that_of_a_rank(tmp_path):
+    program = """
+hvd.init()
+check_sum(hvd.empty(100_000))
+with open("/proc/self/maps") as maps:
+    is_by_name = any("/dev/shm/ringtrain-" in line for line in maps)
+assert is_by_name == (hvd.rank() != 0)  # rank 0 has made it
+"""
+    require_success(program, LD_PRELOAD=library(tmp_path, REUSED_PID))
+
+
+def test_what_others_have_in_shared_memory_stays(tmp_path):
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs root with the right to mount: other jobs must not find these files")
+    target = tmp_path / "target"
+    target.write_bytes(bytes(4096))
+    hour_ago = time.time() - 3600
+    os.utime(target, (hour_ago, hour_ago))
+    job = shlex.join([sys.executable, "-m", "ringtrain.run", "-np", "2", sys.executable, "-c", PROGRAM + "hvd.init()"])
+    script = f"""
+mount -t tmpfs tmpfs /dev/shm && cd /dev/shm || exit 1
+ln -s {target} ringtrain-link
+for name in own foreign; do head -c 4096 /dev/zero > ringtrain-$name; touch --date @{hour_ago} ringtrain-$name; done
+chown nobody ringtrain-foreign
+{job} && ls
+"""
+    result = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=60)
+    names = [name for name in result.stdout.split() if name.startswith("ringtrain-")]
+    assert names == ["ringtrain-foreign", "ringtrain-link"], result.stdout + result.stderr
 
 
 def library(folder, source):

@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,8 +20,9 @@ namespace ringtrain {
 namespace {
 
 constexpr const char* kFolder = "/dev/shm";
-constexpr int kInodeBits = 40;
-constexpr uint64_t kInodeMask = (uint64_t{1} << kInodeBits) - 1;
+// Of a ticket: a descriptor, and what tells the file from others.
+constexpr int kIdentityBits = 40;
+constexpr uint64_t kIdentityMask = (uint64_t{1} << kIdentityBits) - 1;
 
 std::string path_of(const std::string& name) { return std::string(kFolder) + "/" + name; }
 
@@ -28,13 +30,32 @@ Error cannot(const std::string& what, const std::string& path, int code) {
   return failure("cannot " + what + " shared memory " + path + ": " + std::strerror(code));
 }
 
-// The descriptor of a segment of that size.
-int open_shared(const std::string& path, size_t bytes) {
-  const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) throw cannot("open", path, errno);
+// Inodes of one file system are near each other, and so are the numbers of file systems in memory.
+uint64_t identity_of(const struct stat& status) {
+  constexpr int kUsualInodeBits = 20;
+  return (status.st_ino ^ uint64_t{minor(status.st_dev)} << kUsualInodeBits) & kIdentityMask;
+}
+
+struct OpenFile {
+  int descriptor;  // -1: none
   struct stat status;
-  if (fstat(descriptor, &status) == 0 && static_cast<size_t>(status.st_size) == bytes) return descriptor;
-  close(descriptor);
+};
+
+// A file of this user's. Anything else is looked at, but not opened: there are devices for which that means something.
+OpenFile open_own(const std::string& path, int more_flags) {
+  OpenFile file = {-1, {}};
+  const int looked_at = open(path.c_str(), O_PATH | O_CLOEXEC | more_flags);
+  if (looked_at < 0) return file;
+  if (fstat(looked_at, &file.status) == 0 && S_ISREG(file.status.st_mode) && file.status.st_uid == geteuid())
+    file.descriptor = open(("/proc/self/fd/" + std::to_string(looked_at)).c_str(), O_RDWR | O_CLOEXEC);
+  close(looked_at);
+  return file;
+}
+
+// The descriptor of a segment of that size.
+int require_size(const OpenFile& file, size_t bytes, const std::string& path) {
+  if (static_cast<size_t>(file.status.st_size) == bytes) return file.descriptor;
+  close(file.descriptor);
   throw failure("shared memory " + path + " has another size than expected; do all ranks run the same ringtrain?");
 }
 
@@ -52,12 +73,11 @@ int reserve_pages(int descriptor, size_t offset, size_t bytes) {
 constexpr time_t kAbandoned_s = 60;
 
 void remove_if_abandoned(const std::string& name) {
-  const int descriptor = open(path_of(name).c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) return;  // another user's, or just unlinked
-  struct stat status;
-  const bool is_old = fstat(descriptor, &status) == 0 && time(nullptr) - status.st_mtime > kAbandoned_s;
-  if (is_old && flock(descriptor, LOCK_EX | LOCK_NB) == 0) unlink(path_of(name).c_str());
-  close(descriptor);
+  const OpenFile file = open_own(path_of(name), O_NOFOLLOW);
+  if (file.descriptor < 0) return;  // another user's, or just unlinked
+  const bool is_old = time(nullptr) - file.status.st_mtime > kAbandoned_s;
+  if (is_old && flock(file.descriptor, LOCK_EX | LOCK_NB) == 0) unlink(path_of(name).c_str());
+  close(file.descriptor);
 }
 
 void remove_abandoned() {
@@ -83,16 +103,19 @@ SharedSegment SharedSegment::create(size_t bytes, Pages pages) {
 }
 
 SharedSegment SharedSegment::attach(int64_t creator_pid, uint64_t ticket, size_t bytes) {
-  const std::string path = "/proc/" + std::to_string(creator_pid) + "/fd/" + std::to_string(ticket >> kInodeBits);
-  struct stat status;
-  // The same pid may be another process here, so nothing is opened that may be anything.
-  if (stat(path.c_str(), &status) != 0 || (status.st_ino & kInodeMask) != (ticket & kInodeMask))
-    throw failure("the shared memory of process " + std::to_string(creator_pid) + " cannot be seen from here");
-  return SharedSegment(bytes, open_shared(path, bytes));
+  const std::string path = "/proc/" + std::to_string(creator_pid) + "/fd/" + std::to_string(ticket >> kIdentityBits);
+  const OpenFile file = open_own(path, 0);
+  // The same pid may be another process here, or has become one.
+  if (file.descriptor >= 0 && identity_of(file.status) == (ticket & kIdentityMask))
+    return SharedSegment(bytes, require_size(file, bytes, path));
+  if (file.descriptor >= 0) close(file.descriptor);
+  throw failure("the shared memory of process " + std::to_string(creator_pid) + " cannot be seen from here");
 }
 
 SharedSegment SharedSegment::attach(const std::string& name, size_t bytes) {
-  return SharedSegment(bytes, open_shared(path_of(name), bytes));
+  const OpenFile file = open_own(path_of(name), O_NOFOLLOW);
+  if (file.descriptor < 0) throw failure("cannot open shared memory " + path_of(name) + " as a file of this user");
+  return SharedSegment(bytes, require_size(file, bytes, path_of(name)));
 }
 
 SharedSegment::SharedSegment(size_t bytes, int descriptor) : bytes_(bytes), descriptor_(descriptor) {
@@ -108,7 +131,7 @@ SharedSegment::SharedSegment(size_t bytes, int descriptor) : bytes_(bytes), desc
 uint64_t SharedSegment::ticket() const {
   struct stat status = {};
   fstat(descriptor_, &status);
-  return static_cast<uint64_t>(descriptor_) << kInodeBits | (status.st_ino & kInodeMask);
+  return static_cast<uint64_t>(descriptor_) << kIdentityBits | identity_of(status);
 }
 
 void SharedSegment::publish(const std::string& name) {
