@@ -1,4 +1,4 @@
-// What a tensor is: dense and row-major, in host memory.
+// What a tensor is: dense and row-major, in the memory of the host or of a GPU.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 
 namespace ringtrain {
 
-// Engine thread only.
+// Requires Engine::turn_.
 class Adasum {
  public:
   // Each piece's destination becomes the adaptive sum of all ranks' sources, times `scale`. Every piece is a vector of

@@ -9,7 +9,7 @@
 
 namespace ringtrain {
 
-// For who has the engine's turn.
+// Requires Engine::turn_.
 class NcclBuffer {
  public:
   // Both outlive this.

@@ -20,7 +20,7 @@ struct Message {
 
 class Messages;
 
-// Engine thread only.
+// Requires Engine::turn_.
 class Peers {
  public:
   // `ranks`: of mpi.world(), this one at `rank`; `tag` keeps this Group's messages apart. `mpi` and `watch` outlive

@@ -12,7 +12,7 @@
 
 namespace ringtrain {
 
-// For who has the engine's turn.
+// Requires Engine::turn_.
 class Relay {
  public:
   static constexpr size_t kSlots = 3, kMostBytes = 4 << 20;

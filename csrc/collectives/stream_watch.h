@@ -8,7 +8,7 @@
 
 namespace ringtrain {
 
-// Engine thread only.
+// Requires Engine::turn_.
 class StreamWatch final : public Watch {
  public:
   explicit StreamWatch(Watch& watch) : watch_(watch) {}

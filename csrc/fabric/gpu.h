@@ -55,7 +55,7 @@ class GpuEvent {
 };
 using GpuEventPtr = std::shared_ptr<GpuEvent>;
 
-// Any thread, but for what is said to be for who has the engine's turn. Shared with the user's arrays.
+// Any thread, but for what is said to require Engine::turn_. Shared with the user's arrays.
 class Gpu : public std::enable_shared_from_this<Gpu> {
  public:
   // Throws failure when the driver cannot be used, or has no such device.
@@ -90,7 +90,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   // A copy in a stream of the user's, and where that ends.
   GpuEventPtr copy_for_user(void* destination, const void* source, size_t bytes, CudaStream stream) const;
 
-  // For who has the engine's turn, from here on. Work that others wait for, and copies to the GPU beside it.
+  // Requires Engine::turn_, from here on. Work that others wait for, and copies to the GPU beside it.
   CudaStream stream() const { return stream_; }
   CudaStream upload_stream() const { return upload_stream_; }
 

@@ -45,7 +45,7 @@ class GpuPool : public std::enable_shared_from_this<GpuPool> {
   }
   ~GpuPool();
 
-  // For who has the engine's turn. At least `bytes`, not initialised, for what is put into the GPU's own stream from
+  // Requires Engine::turn_. At least `bytes`, not initialised, for what is put into the GPU's own stream from
   // now on. Where the GPU has no room, memory of the host that it can reach: one rank must not fail where the others go
   // on. Throws failure when there is none of that either.
   GpuBlockPtr take(size_t bytes);

@@ -38,7 +38,7 @@ struct MpiRequest {
 };
 
 // All calls but create() return at once; test() tells when an operation is complete. Errors are thrown: PeerLost where
-// MPI says that a process failed, failure otherwise. Engine thread only, but for construction and making the first
+// MPI says that a process failed, failure otherwise. Requires Engine::turn_, but for construction and making the first
 // communicator.
 class Mpi {
  public:

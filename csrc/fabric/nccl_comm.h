@@ -15,7 +15,7 @@
 namespace ringtrain {
 
 // Calls NCCL on a thread of its own. Any call may wait for the other ranks on the host: when it connects them, which it
-// does when it sees fit, and with some of its algorithms always. For who has the engine's turn, who keeps its Watch.
+// does when it sees fit, and with some of its algorithms always. Requires Engine::turn_; the caller keeps its Watch.
 class NcclCaller {
  public:
   // `watch` outlives all calls of run().
@@ -39,7 +39,7 @@ class NcclCaller {
   CallThread thread_;
 };
 
-// For who has the engine's turn.
+// Requires Engine::turn_.
 class NcclComm {
  public:
   // For make(); one rank's, which the others are told.

@@ -8,7 +8,7 @@ class Watch {
   virtual ~Watch() = default;
 
   // Throws PeerLost, Stalled or what another rank failed with. `waited_s`: how long this wait has lasted.
-  // Engine thread only.
+  // Called by the thread that waits. The Watch of an Engine requires Engine::turn_.
   virtual void check(double waited_s) = 0;
 
   // After how many seconds of sleep it wants to be asked again.

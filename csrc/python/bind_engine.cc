@@ -9,7 +9,7 @@
 namespace ringtrain {
 namespace {
 
-// The only global of the core; the GIL protects it. Shared while a call that has released the GIL uses it.
+// Guarded by the GIL. Shared while a call that has released the GIL uses it.
 std::shared_ptr<Engine> engine;
 // Of a process that had an Engine then.
 bool is_forked_child = false;

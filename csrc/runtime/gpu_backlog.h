@@ -11,7 +11,7 @@
 
 namespace ringtrain {
 
-// For who has the engine's turn.
+// Requires Engine::turn_.
 class GpuBacklog {
  public:
   // After how many seconds it warns, and throws StalledError; 0: never.

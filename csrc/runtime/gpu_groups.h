@@ -17,7 +17,7 @@
 
 namespace ringtrain {
 
-// For who has the engine's turn, with the GPU current.
+// Requires Engine::turn_, and that the GPU is current.
 class GpuGroups {
  public:
   // All outlive this. `watch`: of all that waits.

@@ -33,7 +33,7 @@ class Gpus {
   // Any thread. Whether it is part of such memory.
   bool is_known_to_nccl(const void* memory, size_t bytes);
 
-  // For who has the turn, from here on. All ranks of the world call it before each operation on GPUs; the first of a
+  // Requires Engine::turn_, from here on. All ranks of the world call it before each operation on GPUs; the first of a
   // process set makes its Group. Why there is none: "" if there is one.
   const std::string& open(int process_set);
   void close(int process_set);

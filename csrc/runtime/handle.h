@@ -27,8 +27,8 @@ struct Result {
   GpuEventPtr done;                      // when the GPU has it; null for what is there already
 };
 
-// The engine thread finishes it, once; any thread may look, wait and, when it is done, read. On a GPU "done" means that
-// all is put into its stream: who lets his own stream wait for `result().done` has the values.
+// Any thread may look, wait and, when it is done, read. On a GPU "done" means that all work is put into its stream: a
+// stream that waits for `result().done` finds the values.
 class Handle {
  public:
   bool is_done() const { return done_.reached(1); }
@@ -41,7 +41,7 @@ class Handle {
   // Only once it is done. Throws the error with which the operation ended, if it did.
   const Result& result() const;
 
-  // Engine thread, or who closes the Inbox.
+  // Once. Requires Engine::turn_.
   void finish(Result result);
   void fail(ErrorKind kind, const std::string& message);
 

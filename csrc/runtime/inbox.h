@@ -40,7 +40,7 @@ class Inbox {
   std::shared_ptr<Timeline> timeline();  // for who has something to tell itself
   bool has_timeline() const { return has_timeline_.load(std::memory_order_relaxed); }
 
-  // Only who does the engine's work, from here on.
+  // Requires Engine::turn_, from here on.
   std::vector<RequestPtr> take_new();
   // What `rank`, this one, has submitted for every part of the plan; null where it has joined, or has nothing. Notes
   // that `group` begins with it, and when it was agreed on.

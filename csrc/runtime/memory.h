@@ -13,7 +13,7 @@
 
 namespace ringtrain {
 
-// For who has the engine's turn.
+// Requires Engine::turn_.
 class Memory {
  public:
   virtual ~Memory() = default;

@@ -30,7 +30,7 @@ class Patience {
     Patience& patience_;
   };
 
-  // Engine thread only, from here on.
+  // The engine's thread, which alone takes turns over a network, from here on.
   bool is_hurried() const { return in_a_hurry_.load(std::memory_order_seq_cst) > 0; }
   // How long a round has taken. The quickest ones count: others have waited for a rank that was late.
   void note_round(double seconds) { quickest_round_s_ = std::min(seconds, 1.05 * quickest_round_s_); }

@@ -14,7 +14,7 @@
 
 namespace ringtrain {
 
-// Engine thread only, but for construction.
+// Requires Engine::turn_, but for construction.
 class ProcessSets {
  public:
   // Makes the Group of the whole world. All arguments outlive this.

@@ -43,7 +43,7 @@ class WaitingCallers {
   };
 
   bool any() const { return count_.load(std::memory_order_seq_cst) > 0; }
-  // Those whose Handles are done. For who has the turn.
+  // Those whose Handles are done. Requires Engine::turn_.
   void call_done();
   // One to go on with the work, unless there is none or one keeps the bell; whether one comes. For who has just let go
   // of the turn.
