@@ -72,12 +72,12 @@ class _Collector:
 _server: Any = None
 
 
-def serve(port: int, rank: int) -> None:
+def serve(address: str, port: int, rank: int) -> None:
     """Serve the metrics at a port of this host until `stop_serving`. Called by init() for option `metrics_port`.
 
     Raises:
         RuntimeError: the package prometheus-client is missing.
-        OSError: the port cannot be had; says which.
+        OSError: the port or the address cannot be had; says which.
     """
     global _server
     try:
@@ -87,12 +87,13 @@ def serve(port: int, rank: int) -> None:
     registry = CollectorRegistry()
     registry.register(_Collector(rank))
     try:
-        _server, _ = start_http_server(port, registry=registry)
+        _server, _ = start_http_server(port, addr=address, registry=registry)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OSError(
-            f"the metrics of rank {rank} cannot be served at port {port} of {socket.gethostname()}: {reason}; choose "
-            "another metrics_port, of which each host takes one for each of its ranks"
+            f"the metrics of rank {rank} cannot be served at port {port} of {address} on {socket.gethostname()}: "
+            f"{reason}; choose another metrics_port, of which each host takes one for each of its ranks, or another "
+            "metrics_address"
         ) from None
 
 

@@ -34,7 +34,7 @@ class Option(NamedTuple):
 
 # asks Horovod for a timeline that start_timeline begins, which needs no asking here
 _NO_FILE_YET = ("HOROVOD_TIMELINE", "DYNAMIC")
-_RANGES_IN_WORDS = {"steps": "steps such as 100-110", "text": "a path"}
+_RANGES_IN_WORDS = {"steps": "steps such as 100-110", "text": "any text"}
 TABLE = [Option(**row) for row in _core.option_table()]
 
 

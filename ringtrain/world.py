@@ -91,7 +91,8 @@ def init(
         raise
     try:
         if float(settings["metrics_port"]):
-            counters.serve(int(float(settings["metrics_port"])) + local_rank(), world.rank)
+            port = int(float(settings["metrics_port"])) + local_rank()
+            counters.serve(settings["metrics_address"] or "127.0.0.1", port, world.rank)
         for begin in _beginnings:
             begin(settings)
         _name_what_has_no_effect(world.rank)

@@ -1,5 +1,6 @@
 """hvd.metrics(), and the same for Prometheus."""
 
+import contextlib
 import socket
 import time
 import urllib.request
@@ -69,6 +70,29 @@ def test_prometheus_reads_them():
     hvd.shutdown()
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://localhost:{29471 + rank}/metrics", timeout=1)
+
+
+@pytest.mark.ranks(1, isolated=True)
+@pytest.mark.parametrize(
+    ("options", "reachable"), [({}, ["127.0.0.1"]), ({"metrics_address": "0.0.0.0"}, ["127.0.0.1", "127.0.0.2"])]
+)
+def test_only_this_host_reads_them_unless_asked_for(options, reachable):
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    hvd.init(metrics_port=29511, **options)
+    answering = []
+    for address in ("127.0.0.1", "127.0.0.2"):
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection((address, 29511), timeout=10):
+            answering.append(address)
+    assert answering == reachable
+
+
+@pytest.mark.ranks(1, isolated=True)
+def test_an_address_of_another_host_is_refused():
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    with pytest.raises(
+        OSError, match=r"port 29521 of 192\.0\.2\.1 on .*: Cannot assign requested address.*metrics_address"
+    ):
+        hvd.init(metrics_port=29521, metrics_address="192.0.2.1")
 
 
 @pytest.mark.ranks(2, isolated=True)

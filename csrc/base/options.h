@@ -45,6 +45,7 @@ struct Options {
   double      timeline_limit_mb      = 256;
   std::string flight_dir             = "";
   int64_t     metrics_port           = 0;
+  std::string metrics_address        = "";
   // clang-format on
 
   std::set<std::string> set_by_user;  // names; autotune leaves these alone
