@@ -11,7 +11,8 @@ import numpy as np
 
 from ringtrain.adapters import numpy as numpy_adapter
 
-# (address, dtype number of the core, shape), and on a GPU (..., device, handle of the current stream)
+# (address, dtype number of the core, shape), and on a GPU (..., device, handle of the current stream). Complex numbers
+# are pairs of real ones, along a last dimension that only the core sees.
 View = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], int, int]
 
 
@@ -39,8 +40,8 @@ class Adapter(Protocol):
 
     def assign(self, target: Any, source: Any) -> None: ...
 
-    def from_memory(self, memory: Any, dtype: int, shape: list[int]) -> Any:
-        """An array of the library over bytes that the core allocated."""
+    def from_memory(self, memory: Any, shape: list[int], like: Any) -> Any:
+        """An array of the dtype of `like` over bytes that the core allocated, for what has that shape there."""
 
     def returned(self, array: Any, like: Any) -> Any:
         """The result for the user, who gave `like`: on its device."""

@@ -3,8 +3,9 @@
 The names, arguments and results are those of Horovod 0.28. Common to all:
 
 - `tensor`: a dense array of any shape, or a number; `tensors`: a list of them, which are carried out together or not
-  at all. dtypes: bool, (u)int8, (u)int16, int32, int64, float16, bfloat16, float32, float64; sums of 16-bit floats are
-  made in float32. An array that is not contiguous is copied on its way.
+  at all. dtypes: bool, (u)int8, (u)int16, int32, int64, float16, bfloat16, float32, float64, complex64, complex128;
+  sums of 16-bit floats are made in float32. Complex numbers travel as pairs of real ones, along a last dimension of 2
+  that errors show. An array that is not contiguous is copied on its way.
 - `name`: ranks are matched by it, in any order of submission. Operations without a name are matched by their order
   within their process set.
 - `process_set`: the ranks that take part; all of them call the operation.
@@ -92,10 +93,10 @@ def allreduce(
         average: older spelling of `op`: True for Average, False for Sum.
         compression: how it travels, such as Compression.fp16.
         op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum. An average of integers is the sum in
-            their dtype, which may wrap around, divided and truncated towards zero. On bool Sum and Max are "or",
-            Product and Min are "and". Adasum, for floats only, averages what the ranks' tensors have in common
-            and sums what is orthogonal (Maleki et al., arXiv 2006.02924), for any number of ranks; each tensor of a
-            group is a vector of its own.
+            their dtype, which may wrap around, divided and truncated towards zero. Of complex numbers Average and Sum
+            only. On bool Sum and Max are "or", Product and Min are "and". Adasum, for floats only, averages what the
+            ranks' tensors have in common and sums what is orthogonal (Maleki et al., arXiv 2006.02924), for any
+            number of ranks; each tensor of a group is a vector of its own.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
         priority: what is ready at the same time is done in descending order of it.

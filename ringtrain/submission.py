@@ -18,6 +18,7 @@ from ringtrain.handles import Handle, OnGpu
 from ringtrain.process_sets import ProcessSet
 
 _BOOL = _core.DTYPES["bool"]
+_FOR_COMPLEX = (ReduceOp.Sum, ReduceOp.Average)
 _INTEGERS = {number for name, number in _core.DTYPES.items() if "float" not in name}
 
 
@@ -190,7 +191,7 @@ def _prepare(operation: Operation, tensor: Any) -> _Input:
     if sent is not array:
         sent = adapter.prepare(sent)
     view = adapter.view(sent)
-    _check_dtype_and_shape(operation, sent, view)
+    _check_dtype_and_shape(operation, adapter, sent, view[1])
     output = None
     if operation.kind in (OpKind.ALLREDUCE, OpKind.BROADCAST):
         may_overwrite = writes_into_tensor or sent is not array or (operation.in_place and array is not tensor)
@@ -218,17 +219,22 @@ def _place_text(view: View) -> str:
     return f"on GPU {view[3]}" if len(view) == 5 else "in host memory"
 
 
-def _check_dtype_and_shape(operation: Operation, sent: Any, view: View) -> None:
-    dtype, shape = view[1], view[2]
+def _check_dtype_and_shape(operation: Operation, adapter: Adapter, sent: Any, dtype: int) -> None:
+    op = operation.reduction.op
     reduces = operation.kind in (OpKind.ALLREDUCE, OpKind.REDUCESCATTER)
-    if reduces and dtype in _INTEGERS and not _have(operation.reduction.op, dtype):
-        name, takes = operation.reduction.op.name, "floats" if operation.reduction.op is ReduceOp.Adasum else "numbers"
+    if reduces and dtype in _INTEGERS and not _have(op, dtype):
+        takes = "floats" if op is ReduceOp.Adasum else "numbers"
         raise ValueError(
-            f"{operation.title}: {name} is for {takes}, not for {sent.dtype}; use op=Sum, or convert to float"
+            f"{operation.title}: {op.name} is for {takes}, not for {sent.dtype}; use op=Sum, or convert to float"
         )
-    if operation.kind == OpKind.REDUCESCATTER and operation.reduction.op == ReduceOp.Adasum:
+    if reduces and op not in _FOR_COMPLEX and adapter.dtype_name(sent).startswith("complex"):
+        raise ValueError(
+            f"{operation.title}: op={op.name} is for real numbers, not for {sent.dtype}; use op=Sum or Average, or "
+            "send the real and the imaginary parts"
+        )
+    if operation.kind == OpKind.REDUCESCATTER and op == ReduceOp.Adasum:
         raise ValueError(f"{operation.title}: Adasum wants whole tensors; use allreduce")
-    if operation.kind == OpKind.REDUCESCATTER and len(shape) == 0:
+    if operation.kind == OpKind.REDUCESCATTER and len(sent.shape) == 0:
         raise ValueError(f"{operation.title}: a number has no first dimension to scatter")
 
 
@@ -300,8 +306,8 @@ def _finish(operation: Operation, inputs: list[_Input], core: _core.Handle) -> A
         outputs = [one.output for one in inputs]
     else:
         outputs = [
-            one.adapter.from_memory(memory, dtype, shape)
-            for one, (memory, dtype, shape) in zip(inputs, core.tensors(), strict=True)
+            one.adapter.from_memory(memory, shape, one.sent)
+            for one, (memory, _, shape) in zip(inputs, core.tensors(), strict=True)
         ]
     results = [_deliver(operation, one, output) for one, output in zip(inputs, outputs, strict=True)]
     if operation.kind == OpKind.ALLTOALL:

@@ -26,6 +26,8 @@ DTYPE_OF_EACH_SIZE = [np.dtype(name) for name in ("int8", ml_dtypes.bfloat16, "f
 
 OPS = ["sum", "average", "min", "max", "product"]
 
+COMPLEX = [np.dtype(name) for name in ("complex64", "complex128")]
+
 # no dimension, no element, odd sizes, and more than fits into caches and mailboxes. Use ids=str in parametrize.
 SHAPES: list[tuple[int, ...]] = [(), (0,), (3, 0, 2), (1,), (7,), (33, 17), (1021,), (300_007,)]
 
@@ -57,6 +59,12 @@ def data(rank: int, shape: Sequence[int], dtype: Any, seed: int = 0, op: str = "
         return _factors(random, rank, tuple(shape), dtype, seed)
     scale, limit = (12, _average_limit(dtype)) if op == "average" else (1, 7)
     return np.asarray(scale * random.integers(0 if dtype.kind == "u" else -limit, limit + 1, shape), dtype)
+
+
+def complex_data_of_ranks(size: int, shape: Sequence[int], dtype: Any, op: str = "sum") -> list[np.ndarray]:
+    """As `data_of_ranks`, with another imaginary part than real one."""
+    parts = [data_of_ranks(size, shape, "float64", seed, op) for seed in (0, 1)]
+    return [np.asarray(real + 1j * imaginary, dtype) for real, imaginary in zip(*parts, strict=True)]
 
 
 def data_of_ranks(size: int, shape: Sequence[int], dtype: Any, seed: int = 0, op: str = "sum") -> list[np.ndarray]:

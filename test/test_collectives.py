@@ -6,7 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exact import DTYPE_OF_EACH_SIZE, DTYPES, data, data_of_ranks, reference, require_equal
+from exact import (
+    COMPLEX,
+    DTYPE_OF_EACH_SIZE,
+    DTYPES,
+    complex_data_of_ranks,
+    data,
+    data_of_ranks,
+    reference,
+    require_equal,
+)
 
 import ringtrain as hvd
 
@@ -151,6 +160,71 @@ def test_groups():
     require_equal(exchanged[0], np.arange(size))
     require_equal(exchanged[1][0], np.repeat(np.arange(size), 2))
     assert exchanged[1][1].tolist() == [2] * size
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_complex_numbers(dtype):
+    size, rank, last = hvd.size(), hvd.rank(), hvd.size() - 1
+    for shape in ((), (0,), (5,), (2 * size, 3), (40_000,)):
+        everybody = complex_data_of_ranks(size, shape, dtype, "average")
+        mine, total = everybody[rank], np.asarray(sum(everybody), dtype)
+        require_equal(hvd.allreduce(mine), np.asarray(total / size, dtype))
+        require_equal(hvd.allreduce(mine, op=hvd.Sum, compression=hvd.Compression.fp16), total)
+        scaled = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.25)
+        require_equal(scaled, np.asarray(total / 2, dtype))
+        require_equal(hvd.grouped_allreduce([mine, mine.real], op=hvd.Sum)[0], total)
+        require_equal(hvd.grouped_allreduce([mine, mine.real], op=hvd.Sum)[1], total.real)
+        require_equal(hvd.broadcast(mine, last), everybody[-1])
+        require_equal(hvd.allgather(mine), np.concatenate([np.atleast_1d(one) for one in everybody]))
+        require_equal(mine, complex_data_of_ranks(size, shape, dtype, "average")[rank])
+        for change, expected in (
+            (lambda array: hvd.allreduce_(array, op=hvd.Sum), total),
+            (lambda array: hvd.synchronize(hvd.allreduce_async_(array, op=hvd.Sum)), total),
+            (lambda array: hvd.grouped_allreduce_([array], op=hvd.Sum)[0], total),
+            (lambda array: hvd.broadcast_(array, last), everybody[-1]),
+        ):
+            changed = mine.copy()
+            assert change(changed) is changed
+            require_equal(changed, expected)
+    everybody = complex_data_of_ranks(size, (2 * size, 3), dtype)
+    mine, total = everybody[rank], np.asarray(sum(everybody), dtype)
+    require_equal(hvd.reducescatter(mine, op=hvd.Sum), np.split(total, size)[rank])
+    require_equal(hvd.alltoall(mine), np.concatenate([np.split(one, size)[rank] for one in everybody]))
+    splits = [2] * size
+    require_equal(hvd.alltoall(mine, splits)[0], np.concatenate([np.split(one, size)[rank] for one in everybody]))
+    strided = np.zeros((2 * size, 6), dtype)
+    strided[:, ::2] = mine
+    assert hvd.allreduce_(strided[:, ::2], op=hvd.Sum) is not None
+    require_equal(strided[:, ::2], total)
+    require_equal(strided[:, 1::2], np.zeros((2 * size, 3), dtype))
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_complex_number_of_python():
+    require_equal(hvd.allreduce(1 + 2j * hvd.rank(), op=hvd.Sum), np.asarray(hvd.size() + 2j * (hvd.size() - 1)))
+    require_equal(hvd.allgather(3j), np.full(hvd.size(), 3j))
+
+
+@pytest.mark.ranks(1, 2)
+def test_what_needs_an_order_or_a_product_refuses_complex_numbers():
+    for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
+        for reduce in (hvd.allreduce, hvd.allreduce_, hvd.reducescatter):
+            with pytest.raises(ValueError, match=f"op={op.name} is for real numbers, not for complex64; use op=Sum"):
+                reduce(np.ones(4, "complex64"), op=op)
+    with pytest.raises(ValueError, match="no first dimension"):
+        hvd.reducescatter(1j)
+    with pytest.raises(TypeError, match=r"cannot send dtype complex256; it takes .* complex64, complex128"):
+        hvd.allreduce(np.ones(4, "clongdouble"))
+
+
+@pytest.mark.ranks(2)
+def test_ranks_that_disagree_about_complex_numbers_see_the_pairs():
+    with pytest.raises(hvd.MismatchError, match=r"float32\[4, 2\].*float64\[4, 2\]"):
+        hvd.allreduce(np.ones(4, "complex128" if hvd.rank() else "complex64"), name="different")
+    with pytest.raises(hvd.MismatchError, match=r"float64\[4, 2\].*float64\[4\]"):
+        hvd.allreduce(np.ones(4, "float64" if hvd.rank() else "complex128"), name="different")
 
 
 @pytest.mark.ranks(1, 2, 3)

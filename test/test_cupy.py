@@ -3,8 +3,9 @@
 import exact_cupy
 import numpy as np
 import pytest
-from exact import DTYPE_OF_EACH_SIZE, DTYPES, data, reference
+from exact import COMPLEX, DTYPE_OF_EACH_SIZE, DTYPES, complex_data_of_ranks, data, reference
 from exact_cupy import arrays_of_ranks, on_gpu, require_on_gpu, use_own_gpu
+from foreign_arrays import OnlyDlpack, OnlyInterface
 from gpu_checks import (
     COLLECTIVES,
     check_all_ops_and_shapes,
@@ -145,11 +146,33 @@ def test_arrays_on_different_devices_in_one_call_are_refused():
     require_on_gpu(hvd.allreduce(here), np.ones(3))
 
 
+@pytest.mark.ranks(1, 2, env=GPU)
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_complex_numbers(dtype):
+    size, rank = hvd.size(), hvd.rank()
+    for shape in ((), (5,), (2 * size, 3)):
+        everybody = complex_data_of_ranks(size, shape, dtype, "average")
+        mine, total = on_gpu(everybody[rank]), np.asarray(sum(everybody), dtype)
+        require_on_gpu(hvd.allreduce(mine), np.asarray(total / size, dtype))
+        require_on_gpu(hvd.allreduce(mine, op=hvd.Sum, postscale_factor=0.5), np.asarray(total / 2, dtype))
+        require_on_gpu(hvd.broadcast(mine, size - 1), everybody[-1])
+        require_on_gpu(hvd.allgather(mine), np.concatenate([np.atleast_1d(one) for one in everybody]))
+        require_on_gpu(hvd.allgather(OnlyDlpack(mine)), np.concatenate([np.atleast_1d(one) for one in everybody]))
+        assert hvd.grouped_allreduce_([mine], op=hvd.Sum)[0] is mine
+        require_on_gpu(mine, total)
+    mine = on_gpu(everybody[rank])
+    require_on_gpu(hvd.reducescatter(mine, op=hvd.Sum), np.split(total, size)[rank])
+    require_on_gpu(hvd.alltoall(mine), np.concatenate([np.split(one, size)[rank] for one in everybody]))
+    foreign = OnlyInterface(mine)
+    assert hvd.allreduce_(foreign, op=hvd.Sum) is foreign
+    require_on_gpu(mine, total)
+
+
 @pytest.mark.ranks(1, env=GPU)
 def test_what_cannot_be_sent_or_overwritten_is_refused():
     use_own_gpu()
-    with pytest.raises(TypeError, match="cannot send dtype complex64"):
-        hvd.allreduce(cupy.ones(3, "complex64"))
+    with pytest.raises(ValueError, match="op=Max is for real numbers, not for complex64"):
+        hvd.allreduce(cupy.ones(3, "complex64"), op=hvd.Max)
     with pytest.raises(ValueError, match="places of their own"):
         hvd.allreduce_(cupy.broadcast_to(cupy.ones(()), (3,)))
     with pytest.raises(ValueError, match="Average is for numbers, not for bool"):

@@ -149,10 +149,10 @@ def test_what_a_foreign_array_cannot_do_is_refused():
             adapter.is_in_place(read_only)
     with pytest.raises(TypeError, match="mask"):
         adapter.prepare(OnlyInterface(owned, mask=owned))
-    with pytest.raises(TypeError, match="dtype complex128"):
-        adapter.prepare(OnlyInterface(owned, typestr="<c16"))
-    with pytest.raises(TypeError, match="type code 5, 128 bits, 1 lanes"):
-        adapter.prepare(OnlyDlpack(owned, code=5, bits=128))
+    with pytest.raises(TypeError, match="dtype >f4"):
+        adapter.prepare(OnlyInterface(owned, typestr=">f4"))
+    with pytest.raises(TypeError, match="type code 5, 32 bits, 1 lanes"):
+        adapter.prepare(OnlyDlpack(owned, code=5, bits=32))
     with pytest.raises(TypeError, match="not on a CUDA device"):
         adapter.prepare(OnlyDlpack(owned, device=(1, 0)))
     with pytest.raises(TypeError, match=r"cannot send a builtins\.str; it takes arrays of NumPy, CuPy and PyTorch"):

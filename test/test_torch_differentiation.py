@@ -145,6 +145,46 @@ def test_reducescatter():
 
 
 @pytest.mark.ranks(1, 2, 3)
+def test_complex_numbers():
+    """As for real ones, by torch's convention: the gradient of a real loss sum(Re(conj(c) x)) is c."""
+    size, rank = hvd.size(), hvd.rank()
+    rows = size * 2
+
+    def gradient_of(operation, shape):
+        everybody = [torch.complex(*parts) for parts in zip(real_of(shape), imaginary_of(shape), strict=True)]
+        input = torch.ones(rows, 2, dtype=torch.complex128, requires_grad=True)
+        (of_input,) = torch.autograd.grad((everybody[rank].conj() * operation(input)).real.sum(), input)
+        return of_input, everybody, sum(everybody)
+
+    def real_of(shape):
+        return tensors_of_ranks(size, shape, op="average")
+
+    def imaginary_of(shape):
+        return tensors_of_ranks(size, shape, seed=3, op="average")
+
+    whole, part = (rows, 2), (rows // size, 2)
+    of_input, _, total = gradient_of(lambda input: hvd.allreduce(input, op=hvd.Sum), whole)
+    require_tensor(of_input, total)
+    of_input, _, total = gradient_of(lambda input: hvd.grouped_allreduce([input])[0], whole)
+    require_tensor(of_input, total / size)
+    of_input, _, total = gradient_of(lambda input: hvd.broadcast(input, size - 1), whole)
+    require_tensor(of_input, total / size if rank == size - 1 else torch.zeros_like(total))
+    of_input, _, total = gradient_of(hvd.allgather, (rows * size, 2))
+    require_tensor(of_input, (total / size).chunk(size)[rank])
+    of_input, everybody, _ = gradient_of(hvd.alltoall, whole)
+    require_tensor(of_input, torch.cat([one.chunk(size)[rank] for one in everybody]))
+    of_input, everybody, _ = gradient_of(lambda input: hvd.reducescatter(input, op=hvd.Sum), part)
+    require_tensor(of_input, size * torch.cat(everybody))
+
+
+@pytest.mark.ranks(1, 2)
+def test_gradcheck_of_complex_numbers():
+    """Of a loss that all ranks share, numerically: one rank's part of it is what its own input changes."""
+    input = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda tensor: hvd.allreduce(tensor, postscale_factor=3.0), input)
+
+
+@pytest.mark.ranks(1, 2, 3)
 def test_an_allreduce_can_be_differentiated_twice():
     for op, factor in ((hvd.Average, 1), (hvd.Sum, hvd.size())):
         input = torch.arange(3.0, dtype=torch.float64).requires_grad_()

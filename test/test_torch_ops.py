@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from exact import FLOATS, OPS, data_of_ranks, reference, require_equal
+from exact import COMPLEX, FLOATS, OPS, complex_data_of_ranks, data_of_ranks, reference, require_equal
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
 
@@ -173,6 +173,50 @@ def test_compressed_tensors_come_back_in_their_dtype():
             require_tensor(mine, reference("sum", everybody))
 
 
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_complex_numbers(dtype):
+    size, rank, last = hvd.size(), hvd.rank(), hvd.size() - 1
+    for shape in ((), (0,), (7,), (2 * size, 3)):
+        everybody = [tensor_of(array) for array in complex_data_of_ranks(size, shape, dtype, "average")]
+        mine, total = everybody[rank], sum(everybody)
+        for allreduce in ALLREDUCES:
+            require_tensor(allreduce(mine), total / size)
+            require_tensor(allreduce(mine, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.25), total / 2)
+        for grouped_allreduce in GROUPED_ALLREDUCES:
+            for actual, expected in zip(
+                grouped_allreduce([mine, mine.real], op=hvd.Sum), (total, total.real), strict=True
+            ):
+                require_tensor(actual, expected)
+        for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+            require_tensor(hvd.allreduce(mine, op=hvd.Sum, compression=compression), total)
+        for allreduce_ in ALLREDUCES_IN_PLACE:
+            changed = mine.clone()
+            assert allreduce_(changed, op=hvd.Sum) is changed
+            require_tensor(changed, total)
+        require_tensor(hvd.broadcast(mine, last), everybody[-1])
+        require_tensor(hvd.broadcast_(mine.clone(), last), everybody[-1])
+        gathered = torch.cat([torch.atleast_1d(one) for one in everybody])
+        require_tensor(hvd.allgather(mine), gathered)
+        require_tensor(hvd.allgather(mine.conj()), gathered.conj_physical())
+        require_tensor(hvd.allreduce(mine.conj(), op=hvd.Sum), total.conj_physical())
+    splits = [2] * size
+    require_tensor(hvd.reducescatter(mine, op=hvd.Sum), total.chunk(size)[rank])
+    require_tensor(hvd.grouped_reducescatter([mine], op=hvd.Sum)[0], total.chunk(size)[rank])
+    require_tensor(hvd.alltoall(mine), torch.cat([one.chunk(size)[rank] for one in everybody]))
+    require_tensor(hvd.alltoall(mine, splits)[0], torch.cat([one.chunk(size)[rank] for one in everybody]))
+
+
+@pytest.mark.ranks(2)
+def test_conjugated_and_strided_complex_tensors_are_changed_in_place():
+    base = torch.zeros(4, 6, dtype=torch.complex64)
+    conjugated = base[:, ::2].conj()
+    conjugated.copy_(torch.full((4, 3), 1 + 2j))
+    assert hvd.allreduce_(conjugated, op=hvd.Sum) is conjugated
+    require_tensor(base[:, ::2], torch.full((4, 3), 2 - 4j))
+    require_tensor(base[:, 1::2], torch.zeros(4, 3, dtype=torch.complex64))
+
+
 class Halved(hvd.Compressor):
     """As a user writes one: sends half of it, as float32."""
 
@@ -337,7 +381,18 @@ class Wrapper(torch.Tensor):
 
 
 BAD_ARGUMENTS = {
-    "complex": (lambda: hvd.allreduce(ONES.to(torch.complex64)), TypeError, "dtype torch.complex64; it takes"),
+    "complex halves": (lambda: hvd.allreduce(ONES.to(torch.complex32)), TypeError, "dtype torch.complex32; it takes"),
+    "complex maximum": (
+        lambda: hvd.allreduce(ONES.to(torch.complex64), op=hvd.Max),
+        ValueError,
+        "op=Max is for real numbers, not for torch.complex64; use op=Sum",
+    ),
+    "complex product, in place": (
+        lambda: hvd.allreduce_(ONES.to(torch.complex64), op=hvd.Product),
+        ValueError,
+        "op=Product is for real numbers",
+    ),
+    "complex Adasum": (lambda: hvd.allreduce(ONES + 1j, op=hvd.Adasum), ValueError, "op=Adasum is for real numbers"),
     "unsigned 64": (lambda: hvd.allreduce(torch.ones(2, dtype=torch.uint64)), TypeError, "dtype torch.uint64"),
     "8-bit floats": (lambda: hvd.allreduce(ONES.to(torch.float8_e5m2)), TypeError, "dtype torch.float8_e5m2"),
     "sparse": (lambda: hvd.allreduce(ONES.to_sparse()), TypeError, "layout torch.sparse_coo.*sparse_allreduce_async"),

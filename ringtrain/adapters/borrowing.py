@@ -17,7 +17,7 @@ from ringtrain import _core
 from ringtrain.adapters.numpy import require_known
 
 _CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}  # DLDataTypeCode
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}  # DLDataTypeCode
 _READ_ONLY, _IS_COPY = 1, 2  # bits of DLManagedTensorVersioned.flags
 _LEGACY_STREAM = 1  # CUDA's default stream, as both protocols number it
 
@@ -140,7 +140,8 @@ def _dtype_of(given: _DataType) -> Any:
         return np.dtype(ml_dtypes.bfloat16)
     if kind == "bool" and given.bits == 8 and given.lanes == 1:
         return np.dtype(bool)
-    if kind not in ("int", "uint", "float") or given.bits not in (8, 16, 32, 64) or given.lanes != 1:
+    sizes = (64, 128) if kind == "complex" else (8, 16, 32, 64)
+    if kind not in ("int", "uint", "float", "complex") or given.bits not in sizes or given.lanes != 1:
         raise TypeError(
             f"ringtrain cannot send a DLPack tensor of type code {given.code}, {given.bits} bits, {given.lanes} lanes"
         )

@@ -9,7 +9,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ringtrain.adapters.numpy import DTYPE_OF, DTYPES, require_known
+from ringtrain.adapters.numpy import DTYPES, require_known, shape_from_core, spec_of
 from ringtrain.adapters.numpy import dtype_name as dtype_name
 from ringtrain.adapters.numpy import require_results as require_results
 from ringtrain.adapters.numpy import returned as returned
@@ -48,7 +48,7 @@ def empty_like(array: Any) -> Any:
 def view(array: Any) -> _DeviceView:
     data = array.data
     device = data.device_id
-    return data.ptr, DTYPES[array.dtype], array.shape, device, _current_stream(device).ptr
+    return data.ptr, *spec_of(array), device, _current_stream(device).ptr
 
 
 def view_in_place(array: Any) -> _DeviceView | None:
@@ -66,9 +66,9 @@ def assign(target: Any, source: Any) -> None:
         target[...] = source
 
 
-def from_memory(memory: Any, dtype: int, shape: list[int]) -> Any:
+def from_memory(memory: Any, shape: list[int], like: Any) -> Any:
     with cupy.cuda.Device(memory.device):
-        array = cupy.empty(tuple(shape), DTYPE_OF[dtype])
+        array = cupy.empty(shape_from_core(shape, like), like.dtype)
     memory.copy_to(array.data.ptr, stream(array))
     return array
 

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from ringtrain.adapters.borrowing import Borrowed, borrow, is_on_gpu
-from ringtrain.adapters.numpy import DTYPES
 from ringtrain.adapters.numpy import returned as returned
+from ringtrain.adapters.numpy import spec_of
 
 _DeviceView = tuple[int, int, tuple[int, ...], int, int]
 
@@ -48,7 +48,7 @@ def view(array: Any) -> _DeviceView:
     if not isinstance(array, Borrowed):
         view_of_cupy: _DeviceView = _cupy().view(array)
         return view_of_cupy
-    return array.address, DTYPES[array.dtype], array.shape, array.device, array.stream
+    return array.address, *spec_of(array), array.device, array.stream
 
 
 def view_in_place(array: Any) -> _DeviceView | None:
@@ -65,8 +65,8 @@ def assign(target: Any, source: Any) -> None:
     cupy.finish(wrapped)  # the library of the target cannot wait for CuPy's stream
 
 
-def from_memory(memory: Any, dtype: int, shape: list[int]) -> Any:
-    return _cupy().from_memory(memory, dtype, shape)
+def from_memory(memory: Any, shape: list[int], like: Any) -> Any:
+    return _cupy().from_memory(memory, shape, like)
 
 
 def rows(array: Any) -> Any:

@@ -18,11 +18,12 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES: dict[Any, int] = {
     _BFLOAT16 if name == "bfloat16" else np.dtype(name): number for name, number in _core.DTYPES.items()
 }
-DTYPE_OF = {number: dtype for dtype, number in DTYPES.items()}
+# Of complex numbers, what their parts are.
+_PARTS = {np.dtype("complex64"): np.dtype("float32"), np.dtype("complex128"): np.dtype("float64")}
 
 
 def accepts(array: Any) -> bool:
-    return isinstance(array, (np.ndarray, np.generic, bool, int, float))
+    return isinstance(array, (np.ndarray, np.generic, bool, int, float, complex))
 
 
 def prepare(array: Any) -> Array:
@@ -33,8 +34,8 @@ def prepare(array: Any) -> Array:
 
 def require_known(dtype: Any) -> None:
     """Raises TypeError for a dtype that the core does not have."""
-    if dtype not in DTYPES:
-        names = ", ".join(_core.DTYPES)
+    if dtype not in DTYPES and dtype not in _PARTS:
+        names = ", ".join([*_core.DTYPES, *map(str, _PARTS)])
         raise TypeError(f"ringtrain cannot send dtype {dtype}; it takes {names}, in the machine's byte order")
 
 
@@ -53,7 +54,18 @@ def empty_like(array: Array) -> Array:
 def view(array: Array) -> tuple[int, int, tuple[int, ...]]:
     # bfloat16 has no letter in the buffer protocol
     buffer = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
-    return _core.address(buffer), DTYPES[array.dtype], array.shape
+    return _core.address(buffer), *spec_of(array)
+
+
+def spec_of(array: Any) -> tuple[int, tuple[int, ...]]:
+    """The number of its dtype and its shape, as the core has them: see `arrays.View`."""
+    part = _PARTS.get(array.dtype)
+    return (DTYPES[array.dtype], array.shape) if part is None else (DTYPES[part], (*array.shape, 2))
+
+
+def shape_from_core(shape: list[int], like: Any) -> tuple[int, ...]:
+    """The shape of an array of the dtype of `like` that has `shape` in the core."""
+    return tuple(shape[:-1] if like.dtype in _PARTS else shape)
 
 
 def view_in_place(array: Array) -> tuple[int, int, tuple[int, ...]] | None:
@@ -64,9 +76,9 @@ def assign(target: Array, source: Array) -> None:
     target[...] = source
 
 
-def from_memory(memory: Array, dtype: int, shape: list[int]) -> Array:
-    typed: Array = memory.view(DTYPE_OF[dtype])
-    return typed.reshape(shape)
+def from_memory(memory: Array, shape: list[int], like: Array) -> Array:
+    typed: Array = memory.view(like.dtype)
+    return typed.reshape(shape_from_core(shape, like))
 
 
 def returned(array: Array, like: Any) -> Array:

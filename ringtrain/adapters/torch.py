@@ -17,13 +17,14 @@ from ringtrain import _core
 _DTYPES: dict[torch.dtype, int] = {
     getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
 }
+# Of complex numbers, what their parts are.
+_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 # The elements of any other type may lie in tensors that it wraps.
 PLAIN_TYPES: set[type] = {torch.Tensor, torch.nn.Parameter}
 _STRIDED = torch.strided
 # Not what a build for ROCm calls so.
 _HAS_CUDA = torch.version.cuda is not None
 _View = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], int, int]
-_DTYPE_OF = {number: dtype for dtype, number in _DTYPES.items()}
 
 
 def accepts(array: Any) -> bool:
@@ -38,15 +39,15 @@ def prepare(tensor: torch.Tensor) -> torch.Tensor:
             f"ringtrain cannot send a tensor with the layout {tensor.layout}; make it dense with to_dense(), or use "
             "sparse_allreduce_async of ringtrain.torch"
         )
-    if tensor.dtype not in _DTYPES:
-        names = ", ".join(str(dtype) for dtype in _DTYPES)
+    if tensor.dtype not in _DTYPES and tensor.dtype not in _PARTS:
+        names = ", ".join(str(dtype) for dtype in (*_DTYPES, *_PARTS))
         raise TypeError(f"ringtrain cannot send dtype {tensor.dtype}; it takes {names}")
     if tensor.is_meta:
         raise ValueError("ringtrain cannot send a tensor on the meta device: it has no values")
     stays = tensor.is_cpu or _is_on_gpu(tensor)
     if stays and _is_plain(tensor):
         return tensor
-    values = tensor.detach().resolve_neg()
+    values = tensor.detach().resolve_conj().resolve_neg()
     return (values if stays else values.cpu()).contiguous()
 
 
@@ -72,7 +73,7 @@ _stream_of_device: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRaw
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether its elements lie in memory as they are, in the usual order."""
-    return tensor.is_contiguous() and not tensor.is_neg()
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def is_in_place(tensor: torch.Tensor) -> bool:
@@ -89,7 +90,8 @@ def empty_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def view(tensor: torch.Tensor) -> _View:
-    return _view(tensor, _DTYPES[tensor.dtype])
+    real = torch.view_as_real(tensor.detach()) if tensor.dtype in _PARTS else tensor
+    return _view(real, _DTYPES[real.dtype])
 
 
 def _view(tensor: torch.Tensor, dtype: int) -> _View:
@@ -115,10 +117,11 @@ def assign(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
 
-def from_memory(memory: Any, dtype: int, shape: list[int]) -> torch.Tensor:
+def from_memory(memory: Any, shape: list[int], like: torch.Tensor) -> torch.Tensor:
+    shape = shape[:-1] if like.dtype in _PARTS else shape
     if not isinstance(memory, _core.GpuMemory):
-        return torch.from_numpy(memory).view(_DTYPE_OF[dtype]).reshape(shape)
-    tensor = torch.empty(shape, dtype=_DTYPE_OF[dtype], device=f"cuda:{memory.device}")
+        return torch.from_numpy(memory).view(like.dtype).reshape(shape)
+    tensor = torch.empty(shape, dtype=like.dtype, device=f"cuda:{memory.device}")
     memory.copy_to(tensor.data_ptr(), _stream_of_device(memory.device))
     return tensor
 
@@ -174,7 +177,7 @@ def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def on_host(tensor: torch.Tensor) -> Any:
-    values = tensor.detach().resolve_neg().cpu()
+    values = tensor.detach().resolve_conj().resolve_neg().cpu()
     if values.dtype == torch.bfloat16:
         return values.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return values.numpy()

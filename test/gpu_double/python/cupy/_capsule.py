@@ -13,7 +13,7 @@ from cupy.cuda.memory import MemoryPointer, UnownedMemory
 from cupy.cuda.stream import Event, get_current_stream
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 
 
 class _Tensor(ctypes.Structure):
