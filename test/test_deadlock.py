@@ -151,19 +151,33 @@ def test_who_was_thrown_out_of_its_wait_does_not_wait():
 
 
 @pytest.mark.ranks(2)
+def test_who_has_its_result_but_has_not_come_to_take_it_does_not_wait():
+    if hvd.rank() == 0:
+        signal.signal(signal.SIGALRM, lambda *_: time.sleep(1.8))
+        signal.setitimer(signal.ITIMER_REAL, 0.4)
+    else:
+        time.sleep(0.6)
+    assert together("during the handler").tolist() == [2.0] * 3
+    assert together("after it").tolist() == [2.0] * 3
+
+
+@pytest.mark.ranks(2)
 def test_a_daemon_thread_counts_whoever_has_used_its_names_before():
-    together("known")
+    def known():
+        hvd.allreduce_(np.ones(3), op=hvd.Sum, name="known")
+
+    known()
     if hvd.rank() == 1:
 
         def work():
-            together("known")
+            known()
             time.sleep(1.7)
-            together("known")
+            known()
 
         threading.Thread(target=work, daemon=True).start()
     else:
-        together("known")
-        together("known")
+        known()
+        known()
     assert together("last").tolist() == [2.0] * 3
 
 
