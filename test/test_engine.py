@@ -89,9 +89,23 @@ def test_without_a_cache():
     check_repeated_steps()
 
 
-@pytest.mark.ranks(2, 3, env={"RINGTRAIN_CACHE_CAPACITY": "3"})
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_CACHE_CAPACITY": "1"})
 def test_with_a_cache_that_is_too_small():
     check_repeated_steps()
+
+
+@pytest.mark.ranks(2, env={"RINGTRAIN_CACHE_CAPACITY": "70000"})
+def test_more_operations_than_a_board_has_bits_for():
+    arrays = [np.empty(1, np.float32) for _ in range(70_000)]
+    for step in range(2):
+        before = hvd.metrics()["cache_misses"]
+        for array in arrays:
+            array[:] = step + hvd.rank() + 1
+        handles = [hvd.allreduce_async_(array, op=hvd.Sum, name=f"{i}") for i, array in enumerate(arrays)]
+        for handle in handles:
+            hvd.synchronize(handle)
+        assert all(array[0] == total() + step * hvd.size() for array in arrays)
+        assert hvd.metrics()["cache_misses"] - before == (len(arrays) if step == 0 else 0)
 
 
 @pytest.mark.ranks(2, 3, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "0"})

@@ -53,22 +53,37 @@ bool ShmChannel::is_called() {
   return false;
 }
 
-void ShmChannel::begin_and(const Words& words) {
-  std::memcpy(begin(), words.data(), words.size() * sizeof(uint64_t));
+void ShmChannel::begin_and(const Words& words) { publish_words(words, 0); }
+
+// Who has come to the first part of a long row goes through all of it.
+bool ShmChannel::finish_and(Words& words, double deadline) {
+  if (!wait_for_all(deadline)) return false;
+  and_with_boards(words, 0);
+  for (size_t first = words_of_board(); first < words.size(); first += words_of_board()) {
+    publish_words(words, first);
+    wait_for_all(std::numeric_limits<double>::infinity());
+    and_with_boards(words, first);
+  }
+  return true;
+}
+
+// As many from `first` on as fit on a board.
+void ShmChannel::publish_words(const Words& words, size_t first) {
+  const size_t count = std::min(words_of_board(), words.size() - first);
+  std::memcpy(begin(), words.data() + first, count * sizeof(uint64_t));
   publish();
 }
 
-bool ShmChannel::finish_and(Words& words, double deadline) {
-  if (!wait_for_all(deadline)) return false;
+void ShmChannel::and_with_boards(Words& words, size_t first) {
+  const size_t end = std::min(first + words_of_board(), words.size());
   for (int member = 0; member < size(); ++member) {
     const char* theirs = board(member);
-    for (size_t i = 0; i < words.size(); ++i) {
+    for (size_t i = first; i < end; ++i, theirs += sizeof(uint64_t)) {
       uint64_t word;
-      std::memcpy(&word, theirs + i * sizeof(word), sizeof(word));
+      std::memcpy(&word, theirs, sizeof(word));
       words[i] &= word;
     }
   }
-  return true;
 }
 
 // Each board carries the length of the whole message and the next part of it; all go on until the longest is through.

@@ -1,4 +1,5 @@
-// A Channel between the ranks of one node: everybody writes on its board and reads the others'.
+// A Channel between the ranks of one node: everybody writes on its board and reads the others'. What is longer than a
+// board goes in parts.
 #pragma once
 
 #include <atomic>
@@ -31,6 +32,9 @@ class ShmChannel final : public Channel {
   bool wait_for_all(double deadline);
   bool wait_patiently_for_all(double deadline);
   const char* board(int member);
+  size_t words_of_board() const { return node_.board_bytes() / sizeof(uint64_t); }
+  void publish_words(const Words& words, size_t first);
+  void and_with_boards(Words& words, size_t first);
 
   Node& node_;
   Watch& watch_;

@@ -14,10 +14,9 @@ namespace {
 // How long a round waits for the other nodes to come by themselves before it calls them.
 constexpr double kPatience_s = 1e-3;
 
-// A board holds two bits for each operation of a full cache, and the usual announcement in one piece.
-size_t board_bytes(const Options& options) {
-  return std::max<size_t>(16 << 10, static_cast<size_t>(options.cache_capacity) / 4 + 64);
-}
+// Two bits for each of the most operations that the cache may hold unless the user says otherwise, and the usual
+// announcement in one piece. What is longer goes in several.
+constexpr size_t kBoardBytes = 16 << 10;
 
 std::vector<std::vector<int>> ranks_by_node(const World& world) {
   std::vector<std::vector<int>> ranks(static_cast<size_t>(*std::max_element(world.nodes.begin(), world.nodes.end())) +
@@ -54,7 +53,7 @@ Fabric::Fabric(const World& world, const Options& options)
 void Fabric::connect(const World& world, const Options& options) {
   wire_ = std::make_unique<MpiWire>(*mpi_, all_ranks(world), world.rank, kWorldWireTag, watch_);
   TreeChannel bootstrap(*wire_, std::numeric_limits<double>::infinity());
-  if (options.shared_memory == "auto") make_node(world, options, bootstrap);
+  if (options.shared_memory == "auto") make_node(world, bootstrap);
   if (node_) make_arena(world, bootstrap);
   if (node_)
     make_channel(world);
@@ -71,15 +70,14 @@ void Fabric::say_last_words(ErrorKind kind, const std::string& message) {
   if (alarm_) alarm_->raise(kind, message);
 }
 
-void Fabric::make_node(const World& world, const Options& options, Channel& bootstrap) {
+void Fabric::make_node(const World& world, Channel& bootstrap) {
   const Placement placement = world.place(all_ranks(world));
-  const size_t board = board_bytes(options);
-  const SegmentPlan plan = {"node", [&](int size) { return Node::bytes(size, board); }};
+  const SegmentPlan plan = {"node", [](int size) { return Node::bytes(size, kBoardBytes); }};
   SharedSegment segment = make_segments(world, placement, plan, bootstrap);
   if (!segment.data()) return;
   std::vector<RankName> members;
   for (const int place : placement.on_node(placement.own_node())) members.push_back(world.names[place]);
-  node_ = std::make_unique<Node>(std::move(segment), placement.place_on_node(), std::move(members), board);
+  node_ = std::make_unique<Node>(std::move(segment), placement.place_on_node(), std::move(members), kBoardBytes);
   // Nobody may miss the sign of life of a rank that is still on its way here.
   Words words = {~uint64_t{0}};
   bootstrap.and_bits(words);

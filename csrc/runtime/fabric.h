@@ -40,7 +40,7 @@ class Fabric {
 
  private:
   void connect(const World& world, const Options& options);
-  void make_node(const World& world, const Options& options, Channel& bootstrap);
+  void make_node(const World& world, Channel& bootstrap);
   void make_arena(const World& world, Channel& bootstrap);
   void make_channel(const World& world);
 
