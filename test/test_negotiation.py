@@ -62,19 +62,21 @@ def test_ranks_submit_in_different_orders_over_many_rounds():
     size, count = 16, 40
     order = random.Random(1)
     simulation = Simulation(size, cache_capacity=16)
-    for _step in range(5):
-        left = [order.sample(range(count), count) for _ in range(size)]
+    for step in range(5):
+        # some names come once only, so others lose their place while they are pending
+        names_of_step = [f"g{i}" if i % 2 else f"g{i} of {step}" for i in range(count)]
+        left = [order.sample(names_of_step, count) for _ in range(size)]
         planned = []
         while len(planned) < count:
             fresh = []
             for names_left in left:
                 take = order.randint(0, 5)
-                fresh.append([gradient(f"g{i}") for i in names_left[:take]])
+                fresh.append([gradient(name) for name in names_left[:take]])
                 del names_left[:take]
             rounds = simulation.round(fresh)
             assert all(plans == rounds[0] for plans in rounds)
             planned += [name for plan in names(rounds[0]) for name in plan]
-        assert sorted(planned) == sorted(f"g{i}" for i in range(count))
+        assert sorted(planned) == sorted(names_of_step)
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 2, 3, 1024])
@@ -386,3 +388,59 @@ def test_what_is_cached_stays_so_while_some_wait():
     assert names(simulation.round([[], [gradient("of another thread")]])[0]) == [["of another thread"]]
     handled = [after - early for after, early in zip(simulation.messages_handled(), before, strict=True)]
     assert handled == [2 * (rounds + 1)] * size  # one each way, and none that gathers
+
+
+def step_of(simulation, sequence, per_round=1):
+    """How many rounds of a step of these names had to gather, all ranks submitting them in this order."""
+    gathered = 0
+    for first in range(0, len(sequence), per_round):
+        names_of_round = sequence[first : first + per_round]
+        before = simulation.messages_handled()[0]
+        plans = simulation.round(everybody(2, *map(gradient, names_of_round)))[0]
+        assert sorted(name for plan in names(plans) for name in plan) == sorted(names_of_round)
+        gathered += simulation.messages_handled()[0] - before > 2
+    return gathered
+
+
+def bytes_of_empty_round(simulation):
+    before = simulation.bytes_handled()[0]
+    assert simulation.round(everybody(2)) == [[], []]
+    return simulation.bytes_handled()[0] - before
+
+
+@pytest.mark.parametrize("per_round", [1, 4, 400])
+@pytest.mark.parametrize("operations", [16, 17, 100, 256])
+def test_all_that_comes_again_is_cached(operations, per_round):
+    simulation = Simulation(2, cache_capacity=16)
+    sequence = [f"gradient{i}" for i in range(operations)]
+    for _ in range(2):
+        step_of(simulation, sequence, per_round)
+    assert [step_of(simulation, sequence, per_round) for _ in range(3)] == [0, 0, 0]
+
+
+def test_more_operations_than_a_cache_can_hold_find_it_full_of_them():
+    simulation = Simulation(2, cache_capacity=2)  # 32 at most
+    sequence = [f"gradient{i}" for i in range(40)]
+    for _ in range(2):
+        step_of(simulation, sequence)
+    assert [step_of(simulation, sequence) for _ in range(3)] == [8, 8, 8]
+    other_model = [f"other {name}" for name in sequence]
+    for _ in range(2):
+        step_of(simulation, other_model)
+    assert [step_of(simulation, other_model) for _ in range(3)] == [8, 8, 8]
+
+
+def test_names_that_never_come_again_take_no_more_room():
+    simulation = Simulation(2, cache_capacity=16)
+    gradients = [f"gradient{i}" for i in range(40)]
+    for step in range(3):
+        step_of(simulation, [*gradients, f"loss {step}"])
+    row = bytes_of_empty_round(simulation)
+    for step in range(3, 200):
+        assert step_of(simulation, [*gradients, f"loss {step}"], per_round=41) == 1  # for the loss
+    assert step_of(simulation, gradients) == 0
+    assert bytes_of_empty_round(simulation) == row
+    names_only = Simulation(2, cache_capacity=64)
+    for step in range(2000):
+        step_of(names_only, [f"loss {step}"])
+    assert bytes_of_empty_round(names_only) == 2 * (2 + 1) * 8  # the row of a full cache, there and back

@@ -47,7 +47,8 @@ const std::vector<Entry>& entries() {
              "Small tensors are joined into one operation of at most this many megabytes; 0 joins nothing.",
              "HOROVOD_FUSION_THRESHOLD", 1 / kMega),
       number(&Options::cache_capacity, "cache_capacity", 0, 1 << 20,
-             "How many operations are remembered, so that a repeated one costs one bit to agree on; 0 remembers none.",
+             "How many operations are remembered, so that a repeated one costs one bit to agree on; up to 16 times as "
+             "many if these come again and again. 0 remembers none.",
              "HOROVOD_CACHE_CAPACITY"),
       number(&Options::stall_warning_time_s, "stall_warning_time_s", 0.1, kDay,
              "Seconds after which an operation that some rank has not submitted is reported.",

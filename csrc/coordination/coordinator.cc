@@ -257,8 +257,7 @@ AgreementPtr Coordinator::apply(Agreement agreement) {
 
 void Coordinator::remember(const AgreementPtr& agreement, std::optional<Request> own) {
   if (!membership_.has(agreement->request.process_set)) return;
-  if (const std::optional<int> loser = cache_.slot_to_lose(view_of(agreement->request))) reannounce(*loser);
-  cache_.insert(agreement, std::move(own));
+  if (const std::optional<int> slot = cache_.insert(agreement, std::move(own))) reannounce(*slot);
 }
 
 void Coordinator::forget_process_set(int id) {

@@ -16,16 +16,29 @@ std::optional<int> PlanCache::find(const Request& request) const {
   return slot && slots_[*slot]->own == request ? slot : std::nullopt;
 }
 
-std::optional<int> PlanCache::slot_to_lose(const KeyView& key) const {
-  if (const std::optional<int> old = find(key)) return old;
-  if (slot_of_.size() < capacity_ || by_age_.empty()) return std::nullopt;
-  return by_age_.front();
+// Whether there is room now.
+bool PlanCache::make_room(const KeyView& key) {
+  if (const std::optional<int> old = find(key)) {
+    evict(*old);
+    return true;
+  }
+  if (slot_of_.size() < capacity_) return true;
+  if (evicted_.has(key)) {
+    if (capacity_ == largest_capacity_) return false;
+    ++capacity_;
+    return true;
+  }
+  if (capacity_ == 0) return false;
+  const int oldest = by_age_.front();
+  evicted_.add(key_of(at(oldest)->request));
+  evict(oldest);
+  return true;
 }
 
-void PlanCache::insert(AgreementPtr agreement, std::optional<Request> own) {
-  if (capacity_ == 0) return;
+std::optional<int> PlanCache::insert(AgreementPtr agreement, std::optional<Request> own) {
   const KeyView key = view_of(agreement->request);
-  if (const std::optional<int> loser = slot_to_lose(key)) evict(*loser);
+  if (!make_room(key)) return std::nullopt;
+  evicted_.remove(key);
   if (free_.empty()) {
     free_.push_back(slot_count());
     slots_.emplace_back();
@@ -34,6 +47,7 @@ void PlanCache::insert(AgreementPtr agreement, std::optional<Request> own) {
   free_.pop_back();
   slots_[slot] = Entry{std::move(agreement), std::move(own), by_age_.insert(by_age_.end(), slot)};
   slot_of_[key] = slot;
+  return slot;
 }
 
 void PlanCache::use(int slot) { by_age_.splice(by_age_.end(), by_age_, slots_[slot]->age); }

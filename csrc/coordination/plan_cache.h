@@ -3,6 +3,12 @@
 // Every rank's cache holds the same entries in the same slots, since all insert, use and evict by the same plans in the
 // same order. Only `own` differs: what this rank itself had announced for the entry.
 //
+// How many it holds follows from what comes again. A full cache throws out what was not used for longest, but remembers
+// its name: if that comes again the cache was too small, and grows instead. So the steps of a large model soon find all
+// their operations here, while names that come once only, such as "loss of step 123", replace each other. There is an
+// end to growing. From then on what comes again is left out, since throwing out the oldest would make every operation
+// of such a step miss; what is new gets a place even then, so a cache full of names of the past does not stay so.
+//
 // It remembers the plans of whole rounds, too: when the same operations become common again, as in every step of a
 // training, nothing is sorted, fused or allocated.
 #pragma once
@@ -13,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "coordination/evicted_names.h"
 #include "coordination/plan.h"
 #include "coordination/words.h"
 
@@ -20,7 +27,8 @@ namespace ringtrain {
 
 class PlanCache {
  public:
-  explicit PlanCache(size_t capacity) : capacity_(capacity) {}
+  // `capacity`: how many entries it holds before it grows; 0: it stays empty.
+  explicit PlanCache(size_t capacity) : capacity_(capacity), largest_capacity_(kGrowth * capacity), evicted_(kNames) {}
 
   static bool is_cacheable(const Agreement& agreement);
 
@@ -31,11 +39,9 @@ class PlanCache {
   bool has(int slot) const { return slots_[slot].has_value(); }
   int slot_count() const { return static_cast<int>(slots_.size()); }
 
-  // The entry that insert() would throw out to make place for `key`: an older one of this key, or the one that was not
-  // used for longest.
-  std::optional<int> slot_to_lose(const KeyView& key) const;
-  // `own`: nothing if this rank had not announced it.
-  void insert(AgreementPtr agreement, std::optional<Request> own);
+  // Replaces an older one of this key, or another entry if there is no room. `own`: nothing if this rank had not
+  // announced it. The slot, whose last entry is gone; nothing if the new one is left out.
+  std::optional<int> insert(AgreementPtr agreement, std::optional<Request> own);
   void use(int slot);
   void evict(int slot);
 
@@ -51,7 +57,13 @@ class PlanCache {
     std::list<int>::iterator age;
   };
 
-  const size_t capacity_;
+  static constexpr size_t kGrowth = 16, kNames = 1 << 16;
+
+  bool make_room(const KeyView& key);
+
+  size_t capacity_;
+  const size_t largest_capacity_;
+  EvictedNames evicted_;  // to make room
   std::vector<std::optional<Entry>> slots_;
   std::unordered_map<KeyView, int, HashOfKey> slot_of_;  // the names live in the agreements
   std::list<int> by_age_;                                // slots in use, the one used last at the end

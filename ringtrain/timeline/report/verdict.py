@@ -120,7 +120,8 @@ def _negotiation(share: float) -> Verdict:
     )
     advice = [
         "Bring small tensors together: `groups=` of DistributedOptimizer, or `grouped_allreduce`.",
-        "Use the same names in each step, and not more of them than `cache_capacity`: what is known costs one bit.",
+        "Use the same names in each step, and not more of them than 16 times `cache_capacity`: what is known costs one "
+        "bit.",
         "Where every core computes, nobody has time to negotiate: leave a core free, or set OMP_NUM_THREADS lower.",
     ]
     return Verdict("negotiation", sentence, advice)
