@@ -3,12 +3,15 @@
 import copy
 import inspect
 import io
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
 
 import ringtrain.torch as hvd  # noqa: E402
+from ringtrain import _core  # noqa: E402
+from ringtrain.torch import state  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -69,11 +72,11 @@ def test_the_state_of_every_optimizer_goes_to_ranks_with_another_one_and_with_no
     root = hvd.size() - 1
     hvd.broadcast_parameters(model.state_dict(), root)
     hvd.broadcast_optimizer_state(optimizer, root)
-    for state, of_root in [
+    for mine, of_root in [
         (optimizer.state_dict(), hvd.broadcast_object(optimizer.state_dict(), root)),
         (model.state_dict(), hvd.broadcast_object(model.state_dict(), root)),
     ]:
-        assert same(state, of_root)
+        assert same(mine, of_root)
     step(name, model, optimizer, 99)  # what was received can be used
     assert same(model.state_dict(), hvd.broadcast_object(model.state_dict(), root))
 
@@ -85,8 +88,121 @@ def test_a_count_of_steps_does_not_keep_the_whole_message():
         optimizer.param_groups[0]["params"][0].grad = torch.ones(100_000)
         optimizer.step()
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    (state,) = optimizer.state.values()
-    assert state["step"] == 1 and state["step"].untyped_storage().nbytes() < 100
+    (of_parameter,) = optimizer.state.values()
+    assert of_parameter["step"] == 1 and of_parameter["step"].untyped_storage().nbytes() < 100
+
+
+@pytest.mark.ranks(2)
+def test_a_state_travels_in_messages_of_a_limited_size():
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in ((7, 3), (1,), (500,), (), (0,))]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+
+    def made_by(rank):
+        made = torch.Generator().manual_seed(rank)
+        return [
+            {
+                "double": torch.randn(parameter.shape, generator=made, dtype=torch.float64),
+                "flag": torch.randn(13, generator=made) > 0,
+                "turned": torch.randn((5, 31), generator=made).t(),
+                "complex": torch.randn(3, generator=made, dtype=torch.complex64),
+            }
+            for parameter in parameters
+        ]
+
+    whole, state._MESSAGE_BYTES = state._MESSAGE_BYTES, 1000
+    try:
+        if hvd.rank() == 1:
+            optimizer.state.update(zip(parameters, made_by(1), strict=True))
+        hvd.barrier()
+        before = _core.last_operations()[-1]["number"]
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+    finally:
+        state._MESSAGE_BYTES = whole
+    for parameter, expected in zip(parameters, made_by(1), strict=True):
+        # load_state_dict gives everything but "step" the dtype of the parameter, on the ranks that receive.
+        for key, value in expected.items():
+            received = optimizer.state[parameter][key]
+            assert received.shape == value.shape and torch.equal(received, value.to(received.dtype))
+    operations = [one for one in _core.last_operations() if one["number"] > before and one["kind"] == "broadcast"]
+    total = sum(value.nbytes for one in made_by(1) for value in one.values())
+    messages = [one["bytes"] for one in operations][2:]  # behind the skeleton and its length
+    assert messages == [1000] * (total // 1000) + [total % 1000]
+
+
+def peak_of(work):
+    """By how many bytes the memory of this process grows at most meanwhile."""
+
+    def of_status(name):
+        (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")]
+        return 1024 * int(line.split()[1])
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
+    before = of_status("VmRSS")
+    work()
+    return of_status("VmHWM") - before
+
+
+@pytest.mark.ranks(2)
+def test_a_large_state_is_never_twice_in_memory():
+    parameter = torch.nn.Parameter(torch.ones(20_000_000))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    bytes_ = parameter.nbytes
+    parameter.grad = torch.zeros_like(parameter)
+    if hvd.rank() == 0:
+        optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, 2.0).detach()
+    whole, state._MESSAGE_BYTES = state._MESSAGE_BYTES, 1 << 20
+    try:
+        peak = peak_of(lambda: hvd.broadcast_optimizer_state(optimizer, root_rank=0))
+    finally:
+        state._MESSAGE_BYTES = whole
+    assert peak < (0.3 if hvd.rank() == 0 else 1.3) * bytes_
+    assert bool((optimizer.state[parameter]["momentum_buffer"] == 2.0).all())
+
+
+@pytest.mark.ranks(2)
+def test_none_is_part_of_a_state():
+    parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    mine = {"momentum_buffer": None, "history": [None, torch.ones(2), (None, 3)]}
+    if hvd.rank() == 0:
+        optimizer.state[parameters[0]] = mine
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert same(optimizer.state_dict()["state"], {0: mine})
+
+
+@pytest.mark.ranks(2)
+def test_gradients_are_left_as_by_horovod():
+    """Where the optimizer was new they are zeros afterwards, and those that were there stay."""
+    model = torch.nn.Sequential(torch.nn.Embedding(3, 2, sparse=True), torch.nn.Linear(2, 2))
+    frozen = model[1].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    model[1].weight.grad = torch.ones(2, 2)
+    if hvd.rank() == 0:
+        optimizer.state[model[1].weight]["momentum_buffer"] = torch.ones(2, 2)
+    before = copy.deepcopy(model.state_dict())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0, model=model)
+    gradient = model[0].weight.grad
+    if hvd.rank() == 0:
+        assert gradient is None
+    else:
+        assert gradient.is_sparse and torch.equal(gradient.to_dense(), torch.zeros(3, 2))
+    assert frozen.grad is None and torch.equal(model[1].weight.grad, torch.ones(2, 2))
+    assert same(model.state_dict(), before)
+    new = torch.optim.Adam(new_model(0).parameters())
+    hvd.broadcast_optimizer_state(hvd.DistributedOptimizer(new), root_rank=0)
+    assert all(torch.equal(one.grad, torch.zeros_like(one)) for one in new.param_groups[0]["params"])
+
+
+@pytest.mark.ranks(2)
+def test_a_state_that_cannot_travel_fails_on_every_rank():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    if hvd.rank() == 0:
+        optimizer.state[parameter]["rows"] = torch.ones(2).to_sparse()
+    error, message = (TypeError, "layout torch.sparse_coo") if hvd.rank() == 0 else (RuntimeError, "rank 0 could not")
+    with pytest.raises(error, match=message):
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert hvd.broadcast_object("still alive") == "still alive"
 
 
 @pytest.mark.ranks(2)

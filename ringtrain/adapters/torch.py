@@ -32,8 +32,7 @@ def accepts(array: Any) -> bool:
 
 
 def prepare(tensor: torch.Tensor) -> torch.Tensor:
-    if type(tensor) not in PLAIN_TYPES:
-        _check_has_elements(tensor)
+    check_has_elements(tensor)
     if tensor.layout is not torch.strided:
         raise TypeError(
             f"ringtrain cannot send a tensor with the layout {tensor.layout}; make it dense with to_dense(), or use "
@@ -51,8 +50,11 @@ def prepare(tensor: torch.Tensor) -> torch.Tensor:
     return (values if stays else values.cpu()).contiguous()
 
 
-def _check_has_elements(tensor: torch.Tensor) -> None:
-    if tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() and not tensor.data_ptr():
+def check_has_elements(tensor: torch.Tensor) -> None:
+    """Raises TypeError for a tensor of a type that wraps others."""
+    if type(tensor) in PLAIN_TYPES or tensor.layout is not torch.strided or tensor.is_meta:
+        return
+    if tensor.numel() and not tensor.data_ptr():
         raise TypeError(
             f"ringtrain cannot send a {type(tensor).__name__}: its elements are in other tensors, which it wraps; send "
             "those, such as to_local() of a DTensor, or make a plain tensor of it"

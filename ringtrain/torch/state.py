@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from ringtrain import objects, ops, world
+from ringtrain.adapters.torch import check_has_elements
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 
@@ -35,25 +36,69 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give the optimizer of every rank the state and the options of one rank's. Mirrors Horovod's function.
 
-    Works for every optimizer with `state_dict` and `load_state_dict`, also where some ranks have no state yet. All
-    tensors travel in one message.
+    Works for every optimizer with `state_dict` and `load_state_dict`, also where some ranks have no state yet, and with
+    None in it. The tensors travel in messages of 256 MB, which is all the memory it takes beside the state itself.
+
+    As after Horovod's, an optimizer that had no state finds zeros where its parameters had no gradients.
 
     Args:
         optimizer: of the same class, over the same parameters on all ranks; a distributed one too.
         root_rank: the rank of the world that has the right state.
-        model: ignored; here so that Horovod calls run unchanged.
+        model: knows which of the parameters are those of sparse embeddings: their zeros are sparse.
         process_set: the ranks that take part.
 
     Raises:
+        TypeError: root_rank has a tensor in its state that cannot be sent.
         ValueError: the optimizer of root_rank has other parameter groups than this one.
         RuntimeError: root_rank could not pickle an option (there, the pickling error itself is raised).
     """
+    own = optimizer.state_dict()
+    is_new = not own.get("state")
     if world.rank() != root_rank:
         state = _receive(root_rank, process_set)
         _put_options_in_place(state, optimizer)
         optimizer.load_state_dict(state)
     else:
-        _send(optimizer.state_dict(), root_rank, process_set)
+        _send(own, root_rank, process_set)
+    if is_new:
+        _leave_zeros(optimizer, model)
+
+
+def _put_options_in_place(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Tensors among the options, such as a learning rate on the GPU, go where this rank's own ones are.
+
+    load_state_dict does so for the state of the parameters only.
+    """
+    for options, own in zip(state["param_groups"], optimizer.param_groups, strict=False):
+        for name, value in options.items():
+            if torch.is_tensor(value) and torch.is_tensor(own.get(name)):
+                options[name] = value.to(own[name].device)
+
+
+def _leave_zeros(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    """Horovod makes the state of a new optimizer by a step with zeros, and scripts may rely on gradients after it."""
+    embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    modules = [] if model is None else model.modules()
+    sparse = {module.weight for module in modules if isinstance(module, embeddings) and module.sparse}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                zeros = torch.zeros_like(parameter)
+                is_sparse = parameter in sparse or isinstance(optimizer, torch.optim.SparseAdam)
+                parameter.grad = zeros.to_sparse() if is_sparse else zeros
+
+
+# ----------------------------------------------------------------------------------------- tensors apart from the rest
+
+_MESSAGE_BYTES = 256 << 20
+
+
+class _Kind(NamedTuple):
+    """What the others have to know of a tensor before its elements come."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    is_on_gpu: bool
 
 
 class _Pickler(pickle.Pickler):
@@ -66,7 +111,10 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> int | None:
         if not isinstance(obj, torch.Tensor):
             return None
-        self.tensors.append(obj.detach().cpu().contiguous())
+        if obj.layout is not torch.strided:
+            raise TypeError(f"broadcast_optimizer_state cannot send a tensor with the layout {obj.layout}")
+        check_has_elements(obj)
+        self.tensors.append(obj.detach())
         return len(self.tensors) - 1
 
 
@@ -81,21 +129,6 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[pid]
 
 
-def _put_options_in_place(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Tensors among the options, such as a learning rate on the GPU, go where this rank's own ones are.
-
-    load_state_dict does so for the state of the parameters only.
-    """
-    for options, own in zip(state["param_groups"], optimizer.param_groups, strict=False):
-        for name, value in options.items():
-            if torch.is_tensor(value) and torch.is_tensor(own.get(name)):
-                options[name] = value.to(own[name].device)
-
-
-_ALIGNMENT = 16  # bytes; of every tensor in the message
-_SMALL = 4096  # bytes
-
-
 def _send(state: dict[str, Any], root_rank: int, process_set: ProcessSet) -> None:
     skeleton = io.BytesIO()
     pickler = _Pickler(skeleton)
@@ -104,40 +137,87 @@ def _send(state: dict[str, Any], root_rank: int, process_set: ProcessSet) -> Non
         pickler.dump(state)
     except Exception as error:
         pickling_error = error
-    kinds = [(tensor.dtype, tensor.shape) for tensor in pickler.tensors]
+    kinds = [_Kind(tensor.dtype, tensor.shape, tensor.is_cuda) for tensor in pickler.tensors]
     description = None if pickling_error else (skeleton.getvalue(), kinds)
     objects.broadcast_object(description, root_rank, process_set=process_set)
     if pickling_error is not None:
         raise pickling_error
-    content, places = _layout(kinds)
-    for tensor, place in zip(pickler.tensors, places, strict=True):
-        place.copy_(tensor)
-    ops.broadcast_(content, root_rank, process_set=process_set)
+    _share(pickler.tensors, root_rank, process_set)
 
 
 def _receive(root_rank: int, process_set: ProcessSet) -> dict[str, Any]:
     description = objects.broadcast_object(None, root_rank, process_set=process_set)
     if description is None:
-        raise RuntimeError(f"broadcast_optimizer_state: rank {root_rank} could not pickle its state")
+        raise RuntimeError(
+            f"broadcast_optimizer_state: rank {root_rank} could not pickle its state; its own error says why"
+        )
     skeleton, kinds = description
-    content, places = _layout(kinds)
-    ops.broadcast_(content, root_rank, process_set=process_set)
-    # An optimizer on a GPU keeps its counts of steps as they are, on the host, and with one all of the message.
-    tensors = [place.clone() if place.nbytes <= _SMALL else place for place in places]
+    # On the GPU at once, if they are to be there: the host may not have room for all of them.
+    tensors = [
+        torch.empty(
+            kind.shape, dtype=kind.dtype, device="cuda" if kind.is_on_gpu and torch.cuda.is_available() else "cpu"
+        )
+        for kind in kinds
+    ]
+    _share(tensors, root_rank, process_set)
     state: dict[str, Any] = _Unpickler(io.BytesIO(skeleton), tensors).load()
     return state
 
 
-def _layout(kinds: list[tuple[torch.dtype, torch.Size]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """One message for tensors of these dtypes and shapes, and the place of each in it."""
-    lengths = [dtype.itemsize * shape.numel() for dtype, shape in kinds]
-    padded = [-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths]
-    content = torch.zeros(sum(padded), dtype=torch.uint8, device="cpu")
-    places = [
-        room[:length].view(dtype).view(shape)
-        for room, length, (dtype, shape) in zip(torch.split(content, padded), lengths, kinds, strict=True)
-    ]
-    return content, places
+def _share(tensors: Sequence[torch.Tensor], root_rank: int, process_set: ProcessSet) -> None:
+    """Give the tensors of all ranks the elements that those of the root have."""
+    lengths = [tensor.nbytes for tensor in tensors]
+    message = torch.empty(min(_MESSAGE_BYTES, sum(lengths)), dtype=torch.uint8, device="cpu")
+    is_root = world.rank() == root_rank
+    number, content = -1, message
+    for parts in _messages(lengths):
+        end, places = 0, []
+        for part in parts:
+            if part.number != number:
+                number, content = part.number, _bytes_of(tensors[part.number])
+            begin, end = end, end + part.length
+            places.append((message[begin:end], content.narrow(0, part.first, part.length)))
+        if is_root:
+            for place, elements in places:
+                place.copy_(elements)
+        ops.broadcast_(message[:end], root_rank, process_set=process_set)
+        if not is_root:
+            for place, elements in places:
+                elements.copy_(place)
+
+
+class _Part(NamedTuple):
+    """Some bytes of a tensor."""
+
+    number: int  # of the tensor
+    first: int
+    length: int
+
+
+def _messages(lengths: Sequence[int]) -> Iterator[list[_Part]]:
+    """What each message carries of tensors that have so many bytes."""
+    parts: list[_Part] = []
+    room = _MESSAGE_BYTES
+    for number, length in enumerate(lengths):
+        first = 0
+        while first < length:
+            part = _Part(number, first, min(length - first, room))
+            parts.append(part)
+            first += part.length
+            room -= part.length
+            if room == 0:
+                yield parts
+                parts, room = [], _MESSAGE_BYTES
+    if parts:
+        yield parts
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """In its own memory, if its elements lie there as they are and in the usual order; else in a copy."""
+    return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+
+
+# ------------------------------------------------------------------------------------------------------------- objects
 
 
 def broadcast_object(
