@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -53,6 +54,43 @@ def test_bytes_come_through_frames_unchanged(data: bytes, step: int) -> None:
 
 def test_no_frame_is_longer_than_what_launchers_pass_on_in_one_piece() -> None:
     assert max(map(len, frames_of(b"x" * 10_000).split(b"\n"))) < 1024
+
+
+def test_a_reader_that_has_gone_ends_the_sender_although_the_pipe_is_not_empty() -> None:
+    read_end, write_end = os.pipe()
+    sender = Sender(write_end, 0)
+    sender.send(attendant.STDOUT, b"never read")
+    os.close(read_end)
+    raised: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            sender.send(attendant.STDOUT, b"more")
+        except BrokenPipeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert raised
+    os.close(write_end)
+
+
+def test_a_sender_whose_reader_is_stopped_looks_after_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LauncherGone(Exception):
+        pass
+
+    def require_launcher() -> None:
+        raise LauncherGone
+
+    monkeypatch.setattr(attendant, "_LOOK_S", 0.05)
+    read_end, write_end = os.pipe()
+    sender = Sender(write_end, 0, require_launcher)
+    sender.send(attendant.STDOUT, b"never read")
+    with pytest.raises(LauncherGone):
+        sender.send(attendant.STDOUT, b"more")
+    os.close(read_end)
+    os.close(write_end)
 
 
 def test_what_the_launcher_says_comes_between() -> None:

@@ -19,7 +19,7 @@ import stat
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 RECORD = b"\x1e"
 # Letters of frames. What a rank writes comes in lines (small letter), or in parts that a later one goes on with.
@@ -38,10 +38,14 @@ _NOTED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Sender:
     """Writes frames to a file descriptor that the launcher reads."""
 
-    def __init__(self, descriptor: int, rank: int):
+    def __init__(self, descriptor: int, rank: int, require_launcher: Callable[[], None] = lambda: None):
+        """`require_launcher` is called now and then while nobody reads, and may end this process."""
         self._descriptor = descriptor
         self._rank = b"%d" % rank
+        self._require_launcher = require_launcher
         self._is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        self._poll = select.poll()
+        self._poll.register(descriptor, 0)
 
     def send(self, letter: str, payload: bytes) -> None:
         """Send one short frame."""
@@ -70,9 +74,17 @@ class Sender:
         return RECORD + self._rank + letter.encode() + payload + b"\n"
 
     def _write(self, batch: bytes) -> None:
-        """Write once the launcher has read what was written before, so that it reads this in one piece."""
-        pause_s = 0.0001
+        """Write once the launcher has read what was written before, so that it reads this in one piece.
+
+        Raises BrokenPipeError where nobody can read any more; the bytes in the pipe stay there then.
+        """
+        pause_s, look_at = 0.0001, time.monotonic() + _LOOK_S
         while self._is_pipe and self._unread() > 0:
+            if any(events & select.POLLERR for _, events in self._poll.poll(0)):
+                raise BrokenPipeError
+            if time.monotonic() > look_at:
+                self._require_launcher()
+                look_at += _LOOK_S
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.002)
         while batch:
@@ -95,8 +107,8 @@ class Attendant:
 
     def __init__(self, command: list[str], rank: int):
         self._command = command
-        self._sender = Sender(sys.stderr.fileno(), rank)
         self._launcher = os.getppid()
+        self._sender = Sender(sys.stderr.fileno(), rank, self._require_launcher)
         # a launcher's signal goes to the whole process group, this process and the rank alike
         self._was_told_to_end = False
         self._wake_up, wake_up_end = os.pipe()
