@@ -12,7 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_launcher import FakeLauncher
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, wait_until, zombies_of
+
+from ringtrain.run import leftovers
+from ringtrain.run.job import Job
+from ringtrain.run.supervise import Outcome, Settings, Supervisor
 
 pytestmark = needs_mpi
 MARK = "TEST_RINGRUN_JOB"
@@ -103,6 +108,63 @@ def test_a_rank_ends_with_its_attendant(tmp_path: Path, mark: str) -> None:
         os.kill(parent_of(rank), signal.SIGKILL)
         assert process.wait(TIMEOUT_S) != 0
 
+
+# --- without MPI ------------------------------------------------------------------------------------------------------
+
+
+def supervise(script: str, rank: str, said: list[str]) -> Outcome:
+    """Two ranks that run the Python code `rank`, started by a launcher that goes on with `script`."""
+
+    def say(data: bytes, is_error: bool) -> None:
+        if is_error:
+            said.append(data.decode())
+
+    job = Job([sys.executable, "-c", rank], 2, [], dict(os.environ))
+    settings = Settings(True, 0, None, False)
+    return Supervisor(FakeLauncher(script), job, settings, say).run()
+
+
+KILL_ATTENDANTS = "time.sleep(1); [os.kill(rank.pid, signal.SIGKILL) for rank in ranks]"
+
+
+@pytest.mark.parametrize(
+    ("script", "rank", "explanation"),
+    [
+        (KILL_ATTENDANTS, "import time; time.sleep(60)", "ranks 0-1 got lost: the launcher ended with exit code 0"),
+        ("[rank.wait() for rank in ranks]; sys.exit(0)", "pass", ""),
+        # as a daemon that loses its connection ends its ranks
+        (
+            "time.sleep(1); [os.killpg(rank.pid, signal.SIGTERM) for rank in ranks]; [rank.wait() for rank in ranks]",
+            "import time; time.sleep(60)",
+            "somebody other than ringrun told ranks 0-1 to end",
+        ),
+    ],
+    ids=["killed", "well", "told"],
+)
+def test_a_job_ends_well_only_if_every_rank_is_known_to(script: str, rank: str, explanation: str) -> None:
+    outcome = supervise(script, rank, [])
+    assert outcome.code == (1 if explanation else 0)
+    assert outcome.explanation.startswith(explanation)
+
+
+def test_ranks_that_outlive_sigkill_do_not_hide_who_failed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "kill", lambda job: [4711])
+    outcome = supervise("[rank.wait() for rank in ranks]", "raise SystemExit(7)", said := [])
+    assert outcome.code == 7 and outcome.explanation.startswith("the first to fail was rank ")
+    assert "ringrun: process 4711 outlives SIGKILL, waiting in the kernel, perhaps for a disk or a GPU\n" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+def test_what_cannot_be_killed_is_given_back(tmp_path: Path) -> None:
+    # nobody in a PID namespace can kill its first process
+    killer = f"from ringtrain.run import leftovers; raise SystemExit(leftovers.kill({str(tmp_path)!r}, 0.5) != [1])"
+    first = f"import subprocess, sys; raise SystemExit(subprocess.call([sys.executable, '-c', {killer!r}], env={{}}))"
+    words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", first]
+    environment = {**os.environ, leftovers.MARK: str(tmp_path)}
+    assert subprocess.run(words, env=environment, cwd=ROOT, check=False, timeout=TIMEOUT_S).returncode == 0
+
+
+# --- from Python ------------------------------------------------------------------------------------------------------
 
 CALL = """
 import os, pathlib, signal, sys, time, ringtrain

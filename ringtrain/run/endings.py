@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from ringtrain.run.failures import list_of_ranks
+from ringtrain.run.failures import Ends, list_of_ranks
 from ringtrain.run.job import Job
 
 
@@ -19,12 +19,12 @@ def of_late_ranks(job: Job, missing: list[int], timeout_s: float) -> str:
     return f"{list_of_ranks(missing)} did not start in {timeout_s:g} s; try {', or '.join(remedies)}"
 
 
-def of_launcher(job: Job, code: int, missing: list[int], ended_well: list[tuple[int, str]]) -> str:
-    """For a launcher that ended with `code`, not 0 and negative for a signal, although no rank had failed.
+def of_launcher(job: Job, code: int, missing: list[int], ends: Ends) -> str:
+    """For a launcher that ended with `code`, negative for a signal, although no rank had failed.
 
     Args:
         missing: the ranks that did not start.
-        ended_well: the ranks that ended with exit code 0 by themselves and their hosts, the first one first.
+        ends: how the others ended; if `code` is 0, not all of them with exit code 0.
     """
     if code < 0:
         return f"the launcher was ended by {signal.Signals(-code).name}"
@@ -32,12 +32,22 @@ def of_launcher(job: Job, code: int, missing: list[int], ended_well: list[tuple[
         remedies = _remedies(job)
         hint = f"try {', or '.join(remedies)}" if remedies else "the launcher's own words say why"
         return f"{list_of_ranks(missing)} did not start; {hint}"
-    if len(ended_well) == job.num_proc:
+    if ends.returned_0 == job.num_proc:
         return f"all ranks ended with exit code 0, but the launcher with exit code {code}"
-    if ended_well:
-        rank, host = ended_well[0]
+    if ends.lost and code == 0:
+        return f"{list_of_ranks(ends.lost)} got lost: the launcher ended with exit code 0 before they did"
+    if ends.early:
+        rank, host = ends.early[0]
         return f"rank {rank} on {host} ended early with exit code 0, while the others still ran"
+    if ends.told:
+        return f"somebody other than ringrun told {list_of_ranks(ends.told)} to end"
     return f"the launcher ended with exit code {code} before any rank had ended"
+
+
+def of_unkillable(pids: list[int]) -> str:
+    """For processes of this host, at least one, that outlive SIGKILL."""
+    outlive = "process {} outlives" if len(pids) == 1 else "processes {} outlive"
+    return f"{outlive.format(', '.join(map(str, pids)))} SIGKILL, waiting in the kernel, perhaps for a disk or a GPU"
 
 
 def _remedies(job: Job) -> list[str]:

@@ -43,6 +43,19 @@ class Failure(NamedTuple):
         return f"{where}, with exit code {self.code}"
 
 
+class Ends(NamedTuple):
+    """How the ranks ended, other than by a failure of their own.
+
+    `early` ended with exit code 0 without being told to, each with its host, the first one first; `told` were told to
+    end and did not return 0; of the end of `lost` nobody has heard. `returned_0` counts exit codes of 0, told or not.
+    """
+
+    early: list[tuple[int, str]]
+    told: list[int]
+    lost: list[int]
+    returned_0: int
+
+
 class _Rank:
     def __init__(self) -> None:
         self.host = ""
@@ -88,10 +101,15 @@ class FailureLog:
             key=lambda failure: (failure.is_consequence, failure.time),
         )
 
-    def ended_well(self) -> list[tuple[int, str]]:
-        """The ranks that ended with exit code 0 without being told to, each with its host, the first one first."""
-        found = [item for item in self._ranks.items() if not item[1].was_ended and _code(item[1]) == 0]
-        return [(number, rank.host) for number, rank in sorted(found, key=lambda item: item[1].ended_at)]
+    def ends(self) -> Ends:
+        """Of the ranks that have started."""
+        by_time = sorted(self._ranks.items(), key=lambda item: item[1].ended_at)
+        return Ends(
+            [(number, rank.host) for number, rank in by_time if not rank.was_ended and _code(rank) == 0],
+            [number for number, rank in by_time if rank.ended is not None and rank.ended.was_told and _code(rank) != 0],
+            [number for number, rank in by_time if rank.ended is None],
+            sum(rank.ended is not None and rank.ended.code == 0 for _, rank in by_time),
+        )
 
     def _failure(self, number: int, rank: _Rank, first_end: float) -> Failure | None:
         """`first_end` is when the first rank ended by a failure of its own, whereupon the others may be told to end."""

@@ -29,6 +29,9 @@ _DRAIN_S = 1.0
 _GRACE_S = 5.0
 # How long the others may go on after a rank has failed. Open MPI ends them at once, Intel MPI sometimes never.
 _AFTER_FAILURE_S = 10.0
+# A launcher that outlives SIGKILL for so long waits in the kernel, perhaps for ever.
+_KILLED_S = 10.0
+_REAP_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -110,7 +113,7 @@ class Supervisor:
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             selector.register(process.stderr, selectors.EVENT_READ)
-            while process.poll() is None:
+            while process.poll() is None and not self._is_unkillable():
                 self._read_once(selector, process, _LOOK_S)
                 if time.monotonic() > start_before and self._missing():
                     self._is_late = True
@@ -129,7 +132,9 @@ class Supervisor:
             self._kill_at = time.monotonic() + _GRACE_S
         if time.monotonic() > self._kill_at or len(self._signals) > 1:
             process.kill()
-            leftovers.kill(self._id)
+
+    def _is_unkillable(self) -> bool:
+        return self._kill_at is not None and time.monotonic() > self._kill_at + _KILLED_S
 
     def _read_once(self, selector: selectors.BaseSelector, process: subprocess.Popen[bytes], timeout_s: float) -> None:
         for key, _ in selector.select(timeout_s):
@@ -172,31 +177,37 @@ class Supervisor:
                 process.wait(_GRACE_S)
         if process.poll() is None:
             process.kill()
-        process.wait()
-        leftovers.kill(self._id)
+        unkillable = leftovers.kill(self._id)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_REAP_S)
+        if unkillable:
+            with contextlib.suppress(OSError):
+                self._say(endings.of_unkillable(unkillable))
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
         if self._files is not None:
             self._files.close()
 
-    def _outcome(self, launcher_code: int) -> Outcome:
-        ended_well = self._failures.ended_well()
-        ranks = [rank for rank, _ in ended_well]
+    def _outcome(self, launcher_code: int | None) -> Outcome:
+        """`launcher_code` is None for one that outlives SIGKILL."""
+        if launcher_code is None or self._kill_at is not None:
+            launcher_code = 0  # it says nothing of the ranks
+        ends = self._failures.ends()
+        early = [rank for rank, _ in ends.early]
         if self._signals:
-            return Outcome(128 + self._signals[0], "", [], ranks)
+            return Outcome(128 + self._signals[0], "", [], early)
         failures, missing = self._failures.failures(), self._missing()
         if self._is_late:
             late = endings.of_late_ranks(self._job, missing, self._settings.start_timeout_s)
-            return Outcome(1, f"{late}\n{report(failures)}" if failures else late, failures, ranks)
+            return Outcome(1, f"{late}\n{report(failures)}" if failures else late, failures, early)
         # ranks that saw their launcher die are a consequence of that
-        was_killed = launcher_code < 0 and self._kill_at is None
-        if failures and not (was_killed and failures[0].is_consequence):
-            return Outcome(failures[0].code, report(failures), failures, ranks)
-        if launcher_code == 0:
-            return Outcome(0, "", [], ranks)
-        code = 128 - launcher_code if launcher_code < 0 else 1 if missing else launcher_code
-        return Outcome(code, endings.of_launcher(self._job, launcher_code, missing, ended_well), [], ranks)
+        if failures and not (launcher_code < 0 and failures[0].is_consequence):
+            return Outcome(failures[0].code, report(failures), failures, early)
+        if launcher_code == 0 and ends.returned_0 == self._job.num_proc:
+            return Outcome(0, "", [], early)
+        code = 128 - launcher_code if launcher_code < 0 else 1 if missing else launcher_code or 1
+        return Outcome(code, endings.of_launcher(self._job, launcher_code, missing, ends), [], early)
 
     def _say(self, text: str) -> None:
         self._write(f"ringrun: {text}\n".encode(), True)
