@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Mapping
 
 from ringtrain.run.job import Job
 
@@ -19,6 +21,10 @@ ranks = [
 
 class FakeLauncher:
     """Starts the ranks on this host, as `ranks`, and goes on with `script`."""
+
+    passes_on: Mapping[int, int] = {}
+    scancel = None
+    last_signal = signal.SIGTERM
 
     def __init__(self, script: str):
         self._script = script

@@ -59,9 +59,11 @@ def test_a_signal_ends_all_ranks(sent: signal.Signals, code: int, script: str, t
 
 @pytest.mark.fast
 def test_ranks_that_ignore_signals_are_killed(tmp_path: Path, mark: str) -> None:
-    with start(STUBBORN, tmp_path, mark) as process:
+    with start(STUBBORN, tmp_path, mark, "--grace-s", "0.5") as process:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 143
+        assert process.wait(20) == 143
+        assert process.stderr is not None
+        assert "ringrun: ranks 0-1 did not end within 0.5 s of SIGTERM, see --grace-s" in process.stderr.read()
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, mark: str) -> None:
@@ -112,7 +114,7 @@ def test_a_rank_ends_with_its_attendant(tmp_path: Path, mark: str) -> None:
 # --- without MPI ------------------------------------------------------------------------------------------------------
 
 
-def supervise(script: str, rank: str, said: list[str]) -> Outcome:
+def supervise(script: str, rank: str, said: list[str], grace_s: float = 30.0) -> Outcome:
     """Two ranks that run the Python code `rank`, started by a launcher that goes on with `script`."""
 
     def say(data: bytes, is_error: bool) -> None:
@@ -120,7 +122,7 @@ def supervise(script: str, rank: str, said: list[str]) -> Outcome:
             said.append(data.decode())
 
     job = Job([sys.executable, "-c", rank], 2, [], dict(os.environ))
-    settings = Settings(True, 0, None, False)
+    settings = Settings(True, 0, None, False, grace_s)
     return Supervisor(FakeLauncher(script), job, settings, say).run()
 
 

@@ -25,14 +25,25 @@ RECORD = b"\x1e"
 # Letters of frames. What a rank writes comes in lines (small letter), or in parts that a later one goes on with.
 STARTED, ENDED, STDOUT, STDERR = "s", "x", "o", "e"
 
+# A launcher that would kill its ranks right after SIGTERM hands this on instead. Nobody dies of it who has no handler.
+END_RANK = signal.SIGURG
+# In the environment: how long a rank may take to end after SIGTERM, in seconds.
+GRACE_VARIABLE = "RINGRUN_GRACE_S"
+
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 # Slurm forwards lines of up to 1024 bytes in one piece, Open MPI whatever it reads at once, up to 4096.
 _PAYLOAD_BYTES = 900
 _BATCH_BYTES = 4096
 _DRAIN_S = 1.0
 _LOOK_S = 2.0
+_STAY_LONGER_S = 10.0
 _PR_SET_PDEATHSIG = 1
-_NOTED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Launchers and batch systems signal the whole process group, this process and the rank alike.
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS_OF_THE_RANK = (
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP),
+    *(signal.SIGQUIT, signal.SIGALRM, signal.SIGXCPU),
+)
 
 
 class Sender:
@@ -103,26 +114,27 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 class Attendant:
-    """The parent of one rank."""
+    """The parent of one rank.
+
+    It handles the signals that end or stop a job, and so outlives them: what they do is the rank's business. One that
+    is ignored when this process starts, as by nohup, stays ignored, also for the rank.
+    """
 
     def __init__(self, command: list[str], rank: int):
         self._command = command
         self._launcher = os.getppid()
         self._sender = Sender(sys.stderr.fileno(), rank, self._require_launcher)
-        # a launcher's signal goes to the whole process group, this process and the rank alike
-        self._was_told_to_end = False
+        self._times_told_to_end = 0
         self._wake_up, wake_up_end = os.pipe()
         for descriptor in (self._wake_up, wake_up_end):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for number in _NOTED_SIGNALS:
-            signal.signal(number, self._note)
+        self._handled = self._handle_signals()
 
     def run(self) -> int:
-        """Run the command to its end; returns the status as waitpid gives it."""
+        """Run the command to its end. Returns its exit code, negative for a signal, or 0 if it was told to end."""
         streams, pid = self._start()
-        self._sender.send(STARTED, f"{socket.gethostname()} {pid}".encode())
+        self._sender.send(STARTED, f"{socket.gethostname()} {pid} {_slurm_step()}".encode())
         status = None
         while status is None:
             self._forward(streams, _LOOK_S)
@@ -135,18 +147,56 @@ class Attendant:
             self._forward(streams, _DRAIN_S / 10)
         age_s = time.monotonic() - ended_at
         code = os.waitstatus_to_exitcode(status)
-        self._sender.send(ENDED, f"{code} {age_s:.6f} {int(self._was_told_to_end)}".encode())
+        self._sender.send(ENDED, f"{code} {age_s:.6f} {int(self._times_told_to_end > 0)}".encode())
+        if self._times_told_to_end > 0:
+            self._stay()
+            return 0
         return code
+
+    def _handle_signals(self) -> list[signal.Signals]:
+        """Returns those that have a handler now."""
+        handlers: dict[signal.Signals, Callable[[int, object], None]] = {
+            **dict.fromkeys(_SIGNALS_OF_THE_RANK, _do_nothing),
+            **dict.fromkeys(_ENDING_SIGNALS, self._note),
+        }
+        handlers = {number: how for number, how in handlers.items() if signal.getsignal(number) is not signal.SIG_IGN}
+        handlers |= {signal.SIGCHLD: _do_nothing, END_RANK: self._end_rank}
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        return list(handlers)
 
     def _start(self) -> tuple[dict[int, str], int]:
         out, out_end = os.pipe()
         err, err_end = os.pipe()
+        parent = os.getpid()
+        # a signal that came to the child before it has its own handlers back would be lost
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
         pid = os.fork()
         if pid == 0:
-            _become(self._command, out_end, err_end)
+            self._become_rank(parent, out_end, err_end, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(out_end)
         os.close(err_end)
         return {out: STDOUT, err: STDERR}, pid
+
+    def _become_rank(self, attendant: int, out: int, err: int, mask: set[int | signal.Signals]) -> None:
+        """In the child: take the command's place, and end when the attendant does."""
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != attendant:  # it ended before that
+                return
+            signal.set_wakeup_fd(-1)
+            # Python ignores the last two, and so would the command
+            for number in (*self._handled, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            os.execvp(self._command[0], self._command)
+        except OSError as error:
+            os.write(2, f"ringrun: {self._command[0]} cannot be started: {error.strerror}\n".encode())
+        finally:
+            os._exit(127)
 
     def _forward(self, streams: dict[int, str], timeout_s: float) -> None:
         ready, _, _ = select.select([*streams, self._wake_up], [], [], timeout_s)
@@ -161,29 +211,38 @@ class Attendant:
                 os.close(descriptor)
                 del streams[descriptor]
 
+    def _stay(self) -> None:
+        """Keep an end that was asked for from the launcher, which would end the other ranks before they are ready.
+
+        ringrun knows of it, and has this process ended with the last of them.
+        """
+        stay_s = float(os.environ[GRACE_VARIABLE]) + _STAY_LONGER_S if GRACE_VARIABLE in os.environ else 0.0
+        told, until = self._times_told_to_end, time.monotonic() + stay_s
+        while self._times_told_to_end == told and time.monotonic() < until:
+            self._forward({}, min(_LOOK_S, max(0.0, until - time.monotonic())))
+            self._require_launcher()
+
     def _require_launcher(self) -> None:
         """End the rank if the launcher's process on this host has died: nobody else would."""
         if os.getppid() != self._launcher:
             os.killpg(0, signal.SIGKILL)
 
     def _note(self, number: int, frame: object) -> None:
-        self._was_told_to_end = True
+        self._times_told_to_end += 1
+
+    def _end_rank(self, number: int, frame: object) -> None:
+        """As a launcher would: whatever the rank has started gets the signal, too, and so does this process."""
+        os.killpg(0, signal.SIGTERM)
 
 
-def _become(command: list[str], out: int, err: int) -> None:
-    """In the child: take the command's place, and end when the attendant does."""
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and so would the command
-            signal.signal(number, signal.SIG_DFL)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.execvp(command[0], command)
-    except OSError as error:
-        os.write(2, f"ringrun: {command[0]} cannot be started: {error.strerror}\n".encode())
-    finally:
-        os._exit(127)
+def _do_nothing(number: int, frame: object) -> None:
+    pass
+
+
+def _slurm_step() -> str:
+    """The job step that this process is a task of, as Slurm's commands name it; `-` for none."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    return ".".join(os.environ[name] for name in names) if all(name in os.environ for name in names) else "-"
 
 
 def _end_like(code: int) -> int:

@@ -20,7 +20,7 @@ from ringtrain.run.hosts import Host
 from ringtrain.run.job import Job
 from ringtrain.run.launch import Launcher, Srun
 from ringtrain.run.pairwise import RESULT, Pair
-from ringtrain.run.supervise import Settings, Supervisor, signals_end
+from ringtrain.run.supervise import Settings, Supervisor, signals_handled
 
 _SSH_S = 12.0
 _MPI_S = 15.0
@@ -140,7 +140,7 @@ def _check_mpi(hosts: Sequence[Host], job: Job, launcher: Launcher) -> int:
 
     supervisor = Supervisor(launcher, probe, Settings(False, _MPI_S, None, False), keep)
     timer = threading.Timer(_MPI_S, supervisor.end, (signal.SIGTERM,))
-    with signals_end(supervisor):
+    with signals_handled(supervisor):
         timer.start()
         outcome = supervisor.run()
         timer.cancel()

@@ -104,6 +104,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     add("--ssh-port", type=_positive, metavar="PORT", help="where ssh listens on the other hosts (default: ssh's own)")
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks; may be repeated")
     add("--start-timeout", type=_seconds, default=120.0, metavar="SECONDS", help="0 waits for ever (default: 120)")
+    add("--grace-s", type=_seconds, default=30.0, metavar="SECONDS", help="from SIGTERM to SIGKILL (default: 30)")
     add("--config-file", metavar="FILE", help="more of these flags, without hyphens, one in a line")
 
 

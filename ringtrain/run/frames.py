@@ -20,11 +20,12 @@ class Written(NamedTuple):
 
 
 class Started(NamedTuple):
-    """The process of a rank runs."""
+    """The process of a rank runs; `slurm_step` is the job step of which it is a task, if Slurm started it."""
 
     rank: int
     host: str
     pid: int
+    slurm_step: str | None = None
 
 
 class Ended(NamedTuple):
@@ -79,8 +80,8 @@ def _events(line: bytes) -> Iterator[Event]:
 
 def _event(rank: int, letter: str, payload: bytes) -> Event:
     if letter == STARTED:
-        host, pid = payload.decode().split()
-        return Started(rank, host, int(pid))
+        host, pid, step = payload.decode().split()
+        return Started(rank, host, int(pid), None if step == "-" else step)
     if letter == ENDED:
         code, age_s, was_told = payload.decode().split()
         return Ended(rank, int(code), float(age_s), was_told == "1")

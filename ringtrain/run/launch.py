@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Protocol
 
 from ringtrain.cores import physical_cores
+from ringtrain.run.attendant import END_RANK
 from ringtrain.run.hosts import UsageError
 from ringtrain.run.job import Job
 from ringtrain.run.mpi_library import INTEL_MPI, MPICH, OPEN_MPI, Family, MpiNotFound, family_of, find_launcher
@@ -20,6 +23,18 @@ _PASSED_ON_NAMES = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 class Launcher(Protocol):
     """What ringrun asks of a launcher."""
 
+    @property
+    def passes_on(self) -> Mapping[int, int]:
+        """A signal for the ranks -> the one that makes the launcher hand it to all of them and do nothing else."""
+
+    @property
+    def scancel(self) -> str | None:
+        """What signals the ranks otherwise: Slurm's program, if they are tasks of a job step; None if nothing does."""
+
+    @property
+    def last_signal(self) -> int:
+        """What makes it end with all its ranks at once, also on other hosts."""
+
     def arguments(self, job: Job) -> list[str]:
         """The whole command line, the launcher's own path first."""
 
@@ -29,6 +44,11 @@ class Launcher(Protocol):
 
 class OpenMpi:
     """mpirun of Open MPI 4 and 5."""
+
+    # after a SIGTERM of its own it kills the ranks within a second
+    passes_on: Mapping[int, int] = {SIGTERM: END_RANK, SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
+    scancel = None
+    last_signal = SIGTERM
 
     def __init__(self, path: str):
         self.path = path
@@ -65,6 +85,11 @@ class OpenMpi:
 class Hydra:
     """mpiexec.hydra of MPICH and its descendants."""
 
+    # SIGUSR2 and SIGHUP would end it
+    passes_on: Mapping[int, int] = {SIGTERM: SIGTERM, SIGUSR1: SIGUSR1}
+    scancel = None
+    # its proxies, which start the ranks, end when it does
+    last_signal = SIGKILL
     SSH_ARGUMENTS = "HYDRA_LAUNCHER_EXTRA_ARGS"
 
     def __init__(self, path: str):
@@ -118,8 +143,13 @@ class IntelHydra(Hydra):
 class Srun:
     """srun of Slurm; `process_manager` is the value of its --mpi."""
 
+    # SIGTERM makes it kill the ranks
+    passes_on: Mapping[int, int] = {SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
+    last_signal = SIGTERM
+
     def __init__(self, path: str, process_manager: str):
         self.path = path
+        self.scancel: str | None = str(Path(path).with_name("scancel"))
         self.process_manager = process_manager
 
     def arguments(self, job: Job) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import time
@@ -11,13 +10,6 @@ from pathlib import Path
 
 MARK = "RINGRUN_JOB"
 _KILL_S = 10.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
-
-def end_with_parent() -> None:
-    """To be called in a new child: SIGTERM comes when its parent ends, however that happens."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def processes_of(job: str) -> list[int]:

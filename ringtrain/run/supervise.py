@@ -14,34 +14,43 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from ringtrain.run import attendant, endings, leftovers
-from ringtrain.run.failures import Failure, FailureLog, report
-from ringtrain.run.frames import Ended, Event, FrameReader, LauncherSaid, Started, Written
+from ringtrain.run import attendant, endings, leash, leftovers
+from ringtrain.run.courier import Courier
+from ringtrain.run.failures import Failure, FailureLog, list_of_ranks, report
+from ringtrain.run.frames import Ended, Event, FrameReader, LauncherSaid, Written
 from ringtrain.run.job import Job
 from ringtrain.run.launch import Launcher
 from ringtrain.run.output import Output, Print, RankFiles
+from ringtrain.run.shutdown import Shutdown
 
 # How often the launcher is asked whether it has ended: its daemons may hold its pipes open.
 _LOOK_S = 0.2
 # What an ended launcher's pipes may still hold comes within this time.
 _DRAIN_S = 1.0
-# How long the ranks may take to end after a signal before they are killed.
-_GRACE_S = 5.0
 # How long the others may go on after a rank has failed. Open MPI ends them at once, Intel MPI sometimes never.
 _AFTER_FAILURE_S = 10.0
-# A launcher that outlives SIGKILL for so long waits in the kernel, perhaps for ever.
-_KILLED_S = 10.0
+# How long they may take to end then. Whoever waits for a rank that has failed has nothing to save.
+_GRACE_AFTER_FAILURE_S = 10.0
+# A launcher that ends a job by itself has done so within this time. The attendants of ranks that somebody else has told
+# to end wait for it, else for ringrun.
+_LAUNCHER_ENDS_S = 2.0
+_CLEAN_UP_S = 5.0
 _REAP_S = 1.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS_OF_THE_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Settings(NamedTuple):
-    """How a job is watched. `start_timeout_s` is 0 for no limit; `output_folder` None writes no files."""
+    """How a job is watched.
+
+    `start_timeout_s` is 0 for no limit; `output_folder` None writes no files; `grace_s` is from SIGTERM to SIGKILL.
+    """
 
     has_prefix: bool
     start_timeout_s: float
     output_folder: Path | None
     is_verbose: bool
+    grace_s: float = 30.0
 
 
 class Outcome(NamedTuple):
@@ -70,6 +79,7 @@ class Supervisor:
         self._id = os.urandom(16).hex()
         # a rank writes into a pipe, where Python would keep its lines back
         environment = {"PYTHONUNBUFFERED": "1", **job.environment, leftovers.MARK: self._id}
+        environment[attendant.GRACE_VARIABLE] = str(settings.grace_s)
         self._job = job._replace(command=command_of_attendants(job.command), environment=environment)
         self._launcher = launcher
         self._settings = settings
@@ -80,21 +90,25 @@ class Supervisor:
         self._failures = FailureLog()
         self._started: set[int] = set()
         self._signals: list[int] = []
+        self._to_pass_on: list[int] = []
         self._is_late = False
         self._end_at = float("inf")
-        self._kill_at: float | None = None
+        self._were_told = False
+        self._attendants_wait_since = float("inf")
 
     def run(self) -> Outcome:
         """Run the job to its end; nothing of it is left on this host, also if this raises."""
+        leash_words = [leash.__file__, str(os.getpid()), str(int(self._launcher.last_signal))]
         process = subprocess.Popen(
-            self._launcher.arguments(self._job),
+            [sys.executable, "-I", "-S", *leash_words, *self._launcher.arguments(self._job)],
             env=self._launcher.environment(self._job),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             # Ctrl-C in a terminal is for ringrun, which decides what becomes of it
             start_new_session=True,
-            preexec_fn=leftovers.end_with_parent,
         )
+        self._courier = Courier(self._launcher, process)
+        self._shutdown = Shutdown(process, self._courier, self._say)
         try:
             self._watch(process)
         finally:
@@ -105,6 +119,10 @@ class Supervisor:
         """End the job because of a signal; may be called by its handler. The second one kills at once."""
         self._signals.append(number)
 
+    def pass_on(self, number: int) -> None:
+        """Hand a signal to the ranks, once all have started; may be called by its handler."""
+        self._to_pass_on.append(number)
+
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Handle what comes until the launcher has ended and nothing more comes."""
         assert process.stdout is not None and process.stderr is not None
@@ -113,28 +131,38 @@ class Supervisor:
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             selector.register(process.stderr, selectors.EVENT_READ)
-            while process.poll() is None and not self._is_unkillable():
+            while process.poll() is None and not self._shutdown.has_failed:
                 self._read_once(selector, process, _LOOK_S)
                 if time.monotonic() > start_before and self._missing():
                     self._is_late = True
-                self._end_if_asked(process)
+                self._pass_signals_on()
+                self._end_if_due()
             self._drain(selector, process)
 
     def _missing(self) -> list[int]:
         return sorted(set(range(self._job.num_proc)) - self._started)
 
-    def _end_if_asked(self, process: subprocess.Popen[bytes]) -> None:
-        """Have the launcher end the job, which reaches other hosts; kill what does not listen."""
-        if not self._signals and not self._is_late and time.monotonic() < self._end_at:
-            return
-        if self._kill_at is None:
-            process.send_signal(self._signals[0] if self._signals else signal.SIGTERM)
-            self._kill_at = time.monotonic() + _GRACE_S
-        if time.monotonic() > self._kill_at or len(self._signals) > 1:
-            process.kill()
+    def _pass_signals_on(self) -> None:
+        """Not to ranks that have not started: the launcher itself might end by it."""
+        while self._to_pass_on and not self._missing():
+            number = self._to_pass_on.pop(0)
+            unreached = self._courier.send(number)
+            if unreached:
+                name = signal.Signals(number).name
+                self._say(f"this launcher cannot hand {name} to {list_of_ranks(unreached)}; SIGUSR1 reaches all ranks")
 
-    def _is_unkillable(self) -> bool:
-        return self._kill_at is not None and time.monotonic() > self._kill_at + _KILLED_S
+    def _end_if_due(self) -> None:
+        if len(self._signals) > 1:
+            self._shutdown.kill()
+        elif self._is_late or (self._signals and self._missing()):
+            self._shutdown.tell_launcher()
+        elif self._signals:
+            self._shutdown.ask_ranks(self._settings.grace_s)
+        elif time.monotonic() >= self._end_at:
+            self._shutdown.ask_ranks(min(self._settings.grace_s, _GRACE_AFTER_FAILURE_S))
+        elif time.monotonic() >= self._attendants_wait_since + _LAUNCHER_ENDS_S:
+            self._shutdown.tell_launcher()
+        self._shutdown.go_on()
 
     def _read_once(self, selector: selectors.BaseSelector, process: subprocess.Popen[bytes], timeout_s: float) -> None:
         for key, _ in selector.select(timeout_s):
@@ -161,20 +189,29 @@ class Supervisor:
             self._failures.add(event)
             if isinstance(event, Written):
                 self._output.add(event)
-            elif isinstance(event, Ended):
-                if event.code != 0:
-                    self._end_at = min(self._end_at, time.monotonic() + _AFTER_FAILURE_S)
-            elif isinstance(event, Started):
+                continue
+            self._courier.note(event)
+            if isinstance(event, Ended):
+                self._note_end(event)
+            else:
                 self._started.add(event.rank)
                 if self._settings.is_verbose:
                     self._say(f"rank {event.rank} is process {event.pid} on {event.host}")
 
+    def _note_end(self, event: Ended) -> None:
+        now = time.monotonic()
+        if event.code != 0:
+            self._end_at = min(self._end_at, now + _AFTER_FAILURE_S)
+        self._were_told |= event.was_told
+        if self._were_told and not self._courier.running and not self._missing():
+            self._attendants_wait_since = now
+
     def _clean_up(self, process: subprocess.Popen[bytes]) -> None:
         """Leave nothing behind. The launcher still runs if this process was interrupted or could not write."""
-        if process.poll() is None:
+        if process.poll() is None and not self._shutdown.has_told_launcher:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)
+                process.wait(_CLEAN_UP_S)
         if process.poll() is None:
             process.kill()
         unkillable = leftovers.kill(self._id)
@@ -191,7 +228,7 @@ class Supervisor:
 
     def _outcome(self, launcher_code: int | None) -> Outcome:
         """`launcher_code` is None for one that outlives SIGKILL."""
-        if launcher_code is None or self._kill_at is not None:
+        if launcher_code is None or self._shutdown.has_told_launcher:
             launcher_code = 0  # it says nothing of the ranks
         ends = self._failures.ends()
         early = [rank for rank, _ in ends.early]
@@ -214,15 +251,25 @@ class Supervisor:
 
 
 @contextlib.contextmanager
-def signals_end(supervisor: Supervisor) -> Iterator[None]:
-    """While this lasts, Ctrl-C and its like end the supervisor's job. For the main thread."""
+def signals_handled(supervisor: Supervisor) -> Iterator[None]:
+    """While this lasts, Ctrl-C and its like end the supervisor's job, and its ranks get SIGUSR1 and SIGUSR2.
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    A signal that is ignored, as nohup and a shell's `&` leave it, stays ignored. For the main thread.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
         supervisor.end(number)
 
-    former = {number: signal.signal(number, handle) for number in _SIGNALS}
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        supervisor.pass_on(number)
+
+    handlers = {**dict.fromkeys(_ENDING_SIGNALS, end), **dict.fromkeys(_SIGNALS_OF_THE_RANKS, pass_on)}
+    former = {number: signal.getsignal(number) for number in handlers}
+    handled = [number for number, handler in former.items() if handler is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, handlers[number])
     try:
         yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for number in handled:
+            signal.signal(number, former[number])
