@@ -17,6 +17,7 @@ from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, wait_until, 
 
 from ringtrain.run import leftovers
 from ringtrain.run.job import Job
+from ringtrain.run.screen import Screen
 from ringtrain.run.supervise import Outcome, Settings, Supervisor
 
 pytestmark = needs_mpi
@@ -123,7 +124,7 @@ def supervise(script: str, rank: str, said: list[str], grace_s: float = 30.0) ->
 
     job = Job([sys.executable, "-c", rank], 2, [], dict(os.environ))
     settings = Settings(True, 0, None, False, grace_s)
-    return Supervisor(FakeLauncher(script), job, settings, say).run()
+    return Supervisor(FakeLauncher(script), job, settings, Screen(say)).run()
 
 
 KILL_ATTENDANTS = "time.sleep(1); [os.kill(rank.pid, signal.SIGKILL) for rank in ranks]"

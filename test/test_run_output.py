@@ -20,6 +20,7 @@ from ringtrain.run.endings import spoken_by_ringrun
 from ringtrain.run.failures import FailureLog, list_of_ranks, report
 from ringtrain.run.frames import Ended, FrameReader, LauncherSaid, Started, Written
 from ringtrain.run.output import LastLines, Output
+from ringtrain.run.screen import Screen
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: bad\n'
 
@@ -109,20 +110,20 @@ def test_what_the_launcher_says_comes_between() -> None:
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-class Screen:
+class Printed:
+    """To a file, say."""
+
     def __init__(self) -> None:
         self.streams = {False: io.BytesIO(), True: io.BytesIO()}
-
-    def write(self, data: bytes, is_error: bool) -> None:
-        self.streams[is_error].write(data)
+        self.screen = Screen(lambda data, is_error: self.streams[is_error].write(data))
 
     def texts(self) -> tuple[str, str]:
         return self.streams[False].getvalue().decode(), self.streams[True].getvalue().decode()
 
 
 def test_lines_of_several_ranks_are_whole_and_have_their_rank() -> None:
-    screen = Screen()
-    output = Output(screen.write, has_prefix=True, num_proc=2)
+    printed = Printed()
+    output = Output(printed.screen, has_prefix=True, num_proc=2)
     for rank, is_error, data in [
         (0, False, b"ha"),
         (1, False, b"one\ntwo\n"),
@@ -130,15 +131,15 @@ def test_lines_of_several_ranks_are_whole_and_have_their_rank() -> None:
         (0, False, b"lf\nx"),
     ]:
         output.add(Written(rank, is_error, data))
-    assert screen.texts() == ("[1] one\n[1] two\n[0] half\n", "[1] 10%\r")
-    output.flush()
-    assert screen.texts()[0].endswith("[0] x\n")
+    assert printed.texts() == ("[1] one\n[1] two\n[0] half\n", "")
+    output.close()
+    assert printed.texts() == ("[1] one\n[1] two\n[0] half\n[0] x\n", "[1] 10%\n")
 
 
 def test_one_rank_without_prefix_is_printed_at_once() -> None:
-    screen = Screen()
-    Output(screen.write, has_prefix=False, num_proc=1).add(Written(0, False, b"your name: "))
-    assert screen.texts() == ("your name: ", "")
+    printed = Printed()
+    Output(printed.screen, has_prefix=False, num_proc=1).add(Written(0, False, b"your name: "))
+    assert printed.texts() == ("your name: ", "")
 
 
 def test_the_last_lines_are_kept_and_a_progress_bar_is_one_of_them() -> None:

@@ -20,6 +20,7 @@ from ringtrain.run.hosts import Host
 from ringtrain.run.job import Job
 from ringtrain.run.launch import Launcher, Srun
 from ringtrain.run.pairwise import RESULT, Pair
+from ringtrain.run.screen import Screen
 from ringtrain.run.supervise import Settings, Supervisor, signals_handled
 
 _SSH_S = 12.0
@@ -138,7 +139,7 @@ def _check_mpi(hosts: Sequence[Host], job: Job, launcher: Launcher) -> int:
     def keep(data: bytes, is_error: bool) -> None:
         printed[is_error] += data
 
-    supervisor = Supervisor(launcher, probe, Settings(False, _MPI_S, None, False), keep)
+    supervisor = Supervisor(launcher, probe, Settings(False, _MPI_S, None, False), Screen(keep))
     timer = threading.Timer(_MPI_S, supervisor.end, (signal.SIGTERM,))
     with signals_handled(supervisor):
         timer.start()

@@ -19,7 +19,8 @@ from ringtrain.run.hosts import Host, UsageError, parse_hosts, read_hostfile, to
 from ringtrain.run.job import Job, environment_of_ranks
 from ringtrain.run.launch import Launcher, choose_launcher
 from ringtrain.run.mpi_library import MpiNotFound, probe
-from ringtrain.run.output import print_to_descriptors
+from ringtrain.run.printing import StandardStreams, terminal
+from ringtrain.run.screen import Screen
 from ringtrain.run.supervise import Settings, Supervisor, signals_handled
 
 # what a shell gives for a program whose reader has gone
@@ -142,14 +143,15 @@ def refuse_to_run_as_a_rank(launch: launchers.Launch | None) -> None:
 def _supervise(arguments: argparse.Namespace, job: Job, launcher: Launcher) -> int:
     has_prefix = job.num_proc > 1 if arguments.prefix_output is None else arguments.prefix_output
     folder = Path(arguments.output_filename) if arguments.output_filename is not None else None
+    streams = StandardStreams()
     settings = Settings(has_prefix, arguments.start_timeout, folder, bool(arguments.verbose), arguments.grace_s)
     try:
-        supervisor = Supervisor(launcher, job, settings, print_to_descriptors)
+        supervisor = Supervisor(launcher, job, settings, Screen(streams.print, terminal))
     except OSError as error:
         raise UsageError(f"--output-filename {folder} cannot be made: {error.strerror}") from error
     with signals_handled(supervisor):
         outcome = supervisor.run()
     if outcome.explanation:
         with contextlib.suppress(BrokenPipeError):
-            print(spoken_by_ringrun(outcome.explanation), file=sys.stderr, flush=True)
+            streams.print(f"{spoken_by_ringrun(outcome.explanation)}\n".encode(), True)
     return outcome.code

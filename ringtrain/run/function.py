@@ -27,7 +27,8 @@ from ringtrain.run.hosts import UsageError
 from ringtrain.run.job import Job, environment_of_ranks
 from ringtrain.run.launch import choose_launcher
 from ringtrain.run.mpi_library import probe
-from ringtrain.run.output import print_to_python
+from ringtrain.run.printing import print_to_python, terminal_or_notebook
+from ringtrain.run.screen import Screen
 from ringtrain.run.supervise import Outcome, Settings, Supervisor
 from ringtrain.run.termination import unwinds_before_termination
 
@@ -104,7 +105,8 @@ def run(
         command = [sys.executable, "-c", _WORKER, _import_path(), own_folder]
         environment = environment_of_ranks({**os.environ, **added})
         job = Job(command, num_proc, slots, environment, exported=tuple(sorted(added)))
-        outcome = Supervisor(launcher, job, settings, print_to_python).run()
+        screen = Screen(print_to_python, terminal_or_notebook)
+        outcome = Supervisor(launcher, job, settings, screen).run()
         return _results(outcome, num_proc, Path(own_folder))
 
 

@@ -2,108 +2,108 @@
 
 from __future__ import annotations
 
-import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
 from ringtrain.run.frames import Written
+from ringtrain.run.printing import write_all
+from ringtrain.run.rows import Rows
+from ringtrain.run.screen import Screen
 
 _KEPT_LINES = 60
-
-Print = Callable[[bytes, bool], None]
-"""Takes bytes, and whether they are for standard error."""
-
-
-def print_to_descriptors(data: bytes, is_error: bool) -> None:
-    stream = sys.stderr.buffer if is_error else sys.stdout.buffer
-    stream.write(data)
-    stream.flush()
+# A cursor that has left a progress bar comes back within this time, or not at all.
+_SETTLED_S = 0.1
 
 
-def print_to_python(data: bytes, is_error: bool) -> None:
-    """For notebooks, whose sys.stdout is no file."""
-    stream = sys.stderr if is_error else sys.stdout
-    stream.write(data.decode(errors="replace"))
-    stream.flush()
-
-
-def _whole_lines(data: bytes) -> list[bytes]:
-    """The lines that have an end; progress bars end theirs with a carriage return."""
-    lines = data.splitlines(keepends=True)
-    return lines if data.endswith((b"\n", b"\r")) else lines[:-1]
-
-
-class LineSplitter:
-    """Puts the lines of each rank and stream together from the parts in which they come."""
+class _Stream:
+    """What one rank has written to one of its streams."""
 
     def __init__(self) -> None:
-        self._rests: dict[tuple[int, bool], bytes] = {}
-
-    def add(self, written: Written) -> Written:
-        """What has become whole lines."""
-        key = (written.rank, written.is_error)
-        data = self._rests.pop(key, b"") + written.data
-        lines = b"".join(_whole_lines(data))
-        if len(lines) < len(data):
-            self._rests[key] = data[len(lines) :]
-        return written._replace(data=lines)
-
-    def close(self) -> list[Written]:
-        """The lines that have no end, ended."""
-        rests, self._rests = self._rests, {}
-        return [Written(*key, rest + b"\n") for key, rest in sorted(rests.items())]
+        self.rows = Rows()
+        self.written_at = 0.0
 
 
 class Output:
-    """Everything that the ranks write: printed through `write` and, if there are files, put there as well.
+    """Everything that the ranks write: printed on `screen` and, if there are files, put there as well.
 
-    Lines are printed whole, each with its rank before it if `has_prefix`. A single rank without prefix is printed as it
-    comes, so that a prompt is seen before its line ends.
+    Lines are printed whole, each with its rank before it if `has_prefix`. A progress bar is one line: its last state;
+    before that, `screen` shows it where it can. A single rank without prefix is printed as it comes, so that a prompt
+    is seen before its line ends.
     """
 
-    def __init__(self, write: Print, has_prefix: bool, num_proc: int, files: RankFiles | None = None):
-        self._write = write
+    def __init__(self, screen: Screen, has_prefix: bool, num_proc: int, files: RankFiles | None = None):
+        self._screen = screen
         self._has_prefix = has_prefix
         self._is_direct = num_proc == 1 and not has_prefix
         self._files = files
-        self._splitter = LineSplitter()
+        self._streams: dict[tuple[int, bool], _Stream] = {}
+        self._with_bars: set[tuple[int, bool]] = set()
 
     def add(self, written: Written) -> None:
         if self._is_direct:
-            self._write(written.data, written.is_error)
-        self._add_lines(self._splitter.add(written))
+            self._screen.print(written.data, written.is_error)
+        key = (written.rank, written.is_error)
+        stream = self._streams.setdefault(key, _Stream())
+        self._add_lines(key, stream.rows.feed(written.data))
+        if stream.rows.have_bars:
+            stream.written_at = time.monotonic()
+            self._with_bars.add(key)
 
-    def flush(self) -> None:
-        """Treat what has no end as lines."""
-        for rest in self._splitter.close():
-            self._add_lines(rest)
-
-    def _add_lines(self, lines: Written) -> None:
-        if not lines.data:
-            return
-        if self._files is not None:
-            self._files.add(lines)
+    def refresh(self) -> None:
+        """To be called after `add`, and several times in a second: shows the bars as they are now."""
+        now, bars = time.monotonic(), []
+        for key in sorted(self._with_bars):
+            stream = self._streams[key]
+            if now > stream.written_at + _SETTLED_S:
+                self._add_lines(key, stream.rows.settle())
+            if not stream.rows.have_bars:
+                self._with_bars.discard(key)
+            bars += [self._prefix(key[0]) + bar for bar in stream.rows.bars()]
         if not self._is_direct:
-            prefix = b"[%d] " % lines.rank if self._has_prefix else b""
-            self._write(b"".join(prefix + line for line in _whole_lines(lines.data)), lines.is_error)
+            self._screen.show(bars)
+
+    def close(self) -> None:
+        """Nothing more comes; what has no end becomes lines."""
+        self._screen.show([])
+        for key, stream in sorted(self._streams.items()):
+            self._add_lines(key, stream.rows.rest())
+
+    def _add_lines(self, key: tuple[int, bool], lines: list[bytes]) -> None:
+        rank, is_error = key
+        if lines and self._files is not None:
+            self._files.add(rank, b"".join(line + b"\n" for line in lines))
+        if lines and not self._is_direct:
+            self._screen.print(b"".join(self._prefix(rank) + line + b"\n" for line in lines), is_error)
+
+    def _prefix(self, rank: int) -> bytes:
+        return b"[%d] " % rank if self._has_prefix else b""
 
 
 class RankFiles:
-    """A file `rank.N` for each rank in `folder`, with all that it writes."""
+    """A file `rank.N` for each rank in `folder`, with all that it writes, until one cannot be written."""
 
-    def __init__(self, folder: Path):
-        """Raises OSError if the folder cannot be made."""
+    def __init__(self, folder: Path, say: Callable[[str], None]):
+        """`say` is told if the files end. Raises OSError if the folder cannot be made."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self._say = say
         self._files: dict[int, FileIO] = {}
+        self._has_ended = False
 
-    def add(self, written: Written) -> None:
-        if written.rank not in self._files:
-            # unbuffered, for whoever follows the file
-            self._files[written.rank] = (self._folder / f"rank.{written.rank}").open("wb", buffering=0)
-        self._files[written.rank].write(written.data)
+    def add(self, rank: int, lines: bytes) -> None:
+        if self._has_ended:
+            return
+        try:
+            if rank not in self._files:
+                # unbuffered, for whoever follows the file
+                self._files[rank] = (self._folder / f"rank.{rank}").open("wb", buffering=0)
+            write_all(self._files[rank].fileno(), lines)
+        except OSError as error:
+            self._has_ended = True
+            self._say(f"the files in {self._folder} end here: {error.strerror}; the job goes on without them")
 
     def close(self) -> None:
         for file in self._files.values():
@@ -115,15 +115,13 @@ class LastLines:
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._rest = b""
+        self._rows = Rows()
 
     def add(self, data: bytes) -> list[str]:
         """Returns the lines that `data` has ended."""
-        *ended, self._rest = (self._rest + data).split(b"\n")
-        lines = [line.rpartition(b"\r")[2].decode(errors="replace") for line in ended]
+        lines = [line.decode(errors="replace") for line in self._rows.feed(data)]
         self._lines.extend(lines)
         return lines
 
     def all(self) -> list[str]:
-        rest = [self._rest.decode(errors="replace")] if self._rest else []
-        return [*self._lines, *rest]
+        return [*self._lines, *(line.decode(errors="replace") for line in self._rows.rest())]

@@ -20,7 +20,8 @@ from ringtrain.run.failures import Failure, FailureLog, list_of_ranks, report
 from ringtrain.run.frames import Ended, Event, FrameReader, LauncherSaid, Written
 from ringtrain.run.job import Job
 from ringtrain.run.launch import Launcher
-from ringtrain.run.output import Output, Print, RankFiles
+from ringtrain.run.output import Output, RankFiles
+from ringtrain.run.screen import Screen
 from ringtrain.run.shutdown import Shutdown
 
 # How often the launcher is asked whether it has ended: its daemons may hold its pipes open.
@@ -74,7 +75,7 @@ def command_of_attendants(command: list[str]) -> list[str]:
 class Supervisor:
     """Owns the launcher's process and its pipes. Everything happens in the thread that calls `run`."""
 
-    def __init__(self, launcher: Launcher, job: Job, settings: Settings, write: Print):
+    def __init__(self, launcher: Launcher, job: Job, settings: Settings, screen: Screen):
         """Raises OSError if the folder for the output cannot be made."""
         self._id = os.urandom(16).hex()
         # a rank writes into a pipe, where Python would keep its lines back
@@ -83,9 +84,9 @@ class Supervisor:
         self._job = job._replace(command=command_of_attendants(job.command), environment=environment)
         self._launcher = launcher
         self._settings = settings
-        self._write = write
-        self._files = RankFiles(settings.output_folder) if settings.output_folder else None
-        self._output = Output(write, settings.has_prefix, job.num_proc, self._files)
+        self._screen = screen
+        self._files = RankFiles(settings.output_folder, self._screen.say) if settings.output_folder else None
+        self._output = Output(self._screen, settings.has_prefix, job.num_proc, self._files)
         self._frames = FrameReader()
         self._failures = FailureLog()
         self._started: set[int] = set()
@@ -108,7 +109,7 @@ class Supervisor:
             start_new_session=True,
         )
         self._courier = Courier(self._launcher, process)
-        self._shutdown = Shutdown(process, self._courier, self._say)
+        self._shutdown = Shutdown(process, self._courier, self._screen.say)
         try:
             self._watch(process)
         finally:
@@ -133,6 +134,7 @@ class Supervisor:
             selector.register(process.stderr, selectors.EVENT_READ)
             while process.poll() is None and not self._shutdown.has_failed:
                 self._read_once(selector, process, _LOOK_S)
+                self._output.refresh()
                 if time.monotonic() > start_before and self._missing():
                     self._is_late = True
                 self._pass_signals_on()
@@ -149,7 +151,9 @@ class Supervisor:
             unreached = self._courier.send(number)
             if unreached:
                 name = signal.Signals(number).name
-                self._say(f"this launcher cannot hand {name} to {list_of_ranks(unreached)}; SIGUSR1 reaches all ranks")
+                self._screen.say(
+                    f"this launcher cannot hand {name} to {list_of_ranks(unreached)}; SIGUSR1 reaches all ranks"
+                )
 
     def _end_if_due(self) -> None:
         if len(self._signals) > 1:
@@ -170,7 +174,7 @@ class Supervisor:
             if not data:
                 selector.unregister(key.fileobj)
             elif key.fileobj is process.stdout:
-                self._write(data, False)
+                self._screen.print(data, False)
             else:
                 self._handle(self._frames.feed(data))
 
@@ -179,12 +183,12 @@ class Supervisor:
         while selector.get_map() and time.monotonic() < deadline:
             self._read_once(selector, process, _DRAIN_S / 10)
         self._handle(self._frames.close())
-        self._output.flush()
+        self._output.close()
 
     def _handle(self, events: Iterator[Event]) -> None:
         for event in events:
             if isinstance(event, LauncherSaid):
-                self._write(event.data, True)
+                self._screen.print(event.data, True)
                 continue
             self._failures.add(event)
             if isinstance(event, Written):
@@ -196,7 +200,7 @@ class Supervisor:
             else:
                 self._started.add(event.rank)
                 if self._settings.is_verbose:
-                    self._say(f"rank {event.rank} is process {event.pid} on {event.host}")
+                    self._screen.say(f"rank {event.rank} is process {event.pid} on {event.host}")
 
     def _note_end(self, event: Ended) -> None:
         now = time.monotonic()
@@ -219,7 +223,7 @@ class Supervisor:
             process.wait(_REAP_S)
         if unkillable:
             with contextlib.suppress(OSError):
-                self._say(endings.of_unkillable(unkillable))
+                self._screen.say(endings.of_unkillable(unkillable))
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
@@ -245,9 +249,6 @@ class Supervisor:
             return Outcome(0, "", [], early)
         code = 128 - launcher_code if launcher_code < 0 else 1 if missing else launcher_code or 1
         return Outcome(code, endings.of_launcher(self._job, launcher_code, missing, ends), [], early)
-
-    def _say(self, text: str) -> None:
-        self._write(f"ringrun: {text}\n".encode(), True)
 
 
 @contextlib.contextmanager
