@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import subprocess
@@ -182,16 +183,26 @@ def test_python_is_this_python_even_when_its_folder_is_not_on_path(
 # --- argument lists ---------------------------------------------------------------------------------------------------
 
 ENVIRONMENT = {
+    "BASH_FUNC_module%%": "() {  eval `modulecmd`\n}",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "DISPLAY": ":0",
+    "HF_HOME": "/data/hf",
     "HOME": "/home/me",
     "HOROVOD_CYCLE_TIME": "1",
+    "HOSTNAME": "h0",
     "LD_LIBRARY_PATH": "/lib",
     "NCCL_DEBUG": "INFO",
+    "OLDPWD": "/",
+    "OMPI_MCA_btl": "tcp,self",
     "PATH": "/bin",
-    "PATHOLOGY": "1",
-    "PYTHONPATH": "/src",
+    "PWD": "/work",
     "RINGTRAIN_MAILBOX_KB": "64",
+    "SLURM_JOB_NAME": "mine",
+    "SLURM_PROCID": "0",
+    "UCX_TLS": "tcp",
 }
-PASSED_ON = ["HOROVOD_CYCLE_TIME", "LD_LIBRARY_PATH", "NCCL_DEBUG", "PATH", "PYTHONPATH", "RINGTRAIN_MAILBOX_KB"]
+PASSED_ON = ["HF_HOME", "HOME", "HOROVOD_CYCLE_TIME", "LD_LIBRARY_PATH", "NCCL_DEBUG", "PATH", "PWD"]
+PASSED_ON += ["RINGTRAIN_MAILBOX_KB", "SLURM_JOB_NAME", "UCX_TLS"]
 EXPORTS = [word for name in PASSED_ON for word in ("-x", name)]
 TWO_HOSTS = [Host("h1", 2), Host("h2", 2)]
 
@@ -235,16 +246,17 @@ def test_open_mpi_is_allowed_to_run_as_root(monkeypatch: pytest.MonkeyPatch) -> 
     [([], []), (TWO_HOSTS, ["-hosts", "h1:2,h2:2"]), ([Host("h1", 4)], ["-hosts", "h1"])],
 )
 def test_the_arguments_of_hydra(hosts: list[Host], placement: list[str]) -> None:
-    expected = ["/v/mpiexec.hydra", "-genvall", *placement, "-np", "4", *TRAIN]
+    expected = ["/v/mpiexec.hydra", "-genvlist", ",".join(PASSED_ON), *placement, "-np", "4", *TRAIN]
     assert Hydra("/v/mpiexec.hydra").arguments(job(4, hosts)) == expected
     if len(hosts) < 2:
+        expected[2] = ",".join(sorted([*PASSED_ON, "I_MPI_PIN"]))
         assert IntelHydra("/v/mpiexec.hydra").arguments(job(4, hosts)) == expected
 
 
 def test_intel_mpi_gets_a_section_for_each_host() -> None:
     hosts = [Host("h1", 3), Host("h2", 2), Host("h3", 2)]
     assert IntelHydra("/v/mpiexec.hydra").arguments(job(4, hosts)) == [
-        *("/v/mpiexec.hydra", "-genvall"),
+        *("/v/mpiexec.hydra", "-genvlist", ",".join(sorted([*PASSED_ON, "I_MPI_PIN"]))),
         *("-host", "h1", "-np", "3", *TRAIN),
         *(":", "-host", "h2", "-np", "1", *TRAIN),
     ]
@@ -266,6 +278,14 @@ def test_the_arguments_of_srun(hosts: list[Host], placement: list[str]) -> None:
     assert Srun("/usr/bin/srun", "pmix").arguments(job(4, hosts)) == [
         "/usr/bin/srun", "--ntasks=4", "--mpi=pmix", "--cpu-bind=none", "--export=ALL", *placement, *TRAIN
     ]  # fmt: skip
+
+
+def test_what_the_user_names_travels_in_any_case() -> None:
+    asked_for = job(2, TWO_HOSTS)._replace(exported=("CUDA_VISIBLE_DEVICES", "DISPLAY"))
+    names = sorted([*PASSED_ON, "CUDA_VISIBLE_DEVICES", "DISPLAY"])
+    assert Hydra("/v/mpiexec.hydra").arguments(asked_for)[2] == ",".join(names)
+    words = OpenMpi("/v/mpirun").arguments(asked_for)
+    assert [word for before, word in itertools.pairwise(words) if before == "-x"] == names
 
 
 def test_srun_refuses_hosts_of_unequal_slots() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -114,6 +115,46 @@ sys.exit(9 if MPI.COMM_WORLD.rank == 1 else 0)
     assert sorted(printed.splitlines()) == ["[0] 2 hello", "[1] 2 hello"], errors
     assert process.returncode == 9
     assert f"the first to fail was rank 1 on {four_hosts.names[1]}, with exit code 9" in errors
+
+
+# What launchers, shells and command lines might take for something else.
+ODD = {
+    "ODD_SPACES": "  a  b ",
+    "ODD_LINES": "one\ntwo\n\n",
+    "ODD_QUOTES": "'\"`$HOME\\",
+    "ODD_UNICODE": "\u00fc \u2192 \u65e5\u672c \udcff",
+    "ODD_EQUALS": "=a==b=",
+    "ODD_EMPTY": "",
+    "ODD_LISTS": "a,b;c:d|e {f,g}",
+    "ODD_FLAG": "-x --help",
+    "ODD_LONG": "x" * 100_000,
+    "odd_lower": "%s %%",
+}
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_variables_travel_to_other_hosts_but_for_what_belongs_to_this_one(
+    four_hosts: SimulatedHosts, tmp_path: Path
+) -> None:
+    agent = next(value for value in four_hosts.environment.values() if value.endswith("agent.sh"))
+    as_ssh = tmp_path / "as_ssh"
+    login = f"PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME={tmp_path} HOSTNAME=theirs"
+    as_ssh.write_text(f'#!/bin/sh\nexec env -i {login} {agent} "$@"\n')
+    as_ssh.chmod(0o755)
+    agents = {name: str(as_ssh) for name, value in four_hosts.environment.items() if value == agent}
+    given = {**ODD, **{f"MANY_{number}": "1" for number in range(500)}}
+    script = "import json, os; print(json.dumps(dict(os.environ)))"
+    words = ["-H", ",".join(four_hosts.names[:2]), "--no-prefix-output", "--env", "SSH_MINE", "python", "-c", script]
+    of_here = {"CUDA_VISIBLE_DEVICES": "7", "HOSTNAME": "ours", "SLURM_PROCID": "0", "SSH_MINE": "1"}
+    with start(four_hosts, *words, **agents, **given, **of_here, PWD=os.getcwd()) as process:
+        printed, errors = process.communicate(timeout=TIMEOUT_S)
+    ranks = sorted((json.loads(line) for line in printed.splitlines()), key=lambda found: found["HOSTNAME"])
+    assert [found["HOSTNAME"] for found in ranks] == ["ours", "theirs"], errors
+    for found in ranks:
+        assert {name: found.get(name) for name in given} == given
+        assert found["SSH_MINE"] == "1" and found["PWD"] == os.getcwd()
+    assert "CUDA_VISIBLE_DEVICES" not in ranks[1] and "SLURM_PROCID" not in ranks[1]
 
 
 @needs_mpi

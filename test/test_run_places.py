@@ -184,11 +184,25 @@ def test_each_launcher_is_told_the_interface_and_the_port_in_its_own_words() -> 
         (Hydra("mpiexec"), "HYDRA_LAUNCHER_EXTRA_ARGS"),
         (IntelHydra("mpiexec"), "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
     ):
-        assert hydra.arguments(job)[1:4] == ["-genvall", "-iface", "ib0"]
+        assert hydra.arguments(job)[3:5] == ["-iface", "ib0"]
         assert hydra.environment(job)[variable] == "-p2222"
         assert hydra.environment(job)["FI_TCP_IFACE"] == "ib0"
     with pytest.raises(UsageError, match="does not use ssh"):
         Srun("srun", "pmix").arguments(job)
+
+
+def test_the_port_stands_before_what_the_user_gives_to_ssh() -> None:
+    own = "-i /home/me/key -p22"
+    job = Job(TRAIN, 2, [Host("h1", 1), Host("h2", 1)], {}, ssh_port=2222)
+    for launcher, name in (
+        (OpenMpi("mpirun"), "PRTE_MCA_plm_ssh_args"),
+        (OpenMpi("mpirun"), "OMPI_MCA_plm_rsh_args"),
+        (Hydra("mpiexec"), "HYDRA_LAUNCHER_EXTRA_ARGS"),
+        (IntelHydra("mpiexec"), "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
+    ):
+        with_both = job._replace(environment={name: own})
+        assert launcher.environment(with_both)[name] == f"-p2222 {own}"  # ssh takes the first port
+        assert launcher.environment(with_both._replace(ssh_port=None))[name] == own
 
 
 def test_what_the_user_has_set_is_kept() -> None:

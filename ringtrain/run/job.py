@@ -15,8 +15,8 @@ from ringtrain.run.hosts import Host
 class Job(NamedTuple):
     """`command` on `num_proc` ranks; no hosts means this host.
 
-    `exported` names variables of `environment` that the ranks of other hosts need besides those that every job passes
-    on. `network_interfaces` is a list such as "eth0,eth1"; `ssh_port` is for reaching other hosts. `hosts_are_allotted`
+    `exported` names variables of `environment` that the ranks get in any case; which others do is in variables.py.
+    `network_interfaces` is a list such as "eth0,eth1"; `ssh_port` is for reaching other hosts. `hosts_are_allotted`
     says that a batch system named the hosts, not the user.
     """
 

@@ -14,10 +14,7 @@ from ringtrain.run.attendant import END_RANK
 from ringtrain.run.hosts import UsageError
 from ringtrain.run.job import Job
 from ringtrain.run.mpi_library import INTEL_MPI, MPICH, OPEN_MPI, Family, MpiNotFound, family_of, find_launcher
-
-# Open MPI and PRRTE give a remote rank only the variables that they are told to.
-_PASSED_ON_PREFIXES = ("RINGTRAIN_", "RINGRUN_", "HOROVOD_", "PYTHON", "NCCL_", "GLOO_", "OMP_")
-_PASSED_ON_NAMES = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+from ringtrain.run.variables import travelling
 
 
 class Launcher(Protocol):
@@ -65,9 +62,8 @@ class OpenMpi:
         arguments += ["--bind-to", "none"]
         if job.network_interfaces is not None:
             arguments += ["--mca", "btl_tcp_if_include", job.network_interfaces]
-        for name in sorted(self.environment(job)):
-            if name.startswith(_PASSED_ON_PREFIXES) or name in (*_PASSED_ON_NAMES, *job.exported):
-                arguments += ["-x", name]
+        for name in travelling(self.environment(job), job.exported):
+            arguments += ["-x", name]
         return arguments + job.command
 
     def environment(self, job: Job) -> dict[str, str]:
@@ -77,8 +73,8 @@ class OpenMpi:
             settings |= dict.fromkeys(
                 ("PRTE_MCA_oob_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"), job.network_interfaces
             )
-        if job.ssh_port is not None:
-            settings |= dict.fromkeys(("PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args"), f"-p{job.ssh_port}")
+        for name in ("PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args"):
+            settings |= _with_port(job, name)
         return {**_interfaces_of_others(job), **settings}
 
 
@@ -105,14 +101,13 @@ class Hydra:
         return [*arguments, "-np", str(job.num_proc), *job.command]
 
     def environment(self, job: Job) -> dict[str, str]:
-        environment = {**_interfaces_of_the_library(job), **_interfaces_of_others(job), **job.environment}
-        if job.ssh_port is not None:
-            environment[self.SSH_ARGUMENTS] = f"-p{job.ssh_port}"
-        return environment
+        defaults = {**_interfaces_of_the_library(job), **_interfaces_of_others(job)}
+        return {**defaults, **job.environment, **_with_port(job, self.SSH_ARGUMENTS)}
 
     def _beginning(self, job: Job) -> list[str]:
         interface = [] if job.network_interfaces is None else ["-iface", job.network_interfaces.split(",")[0]]
-        return [self.path, "-genvall", *interface]
+        names = travelling(self.environment(job), job.exported)
+        return [self.path, "-genvlist", ",".join(names), *interface]
 
 
 class IntelHydra(Hydra):
@@ -208,6 +203,13 @@ def choose_launcher(choice: str, library: str, library_path: str | None, environ
 def in_slurm_allocation(environ: Mapping[str, str]) -> bool:
     """Whether a batch script or a shell inside salloc or srun is asking."""
     return "SLURM_JOB_ID" in environ
+
+
+def _with_port(job: Job, variable: str) -> dict[str, str]:
+    """What the launcher gives to ssh: the port, and what the user has put there. Of two ports ssh takes the first."""
+    if job.ssh_port is None:
+        return {}
+    return {variable: f"-p{job.ssh_port} {job.environment.get(variable, '')}".rstrip()}
 
 
 def _interfaces_of_the_library(job: Job) -> dict[str, str]:
