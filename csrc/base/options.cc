@@ -107,8 +107,7 @@ const std::vector<Entry>& entries() {
              "Port at which each rank serves its metrics for Prometheus, plus its local rank; 0 serves none."),
       text(&Options::metrics_address, "metrics_address",
            "Address at which the metrics are served, to whoever asks: by default 127.0.0.1, for this host alone; "
-           "0.0.0.0 "
-           "serves them to all hosts."),
+           "0.0.0.0 serves them to all hosts."),
   };
   return all;
 }
