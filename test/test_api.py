@@ -62,9 +62,9 @@ def defining(module, name):
 
 
 def load_all_modules(package):
-    """The next import of one could hide a name."""
+    """The next import of one could hide a name. Not what needs PyTorch, takes Horovod's name, or only refuses."""
     for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
-        if found.name not in ("__main__", "torch", "jax", "mxnet"):
+        if found.name not in ("__main__", "torch", "horovod", "elastic"):
             importlib.import_module(f"{package.__name__}.{found.name}")
 
 

@@ -73,7 +73,9 @@ from ringtrain import (
     stop_timeline,
     synchronize,
 )
-from ringtrain.torch import compression, functions, mpi_ops
+from ringtrain.torch import compression as compression
+from ringtrain.torch import functions as functions
+from ringtrain.torch import mpi_ops as mpi_ops
 from ringtrain.torch.clipping import clip_grad_norm_
 from ringtrain.torch.memory import empty
 from ringtrain.torch.ops import (
@@ -155,13 +157,11 @@ __all__ = [
     "ccl_built",
     "check_replicas",
     "clip_grad_norm_",
-    "compression",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
     "empty",
-    "functions",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",
@@ -189,7 +189,6 @@ __all__ = [
     "metrics",
     "mpi_built",
     "mpi_enabled",
-    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "poll",
