@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exact import require_equal
+from preloaded import library
+from ringrun_job import needs_mpi, ringrun
 
 import ringtrain as hvd
 from ringtrain import _core
@@ -182,6 +184,53 @@ def test_several_threads_wait_and_each_gets_its_own():
         thread.start()
     for thread in threads:
         thread.join()
+
+
+COUNTED_WAKES = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <linux/futex.h>
+#include <stdarg.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int wakes_by_first_thread;
+
+long syscall(long number, ...) {
+  va_list more;
+  va_start(more, number);
+  long words[6];
+  for (int i = 0; i < 6; ++i) words[i] = va_arg(more, long);
+  va_end(more);
+  long (*real)(long, ...) = dlsym(RTLD_NEXT, "syscall");
+  if (number == SYS_futex && words[1] == FUTEX_WAKE && real(SYS_gettid) == getpid()) ++wakes_by_first_thread;
+  return real(number, words[0], words[1], words[2], words[3], words[4], words[5]);
+}
+"""
+
+BURST = """
+import ctypes, os, time
+import numpy as np
+import ringtrain as hvd
+
+hvd.init()
+wakes = ctypes.c_int.in_dll(ctypes.CDLL(os.environ["LD_PRELOAD"]), "wakes_by_first_thread")
+arrays = [np.ones(3) for _ in range(100)]
+for step in range(5):
+    time.sleep(0.05)  # the engine sleeps
+    before = wakes.value
+    handles = [hvd.allreduce_async_(array, name=str(i)) for i, array in enumerate(arrays)]
+    woken = wakes.value - before
+    for handle in handles:
+        hvd.synchronize(handle)
+assert woken < 20, woken
+"""
+
+
+@needs_mpi
+def test_a_burst_of_submissions_wakes_the_engine_once(tmp_path):
+    job = ringrun("-np", "2", "python", "-c", BURST, LD_PRELOAD=library(tmp_path, COUNTED_WAKES))
+    assert job.returncode == 0, job.stdout + job.stderr
 
 
 @pytest.mark.ranks(2)

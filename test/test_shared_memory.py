@@ -2,12 +2,12 @@
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import time
 
 import pytest
+from preloaded import library
 from ringrun_job import needs_mpi, ringrun
 
 pytestmark = needs_mpi
@@ -139,18 +139,6 @@ chown nobody ringtrain-foreign
     result = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=60)
     names = [name for name in result.stdout.split() if name.startswith("ringtrain-")]
     assert names == ["ringtrain-foreign", "ringtrain-link"], result.stdout + result.stderr
-
-
-def library(folder, source):
-    """Calls that stand before those of the system's library."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs a compiler for C: it puts other system calls in place")
-    file = folder / "calls.c"
-    file.write_text(source)
-    built = folder / "calls.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", built, file, "-ldl"], check=True)
-    return str(built)
 
 
 def require_success(program, *arguments, **environment):

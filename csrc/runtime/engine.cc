@@ -55,7 +55,8 @@ Engine::~Engine() { shutdown(); }
 std::shared_ptr<Handle> Engine::submit(Submission submission, Caller caller) {
   submission.request.is_in_arena = lies_where_others_reach(submission);
   std::shared_ptr<Handle> handle = inbox_.add(std::move(submission));
-  if (caller == Caller::goes_on || !callers_take_turns()) fabric_.bell().ring();
+  const bool has_to_ring = caller == Caller::goes_on || !callers_take_turns();
+  if (has_to_ring && !has_rung_for_new_.exchange(true)) fabric_.bell().ring();
   return handle;
 }
 
@@ -336,8 +337,10 @@ void Engine::observe(const Plan& plan, double seconds) {
   autotune_.reset();
 }
 
-// A caller may have counted it while it was awake.
+// Followed by a last look for work: whoever has not rung, because somebody had, has added it before. A caller may have
+// counted the engine's thread while it was awake.
 void Engine::fall_asleep() {
+  if (has_rung_for_new_) has_rung_for_new_.exchange(false);
   if (is_counted_asleep_) return;
   fabric_.bell().add_sleeper();
   is_counted_asleep_ = true;

@@ -123,8 +123,10 @@ class Engine {
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_closed_{false};  // has ended, and all that can be told has been told
-  WaitingCallers waiting_callers_;      // on one node
-  Patience patience_;                   // over a network
+  // Since somebody fell asleep: of many submissions in a row only the first one rings.
+  std::atomic<bool> has_rung_for_new_{false};
+  WaitingCallers waiting_callers_;  // on one node
+  Patience patience_;               // over a network
 
   // Guarded by turn_. Several threads may ask the Fabric for its bell, and its Channel whether it is called if that
   // keeps deadlines.
