@@ -430,4 +430,14 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
         The last rank to join.
     """
     last: int = start(Operation(OpKind.JOIN, [], None, process_set), is_awaited=True).wait()
+    for begin in _after_join:
+        begin(process_set)
     return last
+
+
+_after_join: list[Callable[[ProcessSet], None]] = []
+
+
+def after_join(begin: Callable[[ProcessSet], None]) -> None:
+    """Have a higher floor called at the end of join(), on all ranks of the process set."""
+    _after_join.append(begin)

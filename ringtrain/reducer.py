@@ -4,15 +4,41 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from ringtrain import _core, ops
+from ringtrain import _core, ops, world
 from ringtrain._core import OpKind
 from ringtrain.arrays import adapter_for
 from ringtrain.compression import Compression, Compressor
 from ringtrain.handles import Handle, current_point
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.submission import Operation, Reduction, start, start_plain
+
+
+class _Numbers:
+    """Of the reducers of one process set that are in use, until the ranks begin anew.
+
+    They do so after init(), as a rank that is new to the job does, and after join(), as a rank that had nothing to do.
+    """
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.are_valid = True
+
+
+_numbers: dict[tuple[int, ...], _Numbers] = collections.defaultdict(_Numbers)  # by the ranks of the process set
+
+
+def _begin_anew(process_set: ProcessSet) -> None:
+    """With all ranks of the process set, and so with those of any other if it is the global one."""
+    is_of_all = process_set is global_process_set
+    for ranks in list(_numbers) if is_of_all else [tuple(process_set.ranks or ())]:
+        if ranks in _numbers:
+            _numbers.pop(ranks).are_valid = False
+
+
+world.at_init(lambda _settings: _begin_anew(global_process_set))
+ops.after_join(_begin_anew)
 
 
 class _Gradient(NamedTuple):
@@ -30,8 +56,9 @@ class GradientReducer:
     call `ready`, the training loop calls `wait`.
 
     Args:
-        prefix: put before all names; None numbers the reducers of a process set in the order of their construction,
-            which therefore must be the same on all its ranks.
+        prefix: put before all names; None numbers the reducers of a process set in the order in which they are first
+            used, which therefore must be the same on all its ranks. One that only some ranks have, and nobody uses,
+            disturbs nobody.
         compression: how gradients travel, such as Compression.fp16.
         op: ops.Average, ops.Sum, ...
         gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it; for Average only.
@@ -41,8 +68,6 @@ class GradientReducer:
     Raises:
         ValueError: a gradient_predivide_factor that is not positive, or one other than 1 without Average.
     """
-
-    _constructed: ClassVar[collections.Counter[tuple[int, ...]]] = collections.Counter()
 
     def __init__(
         self,
@@ -59,7 +84,9 @@ class GradientReducer:
             raise ValueError("gradient_predivide_factor splits the division of an average, so it wants op=Average")
         self.op = op
         self.process_set = process_set
-        self._prefix = self._next_prefix(process_set) if prefix is None else prefix
+        self._given_prefix = prefix
+        self._prefix = ""
+        self._numbers: _Numbers | None = None  # while they are valid, `_prefix` is
         self._reduction = Reduction.of(
             op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor * scale, compression
         )
@@ -67,13 +94,15 @@ class GradientReducer:
         self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
         self._in_flight: list[tuple[Handle, str | list[_Gradient]]] = []  # of one name, or of a group
 
-    @classmethod
-    def _next_prefix(cls, process_set: ProcessSet) -> str:
-        # Counted per process set: a rank that is in other sets too has constructed more reducers than its peers.
-        ranks = tuple(process_set.ranks or ())
-        number = cls._constructed[ranks]
-        cls._constructed[ranks] += 1
-        return f"gradients{number}"
+    def is_in_use(self) -> bool:
+        """Whether it was used since the ranks have begun anew, by init() or by join()."""
+        return self._numbers is not None and self._numbers.are_valid
+
+    def _begin_use(self) -> None:
+        # Counted per process set: a rank that is in other sets too uses more reducers than its peers.
+        self._numbers = numbers = _numbers[tuple(self.process_set.ranks or ())]
+        self._prefix = f"gradients{numbers.taken}" if self._given_prefix is None else self._given_prefix
+        numbers.taken += self._given_prefix is None
 
     def group(self, groups: Iterable[Iterable[str]]) -> None:
         """Have the gradients of each group of names reduced together, once the last of them is ready.
@@ -93,6 +122,8 @@ class GradientReducer:
 
     def full_name(self, name: str) -> str:
         """What the ranks match the gradient by."""
+        if not self.is_in_use():
+            self._begin_use()
         return f"{self._prefix}.{name}"
 
     def ready(self, name: str, gradient: Any, priority: int = 0, in_place: bool = True) -> None:
@@ -109,7 +140,7 @@ class GradientReducer:
             made = current_point(adapter_for(gradient), gradient)
             self._gather(group, _Gradient(name, gradient, priority, in_place, made))
             return
-        full_name = f"{self._prefix}.{name}"
+        full_name = self.full_name(name)
         handle = start_plain(gradient, full_name, self._reduction, self.process_set, priority) if in_place else None
         if handle is None:
             handle = self._start(gradient, full_name, priority, in_place)

@@ -232,6 +232,19 @@ def test_two_optimizers_do_not_clash():
         assert is_average(gradients[position], position)
 
 
+@pytest.mark.ranks(2)
+def test_an_optimizer_that_one_rank_has_more_disturbs_nobody():
+    if hvd.rank() == 0:
+        GradientReducer()
+    reducers = [GradientReducer(), GradientReducer()]
+    gradients = [gradient_of(hvd.rank(), position) for position in range(2)]
+    for reducer, gradient in zip(reducers, gradients, strict=True):
+        reducer.ready("weight", gradient)
+    for reducer in reducers:
+        reducer.wait()
+    assert all(is_average(gradient, position) for position, gradient in enumerate(gradients))
+
+
 # GradientReducer by itself
 
 
