@@ -33,6 +33,7 @@ class _Window(NamedTuple):
 
 _path: Path | None = None  # of the timeline under way
 _window: _Window | None = None  # until its last step has ended
+_is_in_window = False  # from its first step on
 _limit_mb = 256.0
 _steps = 0
 
@@ -81,8 +82,8 @@ def stop_timeline() -> None:
         RingtrainError: rank 0 cannot write the file, which all ranks are told, or another rank is gone; the parts stay
             as they are.
     """
-    global _path, _window
-    _window = None
+    global _path, _window, _is_in_window
+    _window, _is_in_window = None, False
     if _path is None:
         return
     path, _path = _path, None
@@ -108,25 +109,55 @@ def _begin(settings: dict[str, str]) -> None:
 
 def _end() -> None:
     """At shutdown(): with the other ranks, if they are still there."""
-    if _window is not None and not _window.first <= _steps <= _window.last and world.rank() == 0:
+    if _window is not None and not _is_in_window and world.rank() == 0:
         made = "1 step" if _steps == 1 else f"{_steps} steps"
-        say(f"{_window.file_path} was not written: timeline_steps is {_window.text}, and the optimizers made {made}")
+        joined = "; ranks had joined in those of the window" if _window.first <= min(_steps, _window.last) else ""
+        sentence = f"timeline_steps is {_window.text}, and the optimizers made {made}{joined}"
+        say(f"{_window.file_path} was not written: {sentence}")
     try:
         stop_timeline()
     except RuntimeError as error:
         say(f"the parts of the timeline were not brought together: {error}")
 
 
-def next_step() -> None:
-    """Called by the optimizers at the beginning of each step, on all ranks alike."""
+def steps() -> int:
+    """How many steps the optimizers have begun."""
+    return _steps
+
+
+def next_step(is_of_all: bool = True) -> None:
+    """Called by the optimizers at the beginning of each step, on all ranks alike.
+
+    Args:
+        is_of_all: whether all ranks take this step, and none has joined. A window begins and ends in such steps.
+    """
     global _steps
     _steps += 1
-    if _window is not None and _steps == _window.first <= _window.last:
-        _start(_window.file_path, _window.mark_cycles, "timeline_filename")
+    if is_of_all:
+        _enter_window()
     if _path is not None:
         _core.mark(f"step {_steps}")
-    if _window is not None and _path is not None and _steps > _window.last:
-        stop_timeline()  # behind the mark that ends the last step
+    if is_of_all:
+        _leave_window()  # behind the mark that ends the last step
+
+
+def count_on_from(steps: int) -> None:
+    """Called by all ranks together after some of them have taken fewer steps than others."""
+    global _steps
+    _steps = steps
+    _leave_window()
+
+
+def _enter_window() -> None:
+    global _is_in_window
+    if _window is not None and not _is_in_window and _window.first <= _steps <= _window.last:
+        _is_in_window = True
+        _start(_window.file_path, _window.mark_cycles, "timeline_filename")
+
+
+def _leave_window() -> None:
+    if _window is not None and _is_in_window and _steps > _window.last:
+        stop_timeline()
 
 
 world.at_init(_begin)
