@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ringtrain import _core, objects, ops
+from ringtrain import _core, objects, ops, world
 from ringtrain.arrays import adapter_for
 from ringtrain.errors import NonFiniteError, ReplicaError
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -75,11 +76,16 @@ def _first_difference(array: Any, right: Any) -> str:
 
 
 class FiniteCheck:
-    """Finds the first NaN or infinity among gradients, before the sum spreads it to all ranks."""
+    """Finds the first NaN or infinity among gradients, before the sum spreads it to all ranks.
 
-    def __init__(self, process_set: ProcessSet, name: str):
+    Args:
+        process_set: the ranks that agree; one that does not belong to it looks at its own gradients alone.
+        full_name: makes names that the ranks match operations by.
+    """
+
+    def __init__(self, process_set: ProcessSet, full_name: Callable[[str], str]):
         self._process_set = process_set
-        self._name = name
+        self._full_name = full_name
         self._step = 0
         self._answers: list[tuple[str, Any]] = []  # see `arrays.Adapter.is_finite`
 
@@ -88,31 +94,51 @@ class FiniteCheck:
         self._answers.append((name, adapter_for(gradient).is_finite(gradient)))
 
     def agree(self) -> None:
-        """At the end of a step, on all ranks.
+        """At the end of a step, on all ranks. Ranks that have joined need not take part.
 
         Raises:
             NonFiniteError: on all ranks, a gradient of this step was NaN or infinite on some of them.
         """
         self._step += 1
         found = self._first_bad()
-        counts = ops.allgather(np.array([found is not None]), name=self._name, process_set=self._process_set)
-        bad = [rank for rank, is_bad in zip(self._process_set.ranks or [], counts, strict=True) if is_bad]
+        if not self._process_set.included():
+            bad, name = ([world.rank()] if found else []), found
+        elif self._sum(np.array([found is not None], np.int32))[0]:
+            bad, name = self._of_all(found)
+        else:
+            return
         if bad:
-            name = objects.broadcast_object(found, bad[0], process_set=self._process_set)
             others = f", as others on ranks {', '.join(map(str, bad[1:]))}" if len(bad) > 1 else ""
             raise NonFiniteError(
-                f'the gradient of "{name}" is NaN or infinite on rank {bad[0]} in step {self._step}{others}; '
+                f"the gradient of {name} is NaN or infinite on rank {bad[0]} in step {self._step}{others}; "
                 "no rank has updated its parameters with it"
             )
 
+    def _of_all(self, found: str | None) -> tuple[list[int], str]:
+        """The ranks that have found something, and what the first of them has."""
+        text = np.frombuffer((found or "").encode(), np.uint8)
+        lengths = np.zeros(self._process_set.size() or 0, np.int64)
+        place = self._process_set.rank() or 0
+        lengths[place] = len(text)
+        lengths = self._sum(lengths)
+        first = int(np.argmax(lengths > 0))
+        letters = text if place == first else np.zeros(lengths[first], np.uint8)
+        ranks = self._process_set.ranks or []
+        bad = [rank for rank, length in zip(ranks, lengths, strict=True) if length]
+        return bad, self._sum(letters).tobytes().decode()
+
+    def _sum(self, numbers: np.ndarray[Any, Any]) -> Any:
+        """Of all ranks: what those that have joined take part in, too."""
+        return ops.allreduce(numbers, op=ops.Sum, name=self._full_name("<finite>"), process_set=self._process_set)
+
     def _first_bad(self) -> str | None:
-        """The name of the first gradient of this step that is not finite, if there is one."""
+        """The name of the first gradient of this step that is not finite, in quotes, if there is one."""
         answers, self._answers = self._answers, []
         on_gpu = [answer for _, answer in answers if not isinstance(answer, bool)]
         copied = iter(_on_host(on_gpu))  # all at once: each copy would wait for the GPU
         for name, answer in answers:
             if not (answer if isinstance(answer, bool) else next(copied)):
-                return name
+                return f'"{name}"'
         return None
 
 

@@ -57,8 +57,9 @@ class DistributedOptimizer:
         op: Average, Sum, ...
         gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it, which keeps
             low-precision sums in range; for Average only.
-        num_groups: reduce the gradients in that many groups, each all at once; 0: as they come.
-        groups: as num_groups, or lists of the names or indices of the gradients that form a group.
+        num_groups: older spelling of `groups`, which wins where both are given.
+        groups: reduce the gradients in that many groups, each all at once; or lists of the names or indices of the
+            gradients that form a group. 0 or None: as they come.
         average_aggregated_gradients: divide by backward_passes_per_step too. Off, as in Horovod.
         process_set: the ranks that take part; the others update with their own gradients.
         check_every: compare the parameters of all ranks after every n-th `step`, see `check_replicas`; 0 never. For
@@ -118,7 +119,7 @@ class DistributedOptimizer:
             _process_set=process_set,
             _reducer=reducer,
             _check_every=check_every,
-            _finite_check=FiniteCheck(process_set, reducer.full_name("<finite>")) if nan_check else None,
+            _finite_check=FiniteCheck(process_set, reducer.full_name) if nan_check else None,
             _steps=0,
         )
 
@@ -180,19 +181,26 @@ class DistributedOptimizer:
         """Return the averages, or None if more backward passes are to come."""
         names = [_name_of(index, self._names) for index in indices]
         summed = self._accumulator.add(names, gradients)
-        if summed is None or not self._process_set.included():
-            return summed
+        if summed is None:
+            return None
         timeline.next_step()
+        if self._finite_check is None:
+            return self._average(names, indices, summed, in_place)
+        for name, gradient in zip(names, summed, strict=True):
+            self._finite_check.look_at(name, gradient)
+        averages = self._average(names, indices, summed, in_place)
+        self._finite_check.agree()
+        return averages
+
+    def _average(
+        self, names: list[str], indices: Sequence[Any], gradients: list[Any], in_place: list[bool]
+    ) -> list[Any]:
+        if not self._process_set.included():
+            return gradients
         self._reducer.group(_groups_among(names, self._groups))
         # Early parameters first: the next forward pass starts with them.
         priorities = [-index if isinstance(index, int) else -position for position, index in enumerate(indices)]
-        if self._finite_check is None:
-            return self._reducer.reduce(names, summed, priorities, in_place)
-        for name, gradient in zip(names, summed, strict=True):
-            self._finite_check.look_at(name, gradient)
-        averages = self._reducer.reduce(names, summed, priorities, in_place)
-        self._finite_check.agree()
-        return averages
+        return self._reducer.reduce(names, gradients, priorities, in_place)
 
 
 _OWN_ATTRIBUTES = tuple(DistributedOptimizer.__annotations__)
@@ -240,8 +248,6 @@ def _checked_groups(
         raise ValueError(f"num_groups must not be negative, but is {num_groups}")
     if groups is None:
         return num_groups
-    if num_groups:
-        raise ValueError("give num_groups or groups, not both")
     if isinstance(groups, int):
         if groups < 0:
             raise ValueError(f"groups must not be negative, but is {groups}")

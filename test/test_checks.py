@@ -166,3 +166,25 @@ def test_a_gradient_of_arrays_that_is_not_finite_is_not_used(passes):
     with pytest.raises(hvd.NonFiniteError, match='gradient of "b" is NaN or infinite on rank 1 in step 1'):
         optimizer.step(weights, gradients)
     assert all((weight == 1).all() for weight in weights)
+
+
+@pytest.mark.ranks(3)
+def test_a_rank_outside_of_the_process_set_looks_at_its_arrays():
+    pair = hvd.add_process_set([0, 1])
+    optimizer = hvd.DistributedOptimizer(SGD(0.1), {"a": None}, process_set=pair, nan_check=True)
+    weights = [np.ones(2)]
+    optimizer.step(weights, [np.zeros(2)])
+    if hvd.rank() == 2:
+        with pytest.raises(hvd.NonFiniteError, match='gradient of "a" is NaN or infinite on rank 2 in step 2'):
+            optimizer.step(weights, [np.full(2, np.inf)])
+        assert (weights[0] == 1).all()
+    hvd.remove_process_set(pair)
+
+
+@pytest.mark.ranks(3)
+def test_all_ranks_with_such_gradients_are_named():
+    optimizer = hvd.DistributedOptimizer(SGD(0.1), {"weight of Größe": None, "b": None}, nan_check=True)
+    bad = np.full(2, np.inf if hvd.rank() else 1.0)
+    message = 'gradient of "weight of Größe" is NaN or infinite on rank 1 in step 1, as others on ranks 2; no rank'
+    with pytest.raises(hvd.NonFiniteError, match=message):
+        optimizer.step([np.ones(2)] * 2, [bad, np.ones(2)] if hvd.rank() == 1 else [np.ones(2), bad])

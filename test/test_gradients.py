@@ -135,7 +135,9 @@ def test_update_sees_the_averages_of_a_list():
 
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize(
-    "options", [{"num_groups": 2}, {"num_groups": 9}, {"groups": 1}, {"groups": [[0, 2], [3]]}], ids=str
+    "options",
+    [{"num_groups": 2}, {"num_groups": 9}, {"groups": 1}, {"groups": [[0, 2], [3]]}, {"num_groups": 9, "groups": 1}],
+    ids=str,
 )
 def test_groups_change_nothing_but_the_way(options):
     optimizer = hvd.DistributedOptimizer(StepRecorder(), **options)
@@ -343,7 +345,6 @@ def test_what_cannot_be_wrapped_is_refused(not_wrapped, message):
         ({"gradient_predivide_factor": 0.0}, "must be positive"),
         ({"num_groups": -1}, "num_groups must not be negative"),
         ({"groups": -1}, "groups must not be negative"),
-        ({"num_groups": 1, "groups": 1}, "not both"),
         ({"groups": [[0, 1], [1, 2]]}, "1 must be in one group only"),
         ({"groups": [["b"]], "named_parameters": {"a": None}}, "has no b"),
         ({"groups": [[1]], "named_parameters": {"a": None}}, "there is no parameter 1"),

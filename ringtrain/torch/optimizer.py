@@ -113,7 +113,7 @@ def DistributedOptimizer(
         passes=None if passes == 1 else passes,
         sparse_as_dense=sparse_as_dense,
         shared=SharedGradients() if gradient_as_shared_view else None,
-        finite_check=FiniteCheck(process_set, reducer.full_name("<finite>")) if nan_check else None,
+        finite_check=FiniteCheck(process_set, reducer.full_name) if nan_check else None,
     )
     return _distributed(optimizer, Distributed, _gradient_reduction=reduction, _compares_every=check_every)
 
