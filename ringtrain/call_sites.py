@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from types import CodeType, FrameType
 
 from ringtrain import blocked_threads
@@ -36,7 +37,7 @@ def call_site() -> Site:
 
 def _find_site() -> Site:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+    while frame is not None and not _is_the_users(frame):
         frame = frame.f_back
     if frame is None:
         return _NOWHERE
@@ -48,6 +49,18 @@ def _find_site() -> Site:
         file = os.path.relpath(frame.f_code.co_filename) if _is_below_here(frame) else frame.f_code.co_filename
         known = _by_place[place] = frame.f_code, Site(f"{file}:{frame.f_lineno}")
     return known[1]
+
+
+def warn(message: str) -> None:
+    """A UserWarning at the place that called ringtrain."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and not _is_the_users(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+def _is_the_users(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USERS
 
 
 def _is_below_here(frame: FrameType) -> bool:

@@ -168,6 +168,82 @@ def test_a_gradient_of_arrays_that_is_not_finite_is_not_used(passes):
     assert all((weight == 1).all() for weight in weights)
 
 
+@pytest.mark.ranks(1, 3)
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+def test_gradients_of_a_rank_that_averages_with_nobody_are_looked_at(op):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+    import ringtrain.torch as hvd
+
+    ranks = list(range(max(1, hvd.size() - 1)))
+    some = hvd.add_process_set(ranks) if hvd.size() > 1 else hvd.global_process_set
+    model, inputs = new_model(torch)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=model.named_parameters(),
+        op=getattr(hvd, op),
+        process_set=some,
+        nan_check=True,
+        check_every=1,
+    )
+    is_last = hvd.rank() == hvd.size() - 1  # it does not belong to the set of several ranks
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        (model(inputs).sum() * (float("inf") if step == 2 and is_last else 1)).backward()
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        if step == 2 and is_last:
+            with pytest.raises(hvd.NonFiniteError, match=rf"is NaN or infinite on rank {hvd.rank()} in step 2;"):
+                optimizer.step()
+            assert all(map(torch.equal, before, model.parameters()))
+        else:
+            optimizer.step()
+            assert not all(map(torch.equal, before, model.parameters()))
+    if hvd.size() > 1:
+        hvd.remove_process_set(some)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("has_closure", [False, True])
+def test_adasum_looks_at_gradients_before_the_update_and_compares_replicas(has_closure):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+    import ringtrain.torch as hvd
+
+    model, inputs = new_model(torch)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        named_parameters=model.named_parameters(),
+        op=hvd.Adasum,
+        nan_check=True,
+        check_every=2,
+    )
+    factor = 1.0
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(inputs).sum() + model[0].bias[0] * factor
+        loss.backward()
+        return loss
+
+    def step():
+        if has_closure:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+
+    step()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    factor = float("nan") if hvd.rank() == 1 else 1.0
+    with pytest.raises(hvd.NonFiniteError, match=r'"0\.bias" is NaN or infinite on rank 1 in step 2'):
+        step()
+    assert all(map(torch.equal, before, model.parameters()))
+    factor = 1.0
+    if hvd.rank() == 1:
+        with torch.no_grad():
+            model[1].bias[1] += 1
+    with pytest.raises(hvd.ReplicaError, match=r'parameter "1\.bias" is not the same'):
+        step()
+
+
 @pytest.mark.ranks(3)
 def test_a_rank_outside_of_the_process_set_looks_at_its_arrays():
     pair = hvd.add_process_set([0, 1])

@@ -2,10 +2,15 @@
 
 import copy
 import gc
+import pickle
 import time
 import warnings
 
+import numpy as np
 import pytest
+
+import ringtrain
+from ringtrain import optim, timeline
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
 
@@ -100,6 +105,7 @@ def test_shards_train_as_the_whole_batch(name):
 WAYS = {
     "groups": {"options": {"groups": 2}},
     "num_groups": {"options": {"num_groups": 3}},
+    "groups and num_groups": {"options": {"groups": 2, "num_groups": 3}},
     "predivide": {"options": {"gradient_predivide_factor": 2.0}},
     "shared memory": {"options": {"gradient_as_shared_view": True}},
     "clipping": {"clip": 0.1},
@@ -182,6 +188,18 @@ def test_a_process_set_averages_among_its_ranks():
     sum(loss_of(expected, inputs[rank::3], labels[rank::3]) / len(ranks) for rank in ranks).backward()
     sgd(expected.parameters()).step()
     assert difference(model, expected) < 1e-12
+    hvd.remove_process_set(pair)
+
+
+@pytest.mark.ranks(3)
+def test_ranks_outside_of_the_process_set_count_the_same_steps():
+    """From the first one on, or a window of the timeline would begin apart."""
+    pair = hvd.add_process_set([0, 2])
+    model, before = new_model(), timeline.steps()
+    train(model, hvd.DistributedOptimizer(sgd(model.parameters()), process_set=pair), is_sharded=True, steps=3)
+    arrays = ringtrain.DistributedOptimizer(optim.SGD(0.1), process_set=pair)
+    arrays.step([np.ones(2)], [np.ones(2)])
+    assert timeline.steps() - before == 4
     hvd.remove_process_set(pair)
 
 
@@ -369,6 +387,134 @@ def test_two_optimizers_of_one_process():
         assert len({tuple(one.tolist()) for one in hvd.allgather_object(parameters_of(model))}) == 1
 
 
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+def test_what_it_was_given_can_be_read_as_in_horovod(op):
+    model = new_model()
+    optimizer = hvd.DistributedOptimizer(
+        sgd(model.parameters()),
+        named_parameters=model.named_parameters(),
+        backward_passes_per_step=2,
+        op=getattr(hvd, op),
+        sparse_as_dense=True,
+    )
+    assert optimizer.backward_passes_per_step == 2
+    optimizer.set_backward_passes_per_step(3)
+    assert optimizer.backward_passes_per_step == 3
+    assert (optimizer.op, optimizer.process_set) == (getattr(hvd, op), hvd.global_process_set)
+    assert (optimizer.sparse_as_dense, optimizer.gradient_predivide_factor) == (True, 1.0)
+    assert optimizer._parameter_names == {parameter: name for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_step_after_synchronize_says_what_horovod_would_do():
+    model = new_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
+    sentence = (
+        r"optimizer\.step\(\) called without optimizer\.skip_synchronize\(\) context after optimizer\.synchronize"
+    )
+    for way in ("asked", "skipped", "clipped"):
+        optimizer.zero_grad()
+        loss_of(model, *map(shard, next(batches()))).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if way == "clipped":
+                hvd.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+            else:
+                optimizer.synchronize()
+            if way == "skipped":
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+        if way == "asked":
+            with pytest.warns(UserWarning, match=sentence) as caught:
+                optimizer.step()
+            assert caught[0].filename == __file__
+
+
+# Copies
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("options", [{}, {"groups": "lists"}, {"op": hvd.Adasum, "check_every": 2}], ids=str)
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_copy_of_model_and_optimizer_trains_on_by_itself(options, is_named):
+    model = new_model()
+    if options.get("groups"):
+        options = {"groups": [list(model[0].parameters()), list(model[2].parameters())]}
+    optimizer = hvd.DistributedOptimizer(
+        OPTIMIZERS["momentum"](model.parameters()),
+        named_parameters=model.named_parameters() if is_named else None,
+        **options,
+    )
+    train(model, optimizer, is_sharded=True, steps=3)
+    start = copy.deepcopy(model)
+    copied_model, copied = copy.deepcopy((model, optimizer))
+    assert type(copied).__name__ == "SGD" and copied is not optimizer
+    assert list(copied._parameter_names.values()) == list(optimizer._parameter_names.values())
+    assert all(map(lambda one, other: one is other, copied._parameter_names, copied_model.parameters()))
+    train(copied_model, copied, is_sharded=True, steps=3)
+    assert difference(model, start) == 0 and difference(copied_model, start) > 0
+    train(model, optimizer, is_sharded=True, steps=3)
+    assert difference(model, copied_model) < 1e-12
+
+
+@pytest.mark.ranks(2)
+def test_a_copy_on_one_rank_is_a_snapshot_that_disturbs_nobody():
+    model = new_model()
+    optimizer = hvd.DistributedOptimizer(
+        OPTIMIZERS["adam"](model.parameters()), named_parameters=model.named_parameters()
+    )
+    train(model, optimizer, is_sharded=True, steps=2)
+    snapshot = copy.deepcopy(optimizer) if hvd.rank() == 0 else None
+    second = hvd.DistributedOptimizer(OPTIMIZERS["adam"](model.parameters()))
+    if hvd.rank() == 0:
+        second.load_state_dict(snapshot.state_dict())
+    hvd.broadcast_optimizer_state(second, root_rank=0)
+    train(model, second, is_sharded=True, steps=2)
+    assert len({tuple(one.tolist()) for one in hvd.allgather_object(parameters_of(model))}) == 1
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("make", [pickle.dumps, copy.copy])
+def test_what_cannot_be_copied_says_what_can(make):
+    optimizer = hvd.DistributedOptimizer(sgd(new_model().parameters()))
+    with pytest.raises(TypeError, match=r"neither pickled nor copied by copy\.copy: save its state_dict\(\)"):
+        make(optimizer)
+
+
+# Ranks that have made other optimizers before
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_optimizers_of_a_new_rank_meet_those_that_others_have_kept():
+    """As after a rank was replaced: only one of the two has what it had before shutdown()."""
+
+    def begin():
+        model, words = new_model(), torch.nn.Embedding(4, 2, sparse=True).double()
+        torch.nn.init.ones_(words.weight)
+        return model, words, *(hvd.DistributedOptimizer(sgd(one.parameters())) for one in (model, words))
+
+    def step(optimizer, gives_gradients):
+        optimizer.zero_grad()
+        gives_gradients().backward()
+        optimizer.step()
+
+    hvd.init()
+    model, words, of_model, of_words = begin()
+    for _ in range(2):
+        step(of_model, lambda: loss_of(model, *next(batches())))
+        step(of_words, lambda: words(torch.tensor([1, hvd.rank()])).sum())
+    hvd.shutdown()
+    hvd.init()
+    if hvd.rank() == 1:
+        model, words, of_model, of_words = begin()
+    hvd.broadcast_parameters([*model.parameters(), *words.parameters()])
+    step(of_words, lambda: words(torch.tensor([2])).sum() if hvd.rank() == 0 else words.weight.sum() * 0)
+    step(of_model, lambda: loss_of(model, *next(batches())))
+    hvd.check_replicas([*model.parameters(), *words.parameters()])
+
+
 # Parameters that come, go, and get nothing
 
 
@@ -459,7 +605,7 @@ def test_sparse_gradients(sparse_as_dense):
         optimizer.zero_grad()
         model(words[hvd.rank() % 2]).square().mean().backward()
         optimizer.step()
-        assert model.weight.grad.is_sparse != sparse_as_dense
+        assert model.weight.grad.is_sparse
         plain.zero_grad()
         alone(words).square().mean().backward()
         plain.step()
@@ -515,7 +661,7 @@ def test_bad_arguments_are_refused_on_the_callers_line():
     refused(ValueError, "groups must not be negative", groups=-1)
     refused(TypeError, "lists of the parameters", groups=["0.weight"])
     refused(ValueError, "in one group only", groups=[[named[0][1]], [named[0][1]]])
-    refused(ValueError, "not both", groups=2, num_groups=2)
+    refused(ValueError, "is not for op=Adasum", op=hvd.Adasum, gradient_as_shared_view=True)
     refused(ValueError, "wants op=Average", op=hvd.Sum, gradient_predivide_factor=2.0)
     refused(ValueError, "must be positive", gradient_predivide_factor=0.0)
     refused(TypeError, "op must be one of", op="average")
@@ -569,6 +715,22 @@ def adasum(vectors):
 def combined(a, b):
     dot, of_a, of_b = (a * b).sum(), (a * a).sum(), (b * b).sum()
     return (1 - dot / (2 * of_a) if of_a > 0 else 1) * a + (1 - dot / (2 * of_b) if of_b > 0 else 1) * b
+
+
+@pytest.mark.ranks(2)
+def test_adasum_combines_groups_in_one_operation_each():
+    def operations():
+        return hvd.metrics().get("allreduce", {"operations": 0})["operations"]
+
+    def trained(groups):
+        before = operations()
+        model = trained_together(sgd, {"op": hvd.Adasum, "groups": groups}, steps=3)
+        return model, (operations() - before) // 3
+
+    alone, of_alone = trained(0)
+    grouped, of_grouped = trained(2)
+    assert (of_alone, of_grouped) == (len(list(alone.parameters())), 2)
+    assert difference(alone, grouped) < 1e-12
 
 
 @pytest.mark.ranks(2)

@@ -14,16 +14,19 @@ from typing import Any
 import torch
 
 from ringtrain import ops, timeline
+from ringtrain.checks import FiniteCheck, check_replicas
 from ringtrain.errors import StepOrderError
 from ringtrain.reducer import GradientReducer
-from ringtrain.torch.parameters import ParameterNames
+from ringtrain.torch.parameters import groups_of
+from ringtrain.torch.reduction import as_real
+from ringtrain.torch.wrapped import Wrapped
 
 
-class AdasumOptimizer(torch.optim.Optimizer):
+class AdasumOptimizer(Wrapped):
     """What an optimizer with op=Adasum does differently; mixed into the class of the wrapped one."""
 
-    _adasum_names: ParameterNames
     _adasum_reducer: GradientReducer
+    _adasum_check: FiniteCheck | None
     # Set by GradScaler before `step` and deleted after it.
     found_inf: torch.Tensor | None
     grad_scale: torch.Tensor | None
@@ -37,30 +40,59 @@ class AdasumOptimizer(torch.optim.Optimizer):
         Under a GradScaler nobody updates if the gradients of any rank overflowed.
 
         Raises:
+            NonFiniteError: a gradient is NaN or infinite, with nan_check; nothing was updated. Of a closure that is
+                called several times, the gradients of the first call.
+            ReplicaError: the parameters are not the same on all ranks, with check_every.
             RingtrainError: a reduction failed; see ringtrain.errors.
         """
         if hasattr(self, "found_inf") and self._adasum_overflows_anywhere():
             return None
-        names = self._adasum_names.of(self.param_groups)
+        names = self._parameter_names
         parameters = [parameter.detach() for parameter in names]
         before = [parameter.clone() for parameter in parameters]
-        loss = super().step(closure) if closure is not None else super().step()
+        loss = self._adasum_update(closure)
         torch._foreach_sub_(parameters, before)
+        self._adasum_reducer.group(groups_of(self._given_groups, names))
         for place, (name, change) in enumerate(zip(names.values(), parameters, strict=True)):
-            self._adasum_reducer.ready(name, change, -place)
+            self._adasum_reducer.ready(name, as_real(change), -place)
         self._adasum_reducer.wait()
         timeline.next_step()
         torch._foreach_add_(parameters, before)
+        if self._is_time_to_compare():
+            check_replicas({name: parameter for parameter, name in names.items()}, self.process_set)
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # see Distributed.step
+
+    def _adasum_update(self, closure: Callable[[], Any] | None) -> Any:
+        """The step of the wrapped optimizer, after the check of the gradients."""
+        if closure is None:
+            self._adasum_require_finite()
+            return super().step()
+        checks = [self._adasum_require_finite]  # only once: some ranks may call the closure more often than others
+
+        def checked_closure() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            while checks:
+                checks.pop()()
+            return loss
+
+        return super().step(checked_closure)
+
+    def _adasum_require_finite(self) -> None:
+        if self._adasum_check is not None:
+            for parameter, name in self._parameter_names.items():
+                if parameter.grad is not None:
+                    self._adasum_check.look_at(name, parameter.grad)
+            self._adasum_check.agree()
 
     def _adasum_overflows_anywhere(self) -> bool:
         overflow = ops.allreduce(
             torch.as_tensor(self.found_inf, dtype=torch.float32),
             name=self._adasum_reducer.full_name("<overflow>"),
             op=ops.Sum,
-            process_set=self._adasum_reducer.process_set,
+            process_set=self.process_set,
         )
         if overflow.item() > 0:
             return True
@@ -83,3 +115,4 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Nothing special: gradients accumulate until `step` is called."""
+        self.backward_passes_per_step = passes

@@ -18,10 +18,11 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """As `torch.nn.utils.clip_grad_norm_`, of the averages over the ranks: waits for them first.
 
-    Call it between backward() and step(), after `scaler.unscale_(optimizer)` if there is a GradScaler. All ranks get
-    the same norm.
+    Call it between backward() and step(), after `scaler.unscale_(optimizer)` if there is a GradScaler. All ranks call
+    it and get the same norm. The gradients for op=Adasum, and within `no_sync`, are each rank's own.
 
     Raises:
+        StepOrderError: a gradient was changed after backward().
         RingtrainError: a reduction failed; see ringtrain.errors.
     """
     several = [parameters] if torch.is_tensor(parameters) else list(parameters)

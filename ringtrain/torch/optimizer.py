@@ -5,9 +5,11 @@ Mirrors `horovod.torch.DistributedOptimizer` (horovod/torch/optimizer.py).
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -15,19 +17,27 @@ import torch
 
 from ringtrain import timeline
 from ringtrain._core import ReduceOp
+from ringtrain.call_sites import warn
 from ringtrain.checks import FiniteCheck
 from ringtrain.compression import Compression, Compressor
 from ringtrain.errors import StepOrderError
+from ringtrain.objects import broadcast_object
 from ringtrain.ops import Adasum, Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.reducer import GradientReducer
 from ringtrain.torch.adasum import AdasumOptimizer
+from ringtrain.torch.local_reduction import LocalReduction
 from ringtrain.torch.parameters import Groups, NamedParameters, ParameterNames, check_groups
-from ringtrain.torch.reduction import GradientReduction, LocalReduction
+from ringtrain.torch.reduction import GradientReduction
 from ringtrain.torch.shared_gradients import SharedGradients
+from ringtrain.torch.wrapped import Wrapped, wrap
 
 _Closure = Callable[[], Any]
-_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+_GradScaler: type = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # the former since torch 2.3
+
+# Those that average gradients, in the order of their construction, which is the same on all ranks.
+_optimizers: weakref.WeakValueDictionary[int, Distributed] = weakref.WeakValueDictionary()
+_places = itertools.count()
 
 
 def DistributedOptimizer(
@@ -52,6 +62,9 @@ def DistributedOptimizer(
     of the optimizer's class and shares all of its state, so schedulers, GradScaler and checkpoints work as before; it
     has the methods of `Distributed` too. Use it in place of the optimizer.
 
+    `copy.deepcopy` makes a distributed optimizer over copies of the parameters; of model and optimizer together, over
+    those of the copied model.
+
     Args:
         optimizer: any of torch.optim.
         named_parameters: such as model.named_parameters(), the same on all ranks: names for errors and the timeline.
@@ -61,16 +74,19 @@ def DistributedOptimizer(
             "as many as there are before the first step", which is when the first gradients travel.
         op: Average, Sum, or Adasum, which combines the changes that the ranks' updates make (arXiv 2006.02924).
         gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it; for Average only.
-        num_groups: older spelling of `groups`.
-        groups: reduce the gradients in that many groups, each all at once; or lists of the parameters of each group.
-        sparse_as_dense: make sparse gradients dense; otherwise they are gathered.
+        num_groups: older spelling of `groups`, which wins where both are given.
+        groups: reduce the gradients, or the changes, in that many groups, each all at once; or lists of the parameters
+            of each group.
+        sparse_as_dense: reduce sparse gradients as dense ones, which the optimizer then gets as sparse ones again;
+            otherwise they are gathered. The changes of op=Adasum are dense in either case.
         process_set: the ranks that take part; the others update with their own gradients.
         gradient_as_shared_view: let the gradients lie in memory that the ranks of a node share, which makes reducing
             them cheaper. `parameter.grad` is then a view of that memory, and stays the same tensor. The gradients of
-            parameters on a GPU stay there, as without it.
-        check_every: compare the parameters of all ranks after every n-th step, see `check_replicas`; 0 never.
+            parameters on a GPU stay there, as without it. Not for op=Adasum.
+        check_every: compare the parameters of all ranks after every n-th step, see `check_replicas`; 0 never. Within
+            `Join` this is left out in steps that not all ranks take.
         nan_check: have `step` raise NonFiniteError on all ranks, instead of updating, if a gradient is NaN or infinite
-            on some of them. Not with GradScaler, which expects such gradients. Neither is for op=Adasum.
+            on some of them. Not with GradScaler, which expects such gradients.
 
     Raises:
         NotInitializedError: before init().
@@ -83,15 +99,16 @@ def DistributedOptimizer(
             f"{type(optimizer).__name__} is no torch.optim.Optimizer; "
             "for other arrays there is DistributedOptimizer of ringtrain"
         )
-    if isinstance(optimizer, (Distributed, AdasumOptimizer)):
+    if isinstance(optimizer, Wrapped):
         raise ValueError("this optimizer is distributed already")
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered; see add_process_set")
     if check_every < 0:
         raise ValueError(f"check_every must not be negative, but is {check_every}")
-    if num_groups and groups is not None:
-        raise ValueError("give num_groups or groups, not both: num_groups is the older spelling of groups")
-    groups = num_groups or groups
+    if op == Adasum and gradient_as_shared_view:
+        raise ValueError("gradient_as_shared_view is not for op=Adasum, which reduces no gradients")
+    if groups is None:
+        groups = num_groups
     check_groups(groups)
     passes = _checked_passes(backward_passes_per_step)
     names = ParameterNames(named_parameters, optimizer.param_groups)
@@ -101,21 +118,49 @@ def DistributedOptimizer(
         gradient_predivide_factor=gradient_predivide_factor,
         process_set=process_set,
     )
-    if not process_set.included() or process_set.size() == 1:
-        return _distributed(optimizer, Distributed, _gradient_reduction=LocalReduction())
-    if op == Adasum:
-        return _distributed(optimizer, AdasumOptimizer, _adasum_names=names, _adasum_reducer=reducer)
-    reduction = GradientReduction(
-        names,
-        optimizer.param_groups,
-        groups,
-        reducer,
-        passes=None if passes == 1 else passes,
+    finite_check = FiniteCheck(process_set, reducer.full_name) if nan_check else None
+    distribute = functools.partial(
+        DistributedOptimizer,
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
         sparse_as_dense=sparse_as_dense,
-        shared=SharedGradients() if gradient_as_shared_view else None,
-        finite_check=FiniteCheck(process_set, reducer.full_name) if nan_check else None,
+        process_set=process_set,
+        gradient_as_shared_view=gradient_as_shared_view,
+        check_every=check_every,
+        nan_check=nan_check,
     )
-    return _distributed(optimizer, Distributed, _gradient_reduction=reduction, _compares_every=check_every)
+    attributes = {
+        "backward_passes_per_step": passes,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
+        "_names_of_parameters": names,
+        "_given_groups": groups,
+        "_distribute": distribute,
+        "_compares_every": check_every,
+    }
+    averages_alone = not process_set.included() or process_set.size() == 1
+    if op == Adasum and not averages_alone:
+        return wrap(optimizer, AdasumOptimizer, _adasum_reducer=reducer, _adasum_check=finite_check, **attributes)
+    reduction = (
+        LocalReduction(names, finite_check)
+        if averages_alone
+        else GradientReduction(
+            names,
+            optimizer.param_groups,
+            groups,
+            reducer,
+            passes=None if passes == 1 else passes,
+            sparse_as_dense=sparse_as_dense,
+            shared=SharedGradients() if gradient_as_shared_view else None,
+            finite_check=finite_check,
+        )
+    )
+    distributed = wrap(optimizer, Distributed, _gradient_reduction=reduction, **attributes)
+    _optimizers[next(_places)] = distributed
+    return distributed
 
 
 def _checked_passes(passes: int) -> int:
@@ -124,46 +169,19 @@ def _checked_passes(passes: int) -> int:
     return passes
 
 
-def _distributed(optimizer: torch.optim.Optimizer, mixin: type, **attributes: Any) -> torch.optim.Optimizer:
-    """The optimizer once more, with the methods of `mixin` before its own. Both share all their attributes."""
-    cls: Any = type(type(optimizer).__name__, (mixin, type(optimizer)), {"__doc__": type(optimizer).__doc__})
-    distributed: torch.optim.Optimizer = cls.__new__(cls)
-    distributed.__dict__ = vars(optimizer)
-    vars(optimizer).update(attributes)
-    if "step" in vars(optimizer):  # a learning rate scheduler that came before has put it there, see LRScheduler
-        vars(optimizer)["step"] = _observed_step(distributed)
-    _optimizers.add(distributed)
-    return distributed
-
-
-def _observed_step(distributed: torch.optim.Optimizer) -> Callable[..., Any]:
-    """A step that tells learning rate schedulers that it was called."""
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        vars(distributed)["_opt_called"] = True
-        return type(distributed).step(distributed, *args, **kwargs)
-
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    return step
-
-
-class Distributed(torch.optim.Optimizer):
-    """What a distributed optimizer does differently; mixed into the class of the wrapped one.
-
-    Names of its own are such that no optimizer has them, too.
-    """
+class Distributed(Wrapped):
+    """What a distributed optimizer does differently; mixed into the class of the wrapped one."""
 
     _gradient_reduction: GradientReduction | LocalReduction
     _skips_synchronize = False
-    _compares_every = 0
-    _steps_taken = 0
+    _was_told_to_synchronize = False
 
     # GradScaler looks at the gradients through `param_groups` alone, and has to find averages there: then it sees the
     # same overflow on all ranks. Nobody else needs to wait for that.
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        if self._gradient_reduction.has_begun() and _is_called_by_grad_scaler():
-            self.synchronize()
+        if self._gradient_reduction.is_due() and _is_called_by_grad_scaler():
+            self._synchronize()
         return self.__own_groups()
 
     @param_groups.setter
@@ -180,12 +198,21 @@ class Distributed(torch.optim.Optimizer):
         A parameter that got no gradient contributes zeros, with one warning.
 
         Raises:
-            StepOrderError: a gradient was changed while it was being averaged.
+            StepOrderError: a gradient was changed after backward().
             RingtrainError: a reduction failed; see ringtrain.errors.
         """
+        self._synchronize()
+        self._was_told_to_synchronize = True
+
+    def _synchronize(self) -> None:
         self._gradient_reduction.watch(self.__own_groups())
         self._gradient_reduction.synchronize()
-        timeline.next_step()
+        self._was_told_to_synchronize = False
+        timeline.next_step(self._gradient_reduction.all_contribute)
+
+    def _submit_rest(self) -> None:
+        self._gradient_reduction.watch(self.__own_groups())
+        self._gradient_reduction.submit_rest()
 
     def step(self, closure: _Closure | None = None) -> Any:
         """Wait for the averages and update the parameters.
@@ -201,8 +228,7 @@ class Distributed(torch.optim.Optimizer):
             RingtrainError: a reduction failed; see ringtrain.errors.
         """
         result = self.__step(closure)
-        self._steps_taken += 1
-        if self._compares_every and self._steps_taken % self._compares_every == 0:
+        if self._is_time_to_compare() and self._gradient_reduction.all_contribute:
             self._gradient_reduction.check_replicas()
         return result
 
@@ -216,14 +242,19 @@ class Distributed(torch.optim.Optimizer):
             if self._gradient_reduction.has_begun():
                 raise StepOrderError("step() in skip_synchronize(), but the gradients were not synchronized before it")
         elif not self._gradient_reduction.is_synchronized:
-            self.synchronize()
+            self._synchronize()
+        elif self._was_told_to_synchronize:
+            warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+                "Horovod would average once more here; ringtrain does not."
+            )
         self._gradient_reduction.is_synchronized = False
         return super().step()
 
     def __synchronized(self, closure: _Closure) -> Any:
         with torch.enable_grad():
             loss = closure()
-        self.synchronize()
+        self._synchronize()
         return self._gradient_reduction.average(loss) if torch.is_tensor(loss) else loss
 
     @contextmanager
@@ -244,7 +275,8 @@ class Distributed(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Average the gradients with every n-th backward pass from now on. As in Horovod."""
-        self._gradient_reduction.set_passes(_checked_passes(passes))
+        self.backward_passes_per_step = _checked_passes(passes)
+        self._gradient_reduction.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of the wrapped optimizer.
@@ -262,12 +294,33 @@ class Distributed(torch.optim.Optimizer):
 
 
 def _is_called_by_grad_scaler() -> bool:
-    """Whether the caller of the caller is in torch's module of GradScaler."""
-    return str(sys._getframe(2).f_globals.get("__name__", "")).endswith("amp.grad_scaler")
+    """Whether a method of a GradScaler is among the callers; it may be of a project's own subclass."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
+        code = frame.f_code
+        if code.co_argcount and isinstance(frame.f_locals.get(code.co_varnames[0]), _GradScaler):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def synchronize_owners(parameters: list[torch.Tensor]) -> None:
-    """Wait for the averages of all distributed optimizers that have one of the parameters."""
-    for optimizer in list(_optimizers):
-        if optimizer._gradient_reduction.has_begun() and optimizer._gradient_reduction.owns_any(parameters):
-            optimizer.synchronize()
+    """Wait for the averages of all distributed optimizers that have one of the parameters.
+
+    If there is something to average for one of them, there may be for each of them, on other ranks.
+    """
+    owners = [one for one in list(_optimizers.values()) if one._gradient_reduction.owns_any(parameters)]
+    waiting = [one for one in owners if not one._gradient_reduction.is_synchronized]
+    if any(one._gradient_reduction.is_due() for one in waiting):
+        for optimizer in waiting:
+            optimizer._submit_rest()
+        for optimizer in waiting:
+            optimizer._synchronize()
+
+
+def count_on_from(rank: int, optimizers: Sequence[Distributed]) -> None:
+    """Count steps on from where one rank has come to; all ranks call it together."""
+    counts = broadcast_object([timeline.steps(), *(optimizer._steps_taken for optimizer in optimizers)], rank)
+    timeline.count_on_from(counts[0])
+    for optimizer, steps in zip(optimizers, counts[1:], strict=True):
+        optimizer._steps_taken = steps

@@ -26,12 +26,12 @@ class ParameterNames:
     """
 
     def __init__(self, named_parameters: NamedParameters | None, param_groups: Sequence[dict[str, Any]]) -> None:
-        self._is_by_place = named_parameters is None
+        self.is_by_place = named_parameters is None
         pairs = list(named_parameters) if named_parameters is not None else []
         _check_pairs(pairs)
         self._name_of = {parameter: name for name, parameter in pairs}
         unnamed = [place for place, parameter in _by_place(param_groups) if parameter not in self._name_of]
-        if unnamed and not self._is_by_place:
+        if unnamed and not self.is_by_place:
             raise ValueError(
                 f"named_parameters does not name all parameters of the optimizer: those at {', '.join(unnamed)} "
                 "(parameter group.place) are missing"

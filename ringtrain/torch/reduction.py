@@ -2,56 +2,65 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ringtrain import ops
+from ringtrain.call_sites import warn
 from ringtrain.checks import FiniteCheck, check_replicas
 from ringtrain.errors import StepOrderError
 from ringtrain.handles import Handle
 from ringtrain.reducer import GradientReducer
 from ringtrain.torch.parameters import Groups, ParameterNames, groups_of
 from ringtrain.torch.shared_gradients import SharedGradients
-from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
+from ringtrain.torch.sparse import SparseHandle, agree_on_sparse, empty_sparse, sparse_allreduce_async
 
 # The hook of each parameter, and the reduction that it calls: of the optimizer that was made last for it.
 _hooks = WeakIdKeyDictionary()
 
 
 class _Gradient:
-    """What is known of the gradient of one parameter since the last update."""
+    """What is known of the gradient of one parameter; but for `is_sparse`, since the last update."""
 
-    __slots__ = ("name", "parameter", "passes", "priority", "submitted", "version")
+    __slots__ = (
+        *("name", "parameter", "priority", "is_sparse"),
+        *("passes", "is_submitted", "seen", "version", "was_changed"),
+    )
 
     def __init__(self, parameter: torch.Tensor, name: str, priority: int):
         self.parameter = parameter
         self.name = name
         self.priority = priority
+        self.is_sparse: bool | None = None  # on all ranks; None until they have agreed
         self.forget()
 
     def forget(self) -> None:
         self.passes = 0  # of backward()
-        self.submitted: torch.Tensor | None = None
-        self.version = 0  # of `submitted`, at that time
+        self.is_submitted = False
+        self.seen: torch.Tensor | None = None  # as backward() has left it, or as it was submitted
+        self.version = 0  # of `seen`, at that time
+        self.was_changed = False  # by somebody else
+
+    def see(self, grad: torch.Tensor) -> None:
+        self.seen = grad
+        self.version = grad._version
 
     def has_changed(self) -> bool:
-        """Whether somebody else wrote to the gradient, or put another one in its place, since it was submitted."""
-        return self.submitted is not None and (
-            self.parameter.grad is not self.submitted or self.submitted._version != self.version
-        )
+        """Whether somebody else wrote to the gradient, or put another one in its place, since it was seen."""
+        return self.seen is not None and (self.parameter.grad is not self.seen or self.seen._version != self.version)
 
 
 class GradientReduction:
     """Averages the gradients of one optimizer over the ranks.
 
     A hook of each parameter submits its gradient after the last backward pass of a step. How many passes that are is
-    known from `passes`, or else from the first step, in which nothing is submitted before `synchronize`.
+    known from `passes`, or else from the first step. In that step nothing is submitted before `submit_rest`, where the
+    ranks agree on which gradients are sparse: a rank that has none for a parameter must know it.
 
     Hooks run in the thread of backward(), everything else in that of the training loop, one at a time.
 
@@ -61,7 +70,7 @@ class GradientReduction:
         groups: which gradients are reduced together; see ringtrain.torch.parameters.
         reducer: has the operation, the compression and the process set.
         passes: backward passes for each step, or None.
-        sparse_as_dense: make sparse gradients dense.
+        sparse_as_dense: reduce sparse gradients as dense ones.
         shared: where the gradients are to lie, or None for where autograd has put them.
         finite_check: looks at every gradient, or None.
     """
@@ -88,11 +97,13 @@ class GradientReduction:
         self._gradients: dict[torch.Tensor, _Gradient] = {}  # of those that do now
         self._begun: list[_Gradient] = []  # by a backward pass, and not yet synchronized
         self._sparse: list[tuple[_Gradient, SparseHandle]] = []
-        self._is_local = False
+        self._has_agreed = False  # which of `_gradients` are sparse
+        self._is_local = False  # in `no_sync`
+        self._has_own = False  # gradients of this rank alone
         self._replaced_by: weakref.ref[GradientReduction] | None = None
         self._has_warned = False
-        # Whether averages are over the ranks that have not joined.
-        self.counts_contributors = False
+        self.counts_contributors = False  # averages are over the ranks that have not joined
+        self.all_contribute = True  # in the last `synchronize`
         self.is_synchronized = False
         self.watch(param_groups)
 
@@ -116,6 +127,7 @@ class GradientReduction:
                 self._known[parameter] = gradient = _Gradient(parameter, name, -place)
                 _set_hook(self, gradient)
         self._gradients = {parameter: self._known[parameter] for parameter in names}
+        self._has_agreed = False
         self._reducer.group(groups_of(self._groups, names))
 
     def check_replicas(self) -> None:
@@ -127,8 +139,13 @@ class GradientReduction:
         """Whether there was a backward pass since the last `synchronize`."""
         return bool(self._begun)
 
+    def is_due(self) -> bool:
+        """Whether there are gradients to average: `no_sync` has ended, and something came since `synchronize`."""
+        return self._has_own and not self._is_local
+
     def owns_any(self, parameters: Sequence[torch.Tensor]) -> bool:
-        return any(parameter in self._gradients for parameter in parameters)
+        """Whether it averages the gradient of one of them."""
+        return self._replaced_by is None and any(parameter in self._gradients for parameter in parameters)
 
     def set_passes(self, passes: int) -> None:
         self._passes = passes
@@ -145,56 +162,99 @@ class GradientReduction:
     def on_backward(self, gradient: _Gradient) -> None:
         """Called when a backward pass has added to a gradient."""
         self.is_synchronized = False
+        self._has_own = True
         if self._is_local:
             return
+        grad = gradient.parameter.grad
+        assert grad is not None
+        if grad.requires_grad and torch.is_grad_enabled():
+            raise StepOrderError(
+                f'the gradient of "{gradient.name}" cannot be averaged in place while backward(create_graph=True) '
+                "keeps its graph. Take the gradients of a penalty with torch.autograd.grad, or call this backward() "
+                "in `with optimizer.no_sync():`"
+            )
         if gradient.passes == 0:
             self._begun.append(gradient)
         gradient.passes = passes = gradient.passes + 1
-        if passes == self._passes:
-            self._submit(gradient)
-        elif self._passes is not None and passes > self._passes:
+        if self._passes is not None and passes > self._passes:
             raise StepOrderError(
                 f'the gradient of "{gradient.name}" was computed {passes} times without a step(), and '
                 f"{self._passes} backward passes for each step were expected. Call "
                 "set_backward_passes_per_step, or accumulate in `with optimizer.no_sync():`"
             )
+        gradient.see(grad)
+        if passes == self._passes and gradient.is_sparse is not None and self._reducer.is_in_use():
+            self._submit(gradient)
 
     def synchronize(self) -> None:
         """Submit what is not yet submitted, and wait for everything: the gradients are the averages afterwards.
 
         Raises:
-            StepOrderError: a gradient was changed after it was submitted, or a later optimizer has the parameters.
+            StepOrderError: a gradient was changed after backward(), or a later optimizer has the parameters.
             RingtrainError: a reduction failed.
         """
-        if self._replaced_by is not None:
-            raise StepOrderError(
-                "another DistributedOptimizer was made for these parameters after this one, and averages their "
-                "gradients; make a new one to go back"
-            )
-        if self._passes is None and self._begun:
-            self._passes = max(gradient.passes for gradient in self._begun)
         try:
-            self._submit_rest()
-            changed = [gradient.name for gradient in self._gradients.values() if gradient.has_changed()]
+            self.submit_rest()
+            changed = [gradient.name for gradient in self._gradients.values() if gradient.was_changed]
             contributors = self._count_contributors() if self.counts_contributors else None
             self._reducer.wait()
             for gradient, handle in self._sparse:
                 gradient.parameter.grad = handle.wait()
+            self.all_contribute = True
             if contributors is not None:
                 self._average_over(int(contributors.wait().item()))
+            self._make_sparse_again()
         finally:
             self._sparse.clear()
             self._begun.clear()
+            self._has_own = False
             for gradient in self._gradients.values():
                 gradient.forget()
         if self._finite_check is not None:
             self._finite_check.agree()
         if changed:
             raise StepOrderError(
-                f"the gradient of {_listed(changed)} was changed between backward() and step(), while it was being "
-                "averaged. Call optimizer.synchronize() first; hvd.clip_grad_norm_ does so by itself"
+                f"the gradient of {_listed(changed)} was changed between backward() and step(), before it was the "
+                "average over the ranks. Call optimizer.synchronize() first; hvd.clip_grad_norm_ does so by itself"
             )
         self.is_synchronized = True
+
+    def submit_rest(self) -> None:
+        """Submit what backward() has not. `synchronize` does so by itself.
+
+        Raises:
+            StepOrderError: a later optimizer has the parameters.
+        """
+        if self._replaced_by is not None:
+            raise StepOrderError(
+                "another DistributedOptimizer was made for these parameters after this one, and averages their "
+                "gradients; make a new one to go back"
+            )
+        for gradient in self._gradients.values():
+            if gradient.is_submitted or self._passes is None or gradient.passes >= self._passes:
+                gradient.was_changed |= gradient.has_changed()
+        if self._passes is None and self._begun:
+            self._passes = max(gradient.passes for gradient in self._begun)
+        self._agree_on_sparse()
+        rest = [gradient for gradient in self._gradients.values() if not gradient.is_submitted]
+        self._make_zeros([gradient for gradient in rest if gradient.parameter.grad is None])
+        for gradient in rest:
+            self._submit(gradient)
+
+    def _agree_on_sparse(self) -> None:
+        if not self._reducer.is_in_use():
+            self._has_agreed = False
+            for gradient in self._known.values():
+                gradient.is_sparse = None  # there may be ranks that do not know
+        if self._has_agreed:
+            return
+        new = [gradient for gradient in self._gradients.values() if gradient.is_sparse is None]
+        if new:
+            name = self._reducer.full_name(f"<layout of {new[0].name}>")
+            of_new = agree_on_sparse([gradient.parameter.grad for gradient in new], name, self._reducer.process_set)
+            for gradient, is_sparse in zip(new, of_new, strict=True):
+                gradient.is_sparse = is_sparse
+        self._has_agreed = True
 
     def _count_contributors(self) -> Handle:
         name = self._reducer.full_name("<contributors>")
@@ -205,82 +265,74 @@ class GradientReduction:
     def _average_over(self, contributors: int) -> None:
         """Make averages over all ranks those over some: the others had contributed zeros."""
         size = self._reducer.process_set.size()
+        self.all_contribute = contributors == size
         if self._reducer.op == ops.Average and size and contributors < size:
             torch._foreach_mul_([p.grad for p in self._gradients if p.grad is not None], size / contributors)
 
-    def _submit_rest(self) -> None:
-        rest = [gradient for gradient in self._gradients.values() if gradient.submitted is None]
-        without = [gradient for gradient in rest if gradient.parameter.grad is None]
+    def _make_zeros(self, without: list[_Gradient]) -> None:
         for gradient in without:
-            gradient.parameter.grad = torch.zeros_like(gradient.parameter)
+            make = empty_sparse if gradient.is_sparse else torch.zeros_like
+            gradient.parameter.grad = make(gradient.parameter.detach())
         if without and not self._has_warned:
             self._has_warned = True
             names = _listed([gradient.name for gradient in without])
-            warnings.warn(
+            warn(
                 f"backward() gave no gradient to {names}; this rank contributes zeros. If that is meant to be so on "
-                "all ranks, requires_grad_(False) saves the way. This is said once.",
-                stacklevel=5,
+                "all ranks, requires_grad_(False) saves the way. This is said once."
             )
-        for gradient in rest:
-            self._submit(gradient)
 
     def _submit(self, gradient: _Gradient) -> None:
         grad = gradient.parameter.grad
         assert grad is not None
         if self._finite_check is not None:
             self._finite_check.look_at(gradient.name, grad)
+        if grad.requires_grad:  # the graph of a pass in no_sync keeps its values
+            grad = grad.detach().clone()
+        if gradient.is_sparse and not self._sparse_as_dense:
+            self._submit_sparse(gradient, grad if grad.is_sparse else grad.to_sparse(1))
+            return
         if grad.is_sparse:
-            if not self._sparse_as_dense:
-                self._submit_sparse(gradient, grad)
-                return
-            grad = gradient.parameter.grad = grad.to_dense()
+            grad = grad.to_dense()
         if self._shared is not None and grad.is_cpu:
             grad = self._shared.take(gradient.parameter, grad)
+        if grad.is_complex():
+            grad = grad.resolve_conj()
         dense = grad if grad.is_contiguous() else _in_memory_order(grad)
         if dense is None:
-            dense = grad = gradient.parameter.grad = grad.contiguous()
-        gradient.submitted = grad
-        gradient.version = grad._version
-        self._reducer.ready(gradient.name, dense, gradient.priority)
+            dense = grad = grad.contiguous()
+        self._put(gradient, grad)
+        self._reducer.ready(gradient.name, as_real(dense), gradient.priority)
 
     def _submit_sparse(self, gradient: _Gradient, grad: torch.Tensor) -> None:
         if self._reducer.has_group(gradient.name):
             raise ValueError(
                 f'the gradient of "{gradient.name}" is sparse and cannot be in a group; use sparse_as_dense=True'
             )
-        gradient.submitted = grad
-        gradient.version = grad._version
+        self._put(gradient, grad)
         handle = sparse_allreduce_async(
             grad, self._reducer.full_name(gradient.name), self._reducer.op, self._reducer.process_set
         )
         self._sparse.append((gradient, handle))
 
+    def _put(self, gradient: _Gradient, grad: torch.Tensor) -> None:
+        """Where the optimizer, and whoever changes it too early, will find it."""
+        if grad is not gradient.parameter.grad:
+            gradient.parameter.grad = grad
+        gradient.is_submitted = True
+        gradient.see(grad)
 
-class LocalReduction:
-    """Of a rank that averages with nobody: it is the only one of its process set, or does not belong to it."""
+    def _make_sparse_again(self) -> None:
+        """What was reduced as a dense gradient; the optimizer may take no other."""
+        if self._sparse_as_dense:
+            for gradient in self._gradients.values():
+                grad = gradient.parameter.grad
+                if gradient.is_sparse and grad is not None:
+                    gradient.parameter.grad = grad.to_sparse(1)
 
-    is_synchronized = True
-    counts_contributors = False
 
-    def watch(self, param_groups: Sequence[dict[str, Any]]) -> None: ...
-
-    def average(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss
-
-    def check_replicas(self) -> None: ...
-
-    def has_begun(self) -> bool:
-        return False
-
-    def owns_any(self, parameters: Sequence[torch.Tensor]) -> bool:
-        return False
-
-    def set_passes(self, passes: int) -> None: ...
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def synchronize(self) -> None: ...
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """A view that can be reduced in place: of complex numbers, their real and imaginary parts."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _set_hook(reduction: GradientReduction, gradient: _Gradient) -> None:

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from ringtrain import ops, world
-from ringtrain.torch.optimizer import Distributed
+from ringtrain.torch.optimizer import Distributed, count_on_from
 from ringtrain.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 
@@ -18,7 +18,7 @@ class Join:
     longest. Mirrors torch.distributed.algorithms.Join on `hvd.join`.
 
     Within it, the other operations of the ranks that still train may be allreduces with Sum and Average, to which the
-    others contribute zeros, and barriers. SyncBatchNorm works; sparse gradients need sparse_as_dense=True.
+    others contribute zeros, and barriers. SyncBatchNorm and nan_check work; sparse gradients need sparse_as_dense=True.
 
     Args:
         optimizers: distributed, over all ranks of the job, with op=Average or Sum.
@@ -53,6 +53,7 @@ class Join:
         self.last_rank = last = ops.join()
         if world.size() == 1:
             return
+        count_on_from(last, self._optimizers)
         for optimizer in self._optimizers:
             broadcast_parameters([group["params"] for group in optimizer.param_groups], last)
             broadcast_optimizer_state(optimizer, last)
