@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from ringtrain import _core
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may come here in the middle
 _waiting: dict[int, _core.Handle] = {}  # by thread
 _submitters: set[int] = set()  # threads that have submitted something
 

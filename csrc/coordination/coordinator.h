@@ -16,7 +16,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "base/clock.h"

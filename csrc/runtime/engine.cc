@@ -71,9 +71,9 @@ void Engine::mark(const std::string& text) {
 }
 
 void Engine::say_blocked(std::vector<std::shared_ptr<Handle>> awaited) {
-  const bool are_all = !awaited.empty();
+  const bool is_blocked = !awaited.empty();
   blocked_.say(std::move(awaited));
-  if (are_all) fabric_.bell().ring();
+  if (is_blocked) fabric_.bell().ring();
 }
 
 bool Engine::lies_where_others_reach(const Submission& submission) {
