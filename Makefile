@@ -15,7 +15,7 @@ comma := ,
 FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch)
 
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
-CPP_OF_TESTS := $(wildcard test/gpu_double/*.cc test/gpu_double/*.h)
+CPP_OF_TESTS := $(wildcard test/gpu_double/*.cc test/gpu_double/*.h test/mpi_double/*.cc)
 
 # Open MPI's mpirun refuses root, who is the only user in most containers, unless these are set. For `activate`.
 define ALLOW_ROOT

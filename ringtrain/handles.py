@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 from ringtrain import _core, blocked_threads
 from ringtrain.arrays import Adapter
-from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, StalledError
+from ringtrain.errors import PeerLostError, RemoteError, StalledError
 
-# Arrays that nobody holds any more, but the engine or the GPU still reads or writes: they stay until it is over.
+# Arrays that nobody holds any more, but the engine, the GPU or, after a failure, MPI still reads or writes: they stay
+# until that is over.
 _abandoned: deque[tuple[Callable[[], bool], Any]] = deque()
-# Arrays of operations that ended while another rank was lost: an MPI library may still write to them.
-_given_up: list[Any] = []
 _finishing = threading.Lock()
 # The stream of a library that does not tell; see `arrays.Adapter.stream`.
 _UNKNOWN = -1
@@ -82,13 +81,8 @@ class Handle:
             if self._on_gpu is not None:
                 self._let_stream_wait(self._on_gpu)
         except (PeerLostError, RemoteError, StalledError) as error:
-            _given_up.append(self._arrays)
             if _report is not None:
                 _report(error)
-            raise
-        except RingtrainError:
-            if self._on_gpu is not None:
-                _given_up.append(self._arrays)  # the GPU may still be at work with them
             raise
         if self._finish is not None:
             self._make_result()
@@ -125,8 +119,8 @@ class Handle:
             _abandoned.append((point.is_over, self._arrays))
 
     def __del__(self) -> None:
-        if not self._is_ordered and not self._core.is_over():
-            _abandoned.append((self._core.is_over, self._arrays))
+        if not self._is_ordered and not self._core.is_memory_free():
+            _abandoned.append((self._core.is_memory_free, self._arrays))
 
 
 def current_point(adapter: Adapter, array: Any) -> _core.GpuPoint | None:

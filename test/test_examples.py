@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import gpu_arrays, gpu_double
+from harness.compiling import DoubleUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 120
@@ -64,7 +65,7 @@ def gpus():
     """The environment of ranks that have GPUs and CuPy: both are doubles."""
     try:
         gpu_double.prepare(gpu_arrays.GPU)
-    except gpu_double.DoubleUnavailable as reason:
+    except DoubleUnavailable as reason:
         pytest.skip(str(reason))
     return gpu_arrays.GPU
 

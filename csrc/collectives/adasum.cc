@@ -22,23 +22,7 @@ namespace ringtrain {
 //
 // 16-bit floats are kept in float32 between the levels and rounded once.
 
-void Adasum::allreduce(Group& group, DType dtype, double scale, const std::vector<Piece>& pieces) {
-  try {
-    reduce(group, dtype, scale, pieces);
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
-// Somebody may still write to what was lent to the Group.
-void Adasum::give_up() {
-  packed_.give_up();
-  slices_.give_up();
-  dots_.give_up();
-}
-
-void Adasum::reduce(Group& group, DType dtype, double factor, const std::vector<Piece>& pieces) {
+void Adasum::allreduce(Group& group, DType dtype, double factor, const std::vector<Piece>& pieces) {
   size_t total = 0;
   for (const Piece& piece : pieces) total += piece.count;
   if (total == 0) return;

@@ -12,9 +12,9 @@ namespace ringtrain {
 // Requires Engine::turn_.
 class Adasum {
  public:
-  // Each piece's destination becomes the adaptive sum of all ranks' sources, times `scale`. Every piece is a vector of
+  // Each piece's destination becomes the adaptive sum of all ranks' sources, times `factor`. Every piece is a vector of
   // its own. A source may be its own destination. All ranks end with the same bits. `dtype` is one of the floats.
-  void allreduce(Group& group, DType dtype, double scale, const std::vector<Piece>& pieces);
+  void allreduce(Group& group, DType dtype, double factor, const std::vector<Piece>& pieces);
 
  private:
   // A part of a piece that lies in this rank's slice of all pieces.
@@ -36,10 +36,8 @@ class Adasum {
     }
   };
 
-  void reduce(Group& group, DType dtype, double factor, const std::vector<Piece>& pieces);
   char* widened(DType dtype, const char* slices, size_t count);
   void climb(Group& group, const Slices& slices, int distance);
-  void give_up();
 
   Scratch packed_, slices_, wide_, dots_;
 };

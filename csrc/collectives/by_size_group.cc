@@ -2,7 +2,7 @@
 
 namespace ringtrain {
 
-BySizeGroup::BySizeGroup(std::unique_ptr<Group> small, std::unique_ptr<Group> large, const Limits& large_from)
+BySizeGroup::BySizeGroup(std::shared_ptr<Group> small, std::shared_ptr<Group> large, const Limits& large_from)
     : Group(small->rank(), small->size()),
       small_(std::move(small)),
       large_(std::move(large)),

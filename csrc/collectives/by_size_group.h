@@ -16,8 +16,9 @@ class BySizeGroup final : public Group {
     const size_t* reduce_bytes;  // outlives the Group
     size_t move_bytes;
   };
-  // Decides by numbers that all ranks know alike: the bytes of the whole result.
-  BySizeGroup(std::unique_ptr<Group> small, std::unique_ptr<Group> large, const Limits& large_from);
+  // Decides by numbers that all ranks know alike: the bytes of the whole result. Shared with requests of MPI that a
+  // contest may have left under way.
+  BySizeGroup(std::shared_ptr<Group> small, std::shared_ptr<Group> large, const Limits& large_from);
   const char* name() const override { return "by size"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
@@ -31,7 +32,7 @@ class BySizeGroup final : public Group {
   Group& choose(const Reduction& reduction, size_t count);
   Group& choose(size_t bytes) { return bytes >= large_from_.move_bytes ? *large_ : *small_; }
 
-  const std::unique_ptr<Group> small_, large_;
+  const std::shared_ptr<Group> small_, large_;
   const Limits large_from_;
 };
 

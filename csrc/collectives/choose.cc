@@ -33,22 +33,22 @@ std::unique_ptr<Group> make_node_group(const Placement& placement, const Tuning&
 
 std::unique_ptr<Group> make_network_group(const std::string& algorithm, const Peers& peers, const Tuning& tuning) {
   if (peers.size() == 1) return std::make_unique<SelfGroup>();
-  std::unique_ptr<Group> large = std::make_unique<RingGroup>(peers, tuning);
-  if (algorithm == "ring") return large;
-  auto make_library = [&] { return std::make_unique<MpiGroup>(peers); };
-  std::unique_ptr<Group> small = std::make_unique<DoublingGroup>(
+  if (algorithm == "ring") return std::make_unique<RingGroup>(peers, tuning);
+  const auto large = std::make_shared<RingGroup>(peers, tuning);
+  const auto make_library = [&] { return std::make_unique<MpiGroup>(peers); };
+  std::shared_ptr<Group> small = std::make_shared<DoublingGroup>(
       peers, make_library(), DoublingGroup::Limits{kHalveFromBytes, tuning.ring_chunk_bytes});
   BySizeGroup::Limits large_from = {&tuning.ring_from_bytes, kMoveFromBytes};
   if (algorithm == "doubling" || algorithm == "mpi") large_from.reduce_bytes = &kNever;
   if (algorithm == "mpi") small = make_library();
   if (algorithm == "measured") {
     constexpr size_t kSmallBytes = 4 << 10, kLargeBytes = 512 << 10;
-    std::unique_ptr<Group> library = make_library();
-    if (is_clearly_faster(*library, *large, kLargeBytes)) large_from.reduce_bytes = &kNever;
-    if (large_from.reduce_bytes == &kNever || is_clearly_faster(*library, *small, kSmallBytes))
-      small = std::move(library);
+    const std::shared_ptr<Group> library = make_library();
+    if (is_clearly_faster(library, large, kLargeBytes, peers.mpi())) large_from.reduce_bytes = &kNever;
+    if (large_from.reduce_bytes == &kNever || is_clearly_faster(library, small, kSmallBytes, peers.mpi()))
+      small = library;
   }
-  return std::make_unique<BySizeGroup>(std::move(small), std::move(large), large_from);
+  return std::make_unique<BySizeGroup>(std::move(small), large, large_from);
 }
 
 std::vector<int> Placement::on_node(int node) const {

@@ -18,10 +18,6 @@ CudaMpiGroup::CudaMpiGroup(Peers peers, GpuPtr gpu, std::unique_ptr<Group> rest,
       watch_(watch),
       communicator_(peers_.make_communicator()) {}
 
-CudaMpiGroup::~CudaMpiGroup() {
-  if (!is_given_up_) peers_.mpi().free(communicator_);
-}
-
 void CudaMpiGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
   if (reduction.scale != 1.0 || is_half(reduction.dtype)) return other().allreduce(reduction, pieces);
   const size_t element = size_of(reduction.dtype);
@@ -33,10 +29,8 @@ void CudaMpiGroup::allreduce(const Reduction& reduction, const std::vector<Piece
 void CudaMpiGroup::allreduce_in_place(const Reduction& reduction, char* data, size_t count) {
   for_each_part(count, kMostPerCall, [&](size_t begin, size_t length) {
     MpiRequest request = peers_.mpi().iallreduce(data + begin * size_of(reduction.dtype), static_cast<int>(length),
-                                                 reduction.dtype, reduction.reduce, communicator_);
-    is_given_up_ = true;  // unless it ends well: a collective cannot be cancelled
+                                                 reduction.dtype, reduction.reduce, communicator_.handle());
     peers_.wait_until([&] { return peers_.mpi().test(request); });
-    is_given_up_ = false;
   });
 }
 

@@ -17,7 +17,6 @@ class CudaMpiGroup final : public DelegatingGroup {
  public:
   // All ranks at the same time. `watch` outlives this.
   CudaMpiGroup(Peers peers, GpuPtr gpu, std::unique_ptr<Group> rest, Watch& watch);
-  ~CudaMpiGroup() override;
   const char* name() const override { return "cuda-aware mpi"; }
   bool keeps_nan() const override { return false; }
 
@@ -29,8 +28,7 @@ class CudaMpiGroup final : public DelegatingGroup {
   Peers peers_;
   const GpuPtr gpu_;
   Watch& watch_;
-  MpiComm communicator_;
-  bool is_given_up_ = false;
+  const MpiCommunicator communicator_;
 };
 
 }  // namespace ringtrain

@@ -29,18 +29,8 @@ DoublingGroup::DoublingGroup(Peers peers, std::unique_ptr<Group> others, const L
   extra_ = size() - power_;
 }
 
-void DoublingGroup::give_up() {
-  mine_.give_up();
-  theirs_.give_up();
-}
-
 void DoublingGroup::reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) {
-  try {
-    for (const Piece& array : arrays) reduce_array(reduction, array);
-  } catch (...) {
-    give_up();
-    throw;
-  }
+  for (const Piece& array : arrays) reduce_array(reduction, array);
 }
 
 void DoublingGroup::reduce_array(const Reduction& reduction, const Piece& array) {

@@ -44,7 +44,6 @@ class DoublingGroup final : public FlatGroup {
   bool has_number() const { return rank() >= 2 * extra_ || rank() % 2 == 0; }
   int number() const { return rank() < 2 * extra_ ? rank() / 2 : rank() - extra_; }
   int rank_of(int number) const { return number < extra_ ? 2 * number : number + extra_; }
-  void give_up();
 
   Peers peers_;
   const std::unique_ptr<Group> others_;

@@ -17,8 +17,6 @@ class FlatGroup : public Group {
   // Arrays that are worth an operation of their own; at least one, none of them empty.
   virtual void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) = 0;
 
-  void give_up_packed() { packed_.give_up(); }
-
  private:
   Scratch packed_;
 };

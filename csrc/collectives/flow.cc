@@ -2,13 +2,6 @@
 
 namespace ringtrain {
 
-Flow::~Flow() {
-  for (size_t i = 0; i < kWindow; ++i) {
-    peers_.mpi().cancel(receives_[i]);
-    peers_.mpi().cancel(sends_[i]);
-  }
-}
-
 int Flow::step() {
   const size_t before = arrived_ + sent_;
   while (post_receive()) {

@@ -24,12 +24,12 @@ class Messages {
   virtual bool may_receive(size_t, size_t /*sent*/) const { return true; }
 };
 
+// What is under way when it goes, after an error, stays with MPI.
 class Flow {
  public:
   // Both outlive this.
   Flow(Peers& peers, Messages& messages)
       : peers_(peers), messages_(messages), count_(messages.count()), pace_(2 * count_) {}
-  ~Flow();  // gives up what is still under way
 
   bool is_done() const { return completed() == count_; }
   // How many messages have both arrived and been sent.

@@ -10,7 +10,7 @@ namespace ringtrain {
 
 class HierarchicalAllreduce {
  public:
-  // 16-bit floats are summed in `wide`, which must be given up when this throws.
+  // What 16-bit floats are summed in.
   struct Wide {
     Scratch &block, &slices;
   };

@@ -22,22 +22,9 @@ void HierarchicalGroup::reduce_arrays(const Reduction& reduction, const std::vec
   const size_t element = size_of(reduction.dtype);
   size_t count = 0;
   for (const Piece& array : arrays) count += array.count;
-  try {
-    if (parts_.may_overlap && count * element >= kOverlapFromBytes)
-      HierarchicalAllreduce(parts_, reduction, arrays, {wide_, wide_slices_}).run();
-    else
-      for (const Piece& array : arrays) reduce_array(reduction, array);
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
-void HierarchicalGroup::give_up() {
-  wide_.give_up();
-  wide_slices_.give_up();
-  give_up_packed();
-  if (parts_.ring) parts_.ring->give_up();
+  if (parts_.may_overlap && count * element >= kOverlapFromBytes)
+    return HierarchicalAllreduce(parts_, reduction, arrays, {wide_, wide_slices_}).run();
+  for (const Piece& array : arrays) reduce_array(reduction, array);
 }
 
 void HierarchicalGroup::reduce_array(const Reduction& reduction, const Piece& array) {

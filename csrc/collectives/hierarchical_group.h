@@ -46,7 +46,6 @@ class HierarchicalGroup final : public FlatGroup {
   void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) override;
   // The stages one after the other.
   void reduce_array(const Reduction& reduction, const Piece& array);
-  void give_up();
 
   const Parts parts_;
   Scratch wide_, wide_slices_;

@@ -20,27 +20,8 @@ MpiGroup::MpiGroup(Peers peers)
       mpi_(peers_.mpi()),
       communicator_(peers_.make_communicator()) {}
 
-MpiGroup::~MpiGroup() {
-  if (!is_given_up_) mpi_.free(communicator_);
-}
-
 void MpiGroup::complete(MpiRequest request) {
-  try {
-    peers_.wait_until([&] { return mpi_.test(request); });
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
-// A collective cannot be cancelled, and MPI may go on with it whenever it is called, at the latest when it is
-// finalised.
-void MpiGroup::give_up() {
-  is_given_up_ = true;
-  wide_.give_up();
-  whole_.give_up();
-  give_up_packed();
-  arguments_.release();
+  peers_.wait_until([&] { return mpi_.test(request); });
 }
 
 void MpiGroup::reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) {
@@ -60,7 +41,8 @@ void MpiGroup::allreduce_in_place(const Reduction& reduction, void* data, size_t
   }
   for_each_part(count, kMostPerCall, [&](size_t begin, size_t length) {
     char* first = static_cast<char*>(data) + begin * size_of(reduction.dtype);
-    complete(mpi_.iallreduce(first, static_cast<int>(length), reduction.dtype, reduction.reduce, communicator_));
+    complete(
+        mpi_.iallreduce(first, static_cast<int>(length), reduction.dtype, reduction.reduce, communicator_.handle()));
   });
   if (reduction.scale != 1.0) scale(reduction.dtype, reduction.scale, data, data, count);
 }
@@ -74,28 +56,29 @@ void MpiGroup::reduce_scatter(const Reduction& reduction, const void* source, vo
 }
 
 void MpiGroup::allgather(const void* source, void* destination, const Counts& bytes) {
-  arguments_->counts = to_int(bytes);
-  arguments_->offsets = to_int(offsets_of(bytes));
+  counts_ = to_int(bytes);
+  offsets_ = to_int(offsets_of(bytes));
   // MPI forbids the source to lie in the destination.
   char* own = whole_.get(bytes[rank()]);
   std::memcpy(own, source, bytes[rank()]);
-  complete(mpi_.iallgather(own, arguments_->counts[rank()], destination, arguments_->counts, arguments_->offsets,
-                           communicator_));
+  complete(mpi_.iallgather(own, counts_[rank()], destination, counts_, offsets_, communicator_.handle()));
 }
 
 void MpiGroup::broadcast(void* data, size_t bytes, int root) {
   for_each_part(bytes, kMostPerCall, [&](size_t begin, size_t length) {
-    complete(mpi_.ibroadcast(static_cast<char*>(data) + begin, static_cast<int>(length), root, communicator_));
+    complete(mpi_.ibroadcast(static_cast<char*>(data) + begin, static_cast<int>(length), root, communicator_.handle()));
   });
 }
 
 void MpiGroup::alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) {
-  *arguments_ = {to_int(send_bytes), to_int(offsets_of(send_bytes)), to_int(receive_bytes),
-                 to_int(offsets_of(receive_bytes))};
-  complete(mpi_.ialltoall(source, arguments_->counts, arguments_->offsets, destination, arguments_->receive_counts,
-                          arguments_->receive_offsets, communicator_));
+  counts_ = to_int(send_bytes);
+  offsets_ = to_int(offsets_of(send_bytes));
+  receive_counts_ = to_int(receive_bytes);
+  receive_offsets_ = to_int(offsets_of(receive_bytes));
+  complete(mpi_.ialltoall(source, counts_, offsets_, destination, receive_counts_, receive_offsets_,
+                          communicator_.handle()));
 }
 
-void MpiGroup::barrier() { complete(mpi_.ibarrier(communicator_)); }
+void MpiGroup::barrier() { complete(mpi_.ibarrier(communicator_.handle())); }
 
 }  // namespace ringtrain

@@ -5,7 +5,6 @@
 // ring.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "collectives/flat_group.h"
@@ -17,7 +16,6 @@ class MpiGroup final : public FlatGroup {
  public:
   // All of them construct it at the same time.
   explicit MpiGroup(Peers peers);
-  ~MpiGroup() override;
   const char* name() const override { return "mpi"; }
   bool keeps_nan() const override { return false; }  // MPI leaves it open
 
@@ -33,18 +31,12 @@ class MpiGroup final : public FlatGroup {
   void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) override;
   void allreduce_in_place(const Reduction& reduction, void* data, size_t count);
   void complete(MpiRequest request);
-  void give_up();
 
   Peers peers_;
   Mpi& mpi_;
-  MpiComm communicator_;
+  const MpiCommunicator communicator_;
   Scratch wide_, whole_;
-  // What MPI reads while a call is under way.
-  struct Arguments {
-    std::vector<int> counts, offsets, receive_counts, receive_offsets;
-  };
-  std::unique_ptr<Arguments> arguments_ = std::make_unique<Arguments>();
-  bool is_given_up_ = false;
+  std::vector<int> counts_, offsets_, receive_counts_, receive_offsets_;  // MPI reads them while a call is under way
 };
 
 }  // namespace ringtrain

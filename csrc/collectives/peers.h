@@ -32,9 +32,9 @@ class Peers {
   int size() const { return static_cast<int>(ranks_.size()); }
   // A number of the Group for any number, counted round in the circle of the ranks.
   int wrap(int rank) const { return ((rank % size()) + size()) % size(); }
-  Mpi& mpi() { return mpi_; }
+  Mpi& mpi() const { return mpi_; }
   // Of these ranks alone; all of them call it at the same time.
-  MpiComm make_communicator() { return mpi_.create(mpi_.world(), ranks_, tag_, watch_); }
+  MpiCommunicator make_communicator() { return mpi_.create(mpi_.world(), ranks_, tag_, watch_); }
 
   MpiRequest send(const Message& message) {
     return mpi_.isend(message.data, message.bytes, ranks_[message.peer], tag_, mpi_.world());
@@ -43,7 +43,7 @@ class Peers {
     return mpi_.irecv(message.data, message.bytes, ranks_[message.peer], tag_, mpi_.world());
   }
 
-  // All of them, from the first to the last. When it throws, MPI may still write to the memory of the messages.
+  // All of them, from the first to the last.
   void run(Messages& messages);
   // One message each way, cut into chunks.
   void exchange(const Message& outgoing, const Message& incoming, size_t chunk_bytes);

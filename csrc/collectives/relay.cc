@@ -20,13 +20,6 @@ std::shared_ptr<char> pinned_in_arena(const Gpu& gpu, Arena& arena) {
 
 }  // namespace
 
-Relay::~Relay() {
-  const auto is_under_way = [](const GpuEventPtr& event) { return event && !event->is_over(); };
-  if (std::any_of(loaded_.begin(), loaded_.end(), is_under_way) ||
-      std::any_of(stored_.begin(), stored_.end(), is_under_way))
-    give_up();
-}
-
 bool Relay::prepare() {
   if (memory_) return is_in_arena_;
   if (arena_) memory_ = pinned_in_arena(*gpu_, *arena_);
@@ -39,8 +32,5 @@ size_t Relay::part_bytes(size_t total_bytes) {
   constexpr size_t kParts = 8, kFewest = 256 << 10, kUnit = 4096;
   return std::clamp(total_bytes / kParts, kFewest, kMostBytes) / kUnit * kUnit;
 }
-
-// The GPU, or another rank, may still write to it.
-void Relay::give_up() { new std::shared_ptr<char>(std::move(memory_)); }
 
 }  // namespace ringtrain

@@ -6,20 +6,20 @@
 #include <cstddef>
 #include <memory>
 
+#include "base/keep.h"
 #include "fabric/arena.h"
 #include "fabric/gpu.h"
 #include "fabric/watch.h"
 
 namespace ringtrain {
 
-// Requires Engine::turn_.
+// Requires Engine::turn_. Goes when the GPU is done with it.
 class Relay {
  public:
   static constexpr size_t kSlots = 3, kMostBytes = 4 << 20;
 
   // `arena`: where the parts lie in the meantime, or null for memory of this rank alone. All outlive this.
   Relay(GpuPtr gpu, Arena* arena, Watch& watch) : gpu_(std::move(gpu)), arena_(arena), watch_(watch) {}
-  ~Relay();
 
   const Gpu& gpu() const { return *gpu_; }
   // Takes the memory now, instead of with the first run. Whether it lies in the Arena.
@@ -52,7 +52,7 @@ class Relay {
         stored_[ready % kSlots] = gpu_->record(gpu_->upload_stream());
       }
     } catch (...) {
-      give_up();
+      if (is_in_arena_) keep_for_ever(memory_);  // another rank may still write to it
       throw;
     }
     for (const GpuEventPtr& stored : stored_)
@@ -61,7 +61,6 @@ class Relay {
 
  private:
   char* slot(size_t k) const { return memory_.get() + k % kSlots * kMostBytes; }
-  void give_up();
 
   const GpuPtr gpu_;
   Arena* const arena_;

@@ -45,21 +45,6 @@ class Chain final : public Messages {
 
 }  // namespace
 
-void RingGroup::give_up() {
-  slots_.give_up();
-  whole_.give_up();
-  give_up_packed();
-}
-
-void RingGroup::run(Messages& messages) {
-  try {
-    peers_.run(messages);
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
 size_t RingGroup::block_elements(DType dtype) const {
   const size_t chunk = std::max(kLine, tuning_.ring_chunk_bytes / size_of(dtype) / kLine * kLine);
   return chunk * kChunksPerStep * static_cast<size_t>(size());
@@ -93,7 +78,7 @@ std::unique_ptr<Pipeline> RingGroup::pipeline(Part part, const Reduction& reduct
 void RingGroup::run(Part part, const Reduction& reduction, std::vector<Block> blocks) {
   const auto messages = pipeline(part, reduction, reduction.dtype, std::move(blocks));
   messages->release_all();
-  run(*messages);
+  peers_.run(*messages);
 }
 
 std::unique_ptr<Stream> RingGroup::stream(const Reduction& reduction, DType source_dtype, std::vector<Block> blocks) {
@@ -130,7 +115,7 @@ void RingGroup::allgather(const void* source, void* destination, const Counts& b
 
 void RingGroup::broadcast(void* data, size_t bytes, int root) {
   Chain messages(peers_, {static_cast<char*>(data), bytes, root}, chunk_elements(bytes, 1));
-  run(messages);
+  peers_.run(messages);
 }
 
 void RingGroup::alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) {
@@ -147,14 +132,8 @@ void RingGroup::alltoall(const void* source, const Counts& send_bytes, void* des
 
 void RingGroup::barrier() {
   char* token = slots_.get(2);
-  try {
-    for (int distance = 1; distance < size(); distance *= 2)
-      peers_.exchange({&token[0], 1, peers_.wrap(rank() + distance)}, {&token[1], 1, peers_.wrap(rank() - distance)},
-                      1);
-  } catch (...) {
-    give_up();
-    throw;
-  }
+  for (int distance = 1; distance < size(); distance *= 2)
+    peers_.exchange({&token[0], 1, peers_.wrap(rank() + distance)}, {&token[1], 1, peers_.wrap(rank() - distance)}, 1);
 }
 
 }  // namespace ringtrain

@@ -28,8 +28,6 @@ class RingGroup final : public FlatGroup {
   // An allreduce of blocks that come one by one: release() each of them on the Stream. One at a time. Sources are of
   // the reduction's dtype, or float32 where that is a 16-bit float.
   std::unique_ptr<Stream> stream(const Reduction& reduction, DType source_dtype, std::vector<Block> blocks);
-  // After an exception: leaves the memory alone that MPI may still write to.
-  void give_up();
 
  private:
   void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) override;
@@ -40,7 +38,6 @@ class RingGroup final : public FlatGroup {
   size_t chunk_elements(size_t longest_slice, size_t element) const;
   // Of a block that is long enough to keep the links busy, and short enough for many to be under way.
   size_t block_elements(DType dtype) const;
-  void run(Messages& messages);
 
   Peers peers_;
   const Tuning& tuning_;

@@ -17,12 +17,6 @@ class Scratch {
     return memory_.get();
   }
 
-  // Leaves the memory alone for ever: somebody may still write to it.
-  void give_up() {
-    memory_.release();
-    bytes_ = 0;
-  }
-
  private:
   std::unique_ptr<char[]> memory_;
   size_t bytes_ = 0;

@@ -113,10 +113,10 @@ void StagedGroup::alltoall(const void* source, const Counts& send_bytes, void* d
   const size_t half = Relay::kMostBytes / 2;
   const size_t share = share_of(half, size());
   // The others may have more parts for each other than this rank has.
-  auto parts = static_cast<int64_t>(parts_of(std::max(largest(send_bytes), largest(receive_bytes)), share));
-  host_->allreduce({DType::int64, Reduce::max}, {{&parts, &parts, 1}});
+  parts_ = static_cast<int64_t>(parts_of(std::max(largest(send_bytes), largest(receive_bytes)), share));
+  host_->allreduce({DType::int64, Reduce::max}, {{&parts_, &parts_, 1}});
   relay_.run(
-      static_cast<size_t>(parts),
+      static_cast<size_t>(parts_),
       [&](size_t k, char* slot) { load(slot, source, send_bytes, part_of(send_bytes, k * share, share), k * share); },
       [&](size_t k, char* slot) {
         host_->alltoall(slot, part_of(send_bytes, k * share, share), slot + half,

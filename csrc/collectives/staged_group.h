@@ -42,6 +42,7 @@ class StagedGroup final : public Group {
   Relay& relay_;
   const Gpu& gpu_;
   const bool use_arena_;
+  int64_t parts_ = 0;  // what the ranks agree on in alltoall()
 };
 
 }  // namespace ringtrain

@@ -1,6 +1,9 @@
 #include "coordination/mpi_wire.h"
 
-#include "base/error.h"
+#include <algorithm>
+#include <memory>
+
+#include "base/bytes.h"
 
 namespace ringtrain {
 
@@ -11,37 +14,35 @@ MpiWire::~MpiWire() {
   try {
     waiter_.poll([&] { return (forget_sent(), outgoing_.empty()) || now_s() > end; }, nullptr);
   } catch (const Error&) {
-    // Who should have received them is gone; what is left is given up below.
+    // Who should have received them is gone.
   }
-  for (Outgoing& outgoing : outgoing_) mpi_.cancel(outgoing.request);
 }
 
 void MpiWire::send(int to, Tag tag, const void* data, size_t bytes) {
   forget_sent();
   const char* begin = static_cast<const char*>(data);
-  Outgoing& outgoing = outgoing_.emplace_back(Outgoing{Bytes(begin, begin + bytes), {}});
-  outgoing.request = mpi_.isend(outgoing.data.data(), bytes, ranks_[to], mpi_tag(tag), mpi_.world());
+  const auto message = std::make_shared<Bytes>(begin, begin + bytes);
+  const Mpi::Lending lending(&mpi_, message);
+  outgoing_.push_back(mpi_.isend(message->data(), bytes, ranks_[to], mpi_tag(tag), mpi_.world()));
 }
 
 void MpiWire::forget_sent() {
-  outgoing_.remove_if([&](Outgoing& outgoing) { return mpi_.test(outgoing.request); });
+  outgoing_.remove_if([&](MpiRequest& request) { return mpi_.test(request); });
 }
 
-void MpiWire::receive(int from, Tag tag, void* data, size_t bytes) {
-  complete(mpi_.irecv(data, bytes, ranks_[from], mpi_tag(tag), mpi_.world()));
-}
+void MpiWire::receive(int from, Tag tag, void* data, size_t bytes) { receive_from(ranks_[from], tag, data, bytes); }
 
 void MpiWire::receive_from_any(Tag tag, void* data, size_t bytes) {
-  complete(mpi_.irecv(data, bytes, mpi_.sender(ranks_, mpi_tag(tag), mpi_.world()), mpi_tag(tag), mpi_.world()));
+  receive_from(mpi_.sender(ranks_, mpi_tag(tag), mpi_.world()), tag, data, bytes);
 }
 
-void MpiWire::complete(MpiRequest request) {
-  try {
-    waiter_.poll([&] { return mpi_.test(request); }, &watch_);
-  } catch (...) {
-    mpi_.cancel(request);
-    throw;
-  }
+// MPI writes to memory of its own, since the caller's goes when the Watch throws.
+void MpiWire::receive_from(int rank, Tag tag, void* data, size_t bytes) {
+  const auto message = std::make_shared<Bytes>(bytes);
+  const Mpi::Lending lending(&mpi_, message);
+  MpiRequest request = mpi_.irecv(message->data(), bytes, rank, mpi_tag(tag), mpi_.world());
+  waiter_.poll([&] { return mpi_.test(request); }, &watch_);
+  std::copy(message->begin(), message->end(), static_cast<char*>(data));
 }
 
 bool MpiWire::has_arrived(Tag tag) { return mpi_.has_arrived_from_any(mpi_tag(tag), mpi_.world()); }

@@ -4,7 +4,6 @@
 #include <list>
 #include <vector>
 
-#include "base/bytes.h"
 #include "coordination/wire.h"
 #include "fabric/mpi.h"
 #include "fabric/wait.h"
@@ -29,13 +28,8 @@ class MpiWire final : public Wire {
   bool arrives_within(int from, Tag tag, double seconds) override;
 
  private:
-  struct Outgoing {
-    Bytes data;
-    MpiRequest request;
-  };
-
   int mpi_tag(Tag tag) const { return first_tag_ + static_cast<int>(tag); }
-  void complete(MpiRequest request);
+  void receive_from(int rank, Tag tag, void* data, size_t bytes);  // of mpi_.world()
   void forget_sent();
 
   Mpi& mpi_;
@@ -44,7 +38,7 @@ class MpiWire final : public Wire {
   const int first_tag_;
   Watch& watch_;
   Waiter waiter_;
-  std::list<Outgoing> outgoing_;
+  std::list<MpiRequest> outgoing_;
 };
 
 }  // namespace ringtrain

@@ -29,11 +29,12 @@ class Alarm {
     char text[kLongestErrorText];
   };
 
+  // Whether MPI is through with it, or cannot carry it out.
+  bool is_over(MpiRequest& request);
+
   Mpi& mpi_;
   const int rank_, size_, tag_;
   bool has_heard_ = false;
-  // Here because MPI may use them later than raise() and listen() return.
-  Message outgoing_ = {}, incoming_ = {};
 };
 
 }  // namespace ringtrain

@@ -28,9 +28,9 @@ int GpuEvent::query() const {
   return gpu_->driver_.EventQuery(event_);
 }
 
-bool GpuEvent::is_over() const {
-  return is_given_up_.load(std::memory_order_acquire) || !gpu_->process_.is_this() || query() != kNotReady;
-}
+bool GpuEvent::is_past() const { return !gpu_->process_.is_this() || query() != kNotReady; }
+
+bool GpuEvent::is_over() const { return is_given_up_.load(std::memory_order_acquire) || is_past(); }
 
 bool GpuEvent::has_come() const {
   const int code = query();

@@ -33,6 +33,8 @@ class GpuEvent {
   // Whether the GPU has come there, or never will; yes in a forked child, which cannot know. Never throws: who ends
   // what has failed asks it, too.
   bool is_over() const;
+  // Whether the GPU has nothing to do any more of what comes before it, also where it was given up. Never throws.
+  bool is_past() const;
   // Whether the GPU has come there. Throws failure when it has failed.
   bool has_come() const;
   // What is put into the stream from now on waits for it. Throws the error with which it was given up.

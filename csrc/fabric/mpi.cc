@@ -18,7 +18,6 @@ struct Table {
   int (*Iprobe)(int, int, H, int*, void*);
   int (*Test)(H*, int*, void*);
   int (*Cancel)(H*);
-  int (*Request_free)(H*);
   int (*Iallreduce)(const void*, void*, int, H, H, H, H*);
   int (*Ibcast)(void*, int, H, int, H, H*);
   int (*Iallgatherv)(const void*, int, H, void*, const int*, const int*, H, H, H*);
@@ -44,7 +43,6 @@ struct Table {
     library.find(Iprobe, "MPI_Iprobe");
     library.find(Test, "MPI_Test");
     library.find(Cancel, "MPI_Cancel");
-    library.find(Request_free, "MPI_Request_free");
     library.find(Iallreduce, "MPI_Iallreduce");
     library.find(Ibcast, "MPI_Ibcast");
     library.find(Iallgatherv, "MPI_Iallgatherv");
@@ -87,11 +85,70 @@ class MpiOver final : public Mpi {
     check(call_.Comm_set_errhandler(world_, errors_return_), "MPI_Comm_set_errhandler");
   }
 
+  ~MpiOver() override { forget_ended(); }
+
   MpiComm world() const override { return to_uint(world_); }
 
   bool denies_cuda() const override { return call_.Query_cuda_support && call_.Query_cuda_support() == 0; }
 
-  MpiComm create(MpiComm from, const std::vector<int>& ranks, int tag, Watch& watch) override {
+  MpiRequest isend(const void* data, size_t bytes, int to, int tag, MpiComm communicator) override {
+    return started("MPI_Isend", Kind::message, [&](Handle* request) {
+      return call_.Isend(data, static_cast<int>(bytes), byte_, to, tag, of(communicator), request);
+    });
+  }
+
+  MpiRequest irecv(void* data, size_t bytes, int from, int tag, MpiComm communicator) override {
+    return started("MPI_Irecv", Kind::message, [&](Handle* request) {
+      return call_.Irecv(data, static_cast<int>(bytes), byte_, from, tag, of(communicator), request);
+    });
+  }
+
+  bool has_arrived(int from, int tag, MpiComm communicator) override {
+    int arrived = 0;
+    check(call_.Iprobe(from, tag, of(communicator), &arrived, status_), "MPI_Iprobe");
+    return arrived != 0;
+  }
+
+  bool has_arrived_from_any(int tag, MpiComm communicator) override {
+    return has_arrived(any_source_, tag, communicator);
+  }
+
+  MpiRequest iallreduce(void* data, int count, DType dtype, Reduce reduce, MpiComm communicator) override {
+    return started("MPI_Iallreduce", Kind::collective, [&](Handle* request) {
+      return call_.Iallreduce(in_place_, data, count, dtypes_[static_cast<int>(dtype)], operation(dtype, reduce),
+                              of(communicator), request);
+    });
+  }
+
+  MpiRequest ibroadcast(void* data, int bytes, int root, MpiComm communicator) override {
+    return started("MPI_Ibcast", Kind::collective,
+                   [&](Handle* request) { return call_.Ibcast(data, bytes, byte_, root, of(communicator), request); });
+  }
+
+  MpiRequest iallgather(const void* source, int bytes, void* destination, const std::vector<int>& counts,
+                        const std::vector<int>& offsets, MpiComm communicator) override {
+    return started("MPI_Iallgatherv", Kind::collective, [&](Handle* request) {
+      return call_.Iallgatherv(source, bytes, byte_, destination, counts.data(), offsets.data(), byte_,
+                               of(communicator), request);
+    });
+  }
+
+  MpiRequest ialltoall(const void* source, const std::vector<int>& counts, const std::vector<int>& offsets,
+                       void* destination, const std::vector<int>& receive_counts,
+                       const std::vector<int>& receive_offsets, MpiComm communicator) override {
+    return started("MPI_Ialltoallv", Kind::collective, [&](Handle* request) {
+      return call_.Ialltoallv(source, counts.data(), offsets.data(), byte_, destination, receive_counts.data(),
+                              receive_offsets.data(), byte_, of(communicator), request);
+    });
+  }
+
+  MpiRequest ibarrier(MpiComm communicator) override {
+    return started("MPI_Ibarrier", Kind::collective,
+                   [&](Handle* request) { return call_.Ibarrier(of(communicator), request); });
+  }
+
+ private:
+  MpiComm make(MpiComm from, const std::vector<int>& ranks, int tag, Watch& watch) override {
     Handle all{}, some{};
     check(call_.Comm_group(of(from), &all), "MPI_Comm_group");
     check(call_.Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some), "MPI_Group_incl");
@@ -108,87 +165,24 @@ class MpiOver final : public Mpi {
     return to_uint(made);
   }
 
-  void free(MpiComm& communicator) override {
-    Handle handle = of(communicator);
-    call_.Comm_free(&handle);
-    communicator = 0;
+  std::function<int()> call_to_free(MpiComm communicator) const override {
+    return [free = call_.Comm_free, handle = of(communicator)]() mutable { return free(&handle); };
   }
 
-  MpiRequest isend(const void* data, size_t bytes, int to, int tag, MpiComm communicator) override {
-    return started("MPI_Isend", [&](Handle* request) {
-      return call_.Isend(data, static_cast<int>(bytes), byte_, to, tag, of(communicator), request);
-    });
+  int look(uint64_t& number, bool& has_ended) noexcept override {
+    Handle handle = of(number);
+    int flag = 0;
+    const int code = call_.Test(&handle, &flag, status_);
+    number = to_uint(handle);
+    has_ended = flag != 0;
+    return code;
   }
 
-  MpiRequest irecv(void* data, size_t bytes, int from, int tag, MpiComm communicator) override {
-    return started("MPI_Irecv", [&](Handle* request) {
-      return call_.Irecv(data, static_cast<int>(bytes), byte_, from, tag, of(communicator), request);
-    });
-  }
-
-  bool has_arrived(int from, int tag, MpiComm communicator) override {
-    int arrived = 0;
-    check(call_.Iprobe(from, tag, of(communicator), &arrived, status_), "MPI_Iprobe");
-    return arrived != 0;
-  }
-
-  bool has_arrived_from_any(int tag, MpiComm communicator) override {
-    return has_arrived(any_source_, tag, communicator);
-  }
-
-  MpiRequest iallreduce(void* data, int count, DType dtype, Reduce reduce, MpiComm communicator) override {
-    return started("MPI_Iallreduce", [&](Handle* request) {
-      return call_.Iallreduce(in_place_, data, count, dtypes_[static_cast<int>(dtype)], operation(dtype, reduce),
-                              of(communicator), request);
-    });
-  }
-
-  MpiRequest ibroadcast(void* data, int bytes, int root, MpiComm communicator) override {
-    return started("MPI_Ibcast",
-                   [&](Handle* request) { return call_.Ibcast(data, bytes, byte_, root, of(communicator), request); });
-  }
-
-  MpiRequest iallgather(const void* source, int bytes, void* destination, const std::vector<int>& counts,
-                        const std::vector<int>& offsets, MpiComm communicator) override {
-    return started("MPI_Iallgatherv", [&](Handle* request) {
-      return call_.Iallgatherv(source, bytes, byte_, destination, counts.data(), offsets.data(), byte_,
-                               of(communicator), request);
-    });
-  }
-
-  MpiRequest ialltoall(const void* source, const std::vector<int>& counts, const std::vector<int>& offsets,
-                       void* destination, const std::vector<int>& receive_counts,
-                       const std::vector<int>& receive_offsets, MpiComm communicator) override {
-    return started("MPI_Ialltoallv", [&](Handle* request) {
-      return call_.Ialltoallv(source, counts.data(), offsets.data(), byte_, destination, receive_counts.data(),
-                              receive_offsets.data(), byte_, of(communicator), request);
-    });
-  }
-
-  MpiRequest ibarrier(MpiComm communicator) override {
-    return started("MPI_Ibarrier", [&](Handle* request) { return call_.Ibarrier(of(communicator), request); });
-  }
-
-  bool test(MpiRequest& request) override {
-    if (!request.active) return true;
-    Handle handle = of(request.handle);
-    int complete = 0;
-    const int code = call_.Test(&handle, &complete, status_);
-    request.handle = to_uint(handle);
-    if (complete) request.active = false;
-    check(code, "MPI_Test");
-    return complete != 0;
-  }
-
-  void cancel(MpiRequest& request) noexcept override {
-    if (!request.active) return;
-    Handle handle = of(request.handle);
+  void cancel(uint64_t number) noexcept override {
+    Handle handle = of(number);
     call_.Cancel(&handle);
-    call_.Request_free(&handle);
-    request.active = false;
   }
 
- private:
   static Handle of(uint64_t handle) { return static_cast<Handle>(handle); }
   static uint64_t to_uint(Handle handle) { return static_cast<uint64_t>(handle); }
 
@@ -207,10 +201,12 @@ class MpiOver final : public Mpi {
   }
 
   template <typename Start>
-  MpiRequest started(const char* name, Start start) {
+  MpiRequest started(const char* name, Kind kind, Start start) {
     Handle handle{};
-    check(start(&handle), name);
-    return {to_uint(handle), true};
+    const int code = start(&handle);
+    if (code != 0 && kind == Kind::collective) keep_lent();  // some of its messages may be under way
+    check(code, name);
+    return begun(to_uint(handle), kind);
   }
 
   // Ranks of the world that the library knows to have failed; always empty where it cannot tell (no ULFM).
@@ -235,7 +231,7 @@ class MpiOver final : public Mpi {
     return {ErrorKind::peer_lost, text.empty() ? details : text + "(" + details + ")"};
   }
 
-  void check(int code, const char* name) const {
+  void check(int code, const char* name) const override {
     if (code == 0) return;  // MPI_SUCCESS is 0 by the standard
     int error_class = 0, length = 0;
     char text[1024] = "";  // no MPI's MPI_MAX_ERROR_STRING is larger

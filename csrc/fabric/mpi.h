@@ -8,12 +8,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/keep.h"
 #include "fabric/node.h"
 #include "fabric/watch.h"
 
@@ -31,20 +34,72 @@ struct MpiDescription {
 // A communicator of any library.
 using MpiComm = uint64_t;
 
-// A request of any library; its bytes mean nothing here.
-struct MpiRequest {
-  uint64_t handle = 0;
-  bool active = false;
+class Mpi;
+
+// A call that is under way in the library, and all the memory that it may read and write. Who lets go of one that has
+// not ended leaves both to the Mpi, which keeps the memory until the library is through with it.
+class MpiRequest {
+ public:
+  MpiRequest() = default;  // one that has ended
+  MpiRequest(MpiRequest&& other) noexcept { *this = std::move(other); }
+  MpiRequest& operator=(MpiRequest&& other) noexcept;
+  ~MpiRequest();
+
+  bool has_ended() const { return mpi_ == nullptr; }
+
+ private:
+  friend class Mpi;
+  void end() {
+    mpi_ = nullptr;
+    memory_.reset();
+  }
+
+  Mpi* mpi_ = nullptr;  // null when it has ended
+  uint64_t handle_ = 0;
+  bool can_be_cancelled_ = false;
+  std::shared_ptr<const void> memory_;
 };
 
-// All calls but create() return at once; test() tells when an operation is complete. Errors are thrown: PeerLost where
-// MPI says that a process failed, failure otherwise. Requires Engine::turn_, but for construction and making the first
-// communicator.
+// One that was made for ringtrain. Its ranks free it together, so one that is let go of waits for Mpi::free_unused().
+class MpiCommunicator {
+ public:
+  MpiCommunicator(MpiCommunicator&& other) noexcept
+      : mpi_(std::exchange(other.mpi_, nullptr)), handle_(other.handle_) {}
+  ~MpiCommunicator();
+  MpiCommunicator& operator=(MpiCommunicator&&) = delete;
+
+  MpiComm handle() const { return handle_; }
+
+ private:
+  friend class Mpi;
+  MpiCommunicator(Mpi* mpi, MpiComm handle) : mpi_(mpi), handle_(handle) {}
+
+  Mpi* mpi_;  // null when it has been moved from
+  const MpiComm handle_;
+};
+
+// All calls but create() and free_unused() return at once; test() tells when an operation is complete. Errors are
+// thrown: PeerLost where MPI says that a process failed, failure otherwise. Requires Engine::turn_, but for
+// construction, making the first communicator, and the end.
 class Mpi {
  public:
   // `names` of all ranks of the world, to say who has failed.
   static std::unique_ptr<Mpi> open(const MpiDescription& description, const std::vector<RankName>& names);
-  virtual ~Mpi() = default;
+  virtual ~Mpi();
+
+  // As long as it lives, requests that are started own `memory`: it holds all that they are given addresses in, but for
+  // the arrays of the user, who asks whether it is still there (runtime/handle.h).
+  class Lending {
+   public:
+    Lending(Mpi* mpi, std::shared_ptr<const void> memory);  // null: there is no MPI
+    ~Lending();
+    Lending(const Lending&) = delete;
+    Lending& operator=(const Lending&) = delete;
+
+   private:
+    Mpi* const mpi_;
+    std::shared_ptr<const void> before_;
+  };
 
   virtual MpiComm world() const = 0;
   // Whether it says that it does not take addresses of GPUs. Not every library that does not says so.
@@ -52,8 +107,12 @@ class Mpi {
 
   // The communicator of these ranks of `from`; called by exactly these ranks, in this order. MPI has only a blocking
   // call for it, which runs on a thread of its own; if the watch throws, that thread is left to itself.
-  virtual MpiComm create(MpiComm from, const std::vector<int>& ranks, int tag, Watch& watch) = 0;
-  virtual void free(MpiComm& communicator) = 0;
+  MpiCommunicator create(MpiComm from, const std::vector<int>& ranks, int tag, Watch& watch) {
+    return {this, make(from, ranks, tag, watch)};
+  }
+  // Frees the communicators that nobody has any more. All ranks of them at the same time, in the order in which they
+  // were let go of; not after an error. It may wait for the others, as create().
+  void free_unused(Watch& watch);
 
   virtual MpiRequest isend(const void* data, size_t bytes, int to, int tag, MpiComm communicator) = 0;
   virtual MpiRequest irecv(void* data, size_t bytes, int from, int tag, MpiComm communicator) = 0;
@@ -66,7 +125,7 @@ class Mpi {
   // In place. dtype: not a 16-bit float.
   virtual MpiRequest iallreduce(void* data, int count, DType dtype, Reduce reduce, MpiComm communicator) = 0;
   virtual MpiRequest ibroadcast(void* data, int bytes, int root, MpiComm communicator) = 0;
-  // The vectors must live until the operation is complete.
+  // The vectors are read as long as it is under way.
   virtual MpiRequest iallgather(const void* source, int bytes, void* destination, const std::vector<int>& counts,
                                 const std::vector<int>& offsets, MpiComm communicator) = 0;
   virtual MpiRequest ialltoall(const void* source, const std::vector<int>& counts, const std::vector<int>& offsets,
@@ -74,10 +133,36 @@ class Mpi {
                                const std::vector<int>& receive_offsets, MpiComm communicator) = 0;
   virtual MpiRequest ibarrier(MpiComm communicator) = 0;
 
-  // Whether it is complete; then `request` is inactive.
-  virtual bool test(MpiRequest& request) = 0;
-  // Gives a request up after an error: its memory will not be written any more, if the library can do that at all.
-  virtual void cancel(MpiRequest& request) noexcept = 0;
+  // Whether it has ended. Where it has failed, its memory is kept for ever: the library may have parts of it under way.
+  bool test(MpiRequest& request);
+
+ protected:
+  enum class Kind { message, collective };  // only messages can be cancelled
+
+  MpiRequest begun(uint64_t handle, Kind kind);
+  // What one was lent that may have begun all the same.
+  void keep_lent() { keep_for_ever(lent_); }
+  // Looks at those that nobody waits for any more.
+  void forget_ended() noexcept;
+  // Throws unless the library says that all is well.
+  virtual void check(int code, const char* name) const = 0;
+
+ private:
+  friend class MpiRequest;
+  friend class MpiCommunicator;
+
+  virtual MpiComm make(MpiComm from, const std::vector<int>& ranks, int tag, Watch& watch) = 0;
+  // For another thread, which may outlive this.
+  virtual std::function<int()> call_to_free(MpiComm communicator) const = 0;
+  // The library's code.
+  virtual int look(uint64_t& handle, bool& has_ended) noexcept = 0;
+  virtual void cancel(uint64_t handle) noexcept = 0;
+
+  void abandon(MpiRequest request) noexcept;
+
+  std::shared_ptr<const void> lent_;
+  std::vector<MpiRequest> abandoned_;
+  std::vector<MpiComm> unused_;  // communicators
 };
 
 }  // namespace ringtrain

@@ -52,6 +52,8 @@ void bind_handle(nb::module_& module) {
   nb::class_<Handle>(module, "Handle", "Completion of one submitted operation.")
       .def("is_done", &Handle::is_done)
       .def("is_over", &Handle::is_over, "Whether it is done, and the GPU has done it, too.")
+      .def("is_memory_free", &Handle::is_memory_free,
+           "Whether nobody reads or writes its arrays any more, be it done or failed.")
       .def("follow", &follow, nb::arg("stream"), "Let a stream of the GPU wait for the result.")
       .def("tensors", &tensors_of, "Results that the operation allocated: (bytes, dtype, shape) each.")
       .def("received_splits", [](const Handle& handle) { return handle.result().received_splits; })

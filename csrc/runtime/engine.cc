@@ -365,6 +365,7 @@ void Engine::end(const std::vector<int>& left) {
   while (!agreed_.empty()) run_next_plan();
   fabric_.watch().now_doing("the shutdown");
   gpus_.leave();
+  sets_.leave();
   has_ended_ = true;
   if (Node* node = fabric_.node()) node->leave();
   const bool by_itself = is_leaving_;

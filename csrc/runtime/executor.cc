@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 
+#include "base/keep.h"
 #include "collectives/group.h"
 
 namespace ringtrain {
@@ -86,18 +87,32 @@ void Executor::carry_out_on_gpu(const Plan& plan, const Submissions& submissions
   const std::string& trouble = gpus_.open(process_set);
   if (!sets_.contains_this_rank(process_set)) return;
   if (!trouble.empty()) return fail(submissions, ErrorKind::failure, plan.title + ": " + trouble);
-  GpuTensors& tensors = gpus_.tensors();
-  const Gpu::Current current(*tensors.gpu());
-  tensors.let_wait_for(submissions);
+  const std::shared_ptr<GpuTensors>& tensors = gpus_.tensors();
+  const Gpu::Current current(*tensors->gpu());
+  tensors->let_wait_for(submissions);
   carry_out(plan, submissions, tensors);
 } catch (const Error& error) {
   if (error.kind() != ErrorKind::failure) throw;
   throw failure(plan.title + ": " + error.what());
 }
 
-void Executor::carry_out(const Plan& plan, const Submissions& submissions, Memory& memory) {
-  if (plan.parts.front()->request.kind == OpKind::allreduce) return allreduce(plan, submissions, memory);
-  run_one(plan, submissions.front(), memory);
+void Executor::carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) {
+  const Request& request = plan.parts.front()->request;
+  const auto loan = std::make_shared<Loan>(Loan{sets_.shared_group(request.process_set), adasum_, std::move(memory)});
+  const Mpi::Lending lending(sets_.mpi(), loan);
+  try {
+    if (request.kind == OpKind::allreduce)
+      allreduce(plan, submissions, *loan);
+    else
+      run_one(plan, submissions.front(), *loan);
+  } catch (...) {
+    std::shared_ptr<const void> in_use = loan;
+    // Nobody knows when other ranks, or the GPU, are through with what they have begun to write.
+    if (request.is_in_arena || request.is_on_gpu) in_use = keep_for_ever(std::make_shared<char>());
+    for (const SubmissionPtr& submission : submissions)
+      if (submission) submission->handle->lend_until_gone(in_use);
+    throw;
+  }
 }
 
 const char* Executor::name_of_group(const Agreement& agreement) const {
@@ -120,7 +135,8 @@ void Executor::finish(const SubmissionPtr& submission, Result result) {
   handle->finish(std::move(result));
 }
 
-void Executor::allreduce(const Plan& plan, const Submissions& submissions, Memory& memory) {
+void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) {
+  Memory& memory = *loan.memory;
   const Request& common = plan.parts.front()->request;
   Group& group = memory.group(common.process_set);
   std::map<DType, std::vector<Piece>> pieces;
@@ -150,7 +166,7 @@ void Executor::allreduce(const Plan& plan, const Submissions& submissions, Memor
     if (common.op == ReduceOp::adasum)
       memory.on_host(common.process_set, dtype, list,
                      [&, dtype = dtype](Group& host, const std::vector<Piece>& pieces) {
-                       adasum_.allreduce(host, dtype, reduction.scale, pieces);
+                       loan.adasum->allreduce(host, dtype, reduction.scale, pieces);
                      });
     else if (common.is_in_arena)
       group.allreduce_in_arena(reduction, list);
@@ -164,46 +180,43 @@ void Executor::allreduce(const Plan& plan, const Submissions& submissions, Memor
     if (submission) submission->handle->finish(result);
 }
 
-void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Memory& memory) {
+void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan) {
   const Agreement& agreement = *plan.parts.front();
   const Request& request = agreement.request;
   // Join and barrier move no data: that all ranks have come is what was agreed.
   if (request.kind == OpKind::join) inbox_.set_unnamed(request.process_set, agreement.unnamed);
   if (!submission) return;  // a barrier of the others, after this rank has joined
-  Result result;
   switch (request.kind) {
     case OpKind::allgather:
-      result = allgather(agreement, *submission, memory);
+      allgather(agreement, *submission, loan);
       break;
     case OpKind::broadcast:
-      broadcast(agreement, *submission, memory);
+      broadcast(agreement, *submission, *loan.memory);
       break;
     case OpKind::alltoall:
-      result = alltoall(*submission, memory);
+      alltoall(*submission, loan);
       break;
     case OpKind::reducescatter:
-      result = reducescatter(*submission, memory);
+      reducescatter(*submission, loan);
       break;
     default:
-      result.number = agreement.result;
+      loan.result.number = agreement.result;
       break;
   }
-  result.done = memory.done(plan.title);
-  finish(submission, std::move(result));
+  loan.result.done = loan.memory->done(plan.title);
+  finish(submission, std::move(loan.result));
 }
 
-Result Executor::allgather(const Agreement& agreement, const Submission& submission, Memory& memory) {
-  Group& group = memory.group(agreement.request.process_set);
-  Result result;
+void Executor::allgather(const Agreement& agreement, const Submission& submission, Loan& loan) {
+  Group& group = loan.memory->group(agreement.request.process_set);
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     const std::vector<int64_t>& rows = agreement.rows[t];
     TensorSpec spec = submission.request.tensors[t];
     const size_t row = row_bytes(spec);
     spec.shape[0] = std::accumulate(rows.begin(), rows.end(), int64_t{0});
-    const OwnedTensor& output = result.tensors.emplace_back(memory.allocate(spec));
+    const OwnedTensor& output = loan.result.tensors.emplace_back(loan.memory->allocate(spec));
     group.allgather(submission.inputs[t], output.memory.get(), to_bytes(rows, row));
   }
-  return result;
 }
 
 void Executor::broadcast(const Agreement& agreement, const Submission& submission, Memory& memory) {
@@ -217,32 +230,30 @@ void Executor::broadcast(const Agreement& agreement, const Submission& submissio
   }
 }
 
-Result Executor::alltoall(const Submission& submission, Memory& memory) {
-  Group& group = memory.group(submission.request.process_set);
-  Group& on_host = sets_.group(submission.request.process_set);
-  Result result;
+void Executor::alltoall(const Submission& submission, Loan& loan) {
+  Group& group = loan.memory->group(submission.request.process_set);
   const auto ranks = static_cast<size_t>(group.size());
   const Counts one(ranks, sizeof(int64_t));
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     const int64_t* first = submission.splits.data() + t * ranks;
-    const std::vector<int64_t> sent(first, first + ranks);
-    std::vector<int64_t> received(ranks);
-    on_host.alltoall(sent.data(), one, received.data(), one);
+    const std::vector<int64_t>& sent = loan.sent_rows = {first, first + ranks};
+    const std::vector<int64_t>& received = loan.received_rows = std::vector<int64_t>(ranks);
+    loan.on_host->alltoall(loan.sent_rows.data(), one, loan.received_rows.data(), one);
 
     TensorSpec spec = submission.request.tensors[t];
     const size_t row = row_bytes(spec);
     spec.shape[0] = std::accumulate(received.begin(), received.end(), int64_t{0});
-    const OwnedTensor& output = result.tensors.emplace_back(memory.allocate(spec));
+    const OwnedTensor& output = loan.result.tensors.emplace_back(loan.memory->allocate(spec));
     group.alltoall(submission.inputs[t], to_bytes(sent, row), output.memory.get(), to_bytes(received, row));
-    result.received_splits.insert(result.received_splits.end(), received.begin(), received.end());
+    std::vector<int64_t>& splits = loan.result.received_splits;
+    splits.insert(splits.end(), received.begin(), received.end());
   }
-  return result;
 }
 
 // The first dimension is split as evenly as possible; the first ranks get one row more, as in Horovod.
-Result Executor::reducescatter(const Submission& submission, Memory& memory) {
+void Executor::reducescatter(const Submission& submission, Loan& loan) {
+  Memory& memory = *loan.memory;
   Group& group = memory.group(submission.request.process_set);
-  Result result;
   const int64_t ranks = group.size();
   const Request& request = submission.request;
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
@@ -252,17 +263,15 @@ Result Executor::reducescatter(const Submission& submission, Memory& memory) {
     Counts counts;
     for (int64_t r = 0; r < ranks; ++r) counts.push_back(static_cast<size_t>(rows / ranks + (r < rows % ranks)) * row);
     spec.shape[0] = rows / ranks + (group.rank() < rows % ranks);
-    const OwnedTensor& output = result.tensors.emplace_back(memory.allocate(spec));
+    const OwnedTensor& output = loan.result.tensors.emplace_back(memory.allocate(spec));
 
     const void* source = submission.inputs[t];
-    OwnedTensor scaled;
     if (request.prescale != 1.0 && !takes_prescale_at_the_end(request, spec.dtype)) {
-      scaled = memory.allocate(request.tensors[t]);
-      source = prescaled(memory, request, spec.dtype, source, scaled.memory.get(), total_of(counts));
+      loan.scaled = memory.allocate(request.tensors[t]);
+      source = prescaled(memory, request, spec.dtype, source, loan.scaled.memory.get(), total_of(counts));
     }
     group.reduce_scatter(reduction_of(request, spec.dtype, group.size()), source, output.memory.get(), counts);
   }
-  return result;
 }
 
 void Executor::add_process_set(const Agreement& agreement, const SubmissionPtr& submission) {

@@ -1,6 +1,7 @@
 // Carries out plans: finds the submissions, hands their memory to the Group, and finishes their Handles.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "collectives/adasum.h"
@@ -17,28 +18,38 @@ class Executor {
  public:
   // `rank`: this one. All else outlives this.
   Executor(int rank, Inbox& inbox, ProcessSets& sets, Gpus& gpus)
-      : rank_(rank), inbox_(inbox), sets_(sets), gpus_(gpus), host_(sets) {}
+      : rank_(rank), inbox_(inbox), sets_(sets), gpus_(gpus) {}
 
   // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
   void run(const Plan& plan, double agreed_s);
 
  private:
   using Submissions = std::vector<SubmissionPtr>;
+  // All that a plan is carried out with, but for the user's arrays. Requests of MPI own it: they may outlive the plan.
+  struct Loan {
+    const std::shared_ptr<Group> on_host;
+    const std::shared_ptr<Adasum> adasum;
+    const std::shared_ptr<Memory> memory;
+    Result result = {};
+    std::vector<int64_t> sent_rows = {}, received_rows = {};
+    OwnedTensor scaled = {};
+  };
 
   const char* name_of_group(const Agreement& agreement) const;
   void require_own(const Plan& plan, const Submissions& submissions) const;
   void fail(const Submissions& submissions, ErrorKind kind, const std::string& message);
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions);
-  void carry_out(const Plan& plan, const Submissions& submissions, Memory& memory);
-  void allreduce(const Plan& plan, const Submissions& submissions, Memory& memory);
-  void run_one(const Plan& plan, const SubmissionPtr& submission, Memory& memory);
+  void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory);
+  void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan);
+  void run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan);
   void add_process_set(const Agreement& agreement, const SubmissionPtr& submission);
   void remove_process_set(const Agreement& agreement, const SubmissionPtr& submission);
 
-  Result allgather(const Agreement& agreement, const Submission& submission, Memory& memory);
+  // Their results go to the Loan.
+  void allgather(const Agreement& agreement, const Submission& submission, Loan& loan);
   void broadcast(const Agreement& agreement, const Submission& submission, Memory& memory);
-  Result alltoall(const Submission& submission, Memory& memory);
-  Result reducescatter(const Submission& submission, Memory& memory);
+  void alltoall(const Submission& submission, Loan& loan);
+  void reducescatter(const Submission& submission, Loan& loan);
 
   // Frees the name and finishes the Handle.
   void finish(const SubmissionPtr& submission, Result result);
@@ -47,8 +58,8 @@ class Executor {
   Inbox& inbox_;
   ProcessSets& sets_;
   Gpus& gpus_;
-  HostMemory host_;
-  Adasum adasum_;
+  const std::shared_ptr<HostMemory> host_ = std::make_shared<HostMemory>(sets_);
+  const std::shared_ptr<Adasum> adasum_ = std::make_shared<Adasum>();
 };
 
 }  // namespace ringtrain

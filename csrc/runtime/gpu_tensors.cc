@@ -17,6 +17,15 @@ GpuTensors::GpuTensors(GpuPtr gpu, Arena* arena, ProcessSets& sets, GpuBacklog& 
       relay_(gpu_, arena, watch),
       alone_(std::make_unique<StagedGroup>(std::make_shared<SelfGroup>(), relay_, false)) {}
 
+// The driver waits for the GPU when memory is given back. Where that would be for ever, since what an operation waits
+// for never ends, the memory stays.
+std::shared_ptr<GpuTensors> GpuTensors::of(GpuPtr gpu, Arena* arena, ProcessSets& sets, GpuBacklog& backlog,
+                                           Watch& watch) {
+  return {new GpuTensors(std::move(gpu), arena, sets, backlog, watch), [](GpuTensors* own) {
+            if (own->is_soon_idle()) delete own;
+          }};
+}
+
 bool GpuTensors::is_soon_idle() const try {
   constexpr double kLongest_s = 1;
   const GpuEventPtr own = gpu_->record(gpu_->stream()), uploads = gpu_->record(gpu_->upload_stream());
@@ -80,13 +89,8 @@ void GpuTensors::on_host(int process_set, DType dtype, const std::vector<Piece>&
     on_host.push_back({next, next, piece.count});
     next += piece.count * element;
   }
-  try {
-    gpu_->wait(*gpu_->record(gpu_->stream()), watch_);
-    work(sets_.group(process_set), on_host);
-  } catch (...) {
-    new std::shared_ptr<char>(std::move(on_host_));  // the GPU, or another rank, may still write to it
-    throw;
-  }
+  gpu_->wait(*gpu_->record(gpu_->stream()), watch_);
+  work(sets_.group(process_set), on_host);
   for (size_t i = 0; i < pieces.size(); ++i)
     copy(pieces[i].destination, on_host[i].destination, pieces[i].count * element);
 }

@@ -17,8 +17,8 @@ namespace ringtrain {
 
 class GpuTensors final : public Memory {
  public:
-  // The groups of the process sets are added as they are made. All outlive this.
-  GpuTensors(GpuPtr gpu, Arena* arena, ProcessSets& sets, GpuBacklog& backlog, Watch& watch);
+  // The groups of the process sets are added as they are made. All outlive what is done with this.
+  static std::shared_ptr<GpuTensors> of(GpuPtr gpu, Arena* arena, ProcessSets& sets, GpuBacklog& backlog, Watch& watch);
 
   const GpuPtr& gpu() const { return gpu_; }
   const std::shared_ptr<GpuPool>& pool() const { return pool_; }
@@ -26,9 +26,6 @@ class GpuTensors final : public Memory {
   void set_group(int process_set, std::unique_ptr<Group> group) { groups_[process_set] = std::move(group); }
   void drop_group(int process_set) { groups_.erase(process_set); }
   bool has_group(int process_set) const { return groups_.count(process_set) != 0; }
-
-  // Whether all that was put into the GPU's own streams is over, now or in a moment. Never throws.
-  bool is_soon_idle() const;
 
   // The next operation reads what the users' streams have written.
   void let_wait_for(const std::vector<SubmissionPtr>& submissions);
@@ -42,6 +39,9 @@ class GpuTensors final : public Memory {
   GpuEventPtr done(const std::string& title) override;
 
  private:
+  GpuTensors(GpuPtr gpu, Arena* arena, ProcessSets& sets, GpuBacklog& backlog, Watch& watch);
+  // Whether all that was put into the GPU's own streams is over, now or in a moment. Never throws.
+  bool is_soon_idle() const;
   char* pinned(size_t bytes);
 
   const GpuPtr gpu_;

@@ -27,12 +27,6 @@ Gpus::Gpus(const World& world, const Options& options, const Tuning& tuning, Fab
       groups_(options, tuning, fabric, sets, watch_),
       backlog_({options.stall_warning_time_s, options.stall_shutdown_time_s}) {}
 
-// The driver waits for the GPU when memory is given back. Where that would be for ever, since what an operation waits
-// for never ends, the memory stays.
-Gpus::~Gpus() {
-  if (has_given_up_ && tensors_ && !tensors_->is_soon_idle()) tensors_.release();
-}
-
 GpuPtr Gpus::own_gpu() {
   const std::lock_guard lock(mutex_);
   return gpu_;
@@ -118,8 +112,7 @@ void Gpus::meet() {
   const Bytes told = fabric_.channel().broadcast(all.take());
   Reader reader(told);
   for (int rank = 0; rank < world_.size(); ++rank) facts_.push_back(GpuFacts::read_from(reader));
-  if (const GpuPtr gpu = own_gpu())
-    tensors_ = std::make_unique<GpuTensors>(gpu, fabric_.arena().get(), sets_, backlog_, watch_);
+  if (const GpuPtr gpu = own_gpu()) tensors_ = GpuTensors::of(gpu, fabric_.arena().get(), sets_, backlog_, watch_);
   groups_.set_up(tensors_.get(), nccl_, nccl_ ? nccl_memory() : nullptr);
   if (world_.rank == 0 && world_.looks_for_sharing) warn_of_sharing();
   allow_sharing();
@@ -211,7 +204,6 @@ void Gpus::Watchful::check(double waited_s) {
 void Gpus::give_up(const Error& reason) {
   if (!tensors_) return;
   const auto current = make_current();
-  has_given_up_ = true;
   backlog_.give_up(reason);
   groups_.abort();
 }

@@ -23,7 +23,6 @@ class Gpus {
  public:
   // All outlive this.
   Gpus(const World& world, const Options& options, const Tuning& tuning, Fabric& fabric, ProcessSets& sets);
-  ~Gpus();
 
   // Any thread. This rank's GPU, which is that of its first array: one for each rank. Throws invalid for an array on
   // another one, and failure where there is no driver.
@@ -40,7 +39,7 @@ class Gpus {
   // Of one that this rank belongs to; "gpu" before its Group is made.
   const char* name_of_group(int process_set) const;
   // Of a process set with a Group that this rank belongs to.
-  GpuTensors& tensors() { return *tensors_; }
+  const std::shared_ptr<GpuTensors>& tensors() { return tensors_; }
 
   // Throws when what was given to the GPU does not end. Cheap enough to be called often.
   void look();
@@ -86,14 +85,14 @@ class Gpus {
   std::shared_ptr<NcclMemory> memory_;
 
   bool has_met_ = false;
-  std::vector<GpuFacts> facts_;          // of every rank, once they have met
-  const NcclLibrary* nccl_ = nullptr;    // null where there is none
-  std::unique_ptr<GpuTensors> tensors_;  // null where there is no GPU
+  std::vector<GpuFacts> facts_;        // of every rank, once they have met
+  const NcclLibrary* nccl_ = nullptr;  // null where there is none
+  // Null where there is no GPU. Shared with requests of MPI that were left under way.
+  std::shared_ptr<GpuTensors> tensors_;
   std::map<int, std::string> troubles_;  // by process set
   GpuGroups groups_;
   GpuBacklog backlog_;
   double next_look_s_ = 0;
-  bool has_given_up_ = false;
   bool has_warned_of_staging_ = false;
 };
 

@@ -9,6 +9,10 @@ bool Handle::wait(double timeout_s) {
   return is_done();
 }
 
+bool Handle::is_memory_free() const {
+  return is_done() && loan_.expired() && (!result_.done || result_.done->is_past());
+}
+
 const Result& Handle::result() const {
   if (error_ != ErrorKind::none) throw Error(error_, message_);
   return result_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -38,16 +39,23 @@ class Handle {
   // Whether it is done, and the GPU has done it, too.
   bool is_over() const { return is_done() && (!result_.done || result_.done->is_over()); }
 
+  // Whether nobody reads or writes its arrays any more: it is done, the GPU has nothing of it left to do, and what it
+  // was carried out with when it failed, which MPI may still work with, is gone.
+  bool is_memory_free() const;
+
   // Only once it is done. Throws the error with which the operation ended, if it did.
   const Result& result() const;
 
   // Once. Requires Engine::turn_.
   void finish(Result result);
   void fail(ErrorKind kind, const std::string& message);
+  // Before that, where it fails in the middle: its arrays are in use as long as `loan` lives.
+  void lend_until_gone(std::weak_ptr<const void> loan) { loan_ = std::move(loan); }
 
  private:
   // Written before done_, read after it.
   Result result_;
+  std::weak_ptr<const void> loan_;
   ErrorKind error_ = ErrorKind::none;
   std::string message_;
   Flag done_;

@@ -25,6 +25,15 @@ void ProcessSets::open(int id) {
   groups_[id] = choose_group(placement, options_, tuning_, fabric_.mpi(), tag, std::move(memory), fabric_.watch());
 }
 
+void ProcessSets::close(int id) {
+  groups_.erase(id);
+  if (mpi()) mpi()->free_unused(fabric_.watch());
+}
+
+void ProcessSets::leave() {
+  while (!groups_.empty()) close(groups_.begin()->first);
+}
+
 NodeMemory ProcessSets::share_memory(int id, const Placement& placement) {
   NodeMemory memory;
   memory.arena = fabric_.arena().get();

@@ -23,12 +23,15 @@ class ProcessSets {
   // All ranks of the world call these in the same order, also those outside the set. The coordinator has already
   // changed the membership.
   void open(int id);
-  void close(int id) { groups_.erase(id); }
+  void close(int id);
+  // Closes all of them; not after an error.
+  void leave();
 
   Membership& membership() { return membership_; }
   bool contains_this_rank(int id) const { return groups_.count(id) != 0; }
   Group& group(int id) { return *groups_.at(id); }
   std::shared_ptr<Group> shared_group(int id) { return groups_.at(id); }
+  Mpi* mpi() { return fabric_.mpi(); }  // null in a world of one rank
 
  private:
   // All ranks of the world call this, too. Without mailboxes where they are of no use or cannot be had.

@@ -7,6 +7,8 @@ processes  ending a job so that nothing of it stays
 job        one job: start, run a test, close
 report     from the answers of the ranks to a passed, skipped or failed test
 plugin     the pytest hooks
-gpu_double doubles of the CUDA driver and of NCCL (no part of the above)
-floors     the checker behind test_floors.py (no part of the above)
+compiling  libraries that tests need (no part of the above, as those that follow)
+gpu_double doubles of the CUDA driver and of NCCL
+mpi_double a double of MPI
+floors     the checker behind test_floors.py
 """

@@ -10,16 +10,14 @@ What they are told by the environment is described in test/gpu_double/settings.h
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from harness.compiling import filled, folder_of, run_compiler
 
 _SOURCES = Path(__file__).resolve().parent.parent / "gpu_double"
 _FLAGS = ["-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-Wall", "-Wextra", "-fPIC", "-pthread"]
@@ -46,10 +44,6 @@ _SETTINGS = {
         "fail",
     )
 }
-
-
-class DoubleUnavailable(Exception):
-    """The doubles cannot be built; the message says why."""
 
 
 def environment(*, left_out: Sequence[str] = (), **settings: object) -> dict[str, str]:
@@ -92,8 +86,8 @@ def build(left_out: Sequence[str] = ()) -> Path:
 
     Raises DoubleUnavailable where there is no compiler, and RuntimeError with what it says where it fails.
     """
-    objects = _once(_folder_of_objects(), _compile_all)
-    return _once(_folder(left_out), functools.partial(_link_both, objects, left_out))
+    objects = filled(_folder_of_objects(), _compile_all)
+    return filled(_folder(left_out), functools.partial(_link_both, objects, left_out))
 
 
 class Control:
@@ -156,16 +150,9 @@ def _require_success(code: int) -> None:
         raise RuntimeError(f"the double answers {code}")
 
 
-def _compiler() -> str:
-    return os.environ.get("CXX") or shutil.which("g++") or "c++"
-
-
 def _folder_of_objects() -> Path:
     """Its name holds a digest of all that they are made of."""
-    digest = hashlib.sha256(repr([_compiler(), _FLAGS]).encode())
-    for source in sorted(_SOURCES.glob("*.*")):
-        digest.update(source.name.encode() + source.read_bytes())
-    return Path(tempfile.gettempdir()) / f"ringtrain-gpu-double-{os.getuid()}" / digest.hexdigest()[:16]
+    return folder_of("gpu-double", _FLAGS, sorted(_SOURCES.glob("*.*")))
 
 
 def _folder(left_out: Sequence[str]) -> Path:
@@ -174,31 +161,13 @@ def _folder(left_out: Sequence[str]) -> Path:
     return objects.with_name(f"{objects.name}-{digest.hexdigest()[:8]}")
 
 
-def _once(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """`folder`, filled by whoever comes first."""
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.parent / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not folder.exists():
-            unfinished = folder.with_suffix(".unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir()
-            fill(unfinished)
-            unfinished.rename(folder)
-    return folder
-
-
 def _compile_all(folder: Path) -> None:
-    if shutil.which(_compiler().split()[0]) is None:
-        raise DoubleUnavailable(f"the doubles of CUDA and NCCL need a compiler, and there is no {_compiler()}")
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(functools.partial(_compile, folder), sorted(_SOURCES.glob("*.cc"))))
 
 
 def _compile(folder: Path, source: Path) -> None:
-    _run([*_compiler().split(), *_FLAGS, "-c", str(source), "-o", str(folder / f"{source.stem}.o")])
+    run_compiler([*_FLAGS, "-c", str(source), "-o", str(folder / f"{source.stem}.o")])
 
 
 def _link_both(objects: Path, left_out: Sequence[str], folder: Path) -> None:
@@ -212,10 +181,4 @@ def _link_both(objects: Path, left_out: Sequence[str], folder: Path) -> None:
 
 def _link(library: Path, objects: Sequence[Path]) -> None:
     own = [f"-Wl,-soname,{library.name}", f"-Wl,--version-script={library.parent / 'symbols'}"]
-    _run([*_compiler().split(), *_LINK, *own, *map(str, objects), "-lrt", "-o", str(library)])
-
-
-def _run(line: Sequence[str]) -> None:
-    ended = subprocess.run(line, capture_output=True, text=True)
-    if ended.returncode != 0:
-        raise RuntimeError(f"{' '.join(line)}:\n{ended.stderr}")
+    run_compiler([*_LINK, *own, *map(str, objects), "-lrt", "-o", str(library)])

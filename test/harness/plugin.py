@@ -19,6 +19,7 @@ import pytest
 from hosts import HostsUnavailable
 
 from harness import gpu_double
+from harness.compiling import DoubleUnavailable
 from harness.job import Job, JobError
 from harness.protocol import Task
 from harness.report import JobResult, conclude, fail
@@ -126,7 +127,7 @@ class Ranks:
             try:
                 gpu_double.prepare(dict(spec.environment))
                 self._job = Job(spec)
-            except (HostsUnavailable, gpu_double.DoubleUnavailable) as reason:
+            except (HostsUnavailable, DoubleUnavailable) as reason:
                 pytest.skip(str(reason))
             except (JobError, MpiNotFound) as error:
                 fail(str(error))

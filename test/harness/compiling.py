@@ -1,0 +1,55 @@
+"""Libraries that tests need, compiled once for all processes of this user."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+
+class DoubleUnavailable(Exception):
+    """A double cannot be built; the message says why."""
+
+
+def folder_of(what: str, flags: Sequence[str], sources: Iterable[Path]) -> Path:
+    """For what is made of these; its name holds a digest of them."""
+    digest = hashlib.sha256(repr([_compiler(), list(flags)]).encode())
+    for source in sources:
+        digest.update(source.name.encode() + source.read_bytes())
+    return Path(tempfile.gettempdir()) / f"ringtrain-{what}-{os.getuid()}" / digest.hexdigest()[:16]
+
+
+def filled(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """`folder`, filled by whoever comes first."""
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not folder.exists():
+            unfinished = folder.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            fill(unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+def run_compiler(arguments: Sequence[str]) -> None:
+    """Raises DoubleUnavailable where there is none, and RuntimeError with what it says where it fails."""
+    program = _compiler().split()
+    if shutil.which(program[0]) is None:
+        raise DoubleUnavailable(f"doubles of libraries need a compiler, and there is no {_compiler()}")
+    line = [*program, *arguments]
+    ended = subprocess.run(line, capture_output=True, text=True)
+    if ended.returncode != 0:
+        raise RuntimeError(f"{' '.join(line)}:\n{ended.stderr}")
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX") or shutil.which("g++") or "c++"
