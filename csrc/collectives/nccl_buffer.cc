@@ -1,5 +1,7 @@
 #include "collectives/nccl_buffer.h"
 
+#include <optional>
+
 namespace ringtrain {
 namespace {
 
@@ -23,13 +25,10 @@ bool NcclBuffer::prepare() {
     memory_ = nullptr;
     return false;
   }
-  try {
-    registration_ = comm_.get_to_know(memory_, kBytes);
-    return true;
-  } catch (const Error&) {
-    drop();
-    return false;
-  }
+  const std::optional<void*> registration = comm_.get_to_know(memory_, kBytes);
+  registration_ = registration.value_or(nullptr);
+  if (!registration) drop();
+  return registration.has_value();
 }
 
 void NcclBuffer::drop() {

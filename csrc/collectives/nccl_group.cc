@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "kernels/half.h"
@@ -82,16 +83,19 @@ bool are_equal(const Counts& counts) {
 
 }  // namespace
 
-NcclGroup::NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory)
+NcclGroup::NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory,
+                     int key)
     : Group(comm->rank(), comm->size()),
       comm_(std::move(comm)),
       pool_(std::move(pool)),
       memory_(std::move(memory)),
+      key_(key),
       packed_(*comm_, *pool_) {}
 
 NcclGroup::~NcclGroup() {
+  memory_->note_forgotten(key_);
   try {
-    for (void* known : known_memory_) comm_->forget(known);
+    for (void* registration : registrations_) comm_->forget(registration);
   } catch (const Error&) {
     // Nobody answers any more.
   }
@@ -105,10 +109,19 @@ bool NcclGroup::can(const Reduction& reduction) {
 
 void NcclGroup::enqueue(const char* name, size_t arrays, std::function<int()> call) {
   constexpr size_t kAround = 8;  // what else NCCL puts into the stream, roughly
-  for (const auto& [data, bytes] : memory_->slabs_after(known_memory_.size()))
-    known_memory_.push_back(comm_->get_to_know(data, bytes));
+  get_to_know_new_slabs();
   comm_->gpu()->note_commands(arrays + kAround);
   comm_->caller().run(name, comm_->handle(), std::move(call));
+}
+
+// A slab is worked in from the first operation on that is submitted after this, and only if all ranks know theirs:
+// where NCCL refuses one on some rank, what lies there is copied on all.
+void NcclGroup::get_to_know_new_slabs() {
+  for (const auto& [data, bytes] : memory_->slabs_after(registrations_.size())) {
+    const std::optional<void*> registration = comm_->get_to_know(data, bytes);
+    if (registration) memory_->note_known(registrations_.size(), key_);
+    registrations_.push_back(registration.value_or(nullptr));
+  }
 }
 
 const void* NcclGroup::readable(const void* source, size_t bytes, Blocks& blocks) {

@@ -16,7 +16,8 @@ namespace ringtrain {
 
 class NcclGroup final : public Group {
  public:
-  NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory);
+  // `key`: under which `memory`, that of the user's arrays, notes what is known of it here.
+  NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory, int key);
   ~NcclGroup() override;
   const char* name() const override { return "nccl"; }
   bool keeps_nan() const override { return false; }
@@ -41,6 +42,7 @@ class NcclGroup final : public Group {
  private:
   // `call` puts so many arrays into the stream. It owns all that it uses, and returns NCCL's code.
   void enqueue(const char* name, size_t arrays, std::function<int()> call);
+  void get_to_know_new_slabs();
   void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays);
 
   // NCCL may work in memory that it knows if it does so on all ranks. Where the others may have something else, it gets
@@ -52,8 +54,9 @@ class NcclGroup final : public Group {
 
   const std::shared_ptr<NcclComm> comm_;
   const std::shared_ptr<GpuPool> pool_;
-  const std::shared_ptr<NcclMemory> memory_;  // of the user's arrays
-  std::vector<void*> known_memory_;           // what NCCL calls its slabs, in their order
+  const std::shared_ptr<NcclMemory> memory_;
+  const int key_;
+  std::vector<void*> registrations_;  // of its slabs, in their order
   NcclBuffer packed_;
   size_t pack_below_bytes_ = 0;
 };

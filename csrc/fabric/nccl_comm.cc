@@ -71,10 +71,12 @@ std::unique_ptr<NcclComm> NcclComm::split(int color, int key, int rank, int size
 
 NcclComm::~NcclComm() { abort({this}); }
 
-void* NcclComm::get_to_know(void* memory, size_t bytes) {
-  const auto registration = std::make_shared<void*>();
+std::optional<void*> NcclComm::get_to_know(void* memory, size_t bytes) {
+  const auto registration = std::make_shared<std::optional<void*>>();
   caller_->run("ncclCommRegister", handle_, [&library = library(), handle = handle_, memory, bytes, registration] {
-    return library.CommRegister(handle, memory, bytes, registration.get());
+    void* known = nullptr;
+    if (library.CommRegister(handle, memory, bytes, &known) == kSuccess) *registration = known;
+    return kSuccess;
   });
   return *registration;
 }

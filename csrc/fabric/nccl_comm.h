@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -61,8 +62,8 @@ class NcclComm {
   NcclHandle handle() const { return handle_; }  // null when it has been ended
 
   // Memory in which NCCL may work without copying if it does so on all ranks; until it is forgotten, or this ends. Null
-  // where NCCL makes no use of it.
-  void* get_to_know(void* memory, size_t bytes);
+  // where NCCL makes no use of it, nothing where it refuses to know it.
+  std::optional<void*> get_to_know(void* memory, size_t bytes);
   void forget(void* registration);  // does nothing when this has been ended
 
   // Throws peer_lost when NCCL has found that something went wrong between the ranks.

@@ -115,15 +115,32 @@ bool NcclMemory::holds(const void* memory, size_t bytes) {
   if (made_.load(std::memory_order_acquire) == 0) return false;
   const auto* first = static_cast<const char*>(memory);
   const std::lock_guard lock(mutex_);
-  return std::any_of(slabs_.begin(), slabs_.end(),
-                     [&](const Slab& slab) { return first >= slab.data && first + bytes <= slab.data + slab.bytes; });
+  return std::any_of(slabs_.begin(), slabs_.end(), [&](const Slab& slab) { return slab.holds(first, bytes); });
 }
 
-std::vector<std::pair<char*, size_t>> NcclMemory::slabs_after(size_t known) {
-  std::vector<std::pair<char*, size_t>> slabs;
-  if (known == made_.load(std::memory_order_acquire)) return slabs;
+void NcclMemory::note_known(size_t slab, int key) {
   const std::lock_guard lock(mutex_);
-  for (size_t i = known; i < slabs_.size(); ++i) slabs.emplace_back(slabs_[i].data, slabs_[i].bytes);
+  slabs_[slab].known_to.insert(key);
+}
+
+void NcclMemory::note_forgotten(int key) {
+  const std::lock_guard lock(mutex_);
+  for (Slab& slab : slabs_) slab.known_to.erase(key);
+}
+
+bool NcclMemory::is_known(const void* memory, size_t bytes, int key) {
+  if (made_.load(std::memory_order_acquire) == 0) return false;
+  const auto* first = static_cast<const char*>(memory);
+  const std::lock_guard lock(mutex_);
+  return std::any_of(slabs_.begin(), slabs_.end(),
+                     [&](const Slab& slab) { return slab.holds(first, bytes) && slab.known_to.count(key) != 0; });
+}
+
+std::vector<std::pair<char*, size_t>> NcclMemory::slabs_after(size_t count) {
+  std::vector<std::pair<char*, size_t>> slabs;
+  if (count == made_.load(std::memory_order_acquire)) return slabs;
+  const std::lock_guard lock(mutex_);
+  for (size_t i = count; i < slabs_.size(); ++i) slabs.emplace_back(slabs_[i].data, slabs_[i].bytes);
   return slabs;
 }
 

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -35,8 +36,14 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   // Whether `bytes` from there on are part of it. NCCL may only work there if it does so on all ranks.
   bool holds(const void* memory, size_t bytes);
 
-  // All but the first `known` slabs, in the order in which they were made.
-  std::vector<std::pair<char*, size_t>> slabs_after(size_t known);
+  // All but the first `count` slabs, in the order in which they were made.
+  std::vector<std::pair<char*, size_t>> slabs_after(size_t count);
+
+  // The communicator with that key knows the slab of that number, until it has forgotten all of them.
+  void note_known(size_t slab, int key);
+  void note_forgotten(int key);
+  // Whether `bytes` from there on are part of a slab that it knows.
+  bool is_known(const void* memory, size_t bytes, int key);
 
  private:
   using Points = std::vector<GpuEventPtr>;
@@ -50,6 +57,9 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
     char* data;
     size_t bytes;
     std::map<size_t, Piece> pieces;
+    std::set<int> known_to = {};  // keys of communicators
+
+    bool holds(const char* first, size_t count) const { return first >= data && first + count <= data + bytes; }
   };
 
   NcclMemory(const NcclLibrary& library, GpuPtr gpu) : library_(library), gpu_(std::move(gpu)) {}

@@ -84,8 +84,8 @@ bool Engine::lies_where_others_reach(const Submission& submission) {
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     const void* output = submission.outputs[t];
     const size_t bytes = request.tensors[t].bytes();
-    const bool is_there =
-        request.is_on_gpu ? gpus_.is_known_to_nccl(output, bytes) : arena->find(output, bytes).has_value();
+    const bool is_there = request.is_on_gpu ? gpus_.is_known_to_nccl(request.process_set, output, bytes)
+                                            : arena->find(output, bytes).has_value();
     if (submission.inputs[t] != output || !is_there) return false;
   }
   return true;

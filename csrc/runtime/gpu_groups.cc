@@ -115,7 +115,7 @@ std::unique_ptr<NcclGroup> GpuGroups::connect(int process_set, const Seat& seat)
   }
   if (!comm) return nullptr;
   auto& own = communicators_[process_set].emplace_back(std::move(comm));
-  return std::make_unique<NcclGroup>(own, tensors_->pool(), memory_);
+  return std::make_unique<NcclGroup>(own, tensors_->pool(), memory_, process_set);
 }
 
 // The first rank of each color makes one, and all ranks of the color get it.

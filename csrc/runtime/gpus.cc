@@ -59,13 +59,13 @@ std::shared_ptr<char> Gpus::allocate(int ordinal, size_t bytes) {
   }
 }
 
-bool Gpus::is_known_to_nccl(const void* memory, size_t bytes) {
+bool Gpus::is_known_to_nccl(int process_set, const void* memory, size_t bytes) {
   std::shared_ptr<NcclMemory> own;
   {
     const std::lock_guard lock(mutex_);
     own = memory_;
   }
-  return own && own->holds(memory, bytes);
+  return own && own->is_known(memory, bytes, process_set);
 }
 
 int Gpus::usual_ordinal() const {

@@ -29,8 +29,8 @@ class Gpus {
   GpuPtr use(int ordinal);
   // Any thread. Memory for the user's arrays on this GPU in which NCCL works without copying; null where it cannot.
   std::shared_ptr<char> allocate(int ordinal, size_t bytes);
-  // Any thread. Whether it is part of such memory.
-  bool is_known_to_nccl(const void* memory, size_t bytes);
+  // Any thread. Whether it is part of such memory, and the communicator of the process set knows that.
+  bool is_known_to_nccl(int process_set, const void* memory, size_t bytes);
 
   // Requires Engine::turn_, from here on. All ranks of the world call it before each operation on GPUs; the first of a
   // process set makes its Group. Why there is none: "" if there is one.
