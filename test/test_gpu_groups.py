@@ -229,6 +229,28 @@ def test_process_sets_are_split_from_the_communicator_of_all(tmp_path):
     assert gpu_double.control().count("communicators") == 0
 
 
+@pytest.mark.ranks(3, env=GPU)
+def test_a_set_is_removed_while_what_was_agreed_for_it_waits_for_more_urgent_operations():
+    for _ in range(3):
+        pair = hvd.add_process_set([0, 1])
+        before = hvd.allreduce_async_(np.ones(4_000_000), name="before")  # all else is agreed on behind it
+        late = []
+        if pair.included():
+            late = [hvd.allreduce_async(on_gpu(np.ones(5)), name="late", process_set=pair, priority=-1)]
+        urgent = [hvd.broadcast_async(np.ones(5), 0, name=f"urgent {i}", priority=1) for i in range(200)]
+        for handle in (before, urgent[0]):
+            hvd.synchronize(handle)
+        hvd.remove_process_set(pair)
+        for handle in late:
+            try:
+                require_on_gpu(hvd.synchronize(handle), np.ones(5))
+            except hvd.RingtrainError as error:
+                assert "was removed" in str(error)
+        for handle in urgent:
+            hvd.synchronize(handle)
+        require_on_gpu(hvd.allreduce(on_gpu(np.ones(5)), name="after"), np.ones(5))
+
+
 @pytest.mark.ranks(3, env=GPU, isolated=True)
 def test_a_process_set_may_come_to_gpus_before_the_world_does():
     hvd.init()

@@ -108,6 +108,28 @@ def test_an_operation_and_the_removal_of_its_set_at_the_same_time():
         require_equal(hvd.allreduce(np.ones(2), name="world"), np.ones(2))
 
 
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("priority", [0, -1])
+def test_a_set_is_removed_while_what_was_agreed_for_it_waits_for_more_urgent_operations(priority):
+    for _ in range(3):
+        pair = hvd.add_process_set([0, 1])
+        before = hvd.allreduce_async_(np.ones(4_000_000), name="before")  # all else is agreed on behind it
+        late = []
+        if pair.included():
+            late = [hvd.broadcast_async(np.full(5, hvd.rank()), 1, name="late", process_set=pair, priority=priority)]
+        urgent = [hvd.broadcast_async(np.ones(5), 0, name=f"urgent {i}", priority=1) for i in range(200)]
+        for handle in (before, urgent[0]):
+            hvd.synchronize(handle)
+        hvd.remove_process_set(pair)
+        for handle in late:
+            try:
+                require_equal(hvd.synchronize(handle), np.ones(5, int))
+            except hvd.RingtrainError as error:
+                assert "was removed" in str(error)
+        for handle in urgent:
+            require_equal(hvd.synchronize(handle), np.ones(5))
+
+
 @pytest.mark.ranks(2, 3)
 def test_bad_sets_are_refused():
     with pytest.raises(ValueError, match="different ranks"):

@@ -24,8 +24,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Arena(SharedSegment segment, int size, int member);
 
   // Any thread. At least `bytes`, not initialised, on a cache line; they go back when nobody in this process holds them
-  // any more. Throws Error(failure) when /dev/shm is full. Takes as long as the system needs to zero the pages, and keeps
-  // no other thread meanwhile.
+  // any more. Throws Error(failure) when /dev/shm is full. Takes as long as the system needs to zero the pages, and
+  // keeps no other thread meanwhile.
   std::shared_ptr<char> allocate(size_t bytes);
 
   // Where `memory` lies in this rank's region, if `bytes` from there on were handed out by it.

@@ -61,6 +61,8 @@ Counts to_bytes(const std::vector<int64_t>& rows, size_t bytes_per_row) {
 
 void Executor::run(const Plan& plan, double agreed_s) {
   const Agreement& first = *plan.parts.front();
+  // Its set was removed since: what is pending there fails when that is carried out.
+  if (!sets_.membership().has(first.request.process_set)) return;
   const Submissions submissions = inbox_.find(plan, rank_, agreed_s, name_of_group(first));
   if (first.error != ErrorKind::none) return fail(submissions, first.error, first.message);
   if (sets_.contains_this_rank(first.request.process_set)) require_own(plan, submissions);
