@@ -55,6 +55,22 @@ def test_ignites_collectives(tmp_path):
     assert on_two_ranks("check.py", cwd=tmp_path).splitlines().count("all right") == 2
 
 
+SPAWNED = """
+if __name__ == "__main__":
+    with idist.Parallel(backend="horovod", nproc_per_node=2) as parallel:
+        parallel.run(check)
+    print("back", idist.backend())
+"""
+
+
+def test_ignite_starts_ranks_itself(tmp_path):
+    (tmp_path / "check.py").write_text(COLLECTIVES.partition("if __name__")[0] + SPAWNED)
+    command = [sys.executable, "-m", "ringtrain.horovod", "check.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] all right", "[1] all right", "back None"]
+
+
 def test_ignite_trains():
     printed = on_two_ranks("examples/torch_ignite_digits.py", "--epochs", 3, "--batch-size", 128)
     accuracies = re.findall(r"^epoch  \d: test accuracy ([\d.]+) on 2 ranks$", printed, re.MULTILINE)

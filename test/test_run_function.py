@@ -168,20 +168,30 @@ def test_an_argument_that_cannot_be_pickled_is_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"np": 0}, ValueError, "np must be at least 1, not 0"),
-        ({"np": -1}, ValueError, "np must be at least 1, not -1"),
-        ({"np": "2"}, TypeError, "np must be a whole number, not '2'"),
-        ({"np": 3, "hosts": "h1:2"}, UsageError, "np=3 is more than the 2 slots of hosts='h1:2'"),
+        ({"num_proc": 0}, ValueError, "num_proc must be at least 1, not 0"),
+        ({"np": -1}, ValueError, "num_proc must be at least 1, not -1"),
+        ({"num_proc": "2"}, TypeError, "num_proc must be a whole number, not '2'"),
+        ({"num_proc": 3, "hosts": "h1:2"}, UsageError, "num_proc=3 is more than the 2 slots of hosts='h1:2'"),
+        ({"hosts": "h1", "hostfile": "hosts"}, ValueError, "give hosts or hostfile, not both"),
+        ({"hostfile": "/no/such/hosts"}, UsageError, "the hostfile /no/such/hosts cannot be read"),
+        ({"use_gloo": True, "use_mpi": True}, ValueError, "give use_gloo or use_mpi, not both"),
+        ({"network_interface": "a", "network_interfaces": ["b"]}, ValueError, "not both"),
+        ({"network_interfaces": [1]}, TypeError, r"network_interfaces must be names such as \[\"eth0\"\], not \[1\]"),
+        ({"ssh_port": "22"}, TypeError, "ssh_port must be a whole number, not '22'"),
+        ({"ssh_port": 0}, ValueError, "ssh_port must be at least 1, not 0"),
+        ({"ssh_identity_file": "/no/such/key"}, UsageError, "ssh_identity_file /no/such/key is no file"),
+        ({"mpi_args": ["-x"]}, TypeError, "mpi_args must be a text"),
+        ({"mpi_args": "'open"}, ValueError, "mpi_args: No closing quotation"),
         ({"hosts": ""}, UsageError, 'hosts: "" is no host'),
         ({"hosts": ["h1"]}, TypeError, "hosts must be a text"),
-        ({"start_timeout_s": -1}, ValueError, "start_timeout_s must be a number of seconds from 0, not -1"),
-        ({"start_timeout_s": float("nan")}, ValueError, "start_timeout_s must be"),
-        ({"start_timeout_s": "5"}, TypeError, "start_timeout_s must be a number of seconds, not '5'"),
+        ({"start_timeout": -1}, ValueError, "start_timeout must be a number of seconds from 0, not -1"),
+        ({"start_timeout": float("nan")}, ValueError, "start_timeout must be"),
+        ({"start_timeout": "5"}, TypeError, "start_timeout must be a number of seconds, not '5'"),
         ({"env": {"A": 1}}, TypeError, "env must map names to texts, but maps 'A' to 1"),
         ({"env": {"A=B": "1"}}, ValueError, "env has 'A=B': '1', which cannot be a variable"),
         ({"env": "A=1"}, TypeError, "env must be a mapping"),
         ({"args": "ab"}, TypeError, "args must be a tuple or a list, not 'ab'"),
-        ({"function": 7}, TypeError, "must be a function, not 7"),
+        ({"func": 7}, TypeError, "must be a function, not 7"),
     ],
     ids=str,
 )
@@ -191,7 +201,7 @@ def test_a_bad_argument_is_named_before_anything_starts(
     monkeypatch.setattr(launchers, "detect", lambda: None)
     monkeypatch.setattr(function, "probe", lambda: pytest.fail("something was started"))
     with pytest.raises(error, match=message):
-        ringtrain.run(**{"function": operator.add, "args": (1, 2), **arguments})
+        ringtrain.run(**{"func": operator.add, "args": (1, 2), **arguments})
 
 
 def test_a_rank_cannot_start_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

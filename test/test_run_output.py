@@ -19,7 +19,7 @@ from ringtrain.run.attendant import Sender
 from ringtrain.run.endings import spoken_by_ringrun
 from ringtrain.run.failures import FailureLog, list_of_ranks, report
 from ringtrain.run.frames import Ended, FrameReader, LauncherSaid, Started, Written
-from ringtrain.run.output import LastLines, Output
+from ringtrain.run.output import LastLines, Output, RankFiles
 from ringtrain.run.screen import Screen
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: bad\n'
@@ -142,6 +142,32 @@ def test_one_rank_without_prefix_is_printed_at_once() -> None:
     assert printed.texts() == ("your name: ", "")
 
 
+def files_in(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_files_of_ranks_are_in_order_and_hold_nothing_of_a_former_job(tmp_path: Path) -> None:
+    former = RankFiles(tmp_path, 11, pytest.fail)
+    former.add(Written(7, True, b"former\n"))
+    former.close()
+    files = RankFiles(tmp_path, 11, pytest.fail)
+    files.add(Written(10, False, b"one\n"))
+    files.add(Written(10, False, b"two\n"))
+    files.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"rank.{rank:02}" for rank in range(11)]
+    found = files_in(tmp_path)
+    assert len(found) == 22 and {name: text for name, text in found.items() if text} == {"rank.10/stdout": "one\ntwo\n"}
+
+
+def test_the_time_comes_before_the_rank() -> None:
+    for has_prefix, rank in ((True, "[3] "), (False, "")):
+        printed = Printed()
+        Output(printed.screen, has_prefix, num_proc=1, has_time=True).add(Written(3, False, b"one\ntwo\n"))
+        for line, text in zip(printed.texts()[0].splitlines(), ("one", "two"), strict=True):
+            assert abs(time.time() - time.mktime(time.strptime(line[:20], "%Y-%m-%d %H:%M:%S "))) < TIMEOUT_S
+            assert line[20:] == rank + text
+
+
 def test_the_last_lines_are_kept_and_a_progress_bar_is_one_of_them() -> None:
     lines = LastLines()
     lines.add(b"".join(b"%d\n" % number for number in range(1000)))
@@ -245,10 +271,12 @@ def test_both_streams_stay_apart_and_go_to_a_file_for_each_rank(tmp_path: Path) 
     assert result.returncode == 0
     assert sorted(result.stdout.splitlines()) == ["[0] no end", "[0] out", "[1] no end", "[1] out"]
     assert sorted(result.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
-    assert sorted(path.name for path in folder.iterdir()) == ["rank.0", "rank.1"]
-    for rank in (0, 1):
-        text = (folder / f"rank.{rank}").read_text()
-        assert "out\n" in text and f"err {rank}\n" in text and "no end\n" in text
+    assert files_in(folder) == {
+        "rank.0/stdout": "out\nno end\n",
+        "rank.0/stderr": "err 0\n",
+        "rank.1/stdout": "out\nno end\n",
+        "rank.1/stderr": "err 1\n",
+    }
 
 
 @needs_mpi

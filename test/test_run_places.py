@@ -14,7 +14,7 @@ from ringtrain.run import allocations, command, flags
 from ringtrain.run.allocations import expand_counts, expand_node_list
 from ringtrain.run.hosts import Host, UsageError
 from ringtrain.run.job import Job
-from ringtrain.run.launch import Hydra, IntelHydra, OpenMpi, Srun
+from ringtrain.run.launch import Hydra, IntelHydra, Launcher, OpenMpi, Srun
 
 TRAIN = ["python", "train.py"]
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[01-02],m5", "SLURM_TASKS_PER_NODE": "4(x2),2"}
@@ -94,16 +94,22 @@ def test_srun_is_not_told_what_it_has_allotted_itself() -> None:
 # --- the file of --config-file ----------------------------------------------------------------------------------------
 
 
+MORE = ["--network-interface", "eth0", "--network-interface", "eth1", "--stall-check"]
+
+
 def test_a_config_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(
-        "# the cluster\nnp 4\nH h1:2,h2:2\nenv 'GREETING=good day'  # quoted\nfusion_threshold_mb 64\n"
-        "autotune on\nverbose\nprefix-output off\nshared-memory off\noutput-filename logs\n"
+        "# the cluster\nnp: 4\nH: h1:2,h2:2\nenv: [GREETING=good day, 'A=1, 2']  # a list\nfusion_threshold_mb: 64\n"
+        "autotune: on\nverbose: true\nprefix-output: off\nshared-memory: off\noutput-filename: logs\n"
+        "network-interfaces: [ib0, ib1]\nstart-timeout:\nstall-check: no\nparams:\n  cycle_time_ms: 5\n"
     )
-    arguments = parse("--config-file", str(config), "--fusion-threshold-mb", "32", "--env", "MORE=1", *TRAIN)
+    arguments = parse("--config-file", str(config), "--fusion-threshold-mb", "32", "--env", "MORE=1", *MORE, *TRAIN)
     assert (arguments.num_proc, arguments.hosts, arguments.fusion_threshold_mb) == (4, "h1:2,h2:2", "32")
     assert (arguments.verbose, arguments.prefix_output, arguments.output_filename) == (True, False, "logs")
-    assert arguments.env == ["GREETING=good day", "MORE=1"] and arguments.command == TRAIN
+    assert arguments.env == ["GREETING=good day", "A=1, 2", "MORE=1"] and arguments.command == TRAIN
+    assert (arguments.network_interfaces, arguments.start_timeout) == ("eth0,eth1", 120)
+    assert arguments.of_horovod == [("--no-stall-check", ""), ("--cycle-time-ms", "5"), ("--stall-check", "")]
     variables = flags.option_variables(arguments, options.TABLE, options.environment_name)
     expected = {"FUSION_THRESHOLD_MB": "32", "AUTOTUNE": "on", "SHARED_MEMORY": "off"}
     assert variables == {f"RINGTRAIN_{name}": value for name, value in expected.items()}
@@ -112,14 +118,23 @@ def test_a_config_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("np 4\nhosts\n", "config, line 2: write a name and a value"),
-        ("verbose loudly\n", "line 1: verbose takes on or off"),
-        ("env 'open\n", "line 1"),
-        ("config-file other\n", "cannot name another"),
-        ("np 4\nno-such-flag 1\n", "config, line 2: .*--no-such-flag"),
-        ("np two\n", 'config, line 1: .*whole number from 1, not "two"'),
-        ("no-prefix-output on\n", 'config, line 1: write "prefix-output off"'),
-        ("\nfusion-threshold-mb 9999\n", "config, line 2: .*a number from 0 to 4096"),
+        ("# none\nnp 4\nhosts h1:2\n", 'config, line 2: write a name, a colon and a value, as in "num-proc: 4"'),
+        ("- np: 4\n", "config, line 1: write a name"),
+        ("verbose: loudly\n", "line 1: verbose takes true or false"),
+        ("verbose: [true, true]\n", "line 1: verbose takes true or false"),
+        ("np: 2\nenv: 'open\n", "config, line 3: this is not YAML: .*end of stream"),
+        ("np: 2\n\x00", "config: this is not YAML: .*special characters"),
+        ("config-file: other\n", "cannot name another"),
+        ("np: 4\nno-such-flag: 1\n", "config, line 2: .*--no-such-flag"),
+        ("np: two\n", 'config, line 1: .*whole number from 1, not "two"'),
+        ("np: 2\nnp: 3\n", "config, line 2: np is there twice"),
+        ("no-prefix-output: on\n", 'config, line 1: write "prefix-output: false"'),
+        ("\nfusion-threshold-mb: 9999\n", "config, line 2: .*a number from 0 to 4096"),
+        ("np: 2\nparams:\n  cycle_time: 5\n", "config, line 3: horovodrun's file has no params.cycle_time"),
+        ("params:\n  deep:\n    deeper: 5\n", "config, line 2: params.deep has no section of its own"),
+        ("env: [[1]]\n", "config, line 1: env takes one value, or a list of them"),
+        ("controller: pigeon\n", "config, line 1: horovodrun's file has no controller: pigeon"),
+        ("np: 2\nmin-np: 1\n", "config, line 2: --min-np: hvd.elastic comes later"),
         (None, "No such file"),
     ],
 )
@@ -191,9 +206,12 @@ def test_each_launcher_is_told_the_interface_and_the_port_in_its_own_words() -> 
         Srun("srun", "pmix").arguments(job)
 
 
-def test_the_port_stands_before_what_the_user_gives_to_ssh() -> None:
+LAUNCHERS = [OpenMpi("mpirun"), Hydra("mpiexec"), IntelHydra("mpiexec"), Srun("srun", "pmix")]
+
+
+def test_the_port_and_the_key_stand_before_what_the_user_gives_to_ssh() -> None:
     own = "-i /home/me/key -p22"
-    job = Job(TRAIN, 2, [Host("h1", 1), Host("h2", 1)], {}, ssh_port=2222)
+    job = Job(TRAIN, 2, [Host("h1", 1), Host("h2", 1)], {}, ssh_port=2222, ssh_identity_file="/my/key")
     for launcher, name in (
         (OpenMpi("mpirun"), "PRTE_MCA_plm_ssh_args"),
         (OpenMpi("mpirun"), "OMPI_MCA_plm_rsh_args"),
@@ -201,8 +219,54 @@ def test_the_port_stands_before_what_the_user_gives_to_ssh() -> None:
         (IntelHydra("mpiexec"), "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
     ):
         with_both = job._replace(environment={name: own})
-        assert launcher.environment(with_both)[name] == f"-p2222 {own}"  # ssh takes the first port
-        assert launcher.environment(with_both._replace(ssh_port=None))[name] == own
+        assert launcher.environment(with_both)[name] == f"-p2222 -i/my/key {own}"  # ssh takes the first port
+        assert launcher.environment(with_both._replace(ssh_port=None))[name] == f"-i/my/key {own}"
+        neither = with_both._replace(ssh_port=None, ssh_identity_file=None)
+        assert launcher.environment(neither)[name] == own
+        assert name not in launcher.environment(neither._replace(environment={}))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_words_for_the_launcher_come_before_the_command(launcher: Launcher) -> None:
+    job = Job(TRAIN, 2, [], {}, launcher_arguments=("--more", "a b"), binding_arguments=("--bind-to", "core"))
+    arguments = launcher.arguments(job)
+    command_at = arguments.index(TRAIN[0])
+    assert 0 < arguments.index("--more") < command_at and 0 < arguments.index("--bind-to") < command_at
+    assert arguments[arguments.index("--more") + 1] == "a b"
+    assert "none" not in arguments and "--cpu-bind=none" not in arguments
+    assert "I_MPI_PIN" not in launcher.environment(job)
+
+
+def test_intel_mpi_gets_the_words_once_for_all_hosts() -> None:
+    job = Job(TRAIN, 2, [Host("h1", 1), Host("h2", 1)], {}, launcher_arguments=("-genv", "A", "1"))
+    arguments = IntelHydra("mpiexec").arguments(job)
+    assert arguments[:6] == ["mpiexec", "-genvlist", "I_MPI_PIN", "-genv", "A", "1"] and arguments.count("-genv") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("--bind-to", "core"), ("--map-by", "slot"), ("--map-by", "slot", "--bind-to", "core")]
+)
+def test_open_mpi_gets_no_option_twice(words: tuple[str, ...]) -> None:
+    many = Job(TRAIN, 1000, [], {}, launcher_arguments=words)
+    arguments = OpenMpi("mpirun").arguments(many)
+    assert arguments.count("--bind-to") == arguments.count("--map-by") == 1
+    assert all(word in arguments for word in words)
+
+
+def test_variables_among_the_words_for_open_mpi_win() -> None:
+    job = Job(TRAIN, 2, [], {"A": "here", "B": "here"}, ("A",), launcher_arguments=("-x", "A=a=b", "-x", "B"))
+    arguments = OpenMpi("mpirun").arguments(job)
+    assert [arguments[at + 1] for at, word in enumerate(arguments) if word == "-x"] == ["A=a=b", "B"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_tcp_only_leaves_the_fast_fabrics_out(launcher: Launcher) -> None:
+    job = Job(TRAIN, 2, [], {"FI_PROVIDER": "mine"}, has_tcp_only=True)
+    environment = launcher.environment(job)
+    assert (environment["NCCL_IB_DISABLE"], environment["UCX_TLS"], environment["FI_PROVIDER"]) == ("1", "^ib", "mine")
+    if not isinstance(launcher, Hydra):
+        assert environment["OMPI_MCA_pml"] == "ob1" and environment["OMPI_MCA_btl"].startswith("^openib,")
+    assert "NCCL_IB_DISABLE" not in launcher.environment(job._replace(has_tcp_only=False))
 
 
 def test_what_the_user_has_set_is_kept() -> None:
@@ -215,7 +279,7 @@ def test_what_the_user_has_set_is_kept() -> None:
 @pytest.mark.fast
 def test_a_config_file_and_variables_reach_the_ranks(tmp_path: Path) -> None:
     config = tmp_path / "config"
-    config.write_text("np 2\nenv A=1\nring-chunk-kb 30\n")
+    config.write_text("np: 2\nenv: A=1\nring-chunk-kb: 30\n")
     script = "import os; print(os.environ['A'], os.environ['B'], os.environ['RINGTRAIN_RING_CHUNK_KB'])"
     result = ringrun("--config-file", str(config), "--env", "B", "python", "-c", script, B="2")
     assert sorted(result.stdout.splitlines()) == ["[0] 1 2 30", "[1] 1 2 30"], result.stderr

@@ -246,7 +246,8 @@ def test_in_a_file_a_bar_is_one_line(tmp_path: Path) -> None:
         *(b"[0]  100%|####|", b"[0] epoch 1"),
         *(b"[1]  100%|####|", b"[1] epoch 1"),
     ]
-    assert (tmp_path / "rank.0").read_text() == "epoch 1\n 100%|####|\n"
+    written = {path.name: path.read_text() for path in (tmp_path / "rank.0").iterdir()}
+    assert written == {"stdout": "epoch 1\n", "stderr": " 100%|####|\n"}
 
 
 # --- full disks -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ringtrain.run.host_report import HostReport
 from ringtrain.run.hosts import Host
 from ringtrain.run.job import Job
-from ringtrain.run.launch import Launcher, Srun
+from ringtrain.run.launch import Launcher, Srun, ssh_options
 from ringtrain.run.pairwise import RESULT, Pair
 from ringtrain.run.screen import Screen
 from ringtrain.run.supervise import Settings, Supervisor, signals_handled
@@ -108,9 +108,8 @@ def _remote_shell(job: Job) -> list[str]:
     agent = next((job.environment[name] for name in _AGENTS if name in job.environment), None)
     if agent is not None:
         return shlex.split(agent)
-    port = [] if job.ssh_port is None else [f"-p{job.ssh_port}"]
     # never a question for a password, which nobody would see
-    return ["ssh", "-oBatchMode=yes", "-oConnectTimeout=10", *port]
+    return ["ssh", "-oBatchMode=yes", "-oConnectTimeout=10", *ssh_options(job)]
 
 
 def _answer(host: Host, process: subprocess.Popen[str] | OSError, deadline: float) -> Reached:

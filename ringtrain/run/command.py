@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringtrain import horovod_name, launchers
-from ringtrain.run import allocations
+from ringtrain.run import allocations, horovod_flags
+from ringtrain.run.build_report import build_report
 from ringtrain.run.check import check
 from ringtrain.run.endings import spoken_by_ringrun
 from ringtrain.run.flags import option_variables, parse
-from ringtrain.run.hosts import Host, UsageError, parse_hosts, read_hostfile, total_slots
+from ringtrain.run.hosts import Host, UsageError, existing_file, parse_hosts, read_hostfile, total_slots
 from ringtrain.run.job import Job, environment_of_ranks
 from ringtrain.run.launch import Launcher, choose_launcher
 from ringtrain.run.mpi_library import MpiNotFound, probe
@@ -48,7 +49,15 @@ def _run(argv: Sequence[str] | None) -> int:
     from ringtrain import options
 
     arguments = parse(sys.argv[1:] if argv is None else argv, options.TABLE)
-    variables = option_variables(arguments, options.TABLE, options.environment_name)
+    if arguments.check_build:
+        print(build_report())
+        return 0
+    for sentence in horovod_flags.sentences(arguments.of_horovod):
+        print(f"ringrun: {sentence}", file=sys.stderr, flush=True)
+    variables = {
+        **horovod_flags.variables(arguments.of_horovod),
+        **option_variables(arguments, options.TABLE, options.environment_name),
+    }
     refuse_to_run_as_a_rank(launchers.detect())
     job = build_job(arguments, {**os.environ, **variables})
     mpi = probe()
@@ -91,9 +100,13 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         hosts,
         environment_of_ranks({**environ, **added}),
         exported=tuple(sorted(added)),
-        network_interfaces=arguments.network_interface,
+        network_interfaces=arguments.network_interfaces,
         ssh_port=arguments.ssh_port,
+        ssh_identity_file=existing_file(arguments.ssh_identity_file, "--ssh-identity-file"),
         hosts_are_allotted=allocation is not None,
+        launcher_arguments=arguments.mpi_args,
+        binding_arguments=arguments.binding_args,
+        has_tcp_only=bool(arguments.tcp),
     )
 
 
@@ -144,11 +157,18 @@ def _supervise(arguments: argparse.Namespace, job: Job, launcher: Launcher) -> i
     has_prefix = job.num_proc > 1 if arguments.prefix_output is None else arguments.prefix_output
     folder = Path(arguments.output_filename) if arguments.output_filename is not None else None
     streams = StandardStreams()
-    settings = Settings(has_prefix, arguments.start_timeout, folder, bool(arguments.verbose), arguments.grace_s)
+    settings = Settings(
+        has_prefix,
+        arguments.start_timeout,
+        folder,
+        bool(arguments.verbose),
+        grace_s=arguments.grace_s,
+        has_time=bool(arguments.prefix_output_with_timestamp),
+    )
     try:
         supervisor = Supervisor(launcher, job, settings, Screen(streams.print, terminal))
     except OSError as error:
-        raise UsageError(f"--output-filename {folder} cannot be made: {error.strerror}") from error
+        raise UsageError(f"--output-filename {folder} cannot be made: {error.strerror}: {error.filename}") from error
     with signals_handled(supervisor):
         outcome = supervisor.run()
     if outcome.explanation:

@@ -55,7 +55,8 @@ def _remedies(job: Job) -> list[str]:
     found = []
     if job.hosts:
         port = [] if job.ssh_port is None else ["--ssh-port", str(job.ssh_port)]
-        found.append(" ".join(["ringrun -H", ",".join(map(str, job.hosts)), *port, "--check"]))
+        identity = [] if job.ssh_identity_file is None else ["--ssh-identity-file", job.ssh_identity_file]
+        found.append(" ".join(["ringrun -H", ",".join(map(str, job.hosts)), *port, *identity, "--check"]))
     if job.network_interfaces is not None:
         found.append(f"another network interface than {job.network_interfaces}")
     return found

@@ -1,14 +1,19 @@
-"""The flags of ringrun: its own few, and one for each entry of the option table."""
+"""The flags of ringrun: its own few, one for each entry of the option table, and those of horovodrun."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ringtrain import _core
+from ringtrain.run import horovod_flags
+from ringtrain.run.arguments import START_TIMEOUT_S
 from ringtrain.run.config import read_config
+from ringtrain.run.horovod_flags import Given
 from ringtrain.run.hosts import UsageError
+from ringtrain.version import __version__
 
 _DESCRIPTION = """\
 Start COMMAND on many ranks with the MPI that this environment's mpi4py uses, e.g.
@@ -19,10 +24,12 @@ Start COMMAND on many ranks with the MPI that this environment's mpi4py uses, e.
 # flags without a value, besides the options that are on or off
 _SWITCHES = {
     "prefix-output": "begin each line with its rank, as in `[1] text` (default: with more than one rank)",
+    "prefix-output-with-timestamp": "begin each line with the time, as in `2026-01-31 23:59:59 [1] text`",
     "horovod": "let `import horovod` find ringtrain, in scripts and in libraries",
     "check": "try the hosts instead of running a command",
     "dry-run": "print the command instead of running it",
     "verbose": "say which MPI was found, what is run and where the ranks are",
+    "tcp": "let MPI and NCCL use nothing but TCP on the network",
 }
 _ON_OFF = {True: "on", False: "off"}
 
@@ -65,6 +72,7 @@ def build_parser(table: Sequence[Option]) -> argparse.ArgumentParser:
     group = parser.add_argument_group("options of ringtrain, as in docs/options.md")
     for option in table:
         _add_option(group, option)
+    _add_horovods(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each rank runs")
     return parser
 
@@ -75,14 +83,23 @@ def parse(words: Sequence[str], table: Sequence[Option]) -> argparse.Namespace:
     arguments = parser.parse_args(words)
     if arguments.config_file is None:
         return arguments
-    switches = {*_SWITCHES, *(_hyphened(option.name) for option in table if _is_switch(option))}
-    lines = read_config(arguments.config_file, switches)
-    for source, word in lines:
+    entries = read_config(arguments.config_file, _switches(table))
+    for source, entry in entries:
         try:
-            parser.parse_args([word])
+            parser.parse_args(entry)
         except UsageError as error:
             raise UsageError(f"{source}: {error}") from error
-    return parser.parse_args([*(word for _, word in lines), *words])
+    merged = parser.parse_args([*(word for _, entry in entries for word in entry), *words])
+    # several of these add up, but the command line is not to add to the file
+    merged.network_interfaces = arguments.network_interfaces or merged.network_interfaces
+    return merged
+
+
+def _switches(table: Sequence[Option]) -> set[str]:
+    """Names of the flags that are on or off."""
+    of_options = {_hyphened(option.name) for option in table if _is_switch(option)}
+    of_horovod = {flag.names[0].lstrip("-") for flag in horovod_flags.TABLE if flag.takes == 0 and flag.off}
+    return {*_SWITCHES, *of_options, *of_horovod}
 
 
 def option_variables(
@@ -94,39 +111,100 @@ def option_variables(
     return {environment_name(name): text for name, text in texts.items() if text is not None}
 
 
+class _Interfaces(argparse.Action):
+    """Takes `eth0,eth1`, as often as it is given."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        former = getattr(namespace, self.dest)
+        names = [*(former.split(",") if former else ()), *str(values).split(",")]
+        setattr(namespace, self.dest, ",".join(dict.fromkeys(filter(None, names))))
+
+
+class _HorovodsOwn(argparse.Action):
+    """Keeps what there is to say or to set for a flag that ringrun knows from the table of Horovod's only."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        flag = horovod_flags.BY_NAME[option_string]
+        horovod_flags.refuse_later(option_string, flag)
+        given = Given(option_string, " ".join(values))
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), given])
+
+
 def _add_job(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-np", "-n", "--num-proc", type=_positive, metavar="N", help="number of ranks (default: the hosts' slots)")
     add("-H", "--hosts", metavar="h1:2,h2:2", help="hosts and how many ranks each takes (default: the allocation's)")
-    add("--hostfile", metavar="FILE", help="the same as lines `host slots=2` or `host:2`")
+    add("-hostfile", "--hostfile", metavar="FILE", help="the same as lines `host slots=2` or `host:2`")
     add("--launcher", choices=("auto", "mpirun", "srun"), default="auto", help="who starts the ranks (default: auto)")
-    add("--network-interface", metavar="NICS", help="what the hosts talk through, such as eth0 or ib0,ib1")
-    add("--ssh-port", type=_positive, metavar="PORT", help="where ssh listens on the other hosts (default: ssh's own)")
+    add("--mpi-args", type=_shell_words, default=(), metavar="WORDS", help='more for the launcher: --mpi-args="-x A=1"')
+    add("--binding-args", type=_shell_words, default=(), metavar="WORDS", help="how it binds ranks (default: not)")
+    add(
+        *("--network-interfaces", "--network-interface"),
+        action=_Interfaces,
+        metavar="NICS",
+        help="what the hosts talk through, such as eth0 or ib0,ib1; several add up",
+    )
+    add(*("-p", "--ssh-port"), type=_positive, metavar="PORT", help="where ssh listens on the other hosts")
+    add(*("-i", "--ssh-identity-file"), metavar="FILE", help="the private key for ssh")
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks; may be repeated")
-    add("--start-timeout", type=_seconds, default=120.0, metavar="SECONDS", help="0 waits for ever (default: 120)")
+    add(
+        "--start-timeout",
+        type=_seconds,
+        default=START_TIMEOUT_S,
+        metavar="SECONDS",
+        help="0 waits for ever (default: 120)",
+    )
     add("--grace-s", type=_seconds, default=30.0, metavar="SECONDS", help="from SIGTERM to SIGKILL (default: 30)")
-    add("--config-file", metavar="FILE", help="more of these flags, without hyphens, one in a line")
+    add("--config-file", metavar="FILE", help="more of these flags in YAML, without hyphens; also horovodrun's file")
+    add("-v", "--version", action="version", version=__version__, help="print the version of ringtrain")
+    add("-cb", "--check-build", action="store_true", help="print which frameworks and libraries are there")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output-filename", metavar="DIR", help="also write what each rank prints to DIR/rank.N")
+    add = parser.add_argument
+    add("--output-filename", metavar="DIR", help="also write what each rank prints to DIR/rank.N/stdout and stderr")
     for name, help_text in _SWITCHES.items():
-        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=help_text)
+        horovods = horovod_flags.BY_NAME.get(f"--{name}")
+        names = (f"--{name}",) if horovods is None else horovods.names
+        add(*names, action=argparse.BooleanOptionalAction, help=help_text)
+
+
+def _add_horovods(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(of_horovod=[])
+    group = parser.add_argument_group("flags of horovodrun, for what ringrun does otherwise or not at all")
+    for flag in horovod_flags.TABLE:
+        if flag.is_parsed_by_name:
+            names, metavar = (*flag.names, *flag.off), ("VALUE",) * flag.takes
+            help_text = f"{flag.state.value}: {flag.meaning}".removeprefix("the same: ")
+            group.add_argument(
+                *names,
+                action=_HorovodsOwn,
+                dest="of_horovod",
+                nargs=flag.takes,
+                metavar=metavar,
+                default=argparse.SUPPRESS,
+                help=help_text,
+            )
 
 
 def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
     help_text = f"{option.meaning} (default: {_plain(option.default)})".replace("%", "%%")
-    flag = f"--{_hyphened(option.name)}"
+    own = f"--{_hyphened(option.name)}"
+    flags = dict.fromkeys(
+        [own, *(name for flag in horovod_flags.TABLE if flag.option == option.name for name in flag.names)]
+    )
     if _is_switch(option):
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help_text)
+        group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=help_text)
     elif option.type == "choice":
-        group.add_argument(flag, choices=option.choices, help=help_text)
+        group.add_argument(*flags, choices=option.choices, help=help_text)
     elif option.type == "number":
-        group.add_argument(flag, type=_number_within(option), metavar="NUMBER", help=help_text)
+        group.add_argument(*flags, type=_number_within(option), metavar="NUMBER", help=help_text)
     elif option.type == "steps":
-        group.add_argument(flag, type=_steps_for(option), metavar="FIRST-LAST", help=option.meaning.replace("%", "%%"))
+        group.add_argument(
+            *flags, type=_steps_for(option), metavar="FIRST-LAST", help=option.meaning.replace("%", "%%")
+        )
     else:
-        group.add_argument(flag, metavar="TEXT", help=option.meaning.replace("%", "%%"))
+        group.add_argument(*flags, metavar="TEXT", help=option.meaning.replace("%", "%%"))
 
 
 def _number_within(option: Option) -> Callable[[str], str]:
@@ -159,6 +237,13 @@ def _steps_for(option: Option) -> Callable[[str], str]:
         return text
 
     return check
+
+
+def _shell_words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}: {text}") from error
 
 
 def _positive(text: str) -> int:

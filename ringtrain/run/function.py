@@ -1,4 +1,4 @@
-"""`ringtrain.run(function, np=4)`: a Python function on several ranks, from a notebook or a script.
+"""`ringtrain.run(function, num_proc=4)`: a Python function on several ranks, from a notebook or a script.
 
 The function and the results travel through files in a folder that all ranks see.
 """
@@ -9,19 +9,26 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ringtrain import launchers
 from ringtrain.pickling import pickler
+from ringtrain.run import horovod_flags
 from ringtrain.run.arguments import (
     check_args,
     check_env,
+    check_file,
     check_function,
     check_hosts,
+    check_interfaces,
     check_num_proc,
-    check_start_timeout_s,
+    check_ssh_port,
+    check_start_timeout,
+    check_words,
+    require_one_at_most,
 )
 from ringtrain.run.hosts import UsageError
 from ringtrain.run.job import Job, environment_of_ranks
@@ -42,6 +49,8 @@ import sys
 sys.path[:] = sys.argv.pop(1).split(":")
 from ringtrain.run.worker import main
 main(sys.argv[1])"""
+# Another Python has its own packages; what it lacks may be the caller's.
+_WORKER_OF_ANOTHER_PYTHON = _WORKER.replace("sys.path[:] =", "sys.path +=")
 
 
 class RankTraceback(Exception):
@@ -52,49 +61,114 @@ class RankTraceback(Exception):
 
 
 def run(
-    function: Callable[..., Result],
+    func: Callable[..., Result],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    np: int = 4,
-    *,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
     hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: Iterable[str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
     env: Mapping[str, str] | None = None,
     folder: str | None = None,
-    start_timeout_s: float = 120,
-    verbose: bool = False,
 ) -> list[Result]:
-    """Call `function(*args, **kwargs)` on `np` ranks and return their results, in the order of the ranks.
+    """Call `func(*args, **kwargs)` on `num_proc` ranks and return their results, in the order of the ranks.
 
-    Each rank is a new process with this process's environment and import path; the function itself calls
-    `ringtrain.init()`. What the ranks print appears here, each line with its rank before it.
+    Mirrors `horovod.run`, with its arguments in its order; `env` and `folder` are ringtrain's. Each rank is a new
+    process with this process's environment and import path; the function itself calls `ringtrain.init()`. What the
+    ranks print appears here, each line with its rank before it.
 
     Args:
-        function: pickled by cloudpickle if that is installed, which also takes lambdas and what a notebook or a script
+        func: pickled by cloudpickle if that is installed, which also takes lambdas and what a notebook or a script
             defines; else by pickle, which takes functions of modules only. So are the arguments and the results.
+        num_proc: number of ranks; `np` is the same.
+        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np: refused,
+            until `hvd.elastic` comes.
         hosts: `h1:2,h2:2`, as for ringrun; None is this host.
+        hostfile: in place of `hosts` a file with the lines `h1 slots=2` or `h1:2`.
+        start_timeout: how long the ranks may take to start, in seconds; None is 120, and 0 waits for ever.
+        ssh_port: where ssh listens on the other hosts.
+        ssh_identity_file: the private key for ssh.
+        output_filename: a folder, in which what rank N prints is also written to `rank.N/stdout` and `rank.N/stderr`.
+        verbose: say where the ranks run.
+        disable_cache, use_mpi: what they ask for is done anyway.
+        use_gloo: without effect, as a warning says.
+        mpi_args: more words for the launcher.
+        network_interfaces: what the hosts talk through, such as ["eth0", "eth1"].
+        network_interface: the same as one text, "eth0,eth1".
+        executable: the Python of the ranks; None is this one. Another one needs ringtrain, too.
         env: variables for the ranks, besides those of this process.
         folder: where the function and the results are put, a folder that all hosts share; None is a temporary one of
             this host.
-        start_timeout_s: how long the ranks may take to start, in seconds; 0 waits for ever.
-        verbose: say where the ranks run.
 
     Raises:
         TypeError: an argument is of the wrong type, or something cannot be pickled: the function, its arguments or
             its result.
-        ValueError: an argument is out of its range.
-        UsageError: this process is a rank itself, or the hosts are none or too few.
+        ValueError: an argument is out of its range, or two exclude each other.
+        UsageError: this process is a rank itself, the hosts are none or too few, or something is refused.
         MpiNotFound: there is no MPI, or no launcher of it.
         RuntimeError: a rank ended without a result, also by sys.exit; or the ranks did not start.
         Exception: what the function raised on the rank that failed first; its cause shows the traceback.
     """
+    without_parser = {
+        "min_num_proc": min_num_proc,
+        "max_num_proc": max_num_proc,
+        "slots": slots,
+        "reset_limit": reset_limit,
+        "cooldown_range": cooldown_range,
+        "host_discovery_script": host_discovery_script,
+        "min_np": min_np,
+        "max_np": max_np,
+        "use_gloo": use_gloo,
+    }
     launch = launchers.detect()
     if launch is not None and launch.size != 1:
         raise UsageError(f"ringtrain.run was called by rank {launch.rank} of a job; call it outside of one")
-    check_function(function)
-    num_proc, added = check_num_proc(np), check_env(env)
-    slots = check_hosts(hosts, num_proc)
-    settings = Settings(num_proc > 1, check_start_timeout_s(start_timeout_s), None, verbose)
-    call = _pickled(function, check_args(args), dict(kwargs or {}))
+    check_function(func)
+    require_one_at_most(hosts=hosts, hostfile=hostfile)
+    require_one_at_most(use_gloo=use_gloo, use_mpi=use_mpi)
+    require_one_at_most(network_interface=network_interface, network_interfaces=network_interfaces)
+    for sentence in horovod_flags.sentences_of_arguments(without_parser):
+        warnings.warn(sentence, stacklevel=2)
+    ranks, added = check_num_proc(num_proc if np is None else np), check_env(env)
+    job = Job(
+        [],
+        ranks,
+        check_hosts(hosts, hostfile, ranks),
+        environment_of_ranks({**os.environ, **added}),
+        exported=tuple(sorted(added)),
+        network_interfaces=check_interfaces(network_interfaces or network_interface),
+        ssh_port=check_ssh_port(ssh_port),
+        ssh_identity_file=check_file(ssh_identity_file),
+        launcher_arguments=check_words(mpi_args),
+    )
+    output_folder = None if output_filename is None else Path(output_filename)
+    settings = Settings(ranks > 1, check_start_timeout(start_timeout), output_folder, bool(verbose))
+    return _call(_pickled(func, check_args(args), dict(kwargs or {})), job, settings, executable, folder)
+
+
+def _call(call: bytes, job: Job, settings: Settings, executable: str | None, folder: str | None) -> list[Any]:
+    """Have the ranks of `job` do the pickled call."""
     mpi = probe()
     launcher = choose_launcher("auto", mpi["library"], mpi["path"], os.environ)
     with (
@@ -102,12 +176,13 @@ def run(
         tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder) as own_folder,
     ):
         Path(own_folder, CALL_FILE).write_bytes(call)
-        command = [sys.executable, "-c", _WORKER, _import_path(), own_folder]
-        environment = environment_of_ranks({**os.environ, **added})
-        job = Job(command, num_proc, slots, environment, exported=tuple(sorted(added)))
+        worker = (
+            [sys.executable, "-c", _WORKER] if executable is None else [executable, "-c", _WORKER_OF_ANOTHER_PYTHON]
+        )
+        job = job._replace(command=[*worker, _import_path(), own_folder])
         screen = Screen(print_to_python, terminal_or_notebook)
         outcome = Supervisor(launcher, job, settings, screen).run()
-        return _results(outcome, num_proc, Path(own_folder))
+        return _results(outcome, job.num_proc, Path(own_folder))
 
 
 def result_file(folder: Path, rank: int) -> Path:

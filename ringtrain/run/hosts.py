@@ -54,6 +54,13 @@ def read_hostfile(path: str) -> list[Host]:
     return hosts
 
 
+def existing_file(path: str | None, source: str) -> str | None:
+    """Raises UsageError, which names `source`, the flag or argument that the path was given with."""
+    if path is not None and not Path(path).is_file():
+        raise UsageError(f"{source} {path} is no file")
+    return path
+
+
 def merge(hosts: Iterable[Host]) -> list[Host]:
     """Each host once, with all its slots, in the order in which they are first named."""
     slots: dict[str, int] = {}

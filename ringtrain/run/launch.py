@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -15,6 +16,9 @@ from ringtrain.run.hosts import UsageError
 from ringtrain.run.job import Job
 from ringtrain.run.mpi_library import INTEL_MPI, MPICH, OPEN_MPI, Family, MpiNotFound, family_of, find_launcher
 from ringtrain.run.variables import travelling
+
+# Transports are left out, not chosen: shared memory has other names in Open MPI 4 than in 5.
+_TCP_ONLY_OF_OPEN_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib,uct,ofi,usnic,ugni,portals4"}
 
 
 class Launcher(Protocol):
@@ -54,17 +58,24 @@ class OpenMpi:
         arguments = [self.path, "-np", str(job.num_proc)]
         if os.geteuid() == 0:
             arguments.append("--allow-run-as-root")
+        words = [*job.binding_arguments, *job.launcher_arguments]
+        given = {word.lstrip("-") for word in words}
         if job.hosts:
             arguments += ["-H", ",".join(map(str, job.hosts))]
-        elif job.num_proc > physical_cores():
+        # it takes neither of these twice
+        elif job.num_proc > physical_cores() and "map-by" not in given:
             arguments += ["--map-by", ":OVERSUBSCRIBE"]
         # bound to one core, a rank's engine thread and its framework would share that core
-        arguments += ["--bind-to", "none"]
+        if not job.binding_arguments and "bind-to" not in given:
+            arguments += ["--bind-to", "none"]
         if job.network_interfaces is not None:
             arguments += ["--mca", "btl_tcp_if_include", job.network_interfaces]
+        # of two values it takes the first
+        own = {variable.partition("=")[0] for flag, variable in itertools.pairwise(words) if flag == "-x"}
         for name in travelling(self.environment(job), job.exported):
-            arguments += ["-x", name]
-        return arguments + job.command
+            if name not in own:
+                arguments += ["-x", name]
+        return [*arguments, *words, *job.command]
 
     def environment(self, job: Job) -> dict[str, str]:
         settings = dict(job.environment)
@@ -73,9 +84,11 @@ class OpenMpi:
             settings |= dict.fromkeys(
                 ("PRTE_MCA_oob_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"), job.network_interfaces
             )
+        if job.has_tcp_only:
+            settings = {**_TCP_ONLY_OF_OPEN_MPI, **settings}
         for name in ("PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args"):
-            settings |= _with_port(job, name)
-        return {**_interfaces_of_others(job), **settings}
+            settings |= _with_ssh_options(job, name)
+        return {**_interfaces_of_others(job), **_tcp_only(job), **settings}
 
 
 class Hydra:
@@ -101,13 +114,14 @@ class Hydra:
         return [*arguments, "-np", str(job.num_proc), *job.command]
 
     def environment(self, job: Job) -> dict[str, str]:
-        defaults = {**_interfaces_of_the_library(job), **_interfaces_of_others(job)}
-        return {**defaults, **job.environment, **_with_port(job, self.SSH_ARGUMENTS)}
+        defaults = {**_interfaces_of_the_library(job), **_interfaces_of_others(job), **_tcp_only(job)}
+        return {**defaults, **job.environment, **_with_ssh_options(job, self.SSH_ARGUMENTS)}
 
     def _beginning(self, job: Job) -> list[str]:
         interface = [] if job.network_interfaces is None else ["-iface", job.network_interfaces.split(",")[0]]
         names = travelling(self.environment(job), job.exported)
-        return [self.path, "-genvlist", ",".join(names), *interface]
+        words = [*interface, *job.binding_arguments, *job.launcher_arguments]
+        return [self.path, "-genvlist", ",".join(names), *words]
 
 
 class IntelHydra(Hydra):
@@ -129,7 +143,7 @@ class IntelHydra(Hydra):
         return arguments
 
     def environment(self, job: Job) -> dict[str, str]:
-        defaults = {"I_MPI_PIN": "0"}
+        defaults = {} if job.binding_arguments else {"I_MPI_PIN": "0"}
         if in_slurm_allocation(job.environment):
             defaults["I_MPI_HYDRA_BOOTSTRAP"] = "slurm"
         return {**defaults, **super().environment(job)}
@@ -148,10 +162,10 @@ class Srun:
         self.process_manager = process_manager
 
     def arguments(self, job: Job) -> list[str]:
-        if job.ssh_port is not None:
-            raise UsageError("srun does not use ssh, so there is no --ssh-port")
-        arguments = [self.path, f"--ntasks={job.num_proc}", f"--mpi={self.process_manager}", "--cpu-bind=none"]
-        arguments.append("--export=ALL")
+        if ssh_options(job):
+            raise UsageError("srun does not use ssh, so there is no --ssh-port and no --ssh-identity-file")
+        arguments = [self.path, f"--ntasks={job.num_proc}", f"--mpi={self.process_manager}"]
+        arguments += [*(job.binding_arguments or ["--cpu-bind=none"]), "--export=ALL"]
         # srun knows by itself what was allotted
         if job.hosts and not job.hosts_are_allotted:
             slots = {host.slots for host in job.hosts}
@@ -159,13 +173,16 @@ class Srun:
                 raise UsageError("srun wants the same number of slots on every host; use --launcher mpirun")
             names = ",".join(host.name for host in job.hosts)
             arguments += [f"--nodes={len(job.hosts)}", f"--nodelist={names}", f"--ntasks-per-node={slots.pop()}"]
-        return arguments + job.command
+        return [*arguments, *job.launcher_arguments, *job.command]
 
     def environment(self, job: Job) -> dict[str, str]:
         interfaces = job.network_interfaces
         # srun starts ranks of any MPI
         of_open_mpi = {"OMPI_MCA_btl_tcp_if_include": interfaces} if interfaces is not None else {}
-        return {**of_open_mpi, **_interfaces_of_the_library(job), **_interfaces_of_others(job), **job.environment}
+        if job.has_tcp_only:
+            of_open_mpi |= _TCP_ONLY_OF_OPEN_MPI
+        of_others = {**_interfaces_of_the_library(job), **_interfaces_of_others(job), **_tcp_only(job)}
+        return {**of_open_mpi, **of_others, **job.environment}
 
 
 _CLASSES: dict[Family, Callable[[str], Launcher]] = {OPEN_MPI: OpenMpi, MPICH: Hydra, INTEL_MPI: IntelHydra}
@@ -205,11 +222,17 @@ def in_slurm_allocation(environ: Mapping[str, str]) -> bool:
     return "SLURM_JOB_ID" in environ
 
 
-def _with_port(job: Job, variable: str) -> dict[str, str]:
-    """What the launcher gives to ssh: the port, and what the user has put there. Of two ports ssh takes the first."""
-    if job.ssh_port is None:
-        return {}
-    return {variable: f"-p{job.ssh_port} {job.environment.get(variable, '')}".rstrip()}
+def ssh_options(job: Job) -> list[str]:
+    """What ssh is to be told for this job."""
+    port = [] if job.ssh_port is None else [f"-p{job.ssh_port}"]
+    identity = [] if job.ssh_identity_file is None else [f"-i{job.ssh_identity_file}"]
+    return port + identity
+
+
+def _with_ssh_options(job: Job, variable: str) -> dict[str, str]:
+    """What the launcher gives to ssh: ours, and what the user has put there. Of two ports ssh takes the first."""
+    ours = ssh_options(job)
+    return {variable: " ".join([*ours, job.environment.get(variable, "")]).rstrip()} if ours else {}
 
 
 def _interfaces_of_the_library(job: Job) -> dict[str, str]:
@@ -225,6 +248,18 @@ def _interfaces_of_others(job: Job) -> dict[str, str]:
     if job.network_interfaces is None:
         return {}
     return dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), job.network_interfaces)
+
+
+def _tcp_only(job: Job) -> dict[str, str]:
+    """For NCCL, and for UCX and libfabric, whichever of them the MPI was built on."""
+    if not job.has_tcp_only:
+        return {}
+    return {
+        "NCCL_IB_DISABLE": "1",
+        "UCX_TLS": "^ib",
+        "FI_PROVIDER": "tcp",
+        "I_MPI_OFI_PROVIDER": "tcp",
+    }
 
 
 def _srun(path: str, library: str) -> Srun:

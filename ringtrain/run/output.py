@@ -16,6 +16,8 @@ from ringtrain.run.screen import Screen
 _KEPT_LINES = 60
 # A cursor that has left a progress bar comes back within this time, or not at all.
 _SETTLED_S = 0.1
+# by whether it is standard error
+_FILE_NAMES = {False: "stdout", True: "stderr"}
 
 
 class _Stream:
@@ -29,15 +31,18 @@ class _Stream:
 class Output:
     """Everything that the ranks write: printed on `screen` and, if there are files, put there as well.
 
-    Lines are printed whole, each with its rank before it if `has_prefix`. A progress bar is one line: its last state;
-    before that, `screen` shows it where it can. A single rank without prefix is printed as it comes, so that a prompt
-    is seen before its line ends.
+    Lines are printed whole, each with its rank before it if `has_prefix` and the time if `has_time`. A progress bar is
+    one line: its last state; before that, `screen` shows it where it can. A single rank without either is printed as it
+    comes, so that a prompt is seen before its line ends.
     """
 
-    def __init__(self, screen: Screen, has_prefix: bool, num_proc: int, files: RankFiles | None = None):
+    def __init__(
+        self, screen: Screen, has_prefix: bool, num_proc: int, files: RankFiles | None = None, has_time: bool = False
+    ):
         self._screen = screen
         self._has_prefix = has_prefix
-        self._is_direct = num_proc == 1 and not has_prefix
+        self._has_time = has_time
+        self._is_direct = num_proc == 1 and not has_prefix and not has_time
         self._files = files
         self._streams: dict[tuple[int, bool], _Stream] = {}
         self._with_bars: set[tuple[int, bool]] = set()
@@ -74,33 +79,44 @@ class Output:
     def _add_lines(self, key: tuple[int, bool], lines: list[bytes]) -> None:
         rank, is_error = key
         if lines and self._files is not None:
-            self._files.add(rank, b"".join(line + b"\n" for line in lines))
+            self._files.add(Written(rank, is_error, b"".join(line + b"\n" for line in lines)))
         if lines and not self._is_direct:
-            self._screen.print(b"".join(self._prefix(rank) + line + b"\n" for line in lines), is_error)
+            prefix = self._prefix(rank)
+            self._screen.print(b"".join(prefix + line + b"\n" for line in lines), is_error)
 
     def _prefix(self, rank: int) -> bytes:
-        return b"[%d] " % rank if self._has_prefix else b""
+        now = time.strftime("%Y-%m-%d %H:%M:%S ").encode() if self._has_time else b""
+        return now + (b"[%d] " % rank if self._has_prefix else b"")
 
 
 class RankFiles:
-    """A file `rank.N` for each rank in `folder`, with all that it writes, until one cannot be written."""
+    """Files `rank.N/stdout` and `rank.N/stderr` in `folder` for all that rank N writes, N with zeros before it.
 
-    def __init__(self, folder: Path, say: Callable[[str], None]):
-        """`say` is told if the files end. Raises OSError if the folder cannot be made."""
-        folder.mkdir(parents=True, exist_ok=True)
+    They are there from the start, empty, whatever a former job has left. They end when one cannot be written.
+    """
+
+    def __init__(self, folder: Path, num_proc: int, say: Callable[[str], None]):
+        """`say` is told if the files end. Raises OSError if they cannot be made."""
+        width = len(str(num_proc - 1))
         self._folder = folder
+        self._folders = [folder / f"rank.{rank:0{width}}" for rank in range(num_proc)]
         self._say = say
-        self._files: dict[int, FileIO] = {}
+        self._files: dict[tuple[int, bool], FileIO] = {}
         self._has_ended = False
+        for own in self._folders:
+            own.mkdir(parents=True, exist_ok=True)
+            for name in _FILE_NAMES.values():
+                (own / name).write_bytes(b"")
 
-    def add(self, rank: int, lines: bytes) -> None:
+    def add(self, written: Written) -> None:
         if self._has_ended:
             return
+        key = (written.rank, written.is_error)
         try:
-            if rank not in self._files:
+            if key not in self._files:
                 # unbuffered, for whoever follows the file
-                self._files[rank] = (self._folder / f"rank.{rank}").open("wb", buffering=0)
-            write_all(self._files[rank].fileno(), lines)
+                self._files[key] = (self._folders[written.rank] / _FILE_NAMES[written.is_error]).open("wb", buffering=0)
+            write_all(self._files[key].fileno(), written.data)
         except OSError as error:
             self._has_ended = True
             self._say(f"the files in {self._folder} end here: {error.strerror}; the job goes on without them")

@@ -44,7 +44,8 @@ _SIGNALS_OF_THE_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 class Settings(NamedTuple):
     """How a job is watched.
 
-    `start_timeout_s` is 0 for no limit; `output_folder` None writes no files; `grace_s` is from SIGTERM to SIGKILL.
+    `has_prefix` is for the rank before each line, `has_time` for the time before that. `start_timeout_s` is 0 for no
+    limit; `output_folder` None writes no files; `grace_s` is from SIGTERM to SIGKILL.
     """
 
     has_prefix: bool
@@ -52,6 +53,7 @@ class Settings(NamedTuple):
     output_folder: Path | None
     is_verbose: bool
     grace_s: float = 30.0
+    has_time: bool = False
 
 
 class Outcome(NamedTuple):
@@ -85,8 +87,9 @@ class Supervisor:
         self._launcher = launcher
         self._settings = settings
         self._screen = screen
-        self._files = RankFiles(settings.output_folder, self._screen.say) if settings.output_folder else None
-        self._output = Output(self._screen, settings.has_prefix, job.num_proc, self._files)
+        folder = settings.output_folder
+        self._files = RankFiles(folder, job.num_proc, screen.say) if folder else None
+        self._output = Output(screen, settings.has_prefix, job.num_proc, self._files, settings.has_time)
         self._frames = FrameReader()
         self._failures = FailureLog()
         self._started: set[int] = set()
