@@ -63,9 +63,9 @@ class SimulatedHosts:
         on_host = ["ip", "netns", "exec", name, "unshare", "--uts"]
         return [*on_host, "sh", "-c", 'hostname "$0" && exec "$@"', name, *command]
 
-    def bytes_sent(self, host: int) -> int:
+    def bytes_sent(self, host: int, interface: str = "eth0") -> int:
         """Bytes that the host has sent to the others so far."""
-        counter = "/sys/class/net/eth0/statistics/tx_bytes"
+        counter = f"/sys/class/net/{interface}/statistics/tx_bytes"
         result = subprocess.run(self.command_on(host, ["cat", counter]), capture_output=True, text=True, check=True)
         return int(result.stdout)
 

@@ -39,6 +39,14 @@ def start(hosts: SimulatedHosts, *words: str, **more: str) -> subprocess.Popen[s
     )
 
 
+def with_agent(hosts: SimulatedHosts, file: Path, script: str) -> dict[str, str]:
+    """The variables for reaching `hosts` by a shell script, in which $AGENT is what reaches them otherwise."""
+    (real,) = {value for value in hosts.environment.values() if value.endswith("agent.sh")}
+    file.write_text(f"#!/bin/sh\nAGENT={real}\n{script}\n")
+    file.chmod(0o755)
+    return {name: str(file) for name, value in hosts.environment.items() if value == real}
+
+
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
@@ -137,12 +145,8 @@ ODD = {
 def test_variables_travel_to_other_hosts_but_for_what_belongs_to_this_one(
     four_hosts: SimulatedHosts, tmp_path: Path
 ) -> None:
-    agent = next(value for value in four_hosts.environment.values() if value.endswith("agent.sh"))
-    as_ssh = tmp_path / "as_ssh"
     login = f"PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME={tmp_path} HOSTNAME=theirs"
-    as_ssh.write_text(f'#!/bin/sh\nexec env -i {login} {agent} "$@"\n')
-    as_ssh.chmod(0o755)
-    agents = {name: str(as_ssh) for name, value in four_hosts.environment.items() if value == agent}
+    agents = with_agent(four_hosts, tmp_path / "as_ssh", f'exec env -i {login} $AGENT "$@"')
     given = {**ODD, **{f"MANY_{number}": "1" for number in range(500)}}
     script = "import json, os; print(json.dumps(dict(os.environ)))"
     words = ["-H", ",".join(four_hosts.names[:2]), "--no-prefix-output", "--env", "SSH_MINE", "python", "-c", script]
@@ -157,13 +161,64 @@ def test_variables_travel_to_other_hosts_but_for_what_belongs_to_this_one(
     assert "CUDA_VISIBLE_DEVICES" not in ranks[1] and "SLURM_PROCID" not in ranks[1]
 
 
+@pytest.fixture
+def second_link(four_hosts: SimulatedHosts) -> Iterator[None]:
+    """A link eth1 between the first two hosts, beside that of all hosts."""
+    first, second = four_hosts.names[:2]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, timeout=TIMEOUT_S)
+
+    ip("-n", first, "link", "add", "eth1", "type", "veth", "peer", "name", "eth1", "netns", second)
+    for index, name in enumerate((first, second), start=1):
+        ip("-n", name, "address", "add", f"10.98.0.{index}/24", "dev", "eth1")
+        ip("-n", name, "link", "set", "eth1", "up")
+    yield
+    ip("-n", first, "link", "delete", "eth1")
+
+
+@needs_mpi
+@pytest.mark.fast
+@pytest.mark.usefixtures("second_link")
+@pytest.mark.parametrize(("used", "unused"), [("eth0", "eth1"), ("eth1", "eth0")])
+def test_ranks_talk_through_the_interface_that_is_given(four_hosts: SimulatedHosts, used: str, unused: str) -> None:
+    script = """
+import numpy
+from mpi4py import MPI
+data = numpy.full(1 << 20, MPI.COMM_WORLD.rank + 1.0)
+MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, data)
+print(data.sum())
+"""
+    before = {name: four_hosts.bytes_sent(1, name) for name in (used, unused)}
+    words = ["-H", ",".join(four_hosts.names[:2]), "--network-interfaces", used, "python", "-c", script]
+    with start(four_hosts, *words) as process:
+        printed, errors = process.communicate(timeout=TIMEOUT_S)
+    assert sorted(printed.splitlines()) == [f"[{rank}] {3.0 * (1 << 20)}" for rank in (0, 1)], errors
+    sent = {name: four_hosts.bytes_sent(1, name) - before[name] for name in (used, unused)}
+    # half of the 8 MB at least
+    assert sent[used] > 4 << 20 and sent[unused] < 1 << 20, sent
+
+
+@needs_mpi
+@pytest.mark.fast
+def test_the_launcher_and_the_check_give_ssh_its_options(four_hosts: SimulatedHosts, tmp_path: Path) -> None:
+    key, log = tmp_path / "key", tmp_path / "log"
+    key.touch()
+    agents = with_agent(four_hosts, tmp_path / "agent", f'echo "$@" >> {log}\nexec $AGENT "$@"')
+    words = ["-H", ",".join(four_hosts.names[:2]), "-p", "2222", "-i", str(key)]
+    for what in (["python", "-c", "pass"], ["--check"]):
+        log.write_text("")
+        with start(four_hosts, *words, *what, **agents) as process:
+            printed, errors = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, printed + errors
+        calls = [line for line in log.read_text().splitlines() if four_hosts.names[1] in line]
+        assert calls and all("-p2222" in line and f"-i{key}" in line for line in calls)
+
+
 @needs_mpi
 @pytest.mark.fast
 def test_ranks_that_do_not_start_in_time_are_named(four_hosts: SimulatedHosts, tmp_path: Path) -> None:
-    agent = tmp_path / "slow_agent"
-    agent.write_text("#!/bin/sh\nsleep 600\n")
-    agent.chmod(0o755)
-    agents = {name: str(agent) for name, value in four_hosts.environment.items() if value.endswith("agent.sh")}
+    agents = with_agent(four_hosts, tmp_path / "slow_agent", "sleep 600")
     begin = time.monotonic()
     words = ["-H", ",".join(four_hosts.names[:2]), "--start-timeout", "1.5", "python", "-c", "pass"]
     with start(four_hosts, *words, RINGRUN_TEST=str(tmp_path), **agents) as process:

@@ -107,7 +107,7 @@ def _ask(host: Host, job: Job) -> subprocess.Popen[str] | OSError:
 def _remote_shell(job: Job) -> list[str]:
     agent = next((job.environment[name] for name in _AGENTS if name in job.environment), None)
     if agent is not None:
-        return shlex.split(agent)
+        return [*shlex.split(agent), *ssh_options(job)]
     # never a question for a password, which nobody would see
     return ["ssh", "-oBatchMode=yes", "-oConnectTimeout=10", *ssh_options(job)]
 
