@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # whoever has no such file needs no PyYAML: it is imported where one is read
 
+# flags that may be given several times, so a list of values is one of them each
+_LISTS = ("env", "network-interfaces", "network-interface")
+
 
 class Words(NamedTuple):
     """What an entry of the file is on the command line, and where it stands."""
@@ -103,7 +106,7 @@ def _words(entry: _Entry, switches: Collection[str]) -> Iterator[str]:
     elif flag is not None and not off:
         yield name
     else:
-        spelling = {"on": name, "off": off}.get(as_switch(texts[0])) if len(texts) == 1 else None
+        spelling = {"on": name, "off": off}.get(as_switch(texts[0]))
         if spelling is None:
             raise UsageError(f"{entry.source}: {entry.name} takes true or false")
         yield spelling
@@ -138,5 +141,7 @@ def _texts(entry: _Entry) -> list[str]:
 
     nodes = entry.value.value if isinstance(entry.value, yaml.SequenceNode) else [entry.value]
     if not all(isinstance(node, yaml.ScalarNode) for node in nodes):
-        raise UsageError(f"{entry.source}: {entry.name} takes one value, or a list of them")
+        raise UsageError(f"{entry.source}: {entry.name} takes texts or numbers")
+    if len(nodes) != 1 and entry.name.replace("_", "-") not in _LISTS:
+        raise UsageError(f"{entry.source}: {entry.name} takes one value")
     return [node.value for node in nodes]

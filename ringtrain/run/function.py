@@ -126,6 +126,7 @@ def run(
             its result.
         ValueError: an argument is out of its range, or two exclude each other.
         UsageError: this process is a rank itself, the hosts are none or too few, or something is refused.
+        OSError: the folder of `output_filename` cannot be made.
         MpiNotFound: there is no MPI, or no launcher of it.
         RuntimeError: a rank ended without a result, also by sys.exit; or the ranks did not start.
         Exception: what the function raised on the rank that failed first; its cause shows the traceback.
