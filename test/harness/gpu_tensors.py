@@ -22,7 +22,6 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from harness.gpu_arrays import cupy
-from ringtrain.adapters import torch as adapter
 
 _held: list[tuple[Any, Any]] = []  # memory that other streams still use, and where they end to do so
 
@@ -230,6 +229,8 @@ def pretend() -> None:
         setattr(torch, name, made_by(function))
     torch.Tensor.to = _to  # type: ignore[assignment, method-assign]
     torch.version.cuda = "13.0"
+    from ringtrain.adapters import torch as adapter  # looks for CUDA when it is imported
+
     adapter.PLAIN_TYPES.add(GpuTensor)
     torch.cuda.current_stream = _current_stream  # type: ignore[assignment]
     torch.cuda.Event = _Event  # type: ignore[misc, assignment]
