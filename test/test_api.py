@@ -181,3 +181,12 @@ def test_every_public_name_is_used_by_a_test(package):
     used = {use for path in own.parent.glob("*.py") if path != own for use in names_used(path)}
     unused = [name for name in module_named(package).__all__ if (package, name) not in used]
     assert not unused, f"no test takes from {package}: {', '.join(unused)}"
+
+
+@pytest.mark.parametrize("name", ["compression", "functions", "mpi_ops"])
+def test_a_module_of_horovods_has_what_its_package_has(name):
+    package, module = module_named("ringtrain.torch"), module_named(f"ringtrain.torch.{name}")
+    shared = [public for public in module.__all__ if public in package.__all__]
+    assert shared
+    for public in shared:
+        assert getattr(module, public) is getattr(package, public), f"hvd.{name}.{public} is not hvd.{public}"
