@@ -191,6 +191,11 @@ def result_file(folder: Path, rank: int) -> Path:
     return folder / f"result.{rank}"
 
 
+def exit_file(folder: Path, rank: int) -> Path:
+    """Where a rank puts the exit code with which the function left it, as by sys.exit()."""
+    return folder / f"exit.{rank}"
+
+
 def error_file(folder: Path, rank: int) -> Path:
     """Where a rank puts the pickled exception and the text of its traceback."""
     return folder / f"error.{rank}"
@@ -220,14 +225,23 @@ def _import_path() -> str:
 def _results(outcome: Outcome, num_proc: int, folder: Path) -> list[Any]:
     """What the ranks have left in `folder`, or the exception for why they have not."""
     failures = outcome.failures
-    silent = next((rank for rank in outcome.ended_well if not result_file(folder, rank).exists()), None)
-    if silent is not None and (not failures or failures[0].is_consequence):
-        raise RuntimeError(f"rank {silent} ended without a result (exit code 0)")
+    if not failures or failures[0].is_consequence:
+        _require_no_exit(outcome, num_proc, folder)
     if failures and error_file(folder, failures[0].rank).exists():
         raise _error_of(failures[0].rank, folder)
     if outcome.code != 0:
         raise RuntimeError(outcome.explanation)
     return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(num_proc)]
+
+
+def _require_no_exit(outcome: Outcome, num_proc: int, folder: Path) -> None:
+    """Raises for a rank that has left early, of which others may have failed before its end was heard of."""
+    for rank in range(num_proc):
+        left = exit_file(folder, rank)
+        if left.exists() and left.read_text() != "0":
+            raise RuntimeError(f"the first to fail was rank {rank}, with exit code {left.read_text()}")
+        if left.exists() or (rank in outcome.ended_well and not result_file(folder, rank).exists()):
+            raise RuntimeError(f"rank {rank} ended without a result (exit code 0)")
 
 
 def _error_of(rank: int, folder: Path) -> BaseException:

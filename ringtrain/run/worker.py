@@ -9,13 +9,14 @@ from typing import Any
 
 from ringtrain import launchers
 from ringtrain.pickling import pickler
-from ringtrain.run.function import CALL_FILE, error_file, result_file
+from ringtrain.run.function import CALL_FILE, error_file, exit_file, result_file
 
 
 def main(own_folder: str) -> None:
     """Raises what the function does, so that the rank fails and prints its traceback.
 
-    An exit leaves no file: it would end the caller, too, if that raised it.
+    An exit leaves its code alone: it would end the caller, too, if that raised it. The code is written down here, since
+    other ranks may fail of the exit, and the launcher end this one for that, before it has ended by itself.
     """
     folder = Path(own_folder)
     launch = launchers.detect()
@@ -23,12 +24,20 @@ def main(own_folder: str) -> None:
     try:
         function, args, kwargs = pickle.loads((folder / CALL_FILE).read_bytes())
         result = _pickled_result(function(*args, **kwargs), rank)
-    except SystemExit:
+    except SystemExit as end:
+        exit_file(folder, rank).write_text(str(_exit_code(end)))
         raise
     except BaseException as error:
         error_file(folder, rank).write_bytes(_pickled_error(error))
         raise
     result_file(folder, rank).write_bytes(result)
+
+
+def _exit_code(end: SystemExit) -> int:
+    """What Python makes of it for the shell; of anything but a number, which it prints, that is 1."""
+    if end.code is None:
+        return 0
+    return end.code & 0xFF if isinstance(end.code, int) else 1
 
 
 def _pickled_result(result: Any, rank: int) -> bytes:
