@@ -184,7 +184,7 @@ def test_a_daemon_thread_counts_whoever_has_used_its_names_before():
 @pytest.mark.ranks(4, hosts=(1, 1, 1, 1), rate="2mbit", timeout=90)
 def test_long_steps_while_a_second_thread_waits_for_a_late_rank():
     steps, size, rank = 4, hvd.size(), hvd.rank()
-    gradients = [np.empty(10_000, np.float32) for _ in range(8)]  # 1 s and more at this rate
+    gradients = [np.empty(20_000, np.float32) for _ in range(8)]  # more than 1 s at this rate, burst and all
     is_over = [threading.Event() for _ in range(steps)]
     totals, announced = [], []
 
@@ -206,7 +206,7 @@ def test_long_steps_while_a_second_thread_waits_for_a_late_rank():
                 gradient[:] = rank + step
                 handles.append(hvd.allreduce_async_(gradient, op=hvd.Sum, name=f"gradient{i}"))
             for handle in handles:
-                assert hvd.synchronize(handle).tolist() == [sum(range(size)) + size * step] * 10_000
+                assert hvd.synchronize(handle).tolist() == [sum(range(size)) + size * step] * 20_000
             assert time.monotonic() - begin > 1
             announced.append(hvd.metrics()["cache_misses"] - before)
             is_over[step].set()

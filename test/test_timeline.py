@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from measure import threads_that_take_signals
 
 import ringtrain as hvd
 from ringtrain.optim import SGD
-from ringtrain.timeline import parts
+from ringtrain.timeline import parts, place
 from ringtrain.timeline.__main__ import main
 from ringtrain.timeline.merge import ranks_of
 from ringtrain.timeline.report.trace import read
@@ -215,6 +216,25 @@ def test_one_timeline_after_the_other_at_the_same_place(tmp_path):
     hvd.barrier()
     assert ranks_of(path) == {0, 1, 2}
     assert not list(tmp_path.glob("*.rank-*"))
+
+
+def test_a_place_whose_file_another_rank_removes_is_no_device(tmp_path):
+    path = tmp_path / "timeline.json"
+    is_over = threading.Event()
+
+    def come_and_go():
+        while not is_over.is_set():
+            path.touch()
+            path.unlink()
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for _ in range(5000):
+            place.check(path, "file_path")
+    finally:
+        is_over.set()
+        other.join()
 
 
 def large_part(rank, megabytes=60):

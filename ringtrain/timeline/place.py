@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from ringtrain.errors import RingtrainError
@@ -16,13 +17,22 @@ def check(path: Path, given_as: str) -> None:
         RingtrainError: there is something that is no file, or the folder is not there or may not be written to.
     """
     folder = path.absolute().parent
-    if os.path.exists(path) and not os.path.isfile(path):
-        what = "a folder" if os.path.isdir(path) else "a device or a pipe"
+    mode = _mode(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
         raise RingtrainError(f"{given_as} must be a file, but {path} is {what}")
     if not os.path.isdir(folder):
         raise RingtrainError(f"{given_as} is {path}, but there is no folder {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RingtrainError(f"{given_as} is {path}, but the folder {folder} may not be written to")
+
+
+def _mode(path: Path) -> int | None:
+    """One look, since another rank may remove an earlier timeline meanwhile; None where nothing is to be seen."""
+    try:
+        return os.stat(path).st_mode
+    except OSError:
+        return None
 
 
 def clear(path: Path, given_as: str) -> None:
