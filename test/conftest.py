@@ -1,6 +1,7 @@
 """The tests may ask for ranks: see harness/plugin.py."""
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +16,11 @@ from harness.spec import FOLDER_OF_LAUNCHERS
 
 # Open MPI's way to libfabric, which no test takes, looks for its hardware for a second whenever a rank starts.
 os.environ.setdefault("OMPI_MCA_btl", "^ofi")
+
+# A script that runs the tests in the background has them ignore these, and what they start would ignore them, too.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
