@@ -1,4 +1,4 @@
-"""A library that imports Horovod by itself, PyTorch-Ignite, works with ringtrain under Horovod's name, unchanged."""
+"""Libraries that import Horovod by themselves work with ringtrain under its name: PyTorch-Ignite, Lightning 1.9."""
 
 import re
 import subprocess
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="ignite is about PyTorch")
+pytest.importorskip("torch", reason="ignite and Lightning are about PyTorch")
 pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
 pytest.importorskip("ignite", reason="pytorch-ignite is not installed")
+pytest.importorskip("pytorch_lightning", reason="pytorch-lightning is not installed")
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 200
@@ -75,3 +76,66 @@ def test_ignite_trains():
     printed = on_two_ranks("examples/torch_ignite_digits.py", "--epochs", 3, "--batch-size", 128)
     accuracies = re.findall(r"^epoch  \d: test accuracy ([\d.]+) on 2 ranks$", printed, re.MULTILINE)
     assert len(accuracies) == 3 and float(accuracies[-1]) >= 0.8
+
+
+def test_lightning_trains():
+    printed = on_two_ranks("examples/torch_lightning_digits.py", "--epochs", 4)
+    (accuracy,) = re.findall(r"^test accuracy ([\d.]+) on 2 ranks$", printed, re.MULTILINE)
+    assert float(accuracy) >= 0.9
+
+
+# What Lightning's strategy for Horovod does beside training: clipping, checkpoints, test, predict, gathered results.
+LIGHTNING = """
+import numpy, torch
+numpy.Inf = numpy.inf  # Lightning 1.9 is older than NumPy 2
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+class Line(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, batch):
+        return self.layer(batch[0])
+
+    def training_step(self, batch, index):
+        return ((self(batch) - batch[1]) ** 2).mean()
+
+    def validation_step(self, batch, index):
+        self.log("loss", self.trainer.strategy.reduce(self.training_step(batch, index)))
+        gathered = self.all_gather(torch.tensor([float(self.global_rank)]))
+        assert gathered.flatten().tolist() == [0, 1], gathered
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.2)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 5)]
+
+x = torch.linspace(0, 1, 64)[:, None]
+data = TensorDataset(x, 3 * x + 1)
+best = ModelCheckpoint(dirpath="checkpoints", monitor="loss")
+trainer = Trainer(
+    strategy="horovod", accelerator="cpu", max_epochs=8, logger=False, callbacks=[best], gradient_clip_val=5.0,
+    accumulate_grad_batches=2, enable_progress_bar=False,
+)
+torch.manual_seed(trainer.global_rank)  # the strategy gives all ranks the weights of rank 0
+line = Line()
+trainer.fit(line, DataLoader(data, 4, shuffle=True), DataLoader(data, 32))
+(result,) = trainer.test(line, DataLoader(data, 32), verbose=False)
+everyone = trainer.strategy.all_gather(torch.cat([p.detach().flatten() for p in line.parameters()])).reshape(2, -1)
+assert everyone[0].tolist() == everyone[1].tolist(), everyone
+predicted = torch.cat(trainer.predict(line, DataLoader(data, 32)))
+assert len(predicted) == 32, len(predicted)
+print(f"loss {result['loss']:.4f} weight {line.layer.weight.item():.2f}")
+"""
+
+
+def test_lightning_has_its_checkpoints_and_metrics(tmp_path):
+    (tmp_path / "line.py").write_text(LIGHTNING)
+    lines = re.findall(r"^loss ([\d.]+) weight ([\d.]+)$", on_two_ranks("line.py", cwd=tmp_path), re.MULTILINE)
+    assert len(lines) == 2 and lines[0] == lines[1]
+    assert float(lines[0][0]) < 0.2
+    assert [file.suffix for file in (tmp_path / "checkpoints").iterdir()] == [".ckpt"]

@@ -2,16 +2,19 @@
 
 import importlib.util
 import os
+import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 for module in ("sklearn", "tqdm", "matplotlib"):
     pytest.importorskip(module)
+from sklearn.datasets import load_digits  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 120
@@ -131,6 +134,30 @@ def test_a_resnet_learns_and_goes_on_from_a_checkpoint(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["resnet-1.pt", "resnet-2.pt"]
 
 
+def write_cifar10(folder, images=32):
+    """The digits in the files of CIFAR-10: a dictionary with rows of 3,072 bytes, and labels."""
+    rows, labels = load_digits(return_X_y=True)
+    large = np.kron(rows[: 6 * images].reshape(-1, 1, 8, 8) * 15, np.ones((3, 4, 4))).astype(np.uint8)
+    for part, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
+        own = slice(part * images, (part + 1) * images)
+        (folder / name).write_bytes(pickle.dumps({b"data": large[own].reshape(images, -1), b"labels": [*labels[own]]}))
+
+
+def test_cifar10_is_read_and_training_goes_on_from_a_checkpoint(tmp_path):
+    data, results = tmp_path / "cifar-10-batches-py", tmp_path / "results"
+    data.mkdir()
+    results.mkdir()
+    write_cifar10(data)
+    command = ["torch_cifar10.py", "--data-dir", data, "--batch-size", 16]
+    command += ["--checkpoint-format", results / "resnet-{epoch}.pt", "--epochs"]
+    epoch = r"^epoch (\d): loss ([\d.]+), accuracy [\d.]+, test accuracy [\d.]+$"
+    ((first, before),) = re.findall(epoch, run(2, *command, 1), re.MULTILINE)
+    ((second, after),) = re.findall(epoch, run(1, *command, 2), re.MULTILINE)
+    assert (first, second) == ("1", "2")
+    assert float(after) < float(before)
+    assert sorted(path.name for path in results.iterdir()) == ["resnet-1.pt", "resnet-2.pt"]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_the_benchmark_says_that_there_is_no_gpu():
     command = [sys.executable, "examples/torch_synthetic_benchmark.py", "--cuda"]
@@ -153,7 +180,8 @@ def test_the_resnets_have_the_sizes_of_the_paper(name, parameters):
 
 
 @pytest.mark.parametrize(
-    "example", ["torch_digits.py", "torch_charlm.py", "torch_synthetic_benchmark.py", "torch_resnet.py"]
+    "example",
+    ["torch_digits.py", "torch_charlm.py", "torch_synthetic_benchmark.py", "torch_resnet.py", "torch_cifar10.py"],
 )
 def test_every_example_explains_itself(example):
     command = [sys.executable, f"examples/{example}", "--help"]
