@@ -129,13 +129,19 @@ def _resolve_one(
 
 
 def _from_alias(option: Option, text: str) -> str:
-    """The alias in our unit; what does not fit is left for the check to refuse."""
+    """The alias in our unit; what does not fit is left for the check to refuse.
+
+    As in Horovod nothing is 0, and 0 is "as soon as can be" where only more than that is possible here.
+    """
+    if not text.strip() and (option.type == "number" or option.is_switch):
+        text = "0"
     if option.type != "number":
         return "" if (option.alias, text) == _NO_FILE_YET else text
     try:
-        return repr(float(text) * option.alias_factor)
+        value = float(text) * option.alias_factor
     except ValueError:
         return text
+    return repr(option.minimum if value == 0 else value)
 
 
 def markdown() -> str:

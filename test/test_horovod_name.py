@@ -231,6 +231,14 @@ def test_util_does_what_horovods_does(monkeypatch):
     from ringtrain.horovod.common import util
 
     assert util.split_list(list(range(8)), 3) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert util.is_version_greater_equal_than("2.13.0+cpu", "2.9.0")
+    assert not util.is_version_greater_equal_than("1.13.1", "2.0.0")
+    for version, target in [(2, "1.0.0"), ("2.0", "1.0")]:
+        with pytest.raises(ValueError, match="must be"):
+            util.is_version_greater_equal_than(version, target)
+    assert util.check_installed_version("torch", "0.1") is None
+    extension = util.get_extension_full_path("/package/__init__.py", "torch", "mpi_lib")
+    assert extension == "/package/torch/mpi_lib" + util.get_ext_suffix()
     assert [number for number in range(9) if util.num_rank_is_power_2(number)] == [1, 2, 4, 8]
     monkeypatch.setenv("KEPT", "before")
     with util.env(KEPT="within", NEW="1", NONE=None):

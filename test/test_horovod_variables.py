@@ -47,6 +47,18 @@ def test_a_variable_sets_an_option_or_is_said_to_have_no_effect(name):
     assert said == ([] if effects else [f"{name}=17 has no effect: {BY_NAME[name].meaning}"])
 
 
+@pytest.mark.parametrize("value", ["", "0"])
+@pytest.mark.parametrize(
+    "option", [option for option in options.TABLE if option.alias], ids=lambda option: option.alias
+)
+def test_no_variable_that_is_empty_or_0_stops_a_job(option, value):
+    value_here = options.resolve({}, {option.alias: value})[option.name]
+    if option.type == "number":
+        assert float(value_here) == option.minimum
+    else:
+        assert value_here == ("off" if option.is_switch else value)
+
+
 def test_nothing_is_said_of_what_is_as_wanted_or_was_for_the_build():
     environ = {
         **dict.fromkeys(WHEN_BUILT, "1"),

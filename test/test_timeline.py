@@ -207,6 +207,19 @@ def test_what_a_larger_job_has_left_does_not_get_into_a_new_timeline(tmp_path):
     assert ranks_of(path) == {0, 1}
 
 
+@pytest.mark.ranks(2)
+def test_an_adasum_has_horovods_names(tmp_path):
+    path = tmp_path / "timeline.json"
+    hvd.start_timeline(str(path))
+    hvd.allreduce(np.ones(10, np.float32), op=hvd.Adasum, name="update")
+    hvd.stop_timeline()
+    hvd.barrier()
+    for rank in range(2):
+        (span,) = spans(events_of(path), "ADASUM", rank)
+        assert span["args"]["name"] == "update"
+        assert spans(events_of(path), "NEGOTIATE_ADASUM", rank)
+
+
 @pytest.mark.ranks(3)
 def test_one_timeline_after_the_other_at_the_same_place(tmp_path):
     path = tmp_path / "timeline.json"

@@ -165,7 +165,8 @@ void Timeline::format(const SubmissionPtr& submission) {
                           ",\"process_set\":" + std::to_string(request.process_set);
   if (request.site) arguments += ",\"site\":" + quoted(*request.site);
   if (progress.error != ErrorKind::none) arguments += ",\"error\":" + quoted(name_of(progress.error));
-  const std::string name = in_capitals(name_of(request.kind));
+  const bool is_adasum = request.kind == OpKind::allreduce && request.op == ReduceOp::adasum;
+  const std::string name = in_capitals(is_adasum ? "adasum" : name_of(request.kind));
   format_span(name.c_str(), track, progress.submitted_s, progress.ended_s, arguments);
   if (progress.begun_s == 0) return;  // it failed before
   format_span("queued", track, progress.submitted_s, progress.announced_s, "");

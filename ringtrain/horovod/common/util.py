@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,17 @@ _THERE = ("torch",)
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether `horovod.<ext_base_name>` can be imported: "torch", where PyTorch is installed. Imports nothing."""
     return ext_base_name in _THERE and importlib.util.find_spec(ext_base_name) is not None
+
+
+def get_ext_suffix() -> str:
+    """How the names of C extensions of this Python end."""
+    return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+
+
+def get_extension_full_path(pkg_path: str, *args: str) -> str:
+    """Where an extension named by the last of `args` would lie, in folders before it, beside the file `pkg_path`."""
+    *folders, name = args
+    return os.path.join(os.path.dirname(pkg_path), *folders, name + get_ext_suffix())
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
@@ -111,3 +123,22 @@ def is_iterable(x: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:
+    """Nothing: Horovod compares the framework with the one that it was built against, and there is none here."""
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether one version is not older than another, "major.minor.patch". Wants the package `packaging`.
+
+    Raises:
+        ValueError: one of them is no string, or `target` has not three parts.
+    """
+    from packaging.version import parse
+
+    if not isinstance(ver, str) or not isinstance(target, str):
+        raise ValueError(f"versions must be strings, not {ver!r} and {target!r}")
+    if target.count(".") != 2:
+        raise ValueError(f"the target must be major.minor.patch, not {target}")
+    return bool(parse(ver) >= parse(target))
