@@ -107,6 +107,38 @@ def test_a_name_in_flight_is_refused_on_the_callers_line():
     require_that_all_is_well()
 
 
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_operations_of_different_kinds_may_have_one_name():
+    rank, is_late = hvd.rank(), hvd.rank() == 1
+    for _ in range(3):  # agreed on, then from the cache
+        if is_late:
+            hvd.barrier()
+        handles = [
+            hvd.allreduce_async(ONES, name="loss", op=hvd.Sum),
+            hvd.allgather_async(ONES + rank, name="loss"),
+            hvd.broadcast_async(ONES + rank, 1, name="loss"),
+        ]
+        if not is_late:
+            with pytest.raises(ValueError, match='"loss": an operation of this name is in flight'):
+                hvd.allgather_async(ONES, name="loss")
+            hvd.barrier()
+        require_equal(hvd.synchronize(handles[2]), ONES + 1)
+        require_equal(hvd.synchronize(handles[0]), ONES * 2)
+        require_equal(hvd.synchronize(handles[1]), np.concatenate([ONES, ONES + 1]))
+    require_that_all_is_well()
+
+
+@pytest.mark.ranks(2)
+def test_kinds_that_ranks_confuse_are_told_though_they_may_share_a_name():
+    operations = [lambda: hvd.allreduce_async(ONES, name="x"), lambda: hvd.broadcast_async(ONES, 0, name="x")]
+    handles = [operations[number]() for number in ((0, 1) if hvd.rank() == 0 else (1, 0))]
+    for handle in handles:
+        with pytest.raises(hvd.MismatchError, match=r'"x".*rank 0 called'):
+            hvd.synchronize(handle)
+    require_that_all_is_well()
+
+
 BAD_ARGUMENTS = {
     "root out of range": (lambda: hvd.broadcast(ONES, 99), ValueError, "root_rank 99 is not one of the ranks"),
     "negative root": (lambda: hvd.broadcast(ONES, -1), ValueError, "root_rank -1"),

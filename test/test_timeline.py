@@ -62,7 +62,13 @@ def test_one_file_shows_all_ranks_on_one_clock(tmp_path):
         within = [one for one in phases if begin - 1 <= one["ts"] and one["ts"] + one["dur"] <= end + 1]
         assert {one["name"] for one in within} >= {"ALLREDUCE", "NEGOTIATE_ALLREDUCE"}
         names = [one["args"]["name"] for one in events if one["ph"] == "M" and one["pid"] == rank]
-        assert names[0].startswith(f"rank {rank} on ") and 'a "quoted" name' in names
+        assert names[0].startswith(f"rank {rank} on ") and 'allreduce.a "quoted" name' in names
+        (began,) = [
+            one["args"]["start_time_since_epoch_in_micros"]
+            for one in events
+            if one["name"] == "process_name" and one["pid"] == rank
+        ]
+        assert began + begin == pytest.approx(time.time() * 1e6, abs=60e6)
         if last > 0 and rank != last:  # waited for the last one, whose submissions have ticks that much later
             assert operations[1]["dur"] > 40_000
             waits = spans(events, "waiting", rank)

@@ -25,7 +25,7 @@ std::shared_ptr<Handle> Inbox::add(Submission submission) {
   const bool is_unnamed = request.name.empty();
   if (is_unnamed) name_it(request);
   if (!in_flight_.emplace(view_of(request), shared).second) {
-    if (!is_unnamed)
+    if (!is_unnamed && has_twin(request))
       throw invalid(title_of(request) + ": an operation of this name is in flight; wait for it, or use another name");
     waiting_[key_of(request)].push_back(shared);
     return shared->handle;
@@ -36,6 +36,13 @@ std::shared_ptr<Handle> Inbox::add(Submission submission) {
   }
   announce(shared);
   return shared->handle;
+}
+
+bool Inbox::has_twin(const Request& request) const {
+  const auto is_twin = [&](const SubmissionPtr& other) { return other->request.kind == request.kind; };
+  if (is_twin(in_flight_.at(view_of(request)))) return true;
+  const auto behind = waiting_.find(key_of(request));
+  return behind != waiting_.end() && std::any_of(behind->second.begin(), behind->second.end(), is_twin);
 }
 
 void Inbox::announce(const SubmissionPtr& submission) {

@@ -24,8 +24,9 @@ namespace ringtrain {
 
 class Inbox {
  public:
-  // Any thread. Throws Error(invalid) for a name that is in flight or a process set that this rank cannot use, and the
-  // error of close() after that.
+  // Any thread. Throws Error(invalid) for a name that is in flight for the same kind of operation or a process set that
+  // this rank cannot use, and the error of close() after that. Different kinds may share a name, as in Horovod: the
+  // later one waits here for the earlier one, so that ranks that confuse them are still told.
   std::shared_ptr<Handle> add(Submission submission);
   bool has_new() const { return has_new_.load(std::memory_order_acquire); }
   // How many were ever added.
@@ -59,6 +60,7 @@ class Inbox {
 
  private:
   void name_it(Request& request);
+  bool has_twin(const Request& request) const;  // of one whose name is in flight
   void announce(const SubmissionPtr& submission);
   void forget_new(const SubmissionPtr& submission);
   void remove(const SubmissionPtr& submission);
@@ -75,7 +77,8 @@ class Inbox {
   // All guarded by mutex_.
   std::vector<SubmissionPtr> new_;
   std::unordered_map<KeyView, SubmissionPtr, HashOfKey> in_flight_;  // the names live in the submissions
-  // Without a name of their own, while that name is in flight. A join is announced after all of its process set.
+  // Without a name of their own or of another kind, while their name is in flight. A join is announced after all of
+  // its process set.
   std::map<Key, std::deque<SubmissionPtr>> waiting_;
   History history_;
   std::shared_ptr<Timeline> timeline_;

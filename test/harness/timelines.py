@@ -83,9 +83,9 @@ class _Writer:
         self._rank = rank
         self._tracks = {name: track for track, name in enumerate(names, start=1)}
         self._lines: list[str] = []
-        self._name("process_name", {}, f"rank {rank} on {host}")
+        self._name("process_name", {}, f"rank {rank} on {host}", start_time_since_epoch_in_micros=0)
         for name, track in {"script": SCRIPT, **self._tracks}.items():
-            self._name("thread_name", {"tid": track}, name)
+            self._name("thread_name", {"tid": track}, name if track == SCRIPT else f"allreduce.{name}")
 
     def text(self) -> bytes:
         return ("[\n" + ",\n".join(self._lines) + "\n]\n").encode()
@@ -110,8 +110,8 @@ class _Writer:
     def mark(self, text: str, at: float) -> None:
         self._add({"name": text, "ph": "i", "ts": round(at, 3), "pid": self._rank, "tid": SCRIPT, "s": "p"})
 
-    def _name(self, kind: str, track: dict[str, int], name: str) -> None:
-        self._add({"name": kind, "ph": "M", "pid": self._rank, **track, "args": {"name": name}})
+    def _name(self, kind: str, track: dict[str, int], name: str, **more: int) -> None:
+        self._add({"name": kind, "ph": "M", "pid": self._rank, **track, "args": {"name": name, **more}})
 
     def _add(self, event: dict[str, object]) -> None:
         self._lines.append(json.dumps(event, separators=(",", ":")))
