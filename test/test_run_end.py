@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -38,13 +39,20 @@ def mark() -> Iterator[str]:
     assert not left, "processes of the job were left"
 
 
-def start(script: str, folder: Path, mark: str, *more: str) -> subprocess.Popen[str]:
-    """ringrun with two ranks that have begun; a process group of its own, so that a signal goes to it alone."""
+@contextlib.contextmanager
+def start(script: str, folder: Path, mark: str, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """ringrun with two ranks that have begun; a process group of its own, so that a signal goes to it alone.
+
+    A test that fails kills it, which takes its ranks along.
+    """
     words = [sys.executable, "-m", "ringtrain.run", "-np", "2", *more, "python", "-c", script, str(folder)]
     environment = {**os.environ, "PYTHONPATH": ROOT, MARK: mark}
-    process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_until(lambda: len(list(folder.iterdir())) == 2)
-    return process
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            wait_until(lambda: len(list(folder.iterdir())) == 2)
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.fast
