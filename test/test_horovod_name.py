@@ -26,6 +26,8 @@ IMPORTS = [
     "from horovod.common.util import env, split_list, nccl_built, extension_available, gpu_available",
     "from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt",
     "from horovod.common.process_sets import ProcessSet, add_process_set, remove_process_set",
+    "from horovod.common import process_sets, util, exceptions, basics; process_sets.ProcessSet",
+    "from horovod import torch as hvd, common, runner; hvd.allreduce, runner.run",
     "from horovod.common.basics import HorovodBasics; HorovodBasics(__file__, 'mpi_lib_v2').init",
     "from horovod.runner import run",
     "from horovod import run",

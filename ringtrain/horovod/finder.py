@@ -59,15 +59,16 @@ def _is_on_own_path(module: ModuleType) -> bool:
 
 class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        # `from horovod import spark` looks for it under the name that the package has
+        # `from horovod import torch` looks for it under the name that the package has
         name_in_horovod = name.removeprefix("ringtrain.")
         beginning, rest = _longest_beginning(name_in_horovod, _ABSENT)
         if beginning:
             # a spec, as where Horovod was built without this framework: only the import fails
             sentence = f"{name_in_horovod} is not part of ringtrain: {_ABSENT[beginning]}"
             return ModuleSpec(name, _Absent(sentence), is_package=True)
-        beginning, rest = _longest_beginning(name, _MODULES)
-        return _alias(name, _MODULES[beginning] + rest) if beginning else None
+        beginning, rest = _longest_beginning(name_in_horovod, _MODULES)
+        real_name = _MODULES[beginning] + rest if beginning else name
+        return _alias(name, real_name) if real_name != name else None
 
 
 def _longest_beginning(name: str, table: dict[str, str]) -> tuple[str, str]:
