@@ -66,7 +66,7 @@ class Marker(NamedTuple):
 
 
 class Ranks:
-    """Runs marked tests in jobs. At most one job is alive; it serves neighbouring tests of equal spec."""
+    """Runs marked tests in jobs. At most one job is alive; it serves all tests of equal spec."""
 
     def __init__(self) -> None:
         self._job: Job | None = None
@@ -82,9 +82,8 @@ class Ranks:
         metafunc.parametrize(_SIZE, marker.sizes, ids=ids)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Within a file, bring tests of equal spec together; first those that need no job."""
-        order = {path: index for index, path in enumerate(dict.fromkeys(item.path for item in items))}
-        items.sort(key=lambda item: (order[item.path], _spec_of(item) or ()))
+        """Bring tests of equal spec together, of all files; first those that need no job."""
+        items.sort(key=lambda item: _spec_of(item) or ())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object | None:
@@ -146,7 +145,8 @@ def _spec_of(item: pytest.Item) -> JobSpec | None:
     own_test = item.nodeid if marker.isolated else ""
     size = cast(int, item.callspec.params[_SIZE])
     environment = tuple(sorted(marker.env.items()))
-    return JobSpec(item.path, size, tuple(marker.hosts), marker.rate, environment, own_test)
+    library = "torch" if hasattr(item.module, "torch") else ""
+    return JobSpec(size, tuple(marker.hosts), marker.rate, environment, library, own_test)
 
 
 def _task_of(item: pytest.Function, marker: Marker) -> Task:

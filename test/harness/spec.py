@@ -23,17 +23,18 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 
 class JobSpec(NamedTuple):
-    """Tests of equal spec run in the same job, one after another.
+    """Tests of equal spec run in the same job, one after another, whatever file they are from.
 
     `hosts` is the number of ranks of each simulated host, empty for this host; `rate` the limit of what each of these
-    sends, empty for none; `own_test` the id of a test that wants a job of its own, else empty.
+    sends, empty for none; `library` one that takes long to import, which ranks that do not need it are spared;
+    `own_test` the id of a test that wants a job of its own, else empty.
     """
 
-    path: Path
     size: int
     hosts: tuple[int, ...] = ()
     rate: str = ""
     environment: tuple[tuple[str, str], ...] = ()
+    library: str = ""
     own_test: str = ""
 
 
