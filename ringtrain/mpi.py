@@ -27,7 +27,7 @@ _LIBRARY = re.compile(r"/libmpi(ch|_(abi|ibm|(cray|gnu|intel|nvidia|amd|aocc)\w*
 
 @dataclass(frozen=True)
 class Library:
-    """The MPI library of this process, as numbers: see csrc/fabric/mpi.h."""
+    """The MPI library of this process, as numbers: see csrc/network/mpi.h."""
 
     library: str
     handle_bytes: int

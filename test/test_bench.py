@@ -409,8 +409,7 @@ def test_exposed_communication_is_what_a_step_takes_longer():
 def test_negotiation_is_simulated_without_a_launcher(tmp_path):
     result, _ = run(["negotiation", "--max-ranks", "32", "--tensors", "5"], tmp_path)
     assert [row.key["ranks"] for row in result.rows] == [2, 4, 8, 16, 32]
-    steady = {shape: result.rows[-1].rounds[0].values[f"{shape}, steady"]["messages"] for shape in ("tree", "star")}
-    assert steady == {"tree": 10, "star": 62}
+    assert result.rows[-1].rounds[0].values["steady"]["messages"] == 10
 
 
 def test_one_rank_needs_no_launcher(tmp_path):

@@ -102,18 +102,6 @@ def test_a_repeated_operation_costs_no_gather():
     assert (handled[0], max(handled)) == (2 * 4, 2 * 5)
 
 
-def test_in_a_star_rank_0_hears_from_everybody():
-    size = 64
-    simulation = Simulation(size, is_star=True)
-    fresh = everybody(size, gradient("a"))
-    for _ in range(2):  # the second time from the cache
-        rounds = simulation.round(fresh)
-        assert rounds == [rounds[0]] * size and names(rounds[0]) == [["a"]]
-    # bits each way twice; gather and broadcast once, with two messages (length, content)
-    assert simulation.messages_handled()[0] == (2 * 2 + 2 * 2) * (size - 1)
-    assert simulation.bytes_handled()[0] == max(simulation.bytes_handled())
-
-
 @pytest.mark.parametrize("size", [2, 64, 1000])
 def test_no_rank_handles_more_than_a_logarithm_of_messages(size):
     simulation = Simulation(size)

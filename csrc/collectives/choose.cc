@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <limits>
 
-#include "collectives/by_size_group.h"
-#include "collectives/contest.h"
-#include "collectives/doubling_group.h"
-#include "collectives/hierarchical_group.h"
-#include "collectives/mpi_group.h"
-#include "collectives/ring_group.h"
+#include "collectives/network/by_size_group.h"
+#include "collectives/network/contest.h"
+#include "collectives/network/doubling_group.h"
+#include "collectives/network/hierarchical_group.h"
+#include "collectives/network/mpi_group.h"
+#include "collectives/network/ring_group.h"
 #include "collectives/self_group.h"
 
 namespace ringtrain {
@@ -49,31 +49,6 @@ std::unique_ptr<Group> make_network_group(const std::string& algorithm, const Pe
       small = library;
   }
   return std::make_unique<BySizeGroup>(std::move(small), large, large_from);
-}
-
-std::vector<int> Placement::on_node(int node) const {
-  std::vector<int> places;
-  for (size_t i = 0; i < ranks.size(); ++i)
-    if (nodes[i] == node) places.push_back(static_cast<int>(i));
-  return places;
-}
-
-int Placement::place_on_node() const {
-  const std::vector<int> places = on_node(own_node());
-  return static_cast<int>(std::find(places.begin(), places.end(), own) - places.begin());
-}
-
-std::vector<int> Placement::distinct_nodes() const {
-  std::vector<int> distinct = nodes;
-  std::sort(distinct.begin(), distinct.end());
-  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-  return distinct;
-}
-
-int Placement::fewest_ranks_on_a_node() const {
-  size_t fewest = ranks.size();
-  for (const int node : distinct_nodes()) fewest = std::min(fewest, on_node(node).size());
-  return static_cast<int>(fewest);
 }
 
 bool wants_shared_memory(const Placement& placement, const Options& options) {

@@ -6,30 +6,15 @@
 #include <vector>
 
 #include "base/options.h"
+#include "base/placement.h"
 #include "base/tuning.h"
+#include "base/watch.h"
 #include "collectives/group.h"
-#include "collectives/peers.h"
-#include "collectives/shm_group.h"
-#include "fabric/mpi.h"
-#include "fabric/watch.h"
+#include "collectives/network/peers.h"
+#include "collectives/shm/shm_group.h"
+#include "network/mpi.h"
 
 namespace ringtrain {
-
-// The ranks of a process set and where they are.
-struct Placement {
-  std::vector<int> ranks;  // of the world, ascending
-  std::vector<int> nodes;  // the node of each
-  int own = 0;             // this rank's place among them
-
-  int own_node() const { return nodes[static_cast<size_t>(own)]; }
-  // Places in `ranks` of those on one node.
-  std::vector<int> on_node(int node) const;
-  // This rank's place among those of its node.
-  int place_on_node() const;
-  std::vector<int> distinct_nodes() const;  // ascending
-  bool is_on_one_node() const { return distinct_nodes().size() == 1; }
-  int fewest_ranks_on_a_node() const;
-};
 
 // Whether a segment between the ranks of this rank's node is of use: where not, none need be made.
 bool wants_shared_memory(const Placement& placement, const Options& options);

@@ -4,9 +4,9 @@
 #include <list>
 #include <vector>
 
+#include "base/wait.h"
 #include "coordination/wire.h"
-#include "fabric/mpi.h"
-#include "fabric/wait.h"
+#include "network/mpi.h"
 
 namespace ringtrain {
 

@@ -4,9 +4,9 @@
 
 #include <atomic>
 
+#include "base/wait.h"
 #include "coordination/channel.h"
-#include "fabric/node.h"
-#include "fabric/wait.h"
+#include "memory/node.h"
 
 namespace ringtrain {
 

@@ -1,6 +1,6 @@
 // What ringtrain.bench needs of the core beside the public API.
-#include "fabric/mpi_sum.h"
-#include "fabric/round_trip.h"
+#include "bench/mpi_sum.h"
+#include "bench/round_trip.h"
 #include "kernels/reduce.h"
 #include "python/bind.h"
 

@@ -1,7 +1,7 @@
 // What there is of GPUs, for who asks before anything is done with them.
-#include "collectives/choose_gpu.h"
-#include "fabric/cuda.h"
-#include "fabric/nccl.h"
+#include "collectives/gpu/choose_gpu.h"
+#include "gpu/cuda.h"
+#include "gpu/nccl.h"
 #include "python/bind.h"
 #include "python/engine.h"
 

@@ -1,5 +1,5 @@
 // Negotiation among simulated ranks, for tests and for the benchmark of negotiation; and tuning of a simulated job.
-#include "coordination/simulation.h"
+#include "bench/simulation.h"
 #include "python/bind.h"
 #include "runtime/autotune.h"
 
@@ -72,13 +72,11 @@ void bind_simulation(nb::module_& module) {
       .def(
           "__init__",
           [](Simulation* self, int size, size_t cache_capacity, size_t fusion_threshold_bytes, double stall_warning_s,
-             double stall_shutdown_s, bool is_star) {
-            new (self) Simulation(size, is_star ? Simulation::Shape::star : Simulation::Shape::tree,
-                                  {cache_capacity, fusion_threshold_bytes, stall_warning_s, stall_shutdown_s});
+             double stall_shutdown_s) {
+            new (self) Simulation(size, {cache_capacity, fusion_threshold_bytes, stall_warning_s, stall_shutdown_s});
           },
           nb::arg("size"), nb::arg("cache_capacity") = 1024, nb::arg("fusion_threshold_bytes") = size_t{128} << 20,
-          nb::arg("stall_warning_s") = 60.0, nb::arg("stall_shutdown_s") = 600.0, nb::kw_only(),
-          nb::arg("is_star") = false, "is_star: all ranks report to rank 0, instead of to a parent in a tree.")
+          nb::arg("stall_warning_s") = 60.0, nb::arg("stall_shutdown_s") = 600.0)
       .def(
           "round",
           [](Simulation& simulation, const std::vector<std::vector<RequestPtr>>& fresh) {

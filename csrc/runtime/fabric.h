@@ -6,11 +6,11 @@
 #include "base/options.h"
 #include "coordination/channel.h"
 #include "coordination/mpi_wire.h"
-#include "fabric/alarm.h"
-#include "fabric/arena.h"
-#include "fabric/mpi.h"
-#include "fabric/node.h"
-#include "fabric/peer_watch.h"
+#include "memory/arena.h"
+#include "memory/node.h"
+#include "network/alarm.h"
+#include "network/mpi.h"
+#include "runtime/peer_watch.h"
 #include "runtime/world.h"
 
 namespace ringtrain {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "fabric/gpu.h"
+#include "gpu/gpu.h"
 
 namespace ringtrain {
 

@@ -4,11 +4,12 @@
 #include <utility>
 
 #include "base/log.h"
-#include "collectives/cuda_mpi_group.h"
-#include "collectives/either_group.h"
-#include "collectives/gpu_hierarchy.h"
-#include "collectives/packing_contest.h"
-#include "collectives/staged_group.h"
+#include "collectives/choose.h"
+#include "collectives/gpu/cuda_mpi_group.h"
+#include "collectives/gpu/either_group.h"
+#include "collectives/gpu/gpu_hierarchy.h"
+#include "collectives/gpu/packing_contest.h"
+#include "collectives/gpu/staged_group.h"
 
 namespace ringtrain {
 namespace {

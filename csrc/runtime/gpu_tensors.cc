@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "collectives/gpu/staged_group.h"
 #include "collectives/self_group.h"
-#include "collectives/staged_group.h"
 
 namespace ringtrain {
 

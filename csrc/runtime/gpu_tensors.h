@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "collectives/relay.h"
-#include "fabric/gpu_memory.h"
+#include "collectives/gpu/relay.h"
+#include "memory/gpu_memory.h"
 #include "runtime/gpu_backlog.h"
 #include "runtime/memory.h"
 #include "runtime/submission.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "collectives/choose_gpu.h"
-#include "fabric/nccl.h"
+#include "collectives/gpu/choose_gpu.h"
+#include "gpu/nccl.h"
 #include "runtime/fabric.h"
 #include "runtime/gpu_backlog.h"
 #include "runtime/gpu_groups.h"

@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "base/tensor.h"
-#include "fabric/gpu_memory.h"
-#include "fabric/wait.h"
+#include "base/wait.h"
+#include "memory/gpu_memory.h"
 
 namespace ringtrain {
 

@@ -9,7 +9,7 @@
 #include <atomic>
 
 #include "base/clock.h"
-#include "fabric/wait.h"
+#include "base/wait.h"
 
 namespace ringtrain {
 

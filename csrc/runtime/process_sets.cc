@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "collectives/shm_group.h"
+#include "collectives/choose.h"
+#include "collectives/shm/shm_group.h"
 #include "runtime/segments.h"
 
 namespace ringtrain {

@@ -8,6 +8,7 @@
 #include "base/options.h"
 #include "base/tuning.h"
 #include "collectives/group.h"
+#include "collectives/shm/shm_group.h"
 #include "coordination/membership.h"
 #include "runtime/fabric.h"
 #include "runtime/world.h"

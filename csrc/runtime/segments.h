@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "coordination/channel.h"
-#include "fabric/shm.h"
+#include "memory/shm.h"
 #include "runtime/world.h"
 
 namespace ringtrain {

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "fabric/wait.h"
+#include "base/wait.h"
 #include "runtime/handle.h"
 
 namespace ringtrain {

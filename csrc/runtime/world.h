@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "collectives/choose.h"
-#include "fabric/mpi.h"
-#include "fabric/nccl.h"
-#include "fabric/node.h"
+#include "base/placement.h"
+#include "base/rank_name.h"
+#include "gpu/nccl.h"
+#include "network/mpi.h"
 
 namespace ringtrain {
 

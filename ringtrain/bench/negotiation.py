@@ -1,7 +1,6 @@
 """How much the ranks say to agree on a step, among simulated ranks in this process: real coordinators, no MPI.
 
-The first step announces all gradients; the steady one repeats it, when they are known. "tree" is ringtrain's; in a
-"star" everybody reports to rank 0.
+The first step announces all gradients; the steady one repeats it, when they are known.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from ringtrain.bench.report import Table, lines_of
 from ringtrain.bench.results import Result, Round, Row, Values
 from ringtrain.bench.session import Session
 
-_TREE, _STAR = "tree", "star"
 _FIRST, _STEADY = "first", "steady"
 
 
@@ -31,35 +29,31 @@ class Negotiation:
             raise RuntimeError("negotiation simulates its ranks: start it without a launcher and without -np")
         ranks, rows = 2, []
         while ranks <= session.arguments.max_ranks:
-            values: Values = {}
-            for shape in (_TREE, _STAR):
-                values |= _steps(shape, ranks, session.arguments.tensors)
-            rows.append(Row({"ranks": ranks}, [Round(values)]))
+            rows.append(Row({"ranks": ranks}, [Round(_steps(ranks, session.arguments.tensors))]))
             ranks *= 2
         return rows
 
     def table(self, result: Result) -> list[str]:
         head = [f"{step} {what}" for step in (_STEADY, _FIRST) for what in ("messages", "bytes", "ms")]
-        table = Table(["ranks", "", *head])
+        table = Table(["ranks", *head])
         for row in result.rows:
-            for shape in (_TREE, _STAR):
-                cells = []
-                for step in (_STEADY, _FIRST):
-                    values = row.rounds[0].values[f"{shape}, {step}"]
-                    cells += [f"{values['messages']:.0f}", f"{values['bytes']:.0f}", f"{1e3 * values['seconds']:.1f}"]
-                table.add([str(row.key["ranks"]), shape, *cells])
+            cells = []
+            for step in (_STEADY, _FIRST):
+                values = row.rounds[0].values[step]
+                cells += [f"{values['messages']:.0f}", f"{values['bytes']:.0f}", f"{1e3 * values['seconds']:.1f}"]
+            table.add([str(row.key["ranks"]), *cells])
         return [*lines_of(table), "Messages and bytes are those of the busiest rank; all ranks share these CPUs."]
 
 
-def _steps(shape: str, ranks: int, tensors: int) -> Values:
-    simulation = Simulation(ranks, is_star=shape == _STAR)
+def _steps(ranks: int, tensors: int) -> Values:
+    simulation = Simulation(ranks)
     gradients = [Request(OpKind.ALLREDUCE, f"gradient{index}", shape=[1024]) for index in range(tensors)]
     values: Values = {}
     for step in (_FIRST, _STEADY):
         messages, sent = simulation.messages_handled(), simulation.bytes_handled()
         begin = time.perf_counter()
         simulation.round([gradients] * ranks)
-        values[f"{shape}, {step}"] = {
+        values[step] = {
             "seconds": time.perf_counter() - begin,
             "messages": _most(simulation.messages_handled(), messages),
             "bytes": _most(simulation.bytes_handled(), sent),

@@ -15,13 +15,17 @@ from typing import NamedTuple
 CPP_FLOORS = (
     {"base"},
     {"kernels"},
-    {"fabric"},
-    {"collectives"},
+    {"gpu"},
+    {"memory"},
+    {"network"},
     {"coordination"},
+    {"collectives"},
     {"runtime"},
-    {"kvstore"},
+    {"kvstore", "bench"},
     {"python"},
 )
+# Within a folder: what is named here stands above its other files. Rooms of one floor do not see each other.
+CPP_ROOMS = {"collectives": ({"shm", "network"}, {"gpu"}, {"choose"})}
 PYTHON_FLOORS = (
     {
         "_core",
@@ -116,7 +120,7 @@ def _check_cpp(file: PurePosixPath, text: str) -> _Broken:
         match = re.match(r'\s*#\s*include\s*(["<])([^">]+)', line)
         if match is None:
             continue
-        message = _check_foreign(folder, match[2]) if match[1] == "<" else _check_own(folder, own, match[2])
+        message = _check_foreign(folder, match[2]) if match[1] == "<" else _check_own(file, own, match[2])
         if message:
             yield number, message
 
@@ -128,12 +132,24 @@ def _check_foreign(folder: str, header: str) -> str | None:
     return None
 
 
-def _check_own(folder: str, own: int, header: str) -> str | None:
-    target = header.split("/")[0] if "/" in header else ""
+def _check_own(file: PurePosixPath, own: int, header: str) -> str | None:
+    folder, target = file.parts[1], header.split("/")[0] if "/" in header else ""
     floor = _floor(target, CPP_FLOORS)
     if floor is None:
         return f'"{header}" is on no floor of csrc/; write its folder, as in "base/dtype.h"'
-    return f'{folder}/ includes "{header}", which is a higher floor' if floor > own else None
+    if floor > own:
+        return f'{folder}/ includes "{header}", which is a higher floor'
+    return _check_room(folder, "/".join(file.parts[2:]), header) if target == folder else None
+
+
+def _check_room(folder: str, file: str, header: str) -> str | None:
+    """The same inside a folder, of a file and a header in it."""
+    floors = CPP_ROOMS.get(folder, ())
+    own, target = (re.split(r"[/.]", name)[0] for name in (file, header.split("/", 1)[1]))
+    own_floor, floor = _floor(own, floors), _floor(target, floors)
+    if floor is None or own == target or (own_floor is not None and own_floor > floor):
+        return None
+    return f'{folder}/{own} includes "{header}", which is no lower floor of {folder}/'
 
 
 def _check_python(file: PurePosixPath, text: str) -> _Broken:

@@ -1,0 +1,32 @@
+#include "base/placement.h"
+
+#include <algorithm>
+
+namespace ringtrain {
+
+std::vector<int> Placement::on_node(int node) const {
+  std::vector<int> places;
+  for (size_t i = 0; i < ranks.size(); ++i)
+    if (nodes[i] == node) places.push_back(static_cast<int>(i));
+  return places;
+}
+
+int Placement::place_on_node() const {
+  const std::vector<int> places = on_node(own_node());
+  return static_cast<int>(std::find(places.begin(), places.end(), own) - places.begin());
+}
+
+std::vector<int> Placement::distinct_nodes() const {
+  std::vector<int> distinct = nodes;
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  return distinct;
+}
+
+int Placement::fewest_ranks_on_a_node() const {
+  size_t fewest = ranks.size();
+  for (const int node : distinct_nodes()) fewest = std::min(fewest, on_node(node).size());
+  return static_cast<int>(fewest);
+}
+
+}  // namespace ringtrain

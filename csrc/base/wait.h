@@ -1,0 +1,183 @@
+// Waiting for a counter to advance or for a message to arrive, without burning the core that the others compute on.
+//
+// The policy: spin for a little while, then yield the core a few times, then sleep. How long it spins adapts: it
+// shrinks by a quarter when spinning was in vain and grows by a sixteenth when it was not; every now and then it spins
+// for long in any case. A yield that takes long means that somebody busy shares the core, so yields stop for a while,
+// doubling up to two seconds. While it sleeps, a Watch is asked every few milliseconds whether waiting still makes
+// sense.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+
+#include "base/clock.h"
+#include "base/watch.h"
+
+namespace ringtrain {
+
+// A sequence counter in memory that threads, also of several processes, wait on. One writer, or fetch_add.
+// Counts modulo 2^32; comparisons are right as long as both sides are less than 2^31 apart.
+struct alignas(64) Flag {
+  std::atomic<uint32_t> value{0};
+  std::atomic<uint32_t> sleepers{0};
+
+  bool reached(uint32_t target) const {
+    return static_cast<int32_t>(value.load(std::memory_order_acquire) - target) >= 0;
+  }
+  void publish(uint32_t next) {
+    value.store(next, std::memory_order_release);
+    wake();
+  }
+  void ring() {
+    value.fetch_add(1, std::memory_order_release);
+    wake();
+  }
+  // As ring(), and wakes those who sleep uncounted as well.
+  void ring_all();
+  // Sleeps until the value differs from `seen`, a wake-up or `timeout_s`, whichever comes first.
+  void sleep(uint32_t seen, double timeout_s);
+
+  // The parts of sleep(), for who keeps count itself of whether its thread wants to be woken.
+  void add_sleeper() { sleepers.fetch_add(1, std::memory_order_seq_cst); }
+  void remove_sleeper() { sleepers.fetch_sub(1, std::memory_order_relaxed); }
+  void sleep_uncounted(uint32_t seen, double timeout_s);
+
+ private:
+  void wake();
+};
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// How fast the parts of one stream come.
+class Pace {
+ public:
+  explicit Pace(size_t parts) : left_(parts) {}
+
+  void note(int came) {
+    const double now = now_s();
+    const double gap = (now - noted_s_) / came;
+    gap_s_ = gap_s_ == 0 ? gap : gap_s_ + (gap - gap_s_) / 8;
+    noted_s_ = now;
+    left_ -= static_cast<size_t>(came);
+  }
+  // 0 where they come fast, or too few are left.
+  double until_several_s() const {
+    constexpr double kSlow_s = 50e-6;
+    constexpr size_t kSeveral = 4;
+    return gap_s_ > kSlow_s && left_ > 2 * kSeveral ? kSeveral * gap_s_ : 0;
+  }
+
+ private:
+  size_t left_;
+  double gap_s_ = 0;  // between two of them
+  double noted_s_ = now_s();
+};
+
+// How one thread waits; it learns from one wait to the next. Not shared between threads.
+class Waiter {
+ public:
+  // Until flag.reached(target). `watch` may be null.
+  void wait(Flag& flag, uint32_t target, Watch* watch) {
+    if (flag.reached(target) || is_quick([&] { return flag.reached(target); })) return;
+    wait_patiently(flag, target, watch, {now_s(), std::numeric_limits<double>::infinity()});
+  }
+
+  // The same without a quick beginning, and not after the deadline; whether it was reached. The watch is told how long
+  // the wait has lasted since it began, which may have been in a call before this one.
+  struct Period {
+    double begin, deadline;  // on the clock of base/clock.h
+  };
+  bool wait_patiently(Flag& flag, uint32_t target, Watch* watch, const Period& period);
+
+  // Until ready() says yes, for things that cannot wake a sleeper (MPI): sleeps an eighth of the time waited so far.
+  template <typename Ready>
+  void poll(Ready ready, Watch* watch) {
+    if (ready()) return;
+    const double begin = now_s();
+    if (!is_quick(ready)) poll_patiently(ready, watch, begin, kShortestNap_s);
+  }
+
+  // Until ready() says yes or the time is over; whether it did.
+  template <typename Ready>
+  static bool comes_true(Ready ready, double longest_s) {
+    constexpr double kPause_s = 1e-3;
+    for (const double end = now_s() + longest_s; !ready(); nap(kPause_s))
+      if (now_s() >= end) return false;
+    return true;
+  }
+
+  // As poll() for the parts of a stream; advance() returns how many have come. Where they come slowly it does not spin,
+  // and sleeps until several should be there: that leaves the processor to who computes meanwhile.
+  template <typename Advance>
+  void poll_stream(Advance advance, Pace& pace, Watch* watch) {
+    int came = advance();
+    if (came == 0) {
+      const auto has_come = [&] { return (came = advance()) > 0; };
+      const double begin = now_s();
+      const double until_several_s = pace.until_several_s();
+      if (until_several_s > 0) nap(until_several_s);
+      if (until_several_s > 0 || !is_quick(has_come)) poll_patiently(has_come, watch, begin, until_several_s / 8);
+    }
+    pace.note(came);
+  }
+
+  // Sleeps, from 20 us to 2 ms.
+  static void nap(double seconds);
+
+  // Spins and yields for a moment; whether ready() came true.
+  template <typename Ready>
+  bool is_quick(Ready ready) {
+    // Who sleeps is late for the others, who then sleep, too: now and then it is worth finding out whether all of this
+    // was only for that.
+    const int limit = ++waits_ % kWaitsPerTrial == 0 ? kMostSpins : spin_limit_;
+    for (int i = 0; i < limit; ++i) {
+      if (ready()) {
+        spin_limit_ = std::min(kMostSpins, std::max(spin_limit_ + spin_limit_ / 16 + 1, i));
+        return true;
+      }
+      relax();
+    }
+    spin_limit_ = spin_limit_ * 3 / 4 > kFewestSpins ? spin_limit_ * 3 / 4 : kFewestSpins;
+    for (int i = 0; i < kYields && may_yield(); ++i) {
+      yield();
+      if (ready()) return true;
+    }
+    return false;
+  }
+
+ private:
+  template <typename Ready>
+  void poll_patiently(Ready ready, Watch* watch, double begin, double shortest_s) {
+    double looked = begin;
+    while (!ready()) {
+      const double now = now_s();
+      nap(std::max((now - begin) / 8, shortest_s));
+      if (watch && now - looked > kLookAround_s) {
+        watch->check(now - begin);
+        looked = now;
+      }
+    }
+  }
+
+  static constexpr int kFewestSpins = 20, kMostSpins = 500, kYields = 10;
+  static constexpr unsigned kWaitsPerTrial = 32;
+  static constexpr double kLookAround_s = 0.02, kShortestNap_s = 20e-6, kLongestNap_s = 2e-3;
+
+  bool may_yield() const { return now_s() >= no_yield_before_s_; }
+  void yield();
+
+  int spin_limit_ = kMostSpins;
+  unsigned waits_ = 0;
+  double no_yield_before_s_ = 0;
+  double yield_penalty_s_ = 0;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,80 @@
+#include "bench/simulation.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <limits>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/signals.h"
+#include "coordination/tree_channel.h"
+
+namespace ringtrain {
+
+Simulation::Rank::Rank(std::unique_ptr<Channel> own_channel, const Coordinator::Limits& limits)
+    : channel(std::move(own_channel)), membership(channel->size()), coordinator(*channel, membership, limits) {}
+
+Simulation::Simulation(int size, const Coordinator::Limits& limits) : wires_(MemoryWire::make(size)) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  for (const auto& wire : wires_)
+    ranks_.push_back(std::make_unique<Rank>(std::make_unique<TreeChannel>(*wire, kNever), limits));
+}
+
+Round Simulation::Rank::finish(double plan_s) {
+  Round round = *coordinator.finish_round(std::numeric_limits<double>::infinity());
+  for (const PlanPtr& plan : round.plans) {
+    if (membership.contains(plan->parts.front()->request.process_set, channel->rank()))
+      std::this_thread::sleep_for(std::chrono::duration<double>(plan_s));
+    coordinator.note_carried_out();
+  }
+  return round;
+}
+
+std::vector<Round> Simulation::round(const std::vector<std::vector<RequestPtr>>& fresh) {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) begin(static_cast<int>(rank), fresh[rank]);
+  return finish(0);
+}
+
+void Simulation::begin(int rank, const std::vector<RequestPtr>& fresh) {
+  Coordinator& coordinator = ranks_.at(rank)->coordinator;
+  coordinator.begin_round({coordinator.blockage(), fresh, false});
+}
+
+std::vector<Round> Simulation::finish(double plan_s) {
+  std::vector<Round> rounds(ranks_.size());
+  std::vector<std::exception_ptr> errors(ranks_.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank)
+    threads.push_back(start_thread([&, rank] {
+      try {
+        rounds[rank] = ranks_[rank]->finish(plan_s);
+      } catch (...) {
+        errors[rank] = std::current_exception();
+      }
+    }));
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+  return rounds;
+}
+
+bool Simulation::is_due() const {
+  const double now = now_s();
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [&](const auto& rank) { return rank->coordinator.next_deadline() <= now; });
+}
+
+std::vector<size_t> Simulation::messages_handled() const {
+  std::vector<size_t> messages;
+  for (const auto& wire : wires_) messages.push_back(wire->messages_handled());
+  return messages;
+}
+
+std::vector<size_t> Simulation::bytes_handled() const {
+  std::vector<size_t> bytes;
+  for (const auto& wire : wires_) bytes.push_back(wire->bytes_handled());
+  return bytes;
+}
+
+}  // namespace ringtrain

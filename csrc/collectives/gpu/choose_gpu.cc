@@ -1,0 +1,98 @@
+#include "collectives/gpu/choose_gpu.h"
+
+#include <algorithm>
+#include <map>
+
+namespace ringtrain {
+namespace {
+
+// Why NCCL cannot connect these ranks of the world; "" if it can.
+std::string why_not_nccl(const std::vector<int>& ranks, const std::vector<GpuFacts>& facts) {
+  std::map<std::string, int> first_with;
+  const int first = ranks.front();
+  // Every rank looks at the GPUs of all.
+  const bool all_may_share =
+      std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return facts[static_cast<size_t>(rank)].may_share; });
+  for (const int rank : ranks) {
+    const GpuFacts& own = facts[static_cast<size_t>(rank)];
+    const int32_t expected = facts[static_cast<size_t>(first)].nccl_version;
+    const std::string name = "rank " + std::to_string(rank);
+    if (own.nccl_version == 0) return name + " has no NCCL (" + own.nccl_trouble + ")";
+    if (own.nccl_version != expected)
+      return name + " has NCCL " + std::to_string(own.nccl_version) + ", but rank " + std::to_string(first) + " has " +
+             std::to_string(expected) + ": install the same version everywhere";
+    const auto [with, is_first] = first_with.emplace(own.slot, rank);
+    if (!is_first && !all_may_share)
+      return "ranks " + std::to_string(with->second) + " and " + std::to_string(rank) + " share the GPU of " +
+             own.uuid + ", which NCCL allows from 2.30 on. Is there a GPU for each rank? See the option gpus_per_rank";
+  }
+  return "";
+}
+
+std::vector<std::vector<int>> ranks_of_nodes(const Placement& placement) {
+  std::vector<std::vector<int>> all;
+  for (const int node : placement.distinct_nodes()) {
+    std::vector<int>& ranks = all.emplace_back();
+    for (const int place : placement.on_node(node)) ranks.push_back(placement.ranks[static_cast<size_t>(place)]);
+  }
+  return all;
+}
+
+}  // namespace
+
+void GpuFacts::write_to(Writer& writer) const {
+  writer.put(uuid);
+  writer.put(slot);
+  writer.put(trouble);
+  writer.put(devices);
+  writer.put(nccl_version);
+  writer.put(nccl_trouble);
+  writer.put(may_share);
+}
+
+GpuFacts GpuFacts::read_from(Reader& reader) {
+  GpuFacts facts;
+  reader.get(facts.uuid);
+  reader.get(facts.slot);
+  reader.get(facts.trouble);
+  reader.get(facts.devices);
+  reader.get(facts.nccl_version);
+  reader.get(facts.nccl_trouble);
+  reader.get(facts.may_share);
+  return facts;
+}
+
+std::optional<std::pair<int, int>> find_needless_sharing(const std::vector<int>& nodes,
+                                                         const std::vector<std::string>& uuids,
+                                                         const std::vector<int>& visible) {
+  std::map<int, std::map<std::string, int>> first_on;  // by node and GPU
+  for (size_t rank = 0; rank < nodes.size(); ++rank)
+    if (!uuids[rank].empty()) first_on[nodes[rank]].emplace(uuids[rank], static_cast<int>(rank));
+  for (size_t rank = 0; rank < nodes.size(); ++rank) {
+    if (uuids[rank].empty()) continue;
+    const std::map<std::string, int>& used = first_on[nodes[rank]];
+    const int first = used.at(uuids[rank]);
+    if (first != static_cast<int>(rank) && used.size() < static_cast<size_t>(visible[rank]))
+      return std::make_pair(first, static_cast<int>(rank));
+  }
+  return std::nullopt;
+}
+
+GpuChoice choose_gpu_way(const Placement& placement, const std::vector<GpuFacts>& facts, const Options& options) {
+  for (const int rank : placement.ranks) {
+    const GpuFacts& own = facts[static_cast<size_t>(rank)];
+    if (own.uuid.empty()) return {GpuWay::none, "rank " + std::to_string(rank) + " has no GPU: " + own.trouble};
+  }
+  if (options.gpu_algorithm == "staged") return {GpuWay::staged, ""};
+  if (options.gpu_algorithm == "hierarchical" && !placement.is_on_one_node()) {
+    std::string reason = options.gpu_cross_algorithm == "nccl" ? why_not_nccl(placement.ranks, facts) : "";
+    for (const std::vector<int>& ranks : ranks_of_nodes(placement))
+      if (reason.empty()) reason = why_not_nccl(ranks, facts);
+    return {reason.empty() ? GpuWay::hierarchical : GpuWay::staged, reason};
+  }
+  const std::string reason = why_not_nccl(placement.ranks, facts);
+  if (reason.empty()) return {GpuWay::nccl, ""};
+  return {options.gpu_algorithm == "nccl" ? GpuWay::none : GpuWay::staged, reason};
+}
+
+}  // namespace ringtrain

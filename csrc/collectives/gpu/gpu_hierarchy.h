@@ -1,0 +1,41 @@
+// GPUs on several nodes: NCCL inside a node, anything else between the nodes.
+//
+// As HierarchicalGroup, whose stages in shared memory these are not: a value is reduced to its owner on the node,
+// between the owners of the same place on all nodes, and gathered on the node. All of it in the order of the GPU's own
+// stream.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "collectives/delegating_group.h"
+#include "memory/gpu_memory.h"
+
+namespace ringtrain {
+
+class GpuHierarchy final : public DelegatingGroup {
+ public:
+  struct Parts {
+    std::unique_ptr<Group> node;   // the ranks of this node
+    std::unique_ptr<Group> cross;  // those with this rank's place on every node; null when it owns nothing
+    int owners = 0;                // ranks of a node that own something
+  };
+  // `flat`: all ranks, for what has no hierarchical form.
+  GpuHierarchy(Parts parts, std::unique_ptr<Group> flat, GpuPtr gpu, std::shared_ptr<GpuPool> pool)
+      : DelegatingGroup(std::move(flat)), parts_(std::move(parts)), gpu_(std::move(gpu)), pool_(std::move(pool)) {}
+  const char* name() const override { return "nccl on nodes"; }
+  bool keeps_nan() const override { return false; }
+
+  void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+
+ private:
+  // Of so many elements that the slices of its owners are equal.
+  void allreduce_array(const Reduction& reduction, const Piece& piece);
+
+  const Parts parts_;
+  const GpuPtr gpu_;
+  const std::shared_ptr<GpuPool> pool_;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,64 @@
+// Ranks whose GPUs NCCL connects. All memory lies on the GPU; every method puts its work into the GPU's own stream and
+// returns, usually before it is done.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "collectives/gpu/nccl_buffer.h"
+#include "collectives/group.h"
+#include "gpu/nccl_comm.h"
+#include "memory/gpu_memory.h"
+#include "memory/nccl_memory.h"
+
+namespace ringtrain {
+
+class NcclGroup final : public Group {
+ public:
+  // `key`: under which `memory`, that of the user's arrays, notes what is known of it here.
+  NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory, int key);
+  ~NcclGroup() override;
+  const char* name() const override { return "nccl"; }
+  bool keeps_nan() const override { return false; }
+  NcclComm& comm() { return *comm_; }
+
+  // Whether NCCL can do it: it lacks 16-bit integers, and knows factors for sums of floats only.
+  static bool can(const Reduction& reduction);
+
+  void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
+  void allgather(const void* source, void* destination, const Counts& bytes) override;
+  void broadcast(void* data, size_t bytes, int root) override;
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
+  void barrier() override;
+
+  // Pieces of fewer bytes are packed into one array; what packing_contest.h has measured.
+  void pack_below(size_t bytes) { pack_below_bytes_ = bytes; }
+  // Where they are packed; to be prepared on all ranks or on none.
+  NcclBuffer& packed() { return packed_; }
+
+ private:
+  // `call` puts so many arrays into the stream. It owns all that it uses, and returns NCCL's code.
+  void enqueue(const char* name, size_t arrays, std::function<int()> call);
+  void get_to_know_new_slabs();
+  void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays);
+
+  // NCCL may work in memory that it knows if it does so on all ranks. Where the others may have something else, it gets
+  // a block instead: with the values of `source`, or for those of `destination`, which deliver() then copies.
+  using Blocks = std::vector<GpuBlockPtr>;
+  const void* readable(const void* source, size_t bytes, Blocks& blocks);
+  void* writable(void* destination, size_t bytes, Blocks& blocks);
+  void deliver(void* destination, const void* written, size_t bytes);
+
+  const std::shared_ptr<NcclComm> comm_;
+  const std::shared_ptr<GpuPool> pool_;
+  const std::shared_ptr<NcclMemory> memory_;
+  const int key_;
+  std::vector<void*> registrations_;  // of its slabs, in their order
+  NcclBuffer packed_;
+  size_t pack_below_bytes_ = 0;
+};
+
+}  // namespace ringtrain

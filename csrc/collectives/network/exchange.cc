@@ -1,0 +1,82 @@
+// The direct exchange.
+//
+// In a ring a sum of 16-bit floats would be rounded by every rank that it passes, or travel in 32 bits. Here each slice
+// has an owner, and there are two steps: every rank sends each slice to its owner, who sums all contributions in
+// float32, in the order of the ranks, and rounds once; then every owner sends the sum to all others. In both, at
+// distance d = 1 .. n - 1, rank r sends to r + d while it receives from r - d (modulo n), chunk by chunk, so at any
+// moment nobody is sent to by two. As in the ring each rank sends 2 (n - 1) / n times the array; unlike there it needs
+// a connection to everybody.
+#include "collectives/network/exchange.h"
+
+#include <utility>
+
+namespace ringtrain {
+namespace {
+
+size_t others_of(const Peers& peers) { return static_cast<size_t>(peers.size() - 1); }
+
+}  // namespace
+
+Exchange::Exchange(const Peers& peers, Part part, const Reduction& reduction, DType source_dtype, Blocks blocks,
+                   char* slots)
+    : Pipeline(blocks.size(), 0, part == Part::both ? 2 : 1, blocks.chunks_per_slice() * others_of(peers)),
+      peers_(peers),
+      reduction_(reduction),
+      source_dtype_(source_dtype),
+      blocks_(std::move(blocks)),
+      slots_(slots),
+      others_(others_of(peers)),
+      sources_(static_cast<size_t>(peers.size())) {}
+
+size_t Exchange::slots_bytes(const Peers& peers, size_t chunk_elements) {
+  return (slots(peers) + 1) * chunk_elements * sizeof(float);
+}
+
+Message Exchange::outgoing(size_t i) {
+  const Place it = place_of(i);
+  const int to = peers_.wrap(peers_.rank() + distance(it));
+  const Blocks::Chunk chunk = blocks_.chunk(it.block, is_summing(it) ? to : peers_.rank(), chunk_index(it));
+  if (!is_summing(it)) return {chunk.destination, chunk.count * size_of(reduction_.dtype), to};
+  return {const_cast<char*>(chunk.source), chunk.count * size_of(source_dtype_), to};  // MPI only reads it
+}
+
+Message Exchange::incoming(size_t i) {
+  const Place it = place_of(i);
+  const int from = peers_.wrap(peers_.rank() - distance(it));
+  const Blocks::Chunk chunk = blocks_.chunk(it.block, is_summing(it) ? peers_.rank() : from, chunk_index(it));
+  if (!is_summing(it)) return {chunk.destination, chunk.count * size_of(reduction_.dtype), from};
+  return {slot(i), chunk.count * size_of(source_dtype_), from};
+}
+
+void Exchange::arrived(size_t i) {
+  const Place it = place_of(i);
+  const bool is_last_of_chunk = it.index % others_ == others_ - 1;
+  if (is_summing(it) && is_last_of_chunk) sum(it.block, chunk_index(it), i + 1 - others_);
+}
+
+void Exchange::sum(size_t block, size_t chunk_index, size_t first_message) {
+  const Blocks::Chunk chunk = blocks_.chunk(block, peers_.rank(), chunk_index);
+  if (chunk.count == 0) return;
+  sources_[peers_.rank()] = chunk.source;
+  for (size_t i = 0; i < others_; ++i)
+    sources_[peers_.wrap(peers_.rank() - 1 - static_cast<int>(i))] = slot(first_message + i);
+  void* destination = chunk.destination;
+  if (source_dtype_ == reduction_.dtype)
+    return reduce(reduction_, &destination, 1, sources_.data(), peers_.size(), chunk.count);
+  void* wide = slots_ + slots(peers_) * blocks_.chunk_elements() * sizeof(float);
+  reduce({DType::float32, reduction_.reduce, 1.0}, &wide, 1, sources_.data(), peers_.size(), chunk.count);
+  narrow(reduction_.dtype, reduction_.scale, destination, static_cast<const float*>(wide), chunk.count);
+}
+
+size_t Exchange::needs_arrived(const Place& to_send) const {
+  return place(to_send.block, 0) + chunk_index(to_send) * others_ + others_ - 1;
+}
+
+// A sum overwrites what this rank has contributed to it.
+bool Exchange::is_free(const Place& incoming, size_t sent) const {
+  if (is_summing(incoming)) return true;
+  const size_t distance_back = static_cast<size_t>(peers_.size() - distance(incoming));
+  return place(incoming.block, 0) + chunk_index(incoming) * others_ + distance_back - 1 < sent;
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,47 @@
+// The messages of an allreduce of 16-bit floats, which go straight to the rank that sums them. The essay is in
+// exchange.cc.
+#pragma once
+
+#include <vector>
+
+#include "collectives/network/blocks.h"
+#include "collectives/network/pipeline.h"
+
+namespace ringtrain {
+
+class Exchange final : public Pipeline {
+ public:
+  // Rank r owns slice r. `reduction` is that of 16-bit floats; the sources are such, too, or float32 where they are
+  // sums already. `slots` is slots_bytes() long. Never the allgather
+  // alone.
+  Exchange(const Peers& peers, Part part, const Reduction& reduction, DType source_dtype, Blocks blocks, char* slots);
+
+  // For incoming contributions to the sums, and for a sum before it is rounded.
+  static size_t slots_bytes(const Peers& peers, size_t chunk_elements);
+
+  Message outgoing(size_t i) override;
+  Message incoming(size_t i) override;
+  void arrived(size_t i) override;
+
+ private:
+  bool is_free(const Place& incoming, size_t sent) const override;
+  size_t needs_arrived(const Place& to_send) const override;
+  bool is_summing(const Place& place) const { return place.step == 0; }
+  // Chunk by chunk, and within a chunk the others by their distance.
+  size_t chunk_index(const Place& place) const { return place.index / others_; }
+  int distance(const Place& place) const { return static_cast<int>(place.index % others_) + 1; }
+  char* slot(size_t i) { return slots_ + i % slots(peers_) * blocks_.chunk_elements() * sizeof(float); }
+  void sum(size_t block, size_t chunk, size_t first_message);
+
+  static size_t slots(const Peers& peers) { return Flow::kWindow + static_cast<size_t>(peers.size() - 1); }
+
+  const Peers& peers_;
+  const Reduction reduction_;
+  const DType source_dtype_;
+  const Blocks blocks_;
+  char* const slots_;
+  const size_t others_;
+  std::vector<const void*> sources_;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,54 @@
+// Ranks on several nodes: reduced inside each node first, then between the nodes, then gathered inside the nodes, so
+// that a node's link carries every value once.
+//
+// A node has as many lanes as the node with the fewest ranks. The first so many ranks of each node own a slice of every
+// block and ring it with the ranks of the same place on the other nodes. The three stages overlap: while blocks are on
+// the wire, those behind them are reduced and those before them gathered in shared memory.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "collectives/network/flat_group.h"
+#include "collectives/network/ring_group.h"
+#include "collectives/network/stream_watch.h"
+
+namespace ringtrain {
+
+class HierarchicalGroup final : public FlatGroup {
+ public:
+  struct Parts {
+    std::unique_ptr<StreamWatch> watch;  // of `node`
+    std::unique_ptr<Group> node;         // the ranks of this node
+    std::unique_ptr<Group> cross;        // those with this rank's place on every node; null when it has no lane
+    std::unique_ptr<RingGroup> ring;     // the same ranks, to overlap the stages; null where they are not to
+    std::unique_ptr<Group> flat;         // all ranks, for what has no hierarchical form
+    int nodes, lanes;
+    bool may_overlap;  // the same on all ranks
+
+    // This rank among those of its node.
+    size_t place() const { return static_cast<size_t>(node->rank()); }
+    // What of `count` elements each rank of the node owns.
+    Counts lane_counts(size_t count) const;
+  };
+  explicit HierarchicalGroup(Parts parts)
+      : FlatGroup(parts.flat->rank(), parts.flat->size()), parts_(std::move(parts)) {}
+  const char* name() const override { return "hierarchical"; }
+
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
+  void allgather(const void* source, void* destination, const Counts& bytes) override;
+  void broadcast(void* data, size_t bytes, int root) override;
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
+  void barrier() override;
+
+ private:
+  void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) override;
+  // The stages one after the other.
+  void reduce_array(const Reduction& reduction, const Piece& array);
+
+  const Parts parts_;
+  Scratch wide_, wide_slices_;
+};
+
+}  // namespace ringtrain

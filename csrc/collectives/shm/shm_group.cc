@@ -1,0 +1,281 @@
+#include "collectives/shm/shm_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "collectives/layout.h"
+#include "collectives/shm/shm_allreduce.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr size_t kSmallBytes = 16 << 10;
+
+size_t chunks_for(size_t bytes, size_t chunk_bytes) { return (bytes + chunk_bytes - 1) / chunk_bytes; }
+
+// The part of `bytes` that chunk number k covers.
+struct Part {
+  size_t offset;
+  size_t bytes;
+};
+Part part_of(size_t bytes, size_t chunk_bytes, size_t k) {
+  const size_t offset = std::min(bytes, k * chunk_bytes);
+  return {offset, std::min(chunk_bytes, bytes - offset)};
+}
+
+void copy(void* destination, const void* source, size_t bytes) {
+  if (bytes > 0 && destination != source) std::memcpy(destination, source, bytes);
+}
+
+char* at(void* data, size_t offset) { return static_cast<char*>(data) + offset; }
+const char* at(const void* data, size_t offset) { return static_cast<const char*>(data) + offset; }
+
+}  // namespace
+
+MailboxGeometry MailboxGeometry::of(int size, size_t largest_mailbox_bytes, int cores) {
+  constexpr size_t kCache = 16 << 20, kPage = 4096, kSmallest = 1024;
+  const int depth = size > cores ? 4 : 2;
+  const size_t mailboxes = static_cast<size_t>(size) * static_cast<size_t>(size - 1) * static_cast<size_t>(depth);
+  size_t bytes = std::min(largest_mailbox_bytes, kCache / mailboxes);
+  bytes = bytes >= kPage ? bytes / kPage * kPage : std::max(bytes / 64 * 64, kSmallest);
+  return {size, bytes, depth};
+}
+
+size_t ShmGroup::segment_bytes(const MailboxGeometry& geometry) {
+  const size_t lanes = static_cast<size_t>(geometry.depth) * geometry.lane_bytes();
+  return static_cast<size_t>(geometry.size) * (sizeof(Control) + 2 * kSmallBytes + lanes);
+}
+
+ShmGroup::ShmGroup(NodeMemory memory, int rank, const Tuning& tuning, Watch& watch)
+    : Group(rank, memory.geometry.size), memory_(std::move(memory)), tuning_(tuning), watch_(watch) {}
+
+char* ShmGroup::small_slot(int rank, uint32_t number) {
+  char* first = memory_.mailboxes.data() + static_cast<size_t>(size()) * sizeof(Control);
+  return first + (2 * static_cast<size_t>(rank) + number % 2) * kSmallBytes;
+}
+
+char* ShmGroup::lane(int from, uint32_t chunk) {
+  char* first = memory_.mailboxes.data() + static_cast<size_t>(size()) * (sizeof(Control) + 2 * kSmallBytes);
+  const size_t depth = static_cast<size_t>(memory_.geometry.depth);
+  return first + (static_cast<size_t>(from) * depth + chunk % depth) * memory_.geometry.lane_bytes();
+}
+
+char* ShmGroup::mailbox(int from, int to, uint32_t chunk) {
+  const int place = to > from ? to - 1 : to;  // nobody writes to itself
+  return lane(from, chunk) + static_cast<size_t>(place) * memory_.geometry.mailbox_bytes;
+}
+
+int ShmGroup::who_has_not(Flag Control::* stage, uint32_t count) {
+  for (int i = 1; i < size(); ++i) {
+    const int peer = (rank() + i) % size();
+    if (!(control(peer).*stage).reached(count)) return peer;
+  }
+  return -1;
+}
+
+void ShmGroup::wait_for_all(Flag Control::* stage, uint32_t count) {
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank()) wait_for(control(peer).*stage, count);
+}
+
+template <typename Put, typename Get>
+void ShmGroup::stream(size_t chunks, Put put, Get get) {
+  Control& mine = control(rank());
+  const uint32_t first = next_chunk_;
+  for (size_t k = 0; k <= chunks; ++k) {
+    const auto chunk = first + static_cast<uint32_t>(k);
+    if (k < chunks) {
+      wait_for_all(&Control::got, got_before(chunk));
+      put(k, chunk);
+      mine.put.publish(chunk + 1);
+    }
+    if (k > 0) {
+      get(k - 1, chunk - 1);
+      mine.summed.publish(chunk);
+      mine.got.publish(chunk);
+    }
+  }
+  next_chunk_ = first + static_cast<uint32_t>(chunks);
+}
+
+void ShmGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  const Layout layout(pieces, size_of(reduction.dtype));
+  if (layout.total() * size_of(reduction.dtype) <= kSmallBytes) return small_allreduce(reduction, pieces);
+  ShmAllreduce(*this, reduction, layout).run();
+}
+
+void ShmGroup::small_allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  const Layout layout(pieces, size_of(reduction.dtype));
+  const size_t element = size_of(reduction.dtype);
+  const uint32_t number = small_number_++;
+  char* mine = small_slot(rank(), number);
+  Layout::Cursor out, in;
+  layout.for_each(out, 0, layout.total(), [&](const char* source, char*, size_t offset, size_t count) {
+    std::memcpy(mine + offset * element, source, count * element);
+  });
+  // A slot is written again two operations later. By then everybody has announced the one between, so has read this
+  // one.
+  control(rank()).small.publish(number + 1);
+  wait_for_all(&Control::small, number + 1);
+  std::vector<const void*> sources(static_cast<size_t>(size()));
+  layout.for_each(in, 0, layout.total(), [&](const char*, char* destination, size_t offset, size_t count) {
+    for (int peer = 0; peer < size(); ++peer) sources[peer] = small_slot(peer, number) + offset * element;
+    void* result = destination;
+    reduce(reduction, &result, 1, sources.data(), size(), count);
+  });
+}
+
+void ShmGroup::allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  size_t elements = 0;
+  for (const Piece& piece : pieces) elements += piece.count;
+  if (elements * size_of(reduction.dtype) <= kSmallBytes) return allreduce(reduction, pieces);
+  constexpr size_t kMost = kSmallBytes / sizeof(uint64_t);
+  for (size_t begin = 0; begin < pieces.size(); begin += kMost)
+    reduce_own_slice(reduction, pieces.data() + begin, std::min(kMost, pieces.size() - begin));
+}
+
+std::vector<std::vector<char*>> ShmGroup::exchange_places(const Piece* first, size_t count) {
+  const uint32_t number = small_number_++;
+  char* mine = small_slot(rank(), number);
+  for (size_t i = 0; i < count; ++i) {
+    const std::optional<size_t> offset = memory_.arena->find(first[i].destination, 0);
+    if (!offset) throw failure("an array that was agreed to lie in shared memory does not");
+    const uint64_t place = *offset;
+    std::memcpy(mine + i * sizeof(place), &place, sizeof(place));
+  }
+  control(rank()).small.publish(number + 1);
+  wait_for_all(&Control::small, number + 1);
+  std::vector<std::vector<char*>> places(static_cast<size_t>(size()));
+  for (int peer = 0; peer < size(); ++peer) {
+    for (size_t i = 0; i < count; ++i) {
+      uint64_t place;
+      std::memcpy(&place, small_slot(peer, number) + i * sizeof(place), sizeof(place));
+      places[peer].push_back(memory_.arena->at(memory_.arena_members[peer], place));
+    }
+  }
+  return places;
+}
+
+void ShmGroup::reduce_own_slice(const Reduction& reduction, const Piece* first, size_t count) {
+  const size_t element = size_of(reduction.dtype);
+  const std::vector<std::vector<char*>> places = exchange_places(first, count);
+  size_t total = 0;
+  for (size_t i = 0; i < count; ++i) total += first[i].count;
+  const Counts counts = even_slices(total, size());
+  const size_t begin = offsets_of(counts)[rank()], end = begin + counts[rank()];
+
+  std::vector<const void*> sources(static_cast<size_t>(size()));
+  std::vector<void*> destinations(static_cast<size_t>(size()));
+  size_t piece_begin = 0;
+  for (size_t i = 0; i < count; piece_begin += first[i].count, ++i) {
+    const size_t from = std::max(begin, piece_begin), to = std::min(end, piece_begin + first[i].count);
+    if (from >= to) continue;
+    for (int peer = 0; peer < size(); ++peer)
+      sources[peer] = destinations[peer] = places[peer][i] + (from - piece_begin) * element;
+    reduce(reduction, destinations.data(), size(), sources.data(), size(), to - from);
+  }
+  barrier();
+}
+
+void ShmGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) {
+  const size_t element = size_of(reduction.dtype);
+  const size_t step = memory_.geometry.mailbox_bytes / element;
+  const Counts offsets = offsets_of(counts);
+  const size_t chunks = chunks_for(*std::max_element(counts.begin(), counts.end()), step);
+  std::vector<const void*> sources(static_cast<size_t>(size()));
+  stream(
+      chunks,
+      [&](size_t k, uint32_t chunk) {
+        for (int peer = 0; peer < size(); ++peer) {
+          const Part part = part_of(counts[peer], step, k);
+          if (peer != rank())
+            copy(mailbox(rank(), peer, chunk), at(source, (offsets[peer] + part.offset) * element),
+                 part.bytes * element);
+        }
+      },
+      [&](size_t k, uint32_t chunk) {
+        wait_for_all(&Control::put, chunk + 1);
+        const Part part = part_of(counts[rank()], step, k);
+        for (int peer = 0; peer < size(); ++peer)
+          sources[peer] =
+              peer == rank() ? at(source, (offsets[peer] + part.offset) * element) : mailbox(peer, rank(), chunk);
+        void* result = at(destination, part.offset * element);
+        if (part.bytes > 0) reduce(reduction, &result, 1, sources.data(), size(), part.bytes);
+      });
+}
+
+void ShmGroup::allgather(const void* source, void* destination, const Counts& bytes) {
+  const size_t step = memory_.geometry.lane_bytes();
+  const Counts offsets = offsets_of(bytes);
+  const size_t chunks = chunks_for(*std::max_element(bytes.begin(), bytes.end()), step);
+  copy(at(destination, offsets[rank()]), source, bytes[rank()]);
+  stream(
+      chunks,
+      [&](size_t k, uint32_t chunk) {
+        const Part part = part_of(bytes[rank()], step, k);
+        copy(lane(rank(), chunk), at(source, part.offset), part.bytes);
+      },
+      [&](size_t k, uint32_t chunk) {
+        for (int i = 1; i < size(); ++i) {
+          const int peer = (rank() + i) % size();
+          const Part part = part_of(bytes[peer], step, k);
+          if (part.bytes == 0) continue;
+          wait_for(control(peer).put, chunk + 1);
+          copy(at(destination, offsets[peer] + part.offset), lane(peer, chunk), part.bytes);
+        }
+      });
+}
+
+void ShmGroup::broadcast(void* data, size_t bytes, int root) {
+  const size_t step = memory_.geometry.lane_bytes();
+  stream(
+      chunks_for(bytes, step),
+      [&](size_t k, uint32_t chunk) {
+        const Part part = part_of(bytes, step, k);
+        if (rank() == root) copy(lane(root, chunk), at(data, part.offset), part.bytes);
+      },
+      [&](size_t k, uint32_t chunk) {
+        if (rank() == root) return;
+        const Part part = part_of(bytes, step, k);
+        wait_for(control(root).put, chunk + 1);
+        copy(at(data, part.offset), lane(root, chunk), part.bytes);
+      });
+}
+
+void ShmGroup::alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) {
+  const size_t step = memory_.geometry.mailbox_bytes;
+  const Counts send_offsets = offsets_of(send_bytes), receive_offsets = offsets_of(receive_bytes);
+  // Nobody knows how much the others send to each other, so all agree on the number of chunks first.
+  size_t most = std::max(*std::max_element(send_bytes.begin(), send_bytes.end()),
+                         *std::max_element(receive_bytes.begin(), receive_bytes.end()));
+  auto chunks = static_cast<int64_t>(chunks_for(most, step));
+  small_allreduce({DType::int64, Reduce::max}, {{&chunks, &chunks, 1}});
+  copy(at(destination, receive_offsets[rank()]), at(source, send_offsets[rank()]), send_bytes[rank()]);
+  stream(
+      static_cast<size_t>(chunks),
+      [&](size_t k, uint32_t chunk) {
+        for (int peer = 0; peer < size(); ++peer) {
+          const Part part = part_of(send_bytes[peer], step, k);
+          if (peer != rank())
+            copy(mailbox(rank(), peer, chunk), at(source, send_offsets[peer] + part.offset), part.bytes);
+        }
+      },
+      [&](size_t k, uint32_t chunk) {
+        for (int i = 1; i < size(); ++i) {
+          const int peer = (rank() + i) % size();
+          const Part part = part_of(receive_bytes[peer], step, k);
+          if (part.bytes == 0) continue;
+          wait_for(control(peer).put, chunk + 1);
+          copy(at(destination, receive_offsets[peer] + part.offset), mailbox(peer, rank(), chunk), part.bytes);
+        }
+      });
+}
+
+void ShmGroup::barrier() {
+  const uint32_t number = small_number_++;
+  control(rank()).small.publish(number + 1);
+  wait_for_all(&Control::small, number + 1);
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,104 @@
+// Ranks of one node, through shared memory.
+//
+// No large buffer is shared. Each pair of ranks has a mailbox of a size that stays in cache, several deep, and data
+// streams through: an allreduce is a pipeline of three stages over chunks of the virtual layout of all tensors,
+//   put   copy the slices that other ranks own from my tensors into my mailboxes for them;
+//   sum   for the slice that I own: combine the peers' mailboxes with my own private slice in rank order, scale, write
+//         my tensor, and overwrite those same mailbox lines with the result;
+//   get   copy the results from my own mailboxes to my tensors.
+// A chunk is one slice per rank. Every cache line is exchanged by two ranks only. Each stage advances a counter; a rank
+// does whatever stage is ready, the latest stage first. What fits into one small slot takes a shorter road: everybody
+// writes its own, waits for all, and combines all in rank order.
+//
+// Arrays that lie in the Arena need no mailboxes: each rank reads its slice of all ranks' arrays and writes the result
+// to all of them, so that every array is read once and written once.
+#pragma once
+
+#include <cstdint>
+
+#include "base/tuning.h"
+#include "base/wait.h"
+#include "collectives/group.h"
+#include "memory/arena.h"
+#include "memory/shm.h"
+
+namespace ringtrain {
+
+// How a segment of mailboxes is divided; the same on all ranks that share it.
+struct MailboxGeometry {
+  int size = 0;  // ranks
+  size_t mailbox_bytes = 0;
+  int depth = 0;  // how many chunks are under way at once
+
+  // Keeps all mailboxes together under half of a usual last-level cache. `cores`: that all ranks of the node can keep
+  // busy at the same time.
+  static MailboxGeometry of(int size, size_t largest_mailbox_bytes, int cores);
+  size_t lane_bytes() const { return static_cast<size_t>(size - 1) * mailbox_bytes; }
+};
+
+// What the ranks of a Group share on this node.
+struct NodeMemory {
+  SharedSegment mailboxes;  // zero at first
+  MailboxGeometry geometry;
+  Arena* arena = nullptr;          // null where there is none
+  std::vector<int> arena_members;  // by rank of the Group on this node
+};
+
+class ShmGroup final : public Group {
+ public:
+  // Of the segment that holds the mailboxes.
+  static size_t segment_bytes(const MailboxGeometry& geometry);
+
+  // All references and the arena outlive this.
+  ShmGroup(NodeMemory memory, int rank, const Tuning& tuning, Watch& watch);
+  const char* name() const override { return "shm"; }
+
+  void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
+  void allgather(const void* source, void* destination, const Counts& bytes) override;
+  void broadcast(void* data, size_t bytes, int root) override;
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
+  void barrier() override;
+
+ private:
+  friend class ShmAllreduce;
+
+  struct Control {
+    Flag put, summed, got;  // chunks for which this rank has completed the stage, over the life of the Group
+    Flag small;             // small operations for which this rank has written its slot
+  };
+
+  Control& control(int rank) { return reinterpret_cast<Control*>(memory_.mailboxes.data())[rank]; }
+  // Where `from` leaves data of chunk number `chunk` for `to`.
+  char* mailbox(int from, int to, uint32_t chunk);
+  // All mailboxes of `from` for one chunk as one piece of memory, lane_bytes() long, for what everybody reads.
+  char* lane(int from, uint32_t chunk);
+  char* small_slot(int rank, uint32_t number);
+
+  // One of the others for whom the stage has not got so far, or -1.
+  int who_has_not(Flag Control::* stage, uint32_t count);
+  void wait_for_all(Flag Control::* stage, uint32_t count);
+  void wait_for(Flag& flag, uint32_t count) { waiter_.wait(flag, count, &watch_); }
+
+  // The slot of `chunk` is free once everybody has got the chunk that used it before.
+  uint32_t got_before(uint32_t chunk) const { return chunk + 1 - static_cast<uint32_t>(memory_.geometry.depth); }
+
+  // Everybody puts chunk k and, one chunk later, gets it: the skeleton of all that does not reduce.
+  template <typename Put, typename Get>
+  void stream(size_t chunks, Put put, Get get);
+
+  void small_allreduce(const Reduction& reduction, const std::vector<Piece>& pieces);
+  // Everybody shows the others where its pieces lie: the address of each for this rank, by rank.
+  std::vector<std::vector<char*>> exchange_places(const Piece* first, size_t count);
+  void reduce_own_slice(const Reduction& reduction, const Piece* first, size_t count);
+
+  const NodeMemory memory_;
+  const Tuning& tuning_;
+  Watch& watch_;
+  Waiter waiter_;
+  uint32_t next_chunk_ = 0;    // number of the next chunk; the same on all ranks between operations
+  uint32_t small_number_ = 0;  // small operations so far
+};
+
+}  // namespace ringtrain
