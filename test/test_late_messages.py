@@ -38,10 +38,10 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "allgather by MPI": Case(lambda count: hvd.allgather(own(count), name="x"), 10 * KB),
+    "allgather by doubling": Case(lambda count: hvd.allgather(own(count), name="x"), 10 * KB),
     "allgather by the ring": Case(lambda count: hvd.allgather(own(count), name="x"), 300 * KB),
     "alltoall": Case(lambda count: hvd.alltoall(own(count), name="x"), 300 * KB),
-    "broadcast by MPI": Case(lambda count: hvd.broadcast_(own(count), 2, name="x"), 20 * KB),
+    "broadcast by the tree": Case(lambda count: hvd.broadcast_(own(count), 2, name="x"), 5 * KB),
     "broadcast by the chain": Case(lambda count: hvd.broadcast_(own(count), 2, name="x"), 300 * KB),
     "reducescatter by doubling": Case(lambda count: hvd.reducescatter(own(count), name="x"), 20 * KB),
     "reducescatter by the ring": Case(lambda count: hvd.reducescatter(own(count), name="x"), 300 * KB),
@@ -129,6 +129,9 @@ def test_a_rank_that_cannot_be_told_keeps_nobody_from_hearing_of_a_failure():
 def test_communicators_are_freed_together():
     double = mpi_double.install()
     hvd.init(shared_memory="off")
+    assert double.communicators() == 0  # nothing else wants one
+    hvd.shutdown()
+    hvd.init(shared_memory="off", allreduce_algorithm="mpi")
     before = double.communicators()
     pair = hvd.add_process_set([0, 2])
     assert double.communicators() == before + pair.included()
@@ -143,7 +146,7 @@ def test_communicators_are_freed_together():
 @pytest.mark.ranks(3, isolated=True)
 def test_shutdown_after_a_failure_waits_for_nobody(tmp_path):
     mpi_double.install()
-    hvd.init(shared_memory="off")
+    hvd.init(shared_memory="off", allreduce_algorithm="mpi")
     hvd.allgather(own(KB))
     if hvd.rank() < 2:
         with pytest.raises(hvd.RemoteError):

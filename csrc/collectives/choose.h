@@ -10,22 +10,22 @@
 #include "base/tuning.h"
 #include "base/watch.h"
 #include "collectives/group.h"
-#include "collectives/network/peers.h"
+#include "collectives/network/network_group.h"
 #include "collectives/shm/shm_group.h"
-#include "network/mpi.h"
+#include "network/endpoint.h"
 
 namespace ringtrain {
 
 // Whether a segment between the ranks of this rank's node is of use: where not, none need be made.
 bool wants_shared_memory(const Placement& placement, const Options& options);
 
-// Between ranks that share no memory, or are not to use it. `algorithm`: as the option allreduce_algorithm.
-std::unique_ptr<Group> make_network_group(const std::string& algorithm, const Peers& peers, const Tuning& tuning);
+// Between ranks that share no memory, or are not to use it. Arguments as those of NetworkGroup.
+std::shared_ptr<NetworkGroup> make_network_group(const std::string& algorithm, Endpoint peers, const Tuning& tuning);
 
-// `memory`: shared by this rank's node; without mailboxes when there are none, which then holds on all nodes. `mpi`:
-// null when the placement is a single rank. `tag`: keeps the messages of this process set apart. `tuning` outlives the
-// Group. All ranks of the placement call this at the same time.
-std::unique_ptr<Group> choose_group(const Placement& placement, const Options& options, const Tuning& tuning, Mpi* mpi,
-                                    int tag, NodeMemory memory, Watch& watch);
+// `memory`: shared by this rank's node; without mailboxes when there are none, which then holds on all nodes.
+// `network`: null when the placement is a single rank. `tag`: keeps the messages of this process set apart. `tuning`
+// outlives the Group. All ranks of the placement call this at the same time.
+std::shared_ptr<Group> choose_group(const Placement& placement, const Options& options, const Tuning& tuning,
+                                    Network* network, int tag, NodeMemory memory, Watch& watch);
 
 }  // namespace ringtrain

@@ -34,6 +34,16 @@ inline Counts even_slices(size_t count, int size) {
   for (size_t r = 0; r < ranks; ++r) counts[r] = std::min(count, (r + 1) * usual) - std::min(count, r * usual);
   return counts;
 }
+// Calls visit(begin, count) for as few parts of `count` elements, all about as long, as there can be if none is longer
+// than `most`, a multiple of 64.
+template <typename Visit>
+void for_each_part(size_t count, size_t most, Visit visit) {
+  if (count == 0) return;
+  const size_t parts = (count + most - 1) / most;
+  const size_t usual = ((count + parts - 1) / parts + 63) / 64 * 64;
+  for (size_t begin = 0; begin < count; begin += usual) visit(begin, std::min(usual, count - begin));
+}
+
 inline Counts in_bytes(Counts counts, size_t element_bytes) {
   for (size_t& count : counts) count *= element_bytes;
   return counts;
@@ -49,15 +59,13 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
   virtual const char* name() const = 0;
-  // Whether the smallest and the largest of a number and NaN is NaN.
-  virtual bool keeps_nan() const { return true; }
 
   // Each piece's destination becomes the reduction of all ranks' sources. A source may be its own destination.
   // All ranks end with the same bits.
   virtual void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) = 0;
 
   // The same in place, where every rank's pieces lie in the Arena of the node, or on a GPU in memory of NCCL.
-  virtual void allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  virtual void allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) {
     allreduce(reduction, pieces);
   }
 

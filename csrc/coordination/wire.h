@@ -8,7 +8,7 @@
 
 namespace ringtrain {
 
-enum class Tag : int { call = 1, bits, gather, broadcast };
+enum class Tag : int { call, bits, gather, broadcast };
 
 class Wire {
  public:

@@ -71,7 +71,7 @@ std::unique_ptr<NcclComm> NcclComm::split(int color, int key, int rank, int size
 
 NcclComm::~NcclComm() { abort({this}); }
 
-std::optional<void*> NcclComm::get_to_know(void* memory, size_t bytes) {
+std::optional<void*> NcclComm::register_buffer(void* memory, size_t bytes) {
   const auto registration = std::make_shared<std::optional<void*>>();
   caller_->run("ncclCommRegister", handle_, [&library = library(), handle = handle_, memory, bytes, registration] {
     void* known = nullptr;
@@ -81,7 +81,7 @@ std::optional<void*> NcclComm::get_to_know(void* memory, size_t bytes) {
   return *registration;
 }
 
-void NcclComm::forget(void* registration) {
+void NcclComm::deregister(void* registration) {
   if (!registration || !handle_) return;
   caller_->run("ncclCommDeregister", handle_, [&library = library(), handle = handle_, registration] {
     library.CommDeregister(handle, registration);

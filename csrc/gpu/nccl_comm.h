@@ -63,8 +63,8 @@ class NcclComm {
 
   // Memory in which NCCL may work without copying if it does so on all ranks; until it is forgotten, or this ends. Null
   // where NCCL makes no use of it, nothing where it refuses to know it.
-  std::optional<void*> get_to_know(void* memory, size_t bytes);
-  void forget(void* registration);  // does nothing when this has been ended
+  std::optional<void*> register_buffer(void* memory, size_t bytes);
+  void deregister(void* registration);  // does nothing when this has been ended
 
   // Throws peer_lost when NCCL has found that something went wrong between the ranks.
   void require_well() const;

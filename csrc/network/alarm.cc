@@ -1,68 +1,42 @@
 #include "network/alarm.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstring>
-#include <memory>
-#include <numeric>
-#include <vector>
-
-#include "base/wait.h"
+#include "base/bytes.h"
 
 namespace ringtrain {
 namespace {
 
 constexpr double kMoment_s = 1;
+constexpr int kTag = 0;
+constexpr size_t kMostBytes = sizeof(ErrorKind) + sizeof(uint64_t) + kLongestErrorText;
 
 }  // namespace
 
-// A rank that MPI knows to be dead need not hear it, and keeps nobody else from hearing it.
+// A rank that is known to be dead need not hear it, and keeps nobody else from hearing it.
 void Alarm::raise(ErrorKind kind, const std::string& text) noexcept {
   if (has_heard_) return;
   has_heard_ = true;
-  const std::string words = shortened(text);
-  const auto message = std::make_shared<Message>();
-  message->kind = kind;
-  message->length = static_cast<uint32_t>(words.size());
-  std::memcpy(message->text, words.data(), words.size());
-  const size_t bytes = offsetof(Message, text) + words.size();
-  const Mpi::Lending lending(&mpi_, message);
-  std::vector<MpiRequest> requests;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (rank == rank_) continue;
+  Writer writer;
+  writer.put(kind);
+  writer.put(shortened(text));
+  const Bytes message = writer.take();
+  for (int rank = 0; rank < all_.size(); ++rank) {
+    if (rank == all_.rank()) continue;
     try {
-      requests.push_back(mpi_.isend(message.get(), bytes, rank, tag_, mpi_.world()));
+      all_.post(rank, kTag, message.data(), message.size());
     } catch (const Error&) {
     }
   }
-  const auto all_are_over = [&] {
-    return std::all_of(requests.begin(), requests.end(), [&](MpiRequest& request) { return is_over(request); });
-  };
-  Waiter::comes_true(all_are_over, kMoment_s);
-}
-
-bool Alarm::is_over(MpiRequest& request) {
-  try {
-    return mpi_.test(request);
-  } catch (const Error&) {
-    return true;
-  }
+  all_.drain(kMoment_s);
 }
 
 void Alarm::listen() {
-  if (!mpi_.has_arrived_from_any(tag_, mpi_.world())) return;
-  std::vector<int> ranks(static_cast<size_t>(size_));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const int sender = mpi_.sender(ranks, tag_, mpi_.world());
-  const auto message = std::make_shared<Message>();
-  const Mpi::Lending lending(&mpi_, message);
-  MpiRequest request = mpi_.irecv(message.get(), sizeof(Message), sender, tag_, mpi_.world());
-  const double end = now_s() + kMoment_s;
-  bool has_come = false;
-  Waiter().poll([&] { return (has_come = mpi_.test(request)) || now_s() > end; }, nullptr);
+  if (!all_.has_arrived_from_any(kTag)) return;
+  const auto message = all_.take(all_.sender(kTag), kTag, kMostBytes, kMoment_s);
   has_heard_ = true;
-  if (!has_come) throw Error(ErrorKind::peer_lost, "a rank has failed, and was gone before it could say why");
-  throw Error(message->kind, std::string(message->text, message->length));
+  if (!message) throw Error(ErrorKind::peer_lost, "a rank has failed, and was gone before it could say why");
+  Reader reader(*message);
+  const auto kind = reader.get<ErrorKind>();
+  throw Error(kind, reader.get<std::string>());
 }
 
 }  // namespace ringtrain

@@ -5,35 +5,25 @@
 #include <string>
 
 #include "base/error.h"
-#include "network/mpi.h"
+#include "network/endpoint.h"
 
 namespace ringtrain {
 
-// Engine thread only.
+// Requires Engine::turn_.
 class Alarm {
  public:
-  // `tag` of mpi.world() is for alarms alone. `mpi` outlives this.
-  Alarm(Mpi& mpi, int rank, int size, int tag) : mpi_(mpi), rank_(rank), size_(size), tag_(tag) {}
+  // `all`: the ranks of the world, without a Watch, since Watches ask this.
+  explicit Alarm(Endpoint all) : all_(std::move(all)) {}
 
   // Tells all others, and gives the message a moment to leave. Does nothing if this rank has only heard it itself.
   void raise(ErrorKind kind, const std::string& message) noexcept;
 
-  // Throws what another rank has raised. Lets MPI make progress too, which some libraries do only when they are called:
-  // what this rank has sent before might not leave otherwise.
+  // Throws what another rank has raised. Lets the Network make progress too, which some libraries do only when they are
+  // called: what this rank has sent before might not leave otherwise.
   void listen();
 
  private:
-  struct Message {
-    uint32_t length;
-    ErrorKind kind;
-    char text[kLongestErrorText];
-  };
-
-  // Whether MPI is through with it, or cannot carry it out.
-  bool is_over(MpiRequest& request);
-
-  Mpi& mpi_;
-  const int rank_, size_, tag_;
+  Endpoint all_;
   bool has_heard_ = false;
 };
 

@@ -4,7 +4,10 @@
 #include <utility>
 
 #include "base/call_thread.h"
+#include "base/dtype.h"
 #include "base/dynlib.h"
+#include "base/error.h"
+#include "network/library_collectives.h"
 
 namespace ringtrain {
 namespace {
@@ -19,10 +22,6 @@ struct Table {
   int (*Test)(H*, int*, void*);
   int (*Cancel)(H*);
   int (*Iallreduce)(const void*, void*, int, H, H, H, H*);
-  int (*Ibcast)(void*, int, H, int, H, H*);
-  int (*Iallgatherv)(const void*, int, H, void*, const int*, const int*, H, H, H*);
-  int (*Ialltoallv)(const void*, const int*, const int*, H, void*, const int*, const int*, H, H, H*);
-  int (*Ibarrier)(H, H*);
   int (*Comm_group)(H, H*);
   int (*Group_incl)(H, int, const int*, H*);
   int (*Group_free)(H*);
@@ -44,10 +43,6 @@ struct Table {
     library.find(Test, "MPI_Test");
     library.find(Cancel, "MPI_Cancel");
     library.find(Iallreduce, "MPI_Iallreduce");
-    library.find(Ibcast, "MPI_Ibcast");
-    library.find(Iallgatherv, "MPI_Iallgatherv");
-    library.find(Ialltoallv, "MPI_Ialltoallv");
-    library.find(Ibarrier, "MPI_Ibarrier");
     library.find(Comm_group, "MPI_Comm_group");
     library.find(Group_incl, "MPI_Group_incl");
     library.find(Group_free, "MPI_Group_free");
@@ -64,9 +59,9 @@ struct Table {
 };
 
 template <typename Handle>
-class MpiOver final : public Mpi {
+class MpiNetwork final : public Network, public LibraryCollectives {
  public:
-  MpiOver(const MpiDescription& description, const std::vector<RankName>& names)
+  MpiNetwork(const MpiDescription& description, const std::vector<RankName>& names)
       : names_(names),
         call_(DynamicLibrary(description.library)),
         world_(static_cast<Handle>(description.communicator)),
@@ -85,76 +80,40 @@ class MpiOver final : public Mpi {
     check(call_.Comm_set_errhandler(world_, errors_return_), "MPI_Comm_set_errhandler");
   }
 
-  ~MpiOver() override { forget_ended(); }
+  ~MpiNetwork() override { forget_ended(); }
 
-  MpiComm world() const override { return to_uint(world_); }
-
-  bool denies_cuda() const override { return call_.Query_cuda_support && call_.Query_cuda_support() == 0; }
-
-  MpiRequest isend(const void* data, size_t bytes, int to, int tag, MpiComm communicator) override {
+  NetworkRequest isend(const void* data, size_t bytes, int to, int tag) override {
     return started("MPI_Isend", Kind::message, [&](Handle* request) {
-      return call_.Isend(data, static_cast<int>(bytes), byte_, to, tag, of(communicator), request);
+      return call_.Isend(data, static_cast<int>(bytes), byte_, to, tag, world_, request);
     });
   }
 
-  MpiRequest irecv(void* data, size_t bytes, int from, int tag, MpiComm communicator) override {
+  NetworkRequest irecv(void* data, size_t bytes, int from, int tag) override {
     return started("MPI_Irecv", Kind::message, [&](Handle* request) {
-      return call_.Irecv(data, static_cast<int>(bytes), byte_, from, tag, of(communicator), request);
+      return call_.Irecv(data, static_cast<int>(bytes), byte_, from, tag, world_, request);
     });
   }
 
-  bool has_arrived(int from, int tag, MpiComm communicator) override {
+  bool has_arrived(int from, int tag) override {
     int arrived = 0;
-    check(call_.Iprobe(from, tag, of(communicator), &arrived, status_), "MPI_Iprobe");
+    check(call_.Iprobe(from, tag, world_, &arrived, status_), "MPI_Iprobe");
     return arrived != 0;
   }
 
-  bool has_arrived_from_any(int tag, MpiComm communicator) override {
-    return has_arrived(any_source_, tag, communicator);
-  }
+  bool has_arrived_from_any(int tag) override { return has_arrived(any_source_, tag); }
 
-  MpiRequest iallreduce(void* data, int count, DType dtype, Reduce reduce, MpiComm communicator) override {
-    return started("MPI_Iallreduce", Kind::collective, [&](Handle* request) {
-      return call_.Iallreduce(in_place_, data, count, dtypes_[static_cast<int>(dtype)], operation(dtype, reduce),
-                              of(communicator), request);
-    });
-  }
+  LibraryCollectives* collectives() override { return this; }
 
-  MpiRequest ibroadcast(void* data, int bytes, int root, MpiComm communicator) override {
-    return started("MPI_Ibcast", Kind::collective,
-                   [&](Handle* request) { return call_.Ibcast(data, bytes, byte_, root, of(communicator), request); });
-  }
+  bool denies_cuda() const override { return call_.Query_cuda_support && call_.Query_cuda_support() == 0; }
 
-  MpiRequest iallgather(const void* source, int bytes, void* destination, const std::vector<int>& counts,
-                        const std::vector<int>& offsets, MpiComm communicator) override {
-    return started("MPI_Iallgatherv", Kind::collective, [&](Handle* request) {
-      return call_.Iallgatherv(source, bytes, byte_, destination, counts.data(), offsets.data(), byte_,
-                               of(communicator), request);
-    });
-  }
-
-  MpiRequest ialltoall(const void* source, const std::vector<int>& counts, const std::vector<int>& offsets,
-                       void* destination, const std::vector<int>& receive_counts,
-                       const std::vector<int>& receive_offsets, MpiComm communicator) override {
-    return started("MPI_Ialltoallv", Kind::collective, [&](Handle* request) {
-      return call_.Ialltoallv(source, counts.data(), offsets.data(), byte_, destination, receive_counts.data(),
-                              receive_offsets.data(), byte_, of(communicator), request);
-    });
-  }
-
-  MpiRequest ibarrier(MpiComm communicator) override {
-    return started("MPI_Ibarrier", Kind::collective,
-                   [&](Handle* request) { return call_.Ibarrier(of(communicator), request); });
-  }
-
- private:
-  MpiComm make(MpiComm from, const std::vector<int>& ranks, int tag, Watch& watch) override {
+  // MPI has only blocking calls that make communicators and free them, which run on a thread of their own.
+  std::unique_ptr<LibraryCommunicator> connect(const std::vector<int>& ranks, int tag, Watch& watch) override {
     Handle all{}, some{};
-    check(call_.Comm_group(of(from), &all), "MPI_Comm_group");
+    check(call_.Comm_group(world_, &all), "MPI_Comm_group");
     check(call_.Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some), "MPI_Group_incl");
-    const auto call = [create_group = call_.Comm_create_group, from = of(from), some, tag] {
+    const auto call = [create_group = call_.Comm_create_group, world = world_, some, tag] {
       Handle made{};
-      const int code = create_group(from, some, tag, &made);
+      const int code = create_group(world, some, tag, &made);
       return std::make_pair(code, made);
     };
     const auto [code, made] = CallThread().run(call, watch);
@@ -162,12 +121,38 @@ class MpiOver final : public Mpi {
     call_.Group_free(&some);
     call_.Group_free(&all);
     check(call_.Comm_set_errhandler(made, errors_return_), "MPI_Comm_set_errhandler");
-    return to_uint(made);
+    return std::make_unique<Communicator>(*this, made);
   }
 
-  std::function<int()> call_to_free(MpiComm communicator) const override {
-    return [free = call_.Comm_free, handle = of(communicator)]() mutable { return free(&handle); };
+  void free_unused(Watch& watch) override {
+    if (unused_.empty()) return;
+    CallThread thread;
+    for (const Handle unused : std::exchange(unused_, {})) {
+      const auto call = [free = call_.Comm_free, unused] {
+        Handle handle = unused;
+        return free(&handle);
+      };
+      check(thread.run(call, watch), "MPI_Comm_free");
+    }
   }
+
+ private:
+  class Communicator final : public LibraryCommunicator {
+   public:
+    Communicator(MpiNetwork& mpi, Handle handle) : mpi_(mpi), handle_(handle) {}
+    ~Communicator() override { mpi_.unused_.push_back(handle_); }
+
+    NetworkRequest iallreduce(void* data, int count, DType dtype, Reduce reduce) override {
+      return mpi_.started("MPI_Iallreduce", Kind::collective, [&](Handle* request) {
+        return mpi_.call_.Iallreduce(mpi_.in_place_, data, count, mpi_.dtypes_[static_cast<int>(dtype)],
+                                     mpi_.operation(dtype, reduce), handle_, request);
+      });
+    }
+
+   private:
+    MpiNetwork& mpi_;
+    const Handle handle_;
+  };
 
   int look(uint64_t& number, bool& has_ended) noexcept override {
     Handle handle = of(number);
@@ -201,7 +186,7 @@ class MpiOver final : public Mpi {
   }
 
   template <typename Start>
-  MpiRequest started(const char* name, Kind kind, Start start) {
+  NetworkRequest started(const char* name, Kind kind, Start start) {
     Handle handle{};
     const int code = start(&handle);
     if (code != 0 && kind == Kind::collective) keep_lent();  // some of its messages may be under way
@@ -231,7 +216,9 @@ class MpiOver final : public Mpi {
     return {ErrorKind::peer_lost, text.empty() ? details : text + "(" + details + ")"};
   }
 
-  void check(int code, const char* name) const override {
+  void require_success(int code) const override { check(code, "MPI_Test"); }
+
+  void check(int code, const char* name) const {
     if (code == 0) return;  // MPI_SUCCESS is 0 by the standard
     int error_class = 0, length = 0;
     char text[1024] = "";  // no MPI's MPI_MAX_ERROR_STRING is larger
@@ -251,19 +238,14 @@ class MpiOver final : public Mpi {
   Handle dtypes_[kDTypes] = {};
   Handle reduces_[4] = {};
   alignas(16) char status_[256];  // written by MPI, never read
+  std::vector<Handle> unused_;    // communicators
 };
 
 }  // namespace
 
-int Mpi::sender(const std::vector<int>& ranks, int tag, MpiComm communicator) {
-  for (const int rank : ranks)
-    if (has_arrived(rank, tag, communicator)) return rank;
-  throw failure("MPI_Iprobe sees a message of any rank, but of none");
-}
-
-std::unique_ptr<Mpi> Mpi::open(const MpiDescription& description, const std::vector<RankName>& names) {
-  if (description.handle_bytes == 4) return std::make_unique<MpiOver<int32_t>>(description, names);
-  if (description.handle_bytes == 8) return std::make_unique<MpiOver<uint64_t>>(description, names);
+std::unique_ptr<Network> open_mpi(const MpiDescription& description, const std::vector<RankName>& names) {
+  if (description.handle_bytes == 4) return std::make_unique<MpiNetwork<int32_t>>(description, names);
+  if (description.handle_bytes == 8) return std::make_unique<MpiNetwork<uint64_t>>(description, names);
   throw failure("an MPI library with handles of " + std::to_string(description.handle_bytes) + " bytes is unknown");
 }
 

@@ -101,7 +101,7 @@ void Executor::carry_out_on_gpu(const Plan& plan, const Submissions& submissions
 void Executor::carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) {
   const Request& request = plan.parts.front()->request;
   const auto loan = std::make_shared<Loan>(Loan{sets_.shared_group(request.process_set), adasum_, std::move(memory)});
-  const Mpi::Lending lending(sets_.mpi(), loan);
+  const Network::Lending lending(sets_.network(), loan);
   try {
     if (request.kind == OpKind::allreduce)
       allreduce(plan, submissions, *loan);
@@ -171,7 +171,7 @@ void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan&
                        loan.adasum->allreduce(host, dtype, reduction.scale, pieces);
                      });
     else if (common.is_in_arena)
-      group.allreduce_in_arena(reduction, list);
+      group.allreduce_registered(reduction, list);
     else
       group.allreduce(reduction, list);
   }

@@ -39,8 +39,8 @@ Fabric::Fabric(const World& world, const Options& options)
     channel_ = std::make_unique<SelfChannel>();
     return;
   }
-  mpi_ = Mpi::open(*world.mpi, world.names);
-  alarm_ = std::make_unique<Alarm>(*mpi_, world.rank, world.size(), kAlarmTag);
+  network_ = open_mpi(*world.mpi, world.names);
+  alarm_ = std::make_unique<Alarm>(Endpoint(*network_, all_ranks(world), world.rank, kAlarmTag, nullptr));
   watch_.listen_to(alarm_.get());
   try {
     connect(world, options);
@@ -51,7 +51,7 @@ Fabric::Fabric(const World& world, const Options& options)
 }
 
 void Fabric::connect(const World& world, const Options& options) {
-  wire_ = std::make_unique<MpiWire>(*mpi_, all_ranks(world), world.rank, kWorldWireTag, watch_);
+  wire_ = std::make_unique<NetworkWire>(Endpoint(*network_, all_ranks(world), world.rank, kWorldWireTag, &watch_));
   TreeChannel bootstrap(*wire_, std::numeric_limits<double>::infinity());
   if (options.shared_memory == "auto") make_node(world, bootstrap);
   if (node_) make_arena(world, bootstrap);
@@ -102,7 +102,8 @@ void Fabric::make_channel(const World& world) {
   if (node_->index() == 0) {
     std::vector<int> leaders;
     for (const auto& of_node : ranks) leaders.push_back(of_node.front());
-    wire_ = std::make_unique<MpiWire>(*mpi_, leaders, world.nodes[world.rank], kLeaderWireTag, watch_);
+    wire_ =
+        std::make_unique<NetworkWire>(Endpoint(*network_, leaders, world.nodes[world.rank], kLeaderWireTag, &watch_));
     cross = std::make_unique<TreeChannel>(*wire_, kPatience_s);
   } else {
     wire_.reset();

@@ -5,11 +5,11 @@
 
 #include "base/options.h"
 #include "coordination/channel.h"
-#include "coordination/mpi_wire.h"
+#include "coordination/network_wire.h"
 #include "memory/arena.h"
 #include "memory/node.h"
 #include "network/alarm.h"
-#include "network/mpi.h"
+#include "network/network.h"
 #include "runtime/peer_watch.h"
 #include "runtime/world.h"
 
@@ -25,8 +25,8 @@ class Fabric {
 
   Channel& channel() const { return *channel_; }
   PeerWatch& watch() { return watch_; }
-  Mpi* mpi() { return mpi_.get(); }     // null in a world of one rank
-  Node* node() { return node_.get(); }  // null when no rank shares memory with this one
+  Network* network() { return network_.get(); }  // null in a world of one rank
+  Node* node() { return node_.get(); }           // null when no rank shares memory with this one
   // Null where none is to be had: no rank shares memory with this one, or /dev/shm does not allow it. Shared with the
   // user's arrays.
   const std::shared_ptr<Arena>& arena() const { return arena_; }
@@ -46,11 +46,11 @@ class Fabric {
 
   PeerWatch watch_;
   Flag own_bell_;
-  std::unique_ptr<Mpi> mpi_;
+  std::unique_ptr<Network> network_;
   std::unique_ptr<Node> node_;
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Alarm> alarm_;
-  std::unique_ptr<MpiWire> wire_;  // between all ranks, or between the leaders of the nodes
+  std::unique_ptr<NetworkWire> wire_;  // between all ranks, or between the leaders of the nodes
   std::unique_ptr<Channel> channel_;
 };
 

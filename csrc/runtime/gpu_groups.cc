@@ -6,9 +6,7 @@
 #include "base/log.h"
 #include "collectives/choose.h"
 #include "collectives/gpu/cuda_mpi_group.h"
-#include "collectives/gpu/either_group.h"
 #include "collectives/gpu/gpu_hierarchy.h"
-#include "collectives/gpu/packing_contest.h"
 #include "collectives/gpu/staged_group.h"
 
 namespace ringtrain {
@@ -40,13 +38,13 @@ void GpuGroups::make_nccl(int process_set, const Placement& placement) {
   NcclGroup* own = nccl.get();
   if (own) {
     if (process_set == 0) of_world_ = communicators_[0].front();
-    auto rest = make_rest(process_set, false);
-    tensors_->set_group(process_set, std::make_unique<EitherGroup>(std::move(nccl), std::move(rest)));
+    own->set_fallback(make_staged_group(process_set, false));
+    tensors_->set_group(process_set, std::move(nccl));
   }
   const bool all_know_memory = all_agree(!own || own->packed().prepare());
   if (!own) return;
   if (!all_know_memory) own->packed().drop();
-  find_packing(*own, *tensors_->pool(), watch_);
+  own->probe_packing(watch_);
 }
 
 void GpuGroups::make_hierarchy(int process_set, const Placement& placement) {
@@ -63,10 +61,9 @@ void GpuGroups::make_hierarchy(int process_set, const Placement& placement) {
   parts.node = connect(process_set, on_node);
   parts.cross = make_cross(process_set, placement, across);
   if (placement.own < 0) return;
-  auto rest = make_rest(process_set, false);
-  auto hierarchy = std::make_unique<GpuHierarchy>(std::move(parts), make_rest(process_set, false), tensors_->gpu(),
-                                                  tensors_->pool());
-  tensors_->set_group(process_set, std::make_unique<EitherGroup>(std::move(hierarchy), std::move(rest)));
+  tensors_->set_group(process_set,
+                      std::make_unique<GpuHierarchy>(std::move(parts), make_staged_group(process_set, false),
+                                                     tensors_->gpu(), tensors_->pool()));
 }
 
 std::unique_ptr<Group> GpuGroups::make_cross(int process_set, const Placement& placement, const Seat& seat) {
@@ -76,13 +73,13 @@ std::unique_ptr<Group> GpuGroups::make_cross(int process_set, const Placement& p
   for (const int node : placement.distinct_nodes())
     ranks.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node)[static_cast<size_t>(seat.color)])]);
   const int tag = kFirstGroupTag + process_set % kGroupTags;
-  const Peers peers(*fabric_.mpi(), ranks, seat.place, tag, watch_);
-  auto staged = std::make_unique<StagedGroup>(make_network_group(options_.cross_algorithm, peers, tuning_),
+  const auto peers = [&] { return Endpoint(*fabric_.network(), ranks, seat.place, tag, &watch_); };
+  auto staged = std::make_unique<StagedGroup>(make_network_group(options_.cross_algorithm, peers(), tuning_),
                                               tensors_->relay(), false);
   if (options_.gpu_cross_algorithm == "mpi") return staged;
-  if (fabric_.mpi()->denies_cuda() && placement.own == 0)
+  if (fabric_.network()->collectives()->denies_cuda() && placement.own == 0)
     warn("gpu_cross_algorithm is cuda_aware_mpi, but this MPI says that it takes no addresses of GPUs: it may crash");
-  return std::make_unique<CudaMpiGroup>(peers, tensors_->gpu(), std::move(staged), watch_);
+  return std::make_unique<CudaMpiGroup>(peers(), tensors_->gpu(), std::move(staged));
 }
 
 // On one node the parts lie where all of its ranks can read them, if all have room there.
@@ -90,11 +87,11 @@ void GpuGroups::make_staged(int process_set, const Placement& placement) {
   const bool is_member = placement.own >= 0;
   const bool use_arena = all_agree(!is_member || tensors_->relay().prepare());
   if (!is_member) return;
-  tensors_->set_group(process_set, make_rest(process_set, use_arena));
+  tensors_->set_group(process_set, make_staged_group(process_set, use_arena));
 }
 
 // Through host memory.
-std::unique_ptr<Group> GpuGroups::make_rest(int process_set, bool use_arena) {
+std::unique_ptr<Group> GpuGroups::make_staged_group(int process_set, bool use_arena) {
   return std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), use_arena);
 }
 

@@ -49,7 +49,7 @@ class GpuGroups {
   // Null for who has no color.
   std::unique_ptr<NcclGroup> connect(int process_set, const Seat& seat);
   std::unique_ptr<Group> make_cross(int process_set, const Placement& placement, const Seat& seat);
-  std::unique_ptr<Group> make_rest(int process_set, bool use_arena);
+  std::unique_ptr<Group> make_staged_group(int process_set, bool use_arena);
   NcclId agree_on_id(const Seat& seat);
   bool all_agree(bool is_well);
   // Until all that was put into the GPU's stream is done, where this rank has a GPU.

@@ -4,6 +4,7 @@
 
 #include "collectives/choose.h"
 #include "collectives/shm/shm_group.h"
+#include "network/library_collectives.h"
 #include "runtime/segments.h"
 
 namespace ringtrain {
@@ -23,12 +24,12 @@ void ProcessSets::open(int id) {
   NodeMemory memory = share_memory(id, placement);
   if (placement.own < 0) return;
   const int tag = kFirstGroupTag + id % kGroupTags;
-  groups_[id] = choose_group(placement, options_, tuning_, fabric_.mpi(), tag, std::move(memory), fabric_.watch());
+  groups_[id] = choose_group(placement, options_, tuning_, fabric_.network(), tag, std::move(memory), fabric_.watch());
 }
 
 void ProcessSets::close(int id) {
   groups_.erase(id);
-  if (mpi()) mpi()->free_unused(fabric_.watch());
+  if (network() && network()->collectives()) network()->collectives()->free_unused(fabric_.watch());
 }
 
 void ProcessSets::leave() {

@@ -32,7 +32,7 @@ class ProcessSets {
   bool contains_this_rank(int id) const { return groups_.count(id) != 0; }
   Group& group(int id) { return *groups_.at(id); }
   std::shared_ptr<Group> shared_group(int id) { return groups_.at(id); }
-  Mpi* mpi() { return fabric_.mpi(); }  // null in a world of one rank
+  Network* network() { return fabric_.network(); }  // null in a world of one rank
 
  private:
   // All ranks of the world call this, too. Without mailboxes where they are of no use or cannot be had.

@@ -56,13 +56,6 @@ int noted(int code, H request, std::vector<Buffer> buffers) {
   return code;
 }
 
-std::vector<Buffer> parts(void* data, const int* counts, const int* offsets, int ranks) {
-  std::vector<Buffer> buffers;
-  for (int r = 0; r < ranks; ++r)
-    buffers.push_back({static_cast<char*>(data) + offsets[r], static_cast<size_t>(counts[r])});
-  return buffers;
-}
-
 }  // namespace
 
 extern "C" {
@@ -72,14 +65,9 @@ int MPI_Irecv(void*, int, H, int, int, H, H*);
 int MPI_Test(H*, int*, void*);
 int MPI_Cancel(H*);
 int MPI_Iallreduce(const void*, void*, int, H, H, H, H*);
-int MPI_Ibcast(void*, int, H, int, H, H*);
-int MPI_Iallgatherv(const void*, int, H, void*, const int*, const int*, H, H, H*);
-int MPI_Ialltoallv(const void*, const int*, const int*, H, void*, const int*, const int*, H, H, H*);
 int MPI_Comm_create_group(H, H, int, H*);
 int MPI_Comm_free(H*);
 int MPI_Barrier(H);
-int MPI_Comm_rank(H, int*);
-int MPI_Comm_size(H, int*);
 int MPI_Type_size(H, int*);
 
 // How many bytes have come.
@@ -125,32 +113,6 @@ int MPI_Iallreduce(const void* source, void* data, int count, H type, H operatio
   if (is_refused(kAnyRank, static_cast<size_t>(count * size))) return refusal;
   const int code = REAL(MPI_Iallreduce)(source, data, count, type, operation, communicator, request);
   return noted(code, *request, {{static_cast<char*>(data), static_cast<size_t>(count * size)}});
-}
-
-int MPI_Ibcast(void* data, int count, H type, int root, H communicator, H* request) {
-  int rank = 0;
-  MPI_Comm_rank(communicator, &rank);
-  if (is_refused(kAnyRank, static_cast<size_t>(count))) return refusal;
-  const int code = REAL(MPI_Ibcast)(data, count, type, root, communicator, request);
-  return noted(code, *request, {{static_cast<char*>(data), rank == root ? 0 : static_cast<size_t>(count)}});
-}
-
-int MPI_Iallgatherv(const void* source, int count, H type, void* data, const int* counts, const int* offsets, H of_data,
-                    H communicator, H* request) {
-  int size = 0;
-  MPI_Comm_size(communicator, &size);
-  if (is_refused(kAnyRank, static_cast<size_t>(count))) return refusal;
-  const int code = REAL(MPI_Iallgatherv)(source, count, type, data, counts, offsets, of_data, communicator, request);
-  return noted(code, *request, parts(data, counts, offsets, size));
-}
-
-int MPI_Ialltoallv(const void* source, const int* sent, const int* from, H type, void* data, const int* counts,
-                   const int* offsets, H of_data, H communicator, H* request) {
-  int size = 0;
-  MPI_Comm_size(communicator, &size);
-  const int code =
-      REAL(MPI_Ialltoallv)(source, sent, from, type, data, counts, offsets, of_data, communicator, request);
-  return noted(code, *request, parts(data, counts, offsets, size));
 }
 
 int MPI_Test(H* request, int* is_complete, void* status) {

@@ -7,28 +7,24 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/delegating_group.h"
-#include "collectives/network/peers.h"
+#include "collectives/gpu/group_with_fallback.h"
+#include "collectives/network/library.h"
 #include "gpu/gpu.h"
 
 namespace ringtrain {
 
-class CudaMpiGroup final : public DelegatingGroup {
+class CudaMpiGroup final : public GroupWithFallback {
  public:
-  // All ranks at the same time. `watch` outlives this.
-  CudaMpiGroup(Peers peers, GpuPtr gpu, std::unique_ptr<Group> rest, Watch& watch);
+  // All ranks at the same time.
+  CudaMpiGroup(Endpoint peers, GpuPtr gpu, std::unique_ptr<Group> fallback);
   const char* name() const override { return "cuda-aware mpi"; }
-  bool keeps_nan() const override { return false; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
 
  private:
-  void allreduce_in_place(const Reduction& reduction, char* data, size_t count);
-
-  Peers peers_;
+  Endpoint peers_;
   const GpuPtr gpu_;
-  Watch& watch_;
-  const MpiCommunicator communicator_;
+  Library library_;
 };
 
 }  // namespace ringtrain

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 
+#include "collectives/gpu/nccl_group.h"
+
 namespace ringtrain {
 
 // What cannot be cut into equal slices where it lies is packed first: NCCL is fast with equal ones alone, and every
 // call costs as much as copying some hundred kilobytes on the GPU.
 void GpuHierarchy::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  if (!NcclGroup::can(reduction)) return fallback().allreduce(reduction, pieces);
   const size_t element = size_of(reduction.dtype), unit = 64 * static_cast<size_t>(parts_.owners);
   size_t total = 0;
   for (const Piece& piece : pieces) total += piece.count;

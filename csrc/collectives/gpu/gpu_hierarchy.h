@@ -9,23 +9,25 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/delegating_group.h"
+#include "collectives/gpu/group_with_fallback.h"
 #include "memory/gpu_memory.h"
 
 namespace ringtrain {
 
-class GpuHierarchy final : public DelegatingGroup {
+class GpuHierarchy final : public GroupWithFallback {
  public:
   struct Parts {
     std::unique_ptr<Group> node;   // the ranks of this node
     std::unique_ptr<Group> cross;  // those with this rank's place on every node; null when it owns nothing
     int owners = 0;                // ranks of a node that own something
   };
-  // `flat`: all ranks, for what has no hierarchical form.
-  GpuHierarchy(Parts parts, std::unique_ptr<Group> flat, GpuPtr gpu, std::shared_ptr<GpuPool> pool)
-      : DelegatingGroup(std::move(flat)), parts_(std::move(parts)), gpu_(std::move(gpu)), pool_(std::move(pool)) {}
+  // `fallback`: all ranks, for what has no hierarchical form, or NCCL cannot do.
+  GpuHierarchy(Parts parts, std::unique_ptr<Group> fallback, GpuPtr gpu, std::shared_ptr<GpuPool> pool)
+      : GroupWithFallback(std::move(fallback)),
+        parts_(std::move(parts)),
+        gpu_(std::move(gpu)),
+        pool_(std::move(pool)) {}
   const char* name() const override { return "nccl on nodes"; }
-  bool keeps_nan() const override { return false; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
 

@@ -25,14 +25,14 @@ bool NcclBuffer::prepare() {
     memory_ = nullptr;
     return false;
   }
-  const std::optional<void*> registration = comm_.get_to_know(memory_, kBytes);
+  const std::optional<void*> registration = comm_.register_buffer(memory_, kBytes);
   registration_ = registration.value_or(nullptr);
   if (!registration) drop();
   return registration.has_value();
 }
 
 void NcclBuffer::drop() {
-  comm_.forget(registration_);
+  comm_.deregister(registration_);
   if (memory_) comm_.library().MemFree(memory_);
   registration_ = memory_ = nullptr;
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "collectives/probe.h"
 #include "kernels/half.h"
 
 namespace ringtrain {
@@ -95,7 +96,7 @@ NcclGroup::NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> po
 NcclGroup::~NcclGroup() {
   memory_->note_forgotten(key_);
   try {
-    for (void* registration : registrations_) comm_->forget(registration);
+    for (void* registration : registrations_) comm_->deregister(registration);
   } catch (const Error&) {
     // Nobody answers any more.
   }
@@ -109,16 +110,16 @@ bool NcclGroup::can(const Reduction& reduction) {
 
 void NcclGroup::enqueue(const char* name, size_t arrays, std::function<int()> call) {
   constexpr size_t kAround = 8;  // what else NCCL puts into the stream, roughly
-  get_to_know_new_slabs();
+  register_new_slabs();
   comm_->gpu()->note_commands(arrays + kAround);
   comm_->caller().run(name, comm_->handle(), std::move(call));
 }
 
 // A slab is worked in from the first operation on that is submitted after this, and only if all ranks know theirs:
 // where NCCL refuses one on some rank, what lies there is copied on all.
-void NcclGroup::get_to_know_new_slabs() {
+void NcclGroup::register_new_slabs() {
   for (const auto& [data, bytes] : memory_->slabs_after(registrations_.size())) {
-    const std::optional<void*> registration = comm_->get_to_know(data, bytes);
+    const std::optional<void*> registration = comm_->register_buffer(data, bytes);
     if (registration) memory_->note_known(registrations_.size(), key_);
     registrations_.push_back(registration.value_or(nullptr));
   }
@@ -141,11 +142,13 @@ void NcclGroup::deliver(void* destination, const void* written, size_t bytes) {
   comm_->gpu()->copy(destination, written, bytes, comm_->gpu()->stream());
 }
 
-void NcclGroup::allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) {
+void NcclGroup::allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  if (!can(reduction)) return fallback_->allreduce_registered(reduction, pieces);
   reduce_arrays(reduction, pieces);
 }
 
 void NcclGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  if (!can(reduction)) return fallback_->allreduce(reduction, pieces);
   const size_t element = size_of(reduction.dtype);
   std::vector<Piece> arrays, small;
   std::vector<Piece> written;  // what was worked on elsewhere, and where it belongs
@@ -198,6 +201,7 @@ void NcclGroup::reduce_arrays(const Reduction& reduction, const std::vector<Piec
 
 void NcclGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                                const Counts& counts) {
+  if (!can(reduction)) return fallback_->reduce_scatter(reduction, source, destination, counts);
   const size_t element = size_of(reduction.dtype), total = total_of(counts) * element;
   const auto rank = static_cast<size_t>(this->rank());
   if (total == 0) return;
@@ -272,6 +276,46 @@ void NcclGroup::alltoall(const void* source, const Counts& send_bytes, void* des
   };
   enqueue("ncclSend and ncclRecv", send_bytes.size() + receive_bytes.size(), call);
   deliver(destination, to, total_of(receive_bytes));
+}
+
+void NcclGroup::probe_packing(Watch& watch) {
+  constexpr size_t kPieces = 16, kNever = 0, kAlways = size_t{1} << 40;
+  constexpr size_t kSizes[] = {16 << 10, 256 << 10};  // bytes of a piece, ascending
+  if (size() == 1) return;                            // nothing travels
+  const Gpu& gpu = *comm_->gpu();
+  const GpuBlockPtr block = pool_->take(kPieces * kSizes[1]);
+  const std::shared_ptr<char> host = gpu.pinned(sizeof(double));
+  gpu.clear(block->data(), kPieces * kSizes[1], gpu.stream());
+  size_t pack_below = kNever;
+  for (const size_t bytes : kSizes) {
+    std::vector<Piece> pieces;
+    for (size_t i = 0; i < kPieces; ++i)
+      pieces.push_back({block->data() + i * bytes, block->data() + i * bytes, bytes / sizeof(float)});
+    pack_below_bytes_ = kAlways;
+    const double packed_s = seconds_for(pieces, reinterpret_cast<double*>(host.get()), watch);
+    pack_below_bytes_ = kNever;
+    if (packed_s < seconds_for(pieces, reinterpret_cast<double*>(host.get()), watch)) pack_below = bytes + 1;
+  }
+  pack_below_bytes_ = pack_below;
+}
+
+// `host`: a number that the GPU can reach.
+double NcclGroup::seconds_for(const std::vector<Piece>& pieces, double* host, Watch& watch) {
+  const Gpu& gpu = *comm_->gpu();
+  const auto finish = [&] { gpu.wait(*gpu.record(gpu.stream()), watch); };
+  const auto work = [&] {
+    allreduce({DType::float32}, pieces);
+    finish();
+  };
+  return probe_s(work, [&](double seconds) {
+    char* number = packed_.get(sizeof seconds);
+    *host = seconds;
+    deliver(number, host, sizeof seconds);
+    reduce_arrays({DType::float64, Reduce::max}, {{number, number, 1}});
+    deliver(host, number, sizeof seconds);
+    finish();
+    return *host;
+  });
 }
 
 void NcclGroup::barrier() {

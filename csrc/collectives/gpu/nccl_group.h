@@ -20,29 +20,31 @@ class NcclGroup final : public Group {
   NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> pool, std::shared_ptr<NcclMemory> memory, int key);
   ~NcclGroup() override;
   const char* name() const override { return "nccl"; }
-  bool keeps_nan() const override { return false; }
-  NcclComm& comm() { return *comm_; }
 
+  // Reductions that NCCL cannot do are left to another Group of the same ranks. There are none without one.
+  void set_fallback(std::unique_ptr<Group> fallback) { fallback_ = std::move(fallback); }
   // Whether NCCL can do it: it lacks 16-bit integers, and knows factors for sums of floats only.
   static bool can(const Reduction& reduction);
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
-  void allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;
   void broadcast(void* data, size_t bytes, int root) override;
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
   void barrier() override;
 
-  // Pieces of fewer bytes are packed into one array; what packing_contest.h has measured.
-  void pack_below(size_t bytes) { pack_below_bytes_ = bytes; }
+  // Tries whether small pieces are better packed together here: copies on the GPU against more operations in one call.
+  // All ranks at the same time.
+  void probe_packing(Watch& watch);
   // Where they are packed; to be prepared on all ranks or on none.
   NcclBuffer& packed() { return packed_; }
 
  private:
   // `call` puts so many arrays into the stream. It owns all that it uses, and returns NCCL's code.
   void enqueue(const char* name, size_t arrays, std::function<int()> call);
-  void get_to_know_new_slabs();
+  void register_new_slabs();
+  double seconds_for(const std::vector<Piece>& pieces, double* host, Watch& watch);
   void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays);
 
   // NCCL may work in memory that it knows if it does so on all ranks. Where the others may have something else, it gets
@@ -56,9 +58,10 @@ class NcclGroup final : public Group {
   const std::shared_ptr<GpuPool> pool_;
   const std::shared_ptr<NcclMemory> memory_;
   const int key_;
+  std::unique_ptr<Group> fallback_;
   std::vector<void*> registrations_;  // of its slabs, in their order
   NcclBuffer packed_;
-  size_t pack_below_bytes_ = 0;
+  size_t pack_below_bytes_ = 0;  // pieces of fewer bytes are packed into one array
 };
 
 }  // namespace ringtrain

@@ -40,7 +40,7 @@ void StagedGroup::allreduce(const Reduction& reduction, const std::vector<Piece>
       [&](size_t k, char* slot) {
         const std::vector<Piece> part = {{slot, slot, length(k)}};
         if (use_arena_)
-          host_->allreduce_in_arena(reduction, part);
+          host_->allreduce_registered(reduction, part);
         else
           host_->allreduce(reduction, part);
       },

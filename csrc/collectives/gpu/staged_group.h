@@ -22,7 +22,6 @@ class StagedGroup final : public Group {
         gpu_(relay.gpu()),
         use_arena_(use_arena) {}
   const char* name() const override { return "staged"; }
-  bool keeps_nan() const override { return host_->keeps_nan(); }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;

@@ -13,11 +13,11 @@
 namespace ringtrain {
 namespace {
 
-size_t others_of(const Peers& peers) { return static_cast<size_t>(peers.size() - 1); }
+size_t others_of(const Endpoint& peers) { return static_cast<size_t>(peers.size() - 1); }
 
 }  // namespace
 
-Exchange::Exchange(const Peers& peers, Part part, const Reduction& reduction, DType source_dtype, Blocks blocks,
+Exchange::Exchange(const Endpoint& peers, Part part, const Reduction& reduction, DType source_dtype, Blocks blocks,
                    char* slots)
     : Pipeline(blocks.size(), 0, part == Part::both ? 2 : 1, blocks.chunks_per_slice() * others_of(peers)),
       peers_(peers),
@@ -28,7 +28,7 @@ Exchange::Exchange(const Peers& peers, Part part, const Reduction& reduction, DT
       others_(others_of(peers)),
       sources_(static_cast<size_t>(peers.size())) {}
 
-size_t Exchange::slots_bytes(const Peers& peers, size_t chunk_elements) {
+size_t Exchange::slots_bytes(const Endpoint& peers, size_t chunk_elements) {
   return (slots(peers) + 1) * chunk_elements * sizeof(float);
 }
 
@@ -37,7 +37,7 @@ Message Exchange::outgoing(size_t i) {
   const int to = peers_.wrap(peers_.rank() + distance(it));
   const Blocks::Chunk chunk = blocks_.chunk(it.block, is_summing(it) ? to : peers_.rank(), chunk_index(it));
   if (!is_summing(it)) return {chunk.destination, chunk.count * size_of(reduction_.dtype), to};
-  return {const_cast<char*>(chunk.source), chunk.count * size_of(source_dtype_), to};  // MPI only reads it
+  return {const_cast<char*>(chunk.source), chunk.count * size_of(source_dtype_), to};  // it is only read
 }
 
 Message Exchange::incoming(size_t i) {

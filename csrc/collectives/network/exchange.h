@@ -4,7 +4,6 @@
 
 #include <vector>
 
-#include "collectives/network/blocks.h"
 #include "collectives/network/pipeline.h"
 
 namespace ringtrain {
@@ -14,10 +13,11 @@ class Exchange final : public Pipeline {
   // Rank r owns slice r. `reduction` is that of 16-bit floats; the sources are such, too, or float32 where they are
   // sums already. `slots` is slots_bytes() long. Never the allgather
   // alone.
-  Exchange(const Peers& peers, Part part, const Reduction& reduction, DType source_dtype, Blocks blocks, char* slots);
+  Exchange(const Endpoint& peers, Part part, const Reduction& reduction, DType source_dtype, Blocks blocks,
+           char* slots);
 
   // For incoming contributions to the sums, and for a sum before it is rounded.
-  static size_t slots_bytes(const Peers& peers, size_t chunk_elements);
+  static size_t slots_bytes(const Endpoint& peers, size_t chunk_elements);
 
   Message outgoing(size_t i) override;
   Message incoming(size_t i) override;
@@ -33,9 +33,9 @@ class Exchange final : public Pipeline {
   char* slot(size_t i) { return slots_ + i % slots(peers_) * blocks_.chunk_elements() * sizeof(float); }
   void sum(size_t block, size_t chunk, size_t first_message);
 
-  static size_t slots(const Peers& peers) { return Flow::kWindow + static_cast<size_t>(peers.size() - 1); }
+  static size_t slots(const Endpoint& peers) { return Flow::kWindow + static_cast<size_t>(peers.size() - 1); }
 
-  const Peers& peers_;
+  const Endpoint& peers_;
   const Reduction reduction_;
   const DType source_dtype_;
   const Blocks blocks_;

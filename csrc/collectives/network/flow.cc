@@ -1,6 +1,29 @@
 #include "collectives/network/flow.h"
 
 namespace ringtrain {
+namespace {
+
+class ChunksOfTwo final : public Messages {
+ public:
+  ChunksOfTwo(const Message& outgoing, const Message& incoming, size_t chunk_bytes)
+      : outgoing_(outgoing), incoming_(incoming), chunk_bytes_(chunk_bytes) {}
+  size_t count() const override {
+    return (std::max(outgoing_.bytes, incoming_.bytes) + chunk_bytes_ - 1) / chunk_bytes_;
+  }
+  Message outgoing(size_t i) override { return part(outgoing_, i); }
+  Message incoming(size_t i) override { return part(incoming_, i); }
+
+ private:
+  Message part(const Message& whole, size_t i) const {
+    const size_t begin = std::min(whole.bytes, i * chunk_bytes_);
+    return {whole.data + begin, std::min(chunk_bytes_, whole.bytes - begin), whole.peer};
+  }
+
+  const Message outgoing_, incoming_;
+  const size_t chunk_bytes_;
+};
+
+}  // namespace
 
 int Flow::step() {
   const size_t before = arrived_ + sent_;
@@ -23,7 +46,7 @@ bool Flow::post_receive() {
   const size_t i = receives_posted_;
   if (i == count_ || i == arrived_ + kWindow || !messages_.may_receive(i, sent_)) return false;
   const Message message = messages_.incoming(i);
-  if (message.bytes > 0) receives_[i % kWindow] = peers_.receive(message);
+  if (message.bytes > 0) receives_[i % kWindow] = peers_.receive(message.peer, message.data, message.bytes);
   ++receives_posted_;
   return true;
 }
@@ -32,21 +55,31 @@ bool Flow::post_send() {
   const size_t i = sends_posted_;
   if (i == count_ || i == sent_ + kWindow || !messages_.may_send(i, arrived_)) return false;
   const Message message = messages_.outgoing(i);
-  if (message.bytes > 0) sends_[i % kWindow] = peers_.send(message);
+  if (message.bytes > 0) sends_[i % kWindow] = peers_.send(message.peer, message.data, message.bytes);
   ++sends_posted_;
   return true;
 }
 
 bool Flow::finish_receive() {
-  if (arrived_ == receives_posted_ || !peers_.mpi().test(receives_[arrived_ % kWindow])) return false;
+  if (arrived_ == receives_posted_ || !peers_.test(receives_[arrived_ % kWindow])) return false;
   messages_.arrived(arrived_++);
   return true;
 }
 
 bool Flow::finish_send() {
-  if (sent_ == sends_posted_ || !peers_.mpi().test(sends_[sent_ % kWindow])) return false;
+  if (sent_ == sends_posted_ || !peers_.test(sends_[sent_ % kWindow])) return false;
   ++sent_;
   return true;
+}
+
+void run(Endpoint& peers, Messages& messages) {
+  Flow flow(peers, messages);
+  while (!flow.is_done()) flow.wait();
+}
+
+void exchange(Endpoint& peers, const Message& outgoing, const Message& incoming, size_t chunk_bytes) {
+  ChunksOfTwo messages(outgoing, incoming, chunk_bytes);
+  run(peers, messages);
 }
 
 }  // namespace ringtrain

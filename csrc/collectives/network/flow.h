@@ -4,10 +4,16 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "base/wait.h"
-#include "collectives/network/peers.h"
+#include "network/endpoint.h"
 
 namespace ringtrain {
+
+// A piece of memory that goes to a peer, or comes from it. Empty ones are not sent: both sides know the sizes.
+struct Message {
+  char* data = nullptr;
+  size_t bytes = 0;
+  int peer = 0;
+};
 
 // Describes the messages 0 .. count() - 1 of both directions; implemented by each algorithm. Each direction goes in
 // this order, so two ranks must have the messages between them in the same order.
@@ -24,11 +30,11 @@ class Messages {
   virtual bool may_receive(size_t, size_t /*sent*/) const { return true; }
 };
 
-// What is under way when it goes, after an error, stays with MPI.
+// What is under way when it goes, after an error, stays with the Network.
 class Flow {
  public:
   // Both outlive this.
-  Flow(Peers& peers, Messages& messages)
+  Flow(Endpoint& peers, Messages& messages)
       : peers_(peers), messages_(messages), count_(messages.count()), pace_(2 * count_) {}
 
   bool is_done() const { return completed() == count_; }
@@ -47,12 +53,17 @@ class Flow {
   bool finish_receive();
   bool finish_send();
 
-  Peers& peers_;
+  Endpoint& peers_;
   Messages& messages_;
   const size_t count_;
   size_t receives_posted_ = 0, arrived_ = 0, sends_posted_ = 0, sent_ = 0;
-  MpiRequest receives_[kWindow], sends_[kWindow];
+  NetworkRequest receives_[kWindow], sends_[kWindow];
   Pace pace_;
 };
+
+// All of them, from the first to the last.
+void run(Endpoint& peers, Messages& messages);
+// One message each way, cut into chunks.
+void exchange(Endpoint& peers, const Message& outgoing, const Message& incoming, size_t chunk_bytes);
 
 }  // namespace ringtrain

@@ -46,13 +46,13 @@ HierarchicalAllreduce::HierarchicalAllreduce(const HierarchicalGroup::Parts& par
     wide_block_ = reinterpret_cast<float*>(wide.block.get(longest * sizeof(float)));
     wide_slices_ = reinterpret_cast<float*>(wide.slices.get((ahead_ + 1) * longest_slice_ * sizeof(float)));
   }
-  if (!parts.ring) return;
+  if (!parts.cross) return;
   std::vector<Block> slices;
   for (size_t k = 0; k < blocks_.size(); ++k) {
     const Slice own = slice(k);
     slices.push_back({own.source, own.destination, even_slices(own.count, parts.nodes)});
   }
-  stream_ = parts.ring->stream(reduction, dtype_, std::move(slices));
+  stream_ = parts.cross->stream(reduction, dtype_, std::move(slices));
 }
 
 HierarchicalAllreduce::Slice HierarchicalAllreduce::slice(size_t k) const {

@@ -1,6 +1,7 @@
 #include "collectives/network/hierarchical_group.h"
 
 #include "collectives/network/hierarchical_allreduce.h"
+#include "collectives/network/packing.h"
 
 namespace ringtrain {
 namespace {
@@ -16,6 +17,11 @@ Counts HierarchicalGroup::Parts::lane_counts(size_t count) const {
   Counts counts = even_slices(count, lanes);
   counts.resize(static_cast<size_t>(node->size()));
   return counts;
+}
+
+void HierarchicalGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  reduce_packed(pieces, size_of(reduction.dtype), packed_,
+                [&](const std::vector<Piece>& arrays) { reduce_arrays(reduction, arrays); });
 }
 
 void HierarchicalGroup::reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) {

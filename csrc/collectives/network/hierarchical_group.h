@@ -10,20 +10,20 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/network/flat_group.h"
-#include "collectives/network/ring_group.h"
+#include "collectives/group.h"
+#include "collectives/network/network_group.h"
 #include "collectives/network/stream_watch.h"
+#include "collectives/scratch.h"
 
 namespace ringtrain {
 
-class HierarchicalGroup final : public FlatGroup {
+class HierarchicalGroup final : public Group {
  public:
   struct Parts {
-    std::unique_ptr<StreamWatch> watch;  // of `node`
-    std::unique_ptr<Group> node;         // the ranks of this node
-    std::unique_ptr<Group> cross;        // those with this rank's place on every node; null when it has no lane
-    std::unique_ptr<RingGroup> ring;     // the same ranks, to overlap the stages; null where they are not to
-    std::unique_ptr<Group> flat;         // all ranks, for what has no hierarchical form
+    std::unique_ptr<StreamWatch> watch;   // of `node`
+    std::unique_ptr<Group> node;          // the ranks of this node
+    std::shared_ptr<NetworkGroup> cross;  // those with this rank's place on every node; null when it has no lane
+    std::shared_ptr<NetworkGroup> flat;   // all ranks, for what has no hierarchical form
     int nodes, lanes;
     bool may_overlap;  // the same on all ranks
 
@@ -32,10 +32,10 @@ class HierarchicalGroup final : public FlatGroup {
     // What of `count` elements each rank of the node owns.
     Counts lane_counts(size_t count) const;
   };
-  explicit HierarchicalGroup(Parts parts)
-      : FlatGroup(parts.flat->rank(), parts.flat->size()), parts_(std::move(parts)) {}
+  explicit HierarchicalGroup(Parts parts) : Group(parts.flat->rank(), parts.flat->size()), parts_(std::move(parts)) {}
   const char* name() const override { return "hierarchical"; }
 
+  void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;
   void broadcast(void* data, size_t bytes, int root) override;
@@ -43,12 +43,12 @@ class HierarchicalGroup final : public FlatGroup {
   void barrier() override;
 
  private:
-  void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays) override;
+  void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays);
   // The stages one after the other.
   void reduce_array(const Reduction& reduction, const Piece& array);
 
   const Parts parts_;
-  Scratch wide_, wide_slices_;
+  Scratch packed_, wide_, wide_slices_;
 };
 
 }  // namespace ringtrain

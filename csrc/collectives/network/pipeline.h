@@ -9,14 +9,67 @@
 //   0.0      0.1 1.0  0.2 1.1 2.0  ...       block.step
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "collectives/group.h"
 #include "collectives/network/flow.h"
 
 namespace ringtrain {
+
+// Slices laid end to end; counts[r] elements for rank r.
+struct Block {
+  const char* source;
+  char* destination;
+  Counts counts;
+};
+
+// Arrays cut into blocks, blocks into a slice for each rank, slices into chunks: a chunk is what one message carries.
+class Blocks {
+ public:
+  // Sources and destinations have elements of so many bytes.
+  struct Elements {
+    size_t source_bytes, destination_bytes;
+  };
+  Blocks(std::vector<Block> blocks, const Elements& elements, size_t chunk_elements)
+      : blocks_(std::move(blocks)), elements_(elements), chunk_elements_(chunk_elements) {
+    size_t longest = 0;
+    for (const Block& block : blocks_) {
+      offsets_.push_back(offsets_of(block.counts));
+      longest = std::max(longest, *std::max_element(block.counts.begin(), block.counts.end()));
+    }
+    chunks_per_slice_ = (longest + chunk_elements - 1) / chunk_elements;
+  }
+
+  size_t size() const { return blocks_.size(); }
+  size_t chunk_elements() const { return chunk_elements_; }
+  // Of the longest slice of all; the last chunks of the others are short or empty.
+  size_t chunks_per_slice() const { return chunks_per_slice_; }
+
+  struct Chunk {
+    const char* source;
+    char* destination;
+    size_t count;  // elements
+  };
+  Chunk chunk(size_t block, int slice, size_t index) const {
+    const Block& it = blocks_[block];
+    const size_t length = it.counts[slice];
+    const size_t begin = std::min(length, index * chunk_elements_);
+    const size_t offset = offsets_[block][slice] + begin;
+    return {it.source + offset * elements_.source_bytes, it.destination + offset * elements_.destination_bytes,
+            std::min(chunk_elements_, length - begin)};
+  }
+
+ private:
+  const std::vector<Block> blocks_;
+  const Elements elements_;
+  const size_t chunk_elements_;
+  std::vector<Counts> offsets_;  // of the slices of each block
+  size_t chunks_per_slice_ = 0;
+};
 
 // What of an allreduce is to be done.
 enum class Part { reduce_scatter, allgather, both };
@@ -76,7 +129,7 @@ class Pipeline : public Messages {
 class Stream {
  public:
   // `peers` outlives this.
-  Stream(Peers& peers, std::unique_ptr<Pipeline> pipeline)
+  Stream(Endpoint& peers, std::unique_ptr<Pipeline> pipeline)
       : peers_(peers), pipeline_(std::move(pipeline)), flow_(peers, *pipeline_) {}
 
   void release() { pipeline_->release(); }
@@ -87,7 +140,7 @@ class Stream {
   }
 
  private:
-  Peers& peers_;
+  Endpoint& peers_;
   const std::unique_ptr<Pipeline> pipeline_;
   Flow flow_;
 };

@@ -26,11 +26,11 @@ namespace {
 
 size_t first_step_of(Part part, size_t others) { return part == Part::allgather ? others : 0; }
 size_t end_step_of(Part part, size_t others) { return part == Part::reduce_scatter ? others : 2 * others; }
-size_t others_of(const Peers& peers) { return static_cast<size_t>(peers.size() - 1); }
+size_t others_of(const Endpoint& peers) { return static_cast<size_t>(peers.size() - 1); }
 
 }  // namespace
 
-Ring::Ring(const Peers& peers, Part part, const Reduction& reduction, Blocks blocks, char* slots)
+Ring::Ring(const Endpoint& peers, Part part, const Reduction& reduction, Blocks blocks, char* slots)
     : Pipeline(blocks.size(), first_step_of(part, others_of(peers)), end_step_of(part, others_of(peers)),
                blocks.chunks_per_slice()),
       peers_(peers),
@@ -47,7 +47,7 @@ Blocks::Chunk Ring::chunk(const Place& place, size_t steps_back) const {
 Message Ring::outgoing(size_t i) {
   const Place it = place_of(i);
   const Blocks::Chunk chunk = outgoing_chunk(it);
-  char* data = it.step == 0 ? const_cast<char*>(chunk.source) : chunk.destination;  // MPI only reads it
+  char* data = it.step == 0 ? const_cast<char*>(chunk.source) : chunk.destination;  // it is only read
   return {data, chunk.count * element_, peers_.wrap(peers_.rank() + 1)};
 }
 

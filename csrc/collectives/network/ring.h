@@ -1,7 +1,6 @@
 // The messages of a ring: reduce-scatter, allgather, or one after the other. The essay is in ring.cc.
 #pragma once
 
-#include "collectives/network/blocks.h"
 #include "collectives/network/pipeline.h"
 
 namespace ringtrain {
@@ -11,7 +10,7 @@ class Ring final : public Pipeline {
   // Rank r owns slice r: its sum ends up there, and from there it is gathered. Partial sums go to the destinations, so
   // a reduce_scatter leaves rubbish in the slices of others; an allgather looks at no source. `slots` is slots_bytes()
   // long.
-  Ring(const Peers& peers, Part part, const Reduction& reduction, Blocks blocks, char* slots);
+  Ring(const Endpoint& peers, Part part, const Reduction& reduction, Blocks blocks, char* slots);
 
   // For incoming chunks before they are added.
   static size_t slots_bytes(size_t chunk_bytes) { return Flow::kWindow * chunk_bytes; }
@@ -31,7 +30,7 @@ class Ring final : public Pipeline {
   bool is_reducing(size_t step) const { return step < others_; }
   char* slot(size_t i) { return slots_ + i % Flow::kWindow * blocks_.chunk_elements() * element_; }
 
-  const Peers& peers_;
+  const Endpoint& peers_;
   const Reduction reduction_;
   const Blocks blocks_;
   char* const slots_;

@@ -126,7 +126,7 @@ void ShmGroup::small_allreduce(const Reduction& reduction, const std::vector<Pie
   });
 }
 
-void ShmGroup::allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) {
+void ShmGroup::allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) {
   size_t elements = 0;
   for (const Piece& piece : pieces) elements += piece.count;
   if (elements * size_of(reduction.dtype) <= kSmallBytes) return allreduce(reduction, pieces);

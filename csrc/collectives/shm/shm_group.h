@@ -54,7 +54,7 @@ class ShmGroup final : public Group {
   const char* name() const override { return "shm"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
-  void allreduce_in_arena(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;
   void broadcast(void* data, size_t bytes, int root) override;

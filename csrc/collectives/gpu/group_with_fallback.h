@@ -1,0 +1,36 @@
+// A Group that does some reductions itself, and leaves all else to another Group of the same ranks.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "collectives/group.h"
+
+namespace ringtrain {
+
+class GroupWithFallback : public Group {
+ public:
+  explicit GroupWithFallback(std::unique_ptr<Group> fallback)
+      : Group(fallback->rank(), fallback->size()), fallback_(std::move(fallback)) {}
+
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) final {
+    fallback_->reduce_scatter(reduction, source, destination, counts);
+  }
+  void allgather(const void* source, void* destination, const Counts& bytes) final {
+    fallback_->allgather(source, destination, bytes);
+  }
+  void broadcast(void* data, size_t bytes, int root) final { fallback_->broadcast(data, bytes, root); }
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) final {
+    fallback_->alltoall(source, send_bytes, destination, receive_bytes);
+  }
+  void barrier() final { fallback_->barrier(); }
+
+ protected:
+  Group& fallback() const { return *fallback_; }
+
+ private:
+  const std::unique_ptr<Group> fallback_;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,141 @@
+// Recursive doubling, and recursive halving and doubling.
+//
+// Doubling. In step k = 0, 1, .. every rank exchanges all it has with the rank whose number differs in bit k, and both
+// add the two: after log2(n) steps all have the sum of all. That is the smallest number of messages one after the
+// other, but each of them carries the whole array.
+//
+// Halving and doubling. Partners exchange halves instead: of two ranks whose numbers differ in the highest bit, the
+// lower one sends the upper half and adds the lower half that it gets, and so on with half of that half and the next
+// bit. After log2(n) steps each has the complete sum of 1/n of the array. The same steps backwards, without adding,
+// give everybody all. Twice as many messages, but no more bytes than in a ring.
+//
+// If n is no power of two, the first ranks stand together in pairs: the odd one gives its array to the even one before
+// all this, and gets the sum from it afterwards.
+//
+// Each element is added in the order of the numbers, in the same tree on all ranks, so all have the same bits. 16-bit
+// floats travel as float32, and are rounded at the end.
+//
+// Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
+#include "collectives/network/doubling.h"
+
+#include <cstring>
+#include <vector>
+
+namespace ringtrain {
+namespace {
+
+// From so many bytes on, halving and doubling: steps cost latency, and there are fewest in doubling; bytes cost
+// bandwidth, and doubling sends log2(n) / 2 times as many.
+constexpr size_t kHalveFromBytes = 64 << 10;
+
+struct Sums {
+  char *mine, *theirs;
+};
+
+class Doubling {
+ public:
+  Doubling(Endpoint& peers, const Reduction& reduction, const Sums& sums, size_t chunk_bytes)
+      : peers_(peers), reduction_(reduction), sums_(sums), chunk_bytes_(chunk_bytes) {
+    while (2 * power_ <= peers.size()) power_ *= 2;
+    extra_ = peers.size() - power_;
+  }
+
+  // What is in `mine` there.
+  void reduce(size_t count) {
+    const Range all = {0, count}, none = {0, 0};
+    const bool is_paired = peers_.rank() < 2 * extra_;
+    if (is_paired && peers_.rank() % 2 == 1) {
+      exchange_ranges(peers_.rank() - 1, all, sums_.mine, none);
+      return exchange_ranges(peers_.rank() - 1, none, sums_.mine, all);
+    }
+    if (is_paired) {
+      exchange_ranges(peers_.rank() + 1, none, sums_.theirs, all);
+      combine(true, all);
+    }
+    if (count * element_ < kHalveFromBytes)
+      reduce_by_doubling(all);
+    else
+      reduce_by_halving(all);
+    if (is_paired) exchange_ranges(peers_.rank() + 1, all, sums_.mine, none);
+  }
+
+ private:
+  // Elements of the array.
+  struct Range {
+    size_t begin, end;
+  };
+
+  void reduce_by_doubling(const Range& all) {
+    for (int bit = 1; bit < power_; bit *= 2) {
+      const int partner = number() ^ bit;
+      exchange_ranges(rank_of(partner), all, sums_.theirs, all);
+      combine(number() < partner, all);
+    }
+  }
+
+  void reduce_by_halving(Range own) {
+    struct Step {
+      int partner;
+      Range mine, theirs;
+    };
+    std::vector<Step> steps;
+    for (int bit = power_ / 2; bit > 0; bit /= 2) {
+      const int partner = number() ^ bit;
+      const size_t middle = own.begin + (own.end - own.begin) / 2;
+      const Range lower = {own.begin, middle}, upper = {middle, own.end};
+      const bool is_lower = number() < partner;
+      own = is_lower ? lower : upper;
+      steps.push_back({partner, own, is_lower ? upper : lower});
+      exchange_ranges(rank_of(partner), steps.back().theirs, sums_.theirs, own);
+      combine(is_lower, own);
+    }
+    for (auto step = steps.rbegin(); step != steps.rend(); ++step)
+      exchange_ranges(rank_of(step->partner), step->mine, sums_.mine, step->theirs);
+  }
+
+  // Sends a range of `mine` and receives into the same place of `into`.
+  void exchange_ranges(int peer, const Range& out, char* into, const Range& in) {
+    exchange(peers_, {sums_.mine + out.begin * element_, (out.end - out.begin) * element_, peer},
+             {into + in.begin * element_, (in.end - in.begin) * element_, peer}, chunk_bytes_);
+  }
+
+  void combine(bool mine_first, const Range& range) {
+    char *mine = sums_.mine + range.begin * element_, *theirs = sums_.theirs + range.begin * element_;
+    const void* sources[] = {mine_first ? mine : theirs, mine_first ? theirs : mine};
+    void* destination = mine;
+    if (range.begin < range.end) ringtrain::reduce(reduction_, &destination, 1, sources, 2, range.end - range.begin);
+  }
+
+  // Those that take part in the doubling are numbered from 0.
+  int number() const { return peers_.rank() < 2 * extra_ ? peers_.rank() / 2 : peers_.rank() - extra_; }
+  int rank_of(int number) const { return number < extra_ ? 2 * number : number + extra_; }
+
+  Endpoint& peers_;
+  const Reduction reduction_;
+  const size_t element_ = size_of(reduction_.dtype);  // bytes
+  const Sums sums_;
+  const size_t chunk_bytes_;
+  int power_ = 1;  // the largest power of two that is not more than there are ranks
+  int extra_;      // how many ranks there are above it
+};
+
+}  // namespace
+
+void allreduce_by_doubling(Endpoint& peers, const Reduction& reduction, const Piece& array, size_t chunk_bytes,
+                           const DoublingMemory& memory) {
+  const bool is_wide = is_half(reduction.dtype);
+  const Reduction partial = {is_wide ? DType::float32 : reduction.dtype, reduction.reduce};
+  const size_t bytes = array.count * size_of(partial.dtype);
+  const Sums sums = {memory.mine.get(bytes), memory.theirs.get(bytes)};
+  if (is_wide)
+    widen(reduction.dtype, reinterpret_cast<float*>(sums.mine), array.source, array.count);
+  else
+    std::memcpy(sums.mine, array.source, bytes);
+  Doubling(peers, partial, sums, chunk_bytes).reduce(array.count);
+  if (is_wide)
+    narrow(reduction.dtype, reduction.scale, array.destination, reinterpret_cast<float*>(sums.mine), array.count);
+  else
+    scale(reduction.dtype, reduction.scale, array.destination, sums.mine, array.count);
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,36 @@
+// Allreduce by MPI's own collectives.
+//
+// Only a non-blocking call is used and tested for completion, since the blocking ones of the usual libraries spin.
+#pragma once
+
+#include <memory>
+
+#include "collectives/group.h"
+#include "collectives/scratch.h"
+#include "network/endpoint.h"
+#include "network/library_collectives.h"
+
+namespace ringtrain {
+
+class Library {
+ public:
+  // All of the peers construct it at the same time. `peers` outlives this.
+  explicit Library(Endpoint& peers);
+
+  // MPI leaves open what the smallest of a number and NaN is.
+  static bool can(const Reduction& reduction) {
+    return !is_float(reduction.dtype) || (reduction.reduce != Reduce::min && reduction.reduce != Reduce::max);
+  }
+
+  // 16-bit floats, which MPI cannot add, travel as float32.
+  void allreduce(const Reduction& reduction, const Piece& array);
+  // Without a factor, and not of 16-bit floats; of a GPU where the library takes its addresses.
+  void allreduce_in_place(const Reduction& reduction, void* data, size_t count);
+
+ private:
+  Endpoint& peers_;
+  const std::unique_ptr<LibraryCommunicator> communicator_;
+  Scratch wide_;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,176 @@
+#include "collectives/network/network_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "collectives/network/doubling.h"
+#include "collectives/network/exchange.h"
+#include "collectives/network/packing.h"
+#include "collectives/network/ring.h"
+#include "collectives/network/tree.h"
+#include "collectives/probe.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr size_t kLine = 64;          // elements: keeps chunks and slices on whole cache lines
+constexpr size_t kChunksPerStep = 8;  // of one block
+
+size_t rounded_up(size_t count) { return (count + kLine - 1) / kLine * kLine; }
+
+}  // namespace
+
+size_t NetworkGroup::block_elements(DType dtype) const {
+  const size_t chunk = std::max(kLine, tuning_.ring_chunk_bytes / size_of(dtype) / kLine * kLine);
+  return chunk * kChunksPerStep * static_cast<size_t>(size());
+}
+
+// A short slice is cut, too, so that its chunks follow each other through the steps, unless that costs more than it
+// hides.
+size_t NetworkGroup::chunk_elements(size_t longest_slice, size_t element) const {
+  constexpr size_t kFew = 4, kShortestBytes = 8 << 10;
+  const size_t limit = std::max(kLine, tuning_.ring_chunk_bytes / element / kLine * kLine);
+  const size_t shorter = std::max(rounded_up(longest_slice / kFew), kShortestBytes / element);
+  return std::min(limit, shorter);
+}
+
+std::unique_ptr<Pipeline> NetworkGroup::pipeline(Part part, const Reduction& reduction, DType source_dtype,
+                                                 std::vector<Block> blocks) {
+  size_t longest = 0;
+  for (const Block& block : blocks)
+    longest = std::max(longest, *std::max_element(block.counts.begin(), block.counts.end()));
+  const size_t source_bytes = size_of(source_dtype), bytes = size_of(reduction.dtype);
+  const size_t chunk = chunk_elements(longest, source_bytes);
+  Blocks cut(std::move(blocks), {source_bytes, bytes}, chunk);
+  if (is_half(reduction.dtype)) {
+    char* slots = slots_.get(Exchange::slots_bytes(peers_, chunk));
+    return std::make_unique<Exchange>(peers_, part, reduction, source_dtype, std::move(cut), slots);
+  }
+  char* slots = slots_.get(Ring::slots_bytes(chunk * bytes));
+  return std::make_unique<Ring>(peers_, part, reduction, std::move(cut), slots);
+}
+
+void NetworkGroup::run_ring(Part part, const Reduction& reduction, std::vector<Block> blocks) {
+  const auto messages = pipeline(part, reduction, reduction.dtype, std::move(blocks));
+  messages->release_all();
+  run(peers_, *messages);
+}
+
+std::unique_ptr<Stream> NetworkGroup::stream(const Reduction& reduction, DType source_dtype,
+                                             std::vector<Block> blocks) {
+  return std::make_unique<Stream>(peers_, pipeline(Part::both, reduction, source_dtype, std::move(blocks)));
+}
+
+NetworkGroup::NetworkGroup(Endpoint peers, const std::string& algorithm, const Tuning& tuning)
+    : Group(peers.rank(), peers.size()), peers_(std::move(peers)), tuning_(tuning) {
+  if (algorithm == "ring") ways_ = {Way::ring, Way::ring};
+  if (algorithm == "doubling") ways_ = {Way::doubling, Way::doubling};
+  if (algorithm == "mpi") ways_ = {Way::library, Way::library};
+  if (algorithm == "mpi" || algorithm == "measured") library_.emplace(peers_);
+}
+
+void NetworkGroup::measure() {
+  constexpr size_t kSmallBytes = 4 << 10, kLargeBytes = 512 << 10;
+  if (is_library_clearly_faster(kLargeBytes, Way::ring))
+    ways_ = {Way::library, Way::library};
+  else if (is_library_clearly_faster(kSmallBytes, Way::doubling))
+    ways_.small = Way::library;
+}
+
+bool NetworkGroup::is_library_clearly_faster(size_t bytes, Way other) {
+  char* data = whole_.get(bytes);
+  const auto seconds = [&](Way way) {
+    const auto work = [&] { reduce_arrays(way, {DType::uint8}, {{data, data, bytes}}); };
+    return probe_s(work, [&](double seconds) {
+      auto* value = reinterpret_cast<double*>(data);
+      *value = seconds;
+      reduce_arrays(Way::ring, {DType::float64, Reduce::max}, {{value, value, 1}});
+      return *value;
+    });
+  };
+  const double other_s = seconds(other);
+  return seconds(Way::library) < 0.8 * other_s;
+}
+
+NetworkGroup::Way NetworkGroup::way_for(const Reduction& reduction, size_t count) const {
+  const bool is_large = count * size_of(reduction.dtype) >= tuning_.ring_from_bytes;
+  const Way way = is_large ? ways_.large : ways_.small;
+  return way == Way::library && !Library::can(reduction) ? Way::ring : way;
+}
+
+void NetworkGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  size_t count = 0;
+  for (const Piece& piece : pieces) count += piece.count;
+  const Way way = way_for(reduction, count);
+  reduce_packed(pieces, size_of(reduction.dtype), packed_,
+                [&](const std::vector<Piece>& arrays) { reduce_arrays(way, reduction, arrays); });
+}
+
+void NetworkGroup::reduce_arrays(Way way, const Reduction& reduction, const std::vector<Piece>& arrays) {
+  if (way == Way::ring) return reduce_by_ring(reduction, arrays);
+  for (const Piece& array : arrays) {
+    if (way == Way::library)
+      library_->allreduce(reduction, array);
+    else
+      allreduce_by_doubling(peers_, reduction, array, tuning_.ring_chunk_bytes, {mine_, theirs_});
+  }
+}
+
+void NetworkGroup::reduce_by_ring(const Reduction& reduction, const std::vector<Piece>& arrays) {
+  const size_t element = size_of(reduction.dtype);
+  std::vector<Block> blocks;
+  for (const Piece& array : arrays)
+    for_each_part(array.count, block_elements(reduction.dtype), [&](size_t begin, size_t count) {
+      blocks.push_back({static_cast<const char*>(array.source) + begin * element,
+                        static_cast<char*>(array.destination) + begin * element, even_slices(count, size())});
+    });
+  run_ring(Part::both, reduction, std::move(blocks));
+}
+
+void NetworkGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
+                                  const Counts& counts) {
+  const size_t total = total_of(counts), element = size_of(reduction.dtype);
+  if (total == 0) return;
+  char* whole = whole_.get(total * element);
+  const Way way = way_for(reduction, total);
+  if (way == Way::ring)
+    run_ring(Part::reduce_scatter, reduction, {{static_cast<const char*>(source), whole, counts}});
+  else
+    reduce_arrays(way, reduction, {{source, whole, total}});
+  std::memcpy(destination, whole + offsets_of(counts)[rank()] * element, counts[rank()] * element);
+}
+
+void NetworkGroup::allgather(const void* source, void* destination, const Counts& bytes) {
+  if (is_small(total_of(bytes))) return allgather_by_doubling(peers_, source, destination, bytes, whole_);
+  if (total_of(bytes) == 0) return;
+  char* all = static_cast<char*>(destination);
+  char* own = all + offsets_of(bytes)[rank()];
+  if (own != source && bytes[rank()] > 0) std::memcpy(own, source, bytes[rank()]);
+  run_ring(Part::allgather, {DType::uint8}, {{all, all, bytes}});
+}
+
+void NetworkGroup::broadcast(void* data, size_t bytes, int root) {
+  const Message all = {static_cast<char*>(data), bytes, root};
+  constexpr size_t kTreeBytes = 8 << 10;  // for each rank: the chain takes as many steps
+  const bool is_short = ways_.small != Way::ring && bytes < kTreeBytes * static_cast<size_t>(size());
+  if (is_short) return broadcast_by_tree(peers_, all);
+  broadcast_by_chain(peers_, all, chunk_elements(bytes, 1));
+}
+
+void NetworkGroup::alltoall(const void* source, const Counts& send_bytes, void* destination,
+                            const Counts& receive_bytes) {
+  const Counts send_offsets = offsets_of(send_bytes), receive_offsets = offsets_of(receive_bytes);
+  char* out = const_cast<char*>(static_cast<const char*>(source));  // it is only read
+  char* in = static_cast<char*>(destination);
+  if (send_bytes[rank()] > 0) std::memcpy(in + receive_offsets[rank()], out + send_offsets[rank()], send_bytes[rank()]);
+  for (int i = 1; i < size(); ++i) {
+    const int to = peers_.wrap(rank() + i), from = peers_.wrap(rank() - i);
+    exchange(peers_, {out + send_offsets[to], send_bytes[to], to},
+             {in + receive_offsets[from], receive_bytes[from], from}, tuning_.ring_chunk_bytes);
+  }
+}
+
+void NetworkGroup::barrier() { barrier_by_dissemination(peers_, slots_); }
+
+}  // namespace ringtrain

@@ -1,0 +1,70 @@
+// Ranks anywhere, over messages of the Network. Each operation takes the algorithm that suits its size, by numbers that
+// all ranks know alike.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/tuning.h"
+#include "collectives/group.h"
+#include "collectives/network/library.h"
+#include "collectives/network/pipeline.h"
+#include "collectives/scratch.h"
+#include "network/endpoint.h"
+
+namespace ringtrain {
+
+class NetworkGroup final : public Group {
+ public:
+  // The order of `peers` is that of the ring. `algorithm`: as the option allreduce_algorithm. `tuning`, which all ranks
+  // may change between operations, outlives this. All of the peers construct it at the same time.
+  NetworkGroup(Endpoint peers, const std::string& algorithm, const Tuning& tuning);
+  const char* name() const override { return "network"; }
+
+  // Tries the library, and takes it for what it is clearly faster at. All ranks at the same time.
+  void measure();
+
+  void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
+  void allgather(const void* source, void* destination, const Counts& bytes) override;
+  void broadcast(void* data, size_t bytes, int root) override;
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
+  void barrier() override;
+
+  // An allreduce of blocks that come one by one: release() each of them on the Stream. One at a time. Sources are of
+  // the reduction's dtype, or float32 where that is a 16-bit float.
+  std::unique_ptr<Stream> stream(const Reduction& reduction, DType source_dtype, std::vector<Block> blocks);
+
+ private:
+  enum class Way { ring, doubling, library };
+
+  Way way_for(const Reduction& reduction, size_t count) const;
+  bool is_library_clearly_faster(size_t bytes, Way other);
+  // What only moves data; a ring that was asked for is one for all sizes.
+  bool is_small(size_t bytes) const {
+    constexpr size_t kLargeBytes = 64 << 10;
+    return bytes < kLargeBytes && ways_.small != Way::ring;
+  }
+
+  void reduce_arrays(Way way, const Reduction& reduction, const std::vector<Piece>& arrays);
+  void reduce_by_ring(const Reduction& reduction, const std::vector<Piece>& arrays);
+  void run_ring(Part part, const Reduction& reduction, std::vector<Block> blocks);
+  // By the ring, or by the exchange where a ring would round too often.
+  std::unique_ptr<Pipeline> pipeline(Part part, const Reduction& reduction, DType source_dtype,
+                                     std::vector<Block> blocks);
+  size_t chunk_elements(size_t longest_slice, size_t element) const;
+  // Of a block that is long enough to keep the links busy, and short enough for many to be under way.
+  size_t block_elements(DType dtype) const;
+
+  Endpoint peers_;
+  const Tuning& tuning_;
+  struct Ways {
+    Way small, large;  // large: from Tuning::ring_from_bytes on
+  } ways_ = {Way::doubling, Way::ring};
+  std::optional<Library> library_;  // where it may be a way
+  Scratch packed_, slots_, mine_, theirs_, whole_;
+};
+
+}  // namespace ringtrain

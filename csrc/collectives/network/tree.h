@@ -1,0 +1,25 @@
+// What moves data in as few steps one after the other as there can be, for what is small; and along a chain, for what
+// is large.
+#pragma once
+
+#include <cstddef>
+
+#include "collectives/group.h"
+#include "collectives/network/flow.h"
+#include "collectives/scratch.h"
+
+namespace ringtrain {
+
+// `data.peer`: who has it. In a binomial tree: log2(n) steps, each with all of the data.
+void broadcast_by_tree(Endpoint& peers, const Message& data);
+// The same from neighbour to neighbour, chunk by chunk, so that all links are busy at the same time.
+void broadcast_by_chain(Endpoint& peers, const Message& data, size_t chunk_bytes);
+
+// As Group::allgather, in log2(n) steps, each with twice as much as the one before.
+void allgather_by_doubling(Endpoint& peers, const void* source, void* destination, const Counts& bytes,
+                           Scratch& gathered);
+
+// Every rank hears from 1, 2, 4, .. ranks before it. `token`: for a byte each way.
+void barrier_by_dissemination(Endpoint& peers, Scratch& token);
+
+}  // namespace ringtrain

@@ -1,0 +1,85 @@
+#include "network/network.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/keep.h"
+
+namespace ringtrain {
+
+NetworkRequest& NetworkRequest::operator=(NetworkRequest&& other) noexcept {
+  std::swap(network_, other.network_);
+  std::swap(handle_, other.handle_);
+  std::swap(can_be_cancelled_, other.can_be_cancelled_);
+  std::swap(memory_, other.memory_);
+  return *this;
+}
+
+NetworkRequest::~NetworkRequest() {
+  if (network_) network_->abandon(std::move(*this));
+}
+
+Network::Lending::Lending(Network* network, std::shared_ptr<const void> memory)
+    : network_(network), before_(std::move(memory)) {
+  if (network_) std::swap(network_->lent_, before_);
+}
+
+Network::Lending::~Lending() {
+  if (network_) std::swap(network_->lent_, before_);
+}
+
+NetworkRequest Network::begun(uint64_t handle, Kind kind) {
+  NetworkRequest request;
+  request.network_ = this;
+  request.handle_ = handle;
+  request.can_be_cancelled_ = kind == Kind::message;
+  request.memory_ = lent_;
+  return request;
+}
+
+void Network::keep_lent() { keep_for_ever(lent_); }
+
+bool Network::test(NetworkRequest& request) {
+  if (!abandoned_.empty()) forget_ended();
+  if (request.has_ended()) return true;
+  bool has_ended = false;
+  const int code = look(request.handle_, has_ended);
+  if (code != 0) keep_for_ever(request.memory_);
+  if (code != 0 || has_ended) request.end();
+  require_success(code);
+  return has_ended;
+}
+
+// What can be cancelled usually ends at once. The others end when their ranks go on, or never.
+void Network::abandon(NetworkRequest request) noexcept {
+  if (request.can_be_cancelled_) cancel(request.handle_);
+  abandoned_.push_back(std::move(request));
+  forget_ended();
+}
+
+// What they own goes after them, since it may let go of more.
+void Network::forget_ended() noexcept {
+  std::vector<std::shared_ptr<const void>> memory;
+  for (NetworkRequest& request : abandoned_) {
+    bool has_ended = false;
+    const int code = look(request.handle_, has_ended);
+    if (code != 0) keep_for_ever(request.memory_);
+    if (code == 0 && !has_ended) continue;
+    memory.push_back(request.memory_);
+    request.end();
+  }
+  abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(),
+                                  [](const NetworkRequest& request) { return request.has_ended(); }),
+                   abandoned_.end());
+}
+
+int Network::sender(const std::vector<int>& ranks, int tag) {
+  for (const int rank : ranks)
+    if (has_arrived(rank, tag)) return rank;
+  throw failure("a message of any rank has arrived, but of none of them");
+}
+
+Network::~Network() { keep_for_ever(std::move(abandoned_)); }
+
+}  // namespace ringtrain

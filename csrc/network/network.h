@@ -1,0 +1,97 @@
+// Messages between the ranks of the world, whatever carries them, and who owns the memory of those under way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace ringtrain {
+
+class LibraryCollectives;
+class Network;
+
+// What is under way in a Network, and all the memory that it may read and write. Who lets go of one that has not ended
+// leaves both to the Network, which keeps the memory until it has ended.
+class NetworkRequest {
+ public:
+  NetworkRequest() = default;  // one that has ended
+  NetworkRequest(NetworkRequest&& other) noexcept { *this = std::move(other); }
+  NetworkRequest& operator=(NetworkRequest&& other) noexcept;
+  ~NetworkRequest();
+
+  bool has_ended() const { return network_ == nullptr; }
+
+ private:
+  friend class Network;
+  void end() {
+    network_ = nullptr;
+    memory_.reset();
+  }
+
+  Network* network_ = nullptr;  // null when it has ended
+  uint64_t handle_ = 0;
+  bool can_be_cancelled_ = false;
+  std::shared_ptr<const void> memory_;
+};
+
+// All calls return at once; test() tells when a message has left, or come. Messages of one tag from one rank to another
+// come in the order in which they were sent. Errors are thrown: PeerLost where the Network knows that a process is
+// gone, failure otherwise. Requires Engine::turn_, but for construction, making the first Group, and the end.
+class Network {
+ public:
+  virtual ~Network();
+
+  // As long as it lives, requests that are started own `memory`: it holds all that they are given addresses in, but for
+  // the arrays of the user, who asks whether it is still there (runtime/handle.h).
+  class Lending {
+   public:
+    Lending(Network* network, std::shared_ptr<const void> memory);  // null: there is no Network
+    ~Lending();
+    Lending(const Lending&) = delete;
+    Lending& operator=(const Lending&) = delete;
+
+   private:
+    Network* const network_;
+    std::shared_ptr<const void> before_;
+  };
+
+  virtual NetworkRequest isend(const void* data, size_t bytes, int to, int tag) = 0;
+  // For a message of at most so many bytes.
+  virtual NetworkRequest irecv(void* data, size_t bytes, int from, int tag) = 0;
+  virtual bool has_arrived(int from, int tag) = 0;
+  virtual bool has_arrived_from_any(int tag) = 0;
+  // Who of these has sent what has_arrived_from_any() has seen. To receive from "any" rank what is there already is
+  // what MPICH 5.0 over UCX sometimes never does.
+  int sender(const std::vector<int>& ranks, int tag);
+
+  // Whether it has ended. Where it has failed, its memory is kept for ever: parts of it may be under way.
+  bool test(NetworkRequest& request);
+
+  // Null where the Network only carries messages.
+  virtual LibraryCollectives* collectives() { return nullptr; }
+
+ protected:
+  enum class Kind { message, collective };  // only messages can be cancelled
+
+  NetworkRequest begun(uint64_t handle, Kind kind);
+  // What one was lent that may have begun all the same.
+  void keep_lent();
+  // Looks at those that nobody waits for any more.
+  void forget_ended() noexcept;
+
+ private:
+  friend class NetworkRequest;
+
+  // Returns 0, or a code with which require_success() throws.
+  virtual int look(uint64_t& handle, bool& has_ended) noexcept = 0;
+  virtual void require_success(int code) const = 0;
+  virtual void cancel(uint64_t handle) noexcept = 0;
+
+  void abandon(NetworkRequest request) noexcept;
+
+  std::shared_ptr<const void> lent_;
+  std::vector<NetworkRequest> abandoned_;
+};
+
+}  // namespace ringtrain
