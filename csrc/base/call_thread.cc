@@ -30,7 +30,7 @@ void CallThread::work(State& state) {
     waiter.wait(state.asked, number, &idleness);
     if (state.is_left.load(std::memory_order_relaxed)) return;
     state.next();
-    state.next = nullptr;  // what it owns goes before who waits goes on
+    state.next = nullptr;  // what it owns goes before the caller goes on
     state.ended.publish(number);
   }
 }

@@ -12,7 +12,7 @@
 
 namespace ringtrain {
 
-// One call at a time; who runs one keeps its Watch meanwhile. Both spin for a moment before they sleep: a call follows
+// One call at a time; the caller waits for it with a Watch. Both spin for a moment before they sleep: a call follows
 // the other. Not shared between threads, but for is_busy().
 class CallThread {
  public:
@@ -43,7 +43,7 @@ class CallThread {
   // Shared with the thread, which may outlive this. The flags count calls.
   struct State {
     Flag asked, ended;
-    std::function<void()> next;  // who asks writes it before, the thread takes it
+    std::function<void()> next;  // written by the caller before it asks, taken by the thread
     std::atomic<bool> is_left{false};
   };
   static void work(State& state);

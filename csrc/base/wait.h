@@ -39,7 +39,7 @@ struct alignas(64) Flag {
   // Sleeps until the value differs from `seen`, a wake-up or `timeout_s`, whichever comes first.
   void sleep(uint32_t seen, double timeout_s);
 
-  // The parts of sleep(), for who keeps count itself of whether its thread wants to be woken.
+  // The parts of sleep(), for a caller that keeps count itself of whether its thread wants to be woken.
   void add_sleeper() { sleepers.fetch_add(1, std::memory_order_seq_cst); }
   void remove_sleeper() { sleepers.fetch_sub(1, std::memory_order_relaxed); }
   void sleep_uncounted(uint32_t seen, double timeout_s);
@@ -135,8 +135,8 @@ class Waiter {
   // Spins and yields for a moment; whether ready() came true.
   template <typename Ready>
   bool is_quick(Ready ready) {
-    // Who sleeps is late for the others, who then sleep, too: now and then it is worth finding out whether all of this
-    // was only for that.
+    // A rank that sleeps is late for the others, which then sleep, too: now and then it is worth finding out whether
+    // all of this was only for that.
     const int limit = ++waits_ % kWaitsPerTrial == 0 ? kMostSpins : spin_limit_;
     for (int i = 0; i < limit; ++i) {
       if (ready()) {

@@ -1,4 +1,4 @@
-// Looked at now and then by everybody who waits for other ranks: is it still worth waiting?
+// A failure detector: every wait for other ranks asks it now and then whether waiting still makes sense.
 #pragma once
 
 namespace ringtrain {

@@ -16,8 +16,8 @@ struct RoundTripBoard {
 };
 
 // Called by the two processes at about the same time, by one with `begins`. Both spin, for `limit_s` at most. The
-// smallest mean of several batches, which the scheduler has not disturbed; to who begins, infinity if the other did not
-// come, and 0 to the other.
+// smallest mean of several batches, which the scheduler has not disturbed; infinity if the other process did not come,
+// and 0 in the process that does not begin.
 double round_trip_ns(RoundTripBoard& board, bool begins, double limit_s);
 
 }  // namespace ringtrain

@@ -7,8 +7,8 @@
 namespace ringtrain {
 
 // adasum(a, b) = (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b averages what two vectors have in common and sums what is
-// orthogonal. It is not associative, so the ranks are the leaves of a tree of neighbours; who has none moves up as it
-// is:
+// orthogonal. It is not associative, so the ranks are the leaves of a tree of neighbours; a rank without one moves up
+// as it is:
 //
 //   0   1   2   3   4      distance 1
 //   01      23      4      distance 2

@@ -49,7 +49,7 @@ std::shared_ptr<Group> choose_group(const Placement& placement, const Options& o
   parts.lanes = placement.fewest_ranks_on_a_node();
   parts.may_overlap = options.cross_algorithm != "mpi";
   if (placement.place_on_node() < parts.lanes) {
-    std::vector<int> cross;  // who has this rank's place on each node
+    std::vector<int> cross;  // the rank with this rank's place on each node
     for (const int distinct : placement.distinct_nodes())
       cross.push_back(placement.ranks[placement.on_node(distinct)[placement.place_on_node()]]);
     const auto own =

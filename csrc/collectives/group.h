@@ -34,6 +34,17 @@ inline Counts even_slices(size_t count, int size) {
   for (size_t r = 0; r < ranks; ++r) counts[r] = std::min(count, (r + 1) * usual) - std::min(count, r * usual);
   return counts;
 }
+
+// `count` elements or bytes cut into chunks of `most`. The last one is shorter, and those behind it are empty.
+struct Chunk {
+  size_t offset, count;
+};
+inline size_t chunks_of(size_t count, size_t most) { return (count + most - 1) / most; }
+inline Chunk chunk_of(size_t count, size_t most, size_t number) {
+  const size_t offset = std::min(count, number * most);
+  return {offset, std::min(most, count - offset)};
+}
+
 // Calls visit(begin, count) for as few parts of `count` elements, all about as long, as there can be if none is longer
 // than `most`, a multiple of 64.
 template <typename Visit>

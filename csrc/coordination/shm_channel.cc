@@ -35,7 +35,7 @@ bool ShmChannel::wait_for_all(double deadline) {
   if (wait_patiently_for_all(std::min(deadline, now_s() + kPatience_s))) return true;
   const uint32_t number = exchanges_.load(std::memory_order_relaxed);
   for (int member = 0; member < size(); ++member)
-    if (!node_.posted(member).reached(number)) node_.bell(member).ring();
+    if (!node_.posted(member).reached(number)) node_.doorbell(member).ring();
   return wait_patiently_for_all(deadline);
 }
 
@@ -55,7 +55,7 @@ bool ShmChannel::is_called() {
 
 void ShmChannel::begin_and(const Words& words) { publish_words(words, 0); }
 
-// Who has come to the first part of a long row goes through all of it.
+// A rank that has come to the first part of a long row goes through all of it.
 bool ShmChannel::finish_and(Words& words, double deadline) {
   if (!wait_for_all(deadline)) return false;
   and_with_boards(words, 0);

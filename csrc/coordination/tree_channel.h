@@ -1,9 +1,9 @@
 // A Channel over a Wire in which no rank handles more than a few messages per call.
 //
-// and_bits goes up and down a tree in which every rank has up to four children: who has heard of all its children tells
-// its parent what they have in common, and rank 0 tells the result. So a rank handles at most ten messages, whatever
-// the size of the world, and a round lasts as many hops, 2 log4(size), as log2(size) steps of dissemination would.
-// gather and broadcast, which only news need, use a binomial tree.
+// and_bits goes up and down a tree in which every rank has up to four children: a rank that has heard of all its
+// children tells its parent what they have in common, and rank 0 tells the result. So a rank handles at most ten
+// messages, whatever the size of the world, and a round lasts as many hops, 2 log4(size), as log2(size) steps of
+// dissemination would. gather and broadcast, which only news need, use a binomial tree.
 #pragma once
 
 #include <algorithm>

@@ -30,7 +30,7 @@ int GpuEvent::query() const {
 
 bool GpuEvent::is_past() const { return !gpu_->process_.is_this() || query() != kNotReady; }
 
-bool GpuEvent::is_over() const { return is_given_up_.load(std::memory_order_acquire) || is_past(); }
+bool GpuEvent::is_over() const { return has_error_.load(std::memory_order_acquire) || is_past(); }
 
 bool GpuEvent::has_come() const {
   const int code = query();
@@ -40,7 +40,7 @@ bool GpuEvent::has_come() const {
 }
 
 void GpuEvent::let_wait(CudaStream stream) const {
-  if (is_given_up_.load(std::memory_order_acquire)) throw *reason_;
+  if (has_error_.load(std::memory_order_acquire)) throw *error_;
   const bool is_default = stream == nullptr;
   if (is_default && is_awaited_by_default_.load(std::memory_order_relaxed)) return;
   const Gpu::Current current(*gpu_);
@@ -49,9 +49,9 @@ void GpuEvent::let_wait(CudaStream stream) const {
   if (is_default) is_awaited_by_default_.store(true, std::memory_order_relaxed);
 }
 
-void GpuEvent::give_up(const Error& reason) {
-  reason_.emplace(reason);
-  is_given_up_.store(true, std::memory_order_release);
+void GpuEvent::set_error(const Error& error) {
+  error_.emplace(error);
+  has_error_.store(true, std::memory_order_release);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- GPU
@@ -144,7 +144,7 @@ GpuEventPtr Gpu::copy_for_user(void* destination, const void* source, size_t byt
   return record_here(stream);
 }
 
-// Who waits for it already waits for what it was.
+// A stream that waits for it already waits for what it was.
 void Gpu::give_back(CudaEvent event) const {
   const std::lock_guard lock(mutex_);
   free_events_.push_back(event);

@@ -33,14 +33,14 @@ class GpuEvent {
   // Whether the GPU has come there, or never will; yes in a forked child, which cannot know. Never throws: who ends
   // what has failed asks it, too.
   bool is_over() const;
-  // Whether the GPU has nothing to do any more of what comes before it, also where it was given up. Never throws.
+  // Whether the GPU has nothing to do any more of what comes before it, also where it has an error. Never throws.
   bool is_past() const;
   // Whether the GPU has come there. Throws failure when it has failed.
   bool has_come() const;
-  // What is put into the stream from now on waits for it. Throws the error with which it was given up.
+  // What is put into the stream from now on waits for it. Throws its error, if it has one.
   void let_wait(CudaStream stream) const;
   // The GPU has not come there and never will. Once.
-  void give_up(const Error& reason);
+  void set_error(const Error& error);
   const Gpu& gpu() const { return *gpu_; }
 
  private:
@@ -50,8 +50,8 @@ class GpuEvent {
 
   const std::shared_ptr<const Gpu> gpu_;
   const CudaEvent event_;
-  std::optional<Error> reason_;  // written once, before is_given_up_
-  std::atomic<bool> is_given_up_{false};
+  std::optional<Error> error_;  // written once, before has_error_
+  std::atomic<bool> has_error_{false};
   // The default stream, which is never another one, waits already: the gradients of a step share their event.
   mutable std::atomic<bool> is_awaited_by_default_{false};
 };

@@ -1,5 +1,5 @@
 // Memory that each rank of a node hands out to its user and that all of them can read and write: an operation on arrays
-// that live here needs no copies.
+// that live here needs no copies. (OpenSHMEM and NVSHMEM call such memory a symmetric heap.)
 //
 // One sparse segment; every member has a region of its own in it, as large as the machine's memory. Pages are reserved
 // when they are handed out, and go back to the system when they are free.

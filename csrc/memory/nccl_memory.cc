@@ -118,22 +118,22 @@ bool NcclMemory::holds(const void* memory, size_t bytes) {
   return std::any_of(slabs_.begin(), slabs_.end(), [&](const Slab& slab) { return slab.holds(first, bytes); });
 }
 
-void NcclMemory::note_known(size_t slab, int key) {
+void NcclMemory::note_registered(size_t slab, int key) {
   const std::lock_guard lock(mutex_);
-  slabs_[slab].known_to.insert(key);
+  slabs_[slab].registered_by.insert(key);
 }
 
-void NcclMemory::note_forgotten(int key) {
+void NcclMemory::note_deregistered(int key) {
   const std::lock_guard lock(mutex_);
-  for (Slab& slab : slabs_) slab.known_to.erase(key);
+  for (Slab& slab : slabs_) slab.registered_by.erase(key);
 }
 
-bool NcclMemory::is_known(const void* memory, size_t bytes, int key) {
+bool NcclMemory::is_registered(const void* memory, size_t bytes, int key) {
   if (made_.load(std::memory_order_acquire) == 0) return false;
   const auto* first = static_cast<const char*>(memory);
   const std::lock_guard lock(mutex_);
   return std::any_of(slabs_.begin(), slabs_.end(),
-                     [&](const Slab& slab) { return slab.holds(first, bytes) && slab.known_to.count(key) != 0; });
+                     [&](const Slab& slab) { return slab.holds(first, bytes) && slab.registered_by.count(key) != 0; });
 }
 
 std::vector<std::pair<char*, size_t>> NcclMemory::slabs_after(size_t count) {

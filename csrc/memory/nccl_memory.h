@@ -1,5 +1,5 @@
 // Memory on the GPU for the user's arrays in which NCCL sends and receives without copying ("user-buffer
-// registration"): ncclMemAlloc makes it, and every communicator is told of it.
+// registration"): ncclMemAlloc makes it, and every communicator registers it.
 //
 // It comes in slabs, since ncclMemAlloc takes at least a page of the GPU, 2 MB, for each.
 #pragma once
@@ -39,11 +39,11 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   // All but the first `count` slabs, in the order in which they were made.
   std::vector<std::pair<char*, size_t>> slabs_after(size_t count);
 
-  // The communicator with that key knows the slab of that number, until it has forgotten all of them.
-  void note_known(size_t slab, int key);
-  void note_forgotten(int key);
-  // Whether `bytes` from there on are part of a slab that it knows.
-  bool is_known(const void* memory, size_t bytes, int key);
+  // The slab of that number is registered by the communicator with that key, until it deregisters all of them.
+  void note_registered(size_t slab, int key);
+  void note_deregistered(int key);
+  // Whether `bytes` from there on are part of a slab that it has registered.
+  bool is_registered(const void* memory, size_t bytes, int key);
 
  private:
   using Points = std::vector<GpuEventPtr>;
@@ -57,7 +57,7 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
     char* data;
     size_t bytes;
     std::map<size_t, Piece> pieces;
-    std::set<int> known_to = {};  // keys of communicators
+    std::set<int> registered_by = {};  // keys of communicators
 
     bool holds(const char* first, size_t count) const { return first >= data && first + count <= data + bytes; }
   };

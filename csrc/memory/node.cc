@@ -39,7 +39,7 @@ void Node::say_last_words(ErrorKind kind, const std::string& message) {
   const std::string words = shortened(message);
   std::memcpy(mine.failure_message, words.c_str(), words.size() + 1);
   mine.has_failed.store(1, std::memory_order_release);
-  for (int member = 0; member < size(); ++member) bell(member).ring();
+  for (int member = 0; member < size(); ++member) doorbell(member).ring();
 }
 
 void Node::check_members() {

@@ -1,4 +1,5 @@
-// The ranks of one node, through a shared segment: bells that wake them, boards to write on, signs of life, last words.
+// The ranks of one node, through a shared segment: doorbells that wake them, boards to write on, signs of life, last
+// words.
 //
 // The creator of the segment zeroes it, which is a valid beginning for everything in it. Members are numbered from 0 by
 // their place on the node (local rank).
@@ -26,8 +27,8 @@ class Node {
   int size() const { return static_cast<int>(members_.size()); }
   size_t board_bytes() const { return board_bytes_; }
 
-  // Any thread. A bell only wakes; what there is to do stands elsewhere.
-  Flag& bell(int member) { return control(member).bell; }
+  // Any thread. A doorbell only wakes; what there is to do stands elsewhere.
+  Flag& doorbell(int member) { return control(member).doorbell; }
   // Counts what `member` has put on its boards. Written by that member only.
   Flag& posted(int member) { return control(member).posted; }
   // Two boards each, used in turn. Written by that member only.
@@ -46,7 +47,7 @@ class Node {
 
  private:
   struct Control {
-    Flag bell;
+    Flag doorbell;
     Flag posted;
     alignas(64) std::atomic<uint32_t> has_failed;
     std::atomic<uint32_t> has_left;

@@ -1,5 +1,5 @@
-// Bad news between ranks that share no memory: who cannot go on tells all others once, and they hear of it while they
-// wait.
+// Bad news between ranks that share no memory: a rank that cannot go on tells all others once, and they hear of it
+// while they wait.
 #pragma once
 
 #include <string>

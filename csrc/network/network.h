@@ -1,4 +1,4 @@
-// Messages between the ranks of the world, whatever carries them, and who owns the memory of those under way.
+// Messages between the ranks of the world, whatever carries them, and the memory of those that are under way.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,9 @@ namespace ringtrain {
 class LibraryCollectives;
 class Network;
 
-// What is under way in a Network, and all the memory that it may read and write. Who lets go of one that has not ended
-// leaves both to the Network, which keeps the memory until it has ended.
+// A send, receive or collective that is under way, and all the memory that it may read and write. A request that is
+// destroyed before it has ended goes to the Network, which cancels it if it can, and keeps its memory until it has
+// ended or the process ends.
 class NetworkRequest {
  public:
   NetworkRequest() = default;  // one that has ended
@@ -42,8 +43,8 @@ class Network {
  public:
   virtual ~Network();
 
-  // As long as it lives, requests that are started own `memory`: it holds all that they are given addresses in, but for
-  // the arrays of the user, who asks whether it is still there (runtime/handle.h).
+  // As long as it lives, requests that are started own `memory`, which holds all that they are given addresses in. Only
+  // the arrays of the user are not part of it: runtime/handle.h asks whether `memory` is still there before they go.
   class Lending {
    public:
     Lending(Network* network, std::shared_ptr<const void> memory);  // null: there is no Network

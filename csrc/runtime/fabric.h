@@ -15,7 +15,7 @@
 
 namespace ringtrain {
 
-// MPI tags: the negotiation's wires have their own, each process set has one from kFirstGroupTag on.
+// Tags of messages: the negotiation's wires have their own, each process set has one from kFirstGroupTag on.
 constexpr int kWorldWireTag = 0, kLeaderWireTag = 8, kAlarmTag = 15, kFirstGroupTag = 16, kGroupTags = 16000;
 
 class Fabric {
@@ -36,7 +36,7 @@ class Fabric {
   // Tells all others why this rank cannot go on.
   void say_last_words(ErrorKind kind, const std::string& message);
   // Rings when there is something to do; the engine sleeps on it.
-  Flag& bell() { return node_ ? node_->bell(node_->index()) : own_bell_; }
+  Flag& bell() { return node_ ? node_->doorbell(node_->index()) : own_bell_; }
 
  private:
   void connect(const World& world, const Options& options);

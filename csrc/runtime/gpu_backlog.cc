@@ -43,7 +43,7 @@ void GpuBacklog::look() {
 
 void GpuBacklog::give_up(const Error& reason) {
   for (const Pending& pending : pending_)
-    if (!pending.done->is_over()) pending.done->give_up(reason);
+    if (!pending.done->is_over()) pending.done->set_error(reason);
   pending_.clear();
   commands_ = 0;
 }

@@ -65,7 +65,7 @@ bool Gpus::is_known_to_nccl(int process_set, const void* memory, size_t bytes) {
     const std::lock_guard lock(mutex_);
     own = memory_;
   }
-  return own && own->is_known(memory, bytes, process_set);
+  return own && own->is_registered(memory, bytes, process_set);
 }
 
 int Gpus::usual_ordinal() const {

@@ -16,8 +16,8 @@ class NcclBuffer {
   NcclBuffer(NcclComm& comm, GpuPool& pool) : comm_(comm), pool_(pool) {}
   ~NcclBuffer();
 
-  // Takes memory that NCCL knows; whether there is some. NCCL wants such memory on all ranks or on none, so who has it
-  // drops it where another rank has none.
+  // Takes memory that NCCL knows; whether there is some. NCCL wants such memory on all ranks or on none, so a rank that
+  // has some drops it where another has none.
   bool prepare();
   void drop();
 

@@ -94,7 +94,7 @@ NcclGroup::NcclGroup(std::shared_ptr<NcclComm> comm, std::shared_ptr<GpuPool> po
       packed_(*comm_, *pool_) {}
 
 NcclGroup::~NcclGroup() {
-  memory_->note_forgotten(key_);
+  memory_->note_deregistered(key_);
   try {
     for (void* registration : registrations_) comm_->deregister(registration);
   } catch (const Error&) {
@@ -120,19 +120,19 @@ void NcclGroup::enqueue(const char* name, size_t arrays, std::function<int()> ca
 void NcclGroup::register_new_slabs() {
   for (const auto& [data, bytes] : memory_->slabs_after(registrations_.size())) {
     const std::optional<void*> registration = comm_->register_buffer(data, bytes);
-    if (registration) memory_->note_known(registrations_.size(), key_);
+    if (registration) memory_->note_registered(registrations_.size(), key_);
     registrations_.push_back(registration.value_or(nullptr));
   }
 }
 
-const void* NcclGroup::readable(const void* source, size_t bytes, Blocks& blocks) {
+const void* NcclGroup::readable(const void* source, size_t bytes, GpuBlocks& blocks) {
   if (bytes == 0 || !memory_->holds(source, bytes)) return source;
   blocks.push_back(pool_->take(bytes));
   deliver(blocks.back()->data(), source, bytes);
   return blocks.back()->data();
 }
 
-void* NcclGroup::writable(void* destination, size_t bytes, Blocks& blocks) {
+void* NcclGroup::writable(void* destination, size_t bytes, GpuBlocks& blocks) {
   if (bytes == 0 || !memory_->holds(destination, bytes)) return destination;
   blocks.push_back(pool_->take(bytes));
   return blocks.back()->data();
@@ -153,7 +153,7 @@ void NcclGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& 
   std::vector<Piece> arrays, small;
   std::vector<Piece> written;  // what was worked on elsewhere, and where it belongs
   size_t small_bytes = 0;
-  Blocks blocks;
+  GpuBlocks blocks;
   const auto is_small = [&](const Piece& piece) {
     return piece.count > 0 && piece.count * element < pack_below_bytes_;
   };
@@ -205,7 +205,7 @@ void NcclGroup::reduce_scatter(const Reduction& reduction, const void* source, v
   const size_t element = size_of(reduction.dtype), total = total_of(counts) * element;
   const auto rank = static_cast<size_t>(this->rank());
   if (total == 0) return;
-  Blocks blocks;
+  GpuBlocks blocks;
   const void* from = readable(source, total, blocks);
   void* to = writable(destination, counts[rank] * element, blocks);
   const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), rank,
@@ -230,7 +230,7 @@ void NcclGroup::reduce_scatter(const Reduction& reduction, const void* source, v
 void NcclGroup::allgather(const void* source, void* destination, const Counts& bytes) {
   const size_t total = total_of(bytes);
   if (total == 0) return;
-  Blocks blocks;
+  GpuBlocks blocks;
   const void* from = readable(source, bytes[static_cast<size_t>(rank())], blocks);
   void* to = writable(destination, total, blocks);
   const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), from, to,
@@ -249,7 +249,7 @@ void NcclGroup::allgather(const void* source, void* destination, const Counts& b
 
 void NcclGroup::broadcast(void* data, size_t bytes, int root) {
   if (bytes == 0) return;
-  Blocks blocks;
+  GpuBlocks blocks;
   void* at = const_cast<void*>(readable(data, bytes, blocks));
   const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), at, bytes,
                      root] { return library.Broadcast(at, at, bytes, kByte, root, comm, stream); };
@@ -258,7 +258,7 @@ void NcclGroup::broadcast(void* data, size_t bytes, int root) {
 }
 
 void NcclGroup::alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) {
-  Blocks blocks;
+  GpuBlocks blocks;
   const void* from = readable(source, total_of(send_bytes), blocks);
   void* to = writable(destination, total_of(receive_bytes), blocks);
   const auto call = [&library = comm_->library(), comm = comm_->handle(), stream = comm_->gpu()->stream(), from,

@@ -49,9 +49,9 @@ class NcclGroup final : public Group {
 
   // NCCL may work in memory that it knows if it does so on all ranks. Where the others may have something else, it gets
   // a block instead: with the values of `source`, or for those of `destination`, which deliver() then copies.
-  using Blocks = std::vector<GpuBlockPtr>;
-  const void* readable(const void* source, size_t bytes, Blocks& blocks);
-  void* writable(void* destination, size_t bytes, Blocks& blocks);
+  using GpuBlocks = std::vector<GpuBlockPtr>;
+  const void* readable(const void* source, size_t bytes, GpuBlocks& blocks);
+  void* writable(void* destination, size_t bytes, GpuBlocks& blocks);
   void deliver(void* destination, const void* written, size_t bytes);
 
   const std::shared_ptr<NcclComm> comm_;

@@ -1,5 +1,5 @@
-// A GPU's memory in the hands of the host, a part at a time: while one part is worked on in the host's memory, those
-// behind it are on their way there and those before it on their way back.
+// A GPU's memory in the hands of the host, a part at a time (a staging pipeline): while one part is worked on in the
+// host's memory, those behind it are on their way there and those before it on their way back.
 #pragma once
 
 #include <array>

@@ -28,10 +28,10 @@ void StagedGroup::allreduce(const Reduction& reduction, const std::vector<Piece>
   const size_t element = size_of(reduction.dtype);
   const Layout layout(pieces, element);
   const size_t share = Relay::part_bytes(layout.total() * element) / element;
-  const auto length = [&](size_t k) { return std::min(share, layout.total() - k * share); };
+  const auto length = [&](size_t k) { return chunk_of(layout.total(), share, k).count; };
   Layout::Cursor loading, storing;
   relay_.run(
-      parts_of(layout.total(), share),
+      chunks_of(layout.total(), share),
       [&](size_t k, char* slot) {
         layout.for_each(loading, k * share, length(k), [&](const char* source, char*, size_t offset, size_t count) {
           gpu_.copy(slot + offset * element, source, count * element, gpu_.stream());
@@ -59,7 +59,7 @@ void StagedGroup::reduce_scatter(const Reduction& reduction, const void* source,
   const size_t share = share_of(Relay::part_bytes(total_of(bytes)), size());
   const auto own = static_cast<size_t>(rank());
   relay_.run(
-      parts_of(largest(bytes), share),
+      chunks_of(largest(bytes), share),
       [&](size_t k, char* slot) { load(slot, source, bytes, part_of(bytes, k * share, share), k * share); },
       [&](size_t k, char* slot) {
         Counts part = part_of(bytes, k * share, share);
@@ -78,7 +78,7 @@ void StagedGroup::allgather(const void* source, void* destination, const Counts&
   const size_t share = share_of(Relay::part_bytes(total_of(bytes)), size());
   const auto own = static_cast<size_t>(rank());
   relay_.run(
-      parts_of(largest(bytes), share),
+      chunks_of(largest(bytes), share),
       [&](size_t k, char* slot) {
         const Counts part = part_of(bytes, k * share, share);
         gpu_.copy(slot + offsets_of(part)[own], static_cast<const char*>(source) + k * share, part[own], gpu_.stream());
@@ -97,7 +97,7 @@ void StagedGroup::broadcast(void* data, size_t bytes, int root) {
   const auto at = [&](size_t k) { return static_cast<char*>(data) + k * share; };
   const auto length = [&](size_t k) { return std::min(share, bytes - k * share); };
   relay_.run(
-      parts_of(bytes, share),
+      chunks_of(bytes, share),
       [&](size_t k, char* slot) {
         if (rank() == root) gpu_.copy(slot, at(k), length(k), gpu_.stream());
       },
@@ -113,7 +113,7 @@ void StagedGroup::alltoall(const void* source, const Counts& send_bytes, void* d
   const size_t half = Relay::kMostBytes / 2;
   const size_t share = share_of(half, size());
   // The others may have more parts for each other than this rank has.
-  parts_ = static_cast<int64_t>(parts_of(std::max(largest(send_bytes), largest(receive_bytes)), share));
+  parts_ = static_cast<int64_t>(chunks_of(std::max(largest(send_bytes), largest(receive_bytes)), share));
   host_->allreduce({DType::int64, Reduce::max}, {{&parts_, &parts_, 1}});
   relay_.run(
       static_cast<size_t>(parts_),

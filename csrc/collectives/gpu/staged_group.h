@@ -31,8 +31,6 @@ class StagedGroup final : public Group {
   void barrier() override { host_->barrier(); }
 
  private:
-  // How many parts it takes when each rank's share of a part is `share`, and the largest of all shares `most`.
-  static size_t parts_of(size_t most, size_t share) { return (most + share - 1) / share; }
   // Between the GPU and the host: counts[r] bytes for each rank, laid end to end here and `offset` further on there.
   void load(char* slot, const void* source, const Counts& all, const Counts& part, size_t offset) const;
   void store(void* destination, const char* slot, const Counts& all, const Counts& part, size_t offset) const;

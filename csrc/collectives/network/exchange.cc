@@ -17,9 +17,9 @@ size_t others_of(const Endpoint& peers) { return static_cast<size_t>(peers.size(
 
 }  // namespace
 
-Exchange::Exchange(const Endpoint& peers, Part part, const Reduction& reduction, DType source_dtype, Blocks blocks,
+Exchange::Exchange(const Endpoint& peers, Phases phases, const Reduction& reduction, DType source_dtype, Blocks blocks,
                    char* slots)
-    : Pipeline(blocks.size(), 0, part == Part::both ? 2 : 1, blocks.chunks_per_slice() * others_of(peers)),
+    : Pipeline(blocks.size(), 0, phases == Phases::both ? 2 : 1, blocks.chunks_per_slice() * others_of(peers)),
       peers_(peers),
       reduction_(reduction),
       source_dtype_(source_dtype),
@@ -33,7 +33,7 @@ size_t Exchange::slots_bytes(const Endpoint& peers, size_t chunk_elements) {
 }
 
 Message Exchange::outgoing(size_t i) {
-  const Place it = place_of(i);
+  const Position it = position_of(i);
   const int to = peers_.wrap(peers_.rank() + distance(it));
   const Blocks::Chunk chunk = blocks_.chunk(it.block, is_summing(it) ? to : peers_.rank(), chunk_index(it));
   if (!is_summing(it)) return {chunk.destination, chunk.count * size_of(reduction_.dtype), to};
@@ -41,7 +41,7 @@ Message Exchange::outgoing(size_t i) {
 }
 
 Message Exchange::incoming(size_t i) {
-  const Place it = place_of(i);
+  const Position it = position_of(i);
   const int from = peers_.wrap(peers_.rank() - distance(it));
   const Blocks::Chunk chunk = blocks_.chunk(it.block, is_summing(it) ? peers_.rank() : from, chunk_index(it));
   if (!is_summing(it)) return {chunk.destination, chunk.count * size_of(reduction_.dtype), from};
@@ -49,7 +49,7 @@ Message Exchange::incoming(size_t i) {
 }
 
 void Exchange::arrived(size_t i) {
-  const Place it = place_of(i);
+  const Position it = position_of(i);
   const bool is_last_of_chunk = it.index % others_ == others_ - 1;
   if (is_summing(it) && is_last_of_chunk) sum(it.block, chunk_index(it), i + 1 - others_);
 }
@@ -68,15 +68,15 @@ void Exchange::sum(size_t block, size_t chunk_index, size_t first_message) {
   narrow(reduction_.dtype, reduction_.scale, destination, static_cast<const float*>(wide), chunk.count);
 }
 
-size_t Exchange::needs_arrived(const Place& to_send) const {
-  return place(to_send.block, 0) + chunk_index(to_send) * others_ + others_ - 1;
+size_t Exchange::needs_arrived(const Position& to_send) const {
+  return first_message(to_send.block, 0) + chunk_index(to_send) * others_ + others_ - 1;
 }
 
 // A sum overwrites what this rank has contributed to it.
-bool Exchange::is_free(const Place& incoming, size_t sent) const {
+bool Exchange::is_free(const Position& incoming, size_t sent) const {
   if (is_summing(incoming)) return true;
   const size_t distance_back = static_cast<size_t>(peers_.size() - distance(incoming));
-  return place(incoming.block, 0) + chunk_index(incoming) * others_ + distance_back - 1 < sent;
+  return first_message(incoming.block, 0) + chunk_index(incoming) * others_ + distance_back - 1 < sent;
 }
 
 }  // namespace ringtrain

@@ -13,7 +13,7 @@ class Exchange final : public Pipeline {
   // Rank r owns slice r. `reduction` is that of 16-bit floats; the sources are such, too, or float32 where they are
   // sums already. `slots` is slots_bytes() long. Never the allgather
   // alone.
-  Exchange(const Endpoint& peers, Part part, const Reduction& reduction, DType source_dtype, Blocks blocks,
+  Exchange(const Endpoint& peers, Phases phases, const Reduction& reduction, DType source_dtype, Blocks blocks,
            char* slots);
 
   // For incoming contributions to the sums, and for a sum before it is rounded.
@@ -24,12 +24,12 @@ class Exchange final : public Pipeline {
   void arrived(size_t i) override;
 
  private:
-  bool is_free(const Place& incoming, size_t sent) const override;
-  size_t needs_arrived(const Place& to_send) const override;
-  bool is_summing(const Place& place) const { return place.step == 0; }
+  bool is_free(const Position& incoming, size_t sent) const override;
+  size_t needs_arrived(const Position& to_send) const override;
+  bool is_summing(const Position& at) const { return at.step == 0; }
   // Chunk by chunk, and within a chunk the others by their distance.
-  size_t chunk_index(const Place& place) const { return place.index / others_; }
-  int distance(const Place& place) const { return static_cast<int>(place.index % others_) + 1; }
+  size_t chunk_index(const Position& at) const { return at.index / others_; }
+  int distance(const Position& at) const { return static_cast<int>(at.index % others_) + 1; }
   char* slot(size_t i) { return slots_ + i % slots(peers_) * blocks_.chunk_elements() * sizeof(float); }
   void sum(size_t block, size_t chunk, size_t first_message);
 

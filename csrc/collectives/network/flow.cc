@@ -1,5 +1,9 @@
 #include "collectives/network/flow.h"
 
+#include <algorithm>
+
+#include "collectives/group.h"
+
 namespace ringtrain {
 namespace {
 
@@ -7,16 +11,14 @@ class ChunksOfTwo final : public Messages {
  public:
   ChunksOfTwo(const Message& outgoing, const Message& incoming, size_t chunk_bytes)
       : outgoing_(outgoing), incoming_(incoming), chunk_bytes_(chunk_bytes) {}
-  size_t count() const override {
-    return (std::max(outgoing_.bytes, incoming_.bytes) + chunk_bytes_ - 1) / chunk_bytes_;
-  }
+  size_t count() const override { return chunks_of(std::max(outgoing_.bytes, incoming_.bytes), chunk_bytes_); }
   Message outgoing(size_t i) override { return part(outgoing_, i); }
   Message incoming(size_t i) override { return part(incoming_, i); }
 
  private:
   Message part(const Message& whole, size_t i) const {
-    const size_t begin = std::min(whole.bytes, i * chunk_bytes_);
-    return {whole.data + begin, std::min(chunk_bytes_, whole.bytes - begin), whole.peer};
+    const Chunk chunk = chunk_of(whole.bytes, chunk_bytes_, i);
+    return {whole.data + chunk.offset, chunk.count, whole.peer};
   }
 
   const Message outgoing_, incoming_;

@@ -12,7 +12,7 @@
 
 #include "collectives/group.h"
 #include "collectives/network/network_group.h"
-#include "collectives/network/stream_watch.h"
+#include "collectives/network/pipeline.h"
 #include "collectives/scratch.h"
 
 namespace ringtrain {
@@ -43,6 +43,8 @@ class HierarchicalGroup final : public Group {
   void barrier() override;
 
  private:
+  class Overlapped;
+
   void reduce_arrays(const Reduction& reduction, const std::vector<Piece>& arrays);
   // The stages one after the other.
   void reduce_array(const Reduction& reduction, const Piece& array);

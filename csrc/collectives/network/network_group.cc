@@ -35,7 +35,7 @@ size_t NetworkGroup::chunk_elements(size_t longest_slice, size_t element) const 
   return std::min(limit, shorter);
 }
 
-std::unique_ptr<Pipeline> NetworkGroup::pipeline(Part part, const Reduction& reduction, DType source_dtype,
+std::unique_ptr<Pipeline> NetworkGroup::pipeline(Phases phases, const Reduction& reduction, DType source_dtype,
                                                  std::vector<Block> blocks) {
   size_t longest = 0;
   for (const Block& block : blocks)
@@ -45,21 +45,21 @@ std::unique_ptr<Pipeline> NetworkGroup::pipeline(Part part, const Reduction& red
   Blocks cut(std::move(blocks), {source_bytes, bytes}, chunk);
   if (is_half(reduction.dtype)) {
     char* slots = slots_.get(Exchange::slots_bytes(peers_, chunk));
-    return std::make_unique<Exchange>(peers_, part, reduction, source_dtype, std::move(cut), slots);
+    return std::make_unique<Exchange>(peers_, phases, reduction, source_dtype, std::move(cut), slots);
   }
   char* slots = slots_.get(Ring::slots_bytes(chunk * bytes));
-  return std::make_unique<Ring>(peers_, part, reduction, std::move(cut), slots);
+  return std::make_unique<Ring>(peers_, phases, reduction, std::move(cut), slots);
 }
 
-void NetworkGroup::run_ring(Part part, const Reduction& reduction, std::vector<Block> blocks) {
-  const auto messages = pipeline(part, reduction, reduction.dtype, std::move(blocks));
+void NetworkGroup::run_ring(Phases phases, const Reduction& reduction, std::vector<Block> blocks) {
+  const auto messages = pipeline(phases, reduction, reduction.dtype, std::move(blocks));
   messages->release_all();
   run(peers_, *messages);
 }
 
 std::unique_ptr<Stream> NetworkGroup::stream(const Reduction& reduction, DType source_dtype,
                                              std::vector<Block> blocks) {
-  return std::make_unique<Stream>(peers_, pipeline(Part::both, reduction, source_dtype, std::move(blocks)));
+  return std::make_unique<Stream>(peers_, pipeline(Phases::both, reduction, source_dtype, std::move(blocks)));
 }
 
 NetworkGroup::NetworkGroup(Endpoint peers, const std::string& algorithm, const Tuning& tuning)
@@ -125,7 +125,7 @@ void NetworkGroup::reduce_by_ring(const Reduction& reduction, const std::vector<
       blocks.push_back({static_cast<const char*>(array.source) + begin * element,
                         static_cast<char*>(array.destination) + begin * element, even_slices(count, size())});
     });
-  run_ring(Part::both, reduction, std::move(blocks));
+  run_ring(Phases::both, reduction, std::move(blocks));
 }
 
 void NetworkGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
@@ -135,7 +135,7 @@ void NetworkGroup::reduce_scatter(const Reduction& reduction, const void* source
   char* whole = whole_.get(total * element);
   const Way way = way_for(reduction, total);
   if (way == Way::ring)
-    run_ring(Part::reduce_scatter, reduction, {{static_cast<const char*>(source), whole, counts}});
+    run_ring(Phases::reduce_scatter, reduction, {{static_cast<const char*>(source), whole, counts}});
   else
     reduce_arrays(way, reduction, {{source, whole, total}});
   std::memcpy(destination, whole + offsets_of(counts)[rank()] * element, counts[rank()] * element);
@@ -147,7 +147,7 @@ void NetworkGroup::allgather(const void* source, void* destination, const Counts
   char* all = static_cast<char*>(destination);
   char* own = all + offsets_of(bytes)[rank()];
   if (own != source && bytes[rank()] > 0) std::memcpy(own, source, bytes[rank()]);
-  run_ring(Part::allgather, {DType::uint8}, {{all, all, bytes}});
+  run_ring(Phases::allgather, {DType::uint8}, {{all, all, bytes}});
 }
 
 void NetworkGroup::broadcast(void* data, size_t bytes, int root) {

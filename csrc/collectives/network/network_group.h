@@ -50,9 +50,9 @@ class NetworkGroup final : public Group {
 
   void reduce_arrays(Way way, const Reduction& reduction, const std::vector<Piece>& arrays);
   void reduce_by_ring(const Reduction& reduction, const std::vector<Piece>& arrays);
-  void run_ring(Part part, const Reduction& reduction, std::vector<Block> blocks);
+  void run_ring(Phases phases, const Reduction& reduction, std::vector<Block> blocks);
   // By the ring, or by the exchange where a ring would round too often.
-  std::unique_ptr<Pipeline> pipeline(Part part, const Reduction& reduction, DType source_dtype,
+  std::unique_ptr<Pipeline> pipeline(Phases phases, const Reduction& reduction, DType source_dtype,
                                      std::vector<Block> blocks);
   size_t chunk_elements(size_t longest_slice, size_t element) const;
   // Of a block that is long enough to keep the links busy, and short enough for many to be under way.

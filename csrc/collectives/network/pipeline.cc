@@ -9,14 +9,14 @@ Pipeline::Pipeline(size_t blocks, size_t first_step, size_t end_step, size_t wid
       first_step_(first_step),
       last_step_(end_step - 1),
       width_(width),
-      places_(blocks * (end_step - first_step)) {
+      firsts_(blocks * (end_step - first_step)) {
   const size_t steps = end_step - first_step;
-  turns_.reserve(blocks * steps);
+  steps_.reserve(blocks * steps);
   for (size_t wave = 0; wave + 1 < blocks + steps; ++wave) {
     for (size_t block = wave < steps ? 0 : wave - steps + 1; block <= std::min(wave, blocks - 1); ++block) {
       const size_t step = wave - block;
-      places_[block * steps + step] = turns_.size();
-      turns_.push_back({block, first_step + step});
+      firsts_[block * steps + step] = steps_.size();
+      steps_.push_back({block, first_step + step});
     }
   }
 }

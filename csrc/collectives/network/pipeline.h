@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/watch.h"
 #include "collectives/group.h"
 #include "collectives/network/flow.h"
 
@@ -41,7 +42,7 @@ class Blocks {
       offsets_.push_back(offsets_of(block.counts));
       longest = std::max(longest, *std::max_element(block.counts.begin(), block.counts.end()));
     }
-    chunks_per_slice_ = (longest + chunk_elements - 1) / chunk_elements;
+    chunks_per_slice_ = chunks_of(longest, chunk_elements);
   }
 
   size_t size() const { return blocks_.size(); }
@@ -56,11 +57,10 @@ class Blocks {
   };
   Chunk chunk(size_t block, int slice, size_t index) const {
     const Block& it = blocks_[block];
-    const size_t length = it.counts[slice];
-    const size_t begin = std::min(length, index * chunk_elements_);
-    const size_t offset = offsets_[block][slice] + begin;
+    const ringtrain::Chunk chunk = chunk_of(it.counts[slice], chunk_elements_, index);
+    const size_t offset = offsets_[block][slice] + chunk.offset;
     return {it.source + offset * elements_.source_bytes, it.destination + offset * elements_.destination_bytes,
-            std::min(chunk_elements_, length - begin)};
+            chunk.count};
   }
 
  private:
@@ -72,7 +72,7 @@ class Blocks {
 };
 
 // What of an allreduce is to be done.
-enum class Part { reduce_scatter, allgather, both };
+enum class Phases { reduce_scatter, allgather, both };
 
 class Pipeline : public Messages {
  public:
@@ -80,48 +80,48 @@ class Pipeline : public Messages {
   void release() { ++released_; }
   void release_all() { released_ = blocks_; }
   // How many messages it takes until `block` has taken its last step.
-  size_t messages_until(size_t block) const { return place(block, last_step_) + width_; }
+  size_t messages_until(size_t block) const { return first_message(block, last_step_) + width_; }
 
-  size_t count() const final { return turns_.size() * width_; }
+  size_t count() const final { return steps_.size() * width_; }
   bool may_send(size_t i, size_t arrived) const final {
-    const Place it = place_of(i);
+    const Position it = position_of(i);
     return it.block < released_ && (it.step == first_step_ || needs_arrived(it) < arrived);
   }
   bool may_receive(size_t i, size_t sent) const final {
-    const Place it = place_of(i);
+    const Position it = position_of(i);
     return it.block < released_ && is_free(it, sent);
   }
 
  protected:
-  struct Place {
+  struct Position {
     size_t block, step, index;  // index: among the messages of the step
   };
 
   // Steps first_step .. end_step - 1.
   Pipeline(size_t blocks, size_t first_step, size_t end_step, size_t width);
 
-  Place place_of(size_t message) const {
-    const Turn& turn = turns_[message / width_];
-    return {turn.block, turn.step, message % width_};
+  Position position_of(size_t message) const {
+    const Step& step = steps_[message / width_];
+    return {step.block, step.step, message % width_};
   }
   // The first message of a step.
-  size_t place(size_t block, size_t step) const {
-    return places_[block * (last_step_ + 1 - first_step_) + step - first_step_] * width_;
+  size_t first_message(size_t block, size_t step) const {
+    return firsts_[block * (last_step_ + 1 - first_step_) + step - first_step_] * width_;
   }
   size_t first_step() const { return first_step_; }
 
  private:
   // The last message that must have arrived before this one of a later step than the first can be sent.
-  virtual size_t needs_arrived(const Place& place) const = 0;
+  virtual size_t needs_arrived(const Position& at) const = 0;
   // Whether what comes in may be written to its place when so many messages have been sent.
-  virtual bool is_free(const Place& place, size_t sent) const = 0;
+  virtual bool is_free(const Position& at, size_t sent) const = 0;
 
-  struct Turn {
+  struct Step {
     size_t block, step;
   };
   const size_t blocks_, first_step_, last_step_, width_;
-  std::vector<Turn> turns_;
-  std::vector<size_t> places_;  // in turns_, of each step of each block
+  std::vector<Step> steps_;
+  std::vector<size_t> firsts_;  // in steps_, of each step of each block
   size_t released_ = 0;
 };
 
@@ -143,6 +143,37 @@ class Stream {
   Endpoint& peers_;
   const std::unique_ptr<Pipeline> pipeline_;
   Flow flow_;
+};
+
+// For waits in shared memory while messages are under way over the network: it moves these on. Requires Engine::turn_.
+class StreamWatch final : public Watch {
+ public:
+  explicit StreamWatch(Watch& watch) : watch_(watch) {}
+
+  // Moves a Stream on as long as this lives.
+  class Attendance {
+   public:
+    Attendance(StreamWatch& watch, Stream* stream) : watch_(watch) { watch_.stream_ = stream; }
+    ~Attendance() { watch_.stream_ = nullptr; }
+    Attendance(const Attendance&) = delete;
+    Attendance& operator=(const Attendance&) = delete;
+
+   private:
+    StreamWatch& watch_;
+  };
+
+  void check(double waited_s) override {
+    if (stream_) stream_->step();
+    watch_.check(waited_s);
+  }
+  double interval_s(double waited_s) const override {
+    constexpr double kLongest_s = 200e-6;
+    return stream_ ? std::min(kLongest_s, watch_.interval_s(waited_s)) : watch_.interval_s(waited_s);
+  }
+
+ private:
+  Watch& watch_;
+  Stream* stream_ = nullptr;  // null while there is none
 };
 
 }  // namespace ringtrain

@@ -24,14 +24,14 @@
 namespace ringtrain {
 namespace {
 
-size_t first_step_of(Part part, size_t others) { return part == Part::allgather ? others : 0; }
-size_t end_step_of(Part part, size_t others) { return part == Part::reduce_scatter ? others : 2 * others; }
+size_t first_step_of(Phases phases, size_t others) { return phases == Phases::allgather ? others : 0; }
+size_t end_step_of(Phases phases, size_t others) { return phases == Phases::reduce_scatter ? others : 2 * others; }
 size_t others_of(const Endpoint& peers) { return static_cast<size_t>(peers.size() - 1); }
 
 }  // namespace
 
-Ring::Ring(const Endpoint& peers, Part part, const Reduction& reduction, Blocks blocks, char* slots)
-    : Pipeline(blocks.size(), first_step_of(part, others_of(peers)), end_step_of(part, others_of(peers)),
+Ring::Ring(const Endpoint& peers, Phases phases, const Reduction& reduction, Blocks blocks, char* slots)
+    : Pipeline(blocks.size(), first_step_of(phases, others_of(peers)), end_step_of(phases, others_of(peers)),
                blocks.chunks_per_slice()),
       peers_(peers),
       reduction_(reduction),
@@ -40,25 +40,25 @@ Ring::Ring(const Endpoint& peers, Part part, const Reduction& reduction, Blocks 
       element_(size_of(reduction.dtype)),
       others_(others_of(peers)) {}
 
-Blocks::Chunk Ring::chunk(const Place& place, size_t steps_back) const {
-  return blocks_.chunk(place.block, peers_.wrap(peers_.rank() - 1 - static_cast<int>(steps_back)), place.index);
+Blocks::Chunk Ring::chunk(const Position& at, size_t steps_back) const {
+  return blocks_.chunk(at.block, peers_.wrap(peers_.rank() - 1 - static_cast<int>(steps_back)), at.index);
 }
 
 Message Ring::outgoing(size_t i) {
-  const Place it = place_of(i);
+  const Position it = position_of(i);
   const Blocks::Chunk chunk = outgoing_chunk(it);
   char* data = it.step == 0 ? const_cast<char*>(chunk.source) : chunk.destination;  // it is only read
   return {data, chunk.count * element_, peers_.wrap(peers_.rank() + 1)};
 }
 
 Message Ring::incoming(size_t i) {
-  const Place it = place_of(i);
+  const Position it = position_of(i);
   const Blocks::Chunk chunk = incoming_chunk(it);
   return {is_reducing(it.step) ? slot(i) : chunk.destination, chunk.count * element_, peers_.wrap(peers_.rank() - 1)};
 }
 
 void Ring::arrived(size_t i) {
-  const Place it = place_of(i);
+  const Position it = position_of(i);
   if (!is_reducing(it.step)) return;
   const Blocks::Chunk chunk = incoming_chunk(it);
   Reduction reduction = reduction_;
@@ -69,9 +69,9 @@ void Ring::arrived(size_t i) {
 }
 
 // What comes in during the allgather overwrites what went out n - 1 steps before.
-bool Ring::is_free(const Place& incoming, size_t sent) const {
+bool Ring::is_free(const Position& incoming, size_t sent) const {
   return incoming.step < first_step() + others_ ||
-         place(incoming.block, incoming.step - others_) + incoming.index < sent;
+         first_message(incoming.block, incoming.step - others_) + incoming.index < sent;
 }
 
 }  // namespace ringtrain

@@ -18,15 +18,15 @@ class Chain final : public Messages {
         chunk_bytes_(chunk_bytes),
         is_first_(peers.rank() == data.peer),
         is_last_(peers.wrap(peers.rank() + 1) == data.peer) {}
-  size_t count() const override { return (data_.bytes + chunk_bytes_ - 1) / chunk_bytes_; }
+  size_t count() const override { return chunks_of(data_.bytes, chunk_bytes_); }
   Message outgoing(size_t i) override { return is_last_ ? Message{} : part(i, peers_.rank() + 1); }
   Message incoming(size_t i) override { return is_first_ ? Message{} : part(i, peers_.rank() - 1); }
   bool may_send(size_t i, size_t arrived) const override { return is_first_ || i < arrived; }
 
  private:
   Message part(size_t i, int peer) const {
-    const size_t begin = i * chunk_bytes_;
-    return {data_.data + begin, std::min(chunk_bytes_, data_.bytes - begin), peers_.wrap(peer)};
+    const Chunk chunk = chunk_of(data_.bytes, chunk_bytes_, i);
+    return {data_.data + chunk.offset, chunk.count, peers_.wrap(peer)};
   }
 
   const Endpoint& peers_;
@@ -37,8 +37,8 @@ class Chain final : public Messages {
 
 }  // namespace
 
-// Who is first is number 0. A rank hears from the one whose number lacks its lowest bit, and tells those whose numbers
-// have one lower bit more.
+// The root is number 0. A rank receives from the rank whose number lacks its lowest bit, and sends to those whose
+// numbers have one lower bit more.
 void broadcast_by_tree(Endpoint& peers, const Message& data) {
   if (data.bytes == 0) return;
   const int size = peers.size(), number = peers.wrap(peers.rank() - data.peer);
@@ -57,8 +57,8 @@ void broadcast_by_chain(Endpoint& peers, const Message& data, size_t chunk_bytes
   run(peers, messages);
 }
 
-// Rank r gathers what ranks r, r + 1, .. (modulo n) give, in this order. Who has gathered from d ranks gets what the
-// d-th next has gathered, which is from the d ranks behind these.
+// Rank r gathers what ranks r, r + 1, .. (modulo n) give, in this order. A rank that has gathered from d ranks
+// receives what the d-th next rank has gathered, which is from the d ranks behind these.
 //
 // Source: Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
 // 1997.

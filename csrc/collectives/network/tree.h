@@ -10,7 +10,7 @@
 
 namespace ringtrain {
 
-// `data.peer`: who has it. In a binomial tree: log2(n) steps, each with all of the data.
+// From rank `data.peer`, in a binomial tree: log2(n) steps, each with all of the data.
 void broadcast_by_tree(Endpoint& peers, const Message& data);
 // The same from neighbour to neighbour, chunk by chunk, so that all links are busy at the same time.
 void broadcast_by_chain(Endpoint& peers, const Message& data, size_t chunk_bytes);

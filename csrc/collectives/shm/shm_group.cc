@@ -12,18 +12,6 @@ namespace {
 
 constexpr size_t kSmallBytes = 16 << 10;
 
-size_t chunks_for(size_t bytes, size_t chunk_bytes) { return (bytes + chunk_bytes - 1) / chunk_bytes; }
-
-// The part of `bytes` that chunk number k covers.
-struct Part {
-  size_t offset;
-  size_t bytes;
-};
-Part part_of(size_t bytes, size_t chunk_bytes, size_t k) {
-  const size_t offset = std::min(bytes, k * chunk_bytes);
-  return {offset, std::min(chunk_bytes, bytes - offset)};
-}
-
 void copy(void* destination, const void* source, size_t bytes) {
   if (bytes > 0 && destination != source) std::memcpy(destination, source, bytes);
 }
@@ -182,47 +170,47 @@ void ShmGroup::reduce_scatter(const Reduction& reduction, const void* source, vo
   const size_t element = size_of(reduction.dtype);
   const size_t step = memory_.geometry.mailbox_bytes / element;
   const Counts offsets = offsets_of(counts);
-  const size_t chunks = chunks_for(*std::max_element(counts.begin(), counts.end()), step);
+  const size_t chunks = chunks_of(*std::max_element(counts.begin(), counts.end()), step);
   std::vector<const void*> sources(static_cast<size_t>(size()));
   stream(
       chunks,
       [&](size_t k, uint32_t chunk) {
         for (int peer = 0; peer < size(); ++peer) {
-          const Part part = part_of(counts[peer], step, k);
+          const Chunk part = chunk_of(counts[peer], step, k);
           if (peer != rank())
             copy(mailbox(rank(), peer, chunk), at(source, (offsets[peer] + part.offset) * element),
-                 part.bytes * element);
+                 part.count * element);
         }
       },
       [&](size_t k, uint32_t chunk) {
         wait_for_all(&Control::put, chunk + 1);
-        const Part part = part_of(counts[rank()], step, k);
+        const Chunk part = chunk_of(counts[rank()], step, k);
         for (int peer = 0; peer < size(); ++peer)
           sources[peer] =
               peer == rank() ? at(source, (offsets[peer] + part.offset) * element) : mailbox(peer, rank(), chunk);
         void* result = at(destination, part.offset * element);
-        if (part.bytes > 0) reduce(reduction, &result, 1, sources.data(), size(), part.bytes);
+        if (part.count > 0) reduce(reduction, &result, 1, sources.data(), size(), part.count);
       });
 }
 
 void ShmGroup::allgather(const void* source, void* destination, const Counts& bytes) {
   const size_t step = memory_.geometry.lane_bytes();
   const Counts offsets = offsets_of(bytes);
-  const size_t chunks = chunks_for(*std::max_element(bytes.begin(), bytes.end()), step);
+  const size_t chunks = chunks_of(*std::max_element(bytes.begin(), bytes.end()), step);
   copy(at(destination, offsets[rank()]), source, bytes[rank()]);
   stream(
       chunks,
       [&](size_t k, uint32_t chunk) {
-        const Part part = part_of(bytes[rank()], step, k);
-        copy(lane(rank(), chunk), at(source, part.offset), part.bytes);
+        const Chunk part = chunk_of(bytes[rank()], step, k);
+        copy(lane(rank(), chunk), at(source, part.offset), part.count);
       },
       [&](size_t k, uint32_t chunk) {
         for (int i = 1; i < size(); ++i) {
           const int peer = (rank() + i) % size();
-          const Part part = part_of(bytes[peer], step, k);
-          if (part.bytes == 0) continue;
+          const Chunk part = chunk_of(bytes[peer], step, k);
+          if (part.count == 0) continue;
           wait_for(control(peer).put, chunk + 1);
-          copy(at(destination, offsets[peer] + part.offset), lane(peer, chunk), part.bytes);
+          copy(at(destination, offsets[peer] + part.offset), lane(peer, chunk), part.count);
         }
       });
 }
@@ -230,16 +218,16 @@ void ShmGroup::allgather(const void* source, void* destination, const Counts& by
 void ShmGroup::broadcast(void* data, size_t bytes, int root) {
   const size_t step = memory_.geometry.lane_bytes();
   stream(
-      chunks_for(bytes, step),
+      chunks_of(bytes, step),
       [&](size_t k, uint32_t chunk) {
-        const Part part = part_of(bytes, step, k);
-        if (rank() == root) copy(lane(root, chunk), at(data, part.offset), part.bytes);
+        const Chunk part = chunk_of(bytes, step, k);
+        if (rank() == root) copy(lane(root, chunk), at(data, part.offset), part.count);
       },
       [&](size_t k, uint32_t chunk) {
         if (rank() == root) return;
-        const Part part = part_of(bytes, step, k);
+        const Chunk part = chunk_of(bytes, step, k);
         wait_for(control(root).put, chunk + 1);
-        copy(at(data, part.offset), lane(root, chunk), part.bytes);
+        copy(at(data, part.offset), lane(root, chunk), part.count);
       });
 }
 
@@ -249,25 +237,25 @@ void ShmGroup::alltoall(const void* source, const Counts& send_bytes, void* dest
   // Nobody knows how much the others send to each other, so all agree on the number of chunks first.
   size_t most = std::max(*std::max_element(send_bytes.begin(), send_bytes.end()),
                          *std::max_element(receive_bytes.begin(), receive_bytes.end()));
-  auto chunks = static_cast<int64_t>(chunks_for(most, step));
+  auto chunks = static_cast<int64_t>(chunks_of(most, step));
   small_allreduce({DType::int64, Reduce::max}, {{&chunks, &chunks, 1}});
   copy(at(destination, receive_offsets[rank()]), at(source, send_offsets[rank()]), send_bytes[rank()]);
   stream(
       static_cast<size_t>(chunks),
       [&](size_t k, uint32_t chunk) {
         for (int peer = 0; peer < size(); ++peer) {
-          const Part part = part_of(send_bytes[peer], step, k);
+          const Chunk part = chunk_of(send_bytes[peer], step, k);
           if (peer != rank())
-            copy(mailbox(rank(), peer, chunk), at(source, send_offsets[peer] + part.offset), part.bytes);
+            copy(mailbox(rank(), peer, chunk), at(source, send_offsets[peer] + part.offset), part.count);
         }
       },
       [&](size_t k, uint32_t chunk) {
         for (int i = 1; i < size(); ++i) {
           const int peer = (rank() + i) % size();
-          const Part part = part_of(receive_bytes[peer], step, k);
-          if (part.bytes == 0) continue;
+          const Chunk part = chunk_of(receive_bytes[peer], step, k);
+          if (part.count == 0) continue;
           wait_for(control(peer).put, chunk + 1);
-          copy(at(destination, receive_offsets[peer] + part.offset), mailbox(peer, rank(), chunk), part.bytes);
+          copy(at(destination, receive_offsets[peer] + part.offset), mailbox(peer, rank(), chunk), part.count);
         }
       });
 }
