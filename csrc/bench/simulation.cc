@@ -24,7 +24,7 @@ Simulation::Simulation(int size, const Coordinator::Limits& limits) : wires_(Mem
 Round Simulation::Rank::finish(double plan_s) {
   Round round = *coordinator.finish_round(std::numeric_limits<double>::infinity());
   for (const PlanPtr& plan : round.plans) {
-    if (membership.contains(plan->parts.front()->request.process_set, channel->rank()))
+    if (membership.contains(plan->parts.front()->operation.process_set, channel->rank()))
       std::this_thread::sleep_for(std::chrono::duration<double>(plan_s));
     coordinator.note_carried_out();
   }

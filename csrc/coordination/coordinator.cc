@@ -71,21 +71,21 @@ std::vector<PlanPtr> Coordinator::plans_for(const Words& bits) {
 
 // What was agreed in the round in which its process set was removed fails on all its ranks, with what is pending there.
 void Coordinator::drop_removed(std::vector<AgreementPtr>& agreements) const {
-  const auto is_of_removed = [&](const AgreementPtr& one) { return !membership_.has(one->request.process_set); };
+  const auto is_of_removed = [&](const AgreementPtr& one) { return !membership_.has(one->operation.process_set); };
   agreements.erase(std::remove_if(agreements.begin(), agreements.end(), is_of_removed), agreements.end());
 }
 
 void Coordinator::take_in(const std::vector<RequestPtr>& fresh) {
   const double now = now_s();
   for (const RequestPtr& request : fresh) {
-    const std::optional<int> slot = cache_.find(*request);
-    if (slot && !membership_.has_joined(request->process_set, channel_.rank()))
+    const std::optional<int> slot = cache_.find(request->operation);
+    if (slot && !membership_.has_joined(request->operation.process_set, channel_.rank()))
       ready_.add(*slot, {request, now});
     else
       to_announce_.push_back({request, now});
   }
   for (const RequestPtr& request : fresh)
-    if (request->kind == OpKind::join) reannounce_all_of(request->process_set);
+    if (request->operation.kind == OpKind::join) reannounce_all_of(request->operation.process_set);
 }
 
 // A bit does not tell rank 0 who has set it, so what waits for long is announced in full: then the Ledger can say who
@@ -111,14 +111,14 @@ void Coordinator::reannounce_all() {
 // of this rank means that it contributes zeros.
 void Coordinator::reannounce_all_of(int process_set) {
   for (int slot = 0; slot < cache_.slot_count(); ++slot)
-    if (cache_.has(slot) && cache_.at(slot)->request.process_set == process_set) reannounce(slot);
+    if (cache_.has(slot) && cache_.at(slot)->operation.process_set == process_set) reannounce(slot);
 }
 
 bool Coordinator::is_always_ready(int slot) const {
   if (!cache_.has(slot)) return false;
-  const Request& request = cache_.at(slot)->request;
-  if (!membership_.contains(request.process_set, channel_.rank())) return true;
-  return membership_.has_joined(request.process_set, channel_.rank()) && Ledger::can_join(request);
+  const Operation& operation = cache_.at(slot)->operation;
+  if (!membership_.contains(operation.process_set, channel_.rank())) return true;
+  return membership_.has_joined(operation.process_set, channel_.rank()) && Ledger::can_join(operation);
 }
 
 Words Coordinator::own_words() {
@@ -142,7 +142,7 @@ Words Coordinator::own_words() {
 // When it was agreed on before, others may have joined.
 AgreementPtr Coordinator::agreement_of(int slot) const {
   const AgreementPtr& known = cache_.at(slot);
-  const std::vector<int>& joined = membership_.joined(known->request.process_set);
+  const std::vector<int>& joined = membership_.joined(known->operation.process_set);
   if (known->joined == joined) return known;
   auto agreement = std::make_shared<Agreement>(*known);
   agreement->joined = joined;
@@ -187,8 +187,8 @@ Bytes Coordinator::announcement() {
   for (Pending& pending : to_announce_) {
     writer.put(now - pending.since);
     write(writer, *pending.request);
-    if (pending.request->kind == OpKind::join) has_just_joined_ = true;
-    Key key = key_of(*pending.request);
+    if (pending.request->operation.kind == OpKind::join) has_just_joined_ = true;
+    Key key = key_of(pending.request->operation);
     announced_[std::move(key)] = std::move(pending);
   }
   to_announce_.clear();
@@ -221,52 +221,53 @@ Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcement
 // Who has the same operation cached only sets its bit; so that all meet in the Ledger, the cache must forget it. The
 // same holds for what a joined rank cannot take part in.
 void Coordinator::note(int rank, const Request& request, double since, Decision& decision) {
+  const Operation& operation = request.operation;
   ledger_.announce(rank, request, since);
-  if (cache_.find(view_of(request))) decision.evicted.push_back(key_of(request));
-  if (request.kind != OpKind::join) return;
-  decision.joined.push_back({request.process_set, rank});
+  if (cache_.find(view_of(operation))) decision.evicted.push_back(key_of(operation));
+  if (operation.kind != OpKind::join) return;
+  decision.joined.push_back({operation.process_set, rank});
   for (int slot = 0; slot < cache_.slot_count(); ++slot) {
     if (!cache_.has(slot)) continue;
-    const Request& cached = cache_.at(slot)->request;
-    const bool can_go_on = Ledger::can_join(cached) && !cached.is_in_arena;
-    if (cached.process_set == request.process_set && !can_go_on) decision.evicted.push_back(key_of(cached));
+    const Operation& cached = cache_.at(slot)->operation;
+    const bool can_go_on = Ledger::can_join(cached) && !cached.is_registered;
+    if (cached.process_set == operation.process_set && !can_go_on) decision.evicted.push_back(key_of(cached));
   }
 }
 
 AgreementPtr Coordinator::apply(Agreement agreement) {
-  const Request& request = agreement.request;
-  std::optional<Request> own;
-  const auto announced = announced_.find(key_of(request));
+  const Operation& operation = agreement.operation;
+  std::optional<Operation> own;
+  const auto announced = announced_.find(key_of(operation));
   if (announced != announced_.end()) {
-    own = *announced->second.request;
+    own = announced->second.request->operation;
     announced_.erase(announced);
   }
-  if (request.kind == OpKind::join) {
-    membership_.end_join(request.process_set);
+  if (operation.kind == OpKind::join) {
+    membership_.end_join(operation.process_set);
     cache_.forget_plans();
   }
   if (agreement.error == ErrorKind::none) {
-    if (request.kind == OpKind::add_process_set)
-      agreement.result = membership_.add({request.numbers.begin(), request.numbers.end()});
-    if (request.kind == OpKind::remove_process_set) forget_process_set(static_cast<int>(request.numbers.front()));
+    if (operation.kind == OpKind::add_process_set)
+      agreement.result = membership_.add({operation.numbers.begin(), operation.numbers.end()});
+    if (operation.kind == OpKind::remove_process_set) forget_process_set(static_cast<int>(operation.numbers.front()));
   }
   const auto shared = std::make_shared<const Agreement>(std::move(agreement));
   if (PlanCache::is_cacheable(*shared)) remember(shared, std::move(own));
   return shared;
 }
 
-void Coordinator::remember(const AgreementPtr& agreement, std::optional<Request> own) {
-  if (!membership_.has(agreement->request.process_set)) return;
+void Coordinator::remember(const AgreementPtr& agreement, std::optional<Operation> own) {
+  if (!membership_.has(agreement->operation.process_set)) return;
   if (const std::optional<int> slot = cache_.insert(agreement, std::move(own))) reannounce(*slot);
 }
 
 void Coordinator::forget_process_set(int id) {
   for (int slot = 0; slot < cache_.slot_count(); ++slot) {
-    if (!cache_.has(slot) || cache_.at(slot)->request.process_set != id) continue;
+    if (!cache_.has(slot) || cache_.at(slot)->operation.process_set != id) continue;
     ready_.drop(slot);
     cache_.evict(slot);
   }
-  const auto is_of_it = [&](const Pending& pending) { return pending.request->process_set == id; };
+  const auto is_of_it = [&](const Pending& pending) { return pending.request->operation.process_set == id; };
   to_announce_.erase(std::remove_if(to_announce_.begin(), to_announce_.end(), is_of_it), to_announce_.end());
   for (auto it = announced_.begin(); it != announced_.end();)
     it = it->first.first == id ? announced_.erase(it) : std::next(it);

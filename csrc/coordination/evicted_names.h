@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "coordination/request.h"
+#include "coordination/operation.h"
 
 namespace ringtrain {
 

@@ -1,57 +1,58 @@
 #include "coordination/fusion.h"
 
 #include <algorithm>
-#include <map>
-#include <tuple>
 
 namespace ringtrain {
 namespace {
 
 bool is_fusable(const Agreement& agreement) {
-  if (agreement.error != ErrorKind::none || agreement.request.kind != OpKind::allreduce) return false;
-  const std::vector<TensorSpec>& tensors = agreement.request.tensors;
+  if (agreement.error != ErrorKind::none || agreement.operation.kind != OpKind::allreduce) return false;
+  const std::vector<TensorSpec>& tensors = agreement.operation.tensors;
   return !tensors.empty() && std::all_of(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
     return tensor.dtype == tensors.front().dtype;
   });
 }
 
-// Agreements with equal keys may be joined.
-using FusionKey = std::tuple<int32_t, ReduceOp, DType, double, double, bool, bool>;
-
-FusionKey fusion_key(const Request& request) {
-  return {request.process_set, request.op,       request.tensors.front().dtype, request.prescale, request.postscale,
-          request.is_in_arena, request.is_on_gpu};
+// Whether two such allreduces can be done as one.
+bool can_be_joined(const Operation& a, const Operation& b) {
+  return a.tensors.front().dtype == b.tensors.front().dtype && holds_for_all_fields([&](const auto& field) {
+           return !field.splits_plans || a.*field.member == b.*field.member;
+         });
 }
 
 struct OpenPlan {
-  size_t index;
-  size_t bytes;
+  const Operation* like;  // what can be joined to this one
+  size_t index, bytes;
 };
 
 std::string title_of(const std::vector<AgreementPtr>& parts) {
-  const std::string first = title_of(parts.front()->request);
+  const std::string first = title_of(parts.front()->operation);
   return parts.size() == 1 ? first : first + " and " + std::to_string(parts.size() - 1) + " more";
 }
 
 }  // namespace
 
 std::vector<PlanPtr> fuse(std::vector<AgreementPtr> agreements, size_t threshold_bytes) {
-  std::stable_sort(agreements.begin(), agreements.end(), [](const AgreementPtr& a, const AgreementPtr& b) {
-    return a->request.priority > b->request.priority;
-  });
+  std::stable_sort(agreements.begin(), agreements.end(),
+                   [](const AgreementPtr& a, const AgreementPtr& b) { return a->priority > b->priority; });
   std::vector<std::vector<AgreementPtr>> parts;
-  std::map<FusionKey, OpenPlan> open;
+  std::vector<OpenPlan> open;
   for (AgreementPtr& agreement : agreements) {
     if (is_fusable(*agreement)) {
-      const size_t bytes = agreement->request.bytes();
-      const FusionKey key = fusion_key(agreement->request);
-      const auto it = open.find(key);
-      if (it != open.end() && it->second.bytes + bytes <= threshold_bytes) {
-        it->second.bytes += bytes;
-        parts[it->second.index].push_back(std::move(agreement));
+      const Operation& operation = agreement->operation;
+      const size_t bytes = operation.bytes();
+      const auto it = std::find_if(open.begin(), open.end(),
+                                   [&](const OpenPlan& plan) { return can_be_joined(*plan.like, operation); });
+      if (it != open.end() && it->bytes + bytes <= threshold_bytes) {
+        it->bytes += bytes;
+        parts[it->index].push_back(std::move(agreement));
         continue;
       }
-      open[key] = {parts.size(), bytes};
+      const OpenPlan plan = {&operation, parts.size(), bytes};
+      if (it == open.end())
+        open.push_back(plan);
+      else
+        *it = plan;
     }
     parts.emplace_back().push_back(std::move(agreement));
   }

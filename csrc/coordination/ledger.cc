@@ -9,27 +9,28 @@ namespace ringtrain {
 
 namespace {
 
-Request join_of(int process_set) {
-  Request request;
-  request.kind = OpKind::join;
-  request.name = kJoinName;
-  request.process_set = process_set;
-  return request;
+Operation join_of(int process_set) {
+  Operation join;
+  join.kind = OpKind::join;
+  join.name = kJoinName;
+  join.process_set = process_set;
+  return join;
 }
 
 }  // namespace
 
-bool Ledger::can_join(const Request& request) {
-  if (request.kind == OpKind::barrier) return true;
+bool Ledger::can_join(const Operation& operation) {
+  if (operation.kind == OpKind::barrier) return true;
   const bool ignores_zeros =
-      request.op == ReduceOp::average || request.op == ReduceOp::sum || request.op == ReduceOp::adasum;
-  return request.kind == OpKind::allreduce && ignores_zeros;
+      operation.op == ReduceOp::average || operation.op == ReduceOp::sum || operation.op == ReduceOp::adasum;
+  return operation.kind == OpKind::allreduce && ignores_zeros;
 }
 
 void Ledger::announce(int rank, const Request& request, double since) {
-  if (!membership_.has(request.process_set)) return;  // removed while this was under way; its submitter was told
-  if (request.kind == OpKind::join) return join(rank, request);
-  const Key key = key_of(request);
+  const Operation& operation = request.operation;
+  if (!membership_.has(operation.process_set)) return;  // removed while this was under way; its submitter was told
+  if (operation.kind == OpKind::join) return join(rank, operation);
+  const Key key = key_of(operation);
   Entry& entry = entries_[key];
   if (entry.announced.empty()) {
     entry.since = since;
@@ -40,12 +41,12 @@ void Ledger::announce(int rank, const Request& request, double since) {
   changed_.insert(key);
 }
 
-void Ledger::join(int rank, const Request& request) {
-  Join& join = joins_[request.process_set];
+void Ledger::join(int rank, const Operation& operation) {
+  Join& join = joins_[operation.process_set];
   join.ranks.push_back(rank);
-  join.unnamed = std::max(join.unnamed, request.numbers[0]);
+  join.unnamed = std::max(join.unnamed, operation.numbers[0]);
   for (const auto& [key, entry] : entries_)
-    if (key.first == request.process_set) changed_.insert(key);
+    if (key.first == operation.process_set) changed_.insert(key);
 }
 
 bool Ledger::has_joined(int process_set, int rank) const {
@@ -79,29 +80,31 @@ std::vector<Agreement> Ledger::take_agreed() {
 
 Agreement Ledger::agree(const Entry& entry) const {
   Agreement agreement;
-  agreement.request = entry.announced.begin()->second;
-  const Request& request = agreement.request;
-  const std::vector<int>& members = membership_.ranks(request.process_set);
+  const Request& first = entry.announced.begin()->second;
+  agreement.operation = first.operation;
+  agreement.priority = first.priority;
+  const Operation& operation = agreement.operation;
+  const std::vector<int>& members = membership_.ranks(operation.process_set);
   std::vector<int> joined;
   for (const int rank : members)
     if (!entry.announced.count(rank)) joined.push_back(rank);
 
   agreement.joined = joined;
   agreement.message = find_mismatch(entry.announced);
-  if (agreement.message.empty() && !joined.empty() && !can_join(request))
-    agreement.message = title_of(request) + ": " + ranks_text(joined) +
+  if (agreement.message.empty() && !joined.empty() && !can_join(operation))
+    agreement.message = title_of(operation) + ": " + ranks_text(joined) +
                         " called join(), after which only allreduce with Sum, Average or Adasum and barrier can go on.";
   if (!agreement.message.empty()) {
     agreement.error = ErrorKind::mismatch;
     return agreement;
   }
-  agreement.request.is_in_arena =
+  agreement.operation.is_registered =
       joined.empty() && std::all_of(entry.announced.begin(), entry.announced.end(),
-                                    [](const auto& announced) { return announced.second.is_in_arena; });
-  if (request.kind != OpKind::allgather) return agreement;
-  for (size_t tensor = 0; tensor < request.tensors.size(); ++tensor) {
+                                    [](const auto& announced) { return announced.second.operation.is_registered; });
+  if (operation.kind != OpKind::allgather) return agreement;
+  for (size_t tensor = 0; tensor < operation.tensors.size(); ++tensor) {
     std::vector<int64_t>& rows = agreement.rows.emplace_back();
-    for (const int rank : members) rows.push_back(entry.announced.at(rank).tensors[tensor].shape[0]);
+    for (const int rank : members) rows.push_back(entry.announced.at(rank).operation.tensors[tensor].shape[0]);
   }
   return agreement;
 }
@@ -115,7 +118,7 @@ std::vector<Agreement> Ledger::take_joins() {
       continue;
     }
     Agreement& agreement = agreements.emplace_back();
-    agreement.request = join_of(process_set);
+    agreement.operation = join_of(process_set);
     agreement.result = join.ranks.back();
     agreement.unnamed = join.unnamed;
     it = joins_.erase(it);
@@ -131,8 +134,8 @@ std::string Ledger::describe(const Key& key, const Entry& entry, double now) con
     else if (!has_joined(key.first, rank))
       missing.push_back(rank);
   }
-  const Request& request = entry.announced.begin()->second;
-  return title_of(request) + ": waited " + std::to_string(static_cast<int>(now - entry.since)) + " s. " +
+  const Operation& operation = entry.announced.begin()->second.operation;
+  return title_of(operation) + ": waited " + std::to_string(static_cast<int>(now - entry.since)) + " s. " +
          ranks_text(ready) + " submitted it" + sites_text(entry) + ", " + ranks_text(missing) +
          " did not. Do all ranks run the same operations, or is a rank stuck in something else?";
 }
@@ -157,7 +160,7 @@ std::vector<Agreement> Ledger::take_stalled(double now, double limit_s) {
       continue;
     }
     Agreement& agreement = agreements.emplace_back();
-    agreement.request = it->second.announced.begin()->second;
+    agreement.operation = it->second.announced.begin()->second.operation;
     agreement.error = ErrorKind::stalled;
     agreement.message = describe(it->first, it->second, now);
     it = entries_.erase(it);
@@ -168,13 +171,13 @@ std::vector<Agreement> Ledger::take_stalled(double now, double limit_s) {
 std::vector<Agreement> Ledger::take_deadlocked() {
   std::vector<Agreement> agreements;
   const std::string message = describe_deadlock();
-  const auto fail = [&](Request request) {
+  const auto fail = [&](Operation operation) {
     Agreement& agreement = agreements.emplace_back();
-    agreement.request = std::move(request);
+    agreement.operation = std::move(operation);
     agreement.error = ErrorKind::deadlock;
     agreement.message = message;
   };
-  for (const auto& [key, entry] : entries_) fail(entry.announced.begin()->second);
+  for (const auto& [key, entry] : entries_) fail(entry.announced.begin()->second.operation);
   for (const auto& [process_set, join] : joins_) fail(join_of(process_set));
   entries_.clear();
   joins_.clear();
@@ -189,8 +192,8 @@ std::string Ledger::describe_deadlock() const {
     if (++told > kMost) continue;
     std::vector<int> ready;
     for (const auto& [rank, request] : entry.announced) ready.push_back(rank);
-    text += (text.empty() ? "" : "; ") + ranks_text(ready) + " for " + title_of(entry.announced.begin()->second) +
-            sites_text(entry);
+    text += (text.empty() ? "" : "; ") + ranks_text(ready) + " for " +
+            title_of(entry.announced.begin()->second.operation) + sites_text(entry);
   }
   if (told > kMost) text += "; and " + std::to_string(told - kMost) + " more operations";
   for (const auto& [process_set, join] : joins_) text += "; " + ranks_text(join.ranks) + " in join()";

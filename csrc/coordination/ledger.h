@@ -40,7 +40,7 @@ class Ledger {
   double next_deadline(double warning_s, double shutdown_s) const;
 
   // The ranks that have joined a set cannot take part in this.
-  static bool can_join(const Request& request);
+  static bool can_join(const Operation& operation);
 
  private:
   struct Entry {
@@ -54,7 +54,7 @@ class Ledger {
     int64_t unnamed = 0;     // the most operations without a name that any of them has submitted
   };
 
-  void join(int rank, const Request& request);
+  void join(int rank, const Operation& operation);
   bool is_complete(const Key& key, const Entry& entry) const;
   bool has_joined(int process_set, int rank) const;
   Agreement agree(const Entry& entry) const;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "coordination/request.h"
+#include "coordination/operation.h"
 
 namespace ringtrain {
 

@@ -3,7 +3,8 @@
 namespace ringtrain {
 
 void write(Writer& writer, const Agreement& agreement) {
-  write(writer, agreement.request);
+  write(writer, agreement.operation);
+  writer.put(agreement.priority);
   writer.put(agreement.error);
   writer.put(agreement.message);
   writer.put(static_cast<uint32_t>(agreement.rows.size()));
@@ -15,7 +16,8 @@ void write(Writer& writer, const Agreement& agreement) {
 
 Agreement read_agreement(Reader& reader) {
   Agreement agreement;
-  agreement.request = read_request(reader);
+  agreement.operation = read_operation(reader);
+  reader.get(agreement.priority);
   reader.get(agreement.error);
   reader.get(agreement.message);
   agreement.rows.resize(reader.get<uint32_t>());

@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "base/error.h"
-#include "coordination/request.h"
+#include "coordination/operation.h"
 
 namespace ringtrain {
 
 // One operation that every rank of its process set is ready for, or the error that they all get for it.
 struct Agreement {
-  Request request;  // what the ranks agree on; for the rest (own first dimension) see `rows`
+  Operation operation;   // for the ranks' own first dimensions see `rows`
+  int32_t priority = 0;  // of the first rank that announced it
   ErrorKind error = ErrorKind::none;
   std::string message;
   std::vector<std::vector<int64_t>> rows;  // allgather: for each tensor the first dimension of every rank of the set
@@ -36,7 +37,7 @@ struct Plan {
   std::vector<AgreementPtr> parts;  // the most urgent first
   std::string title;                // for messages: "allreduce \"layer1.weight\" and 3 more"
 
-  int32_t priority() const { return parts.front()->request.priority; }
+  int32_t priority() const { return parts.front()->priority; }
 };
 using PlanPtr = std::shared_ptr<const Plan>;
 

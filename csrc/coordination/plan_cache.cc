@@ -3,7 +3,7 @@
 namespace ringtrain {
 
 bool PlanCache::is_cacheable(const Agreement& agreement) {
-  return agreement.error == ErrorKind::none && agreement.request.kind <= OpKind::barrier;
+  return agreement.error == ErrorKind::none && agreement.operation.kind <= OpKind::barrier;
 }
 
 std::optional<int> PlanCache::find(const KeyView& key) const {
@@ -11,9 +11,9 @@ std::optional<int> PlanCache::find(const KeyView& key) const {
   return it == slot_of_.end() ? std::nullopt : std::optional<int>(it->second);
 }
 
-std::optional<int> PlanCache::find(const Request& request) const {
-  const std::optional<int> slot = find(view_of(request));
-  return slot && slots_[*slot]->own == request ? slot : std::nullopt;
+std::optional<int> PlanCache::find(const Operation& operation) const {
+  const std::optional<int> slot = find(view_of(operation));
+  return slot && slots_[*slot]->own == operation ? slot : std::nullopt;
 }
 
 // Whether there is room now.
@@ -30,13 +30,13 @@ bool PlanCache::make_room(const KeyView& key) {
   }
   if (capacity_ == 0) return false;
   const int oldest = by_age_.front();
-  evicted_.add(key_of(at(oldest)->request));
+  evicted_.add(key_of(at(oldest)->operation));
   evict(oldest);
   return true;
 }
 
-std::optional<int> PlanCache::insert(AgreementPtr agreement, std::optional<Request> own) {
-  const KeyView key = view_of(agreement->request);
+std::optional<int> PlanCache::insert(AgreementPtr agreement, std::optional<Operation> own) {
+  const KeyView key = view_of(agreement->operation);
   if (!make_room(key)) return std::nullopt;
   evicted_.remove(key);
   if (free_.empty()) {
@@ -53,7 +53,7 @@ std::optional<int> PlanCache::insert(AgreementPtr agreement, std::optional<Reque
 void PlanCache::use(int slot) { by_age_.splice(by_age_.end(), by_age_, slots_[slot]->age); }
 
 void PlanCache::evict(int slot) {
-  slot_of_.erase(view_of(at(slot)->request));
+  slot_of_.erase(view_of(at(slot)->operation));
   by_age_.erase(slots_[slot]->age);
   slots_[slot].reset();
   free_.push_back(slot);

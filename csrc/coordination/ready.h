@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "coordination/request.h"
+#include "coordination/operation.h"
 #include "coordination/words.h"
 
 namespace ringtrain {

@@ -75,8 +75,9 @@ struct View {
 
 // Notes where the tensor's stream is now. All tensors of an operation lie on the same device.
 void order(Submission& submission, const View& view) {
-  submission.request.is_on_gpu = view.device != View::kHost;
-  if (!submission.request.is_on_gpu) return;
+  Operation& operation = submission.request.operation;
+  operation.is_on_gpu = view.device != View::kHost;
+  if (!operation.is_on_gpu) return;
   const GpuPtr gpu = engine->gpu(view.device);
   if (view.spec.count() > 0) gpu->require_owns(view.address);
   for (const auto& [stream, event] : submission.ready)
@@ -153,14 +154,13 @@ Submission new_submission(std::string name, ReduceOp op, double prescale, double
                           int priority, const Site& site) {
   require_initialized();
   Submission submission;
-  Request& request = submission.request;
-  request.op = op;
-  request.process_set = process_set;
-  request.priority = priority;
-  request.prescale = prescale;
-  request.postscale = postscale;
-  request.name = std::move(name);
-  request.site = site.text;
+  Operation& operation = submission.request.operation;
+  operation.op = op;
+  operation.process_set = process_set;
+  operation.factors = {prescale, postscale};
+  operation.name = std::move(name);
+  submission.request.priority = priority;
+  submission.request.site = site.text;
   return submission;
 }
 
@@ -174,17 +174,17 @@ std::shared_ptr<Handle> submit(OpKind kind, const nb::list& inputs, const nb::li
                                const Site& site) {
   Submission submission = new_submission(std::move(name), op, prescale, postscale, process_set, priority, site);
   submission.splits = std::move(splits);
-  Request& request = submission.request;
-  request.kind = kind;
-  request.root = root;
+  Operation& operation = submission.request.operation;
+  operation.kind = kind;
+  operation.root = root;
   for (const nb::handle tuple : inputs) {
     View view(nb::cast<nb::tuple>(tuple));
     order(submission, view);
     submission.inputs.push_back(view.address);
-    request.tensors.push_back(std::move(view.spec));
+    operation.tensors.push_back(std::move(view.spec));
   }
   for (const nb::handle tuple : outputs) submission.outputs.push_back(View(nb::cast<nb::tuple>(tuple)).address);
-  request.numbers = std::move(numbers);
+  operation.numbers = std::move(numbers);
   return hand_over(std::move(submission), is_awaited);
 }
 
@@ -214,7 +214,7 @@ std::shared_ptr<Handle> allreduce_in_place(const nb::tuple& tuple, std::string n
   View view(tuple);
   Submission submission = new_submission(std::move(name), op, prescale, postscale, process_set, priority, site);
   order(submission, view);
-  submission.request.tensors.push_back(std::move(view.spec));
+  submission.request.operation.tensors.push_back(std::move(view.spec));
   submission.inputs.push_back(view.address);
   submission.outputs = submission.inputs;
   return hand_over(std::move(submission), is_awaited);

@@ -8,18 +8,20 @@ namespace {
 nb::list last_operations() {
   nb::list list;
   for (const auto& [submission, progress] : require_engine()->last_operations()) {
-    const Request& request = submission->request;
+    const Operation& operation = submission->operation();
+    const auto& site = submission->request.site;
     nb::dict one;
     one["number"] = submission->number;
-    one["kind"] = name_of(request.kind);
-    one["name"] = request.name;
-    one["process_set"] = request.process_set;
-    if (request.kind == OpKind::allreduce || request.kind == OpKind::reducescatter) one["op"] = name_of(request.op);
+    one["kind"] = name_of(operation.kind);
+    one["name"] = operation.name;
+    one["process_set"] = operation.process_set;
+    if (operation.kind == OpKind::allreduce || operation.kind == OpKind::reducescatter)
+      one["op"] = name_of(operation.op);
     nb::list tensors;
-    for (const TensorSpec& tensor : request.tensors) tensors.append(to_string(tensor));
+    for (const TensorSpec& tensor : operation.tensors) tensors.append(to_string(tensor));
     one["tensors"] = tensors;
-    one["bytes"] = request.bytes();
-    one["site"] = request.site ? *request.site : "";
+    one["bytes"] = operation.bytes();
+    one["site"] = site ? *site : "";
     one["group"] = progress.group;
     one["error"] = name_of(progress.error);
     one["submitted_s"] = progress.submitted_s;

@@ -9,14 +9,15 @@ namespace {
 std::shared_ptr<Request> make_request(OpKind kind, std::string name, int dtype, Shape shape, ReduceOp op, int root,
                                       int process_set, int priority, std::vector<int64_t> numbers) {
   auto request = std::make_shared<Request>();
-  request->kind = kind;
-  request->name = std::move(name);
-  if (kind <= OpKind::reducescatter) request->tensors = {{static_cast<DType>(dtype), std::move(shape)}};
-  request->op = op;
-  request->root = root;
-  request->process_set = process_set;
+  Operation& operation = request->operation;
+  operation.kind = kind;
+  operation.name = std::move(name);
+  if (kind <= OpKind::reducescatter) operation.tensors = {{static_cast<DType>(dtype), std::move(shape)}};
+  operation.op = op;
+  operation.root = root;
+  operation.process_set = process_set;
+  operation.numbers = std::move(numbers);
   request->priority = priority;
-  request->numbers = std::move(numbers);
   return request;
 }
 
@@ -30,7 +31,7 @@ std::vector<std::vector<std::vector<PartView>>> views_of(const std::vector<Round
     for (const PlanPtr& plan : round.plans) {
       auto& parts = plans.emplace_back();
       for (const AgreementPtr& part : plan->parts)
-        parts.emplace_back(part->request.name, part->message,
+        parts.emplace_back(part->operation.name, part->message,
                            part->rows.empty() ? std::vector<int64_t>() : part->rows[0], part->result, part->joined);
     }
   }

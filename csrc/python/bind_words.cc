@@ -1,6 +1,6 @@
 // Enumerations and the option table.
 #include "base/options.h"
-#include "coordination/request.h"
+#include "coordination/operation.h"
 #include "kernels/reduce.h"
 #include "python/bind.h"
 

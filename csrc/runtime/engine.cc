@@ -53,7 +53,7 @@ Engine::Engine(World world, Options options)
 Engine::~Engine() { shutdown(); }
 
 std::shared_ptr<Handle> Engine::submit(Submission submission, Caller caller) {
-  submission.request.is_in_arena = lies_where_others_reach(submission);
+  submission.request.operation.is_registered = lies_where_others_reach(submission);
   std::shared_ptr<Handle> handle = inbox_.add(std::move(submission));
   const bool has_to_ring = caller == Caller::goes_on || !callers_take_turns();
   if (has_to_ring && !has_rung_for_new_.exchange(true)) fabric_.bell().ring();
@@ -78,14 +78,14 @@ void Engine::say_blocked(std::vector<std::shared_ptr<Handle>> awaited) {
 
 bool Engine::lies_where_others_reach(const Submission& submission) {
   const Arena* arena = fabric_.arena().get();
-  const Request& request = submission.request;
-  if (request.kind != OpKind::allreduce || request.op == ReduceOp::adasum || (!arena && !request.is_on_gpu))
+  const Operation& operation = submission.operation();
+  if (operation.kind != OpKind::allreduce || operation.op == ReduceOp::adasum || (!arena && !operation.is_on_gpu))
     return false;
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     const void* output = submission.outputs[t];
-    const size_t bytes = request.tensors[t].bytes();
-    const bool is_there = request.is_on_gpu ? gpus_.is_known_to_nccl(request.process_set, output, bytes)
-                                            : arena->find(output, bytes).has_value();
+    const size_t bytes = operation.tensors[t].bytes();
+    const bool is_there = operation.is_on_gpu ? gpus_.is_known_to_nccl(operation.process_set, output, bytes)
+                                              : arena->find(output, bytes).has_value();
     if (submission.inputs[t] != output || !is_there) return false;
   }
   return true;
@@ -325,10 +325,10 @@ void Engine::run(const Plan& plan, double agreed_s) {
 
 void Engine::observe(const Plan& plan, double seconds) {
   const Agreement& first = *plan.parts.front();
-  if (first.request.kind != OpKind::allreduce) return;
-  if (first.request.is_on_gpu) return;  // the time is that of the GPU, and nobody waits for it
+  if (first.operation.kind != OpKind::allreduce) return;
+  if (first.operation.is_on_gpu) return;  // the time is that of the GPU, and nobody waits for it
   size_t bytes = 0;
-  for (const AgreementPtr& part : plan.parts) bytes += part->request.bytes();
+  for (const AgreementPtr& part : plan.parts) bytes += part->operation.bytes();
   autotune_->note(bytes, seconds);
   if (const std::optional<Tuning> next = autotune_->take_proposal()) coordinator_.propose(*next);
   if (!autotune_->is_done()) return;

@@ -25,22 +25,22 @@ Reduce reduce_of(ReduceOp op) {
 
 // Sums of floats, adaptive ones too, take all factors at once, when the sum is rounded. What is not linear in them, or
 // is rounded in between, needs the prescale factor first.
-bool takes_prescale_at_the_end(const Request& request, DType dtype) {
-  return is_float(dtype) && reduce_of(request.op) == Reduce::sum;
+bool takes_prescale_at_the_end(const Operation& operation, DType dtype) {
+  return is_float(dtype) && reduce_of(operation.op) == Reduce::sum;
 }
 
-Reduction reduction_of(const Request& request, DType dtype, int ranks) {
-  Reduction reduction{dtype, reduce_of(request.op), request.postscale};
-  if (takes_prescale_at_the_end(request, dtype)) reduction.scale *= request.prescale;
-  if (request.op == ReduceOp::average) reduction.scale /= ranks;
+Reduction reduction_of(const Operation& operation, DType dtype, int ranks) {
+  Reduction reduction{dtype, reduce_of(operation.op), operation.factors.postscale};
+  if (takes_prescale_at_the_end(operation, dtype)) reduction.scale *= operation.factors.prescale;
+  if (operation.op == ReduceOp::average) reduction.scale /= ranks;
   return reduction;
 }
 
 // Where the reduction reads from: `source`, or `destination` after the prescale factor was applied there.
-const void* prescaled(Memory& memory, const Request& request, DType dtype, const void* source, void* destination,
+const void* prescaled(Memory& memory, const Operation& operation, DType dtype, const void* source, void* destination,
                       size_t count) {
-  if (request.prescale == 1.0 || takes_prescale_at_the_end(request, dtype)) return source;
-  memory.scale(dtype, request.prescale, destination, source, count);
+  if (operation.factors.prescale == 1.0 || takes_prescale_at_the_end(operation, dtype)) return source;
+  memory.scale(dtype, operation.factors.prescale, destination, source, count);
   return destination;
 }
 
@@ -62,14 +62,14 @@ Counts to_bytes(const std::vector<int64_t>& rows, size_t bytes_per_row) {
 void Executor::run(const Plan& plan, double agreed_s) {
   const Agreement& first = *plan.parts.front();
   // Its set was removed since: what is pending there fails when that is carried out.
-  if (!sets_.membership().has(first.request.process_set)) return;
+  if (!sets_.membership().has(first.operation.process_set)) return;
   const Submissions submissions = inbox_.find(plan, rank_, agreed_s, name_of_group(first));
   if (first.error != ErrorKind::none) return fail(submissions, first.error, first.message);
-  if (sets_.contains_this_rank(first.request.process_set)) require_own(plan, submissions);
-  if (first.request.kind == OpKind::add_process_set) return add_process_set(first, submissions.front());
-  if (first.request.kind == OpKind::remove_process_set) return remove_process_set(first, submissions.front());
-  if (first.request.is_on_gpu) return carry_out_on_gpu(plan, submissions);
-  if (sets_.contains_this_rank(first.request.process_set)) carry_out(plan, submissions, host_);
+  if (sets_.contains_this_rank(first.operation.process_set)) require_own(plan, submissions);
+  if (first.operation.kind == OpKind::add_process_set) return add_process_set(first, submissions.front());
+  if (first.operation.kind == OpKind::remove_process_set) return remove_process_set(first, submissions.front());
+  if (first.operation.is_on_gpu) return carry_out_on_gpu(plan, submissions);
+  if (sets_.contains_this_rank(first.operation.process_set)) carry_out(plan, submissions, host_);
 }
 
 // Who has joined contributes zeros, which is agreed. Of anybody else something is expected that nobody has here: with
@@ -77,7 +77,7 @@ void Executor::run(const Plan& plan, double agreed_s) {
 void Executor::require_own(const Plan& plan, const Submissions& submissions) const {
   for (size_t i = 0; i < submissions.size(); ++i)
     if (!submissions[i] && !plan.parts[i]->has_joined(rank_))
-      throw failure(title_of(plan.parts[i]->request) +
+      throw failure(title_of(plan.parts[i]->operation) +
                     ": all ranks have agreed on it, but nothing is pending for it on rank " + std::to_string(rank_) +
                     ". The ranks are out of step, which is a fault of ringtrain: please report it with the files of "
                     "the flight recorder. To go on, start from the last checkpoint.");
@@ -85,7 +85,7 @@ void Executor::require_own(const Plan& plan, const Submissions& submissions) con
 
 // Ranks outside the process set help to connect the others.
 void Executor::carry_out_on_gpu(const Plan& plan, const Submissions& submissions) try {
-  const int process_set = plan.parts.front()->request.process_set;
+  const int process_set = plan.parts.front()->operation.process_set;
   const std::string& trouble = gpus_.open(process_set);
   if (!sets_.contains_this_rank(process_set)) return;
   if (!trouble.empty()) return fail(submissions, ErrorKind::failure, plan.title + ": " + trouble);
@@ -99,18 +99,18 @@ void Executor::carry_out_on_gpu(const Plan& plan, const Submissions& submissions
 }
 
 void Executor::carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) {
-  const Request& request = plan.parts.front()->request;
-  const auto loan = std::make_shared<Loan>(Loan{sets_.shared_group(request.process_set), adasum_, std::move(memory)});
+  const Operation& operation = plan.parts.front()->operation;
+  const auto loan = std::make_shared<Loan>(Loan{sets_.shared_group(operation.process_set), adasum_, std::move(memory)});
   const Network::Lending lending(sets_.network(), loan);
   try {
-    if (request.kind == OpKind::allreduce)
+    if (operation.kind == OpKind::allreduce)
       allreduce(plan, submissions, *loan);
     else
       run_one(plan, submissions.front(), *loan);
   } catch (...) {
     std::shared_ptr<const void> in_use = loan;
     // Nobody knows when other ranks, or the GPU, are through with what they have begun to write.
-    if (request.is_in_arena || request.is_on_gpu) in_use = keep_for_ever(std::make_shared<char>());
+    if (operation.is_registered || operation.is_on_gpu) in_use = keep_for_ever(std::make_shared<char>());
     for (const SubmissionPtr& submission : submissions)
       if (submission) submission->handle->lend_until_gone(in_use);
     throw;
@@ -118,10 +118,10 @@ void Executor::carry_out(const Plan& plan, const Submissions& submissions, std::
 }
 
 const char* Executor::name_of_group(const Agreement& agreement) const {
-  const bool moves_data = agreement.error == ErrorKind::none && agreement.request.kind <= OpKind::reducescatter;
-  const int id = agreement.request.process_set;
+  const bool moves_data = agreement.error == ErrorKind::none && agreement.operation.kind <= OpKind::reducescatter;
+  const int id = agreement.operation.process_set;
   if (!moves_data || !sets_.contains_this_rank(id)) return "";
-  return agreement.request.is_on_gpu ? gpus_.name_of_group(id) : sets_.group(id).name();
+  return agreement.operation.is_on_gpu ? gpus_.name_of_group(id) : sets_.group(id).name();
 }
 
 void Executor::fail(const Submissions& submissions, ErrorKind kind, const std::string& message) {
@@ -139,23 +139,23 @@ void Executor::finish(const SubmissionPtr& submission, Result result) {
 
 void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) {
   Memory& memory = *loan.memory;
-  const Request& common = plan.parts.front()->request;
+  const Operation& common = plan.parts.front()->operation;
   Group& group = memory.group(common.process_set);
   std::map<DType, std::vector<Piece>> pieces;
 
   size_t joined_bytes = 0;  // of tensors for which this rank, having joined, contributes zeros
   for (size_t i = 0; i < submissions.size(); ++i)
-    if (!submissions[i]) joined_bytes += plan.parts[i]->request.bytes();
+    if (!submissions[i]) joined_bytes += plan.parts[i]->operation.bytes();
   char* zeros = memory.zeros(joined_bytes);
 
   for (size_t i = 0; i < plan.parts.size(); ++i) {
-    const Request& request = plan.parts[i]->request;
-    for (size_t t = 0; t < request.tensors.size(); ++t) {
-      const TensorSpec& spec = request.tensors[t];
+    const Operation& operation = plan.parts[i]->operation;
+    for (size_t t = 0; t < operation.tensors.size(); ++t) {
+      const TensorSpec& spec = operation.tensors[t];
       const auto count = static_cast<size_t>(spec.count());
       if (const auto& submission = submissions[i]) {
         void* destination = submission->outputs[t];
-        const void* source = prescaled(memory, request, spec.dtype, submission->inputs[t], destination, count);
+        const void* source = prescaled(memory, operation, spec.dtype, submission->inputs[t], destination, count);
         pieces[spec.dtype].push_back({source, destination, count});
       } else {
         pieces[spec.dtype].push_back({zeros, zeros, count});
@@ -170,7 +170,7 @@ void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan&
                      [&, dtype = dtype](Group& host, const std::vector<Piece>& pieces) {
                        loan.adasum->allreduce(host, dtype, reduction.scale, pieces);
                      });
-    else if (common.is_in_arena)
+    else if (common.is_registered)
       group.allreduce_registered(reduction, list);
     else
       group.allreduce(reduction, list);
@@ -184,11 +184,11 @@ void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan&
 
 void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan) {
   const Agreement& agreement = *plan.parts.front();
-  const Request& request = agreement.request;
+  const Operation& operation = agreement.operation;
   // Join and barrier move no data: that all ranks have come is what was agreed.
-  if (request.kind == OpKind::join) inbox_.set_unnamed(request.process_set, agreement.unnamed);
+  if (operation.kind == OpKind::join) inbox_.set_unnamed(operation.process_set, agreement.unnamed);
   if (!submission) return;  // a barrier of the others, after this rank has joined
-  switch (request.kind) {
+  switch (operation.kind) {
     case OpKind::allgather:
       allgather(agreement, *submission, loan);
       break;
@@ -210,10 +210,10 @@ void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Loan& 
 }
 
 void Executor::allgather(const Agreement& agreement, const Submission& submission, Loan& loan) {
-  Group& group = loan.memory->group(agreement.request.process_set);
+  Group& group = loan.memory->group(agreement.operation.process_set);
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     const std::vector<int64_t>& rows = agreement.rows[t];
-    TensorSpec spec = submission.request.tensors[t];
+    TensorSpec spec = submission.operation().tensors[t];
     const size_t row = row_bytes(spec);
     spec.shape[0] = std::accumulate(rows.begin(), rows.end(), int64_t{0});
     const OwnedTensor& output = loan.result.tensors.emplace_back(loan.memory->allocate(spec));
@@ -222,18 +222,18 @@ void Executor::allgather(const Agreement& agreement, const Submission& submissio
 }
 
 void Executor::broadcast(const Agreement& agreement, const Submission& submission, Memory& memory) {
-  Group& group = memory.group(agreement.request.process_set);
-  const int root = sets_.membership().place(agreement.request.process_set, agreement.request.root);
+  Group& group = memory.group(agreement.operation.process_set);
+  const int root = sets_.membership().place(agreement.operation.process_set, agreement.operation.root);
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     void *input = submission.inputs[t], *output = submission.outputs[t];
-    const size_t bytes = submission.request.tensors[t].bytes();
+    const size_t bytes = submission.operation().tensors[t].bytes();
     if (group.rank() == root) memory.copy(output, input, bytes);
     group.broadcast(output, bytes, root);
   }
 }
 
 void Executor::alltoall(const Submission& submission, Loan& loan) {
-  Group& group = loan.memory->group(submission.request.process_set);
+  Group& group = loan.memory->group(submission.operation().process_set);
   const auto ranks = static_cast<size_t>(group.size());
   const Counts one(ranks, sizeof(int64_t));
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
@@ -242,7 +242,7 @@ void Executor::alltoall(const Submission& submission, Loan& loan) {
     const std::vector<int64_t>& received = loan.received_rows = std::vector<int64_t>(ranks);
     loan.on_host->alltoall(loan.sent_rows.data(), one, loan.received_rows.data(), one);
 
-    TensorSpec spec = submission.request.tensors[t];
+    TensorSpec spec = submission.operation().tensors[t];
     const size_t row = row_bytes(spec);
     spec.shape[0] = std::accumulate(received.begin(), received.end(), int64_t{0});
     const OwnedTensor& output = loan.result.tensors.emplace_back(loan.memory->allocate(spec));
@@ -255,11 +255,11 @@ void Executor::alltoall(const Submission& submission, Loan& loan) {
 // The first dimension is split as evenly as possible; the first ranks get one row more, as in Horovod.
 void Executor::reducescatter(const Submission& submission, Loan& loan) {
   Memory& memory = *loan.memory;
-  Group& group = memory.group(submission.request.process_set);
+  Group& group = memory.group(submission.operation().process_set);
   const int64_t ranks = group.size();
-  const Request& request = submission.request;
+  const Operation& operation = submission.operation();
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
-    TensorSpec spec = request.tensors[t];
+    TensorSpec spec = operation.tensors[t];
     const int64_t rows = spec.shape[0];
     const size_t row = row_bytes(spec) / size_of(spec.dtype);
     Counts counts;
@@ -268,11 +268,11 @@ void Executor::reducescatter(const Submission& submission, Loan& loan) {
     const OwnedTensor& output = loan.result.tensors.emplace_back(memory.allocate(spec));
 
     const void* source = submission.inputs[t];
-    if (request.prescale != 1.0 && !takes_prescale_at_the_end(request, spec.dtype)) {
-      loan.scaled = memory.allocate(request.tensors[t]);
-      source = prescaled(memory, request, spec.dtype, source, loan.scaled.memory.get(), total_of(counts));
+    if (operation.factors.prescale != 1.0 && !takes_prescale_at_the_end(operation, spec.dtype)) {
+      loan.scaled = memory.allocate(operation.tensors[t]);
+      source = prescaled(memory, operation, spec.dtype, source, loan.scaled.memory.get(), total_of(counts));
     }
-    group.reduce_scatter(reduction_of(request, spec.dtype, group.size()), source, output.memory.get(), counts);
+    group.reduce_scatter(reduction_of(operation, spec.dtype, group.size()), source, output.memory.get(), counts);
   }
 }
 
@@ -286,7 +286,7 @@ void Executor::add_process_set(const Agreement& agreement, const SubmissionPtr& 
 }
 
 void Executor::remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) {
-  const int id = static_cast<int>(agreement.request.numbers.front());
+  const int id = static_cast<int>(agreement.operation.numbers.front());
   inbox_.forbid(id);
   gpus_.close(id);
   sets_.close(id);

@@ -10,7 +10,7 @@ void add_to(Totals& totals, const Submission& submission) {
   ++totals.operations;
   if (progress.error != ErrorKind::none) ++totals.failed;
   if (progress.begun_s == 0) return;
-  totals.bytes += submission.request.bytes();
+  totals.bytes += submission.operation().bytes();
   totals.queued_s += progress.announced_s - progress.submitted_s;
   totals.waiting_s += progress.agreed_s - progress.announced_s;
   totals.ready_s += progress.begun_s - progress.agreed_s;
@@ -20,7 +20,7 @@ void add_to(Totals& totals, const Submission& submission) {
 }  // namespace
 
 void History::add(SubmissionPtr submission) {
-  add_to(totals_[submission->request.kind], *submission);
+  add_to(totals_[submission->operation().kind], *submission);
   if (ring_.size() < kCapacity) {
     ring_.push_back(std::move(submission));
     return;

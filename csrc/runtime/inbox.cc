@@ -13,35 +13,35 @@ constexpr int64_t kUnnamedNames = 256;
 
 std::shared_ptr<Handle> Inbox::add(Submission submission) {
   auto shared = std::make_shared<Submission>(std::move(submission));
-  Request& request = shared->request;
+  Operation& operation = shared->request.operation;
   std::lock_guard lock(mutex_);
   if (closed_with_ != ErrorKind::none) throw Error(closed_with_, closed_message_);
   shared->number = added_.fetch_add(1, std::memory_order_relaxed) + 1;
   shared->progress.submitted_s = now_s();
-  if (!allowed_.count(request.process_set))
-    throw invalid(title_of(request) + ": process set " + std::to_string(request.process_set) +
+  if (!allowed_.count(operation.process_set))
+    throw invalid(title_of(operation) + ": process set " + std::to_string(operation.process_set) +
                   " is not registered, or this rank does not belong to it");
-  if (request.kind == OpKind::join) request.name = kJoinName;
-  const bool is_unnamed = request.name.empty();
-  if (is_unnamed) name_it(request);
-  if (!in_flight_.emplace(view_of(request), shared).second) {
-    if (!is_unnamed && has_twin(request))
-      throw invalid(title_of(request) + ": an operation of this name is in flight; wait for it, or use another name");
-    waiting_[key_of(request)].push_back(shared);
+  if (operation.kind == OpKind::join) operation.name = kJoinName;
+  const bool is_unnamed = operation.name.empty();
+  if (is_unnamed) name_it(operation);
+  if (!in_flight_.emplace(view_of(operation), shared).second) {
+    if (!is_unnamed && has_twin(operation))
+      throw invalid(title_of(operation) + ": an operation of this name is in flight; wait for it, or use another name");
+    waiting_[key_of(operation)].push_back(shared);
     return shared->handle;
   }
-  if (request.kind == OpKind::join) {
-    request.numbers = {unnamed_[request.process_set]};
-    if (has_waiting(request.process_set)) return shared->handle;  // remove() announces it
+  if (operation.kind == OpKind::join) {
+    operation.numbers = {unnamed_[operation.process_set]};
+    if (has_waiting(operation.process_set)) return shared->handle;  // remove() announces it
   }
   announce(shared);
   return shared->handle;
 }
 
-bool Inbox::has_twin(const Request& request) const {
-  const auto is_twin = [&](const SubmissionPtr& other) { return other->request.kind == request.kind; };
-  if (is_twin(in_flight_.at(view_of(request)))) return true;
-  const auto behind = waiting_.find(key_of(request));
+bool Inbox::has_twin(const Operation& operation) const {
+  const auto is_twin = [&](const SubmissionPtr& other) { return other->operation().kind == operation.kind; };
+  if (is_twin(in_flight_.at(view_of(operation)))) return true;
+  const auto behind = waiting_.find(key_of(operation));
   return behind != waiting_.end() && std::any_of(behind->second.begin(), behind->second.end(), is_twin);
 }
 
@@ -59,8 +59,8 @@ bool Inbox::has_waiting(int process_set) const {
                      [&](const auto& entry) { return entry.first.first == process_set; });
 }
 
-void Inbox::name_it(Request& request) {
-  request.name = "<unnamed " + std::to_string(unnamed_[request.process_set]++ % kUnnamedNames) + ">";
+void Inbox::name_it(Operation& operation) {
+  operation.name = "<unnamed " + std::to_string(unnamed_[operation.process_set]++ % kUnnamedNames) + ">";
 }
 
 std::vector<RequestPtr> Inbox::take_new() {
@@ -85,7 +85,7 @@ std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed
   const double now = now_s();
   std::lock_guard lock(mutex_);
   for (const AgreementPtr& part : plan.parts) {
-    const auto it = part->has_joined(rank) ? in_flight_.end() : in_flight_.find(view_of(part->request));
+    const auto it = part->has_joined(rank) ? in_flight_.end() : in_flight_.find(view_of(part->operation));
     submissions.push_back(it == in_flight_.end() ? nullptr : it->second);
     if (it == in_flight_.end()) continue;
     Progress& progress = it->second->progress;
@@ -125,16 +125,16 @@ std::shared_ptr<Timeline> Inbox::timeline() {
 }
 
 void Inbox::remove(const SubmissionPtr& submission) {
-  in_flight_.erase(view_of(submission->request));
+  in_flight_.erase(view_of(submission->operation()));
   if (!new_.empty()) forget_new(submission);
-  if (!waiting_.empty()) let_in_who_waits(key_of(submission->request));
+  if (!waiting_.empty()) let_in_who_waits(key_of(submission->operation()));
 }
 
 void Inbox::let_in_who_waits(const Key& key) {
   const auto it = waiting_.find(key);
   if (it == waiting_.end()) return;
   const SubmissionPtr next = it->second.front();
-  in_flight_.emplace(view_of(next->request), next);
+  in_flight_.emplace(view_of(next->operation()), next);
   announce(next);
   it->second.pop_front();
   if (!it->second.empty()) return;
@@ -165,7 +165,7 @@ std::string Inbox::pending_text() {
   for (const auto& [key, submission] : in_flight_) {
     if (shown++ == kShown) break;
     const Request& request = submission->request;
-    text += (text.empty() ? "pending here: " : ", ") + title_of(request);
+    text += (text.empty() ? "pending here: " : ", ") + title_of(request.operation);
     if (request.site && !request.site->empty()) text += " (at " + *request.site + ")";
   }
   const size_t more = in_flight_.size() > kShown ? in_flight_.size() - kShown : 0;
@@ -191,7 +191,7 @@ void Inbox::forbid(int process_set) {
 
 void Inbox::fail_pending_of(int process_set, const std::string& message) {
   new_.erase(std::remove_if(new_.begin(), new_.end(),
-                            [&](const SubmissionPtr& one) { return one->request.process_set == process_set; }),
+                            [&](const SubmissionPtr& one) { return one->operation().process_set == process_set; }),
              new_.end());
   const double now = now_s();
   for (auto it = in_flight_.begin(); it != in_flight_.end();) {
@@ -202,7 +202,7 @@ void Inbox::fail_pending_of(int process_set, const std::string& message) {
     const SubmissionPtr submission = it->second;
     it = in_flight_.erase(it);
     end(submission, ErrorKind::failure, now);
-    submission->handle->fail(ErrorKind::failure, title_of(submission->request) + ": " + message);
+    submission->handle->fail(ErrorKind::failure, title_of(submission->operation()) + ": " + message);
   }
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     if (it->first.first != process_set) {
@@ -210,7 +210,7 @@ void Inbox::fail_pending_of(int process_set, const std::string& message) {
       continue;
     }
     for (const auto& submission : it->second)
-      submission->handle->fail(ErrorKind::failure, title_of(submission->request) + ": " + message);
+      submission->handle->fail(ErrorKind::failure, title_of(submission->operation()) + ": " + message);
     it = waiting_.erase(it);
   }
 }

@@ -59,8 +59,8 @@ class Inbox {
   void close(ErrorKind kind, const std::string& message);
 
  private:
-  void name_it(Request& request);
-  bool has_twin(const Request& request) const;  // of one whose name is in flight
+  void name_it(Operation& operation);
+  bool has_twin(const Operation& operation) const;  // of one whose name is in flight
   void announce(const SubmissionPtr& submission);
   void forget_new(const SubmissionPtr& submission);
   void remove(const SubmissionPtr& submission);

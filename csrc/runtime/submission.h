@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "coordination/request.h"
+#include "coordination/operation.h"
 #include "runtime/handle.h"
 
 namespace ringtrain {
@@ -31,6 +31,8 @@ struct Submission {
   std::shared_ptr<Handle> handle = std::make_shared<Handle>();
   uint64_t number = 0;  // among the operations of this rank, from 1
   Progress progress;    // guarded by the Inbox
+
+  const Operation& operation() const { return request.operation; }
 };
 
 using SubmissionPtr = std::shared_ptr<Submission>;

@@ -166,15 +166,15 @@ void Timeline::format_span(const char* name, int track, double begin_s, double e
 
 // The operation, and within it how far it was when.
 void Timeline::format(const SubmissionPtr& submission) {
-  const Request& request = submission->request;
+  const Operation& operation = submission->operation();
   const Progress& progress = submission->progress;
-  const int track = track_of(name_of(request.kind) + std::string(".") + request.name);
-  std::string arguments = "\"name\":" + quoted(request.name) + ",\"bytes\":" + std::to_string(request.bytes()) +
-                          ",\"process_set\":" + std::to_string(request.process_set);
-  if (request.site) arguments += ",\"site\":" + quoted(*request.site);
+  const int track = track_of(name_of(operation.kind) + std::string(".") + operation.name);
+  std::string arguments = "\"name\":" + quoted(operation.name) + ",\"bytes\":" + std::to_string(operation.bytes()) +
+                          ",\"process_set\":" + std::to_string(operation.process_set);
+  if (const auto& site = submission->request.site) arguments += ",\"site\":" + quoted(*site);
   if (progress.error != ErrorKind::none) arguments += ",\"error\":" + quoted(name_of(progress.error));
-  const bool is_adasum = request.kind == OpKind::allreduce && request.op == ReduceOp::adasum;
-  const std::string name = in_capitals(is_adasum ? "adasum" : name_of(request.kind));
+  const bool is_adasum = operation.kind == OpKind::allreduce && operation.op == ReduceOp::adasum;
+  const std::string name = in_capitals(is_adasum ? "adasum" : name_of(operation.kind));
   format_span(name.c_str(), track, progress.submitted_s, progress.ended_s, arguments);
   if (progress.begun_s == 0) return;  // it failed before
   format_span("queued", track, progress.submitted_s, progress.announced_s, "");
