@@ -74,6 +74,19 @@ class Handle:
     def received_splits(self) -> list[int]: ...
     def number(self) -> int: ...
 
+class Operation:
+    def __init__(
+        self,
+        kind: OpKind,
+        name: str,
+        process_set: int = 0,
+        op: ReduceOp = ...,
+        root: int = 0,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        numbers: list[int] = ...,
+    ) -> None: ...
+
 class Request:
     def __init__(
         self,
@@ -139,18 +152,11 @@ def limit_exit(seconds: float) -> None: ...
 def is_initialized() -> bool: ...
 def require_initialized() -> None: ...
 def submit(
-    kind: OpKind,
+    operation: Operation,
     inputs: list[View],
     outputs: list[View],
-    name: str,
-    op: ReduceOp = ...,
-    root: int = 0,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    process_set: int = 0,
-    priority: int = 0,
     splits: list[int] = ...,
-    numbers: list[int] = ...,
+    priority: int = 0,
     is_awaited: bool = False,
     site: Site = ...,
 ) -> Handle: ...

@@ -127,7 +127,8 @@ def forget_process_sets() -> None:
 
 def _carry_out(kind: _core.OpKind, name: str, numbers: list[int]) -> int:
     """An operation of all ranks that has numbers in place of tensors; waits for it."""
-    handle = _core.submit(kind, [], [], name, numbers=numbers, is_awaited=True, site=call_site())
+    operation = _core.Operation(kind, name, numbers=numbers)
+    handle = _core.submit(operation, [], [], is_awaited=True, site=call_site())
     number: int = Handle(handle, (), _core.Handle.number).wait()
     return number
 
@@ -211,9 +212,8 @@ def _different_lists(own: list[int]) -> list[list[int]]:
     flags = np.zeros((1, len(global_process_set.ranks or [])), np.uint8)
     flags[0, own] = 1
     view = numpy_adapter.view(flags)
-    handle = _core.submit(
-        _core.OpKind.ALLGATHER, [view], [], "<ranks of communicators>", is_awaited=True, site=call_site()
-    )
+    operation = _core.Operation(_core.OpKind.ALLGATHER, "<ranks of communicators>")
+    handle = _core.submit(operation, [view], [], is_awaited=True, site=call_site())
     ((of_all, _, shape),) = Handle(handle, flags, _core.Handle.tensors).wait()
     return [list(ranks) for ranks in sorted({tuple(np.flatnonzero(row).tolist()) for row in of_all.reshape(shape)})]
 

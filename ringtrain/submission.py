@@ -109,17 +109,19 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle:
     if operation.kind == OpKind.BROADCAST:
         _check_root(operation)
     handle = _core.submit(
-        operation.kind,
+        _core.Operation(
+            operation.kind,
+            operation.name or "",
+            process_set=number,
+            op=operation.reduction.op,
+            root=operation.root,
+            prescale=operation.reduction.prescale,
+            postscale=operation.reduction.postscale,
+        ),
         [one.view for one in inputs],
         [one.output_view() for one in inputs if one.output is not None],
-        operation.name or "",
-        op=operation.reduction.op,
-        root=operation.root,
-        prescale=operation.reduction.prescale,
-        postscale=operation.reduction.postscale,
-        process_set=number,
-        priority=operation.priority,
         splits=splits,
+        priority=operation.priority,
         is_awaited=is_awaited,
         site=call_site(),
     )

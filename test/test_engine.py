@@ -318,10 +318,11 @@ def test_what_is_urgent_overtakes_what_was_agreed_before():
 @pytest.mark.ranks(1, 2)
 def test_an_address_that_is_none_is_refused():
     float32 = _core.DTYPES["float32"]
+    operation = _core.Operation(_core.OpKind.ALLREDUCE, "nowhere")
     nothing, empty = (0, float32, (3, 2)), (0, float32, (3, 0))
     for tensors in ([nothing], [empty, nothing]):
         with pytest.raises(ValueError, match="in no memory of its own"):
-            _core.submit(_core.OpKind.ALLREDUCE, tensors, tensors, "nowhere")
+            _core.submit(operation, tensors, tensors)
     with pytest.raises(ValueError, match="in no memory of its own"):
         _core.allreduce_in_place(nothing, "nowhere", hvd.Sum, 1.0, 1.0, 0, 0, False, _core.Site(""))
-    assert _core.wait(_core.submit(_core.OpKind.ALLREDUCE, [empty], [empty], "nowhere"), 10)
+    assert _core.wait(_core.submit(operation, [empty], [empty]), 10)

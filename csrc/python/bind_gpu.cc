@@ -3,7 +3,7 @@
 #include "gpu/cuda.h"
 #include "gpu/nccl.h"
 #include "python/bind.h"
-#include "python/engine.h"
+#include "runtime/current_engine.h"
 
 namespace ringtrain {
 namespace {

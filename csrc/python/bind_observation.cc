@@ -1,6 +1,6 @@
 // What the engine has done, for those who watch it: history, sums, timeline.
 #include "python/bind.h"
-#include "python/engine.h"
+#include "runtime/current_engine.h"
 
 namespace ringtrain {
 namespace {
@@ -73,13 +73,13 @@ void bind_observation(nb::module_& module) {
   module.def(
       "stop_timeline",
       [] {
-        if (const auto engine = running_engine()) engine->stop_timeline();
+        if (const auto engine = current_engine()) engine->stop_timeline();
       },
       "Ends the file, if there is one.");
   module.def(
       "mark",
       [](const std::string& text) {
-        if (const auto engine = running_engine()) engine->mark(text);
+        if (const auto engine = current_engine()) engine->mark(text);
       },
       nb::arg("text"), "Marks this moment in the timeline, if there is one.");
   module.def("last_operations", &last_operations, "What this rank has done lately and what is pending, as dicts.");

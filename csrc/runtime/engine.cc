@@ -52,8 +52,8 @@ Engine::Engine(World world, Options options)
 
 Engine::~Engine() { shutdown(); }
 
-std::shared_ptr<Handle> Engine::submit(Submission submission, Caller caller) {
-  submission.request.operation.is_registered = lies_where_others_reach(submission);
+std::shared_ptr<Handle> Engine::submit(SubmissionPtr submission, Caller caller) {
+  submission->request.operation.is_registered = is_registered(*submission);
   std::shared_ptr<Handle> handle = inbox_.add(std::move(submission));
   const bool has_to_ring = caller == Caller::goes_on || !callers_take_turns();
   if (has_to_ring && !has_rung_for_new_.exchange(true)) fabric_.bell().ring();
@@ -76,7 +76,7 @@ void Engine::say_blocked(std::vector<std::shared_ptr<Handle>> awaited) {
   if (is_blocked) fabric_.bell().ring();
 }
 
-bool Engine::lies_where_others_reach(const Submission& submission) {
+bool Engine::is_registered(const Submission& submission) {
   const Arena* arena = fabric_.arena().get();
   const Operation& operation = submission.operation();
   if (operation.kind != OpKind::allreduce || operation.op == ReduceOp::adasum || (!arena && !operation.is_on_gpu))

@@ -42,7 +42,7 @@ class Engine {
 
   // Any thread. Does not wake the engine if the caller is going to wait for the Handle at once.
   enum class Caller { goes_on, waits };
-  std::shared_ptr<Handle> submit(Submission submission, Caller caller);
+  std::shared_ptr<Handle> submit(SubmissionPtr submission, Caller caller);
   // Any thread: whether it is done, after at most `timeout_s`, or a little later if that falls into an operation.
   bool wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
   // Any thread. This rank's GPU, if it is that one; see Gpus::use.
@@ -108,7 +108,7 @@ class Engine {
   std::string names_text(const std::vector<int>& ranks) const;
 
   // In the node's Arena, or on a GPU in memory of NCCL.
-  bool lies_where_others_reach(const Submission& submission);
+  bool is_registered(const Submission& submission);
   // Over a network nobody can stop waiting in the middle of a round, and the way is long anyway.
   bool callers_take_turns() const { return fabric_.channel().keeps_deadlines(); }
 

@@ -11,31 +11,30 @@ constexpr int64_t kUnnamedNames = 256;
 
 }  // namespace
 
-std::shared_ptr<Handle> Inbox::add(Submission submission) {
-  auto shared = std::make_shared<Submission>(std::move(submission));
-  Operation& operation = shared->request.operation;
+std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
+  Operation& operation = submission->request.operation;
   std::lock_guard lock(mutex_);
   if (closed_with_ != ErrorKind::none) throw Error(closed_with_, closed_message_);
-  shared->number = added_.fetch_add(1, std::memory_order_relaxed) + 1;
-  shared->progress.submitted_s = now_s();
+  submission->number = added_.fetch_add(1, std::memory_order_relaxed) + 1;
+  submission->progress.submitted_s = now_s();
   if (!allowed_.count(operation.process_set))
     throw invalid(title_of(operation) + ": process set " + std::to_string(operation.process_set) +
                   " is not registered, or this rank does not belong to it");
   if (operation.kind == OpKind::join) operation.name = kJoinName;
   const bool is_unnamed = operation.name.empty();
   if (is_unnamed) name_it(operation);
-  if (!in_flight_.emplace(view_of(operation), shared).second) {
+  if (!in_flight_.emplace(view_of(operation), submission).second) {
     if (!is_unnamed && has_twin(operation))
       throw invalid(title_of(operation) + ": an operation of this name is in flight; wait for it, or use another name");
-    waiting_[key_of(operation)].push_back(shared);
-    return shared->handle;
+    waiting_[key_of(operation)].push_back(submission);
+    return submission->handle;
   }
   if (operation.kind == OpKind::join) {
     operation.numbers = {unnamed_[operation.process_set]};
-    if (has_waiting(operation.process_set)) return shared->handle;  // remove() announces it
+    if (has_waiting(operation.process_set)) return submission->handle;  // remove() announces it
   }
-  announce(shared);
-  return shared->handle;
+  announce(submission);
+  return submission->handle;
 }
 
 bool Inbox::has_twin(const Operation& operation) const {
@@ -182,37 +181,39 @@ void Inbox::allow(int process_set) {
   allowed_.insert(process_set);
 }
 
+// Handles are failed when the lock is free: a callback of theirs may submit.
 void Inbox::forbid(int process_set) {
-  std::lock_guard lock(mutex_);
-  allowed_.erase(process_set);
-  unnamed_.erase(process_set);
-  fail_pending_of(process_set, "process set " + std::to_string(process_set) + " was removed");
+  std::vector<SubmissionPtr> failed;
+  {
+    std::lock_guard lock(mutex_);
+    allowed_.erase(process_set);
+    unnamed_.erase(process_set);
+    failed = take_pending(process_set, ErrorKind::failure);
+  }
+  for (const SubmissionPtr& one : failed)
+    one->handle->fail(ErrorKind::failure,
+                      title_of(one->operation()) + ": process set " + std::to_string(process_set) + " was removed");
 }
 
-void Inbox::fail_pending_of(int process_set, const std::string& message) {
-  new_.erase(std::remove_if(new_.begin(), new_.end(),
-                            [&](const SubmissionPtr& one) { return one->operation().process_set == process_set; }),
-             new_.end());
-  const double now = now_s();
+// Of one process set or of all. Notes that it has ended.
+std::vector<SubmissionPtr> Inbox::take_pending(std::optional<int> process_set, ErrorKind error) {
+  const auto is_meant = [&](const SubmissionPtr& one) {
+    return !process_set || one->operation().process_set == *process_set;
+  };
+  std::vector<SubmissionPtr> taken;
   for (auto it = in_flight_.begin(); it != in_flight_.end();) {
-    if (it->first.process_set != process_set) {
-      ++it;
-      continue;
-    }
-    const SubmissionPtr submission = it->second;
-    it = in_flight_.erase(it);
-    end(submission, ErrorKind::failure, now);
-    submission->handle->fail(ErrorKind::failure, title_of(submission->operation()) + ": " + message);
+    if (is_meant(it->second)) taken.push_back(it->second);
+    it = is_meant(it->second) ? in_flight_.erase(it) : std::next(it);
   }
   for (auto it = waiting_.begin(); it != waiting_.end();) {
-    if (it->first.first != process_set) {
-      ++it;
-      continue;
-    }
-    for (const auto& submission : it->second)
-      submission->handle->fail(ErrorKind::failure, title_of(submission->operation()) + ": " + message);
-    it = waiting_.erase(it);
+    const bool are_meant = is_meant(it->second.front());
+    if (are_meant) taken.insert(taken.end(), it->second.begin(), it->second.end());
+    it = are_meant ? waiting_.erase(it) : std::next(it);
   }
+  new_.erase(std::remove_if(new_.begin(), new_.end(), is_meant), new_.end());
+  const double now = now_s();
+  for (const SubmissionPtr& one : taken) end(one, error, now);
+  return taken;
 }
 
 void Inbox::set_unnamed(int process_set, int64_t count) {
@@ -226,20 +227,15 @@ void Inbox::restart_unnamed() {
 }
 
 void Inbox::close(ErrorKind kind, const std::string& message) {
-  std::lock_guard lock(mutex_);
-  if (closed_with_ != ErrorKind::none) return;
-  closed_with_ = kind;
-  closed_message_ = message;
-  const double now = now_s();
-  const auto fail = [&](const SubmissionPtr& submission) {
-    end(submission, kind, now);
-    submission->handle->fail(kind, message);
-  };
-  for (const auto& [key, submission] : in_flight_) fail(submission);
-  for (const auto& [key, submissions] : waiting_) std::for_each(submissions.begin(), submissions.end(), fail);
-  in_flight_.clear();
-  waiting_.clear();
-  new_.clear();
+  std::vector<SubmissionPtr> failed;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_with_ != ErrorKind::none) return;
+    closed_with_ = kind;
+    closed_message_ = message;
+    failed = take_pending(std::nullopt, kind);
+  }
+  for (const SubmissionPtr& one : failed) one->handle->fail(kind, message);
 }
 
 }  // namespace ringtrain

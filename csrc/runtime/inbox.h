@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <vector>
@@ -27,7 +28,7 @@ class Inbox {
   // Any thread. Throws Error(invalid) for a name that is in flight for the same kind of operation or a process set that
   // this rank cannot use, and the error of close() after that. Different kinds may share a name, as in Horovod: the
   // later one waits here for the earlier one, so that ranks that confuse them are still told.
-  std::shared_ptr<Handle> add(Submission submission);
+  std::shared_ptr<Handle> add(SubmissionPtr submission);
   bool has_new() const { return has_new_.load(std::memory_order_acquire); }
   // How many were ever added.
   uint64_t added() const { return added_.load(std::memory_order_relaxed); }
@@ -67,7 +68,7 @@ class Inbox {
   void end(const SubmissionPtr& submission, ErrorKind error, double now);
   void let_in_who_waits(const Key& key);
   bool has_waiting(int process_set) const;
-  void fail_pending_of(int process_set, const std::string& message);
+  std::vector<SubmissionPtr> take_pending(std::optional<int> process_set, ErrorKind error);
 
   std::atomic<bool> has_new_{false};  // these change under mutex_
   std::atomic<bool> has_timeline_{false};

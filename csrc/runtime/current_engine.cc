@@ -1,0 +1,65 @@
+#include "runtime/current_engine.h"
+
+#include <pthread.h>
+
+#include <mutex>
+#include <utility>
+
+#include "base/fork.h"
+
+namespace ringtrain {
+namespace {
+
+// A std::atomic_load of a shared_ptr takes a lock of the standard library's, too, which a fork may leave locked.
+std::mutex mutex;
+// Both guarded by the mutex.
+std::shared_ptr<Engine> engine;
+bool is_forked_child = false;  // of a process that had an Engine then
+
+std::shared_ptr<Engine> exchange_engine(std::shared_ptr<Engine> next) {
+  const std::lock_guard lock(mutex);
+  return std::exchange(engine, std::move(next));
+}
+
+// No other thread holds the mutex at a fork. The child's copy of the Engine lacks its thread, and is left alone.
+[[maybe_unused]] const int registered = pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
+                                                       [] {
+                                                         is_forked_child |= engine != nullptr;
+                                                         engine.reset();
+                                                         mutex.unlock();
+                                                       });
+
+}  // namespace
+
+std::shared_ptr<Engine> current_engine() {
+  const std::lock_guard lock(mutex);
+  return engine;
+}
+
+std::shared_ptr<Engine> require_engine() {
+  const std::lock_guard lock(mutex);
+  if (engine) return engine;
+  throw Error(ErrorKind::not_initialized,
+              is_forked_child
+                  ? "this process was forked from a rank of ringtrain and is no rank itself; let the parent "
+                    "process call ringtrain"
+                  : "ringtrain is not initialised: call init() first");
+}
+
+void start_engine(World world, Options options) {
+  {
+    const std::lock_guard lock(mutex);
+    if (is_forked_child) throw failure("ringtrain was initialised before this process was forked; use spawn instead");
+  }
+  exchange_engine(owned_here(new Engine(std::move(world), std::move(options))));
+}
+
+// The last one who keeps it destroys it, which may take a moment: what it owns takes leave of MPI.
+bool shut_down_engine() {
+  const std::shared_ptr<Engine> leaving = exchange_engine(nullptr);
+  if (!leaving) return true;
+  leaving->shutdown();
+  return !leaving->has_failed();
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,21 @@
+// The one Engine of this process, for every language that submits.
+#pragma once
+
+#include <memory>
+
+#include "runtime/engine.h"
+
+namespace ringtrain {
+
+// Any thread. Null before init(), after shutdown() and in a forked child. Kept for the length of a call only: whoever
+// lets go of it last takes leave of the other ranks.
+std::shared_ptr<Engine> current_engine();
+// The same, but throws Error(not_initialized).
+std::shared_ptr<Engine> require_engine();
+
+// All ranks of the world at the same time. Throws what made it impossible, as in a process that was forked from a rank.
+void start_engine(World world, Options options);
+// Leaves the job and ends the Engine, if there is one. Whether all was well until then.
+bool shut_down_engine();
+
+}  // namespace ringtrain

@@ -1,0 +1,51 @@
+#include "runtime/submission_builder.h"
+
+#include <utility>
+
+#include "runtime/current_engine.h"
+
+namespace ringtrain {
+namespace {
+
+void require_memory(const TensorView& view) {
+  if (view.address == nullptr && view.spec.count() > 0)
+    throw invalid(
+        "the elements of this array are in no memory of its own (its address is 0): send the array that it "
+        "wraps, or a copy in plain memory");
+}
+
+}  // namespace
+
+SubmissionBuilder::SubmissionBuilder(Request request)
+    : engine_(require_engine()), submission_(std::make_shared<Submission>()) {
+  submission_->request = std::move(request);
+}
+
+void SubmissionBuilder::add_input(TensorView view) {
+  require_memory(view);
+  Operation& operation = submission_->request.operation;
+  operation.is_on_gpu = view.device != TensorView::kHost;
+  if (operation.is_on_gpu) note_stream(view);
+  submission_->inputs.push_back(view.address);
+  operation.tensors.push_back(std::move(view.spec));
+}
+
+void SubmissionBuilder::add_output(const TensorView& view) {
+  require_memory(view);
+  submission_->outputs.push_back(view.address);
+}
+
+void SubmissionBuilder::add_in_place(TensorView view) {
+  submission_->outputs.push_back(view.address);
+  add_input(std::move(view));
+}
+
+void SubmissionBuilder::note_stream(const TensorView& view) {
+  const GpuPtr gpu = engine_->gpu(view.device);
+  if (view.spec.count() > 0) gpu->require_owns(view.address);
+  for (const auto& [stream, event] : submission_->ready)
+    if (stream == view.stream) return;
+  submission_->ready.emplace_back(view.stream, gpu->record_of_user(view.stream));
+}
+
+}  // namespace ringtrain

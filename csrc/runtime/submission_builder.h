@@ -1,0 +1,44 @@
+// Makes submissions of plain data: names, addresses, shapes, dtypes and streams. Every language that submits does it
+// here.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "runtime/engine.h"
+
+namespace ringtrain {
+
+struct TensorView {
+  static constexpr int kHost = -1;
+
+  void* address = nullptr;
+  TensorSpec spec;
+  int device = kHost;           // the number of the GPU
+  CudaStream stream = nullptr;  // on a GPU: in which its values are made
+};
+
+class SubmissionBuilder {
+ public:
+  // Any thread, as all else. `request` still lacks the tensors. Throws not_initialized.
+  explicit SubmissionBuilder(Request request);
+
+  // All tensors of an operation lie on the same device. Throws invalid for memory that cannot be what it is said to be.
+  // On a GPU the operation waits for what is in the view's stream now.
+  void add_input(TensorView view);
+  void add_output(const TensorView& view);
+  void add_in_place(TensorView view);
+  // alltoall: for each tensor the rows for each rank.
+  void set_splits(std::vector<int64_t> splits) { submission_->splits = std::move(splits); }
+
+  // Once. As Engine::submit.
+  std::shared_ptr<Handle> submit(Engine::Caller caller) { return engine_->submit(std::move(submission_), caller); }
+
+ private:
+  void note_stream(const TensorView& view);
+
+  const std::shared_ptr<Engine> engine_;
+  SubmissionPtr submission_;
+};
+
+}  // namespace ringtrain
