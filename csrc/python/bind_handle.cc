@@ -36,6 +36,11 @@ nb::list tensors_of(const Handle& handle) {
   return tensors;
 }
 
+void on_done(Handle& handle, uintptr_t function, uintptr_t argument) {
+  handle.on_done(
+      [call = reinterpret_cast<void (*)(void*)>(function), argument] { call(reinterpret_cast<void*>(argument)); });
+}
+
 // The stream waits for the result, the host does not.
 void follow(const Handle& handle, uintptr_t stream) {
   const Result& result = handle.result();
@@ -54,6 +59,9 @@ void bind_handle(nb::module_& module) {
       .def("is_over", &Handle::is_over, "Whether it is done, and the GPU has done it, too.")
       .def("is_memory_free", &Handle::is_memory_free,
            "Whether nobody reads or writes its arrays any more, be it done or failed.")
+      .def("on_done", &on_done, nb::arg("function"), nb::arg("argument"), nb::call_guard<nb::gil_scoped_release>(),
+           "Calls a C function, void (*)(void*), by its address when it is done: once, and at once if it is already. "
+           "Not while the GIL is held. It may submit, but not wait.")
       .def("follow", &follow, nb::arg("stream"), "Let a stream of the GPU wait for the result.")
       .def("tensors", &tensors_of, "Results that the operation allocated: (bytes, dtype, shape) each.")
       .def("received_splits", [](const Handle& handle) { return handle.result().received_splits; })

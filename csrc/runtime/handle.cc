@@ -20,13 +20,32 @@ const Result& Handle::result() const {
 
 void Handle::finish(Result result) {
   result_ = std::move(result);
-  done_.publish(1);
+  publish();
 }
 
 void Handle::fail(ErrorKind kind, const std::string& message) {
   error_ = kind;
   message_ = message;
+  publish();
+}
+
+void Handle::on_done(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_done()) return callbacks_.push_back(std::move(callback));
+  }
+  callback();
+}
+
+// Who asks for a callback holds the mutex while it sees that this is not done yet, so the callback is there by then.
+void Handle::publish() {
   done_.publish(1);
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::lock_guard lock(mutex_);
+    callbacks_.swap(callbacks);
+  }
+  for (const auto& callback : callbacks) callback();
 }
 
 }  // namespace ringtrain

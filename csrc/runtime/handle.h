@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +48,11 @@ class Handle {
   // Only once it is done. Throws the error with which the operation ended, if it did.
   const Result& result() const;
 
+  // Any thread. Calls it once when this is done: at once if it is already, else on the thread that finishes it. No lock
+  // of ringtrain's is held then but Engine::turn_, and the GIL is not. So it may submit, but not wait for a Handle; and
+  // it must not throw.
+  void on_done(std::function<void()> callback);
+
   // Once. Requires Engine::turn_.
   void finish(Result result);
   void fail(ErrorKind kind, const std::string& message);
@@ -53,12 +60,17 @@ class Handle {
   void lend_until_gone(std::weak_ptr<const void> loan) { loan_ = std::move(loan); }
 
  private:
+  void publish();
+
   // Written before done_, read after it.
   Result result_;
   std::weak_ptr<const void> loan_;
   ErrorKind error_ = ErrorKind::none;
   std::string message_;
   Flag done_;
+
+  std::mutex mutex_;
+  std::vector<std::function<void()>> callbacks_;  // guarded by mutex_; none once they were called
 };
 
 }  // namespace ringtrain
