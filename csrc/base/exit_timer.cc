@@ -11,9 +11,9 @@ namespace ringtrain {
 
 ExitTimer::ExitTimer(double seconds, std::string message) {
   start_thread([state = state_, seconds, message = std::move(message)] {
-    std::unique_lock lock(state->mutex);
-    const auto is_cancelled = [&] { return state->is_cancelled; };
-    if (state->has_changed.wait_for(lock, std::chrono::duration<double>(seconds), is_cancelled)) return;
+    const Lock lock(state->mutex);
+    const auto is_cancelled = [&]() REQUIRES(state->mutex) { return state->is_cancelled; };
+    if (state->has_changed.wait_for(state->mutex, std::chrono::duration<double>(seconds), is_cancelled)) return;
     const ssize_t written = write(STDERR_FILENO, message.data(), message.size());
     static_cast<void>(written);
     _exit(1);
@@ -21,7 +21,7 @@ ExitTimer::ExitTimer(double seconds, std::string message) {
 }
 
 void ExitTimer::cancel() {
-  const std::lock_guard lock(state_->mutex);
+  const Lock lock(state_->mutex);
   state_->is_cancelled = true;
   state_->has_changed.notify_all();
 }

@@ -3,8 +3,9 @@
 
 #include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
+
+#include "base/thread_annotations.h"
 
 namespace ringtrain {
 
@@ -18,9 +19,9 @@ class ExitTimer {
 
  private:
   struct State {
-    std::mutex mutex;
-    std::condition_variable has_changed;
-    bool is_cancelled = false;
+    Mutex mutex;
+    std::condition_variable_any has_changed;
+    bool is_cancelled GUARDED_BY(mutex) = false;
   };
 
   // Shared with the timer's thread, which may outlive this.

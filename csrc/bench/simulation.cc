@@ -22,6 +22,7 @@ Simulation::Simulation(int size, const Coordinator::Limits& limits) : wires_(Mem
 }
 
 Round Simulation::Rank::finish(double plan_s) {
+  turn.assert_held();  // nobody else works for this rank
   Round round = *coordinator.finish_round(std::numeric_limits<double>::infinity());
   for (const PlanPtr& plan : round.plans) {
     if (membership.contains(plan->parts.front()->operation.process_set, channel->rank()))
@@ -37,6 +38,7 @@ std::vector<Round> Simulation::round(const std::vector<std::vector<RequestPtr>>&
 }
 
 void Simulation::begin(int rank, const std::vector<RequestPtr>& fresh) {
+  turn.assert_held();
   Coordinator& coordinator = ranks_.at(rank)->coordinator;
   coordinator.begin_round({coordinator.blockage(), fresh, false});
 }
@@ -61,8 +63,10 @@ std::vector<Round> Simulation::finish(double plan_s) {
 
 bool Simulation::is_due() const {
   const double now = now_s();
-  return std::any_of(ranks_.begin(), ranks_.end(),
-                     [&](const auto& rank) { return rank->coordinator.next_deadline() <= now; });
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const auto& rank) {
+    turn.assert_held();
+    return rank->coordinator.next_deadline() <= now;
+  });
 }
 
 std::vector<size_t> Simulation::messages_handled() const {

@@ -218,8 +218,8 @@ Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcement
   return decision;
 }
 
-// Who has the same operation cached only sets its bit; so that all meet in the Ledger, the cache must forget it. The
-// same holds for what a joined rank cannot take part in.
+// A rank that has the same operation cached only sets its bit. The cache forgets it, so that all meet in the Ledger.
+// The same holds for what a joined rank cannot take part in.
 void Coordinator::note(int rank, const Request& request, double since, Decision& decision) {
   const Operation& operation = request.operation;
   ledger_.announce(rank, request, since);
@@ -281,7 +281,7 @@ void Coordinator::note_carried_out() {
   told_blockage_ = 0;
 }
 
-// Who has just been given something may still be about to go on.
+// A thread whose Handle has just been finished may still be about to go on.
 bool Coordinator::can_be_blocked() const {
   return plans_to_carry_out_ == 0 && now_s() - carried_out_s_ >= kQuietBeforeDeadlock_s;
 }

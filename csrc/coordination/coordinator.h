@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/thread_annotations.h"
 #include "base/tuning.h"
 #include "coordination/channel.h"
 #include "coordination/lateness.h"
@@ -36,7 +37,6 @@ struct Round {
   std::optional<Tuning> tuning;  // to be used from now on, first for these plans
 };
 
-// One thread at a time.
 class Coordinator {
  public:
   struct Limits {
@@ -59,12 +59,12 @@ class Coordinator {
 
   // A round in two halves; all ranks go through equally many. finish_round waits for the other ranks until `deadline`;
   // nothing if they have not come by then, and it is to be called again.
-  void begin_round(const News& news);
-  bool is_in_round() const { return is_in_round_; }
-  std::optional<Round> finish_round(double deadline);
+  void begin_round(const News& news) REQUIRES(turn);
+  bool is_in_round() const REQUIRES(turn) { return is_in_round_; }
+  std::optional<Round> finish_round(double deadline) REQUIRES(turn);
 
   // One of the plans that were agreed on is done.
-  void note_carried_out();
+  void note_carried_out() REQUIRES(turn);
 
   // Any thread, one at a time. Whether every thread of this rank that could submit something waits. If nothing is
   // carried out for a second, this rank comes to a round to tell; when all do so, everything that is pending fails.
@@ -75,7 +75,7 @@ class Coordinator {
   uint64_t blockage() const { return blockage_; }
 
   // Rank 0: has all ranks change to this in the next round.
-  void propose(const Tuning& tuning) { proposal_ = tuning; }
+  void propose(const Tuning& tuning) REQUIRES(turn) { proposal_ = tuning; }
 
   // Any thread. How much there was to agree on so far.
   struct Counts {
@@ -84,7 +84,7 @@ class Coordinator {
   Counts counts() const { return {rounds_, agreed_by_bit_, announced_in_full_, lateness_.came_last()}; }
 
   // When to come to a round even if nobody asks for one, on the clock of base/clock.h.
-  double next_deadline() const;
+  double next_deadline() const REQUIRES(turn);
 
  private:
   struct Joined {

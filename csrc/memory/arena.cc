@@ -44,7 +44,7 @@ std::shared_ptr<char> Arena::allocate(size_t bytes) {
 
 // The first free block that is large enough; what it has too much becomes another one.
 size_t Arena::take(size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const auto block = std::find_if(blocks_.begin(), blocks_.end(), [&](const auto& entry) {
     return entry.second.is_free && entry.second.bytes >= bytes;
   });
@@ -57,7 +57,7 @@ size_t Arena::take(size_t bytes) {
 
 // Joins the block with its free neighbours. Of its pages those go back that nobody else has a part of now.
 void Arena::free(const char* memory) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   auto block = blocks_.find(static_cast<size_t>(memory - own()));
   const size_t first = down(block->first, page()), end = up(block->first + block->second.bytes, page());
   block->second.is_free = true;
@@ -80,7 +80,7 @@ std::optional<size_t> Arena::find(const void* memory, size_t bytes) const {
   const char* first = static_cast<const char*>(memory);
   if (first < own() || first >= own() + region_bytes_) return std::nullopt;
   const auto offset = static_cast<size_t>(first - own());
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const auto block = std::prev(blocks_.upper_bound(offset));
   if (block->second.is_free || offset + bytes > block->first + block->second.bytes) return std::nullopt;
   return offset;

@@ -8,9 +8,9 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 
+#include "base/thread_annotations.h"
 #include "memory/shm.h"
 
 namespace ringtrain {
@@ -49,8 +49,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   const size_t region_bytes_;
   const int member_;
 
-  mutable std::mutex mutex_;
-  Blocks blocks_;  // by offset, without gaps; guarded by mutex_
+  mutable Mutex mutex_;
+  Blocks blocks_ GUARDED_BY(mutex_);  // by offset, without gaps
 };
 
 }  // namespace ringtrain

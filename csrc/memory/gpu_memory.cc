@@ -11,8 +11,13 @@ constexpr size_t kUnit = 64 << 10;
 }  // namespace
 
 void GpuBlock::is_used_until(GpuEventPtr event) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   used_until_ = std::move(event);
+}
+
+GpuEventPtr GpuBlock::end_of_use() {
+  const Lock lock(mutex_);
+  return std::exchange(used_until_, nullptr);
 }
 
 GpuPool::~GpuPool() { free_all(); }
@@ -21,9 +26,9 @@ GpuBlockPtr GpuPool::take(size_t bytes) {
   const size_t rounded = std::max(kUnit, (bytes + kUnit - 1) / kUnit * kUnit);
   std::unique_ptr<GpuBlock> block = find(rounded);
   if (!block) block = allocate(rounded);
-  if (const GpuEventPtr used_until = std::move(block->used_until_)) used_until->let_wait(gpu_->stream());
+  if (const GpuEventPtr used_until = block->end_of_use()) used_until->let_wait(gpu_->stream());
   return owned_here(block.release(), [pool = shared_from_this()](GpuBlock* own) {
-    const std::lock_guard lock(pool->mutex_);
+    const Lock lock(pool->mutex_);
     pool->free_.emplace_back(own);
   });
 }
@@ -31,7 +36,7 @@ GpuBlockPtr GpuPool::take(size_t bytes) {
 // The smallest that is large enough, and not much larger.
 std::unique_ptr<GpuBlock> GpuPool::find(size_t bytes) {
   constexpr size_t kMuch = 4;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     const size_t size = (*it)->bytes_;
@@ -68,7 +73,7 @@ std::unique_ptr<GpuBlock> GpuPool::allocate(size_t bytes) {
 // The driver waits until the GPU does not use it any more.
 void GpuPool::free_all() {
   const Gpu::Current current(*gpu_);
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   for (const auto& block : free_)
     if (!block->in_host_memory_) gpu_->driver().MemFree(reinterpret_cast<CudaAddress>(block->memory_));
   free_.clear();

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <list>
 #include <memory>
-#include <mutex>
 
 #include "base/fork.h"
+#include "base/thread_annotations.h"
 #include "gpu/gpu.h"
 
 namespace ringtrain {
@@ -26,12 +26,14 @@ class GpuBlock {
 
  private:
   friend class GpuPool;
+  // Null where the GPU is through with it; only once.
+  GpuEventPtr end_of_use();
   GpuBlock(char* memory, size_t bytes) : memory_(memory), bytes_(bytes) {}
 
   char* const memory_;
   const size_t bytes_;
-  std::mutex mutex_;
-  GpuEventPtr used_until_;                // guarded by mutex_
+  Mutex mutex_;
+  GpuEventPtr used_until_ GUARDED_BY(mutex_);
   std::shared_ptr<char> in_host_memory_;  // where the GPU had no room
 };
 using GpuBlockPtr = std::shared_ptr<GpuBlock>;
@@ -58,8 +60,8 @@ class GpuPool : public std::enable_shared_from_this<GpuPool> {
 
   const GpuPtr gpu_;
   Watch& watch_;
-  std::mutex mutex_;
-  std::list<std::unique_ptr<GpuBlock>> free_;  // guarded by mutex_
+  Mutex mutex_;
+  std::list<std::unique_ptr<GpuBlock>> free_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ringtrain

@@ -42,7 +42,7 @@ void Node::say_last_words(ErrorKind kind, const std::string& message) {
   for (int member = 0; member < size(); ++member) doorbell(member).ring();
 }
 
-void Node::check_members() {
+void Node::listen() {
   for (int member = 0; member < size(); ++member) {
     if (member == index_) continue;
     if (control(member).has_failed.load(std::memory_order_acquire))
@@ -56,11 +56,11 @@ void Node::check_members() {
   }
 }
 
-std::vector<RankName> Node::stopped_members() const {
-  std::vector<RankName> stopped;
+std::string Node::who_is_stopped() const {
+  std::string text;
   for (const RankName& name : members_)
-    if (is_stopped(name.pid)) stopped.push_back(name);
-  return stopped;
+    if (is_stopped(name.pid)) text += to_string(name) + " is stopped, by SIGSTOP or a debugger; ";
+  return text;
 }
 
 }  // namespace ringtrain

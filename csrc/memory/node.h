@@ -12,11 +12,12 @@
 #include "base/error.h"
 #include "base/rank_name.h"
 #include "base/wait.h"
+#include "base/watch.h"
 #include "memory/shm.h"
 
 namespace ringtrain {
 
-class Node {
+class Node final : public NewsSource {
  public:
   static size_t bytes(int size, size_t board_bytes);
 
@@ -38,14 +39,17 @@ class Node {
   void say_last_words(ErrorKind kind, const std::string& message);
   // This rank ends well: its process may go.
   void leave() { control(index_).has_left.store(1, std::memory_order_release); }
-  // Throws PeerLost if a member is dead, or what a member said last.
-  void check_members();
-  // Those whose processes are stopped, by SIGSTOP or a debugger.
-  std::vector<RankName> stopped_members() const;
+  // Any thread. Throws PeerLost if a member is dead, or what a member said last.
+  void listen() override;
+  double pause_s() const override { return kRollCall_s; }
+  double interval_s(double) const override { return kRollCall_s; }
+  std::string who_is_stopped() const override;
 
   void unlink() { segment_.unlink(); }
 
  private:
+  static constexpr double kRollCall_s = 0.02;
+
   struct Control {
     Flag doorbell;
     Flag posted;

@@ -1,5 +1,7 @@
 #include "network/alarm.h"
 
+#include <algorithm>
+
 #include "base/bytes.h"
 
 namespace ringtrain {
@@ -27,6 +29,12 @@ void Alarm::raise(ErrorKind kind, const std::string& text) noexcept {
     }
   }
   all_.drain(kMoment_s);
+}
+
+// The pauses begin short and grow with the wait, since MPI moves on only when it is called.
+double Alarm::interval_s(double waited_s) const {
+  constexpr double kShortest_s = 50e-6, kLongest_s = 5e-3;
+  return std::clamp(waited_s / 8, kShortest_s, kLongest_s);
 }
 
 void Alarm::listen() {

@@ -5,12 +5,13 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/watch.h"
 #include "network/endpoint.h"
 
 namespace ringtrain {
 
 // Requires Engine::turn_.
-class Alarm {
+class Alarm final : public NewsSource {
  public:
   // `all`: the ranks of the world, without a Watch, since Watches ask this.
   explicit Alarm(Endpoint all) : all_(std::move(all)) {}
@@ -20,7 +21,8 @@ class Alarm {
 
   // Throws what another rank has raised. Lets the Network make progress too, which some libraries do only when they are
   // called: what this rank has sent before might not leave otherwise.
-  void listen();
+  void listen() override;
+  double interval_s(double waited_s) const override;
 
  private:
   Endpoint all_;

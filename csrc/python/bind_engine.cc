@@ -66,7 +66,7 @@ void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, c
 }
 
 void give_up(const std::string& reason, double timeout_s) {
-  if (const std::shared_ptr<Engine> engine = current_engine()) engine->give_up(reason, timeout_s);
+  if (const std::shared_ptr<Engine> engine = current_engine()) engine->report_failure(reason, timeout_s);
 }
 
 // A place in the user's code from which operations are submitted, shared by their requests.
@@ -90,7 +90,7 @@ Operation make_operation(OpKind kind, std::string name, int process_set, ReduceO
 }
 
 std::shared_ptr<Handle> submit(const Operation& operation, const nb::list& inputs, const nb::list& outputs,
-                               std::vector<int64_t> splits, int priority, bool is_awaited, const Site& site) {
+                    std::vector<int64_t> splits, int priority, bool is_awaited, const Site& site) {
   SubmissionBuilder builder(Request{operation, priority, site.text});
   for (const nb::handle tuple : inputs) builder.add_input(to_view(nb::cast<nb::tuple>(tuple)));
   for (const nb::handle tuple : outputs) builder.add_output(to_view(nb::cast<nb::tuple>(tuple)));
@@ -99,9 +99,8 @@ std::shared_ptr<Handle> submit(const Operation& operation, const nb::list& input
 }
 
 // The road of a gradient: one allreduce of one tensor in place, without lists and keywords.
-std::shared_ptr<Handle> allreduce_in_place(const nb::tuple& view, std::string name, ReduceOp op, double prescale,
-                                           double postscale, int process_set, int priority, bool is_awaited,
-                                           const Site& site) {
+std::shared_ptr<Handle> allreduce_in_place(const nb::tuple& view, std::string name, ReduceOp op, double prescale, double postscale,
+                                int process_set, int priority, bool is_awaited, const Site& site) {
   Request request{{}, priority, site.text};
   request.operation.name = std::move(name);
   request.operation.process_set = process_set;

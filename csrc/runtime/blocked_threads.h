@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "coordination/coordinator.h"
 #include "runtime/handle.h"
 
@@ -22,27 +22,27 @@ class BlockedThreads {
 
   // Any thread. For what each of the threads waits; nothing if one of them does not.
   void say(std::vector<std::shared_ptr<Handle>> awaited) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     awaited_.swap(awaited);
     tell();
   }
 
   // Any thread, after Handles were finished.
   void look() {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     tell();
   }
 
  private:
-  void tell() {
+  void tell() REQUIRES(mutex_) {
     const bool none_is_done =
         std::none_of(awaited_.begin(), awaited_.end(), [](const auto& handle) { return handle->is_done(); });
     coordinator_.say_blocked(!awaited_.empty() && none_is_done);
   }
 
   Coordinator& coordinator_;
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<Handle>> awaited_;  // guarded by mutex_
+  Mutex mutex_;
+  std::vector<std::shared_ptr<Handle>> awaited_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ringtrain

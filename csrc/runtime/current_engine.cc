@@ -2,42 +2,42 @@
 
 #include <pthread.h>
 
-#include <mutex>
 #include <utility>
 
 #include "base/fork.h"
+#include "base/thread_annotations.h"
 
 namespace ringtrain {
 namespace {
 
 // A std::atomic_load of a shared_ptr takes a lock of the standard library's, too, which a fork may leave locked.
-std::mutex mutex;
-// Both guarded by the mutex.
-std::shared_ptr<Engine> engine;
-bool is_forked_child = false;  // of a process that had an Engine then
+Mutex mutex;
+std::shared_ptr<Engine> engine GUARDED_BY(mutex);
+bool is_forked_child GUARDED_BY(mutex) = false;  // of a process that had an Engine then
 
 std::shared_ptr<Engine> exchange_engine(std::shared_ptr<Engine> next) {
-  const std::lock_guard lock(mutex);
+  const Lock lock(mutex);
   return std::exchange(engine, std::move(next));
 }
 
 // No other thread holds the mutex at a fork. The child's copy of the Engine lacks its thread, and is left alone.
-[[maybe_unused]] const int registered = pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
-                                                       [] {
-                                                         is_forked_child |= engine != nullptr;
-                                                         engine.reset();
-                                                         mutex.unlock();
-                                                       });
+[[maybe_unused]] const int registered =
+    pthread_atfork([]() ACQUIRE(mutex) { mutex.lock(); }, []() RELEASE(mutex) { mutex.unlock(); },
+                   []() RELEASE(mutex) {
+                     is_forked_child |= engine != nullptr;
+                     engine.reset();
+                     mutex.unlock();
+                   });
 
 }  // namespace
 
 std::shared_ptr<Engine> current_engine() {
-  const std::lock_guard lock(mutex);
+  const Lock lock(mutex);
   return engine;
 }
 
 std::shared_ptr<Engine> require_engine() {
-  const std::lock_guard lock(mutex);
+  const Lock lock(mutex);
   if (engine) return engine;
   throw Error(ErrorKind::not_initialized,
               is_forked_child
@@ -48,7 +48,7 @@ std::shared_ptr<Engine> require_engine() {
 
 void start_engine(World world, Options options) {
   {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     if (is_forked_child) throw failure("ringtrain was initialised before this process was forked; use spawn instead");
   }
   exchange_engine(owned_here(new Engine(std::move(world), std::move(options))));

@@ -84,7 +84,7 @@ bool Engine::is_registered(const Submission& submission) {
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     const void* output = submission.outputs[t];
     const size_t bytes = operation.tensors[t].bytes();
-    const bool is_there = operation.is_on_gpu ? gpus_.is_known_to_nccl(operation.process_set, output, bytes)
+    const bool is_there = operation.is_on_gpu ? gpus_.is_registered(operation.process_set, output, bytes)
                                               : arena->find(output, bytes).has_value();
     if (submission.inputs[t] != output || !is_there) return false;
   }
@@ -97,8 +97,8 @@ void Engine::shutdown() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Engine::give_up(const std::string& reason, double timeout_s) {
-  fabric_.watch().give_up({ErrorKind::remote, to_string(world_.names[world_.rank]) + " raised " + reason});
+void Engine::report_failure(const std::string& reason, double timeout_s) {
+  fabric_.own_failure().set({ErrorKind::remote, to_string(world_.names[world_.rank]) + " raised " + reason});
   fabric_.bell().ring();
   const double end = now_s() + timeout_s;
   while (!is_closed_ && now_s() < end) Waiter::nap(kMoment_s);
@@ -145,16 +145,15 @@ void Engine::let_burst_pass() {
 }
 
 Engine::Turns Engine::take_all_turns() {
-  if (waiting_callers_.any()) return Turns::left_to_caller;
-  std::unique_lock turn(turn_, std::try_to_lock);
-  if (!turn) return Turns::left_to_caller;
+  if (waiting_callers_.any() || !turn_.try_lock()) return Turns::left_to_caller;
   stay_awake();
   Turns turns = Turns::none;
   guarded([&] {
+    turn.assert_held();
     look_after_others();
     for (; !has_ended_ && has_work() && !waiting_callers_.any(); turns = Turns::some) take_turn(kNever);
   });
-  turn.unlock();
+  turn_.unlock();
   return waiting_callers_.call_next() ? Turns::left_to_caller : turns;
 }
 
@@ -162,22 +161,29 @@ Engine::Turns Engine::take_all_turns() {
 bool Engine::spin(uint32_t seen) {
   const auto rings = [&] { return fabric_.bell().value.load(std::memory_order_acquire) != seen; };
   if (callers_take_turns()) return own_waiter_.is_quick([&] { return rings() || fabric_.channel().is_called(); });
-  const std::lock_guard turn(turn_);
-  return own_waiter_.is_quick([&] { return rings() || has_work(); });
+  turn_.lock();
+  const bool has_come = own_waiter_.is_quick([&] {
+    turn.assert_held();
+    return rings() || has_work();
+  });
+  turn_.unlock();
+  return has_come;
 }
 
 // Whether the thread should sleep now; who rings the bell from now on will wake it.
 bool Engine::lie_down() {
-  std::unique_lock turn(turn_, std::try_to_lock);
-  if (!turn || has_ended_) return false;
-  fall_asleep();
-  pause_s_ = pause_s();
-  const bool is_idle = !has_work();
-  turn.unlock();
+  if (!turn_.try_lock()) return false;
+  bool is_idle = false;
+  if (!has_ended_) {
+    fall_asleep();
+    pause_s_ = pause_s();
+    is_idle = !has_work();
+  }
+  turn_.unlock();
   return !waiting_callers_.call_next() && is_idle;
 }
 
-// --------------------------------------------------------------------------------------------- who waits for a Handle
+// --------------------------------------------------------------------------------------------- the waiting callers
 
 bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted) {
   if (handle.is_done()) return true;
@@ -193,11 +199,10 @@ bool Engine::wait_or_work(Handle& handle, double timeout_s, const Interrupt& is_
     const Patience::Hurry hurry(patience_);
     return handle.wait(timeout_s);
   }
+  if (turn_.is_held_here()) throw failure("what is called when an operation is done must not wait for another one");
   const double deadline = now_s() + timeout_s;
-  std::unique_lock turn(turn_, std::try_to_lock);
   do {
-    if (!turn) wait_for_turn(handle, deadline, turn);
-    if (turn) take_turns_until_done(handle, deadline, is_interrupted, turn);
+    if (turn_.try_lock() || wait_for_turn(handle, deadline)) take_turns_until_done(handle, deadline, is_interrupted);
   } while (!has_waited_enough(handle, deadline));
   return handle.is_done();
 }
@@ -206,53 +211,59 @@ bool Engine::has_waited_enough(const Handle& handle, double deadline) const {
   return handle.is_done() || has_ended_ || now_s() >= deadline;
 }
 
-// Who has the turn may finish the Handle, or leave the turn to this thread: at the latest after the next plan if it is
-// the engine's own.
-void Engine::wait_for_turn(const Handle& handle, double deadline, std::unique_lock<std::mutex>& turn) {
+// The thread that has the turn may finish the Handle, or leave it to this thread: at the latest after the next plan if
+// it is the engine's own.
+bool Engine::wait_for_turn(const Handle& handle, double deadline) {
   {
     WaitingCallers::Caller self(waiting_callers_, handle, nullptr);
-    fabric_.bell().ring();  // in case that who has the turn has looked for work for the last time before it sleeps
-    if (!turn.try_lock()) self.sleep(std::clamp(deadline - now_s(), 0.0, kLookAround_s));
+    fabric_.bell().ring();  // the thread that has the turn may have looked for work for the last time
+    if (turn_.try_lock()) return true;
+    self.sleep(std::clamp(deadline - now_s(), 0.0, kLookAround_s));
   }
-  if (!turn) turn.try_lock();
+  return turn_.try_lock();
 }
 
-// Lets go of the turn at the end, and while there is nothing to do. Then another caller may take it, which has no
-// reason to wait until this one is awake.
-void Engine::take_turns_until_done(const Handle& handle, double deadline, const Interrupt& is_interrupted,
-                                   std::unique_lock<std::mutex>& turn) {
+// While there is nothing to do it lets go of the turn. Then another caller may take it, which has no reason to wait
+// until this one is awake.
+void Engine::take_turns_until_done(const Handle& handle, double deadline, const Interrupt& is_interrupted) {
   const KeptDenormals denormals;
-  const auto has_work = [&] { return this->has_work(); };
-  do {
+  const auto has_work = [&] {
+    turn.assert_held();
+    return this->has_work();
+  };
+  while (true) {
     stay_awake();
     fabric_.watch().set_interrupt(&is_interrupted);
     guarded([&] {
+      turn.assert_held();
       while (!has_waited_enough(handle, deadline) && (has_work() || waiter_.is_quick(has_work))) take_turn(deadline);
     });
     fabric_.watch().set_interrupt(nullptr);
-    if (!has_waited_enough(handle, deadline)) keep_bell(handle, deadline, turn);
-  } while (turn && !has_waited_enough(handle, deadline));
-  if (turn) let_go(turn);
-}
-
-// Sleeps until the bell rings, unless there is work by now, and takes the turn again if it is free.
-void Engine::keep_bell(const Handle& handle, double deadline, std::unique_lock<std::mutex>& turn) {
-  {
+    if (has_waited_enough(handle, deadline)) return let_go();
     const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
     fall_asleep();
-    if (has_work()) return;
-    const double end = std::min(deadline, coordinator_.next_deadline());
-    const WaitingCallers::Caller self(waiting_callers_, handle, &fabric_.bell());
-    turn.unlock();
-    fabric_.bell().sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, kLookAround_s));
+    if (has_work()) continue;
+    keep_bell(handle, deadline, seen);
+    if (!turn_.try_lock()) return;
+    guarded([&] {
+      turn.assert_held();
+      look_after_others();
+    });
   }
-  if (turn.try_lock()) guarded([&] { look_after_others(); });
 }
 
-void Engine::let_go(std::unique_lock<std::mutex>& turn) {
+// Sleeps until the bell rings, which it has not since it was `seen`.
+void Engine::keep_bell(const Handle& handle, double deadline, uint32_t seen) {
+  const double end = std::min(deadline, coordinator_.next_deadline());
+  const WaitingCallers::Caller self(waiting_callers_, handle, &fabric_.bell());
+  turn_.unlock();
+  fabric_.bell().sleep_uncounted(seen, std::clamp(end - now_s(), 0.0, kLookAround_s));
+}
+
+void Engine::let_go() {
   fall_asleep();
   const bool is_left_with_work = has_ended_ || has_work();
-  turn.unlock();
+  turn_.unlock();
   if (!waiting_callers_.call_next() && is_left_with_work) fabric_.bell().ring();
 }
 
@@ -270,7 +281,7 @@ bool Engine::has_work() {
 
 // A round, unless the others do not come to it before `deadline`, and the most urgent of the plans that were agreed on.
 void Engine::take_turn(double deadline) {
-  fabric_.watch().require_not_given_up();
+  fabric_.own_failure().require_none();
   if (!coordinator_.is_in_round()) {
     fabric_.watch().now_doing("the negotiation");
     const uint64_t blockage = coordinator_.blockage();
@@ -398,7 +409,7 @@ void Engine::fail(ErrorKind kind, const std::string& message) {
   else
     fabric_.say_last_words(kind, message);
   inbox_.close(kind, message);
-  gpus_.give_up(Error(kind, message));
+  gpus_.abort(Error(kind, message));
   waiting_callers_.call_done();
   is_closed_ = true;
 }

@@ -11,11 +11,11 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/options.h"
+#include "base/thread_annotations.h"
 #include "coordination/coordinator.h"
 #include "runtime/autotune.h"
 #include "runtime/blocked_threads.h"
@@ -65,7 +65,7 @@ class Engine {
   // Any thread. This rank cannot go on: all others get a RemoteError that names it and gives the reason. What came
   // first counts, so nothing happens if the engine has ended already. Returns when they were told, after `timeout_s` at
   // most.
-  void give_up(const std::string& reason, double timeout_s);
+  void report_failure(const std::string& reason, double timeout_s);
   // Whether it has ended because of an error, its own or that of another rank.
   bool has_failed() const { return has_failed_; }
 
@@ -82,29 +82,25 @@ class Engine {
   // Who waits for a Handle.
   bool wait_or_work(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
   bool has_waited_enough(const Handle& handle, double deadline) const;
-  void wait_for_turn(const Handle& handle, double deadline, std::unique_lock<std::mutex>& turn);
+  bool wait_for_turn(const Handle& handle, double deadline) TRY_ACQUIRE(true, turn);
+  void take_turns_until_done(const Handle& handle, double deadline, const Interrupt& is_interrupted) RELEASE(turn);
+  void keep_bell(const Handle& handle, double deadline, uint32_t seen) RELEASE(turn);
+  void let_go() RELEASE(turn);
 
-  // Requires turn_, which they may let go of.
-  void take_turns_until_done(const Handle& handle, double deadline, const Interrupt& is_interrupted,
-                             std::unique_lock<std::mutex>& turn);
-  void keep_bell(const Handle& handle, double deadline, std::unique_lock<std::mutex>& turn);
-  void let_go(std::unique_lock<std::mutex>& turn);
-
-  // Requires turn_.
-  void look_after_others();
-  void take_turn(double deadline);
-  bool has_work();
-  void fall_asleep();
-  void stay_awake();
-  double pause_s();
-  void enqueue(const std::vector<PlanPtr>& plans);
-  void run_next_plan();
-  void run(const Plan& plan, double agreed_s);
-  void observe(const Plan& plan, double seconds);
-  void end(const std::vector<int>& left);
+  void look_after_others() REQUIRES(turn);
+  void take_turn(double deadline) REQUIRES(turn);
+  bool has_work() REQUIRES(turn);
+  void fall_asleep() REQUIRES(turn);
+  void stay_awake() REQUIRES(turn);
+  double pause_s() REQUIRES(turn);
+  void enqueue(const std::vector<PlanPtr>& plans) REQUIRES(turn);
+  void run_next_plan() REQUIRES(turn);
+  void run(const Plan& plan, double agreed_s) REQUIRES(turn);
+  void observe(const Plan& plan, double seconds) REQUIRES(turn);
+  void end(const std::vector<int>& left) REQUIRES(turn);
   template <typename Work>
-  void guarded(Work work);
-  void fail(ErrorKind kind, const std::string& message);
+  void guarded(Work work) REQUIRES(turn);
+  void fail(ErrorKind kind, const std::string& message) REQUIRES(turn);
   std::string names_text(const std::vector<int>& ranks) const;
 
   // In the node's Arena, or on a GPU in memory of NCCL.
@@ -128,26 +124,26 @@ class Engine {
   WaitingCallers waiting_callers_;  // on one node
   Patience patience_;               // over a network
 
-  // Guarded by turn_. Several threads may ask the Fabric for its bell, and its Channel whether it is called if that
-  // keeps deadlines.
-  std::mutex turn_;
-  Tuning tuning_;
+  TurnMutex turn_;
+  Tuning tuning_ GUARDED_BY(turn);
+  // Any thread asks these, too, as their functions allow. Its Channel may be asked whether it is called if it keeps
+  // deadlines.
   Fabric fabric_;
-  ProcessSets sets_;
+  ProcessSets sets_ GUARDED_BY(turn);
   Gpus gpus_;
   Coordinator coordinator_;
-  BlockedThreads blocked_;  // any thread
-  Executor executor_;
-  std::optional<Autotune> autotune_;  // rank 0, while it goes on
+  BlockedThreads blocked_;
+  Executor executor_ GUARDED_BY(turn);
+  std::optional<Autotune> autotune_ GUARDED_BY(turn);  // rank 0, while it goes on
   struct Agreed {
     PlanPtr plan;
     double since_s;
   };
-  std::deque<Agreed> agreed_;  // not carried out yet, the most urgent first; the same on all ranks
-  Waiter waiter_;
-  double quiet_since_s_ = now_s();
-  double round_begun_s_ = 0;
-  bool is_counted_asleep_ = false;  // the bell wakes the engine thread
+  std::deque<Agreed> agreed_ GUARDED_BY(turn);  // not carried out yet, the most urgent first; the same on all ranks
+  Waiter waiter_ GUARDED_BY(turn);
+  double quiet_since_s_ GUARDED_BY(turn) = now_s();
+  double round_begun_s_ GUARDED_BY(turn) = 0;
+  bool is_counted_asleep_ GUARDED_BY(turn) = false;  // the bell wakes the engine thread
 
   // Engine thread only.
   Waiter own_waiter_;

@@ -72,8 +72,8 @@ void Executor::run(const Plan& plan, double agreed_s) {
   if (sets_.contains_this_rank(first.operation.process_set)) carry_out(plan, submissions, host_);
 }
 
-// Who has joined contributes zeros, which is agreed. Of anybody else something is expected that nobody has here: with
-// zeros the sum would be wrong, and without this rank the others would wait for it.
+// A rank that has joined contributes zeros, which is agreed. From any other rank a tensor is expected. With zeros the
+// sum would be wrong, and without this rank the others would wait for it.
 void Executor::require_own(const Plan& plan, const Submissions& submissions) const {
   for (size_t i = 0; i < submissions.size(); ++i)
     if (!submissions[i] && !plan.parts[i]->has_joined(rank_))

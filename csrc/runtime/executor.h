@@ -13,7 +13,6 @@
 
 namespace ringtrain {
 
-// One thread at a time.
 class Executor {
  public:
   // `rank`: this one. All else outlives this.
@@ -21,7 +20,7 @@ class Executor {
       : rank_(rank), inbox_(inbox), sets_(sets), gpus_(gpus) {}
 
   // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
-  void run(const Plan& plan, double agreed_s);
+  void run(const Plan& plan, double agreed_s) REQUIRES(turn);
 
  private:
   using Submissions = std::vector<SubmissionPtr>;
@@ -35,24 +34,24 @@ class Executor {
     OwnedTensor scaled = {};
   };
 
-  const char* name_of_group(const Agreement& agreement) const;
-  void require_own(const Plan& plan, const Submissions& submissions) const;
-  void fail(const Submissions& submissions, ErrorKind kind, const std::string& message);
-  void carry_out_on_gpu(const Plan& plan, const Submissions& submissions);
-  void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory);
-  void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan);
-  void run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan);
-  void add_process_set(const Agreement& agreement, const SubmissionPtr& submission);
-  void remove_process_set(const Agreement& agreement, const SubmissionPtr& submission);
+  const char* name_of_group(const Agreement& agreement) const REQUIRES(turn);
+  void require_own(const Plan& plan, const Submissions& submissions) const REQUIRES(turn);
+  void fail(const Submissions& submissions, ErrorKind kind, const std::string& message) REQUIRES(turn);
+  void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
+  void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) REQUIRES(turn);
+  void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
+  void run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan) REQUIRES(turn);
+  void add_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);
+  void remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);
 
   // Their results go to the Loan.
-  void allgather(const Agreement& agreement, const Submission& submission, Loan& loan);
-  void broadcast(const Agreement& agreement, const Submission& submission, Memory& memory);
-  void alltoall(const Submission& submission, Loan& loan);
-  void reducescatter(const Submission& submission, Loan& loan);
+  void allgather(const Agreement& agreement, const Submission& submission, Loan& loan) REQUIRES(turn);
+  void broadcast(const Agreement& agreement, const Submission& submission, Memory& memory) REQUIRES(turn);
+  void alltoall(const Submission& submission, Loan& loan) REQUIRES(turn);
+  void reducescatter(const Submission& submission, Loan& loan) REQUIRES(turn);
 
   // Frees the name and finishes the Handle.
-  void finish(const SubmissionPtr& submission, Result result);
+  void finish(const SubmissionPtr& submission, Result result) REQUIRES(turn);
 
   const int rank_;
   Inbox& inbox_;

@@ -34,14 +34,14 @@ std::vector<int> all_ranks(const World& world) {
 }  // namespace
 
 Fabric::Fabric(const World& world, const Options& options)
-    : watch_({options.stall_warning_time_s, options.start_timeout_s}) {
+    : watch_(own_failure_, {options.stall_warning_time_s, options.start_timeout_s}) {
   if (!world.mpi) {
     channel_ = std::make_unique<SelfChannel>();
     return;
   }
   network_ = open_mpi(*world.mpi, world.names);
   alarm_ = std::make_unique<Alarm>(Endpoint(*network_, all_ranks(world), world.rank, kAlarmTag, nullptr));
-  watch_.listen_to(alarm_.get());
+  watch_.listen_to(*alarm_);
   try {
     connect(world, options);
   } catch (const Error& error) {
@@ -61,7 +61,7 @@ void Fabric::connect(const World& world, const Options& options) {
     channel_ = std::make_unique<TreeChannel>(*wire_, kPatience_s);
   const bool share_memory = node_ && node_->size() == world.size();
   if (!share_memory) return;
-  watch_.listen_to(nullptr);
+  watch_.stop_listening_to(*alarm_);
   alarm_.reset();
 }
 
@@ -81,7 +81,7 @@ void Fabric::make_node(const World& world, Channel& bootstrap) {
   // Nobody may miss the sign of life of a rank that is still on its way here.
   Words words = {~uint64_t{0}};
   bootstrap.and_bits(words);
-  watch_.look_after(*node_);
+  watch_.listen_to(*node_);
 }
 
 void Fabric::make_arena(const World& world, Channel& bootstrap) {

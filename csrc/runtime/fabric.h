@@ -24,7 +24,10 @@ class Fabric {
   Fabric(const World& world, const Options& options);
 
   Channel& channel() const { return *channel_; }
+  // Requires Engine::turn_.
   PeerWatch& watch() { return watch_; }
+  // Any thread.
+  OwnFailure& own_failure() { return own_failure_; }
   Network* network() { return network_.get(); }  // null in a world of one rank
   Node* node() { return node_.get(); }           // null when no rank shares memory with this one
   // Null where none is to be had: no rank shares memory with this one, or /dev/shm does not allow it. Shared with the
@@ -44,6 +47,7 @@ class Fabric {
   void make_arena(const World& world, Channel& bootstrap);
   void make_channel(const World& world);
 
+  OwnFailure own_failure_;
   PeerWatch watch_;
   Flag own_bell_;
   std::unique_ptr<Network> network_;

@@ -41,7 +41,7 @@ void GpuBacklog::look() {
   warn(text(waited_s));
 }
 
-void GpuBacklog::give_up(const Error& reason) {
+void GpuBacklog::fail(const Error& reason) {
   for (const Pending& pending : pending_)
     if (!pending.done->is_over()) pending.done->set_error(reason);
   pending_.clear();

@@ -29,7 +29,7 @@ class GpuBacklog {
   // Forgets what is done. Throws when the rest takes too long.
   void look();
   // The rest will never be done; who asks for it gets the reason.
-  void give_up(const Error& reason);
+  void fail(const Error& reason);
 
  private:
   struct Pending {

@@ -28,12 +28,12 @@ Gpus::Gpus(const World& world, const Options& options, const Tuning& tuning, Fab
       backlog_({options.stall_warning_time_s, options.stall_shutdown_time_s}) {}
 
 GpuPtr Gpus::own_gpu() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return gpu_;
 }
 
 GpuPtr Gpus::use(int ordinal) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (!gpu_) gpu_ = Gpu::open(ordinal);
   if (gpu_->ordinal() != ordinal)
     throw invalid("an array lies on GPU " + std::to_string(ordinal) + ", but this rank works on GPU " +
@@ -44,7 +44,7 @@ GpuPtr Gpus::use(int ordinal) {
 }
 
 std::shared_ptr<NcclMemory> Gpus::nccl_memory() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (!memory_) memory_ = NcclMemory::of(NcclLibrary::open(world_.nccl), gpu_);
   return memory_;
 }
@@ -59,10 +59,10 @@ std::shared_ptr<char> Gpus::allocate(int ordinal, size_t bytes) {
   }
 }
 
-bool Gpus::is_known_to_nccl(int process_set, const void* memory, size_t bytes) {
+bool Gpus::is_registered(int process_set, const void* memory, size_t bytes) {
   std::shared_ptr<NcclMemory> own;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     own = memory_;
   }
   return own && own->is_registered(memory, bytes, process_set);
@@ -196,15 +196,16 @@ void Gpus::Watchful::check(double waited_s) {
   try {
     gpus_.fabric_.watch().check(waited_s);
   } catch (const Error& error) {
-    gpus_.give_up(error);
+    turn.assert_held();  // only who has it waits for the GPU
+    gpus_.abort(error);
     throw;
   }
 }
 
-void Gpus::give_up(const Error& reason) {
+void Gpus::abort(const Error& reason) {
   if (!tensors_) return;
   const auto current = make_current();
-  backlog_.give_up(reason);
+  backlog_.fail(reason);
   groups_.abort();
 }
 

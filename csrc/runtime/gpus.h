@@ -4,10 +4,10 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "collectives/gpu/choose_gpu.h"
 #include "gpu/nccl.h"
 #include "runtime/fabric.h"
@@ -29,24 +29,24 @@ class Gpus {
   GpuPtr use(int ordinal);
   // Any thread. Memory for the user's arrays on this GPU in which NCCL works without copying; null where it cannot.
   std::shared_ptr<char> allocate(int ordinal, size_t bytes);
-  // Any thread. Whether it is part of such memory, and the communicator of the process set knows that.
-  bool is_known_to_nccl(int process_set, const void* memory, size_t bytes);
+  // Any thread. Whether the memory was allocated here and is registered with the communicator of the process set.
+  bool is_registered(int process_set, const void* memory, size_t bytes);
 
-  // Requires Engine::turn_, from here on. All ranks of the world call it before each operation on GPUs; the first of a
+  // All ranks of the world call it before each operation on GPUs; the first of a
   // process set makes its Group. Why there is none: "" if there is one.
-  const std::string& open(int process_set);
-  void close(int process_set);
+  const std::string& open(int process_set) REQUIRES(turn);
+  void close(int process_set) REQUIRES(turn);
   // Of one that this rank belongs to; "gpu" before its Group is made.
-  const char* name_of_group(int process_set) const;
+  const char* name_of_group(int process_set) const REQUIRES(turn);
   // Of a process set with a Group that this rank belongs to.
-  const std::shared_ptr<GpuTensors>& tensors() { return tensors_; }
+  const std::shared_ptr<GpuTensors>& tensors() REQUIRES(turn) { return tensors_; }
 
   // Throws when what was given to the GPU does not end. Cheap enough to be called often.
-  void look();
+  void look() REQUIRES(turn);
   // Ends what is under way: nobody answers any more.
-  void give_up(const Error& reason);
+  void abort(const Error& reason) REQUIRES(turn);
   // When all ranks leave: after all that is under way.
-  void leave();
+  void leave() REQUIRES(turn);
 
  private:
   // For all that waits for a GPU. Before it throws, it ends what NCCL has under way: memory that is given back on the
@@ -61,15 +61,15 @@ class Gpus {
     Gpus& gpus_;
   };
 
-  void meet();
-  GpuFacts own_facts();
+  void meet() REQUIRES(turn);
+  GpuFacts own_facts() REQUIRES(turn);
   GpuPtr own_gpu();  // null before it is chosen
   int usual_ordinal() const;
   // For as long as it lives, where this rank has a GPU.
-  Gpu::Current make_current() const;
-  void warn_of_sharing() const;
-  void warn_of_staging(const std::string& reason, const Placement& placement);
-  void allow_sharing() const;
+  Gpu::Current make_current() const REQUIRES(turn);
+  void warn_of_sharing() const REQUIRES(turn);
+  void warn_of_staging(const std::string& reason, const Placement& placement) REQUIRES(turn);
+  void allow_sharing() const REQUIRES(turn);
 
   std::shared_ptr<NcclMemory> nccl_memory();
 
@@ -79,21 +79,21 @@ class Gpus {
   ProcessSets& sets_;
   Watchful watch_;
 
-  std::mutex mutex_;
-  // Guarded by mutex_, and constant once they are there.
-  GpuPtr gpu_;
-  std::shared_ptr<NcclMemory> memory_;
+  Mutex mutex_;
+  // Constant once they are there.
+  GpuPtr gpu_ GUARDED_BY(mutex_);
+  std::shared_ptr<NcclMemory> memory_ GUARDED_BY(mutex_);
 
-  bool has_met_ = false;
-  std::vector<GpuFacts> facts_;        // of every rank, once they have met
-  const NcclLibrary* nccl_ = nullptr;  // null where there is none
+  bool has_met_ GUARDED_BY(turn) = false;
+  std::vector<GpuFacts> facts_ GUARDED_BY(turn);        // of every rank, once they have met
+  const NcclLibrary* nccl_ GUARDED_BY(turn) = nullptr;  // null where there is none
   // Null where there is no GPU. Shared with requests of MPI that were left under way.
-  std::shared_ptr<GpuTensors> tensors_;
-  std::map<int, std::string> troubles_;  // by process set
-  GpuGroups groups_;
-  GpuBacklog backlog_;
-  double next_look_s_ = 0;
-  bool has_warned_of_staging_ = false;
+  std::shared_ptr<GpuTensors> tensors_ GUARDED_BY(turn);
+  std::map<int, std::string> troubles_ GUARDED_BY(turn);  // by process set
+  GpuGroups groups_ GUARDED_BY(turn);
+  GpuBacklog backlog_ GUARDED_BY(turn);
+  double next_look_s_ GUARDED_BY(turn) = 0;
+  bool has_warned_of_staging_ GUARDED_BY(turn) = false;
 };
 
 }  // namespace ringtrain

@@ -31,7 +31,7 @@ void Handle::fail(ErrorKind kind, const std::string& message) {
 
 void Handle::on_done(std::function<void()> callback) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (!is_done()) return callbacks_.push_back(std::move(callback));
   }
   callback();
@@ -42,7 +42,7 @@ void Handle::publish() {
   done_.publish(1);
   std::vector<std::function<void()>> callbacks;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     callbacks_.swap(callbacks);
   }
   for (const auto& callback : callbacks) callback();

@@ -4,13 +4,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/tensor.h"
+#include "base/thread_annotations.h"
 #include "base/wait.h"
 #include "memory/gpu_memory.h"
 
@@ -49,13 +49,13 @@ class Handle {
   const Result& result() const;
 
   // Any thread. Calls it once when this is done: at once if it is already, else on the thread that finishes it. No lock
-  // of ringtrain's is held then but Engine::turn_, and the GIL is not. So it may submit, but not wait for a Handle; and
+  // of ringtrain's is held then but the turn, and the GIL is not. So it may submit, but not wait for a Handle; and
   // it must not throw.
   void on_done(std::function<void()> callback);
 
-  // Once. Requires Engine::turn_.
-  void finish(Result result);
-  void fail(ErrorKind kind, const std::string& message);
+  // Once.
+  void finish(Result result) REQUIRES(turn);
+  void fail(ErrorKind kind, const std::string& message) REQUIRES(turn);
   // Before that, where it fails in the middle: its arrays are in use as long as `loan` lives.
   void lend_until_gone(std::weak_ptr<const void> loan) { loan_ = std::move(loan); }
 
@@ -69,8 +69,8 @@ class Handle {
   std::string message_;
   Flag done_;
 
-  std::mutex mutex_;
-  std::vector<std::function<void()>> callbacks_;  // guarded by mutex_; none once they were called
+  Mutex mutex_;
+  std::vector<std::function<void()>> callbacks_ GUARDED_BY(mutex_);  // none once they were called
 };
 
 }  // namespace ringtrain

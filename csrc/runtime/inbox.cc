@@ -13,7 +13,7 @@ constexpr int64_t kUnnamedNames = 256;
 
 std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
   Operation& operation = submission->request.operation;
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (closed_with_ != ErrorKind::none) throw Error(closed_with_, closed_message_);
   submission->number = added_.fetch_add(1, std::memory_order_relaxed) + 1;
   submission->progress.submitted_s = now_s();
@@ -64,7 +64,7 @@ void Inbox::name_it(Operation& operation) {
 
 std::vector<RequestPtr> Inbox::take_new() {
   if (!has_new()) return {};
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   has_new_.store(false, std::memory_order_relaxed);
   std::vector<RequestPtr> requests;
   requests.reserve(new_.size());
@@ -82,7 +82,7 @@ std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed
   std::vector<SubmissionPtr> submissions;
   submissions.reserve(plan.parts.size());
   const double now = now_s();
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   for (const AgreementPtr& part : plan.parts) {
     const auto it = part->has_joined(rank) ? in_flight_.end() : in_flight_.find(view_of(part->operation));
     submissions.push_back(it == in_flight_.end() ? nullptr : it->second);
@@ -97,7 +97,7 @@ std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed
 
 void Inbox::remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error) {
   const double now = now_s();
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   for (const SubmissionPtr& submission : submissions) {
     if (!submission) continue;
     remove(submission);
@@ -113,13 +113,13 @@ void Inbox::end(const SubmissionPtr& submission, ErrorKind error, double now) {
 }
 
 void Inbox::set_timeline(std::shared_ptr<Timeline> timeline) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   timeline_.swap(timeline);  // the old one writes what it has left when the lock is free again
   has_timeline_ = timeline_ != nullptr;
 }
 
 std::shared_ptr<Timeline> Inbox::timeline() {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return timeline_;
 }
 
@@ -143,7 +143,7 @@ void Inbox::let_in_who_waits(const Key& key) {
 }
 
 std::vector<std::pair<SubmissionPtr, Progress>> Inbox::last_operations() {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   std::vector<std::pair<SubmissionPtr, Progress>> operations;
   for (const SubmissionPtr& submission : history_.last()) operations.emplace_back(submission, submission->progress);
   const size_t ended = operations.size();
@@ -158,7 +158,7 @@ std::vector<std::pair<SubmissionPtr, Progress>> Inbox::last_operations() {
 std::string Inbox::pending_text() {
   constexpr size_t kShown = 5;
   std::string text;
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (in_flight_.empty()) return "nothing is pending here";
   size_t shown = 0;
   for (const auto& [key, submission] : in_flight_) {
@@ -172,12 +172,12 @@ std::string Inbox::pending_text() {
 }
 
 std::map<OpKind, Totals> Inbox::totals() {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return history_.totals();
 }
 
 void Inbox::allow(int process_set) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   allowed_.insert(process_set);
 }
 
@@ -185,7 +185,7 @@ void Inbox::allow(int process_set) {
 void Inbox::forbid(int process_set) {
   std::vector<SubmissionPtr> failed;
   {
-    std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     allowed_.erase(process_set);
     unnamed_.erase(process_set);
     failed = take_pending(process_set, ErrorKind::failure);
@@ -217,19 +217,19 @@ std::vector<SubmissionPtr> Inbox::take_pending(std::optional<int> process_set, E
 }
 
 void Inbox::set_unnamed(int process_set, int64_t count) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   unnamed_[process_set] = count;
 }
 
 void Inbox::restart_unnamed() {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   unnamed_.clear();
 }
 
 void Inbox::close(ErrorKind kind, const std::string& message) {
   std::vector<SubmissionPtr> failed;
   {
-    std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (closed_with_ != ErrorKind::none) return;
     closed_with_ = kind;
     closed_message_ = message;

@@ -10,12 +10,12 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <unordered_map>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "coordination/plan.h"
 #include "runtime/history.h"
 #include "runtime/submission.h"
@@ -39,54 +39,53 @@ class Inbox {
   std::map<OpKind, Totals> totals();
   // Who is told of every operation that ends; null for nobody.
   void set_timeline(std::shared_ptr<Timeline> timeline);
-  std::shared_ptr<Timeline> timeline();  // for who has something to tell itself
+  std::shared_ptr<Timeline> timeline();  // null without one
   bool has_timeline() const { return has_timeline_.load(std::memory_order_relaxed); }
 
-  // Requires Engine::turn_, from here on.
-  std::vector<RequestPtr> take_new();
+  std::vector<RequestPtr> take_new() REQUIRES(turn);
   // What `rank`, this one, has submitted for every part of the plan; null where it has joined, or has nothing. Notes
   // that `group` begins with it, and when it was agreed on.
-  std::vector<SubmissionPtr> find(const Plan& plan, int rank, double agreed_s, const char* group);
+  std::vector<SubmissionPtr> find(const Plan& plan, int rank, double agreed_s, const char* group) REQUIRES(turn);
   // Forgets them (but for nulls), so that their names may be used again. Before their Handles are finished.
-  void remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error = ErrorKind::none);
+  void remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error = ErrorKind::none) REQUIRES(turn);
 
   // Whether this rank may use a process set.
-  void allow(int process_set);
-  void forbid(int process_set);  // fails what is pending for it
-  void set_unnamed(int process_set, int64_t count);
-  void restart_unnamed();  // counts from 0 in every process set
+  void allow(int process_set) REQUIRES(turn);
+  void forbid(int process_set) REQUIRES(turn);  // fails what is pending for it
+  void set_unnamed(int process_set, int64_t count) REQUIRES(turn);
+  void restart_unnamed() REQUIRES(turn);  // counts from 0 in every process set
 
   // Fails all that is pending and all that will be submitted. The first call counts.
-  void close(ErrorKind kind, const std::string& message);
+  void close(ErrorKind kind, const std::string& message) REQUIRES(turn);
 
  private:
-  void name_it(Operation& operation);
-  bool has_twin(const Operation& operation) const;  // of one whose name is in flight
-  void announce(const SubmissionPtr& submission);
-  void forget_new(const SubmissionPtr& submission);
-  void remove(const SubmissionPtr& submission);
-  void end(const SubmissionPtr& submission, ErrorKind error, double now);
-  void let_in_who_waits(const Key& key);
-  bool has_waiting(int process_set) const;
-  std::vector<SubmissionPtr> take_pending(std::optional<int> process_set, ErrorKind error);
+  void name_it(Operation& operation) REQUIRES(mutex_);
+  bool has_twin(const Operation& operation) const REQUIRES(mutex_);  // of one whose name is in flight
+  void announce(const SubmissionPtr& submission) REQUIRES(mutex_);
+  void forget_new(const SubmissionPtr& submission) REQUIRES(mutex_);
+  void remove(const SubmissionPtr& submission) REQUIRES(mutex_);
+  void end(const SubmissionPtr& submission, ErrorKind error, double now) REQUIRES(mutex_);
+  void let_in_who_waits(const Key& key) REQUIRES(mutex_);
+  bool has_waiting(int process_set) const REQUIRES(mutex_);
+  std::vector<SubmissionPtr> take_pending(std::optional<int> process_set, ErrorKind error) REQUIRES(mutex_);
 
   std::atomic<bool> has_new_{false};  // these change under mutex_
   std::atomic<bool> has_timeline_{false};
   std::atomic<uint64_t> added_{0};
 
-  std::mutex mutex_;
-  // All guarded by mutex_.
-  std::vector<SubmissionPtr> new_;
-  std::unordered_map<KeyView, SubmissionPtr, HashOfKey> in_flight_;  // the names live in the submissions
+  Mutex mutex_;
+  std::vector<SubmissionPtr> new_ GUARDED_BY(mutex_);
+  // The names live in the submissions.
+  std::unordered_map<KeyView, SubmissionPtr, HashOfKey> in_flight_ GUARDED_BY(mutex_);
   // Without a name of their own or of another kind, while their name is in flight. A join is announced after all of
   // its process set.
-  std::map<Key, std::deque<SubmissionPtr>> waiting_;
-  History history_;
-  std::shared_ptr<Timeline> timeline_;
-  std::map<int, int64_t> unnamed_;  // operations without a name so far, by process set
-  std::set<int> allowed_ = {0};
-  ErrorKind closed_with_ = ErrorKind::none;
-  std::string closed_message_;
+  std::map<Key, std::deque<SubmissionPtr>> waiting_ GUARDED_BY(mutex_);
+  History history_ GUARDED_BY(mutex_);
+  std::shared_ptr<Timeline> timeline_ GUARDED_BY(mutex_);
+  std::map<int, int64_t> unnamed_ GUARDED_BY(mutex_);  // operations without a name so far, by process set
+  std::set<int> allowed_ GUARDED_BY(mutex_) = {0};
+  ErrorKind closed_with_ GUARDED_BY(mutex_) = ErrorKind::none;
+  std::string closed_message_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ringtrain

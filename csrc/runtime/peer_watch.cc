@@ -8,29 +8,37 @@
 namespace ringtrain {
 namespace {
 
-constexpr double kRollCall_s = 0.02;
+// In which somebody who waits hears of an interrupt.
+constexpr double kLongestInterval_s = 0.02;
 
 }  // namespace
 
-void PeerWatch::give_up(const Error& reason) {
-  const std::lock_guard lock(giving_up_);
-  if (has_given_up_) return;
+void OwnFailure::set(const Error& reason) {
+  const Lock lock(mutex_);
+  if (is_set_) return;
   reason_.emplace(reason);
-  has_given_up_.store(true, std::memory_order_release);
+  is_set_.store(true, std::memory_order_release);
+}
+
+void PeerWatch::stop_listening_to(const NewsSource& source) {
+  const auto is_it = [&](const Source& one) { return one.news == &source; };
+  sources_.erase(std::remove_if(sources_.begin(), sources_.end(), is_it), sources_.end());
 }
 
 void PeerWatch::look() {
-  require_not_given_up();
-  if (alarm_) alarm_->listen();
-  if (!node_ || now_s() < next_roll_call_s_) return;
-  node_->check_members();
-  next_roll_call_s_ = now_s() + kRollCall_s;
+  own_failure_.require_none();
+  for (Source& source : sources_) {
+    const double pause_s = source.news->pause_s();
+    if (pause_s > 0 && now_s() < source.next_s) continue;
+    source.news->listen();
+    if (pause_s > 0) source.next_s = now_s() + pause_s;
+  }
 }
 
-// Over a network the pauses begin short and grow with the wait, since MPI moves on only when it is called.
 double PeerWatch::interval_s(double waited_s) const {
-  constexpr double kShortest_s = 50e-6, kLongest_s = 5e-3;
-  return alarm_ ? std::clamp(waited_s / 8, kShortest_s, kLongest_s) : kRollCall_s;
+  double interval_s = kLongestInterval_s;
+  for (const Source& source : sources_) interval_s = std::min(interval_s, source.news->interval_s(waited_s));
+  return interval_s;
 }
 
 // In the middle of an operation nobody can leave without taking the others with him, so an interrupt first gives it a
@@ -47,9 +55,9 @@ void PeerWatch::check_interrupt() {
 std::string PeerWatch::stall_text(double waited_s) const {
   std::string text =
       "waiting for other ranks in " + doing_ + " for " + std::to_string(static_cast<int>(waited_s)) + " s: ";
-  const std::vector<RankName> stopped = node_ ? node_->stopped_members() : std::vector<RankName>();
-  for (const RankName& name : stopped) text += to_string(name) + " is stopped, by SIGSTOP or a debugger; ";
-  if (stopped.empty()) text += "some rank is stopped, or its host or network does not answer; ";
+  std::string stopped;
+  for (const Source& source : sources_) stopped += source.news->who_is_stopped();
+  text += stopped.empty() ? "some rank is stopped, or its host or network does not answer; " : stopped;
   return text + pending_();
 }
 

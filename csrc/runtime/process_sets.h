@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/options.h"
+#include "base/thread_annotations.h"
 #include "base/tuning.h"
 #include "collectives/group.h"
 #include "collectives/shm/shm_group.h"
@@ -15,7 +16,7 @@
 
 namespace ringtrain {
 
-// Requires Engine::turn_, but for construction.
+// Requires the turn, but for construction.
 class ProcessSets {
  public:
   // Makes the Group of the whole world. All arguments outlive this.
@@ -23,10 +24,10 @@ class ProcessSets {
 
   // All ranks of the world call these in the same order, also those outside the set. The coordinator has already
   // changed the membership.
-  void open(int id);
-  void close(int id);
+  void open(int id) REQUIRES(turn);
+  void close(int id) REQUIRES(turn);
   // Closes all of them; not after an error.
-  void leave();
+  void leave() REQUIRES(turn);
 
   Membership& membership() { return membership_; }
   bool contains_this_rank(int id) const { return groups_.count(id) != 0; }

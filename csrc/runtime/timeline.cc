@@ -76,7 +76,7 @@ Timeline::Timeline(Setup setup) : setup_(std::move(setup)) {
 
 Timeline::~Timeline() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     is_ending_ = true;
   }
   changed_.notify_one();
@@ -92,7 +92,7 @@ void Timeline::note_round(double at_s) {
 }
 
 void Timeline::add(Event event) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (noted_.size() < kMostNoted) noted_.push_back(std::move(event));
 }
 
@@ -100,8 +100,8 @@ void Timeline::loop() {
   for (bool is_ending = false; !is_ending;) {
     std::vector<Event> events;
     {
-      std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, kPause, [&] { return is_ending_; });
+      const Lock lock(mutex_);
+      changed_.wait_for(mutex_, kPause, [&]() REQUIRES(mutex_) { return is_ending_; });
       is_ending = is_ending_;
       events.swap(noted_);
     }

@@ -5,13 +5,13 @@
 #pragma once
 
 #include <condition_variable>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <variant>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "runtime/submission.h"
 
 namespace ringtrain {
@@ -66,10 +66,10 @@ class Timeline {
   const Setup setup_;
   int file_ = -1;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Event> noted_;  // guarded by mutex_
-  bool is_ending_ = false;    // guarded by mutex_
+  Mutex mutex_;
+  std::condition_variable_any changed_;
+  std::vector<Event> noted_ GUARDED_BY(mutex_);
+  bool is_ending_ GUARDED_BY(mutex_) = false;
 
   // Writing thread only.
   std::unordered_map<std::string, int> tracks_;  // by the name of the operation

@@ -1,15 +1,15 @@
 // The callers that wait for a Handle and do not have the engine's turn.
 //
-// Who has the turn finishes their Handles as well, and calls those whose Handles are done. Each sleeps at a place of
-// its own, but for who has had the turn and found nothing to do: it sleeps on the engine's bell (it keeps the bell) and
-// comes back when that rings. Who lets go of the turn calls one of the others if nobody keeps the bell. So somebody
-// always goes on with the work, and nobody has to look now and then whether there is some.
+// The thread that has the turn finishes their Handles as well, and calls those whose Handles are done. Each sleeps at a
+// place of its own, except one that has had the turn and found nothing to do: it sleeps on the engine's bell (it keeps
+// the bell) and comes back when that rings. A thread that lets go of the turn calls one of the others if nobody keeps
+// the bell. So somebody always goes on with the work, and nobody has to poll.
 #pragma once
 
 #include <atomic>
-#include <mutex>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "base/wait.h"
 #include "runtime/handle.h"
 
@@ -34,7 +34,7 @@ class WaitingCallers {
    private:
     friend WaitingCallers;
     bool is_called() const { return called_.reached(1); }
-    void call();  // with mutex_ held
+    void call();
 
     WaitingCallers& all_;
     const Handle& handle_;
@@ -43,16 +43,16 @@ class WaitingCallers {
   };
 
   bool any() const { return count_.load(std::memory_order_seq_cst) > 0; }
-  // Those whose Handles are done. Requires Engine::turn_.
-  void call_done();
+  // Those whose Handles are done.
+  void call_done() REQUIRES(turn);
   // One to go on with the work, unless there is none or one keeps the bell; whether one comes. For who has just let go
   // of the turn.
   bool call_next();
 
  private:
   std::atomic<int> count_{0};
-  std::mutex mutex_;
-  std::vector<Caller*> callers_;  // in the order in which they came; guarded by mutex_
+  Mutex mutex_;
+  std::vector<Caller*> callers_ GUARDED_BY(mutex_);  // in the order in which they came
 };
 
 }  // namespace ringtrain
