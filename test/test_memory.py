@@ -13,6 +13,7 @@ from children import fork, require_good_end
 from exact import DTYPE_OF_EACH_SIZE, DTYPES, FLOATS, OPS, SHAPES, data, data_of_ranks, reference, require_equal
 
 import ringtrain as hvd
+from ringtrain import _core
 
 HVD_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
 
@@ -165,6 +166,38 @@ def test_shared_arrays_outlive_shutdown():
     require_equal(array, np.arange(100_000))
     array += 1
     require_equal(array, np.arange(1, 100_001))
+
+
+@pytest.mark.ranks(2, 3, isolated=True)
+def test_shared_arrays_are_reduced_where_they_lie_after_another_init():
+    array = None
+    for generation in range(3):
+        hvd.init()
+        if array is None:
+            array = shared(np.zeros(100_000))
+        array[...] = hvd.rank() + 1
+        hvd.allreduce_(array, op=hvd.Sum, name=f"of generation {generation}")
+        require_equal(array, np.full(100_000, hvd.size() * (hvd.size() + 1) / 2))
+        assert _core.last_operations()[-1]["is_registered"]
+        hvd.shutdown()
+
+
+@pytest.mark.ranks(3, isolated=True)
+def test_shared_arrays_of_other_ranks_are_copied_after_another_init():
+    from mpi4py import MPI
+
+    pair = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.Get_rank() == 2)
+    hvd.init(comm=pair)
+    array = shared(np.ones(100_000))
+    hvd.shutdown()
+    hvd.init()
+    hvd.allreduce_(array, op=hvd.Sum, name="x")
+    require_equal(array, np.full(100_000, 3.0))
+    assert not _core.last_operations()[-1]["is_registered"]
+    hvd.allreduce_(shared(array), op=hvd.Sum, name="y")
+    assert _core.last_operations()[-1]["is_registered"]
+    hvd.shutdown()
+    pair.Free()
 
 
 @pytest.mark.ranks(2, env={"RINGTRAIN_SHARED_MEMORY": "off"})

@@ -21,6 +21,7 @@ nb::list last_operations() {
     for (const TensorSpec& tensor : operation.tensors) tensors.append(to_string(tensor));
     one["tensors"] = tensors;
     one["bytes"] = operation.bytes();
+    one["is_registered"] = operation.is_registered;
     one["site"] = site ? *site : "";
     one["group"] = progress.group;
     one["error"] = name_of(progress.error);

@@ -13,19 +13,22 @@ namespace {
 // A std::atomic_load of a shared_ptr takes a lock of the standard library's, too, which a fork may leave locked.
 Mutex mutex;
 std::shared_ptr<Engine> engine GUARDED_BY(mutex);
-bool is_forked_child GUARDED_BY(mutex) = false;  // of a process that had an Engine then
+std::shared_ptr<Resources> resources GUARDED_BY(mutex);  // of all Engines of this process
+bool is_forked_child GUARDED_BY(mutex) = false;          // of a process that had an Engine then
 
 std::shared_ptr<Engine> exchange_engine(std::shared_ptr<Engine> next) {
   const Lock lock(mutex);
   return std::exchange(engine, std::move(next));
 }
 
-// No other thread holds the mutex at a fork. The child's copy of the Engine lacks its thread, and is left alone.
+// No other thread holds the mutex at a fork. The child's copy of the Engine lacks its thread, and is left alone,
+// as is what its parent's Engines share.
 [[maybe_unused]] const int registered =
     pthread_atfork([]() ACQUIRE(mutex) { mutex.lock(); }, []() RELEASE(mutex) { mutex.unlock(); },
                    []() RELEASE(mutex) {
                      is_forked_child |= engine != nullptr;
                      engine.reset();
+                     resources.reset();
                      mutex.unlock();
                    });
 
@@ -47,11 +50,14 @@ std::shared_ptr<Engine> require_engine() {
 }
 
 void start_engine(World world, Options options) {
+  std::shared_ptr<Resources> own;
   {
     const Lock lock(mutex);
     if (is_forked_child) throw failure("ringtrain was initialised before this process was forked; use spawn instead");
+    if (!resources) resources = std::make_shared<Resources>();
+    own = resources;
   }
-  exchange_engine(owned_here(new Engine(std::move(world), std::move(options))));
+  exchange_engine(owned_here(new Engine(std::move(world), std::move(options), std::move(own))));
 }
 
 // The last one who keeps it destroys it, which may take a moment: what it owns takes leave of MPI.

@@ -32,14 +32,15 @@ bool is_deadlock(const Round& round) {
 
 }  // namespace
 
-Engine::Engine(World world, Options options)
+Engine::Engine(World world, Options options, std::shared_ptr<Resources> resources)
     : world_(std::move(world)),
       options_(std::move(options)),
+      resources_(std::move(resources)),
       has_to_share_cores_(world_.cores < 2 * world_.ranks_on_own_node()),
       tuning_(tuning_of(options_)),
-      fabric_(world_, options_),
+      fabric_(world_, options_, *resources_),
       sets_(world_, options_, tuning_, fabric_),
-      gpus_(world_, options_, tuning_, fabric_, sets_),
+      gpus_(world_, options_, tuning_, *resources_, fabric_, sets_),
       coordinator_(fabric_.channel(), sets_.membership(), limits_of(options_, tuning_)),
       blocked_(coordinator_),
       executor_(world_.rank, inbox_, sets_, gpus_) {

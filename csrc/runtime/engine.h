@@ -1,4 +1,4 @@
-// One per process: owns everything of the core, and the thread that does the work.
+// One per process at a time: owns everything of the core but Resources, and the thread that does the work.
 //
 // The work goes on in turns: take what is new, negotiate one round, carry out the most urgent plan. One thread at a
 // time may take turns. Usually that is the engine's own, which sleeps on a bell until a caller submits something or
@@ -25,6 +25,7 @@
 #include "runtime/inbox.h"
 #include "runtime/patience.h"
 #include "runtime/process_sets.h"
+#include "runtime/resources.h"
 #include "runtime/waiting_callers.h"
 #include "runtime/world.h"
 
@@ -36,7 +37,7 @@ class Engine {
   using Interrupt = std::function<bool()>;
 
   // All ranks of the world at the same time. Throws what made it impossible.
-  Engine(World world, Options options);
+  Engine(World world, Options options, std::shared_ptr<Resources> resources);
   // As shutdown().
   ~Engine();
 
@@ -111,7 +112,8 @@ class Engine {
   // Constant after construction.
   const World world_;
   const Options options_;
-  const bool has_to_share_cores_;  // with other threads of this node's ranks
+  const std::shared_ptr<Resources> resources_;  // shared with the Engines before and after this one
+  const bool has_to_share_cores_;               // with other threads of this node's ranks
 
   // Any thread.
   Inbox inbox_;

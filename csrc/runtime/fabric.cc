@@ -1,7 +1,9 @@
 #include "runtime/fabric.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <string>
 
 #include "coordination/node_channel.h"
 #include "coordination/shm_channel.h"
@@ -31,9 +33,18 @@ std::vector<int> all_ranks(const World& world) {
   return ranks;
 }
 
+// Whether all ranks give the same text, which is not "". What they differ in is a bit that neither their hashes nor the
+// complements of these have in common.
+bool all_have_the_same(const std::string& text, Channel& channel) {
+  const uint64_t hash = std::hash<std::string>()(text);
+  Words words = text.empty() ? Words{0, 0} : Words{hash, ~hash};
+  channel.and_bits(words);
+  return words[0] == ~words[1];
+}
+
 }  // namespace
 
-Fabric::Fabric(const World& world, const Options& options)
+Fabric::Fabric(const World& world, const Options& options, Resources& resources)
     : watch_(own_failure_, {options.stall_warning_time_s, options.start_timeout_s}) {
   if (!world.mpi) {
     channel_ = std::make_unique<SelfChannel>();
@@ -43,18 +54,18 @@ Fabric::Fabric(const World& world, const Options& options)
   alarm_ = std::make_unique<Alarm>(Endpoint(*network_, all_ranks(world), world.rank, kAlarmTag, nullptr));
   watch_.listen_to(*alarm_);
   try {
-    connect(world, options);
+    connect(world, options, resources);
   } catch (const Error& error) {
     say_last_words(error.kind(), error.what());
     throw;
   }
 }
 
-void Fabric::connect(const World& world, const Options& options) {
+void Fabric::connect(const World& world, const Options& options, Resources& resources) {
   wire_ = std::make_unique<NetworkWire>(Endpoint(*network_, all_ranks(world), world.rank, kWorldWireTag, &watch_));
   TreeChannel bootstrap(*wire_, std::numeric_limits<double>::infinity());
   if (options.shared_memory == "auto") make_node(world, bootstrap);
-  if (node_) make_arena(world, bootstrap);
+  if (node_) make_arena(world, resources, bootstrap);
   if (node_)
     make_channel(world);
   else
@@ -84,10 +95,19 @@ void Fabric::make_node(const World& world, Channel& bootstrap) {
   watch_.listen_to(*node_);
 }
 
-void Fabric::make_arena(const World& world, Channel& bootstrap) {
+// That of the generation before if all ranks still have it, in the same places.
+void Fabric::make_arena(const World& world, Resources& resources, Channel& bootstrap) {
+  const Resources::SharedArena before = resources.arena();
+  const bool is_of_this_node = before.arena && before.member == node_->index() && before.size == node_->size();
+  if (all_have_the_same(is_of_this_node ? before.token : "", bootstrap)) {
+    arena_ = before.arena;
+    return;
+  }
   const SegmentPlan plan = {"arena", &Arena::bytes, SharedSegment::Pages::none, nullptr};
   SharedSegment segment = make_segments(world, world.place(all_ranks(world)), plan, bootstrap);
-  if (segment.data()) arena_ = std::make_shared<Arena>(std::move(segment), node_->size(), node_->index());
+  if (!segment.data()) return;
+  arena_ = std::make_shared<Arena>(std::move(segment), node_->size(), node_->index());
+  resources.set_arena({arena_, world.token, node_->index(), node_->size()});
 }
 
 void Fabric::make_channel(const World& world) {

@@ -11,6 +11,7 @@
 #include "network/alarm.h"
 #include "network/network.h"
 #include "runtime/peer_watch.h"
+#include "runtime/resources.h"
 #include "runtime/world.h"
 
 namespace ringtrain {
@@ -21,7 +22,7 @@ constexpr int kWorldWireTag = 0, kLeaderWireTag = 8, kAlarmTag = 15, kFirstGroup
 class Fabric {
  public:
   // All ranks of the world at the same time. `world` outlives this.
-  Fabric(const World& world, const Options& options);
+  Fabric(const World& world, const Options& options, Resources& resources);
 
   Channel& channel() const { return *channel_; }
   // Requires Engine::turn_.
@@ -42,9 +43,9 @@ class Fabric {
   Flag& bell() { return node_ ? node_->doorbell(node_->index()) : own_bell_; }
 
  private:
-  void connect(const World& world, const Options& options);
+  void connect(const World& world, const Options& options, Resources& resources);
   void make_node(const World& world, Channel& bootstrap);
-  void make_arena(const World& world, Channel& bootstrap);
+  void make_arena(const World& world, Resources& resources, Channel& bootstrap);
   void make_channel(const World& world);
 
   OwnFailure own_failure_;

@@ -18,9 +18,11 @@ constexpr double kMoment_s = 1e-3;
 
 }  // namespace
 
-Gpus::Gpus(const World& world, const Options& options, const Tuning& tuning, Fabric& fabric, ProcessSets& sets)
+Gpus::Gpus(const World& world, const Options& options, const Tuning& tuning, Resources& resources, Fabric& fabric,
+           ProcessSets& sets)
     : world_(world),
       options_(options),
+      resources_(resources),
       fabric_(fabric),
       sets_(sets),
       watch_(*this),
@@ -34,7 +36,7 @@ GpuPtr Gpus::own_gpu() {
 
 GpuPtr Gpus::use(int ordinal) {
   const Lock lock(mutex_);
-  if (!gpu_) gpu_ = Gpu::open(ordinal);
+  if (!gpu_) gpu_ = resources_.gpu(ordinal);
   if (gpu_->ordinal() != ordinal)
     throw invalid("an array lies on GPU " + std::to_string(ordinal) + ", but this rank works on GPU " +
                   std::to_string(gpu_->ordinal()) +
@@ -45,7 +47,7 @@ GpuPtr Gpus::use(int ordinal) {
 
 std::shared_ptr<NcclMemory> Gpus::nccl_memory() {
   const Lock lock(mutex_);
-  if (!memory_) memory_ = NcclMemory::of(NcclLibrary::open(world_.nccl), gpu_);
+  if (!memory_) memory_ = resources_.nccl_memory(NcclLibrary::open(world_.nccl), gpu_);
   return memory_;
 }
 

@@ -15,6 +15,7 @@
 #include "runtime/gpu_groups.h"
 #include "runtime/gpu_tensors.h"
 #include "runtime/process_sets.h"
+#include "runtime/resources.h"
 #include "runtime/world.h"
 
 namespace ringtrain {
@@ -22,7 +23,8 @@ namespace ringtrain {
 class Gpus {
  public:
   // All outlive this.
-  Gpus(const World& world, const Options& options, const Tuning& tuning, Fabric& fabric, ProcessSets& sets);
+  Gpus(const World& world, const Options& options, const Tuning& tuning, Resources& resources, Fabric& fabric,
+       ProcessSets& sets);
 
   // Any thread. This rank's GPU, which is that of its first array: one for each rank. Throws invalid for an array on
   // another one, and failure where there is no driver.
@@ -75,6 +77,7 @@ class Gpus {
 
   const World& world_;
   const Options& options_;
+  Resources& resources_;
   Fabric& fabric_;
   ProcessSets& sets_;
   Watchful watch_;

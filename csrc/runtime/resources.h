@@ -1,0 +1,39 @@
+// What outlives an Engine. An Engine is made for one generation of the job and ends with it; the arrays that the user
+// has made in ringtrain's memory go on, and should be reduced where they lie in the next generation, too.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/thread_annotations.h"
+#include "gpu/nccl.h"
+#include "memory/arena.h"
+#include "memory/nccl_memory.h"
+
+namespace ringtrain {
+
+// One in a process. Any thread.
+class Resources {
+ public:
+  // The Arena of the ranks of a node, and what the ranks know it by.
+  struct SharedArena {
+    std::shared_ptr<Arena> arena;  // null where there is none
+    std::string token;             // of the generation in which it was made; the same on all ranks
+    int member = 0, size = 0;      // this rank's place on the node then, and how many ranks it had
+  };
+  SharedArena arena() const;
+  void set_arena(SharedArena arena);
+
+  // The GPU with its streams, and NCCL's memory on it: the same as before while somebody, such as an array of the
+  // user's, still uses them. Throws failure where there is none.
+  GpuPtr gpu(int ordinal);
+  std::shared_ptr<NcclMemory> nccl_memory(const NcclLibrary& library, const GpuPtr& gpu);
+
+ private:
+  mutable Mutex mutex_;
+  SharedArena arena_ GUARDED_BY(mutex_);
+  std::weak_ptr<const Gpu> gpu_ GUARDED_BY(mutex_);
+  std::weak_ptr<NcclMemory> nccl_memory_ GUARDED_BY(mutex_);  // on that GPU
+};
+
+}  // namespace ringtrain
