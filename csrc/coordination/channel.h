@@ -30,6 +30,13 @@ class Channel {
     finish_and(words, std::numeric_limits<double>::infinity());
   }
 
+  // Whether all ranks say yes.
+  bool all_agree(bool yes) {
+    Words words = {yes ? ~uint64_t{0} : 0};
+    and_bits(words);
+    return words.front() != 0;
+  }
+
   // At rank 0: what everybody gave, by rank. Elsewhere nothing.
   virtual std::vector<Bytes> gather(const Bytes& mine) = 0;
   // Everywhere: what rank 0 gave.

@@ -1,4 +1,4 @@
-// What there is of GPUs, for who asks before anything is done with them.
+// What GPUs there are, and memory on them.
 #include "collectives/gpu/choose_gpu.h"
 #include "gpu/cuda.h"
 #include "gpu/nccl.h"

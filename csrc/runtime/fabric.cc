@@ -90,8 +90,7 @@ void Fabric::make_node(const World& world, Channel& bootstrap) {
   for (const int place : placement.on_node(placement.own_node())) members.push_back(world.names[place]);
   node_ = std::make_unique<Node>(std::move(segment), placement.place_on_node(), std::move(members), kBoardBytes);
   // Nobody may miss the sign of life of a rank that is still on its way here.
-  Words words = {~uint64_t{0}};
-  bootstrap.and_bits(words);
+  bootstrap.all_agree(true);
   watch_.listen_to(*node_);
 }
 

@@ -41,7 +41,7 @@ void GpuGroups::make_nccl(int process_set, const Placement& placement) {
     own->set_fallback(make_staged_group(process_set, false));
     tensors_->set_group(process_set, std::move(nccl));
   }
-  const bool all_know_memory = all_agree(!own || own->packed().prepare());
+  const bool all_know_memory = fabric_.channel().all_agree(!own || own->packed().prepare());
   if (!own) return;
   if (!all_know_memory) own->packed().drop();
   own->probe_packing(watch_);
@@ -85,7 +85,7 @@ std::unique_ptr<Group> GpuGroups::make_cross(int process_set, const Placement& p
 // On one node the parts lie where all of its ranks can read them, if all have room there.
 void GpuGroups::make_staged(int process_set, const Placement& placement) {
   const bool is_member = placement.own >= 0;
-  const bool use_arena = all_agree(!is_member || tensors_->relay().prepare());
+  const bool use_arena = fabric_.channel().all_agree(!is_member || tensors_->relay().prepare());
   if (!is_member) return;
   tensors_->set_group(process_set, make_staged_group(process_set, use_arena));
 }
@@ -93,12 +93,6 @@ void GpuGroups::make_staged(int process_set, const Placement& placement) {
 // Through host memory.
 std::unique_ptr<Group> GpuGroups::make_staged_group(int process_set, bool use_arena) {
   return std::make_unique<StagedGroup>(sets_.shared_group(process_set), tensors_->relay(), use_arena);
-}
-
-bool GpuGroups::all_agree(bool is_well) {
-  Words words = {is_well ? ~uint64_t{0} : 0};
-  fabric_.channel().and_bits(words);
-  return words.front() != 0;
 }
 
 std::unique_ptr<NcclGroup> GpuGroups::connect(int process_set, const Seat& seat) {

@@ -46,12 +46,11 @@ class GpuGroups {
   void make_nccl(int process_set, const Placement& placement);
   void make_hierarchy(int process_set, const Placement& placement);
   void make_staged(int process_set, const Placement& placement);
-  // Null for who has no color.
+  // Null on a rank without a color.
   std::unique_ptr<NcclGroup> connect(int process_set, const Seat& seat);
   std::unique_ptr<Group> make_cross(int process_set, const Placement& placement, const Seat& seat);
   std::unique_ptr<Group> make_staged_group(int process_set, bool use_arena);
   NcclId agree_on_id(const Seat& seat);
-  bool all_agree(bool is_well);
   // Until all that was put into the GPU's stream is done, where this rank has a GPU.
   void finish_work();
 

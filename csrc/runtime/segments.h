@@ -15,7 +15,8 @@ struct SegmentPlan {
   std::string purpose;               // the segment's name is made of it
   std::function<size_t(int)> bytes;  // for so many ranks
   SharedSegment::Pages pages = SharedSegment::Pages::reserved;
-  const char* if_it_fails = "All ranks go through MPI instead, which is slower.";  // warned of; null: nobody minds
+  const char* if_it_fails =
+      "All ranks go through MPI instead, which is slower.";  // the end of a warning; null for no warning
 };
 
 // A segment on every node of `placement` for the ranks of the placement that are there. All ranks of the world call
