@@ -13,9 +13,17 @@
 #include <cstddef>
 #include <memory>
 
+#include "runtime/handle.h"
+
 namespace ringtrain {
 
 namespace nb = nanobind;
+
+// A Handle as Python has it. As a value it costs less than a shared_ptr, which nanobind keeps in a table of its own:
+// one is made of every gradient.
+struct SharedHandle {
+  std::shared_ptr<Handle> handle;
+};
 
 // A NumPy array of bytes that keeps the memory alive.
 nb::object array_of_bytes(std::shared_ptr<char> memory, size_t bytes);

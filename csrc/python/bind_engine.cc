@@ -89,17 +89,17 @@ Operation make_operation(OpKind kind, std::string name, int process_set, ReduceO
   return operation;
 }
 
-std::shared_ptr<Handle> submit(const Operation& operation, const nb::list& inputs, const nb::list& outputs,
+SharedHandle submit(const Operation& operation, const nb::list& inputs, const nb::list& outputs,
                     std::vector<int64_t> splits, int priority, bool is_awaited, const Site& site) {
   SubmissionBuilder builder(Request{operation, priority, site.text});
   for (const nb::handle tuple : inputs) builder.add_input(to_view(nb::cast<nb::tuple>(tuple)));
   for (const nb::handle tuple : outputs) builder.add_output(to_view(nb::cast<nb::tuple>(tuple)));
   builder.set_splits(std::move(splits));
-  return builder.submit(caller_that(is_awaited));
+  return {builder.submit(caller_that(is_awaited))};
 }
 
 // The road of a gradient: one allreduce of one tensor in place, without lists and keywords.
-std::shared_ptr<Handle> allreduce_in_place(const nb::tuple& view, std::string name, ReduceOp op, double prescale, double postscale,
+SharedHandle allreduce_in_place(const nb::tuple& view, std::string name, ReduceOp op, double prescale, double postscale,
                                 int process_set, int priority, bool is_awaited, const Site& site) {
   Request request{{}, priority, site.text};
   request.operation.name = std::move(name);
@@ -108,7 +108,7 @@ std::shared_ptr<Handle> allreduce_in_place(const nb::tuple& view, std::string na
   request.operation.factors = {prescale, postscale};
   SubmissionBuilder builder(std::move(request));
   builder.add_in_place(to_view(view));
-  return builder.submit(caller_that(is_awaited));
+  return {builder.submit(caller_that(is_awaited))};
 }
 
 // Whether Python has something to do about a signal: an exception of a handler is kept for after the wait.
@@ -118,7 +118,8 @@ bool is_interrupted() {
 }
 
 // The engine of the Handle may have ended; then the Handle has, too.
-bool wait(const std::shared_ptr<Handle>& handle, double timeout_s) {
+bool wait(const SharedHandle& shared, double timeout_s) {
+  const std::shared_ptr<Handle> handle = shared.handle;
   bool is_done = handle->is_done();
   if (!is_done) {
     const std::shared_ptr<Engine> engine = current_engine();
@@ -176,8 +177,10 @@ void bind_engine(nb::module_& module) {
       "it did, and what a signal handler raises.");
   module.def(
       "say_blocked",
-      [](std::vector<std::shared_ptr<Handle>> awaited) {
-        if (const auto engine = current_engine()) engine->say_blocked(std::move(awaited));
+      [](const std::vector<SharedHandle>& awaited) {
+        std::vector<std::shared_ptr<Handle>> handles;
+        for (const SharedHandle& shared : awaited) handles.push_back(shared.handle);
+        if (const auto engine = current_engine()) engine->say_blocked(std::move(handles));
       },
       nb::arg("awaited"),
       "For what each thread of this rank waits that could submit something; nothing if one of them does not wait.");

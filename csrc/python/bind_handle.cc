@@ -1,6 +1,5 @@
 // The completion of one submission, and the memory of its results.
 #include "python/bind.h"
-#include "runtime/handle.h"
 
 namespace ringtrain {
 namespace {
@@ -25,25 +24,25 @@ nb::object memory_of(const OwnedTensor& tensor, const GpuEventPtr& done) {
   return array_of_bytes(tensor.memory, bytes);
 }
 
-// In host memory the bytes are a NumPy array that keeps the memory alive. With dtype and shape for who makes a typed
-// array of it.
-nb::list tensors_of(const Handle& handle) {
+// In host memory the bytes are a NumPy array that keeps the memory alive. With dtype and shape, of which
+// the caller makes a typed array.
+nb::list tensors_of(const SharedHandle& shared) {
   nb::list tensors;
-  const Result& result = handle.result();
+  const Result& result = shared.handle->result();
   for (const OwnedTensor& tensor : result.tensors)
     tensors.append(
         nb::make_tuple(memory_of(tensor, result.done), static_cast<int>(tensor.spec.dtype), tensor.spec.shape));
   return tensors;
 }
 
-void on_done(Handle& handle, uintptr_t function, uintptr_t argument) {
-  handle.on_done(
+void on_done(const SharedHandle& shared, uintptr_t function, uintptr_t argument) {
+  shared.handle->on_done(
       [call = reinterpret_cast<void (*)(void*)>(function), argument] { call(reinterpret_cast<void*>(argument)); });
 }
 
 // The stream waits for the result, the host does not.
-void follow(const Handle& handle, uintptr_t stream) {
-  const Result& result = handle.result();
+void follow(const SharedHandle& shared, uintptr_t stream) {
+  const Result& result = shared.handle->result();
   if (result.done) result.done->let_wait(reinterpret_cast<CudaStream>(stream));
 }
 
@@ -54,18 +53,21 @@ void bind_handle(nb::module_& module) {
       .def_prop_ro("device", [](const GpuMemory& memory) { return memory.done->gpu().ordinal(); })
       .def("copy_to", &GpuMemory::copy_to, nb::arg("address"), nb::arg("stream"),
            "Put a copy of all its bytes to an address on the GPU into a stream, after the result is there.");
-  nb::class_<Handle>(module, "Handle", "Completion of one submitted operation.")
-      .def("is_done", &Handle::is_done)
-      .def("is_over", &Handle::is_over, "Whether it is done, and the GPU has done it, too.")
-      .def("is_memory_free", &Handle::is_memory_free,
-           "Whether nobody reads or writes its arrays any more, be it done or failed.")
+  nb::class_<SharedHandle>(module, "Handle", "Completion of one submitted operation.")
+      .def("is_done", [](const SharedHandle& shared) { return shared.handle->is_done(); })
+      .def(
+          "is_over", [](const SharedHandle& shared) { return shared.handle->is_over(); },
+          "Whether it is done, and the GPU has done it, too.")
+      .def(
+          "is_memory_free", [](const SharedHandle& shared) { return shared.handle->is_memory_free(); },
+          "Whether nobody reads or writes its arrays any more, be it done or failed.")
       .def("on_done", &on_done, nb::arg("function"), nb::arg("argument"), nb::call_guard<nb::gil_scoped_release>(),
            "Calls a C function, void (*)(void*), by its address when it is done: once, and at once if it is already. "
            "Not while the GIL is held. It may submit, but not wait.")
       .def("follow", &follow, nb::arg("stream"), "Let a stream of the GPU wait for the result.")
       .def("tensors", &tensors_of, "Results that the operation allocated: (bytes, dtype, shape) each.")
-      .def("received_splits", [](const Handle& handle) { return handle.result().received_splits; })
-      .def("number", [](const Handle& handle) { return handle.result().number; });
+      .def("received_splits", [](const SharedHandle& shared) { return shared.handle->result().received_splits; })
+      .def("number", [](const SharedHandle& shared) { return shared.handle->result().number; });
 }
 
 }  // namespace ringtrain
