@@ -94,6 +94,32 @@ def test_a_callback_may_submit():
     assert second.tolist() == [2] * 5
 
 
+@pytest.mark.ranks(2)
+def test_a_callback_may_not_wait():
+    first, second, errors = np.ones(3), np.ones(5), []
+    of_second = submit(second, "second") if hvd.rank() == 0 else None
+
+    def wait(_):
+        try:
+            _core.wait(of_second, 10)
+        except Exception as error:
+            errors.append(error)
+
+    callback = _Callback(wait)
+    if hvd.rank() == 0:
+        of_first = submit(first, "first")
+        of_first.on_done(address_of(callback), 0)
+    hvd.barrier()
+    if hvd.rank() == 1:
+        of_first = submit(first, "first")
+    assert _core.wait(of_first, 10)
+    hvd.barrier()
+    if hvd.rank() == 1:
+        of_second = submit(second, "second")
+    assert _core.wait(of_second, 10)
+    assert ["must not wait" in str(error) for error in errors] == [True] * (1 - hvd.rank())
+
+
 def _errors_of_submissions_in_callbacks(handle, process_set=0):
     """One for each call, when the operation has failed."""
     errors = []

@@ -54,10 +54,11 @@ def test_arrays_in_memory_of_nccl_are_known_to_every_communicator():
     assert control.count("nccl allocations") == 0
 
 
-def is_reduced_where_it_lies(folder):
+def is_reduced_where_it_lies(folder, array=None):
     """Whether NCCL gets the address of an array in its memory, when it has been reduced before."""
     use_own_gpu()
-    array = hvd.empty(300_000, "float32", device=hvd.local_rank())
+    if array is None:
+        array = hvd.empty(300_000, "float32", device=hvd.local_rank())
     arrays = data_of_ranks(hvd.size(), array.shape, array.dtype)
     for step in range(3):
         array[...] = on_gpu(arrays[hvd.rank()])
@@ -75,6 +76,20 @@ def is_reduced_where_it_lies(folder):
 @pytest.mark.ranks(2, env=GPU)
 def test_nccl_works_in_the_memory_that_it_knows(tmp_path):
     assert is_reduced_where_it_lies(tmp_path)
+
+
+@pytest.mark.ranks(2, env=GPU, isolated=True)
+def test_nccl_works_in_the_memory_that_was_made_before_another_init(tmp_path):
+    hvd.init()
+    use_own_gpu()
+    array = hvd.empty(300_000, "float32", device=hvd.local_rank())
+    hvd.allreduce_(array, op=hvd.Sum, name="first")
+    hvd.shutdown()
+    hvd.init()
+    assert is_reduced_where_it_lies(tmp_path, array)
+    hvd.shutdown()
+    del array
+    assert gpu_double.control().count("nccl allocations") == 0
 
 
 @pytest.mark.ranks(2, env=environment(guard=1, fail="ncclCommRegister:*:3:rank=1"))

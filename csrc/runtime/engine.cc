@@ -196,11 +196,11 @@ bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrup
 }
 
 bool Engine::wait_or_work(Handle& handle, double timeout_s, const Interrupt& is_interrupted) {
+  if (turn_.is_held_here()) throw failure("what is called when an operation is done must not wait for another one");
   if (!callers_take_turns()) {
     const Patience::Hurry hurry(patience_);
     return handle.wait(timeout_s);
   }
-  if (turn_.is_held_here()) throw failure("what is called when an operation is done must not wait for another one");
   const double deadline = now_s() + timeout_s;
   do {
     if (turn_.try_lock() || wait_for_turn(handle, deadline)) take_turns_until_done(handle, deadline, is_interrupted);

@@ -111,7 +111,9 @@ def view_in_place(tensor: torch.Tensor) -> _View | None:
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None or tensor.layout is not _STRIDED or not tensor.is_contiguous() or tensor.is_neg():
         return None
-    return _view(tensor, dtype) if tensor.is_cpu or _is_on_gpu(tensor) else None
+    if tensor.is_cpu:
+        return tensor.data_ptr(), dtype, tuple(tensor.shape)
+    return _view(tensor, dtype) if _is_on_gpu(tensor) else None
 
 
 def assign(target: torch.Tensor, source: torch.Tensor) -> None:
