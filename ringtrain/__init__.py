@@ -7,9 +7,8 @@ hvd.broadcast_parameters(parameters, root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer)
 """
 
-from ringtrain.checks import check_replicas
+from ringtrain.arrays.shared_memory import empty
 from ringtrain.compression import Compression, Compressor
-from ringtrain.counters import metrics
 from ringtrain.errors import (
     DeadlockError,
     HorovodInternalError,
@@ -24,9 +23,29 @@ from ringtrain.errors import (
     StalledError,
     StepOrderError,
 )
-from ringtrain.gradients import DistributedOptimizer
 from ringtrain.handles import Handle, poll, synchronize
-from ringtrain.memory import empty
+from ringtrain.job.session import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
 from ringtrain.objects import allgather_object, broadcast_object, broadcast_object_fn, broadcast_parameters
 from ringtrain.ops import (
     Adasum,
@@ -73,31 +92,12 @@ from ringtrain.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from ringtrain.run import run
-from ringtrain.timeline import start_timeline, stop_timeline
+from ringtrain.record.metrics import metrics
+from ringtrain.runner.function import run
+from ringtrain.timeline.recording import start_timeline, stop_timeline
+from ringtrain.training.optimizer import DistributedOptimizer
+from ringtrain.training.replicas import check_replicas
 from ringtrain.version import __version__ as __version__
-from ringtrain.world import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
 
 __all__ = [
     "Adasum",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringtrain.arrays import adapter_for
+from ringtrain.arrays.adapter import adapter_for
 
 
 class Compressor:

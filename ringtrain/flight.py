@@ -1,6 +1,6 @@
 """Compare what the ranks wrote down when a job went wrong: `python -m ringtrain.flight FOLDER`.
 
-FOLDER has a file for each rank, see ringtrain.flight_records; those of several hosts have to be brought together first.
+FOLDER has a file for each rank, see record/flight_recorder.py; those of several hosts must be brought together first.
 """
 
 from __future__ import annotations

@@ -8,15 +8,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ringtrain import _core, blocked_threads
-from ringtrain.arrays import Adapter
+import ringtrain._core as _core
+from ringtrain.arrays.adapter import Adapter
 from ringtrain.errors import PeerLostError, RemoteError, StalledError
+from ringtrain.failure import deadlock
 
 # Arrays that nobody holds any more, but the engine, the GPU or, after a failure, MPI still reads or writes: they stay
 # until that is over.
 _abandoned: deque[tuple[Callable[[], bool], Any]] = deque()
 _finishing = threading.Lock()
-# The stream of a library that does not tell; see `arrays.Adapter.stream`.
+# The stream of a library that does not tell; see `adapter.Adapter.stream`.
 _UNKNOWN = -1
 _LEGACY_STREAM = 1
 # What each thread calls its default stream, where a library asks for that: another one in another thread.
@@ -90,7 +91,7 @@ class Handle:
 
     def _wait_long(self) -> None:
         """Come back to Python now and then, which looks for signals."""
-        with blocked_threads.waiting(self._core):
+        with deadlock.waiting(self._core):
             while not _core.wait(self._core, 0.2):
                 _core.require_initialized()  # a forked child would wait for ever
 

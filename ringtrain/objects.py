@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain import ops, pickling, world
+from ringtrain import ops, pickling
+from ringtrain.job.session import rank as own_rank
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 
@@ -37,7 +38,7 @@ def broadcast_object(
     Raises:
         RuntimeError: root_rank could not pickle its object (there, the pickling error itself is raised).
     """
-    if world.rank() == root_rank:
+    if own_rank() == root_rank:
         _send_object(obj, root_rank, name, process_set)
         return obj
     return _receive_object(root_rank, name, process_set)

@@ -25,11 +25,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.compression import Compression, Compressor
+from ringtrain.engine.submission import Operation, Reduction, start, start_in_place
 from ringtrain.handles import Handle
 from ringtrain.handles import poll as poll
 from ringtrain.handles import synchronize as synchronize
 from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.submission import Operation, Reduction, start, start_in_place
 
 Average = ReduceOp.Average
 Sum = ReduceOp.Sum

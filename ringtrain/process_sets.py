@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain import _core
-from ringtrain.adapters import numpy as numpy_adapter
-from ringtrain.call_sites import call_site
+import ringtrain._core as _core
+from ringtrain.arrays import numpy as numpy_adapter
+from ringtrain.failure.call_sites import call_site
 from ringtrain.handles import Handle
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from ringtrain.run.job import Job
+from ringtrain.runner.job import Job
 
 # Starts the ranks as a launcher of Open MPI's kind would, in process groups of their own.
 _START = """

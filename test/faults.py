@@ -16,8 +16,8 @@ from hosts import HostsUnavailable, simulated_hosts
 
 from ringtrain.bench.faults import trial
 from ringtrain.bench.faults.trial import Outcome, Place, processes_of
-from ringtrain.run.hosts import Host
-from ringtrain.run.mpi_library import probe
+from ringtrain.runner.allocation.hosts import Host
+from ringtrain.runner.launchers.mpi_library import probe
 
 __all__ = ["describe", "processes_of", "require_clean_end", "require_error", "run", "start", "victim"]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain import launchers
-from ringtrain.run import command
+from ringtrain.job import launched_by
+from ringtrain.runner import command
 
 TIMEOUT_S = 60
 ROOT = str(Path(command.__file__).parents[2])
 
 needs_mpi = pytest.mark.skipif(
-    launchers.detect() is not None, reason="a launcher cannot be started by a rank of another one"
+    launched_by.detect() is not None, reason="a launcher cannot be started by a rank of another one"
 )
 
 

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,9 +63,9 @@ def defining(module, name):
 
 
 def load_all_modules(package):
-    """The next import of one could hide a name. Not what needs PyTorch, takes Horovod's name, or only refuses."""
+    """The next import of one could hide a name. Not what needs PyTorch, takes Horovod's name, or cannot be imported."""
     for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
-        if found.name not in ("__main__", "torch", "horovod", "elastic"):
+        if found.name not in ("__main__", "run", "torch", "horovod", "elastic"):
             importlib.import_module(f"{package.__name__}.{found.name}")
 
 
@@ -81,7 +82,7 @@ def test_every_public_name_is_what_its_module_defines(name):
 
 
 def test_what_says_what_is_public():
-    assert {"ringtrain", "ringtrain.torch", "ringtrain.run"} <= set(modules_with_names())
+    assert {"ringtrain", "ringtrain.torch"} <= set(modules_with_names())
 
 
 def looked_up(module, name):
@@ -190,3 +191,11 @@ def test_a_module_of_horovods_has_what_its_package_has(name):
     assert shared
     for public in shared:
         assert getattr(module, public) is getattr(package, public), f"hvd.{name}.{public} is not hvd.{public}"
+
+
+def test_the_command_does_not_hide_the_function():
+    with pytest.raises(ImportError, match="write `from ringtrain import run`"):
+        importlib.import_module("ringtrain.run")
+    assert ringtrain.run.__module__ == "ringtrain.runner.function"
+    asked = subprocess.run([sys.executable, "-m", "ringtrain.run", "--version"], capture_output=True, text=True)
+    assert asked.returncode == 0 and ringtrain.__version__ in asked.stdout

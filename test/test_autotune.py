@@ -7,7 +7,8 @@ import pytest
 from exact import require_equal
 
 import ringtrain as hvd
-from ringtrain import _core, options
+from ringtrain import _core
+from ringtrain.options import table
 
 
 def simulate(speed):
@@ -64,16 +65,16 @@ def test_results_stay_exact_while_sizes_change_and_the_findings_are_kept(tmp_pat
 
 def test_what_a_former_job_found_is_used_but_for_what_is_set(tmp_path):
     path = tmp_path / "tuned.txt"
-    settings = options.resolve({"autotune": True, "autotune_file": str(path)}, environ={})
+    settings = table.resolve({"autotune": True, "autotune_file": str(path)}, environ={})
     assert settings["autotune"] == "on"
-    assert options.read_tuned(settings, []) == {}
+    assert table.read_tuned(settings, []) == {}
     path.write_text("mailbox_kb=64\nfusion_threshold_mb=16\n")
-    assert options.read_tuned(settings, ["mailbox_kb"]) == {"autotune": "off", "fusion_threshold_mb": "16"}
+    assert table.read_tuned(settings, ["mailbox_kb"]) == {"autotune": "off", "fusion_threshold_mb": "16"}
     path.write_text("mailbox_kb=-1\n")
     with pytest.raises(ValueError, match=r"mailbox_kb must be .* which autotune_file names"):
-        options.read_tuned(settings, [])
+        table.read_tuned(settings, [])
 
 
 def test_horovods_variable_switches_it_on():
-    assert options.resolve({}, environ={"HOROVOD_AUTOTUNE": "1"})["autotune"] == "on"
-    assert options.resolve({}, environ={"HOROVOD_AUTOTUNE": "0"})["autotune"] == "off"
+    assert table.resolve({}, environ={"HOROVOD_AUTOTUNE": "1"})["autotune"] == "on"
+    assert table.resolve({}, environ={"HOROVOD_AUTOTUNE": "0"})["autotune"] == "off"

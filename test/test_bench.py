@@ -14,20 +14,21 @@ import pytest
 from exact import DTYPES, data, data_of_ranks, reference, require_equal
 
 import ringtrain as hvd
-from ringtrain import _core, bench, launchers
-from ringtrain.bench import command, flags, own, peers, results
+from ringtrain import _core, bench
+from ringtrain.bench import command, flags, peers, results, ringtrain_competitor
 from ringtrain.bench.arithmetic import ComputeThread, floor, scaling
-from ringtrain.bench.busy import busy_core
+from ringtrain.bench.busy_core import busy_core
 from ringtrain.bench.collectives import COLLECTIVES
-from ringtrain.bench.distance import Probe
+from ringtrain.bench.core_distance import Probe
 from ringtrain.bench.job import MpiJob, SingleJob
-from ringtrain.bench.memory import OwnMemory
+from ringtrain.bench.memory_use import OwnMemory
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.progress import Progress
 from ringtrain.bench.results import Result, Round, Row, Spread
 from ringtrain.bench.rounds import Competitor, Contestant, Plan, measure
 from ringtrain.bench.session import Session
 from ringtrain.bench.torch_step import ALONE, TorchStep
+from ringtrain.job import launched_by
 
 ROOT = str(Path(bench.__file__).parents[2])
 TIMEOUT_S = 120
@@ -146,9 +147,9 @@ def test_who_computes_a_wrong_result_does_not_take_part():
 def test_a_peer_that_takes_too_long_is_left_out_and_ringtrain_is_not():
     arguments = command.build_parser(command.MEASUREMENTS).parse_args(["step", "--quiet", "--patience", "0"])
     session = Session(SingleJob(), arguments)
-    competitors = [Competitor(name, lambda tensors: lambda: None) for name in (own.NAME, "slow")]
+    competitors = [Competitor(name, lambda tensors: lambda: None) for name in (ringtrain_competitor.NAME, "slow")]
     (contestant,) = session.admit(competitors, [], lambda: None, lambda result: True)
-    assert contestant.name == own.NAME
+    assert contestant.name == ringtrain_competitor.NAME
     assert session.notes == ["slow does not take part: one run took 0.0 s, more than --patience 0"]
 
 
@@ -251,7 +252,7 @@ def test_one_rank_has_no_peers():
 # --- the command ------------------------------------------------------------------------------------------------------
 
 needs_mpi = pytest.mark.skipif(
-    launchers.detect() is not None, reason="a launcher cannot be started by a rank of another one"
+    launched_by.detect() is not None, reason="a launcher cannot be started by a rank of another one"
 )
 QUICK = ["--rounds", "2", "--warmup", "1", "--peers", "mpi"]
 SMALL = ["--min-bytes", "4", "--max-bytes", "4K", "--factor", "32"]

@@ -12,7 +12,7 @@ from exact import require_equal
 from harness.gpu_arrays import GPU, environment
 
 import ringtrain as hvd
-from ringtrain import _core, launchers
+from ringtrain import _core
 from ringtrain.bench import command, peers, results
 from ringtrain.bench.distribution import ALONE, Distribution
 from ringtrain.bench.gpu.aim import Aim
@@ -20,6 +20,7 @@ from ringtrain.bench.gpu.measurement import PARTS, Gpu
 from ringtrain.bench.job import MpiJob, SingleJob
 from ringtrain.bench.results import Result, Round, Row, Spread
 from ringtrain.bench.session import Session
+from ringtrain.job import launched_by
 
 NCCL = "nccl, DDP's buckets"
 
@@ -121,7 +122,7 @@ def test_the_library_is_asked_for_where_it_is_missing(monkeypatch, capsys):
     assert "gpu wants cupy; pip install cupy-cuda12x, or cupy-cuda13x" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(launchers.detect() is not None, reason="it starts ranks")
+@pytest.mark.skipif(launched_by.detect() is not None, reason="it starts ranks")
 def test_without_a_gpu_there_is_one_sentence_and_no_launch(monkeypatch, capsys):
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(_core, "gpu_count", lambda: 0)
@@ -130,7 +131,7 @@ def test_without_a_gpu_there_is_one_sentence_and_no_launch(monkeypatch, capsys):
     assert line.startswith("ringtrain.bench: gpu cannot be measured here: the CUDA driver is missing or shows no GPU")
 
 
-@pytest.mark.skipif(launchers.detect() is not None, reason="one rank is measured")
+@pytest.mark.skipif(launched_by.detect() is not None, reason="one rank is measured")
 @pytest.mark.parametrize(("gpus", "message"), [(0, "the CUDA driver is missing"), (1, "was built without CUDA")])
 def test_a_rank_without_a_gpu_that_it_can_use_says_so(gpus, message, monkeypatch):
     torch = pytest.importorskip("torch", reason="its arrays are wanted")

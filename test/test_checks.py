@@ -5,7 +5,7 @@ import pytest
 
 import ringtrain as hvd
 from ringtrain import _core
-from ringtrain.adapters import numpy as numpy_adapter
+from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.optim import SGD
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ringtrain as hvd
-from ringtrain import launchers
+from ringtrain.job import launched_by
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -99,7 +99,7 @@ def test_an_address_of_another_host_is_refused():
 def test_a_port_that_is_taken_is_named_on_all_ranks():
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
     port = 29491
-    if launchers.detect().rank == 0:
+    if launched_by.detect().rank == 0:
         with socket.create_server(("", port)), pytest.raises(OSError, match=f"port {port} .* another metrics_port"):
             hvd.init(metrics_port=port)
     else:

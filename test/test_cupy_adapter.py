@@ -18,7 +18,7 @@ from harness import gpu_double
 from harness.gpu_arrays import GPU, cupy
 
 from ringtrain import _core
-from ringtrain.arrays import adapter_for
+from ringtrain.arrays.adapter import adapter_for
 
 
 def adapter_of(array):
@@ -175,15 +175,15 @@ def test_a_foreign_array_is_changed_in_its_own_memory():
 
 def test_a_capsule_of_another_library_is_read_as_it_means_it():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
-    from ringtrain.adapters import borrowing
+    from ringtrain.arrays import dlpack_memory
 
     tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).T[1:]
     for arguments in ({}, {"max_version": (1, 0)}):
         capsule = tensor.__dlpack__(**arguments)
-        found, flags = borrowing._tensor_in(capsule)
+        found, flags = dlpack_memory._tensor_in(capsule)
         assert found.data + found.byte_offset == tensor.data_ptr()
         assert (found.shape[:2], found.strides[:2], found.device_type, flags) == ([2, 2], [1, 3], 1, 0)
-        assert borrowing._dtype_of(found.dtype) == ml_dtypes.bfloat16
+        assert dlpack_memory._dtype_of(found.dtype) == ml_dtypes.bfloat16
 
 
 # The stand-in

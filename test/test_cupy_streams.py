@@ -26,7 +26,7 @@ from harness import gpu_double
 from harness.gpu_arrays import GPU, cupy
 
 import ringtrain as hvd
-from ringtrain.reducer import GradientReducer
+from ringtrain.training.gradient_batch import GradientBatch
 
 
 def new_streams():
@@ -75,16 +75,16 @@ def test_a_slow_rank_keeps_only_the_gpus_of_the_others():
 @pytest.mark.ranks(2, env=GPU)
 @pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.bf16])
 def test_a_group_of_gradients_waits_for_the_streams_of_all(compression):
-    reducer, first, second = GradientReducer(compression=compression), on_gpu(np.zeros(99)), on_gpu(np.zeros(99))
+    batch, first, second = GradientBatch(compression=compression), on_gpu(np.zeros(99)), on_gpu(np.zeros(99))
     cupy.cuda.get_current_stream().synchronize()
-    reducer.group([["first", "second"]])
+    batch.group([["first", "second"]])
     with cupy.cuda.Stream(non_blocking=True):
         keep_busy(0.2)
         first += hvd.rank()
-        reducer.ready("first", first)
+        batch.ready("first", first)
     second += 2 * hvd.rank()
-    reducer.ready("second", second)
-    averages = reducer.wait()
+    batch.ready("second", second)
+    averages = batch.wait()
     require_on_gpu(averages["first"], np.full(99, 0.5))
     require_on_gpu(averages["second"], np.full(99, 1.0))
 

@@ -10,7 +10,7 @@ from foreign_arrays import OnlyDlpack, OnlyInterface, UnversionedDlpack
 from harness.gpu_arrays import GPU, cupy
 
 import ringtrain as hvd
-from ringtrain.arrays import adapter_for
+from ringtrain.arrays.adapter import adapter_for
 
 KINDS = [OnlyDlpack, UnversionedDlpack, OnlyInterface]
 
@@ -70,8 +70,8 @@ def test_without_cupy_operations_in_place_work_and_others_are_refused():
     owned = on_gpu(np.full(4, float(hvd.rank())))
     adapter_for(OnlyDlpack(owned))  # which asks CuPy's adapter, once
     with pytest.MonkeyPatch.context() as without_cupy:
-        without_cupy.setitem(sys.modules, "ringtrain.adapters.cupy", None)  # so its import fails
-        without_cupy.delattr("ringtrain.adapters.cupy", raising=False)
+        without_cupy.setitem(sys.modules, "ringtrain.arrays.cupy", None)  # so its import fails
+        without_cupy.delattr("ringtrain.arrays.cupy", raising=False)
         hvd.allreduce_(OnlyDlpack(owned), op=hvd.Sum)
         hvd.broadcast_(OnlyDlpack(owned), 0)
         hvd.grouped_allreduce_([OnlyDlpack(owned)], op=hvd.Max)

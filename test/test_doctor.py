@@ -16,11 +16,12 @@ import numpy
 import pytest
 from harness import gpu_double
 
-from ringtrain import doctor, launchers
-from ringtrain.cores import cgroup_quota, physical_cores
-from ringtrain.launchers import Launch
+from ringtrain.doctor import machine
+from ringtrain.job import launched_by
+from ringtrain.job.cores import cgroup_quota, physical_cores
+from ringtrain.job.launched_by import Launch
 
-ROOT = str(Path(doctor.__file__).parents[1])
+ROOT = str(Path(machine.__file__).parents[2])
 TIMEOUT_S = 120
 
 HEALTHY: dict[str, Any] = {
@@ -85,9 +86,9 @@ def changed(topic: str, **values: Any) -> dict[str, Any]:
 
 
 def test_a_healthy_report_has_no_findings() -> None:
-    assert doctor.judge(HEALTHY) == []
+    assert machine.judge(HEALTHY) == []
     alone = {**HEALTHY, "launcher": None, "topology": None}
-    assert doctor.judge(alone) == []
+    assert machine.judge(alone) == []
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_a_healthy_report_has_no_findings() -> None:
 def test_each_trouble_is_found_with_its_remedy(
     topic: str, values: dict[str, Any], level: str, what: str, remedy: str
 ) -> None:
-    (finding,) = doctor.judge(changed(topic, **values))
+    (finding,) = machine.judge(changed(topic, **values))
     assert finding.level == level
     assert what in finding.what and remedy in finding.remedy
 
@@ -124,7 +125,7 @@ def test_each_trouble_is_found_with_its_remedy(
 def test_without_gpus_nobody_is_asked_to_install_nccl() -> None:
     report = changed("cuda", driver=None, gpus=[])
     report["nccl"].update(version=None, path=None, origin=None, packages=[], error="no libnccl.so.2")
-    assert doctor.judge(report) == []
+    assert machine.judge(report) == []
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_without_gpus_nobody_is_asked_to_install_nccl() -> None:
 def test_ranks_that_share_a_gpu_are_told(used: list[str], visible: int, level: str, what: str) -> None:
     report = copy.deepcopy(HEALTHY)
     report["topology"]["nodes"][0].update(gpus=used, visible_gpus=visible)
-    (finding,) = doctor.judge(report)
+    (finding,) = machine.judge(report)
     assert finding.level == level and finding.what.startswith(what)
 
 
@@ -145,18 +146,18 @@ def test_the_worst_finding_comes_first() -> None:
     report = changed("packages", ml_dtypes=None)
     report["shared_memory"]["free_mb"] = 1
     report["ringtrain"]["error"] = "no _core"
-    assert [finding.level for finding in doctor.judge(report)] == ["error", "warning", "note"]
+    assert [finding.level for finding in machine.judge(report)] == ["error", "warning", "note"]
 
 
 def test_the_table_is_aligned_and_holds_every_finding() -> None:
     report = changed("shared_memory", free_mb=60)
-    report["findings"] = [finding._asdict() for finding in doctor.judge(report)]
-    lines = doctor.as_table(report).splitlines()
+    report["findings"] = [finding._asdict() for finding in machine.judge(report)]
+    lines = machine.as_table(report).splitlines()
     width = len("ml_dtypes")
     assert all(line[width : width + 2] == "  " and line[width + 2] != " " for line in lines if line)
     assert any(line.startswith("MPI        Open MPI 5.0.11, /v/lib/libmpi.so.40") for line in lines)
     assert any(line.startswith("warning") and "60 MB" in line for line in lines)
-    assert "nothing is wrong" in doctor.as_table({**HEALTHY, "findings": []})
+    assert "nothing is wrong" in machine.as_table({**HEALTHY, "findings": []})
 
 
 # --- topics -----------------------------------------------------------------------------------------------------------
@@ -192,9 +193,9 @@ def test_cores_are_at_most_the_cpus() -> None:
 
 
 def test_shared_memory_is_measured_or_its_error_said(tmp_path: Path) -> None:
-    usable = doctor.shared_memory(str(tmp_path))
+    usable = machine.shared_memory(str(tmp_path))
     assert usable["error"] is None and usable["size_mb"] >= usable["free_mb"] >= 0
-    missing = doctor.shared_memory(str(tmp_path / "missing"))
+    missing = machine.shared_memory(str(tmp_path / "missing"))
     assert missing["error"] == "No such file or directory" and missing["free_mb"] is None
 
 
@@ -205,7 +206,7 @@ def test_packages_are_found_without_importing_them(monkeypatch: pytest.MonkeyPat
     (tmp_path / "heavyweight_gpu-1.2.dist-info" / "METADATA").write_text("Name: heavyweight-gpu\nVersion: 1.2\n")
     (tmp_path / "heavyweight_gpu-1.2.dist-info" / "top_level.txt").write_text("heavyweight\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert doctor.packages(["heavyweight", "no_such_package"]) == {
+    assert machine.packages(["heavyweight", "no_such_package"]) == {
         "heavyweight": {"version": "1.2", "path": str(tmp_path / "heavyweight")},
         "no_such_package": None,
     }
@@ -218,7 +219,7 @@ def test_packages_are_found_where_python_does_not_know_whose_they_are(
     monkeypatch.setattr("importlib.metadata.packages_distributions", dict)
     (tmp_path / "homemade").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = doctor.packages(["numpy", "homemade"])
+    found = machine.packages(["numpy", "homemade"])
     assert found["numpy"]["version"] == numpy.__version__
     assert found["homemade"] == {"version": None, "path": str(tmp_path / "homemade")}
 
@@ -227,9 +228,9 @@ def test_packages_are_found_where_python_does_not_know_whose_they_are(
 def test_a_package_of_unknown_version_is_shown_and_not_judged(numpy_version: str | None) -> None:
     report = changed("packages", numpy={"version": numpy_version, "path": "/v/numpy"})
     report["packages"]["mxnet"] = {"version": "1.9.1", "path": "/v/mxnet"}
-    report["findings"] = [finding._asdict() for finding in doctor.judge(report)]
+    report["findings"] = [finding._asdict() for finding in machine.judge(report)]
     assert len(report["findings"]) == (0 if numpy_version is None else 1)
-    lines = doctor.as_table(report).splitlines()
+    lines = machine.as_table(report).splitlines()
     assert f"numpy      {numpy_version or 'version unknown'}, /v/numpy" in lines
 
 
@@ -248,7 +249,7 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 needs_mpi = pytest.mark.skipif(
-    launchers.detect() is not None, reason="a launcher cannot be started by a rank of another one"
+    launched_by.detect() is not None, reason="a launcher cannot be started by a rank of another one"
 )
 
 

@@ -11,8 +11,9 @@ import pytest
 from harness import gpu_double
 
 import ringtrain as hvd
-from ringtrain import _core, gpus, launchers
-from ringtrain.gpus import Choice
+from ringtrain import _core
+from ringtrain.job import gpus, launched_by
+from ringtrain.job.gpus import Choice
 
 FOUR_GPUS = gpu_double.environment(gpus=4)
 
@@ -137,7 +138,7 @@ def warnings_of(code, size=2, **variables):
 
 
 needs_mpi = pytest.mark.skipif(
-    launchers.detect() is not None, reason="a launcher cannot be started by a rank of another one"
+    launched_by.detect() is not None, reason="a launcher cannot be started by a rank of another one"
 )
 EVERYTHING_ON_GPU_0 = "load('cupy'); make_context(0); hvd.init(); reduce_on(0)"
 
@@ -181,7 +182,7 @@ def test_ranks_that_see_one_gpu_are_not_warned():
 
 @needs_mpi
 def test_slurm_shows_each_rank_its_own_gpu_as_the_first():
-    code = f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = str(launchers.detect().rank); {EVERYTHING_ON_GPU_0}"
+    code = f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = str(launched_by.detect().rank); {EVERYTHING_ON_GPU_0}"
     assert warnings_of(code) == []
 
 
@@ -252,7 +253,8 @@ def ask(expression, **settings):
     """What it is in a process of its own that finds the double."""
     variables = gpu_double.environment(**settings)
     gpu_double.prepare(variables)
-    code = f"import sys, ringtrain as hvd; from ringtrain import _core, gpus; print({expression})"
+    imports = "import sys, ringtrain as hvd; from ringtrain import _core; from ringtrain.job import gpus"
+    code = f"{imports}; print({expression})"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, **variables}
     )

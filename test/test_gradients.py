@@ -8,9 +8,9 @@ import pytest
 
 import ringtrain as hvd
 from ringtrain.compression import Compression
-from ringtrain.gradients import split_evenly
 from ringtrain.optim import Adam
-from ringtrain.reducer import GradientReducer
+from ringtrain.training.gradient_batch import GradientBatch
+from ringtrain.training.optimizer import split_evenly
 
 
 class StepRecorder:
@@ -225,51 +225,51 @@ def test_only_the_ranks_of_a_process_set_average():
 
 @pytest.mark.ranks(1, 2, 3)
 def test_two_optimizers_do_not_clash():
-    reducers = [GradientReducer(), GradientReducer(), GradientReducer(prefix="mine")]
+    batches = [GradientBatch(), GradientBatch(), GradientBatch(prefix="mine")]
     gradients = [gradient_of(hvd.rank(), position) for position in range(3)]
-    for reducer, gradient in zip(reducers, gradients, strict=True):
-        reducer.ready("weight", gradient)
+    for batch, gradient in zip(batches, gradients, strict=True):
+        batch.ready("weight", gradient)
     for position in (1, 0, 2):
-        assert reducers[position].wait()["weight"] is gradients[position]
+        assert batches[position].wait()["weight"] is gradients[position]
         assert is_average(gradients[position], position)
 
 
 @pytest.mark.ranks(2)
 def test_an_optimizer_that_one_rank_has_more_disturbs_nobody():
     if hvd.rank() == 0:
-        GradientReducer()
-    reducers = [GradientReducer(), GradientReducer()]
+        GradientBatch()
+    batches = [GradientBatch(), GradientBatch()]
     gradients = [gradient_of(hvd.rank(), position) for position in range(2)]
-    for reducer, gradient in zip(reducers, gradients, strict=True):
-        reducer.ready("weight", gradient)
-    for reducer in reducers:
-        reducer.wait()
+    for batch, gradient in zip(batches, gradients, strict=True):
+        batch.ready("weight", gradient)
+    for batch in batches:
+        batch.wait()
     assert all(is_average(gradient, position) for position, gradient in enumerate(gradients))
 
 
-# GradientReducer by itself
+# GradientBatch by itself
 
 
 @pytest.mark.ranks(1, 2, 3)
 def test_a_group_travels_when_its_last_gradient_is_ready():
-    reducer = GradientReducer()
-    reducer.group([["a", "b"], ["alone"]])
+    batch = GradientBatch()
+    batch.group([["a", "b"], ["alone"]])
     gradients = {name: gradient_of(hvd.rank(), position) for position, name in enumerate(["a", "b", "alone", "free"])}
     for name in ["b", "free", "alone", "a"] if hvd.rank() % 2 else ["a", "b", "alone", "free"]:
-        reducer.ready(name, gradients[name])
-    averages = reducer.wait()
+        batch.ready(name, gradients[name])
+    averages = batch.wait()
     assert averages.keys() == gradients.keys()
     assert all(is_average(averages[name], position) for position, name in enumerate(gradients))
 
 
 @pytest.mark.ranks(1, 2, 3)
 def test_a_group_may_hold_gradients_that_stay_as_they_are():
-    reducer = GradientReducer()
-    reducer.group([["in place", "kept"]])
+    batch = GradientBatch()
+    batch.group([["in place", "kept"]])
     in_place, kept = gradient_of(hvd.rank()), gradient_of(hvd.rank(), 1)
-    reducer.ready("in place", in_place)
-    reducer.ready("kept", kept, in_place=False)
-    averages = reducer.wait()
+    batch.ready("in place", in_place)
+    batch.ready("kept", kept, in_place=False)
+    averages = batch.wait()
     assert averages["in place"] is in_place
     assert is_average(in_place)
     assert is_average(averages["kept"], 1)
@@ -278,24 +278,24 @@ def test_a_group_may_hold_gradients_that_stay_as_they_are():
 
 @pytest.mark.ranks(1, 2)
 def test_an_incomplete_group_is_an_error_that_says_what_is_missing():
-    reducer = GradientReducer()
-    reducer.group([["a", "b"]])
-    reducer.ready("a", gradient_of(hvd.rank()))
+    batch = GradientBatch()
+    batch.group([["a", "b"]])
+    batch.ready("a", gradient_of(hvd.rank()))
     with pytest.raises(RuntimeError, match=r"\['a'\] wait for \['b'\]"):
-        reducer.wait()
+        batch.wait()
 
 
 @pytest.mark.ranks(2, 3)
 def test_after_a_failure_the_names_are_free_again():
-    reducer = GradientReducer()
-    reducer.ready("wrong", np.zeros(5 + hvd.rank()))
-    reducer.ready("right", gradient_of(hvd.rank()))
+    batch = GradientBatch()
+    batch.ready("wrong", np.zeros(5 + hvd.rank()))
+    batch.ready("right", gradient_of(hvd.rank()))
     with pytest.raises(hvd.MismatchError, match="wrong"):
-        reducer.wait()
+        batch.wait()
     gradient = gradient_of(hvd.rank())
-    reducer.ready("right", gradient)
-    reducer.ready("wrong", np.zeros(5))
-    reducer.wait()
+    batch.ready("right", gradient)
+    batch.ready("wrong", np.zeros(5))
+    batch.wait()
     assert is_average(gradient)
 
 

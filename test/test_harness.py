@@ -20,10 +20,10 @@ BODIES = """
 import os, signal, time
 from pathlib import Path
 import pytest
-from ringtrain import launchers
+from ringtrain.job import launched_by
 
 def rank():
-    launch = launchers.detect()
+    launch = launched_by.detect()
     return launch.rank if launch else 0
 
 def wait_for_ever():

@@ -252,6 +252,6 @@ def test_util_does_what_horovods_does(monkeypatch):
 
 
 def test_the_folder_on_the_path_holds_that_name_only():
-    from ringtrain import horovod_name
+    from ringtrain.runner import horovod_name
 
     assert [path.name for path in Path(horovod_name.FOLDER).glob("*.py")] == ["horovod.py"]

@@ -14,10 +14,11 @@ from horovod_runner import ARGUMENTS, AS_WANTED, FILE, FLAGS, LATER, NO_EFFECT, 
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, ringrun
 
 import ringtrain
-from ringtrain import launchers, options
-from ringtrain.run import command, function, horovod_flags
-from ringtrain.run.flags import option_variables, parse
-from ringtrain.run.hosts import UsageError
+from ringtrain.job import launched_by
+from ringtrain.options import table
+from ringtrain.runner import command, function, horovod_flags
+from ringtrain.runner.allocation.hosts import UsageError
+from ringtrain.runner.flags import option_variables, parse
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "migrating.md"
 TRAIN = ["python", "train.py"]
@@ -30,7 +31,7 @@ def words_of(name, takes, is_number):
 
 def settings_of(words):
     """What is different from the command line that has nothing but the command, without what is without effect."""
-    given, plain = (vars(parse([*start, *TRAIN], options.TABLE)) for start in (words, []))
+    given, plain = (vars(parse([*start, *TRAIN], table.TABLE)) for start in (words, []))
     return {name: value for name, value in given.items() if value != plain[name]}
 
 
@@ -43,7 +44,7 @@ def test_the_table_has_all_flags_of_horovodrun_once():
 
 
 def test_the_document_has_the_table():
-    assert horovod_flags.markdown() in PAGE.read_text(), "run `python -m ringtrain.run.horovod_flags`"
+    assert horovod_flags.markdown() in PAGE.read_text(), "run `python -m ringtrain.runner.horovod_flags`"
 
 
 @pytest.mark.parametrize(("name", "takes", "is_number", "state"), SPELLINGS)
@@ -53,16 +54,16 @@ def test_a_flag_is_taken_or_said_to_come_later(name, takes, is_number, state, tm
     words = words_of(name, takes, is_number)
     if state == LATER:
         with pytest.raises(UsageError, match=f"^{name}: hvd.elastic comes later; start a fixed number of ranks"):
-            parse([*words, *TRAIN], options.TABLE)
+            parse([*words, *TRAIN], table.TABLE)
         return
     if name == "--config-file":
         words = [name, str(tmp_path / "config.yaml")]
         Path(words[1]).write_text("np: 2\n")
     if name in ("-v", "--version"):
         with pytest.raises(SystemExit, match=r"^0$"):
-            parse(words, options.TABLE)
+            parse(words, table.TABLE)
         return
-    arguments = parse([*words, *TRAIN], options.TABLE)
+    arguments = parse([*words, *TRAIN], table.TABLE)
     assert arguments.command == TRAIN
     said = horovod_flags.sentences(arguments.of_horovod)
     is_said = state == NO_EFFECT and name not in AS_WANTED
@@ -88,8 +89,8 @@ def test_a_flag_is_taken_or_said_to_come_later(name, takes, is_number, state, tm
     ],
 )
 def test_a_flag_reaches_the_ranks_as_a_variable(words, expected):
-    arguments = parse([*words, *TRAIN], options.TABLE)
-    variables = option_variables(arguments, options.TABLE, options.environment_name)
+    arguments = parse([*words, *TRAIN], table.TABLE)
+    variables = option_variables(arguments, table.TABLE, table.environment_name)
     assert {**horovod_flags.variables(arguments.of_horovod), **variables} == expected
 
 
@@ -98,17 +99,17 @@ def test_a_job_has_what_the_flags_say(tmp_path):
     key.touch()
     words = ["-np", "2", "-H", "h1:2", "-p", "2222", "-i", str(key), "--tcp", "--binding-args=--bind-to core"]
     words += ["--network-interface", "eth0", "--network-interfaces", "ib0,eth0", "--mpi-args=--tag x -x 'A=b c'"]
-    job = command.build_job(parse([*words, *TRAIN], options.TABLE), {})
+    job = command.build_job(parse([*words, *TRAIN], table.TABLE), {})
     assert (job.ssh_port, job.ssh_identity_file, job.network_interfaces) == (2222, str(key), "eth0,ib0")
     assert (job.launcher_arguments, job.binding_arguments) == (("--tag", "x", "-x", "A=b c"), ("--bind-to", "core"))
     assert job.has_tcp_only
     with pytest.raises(UsageError, match="--ssh-identity-file /no/such/key is no file"):
-        command.build_job(parse(["-np", "2", "-i", "/no/such/key", *TRAIN], options.TABLE), {})
+        command.build_job(parse(["-np", "2", "-i", "/no/such/key", *TRAIN], table.TABLE), {})
 
 
 def test_words_that_a_shell_would_not_take_are_refused():
     with pytest.raises(UsageError, match="--mpi-args: No closing quotation"):
-        parse(["--mpi-args='open", *TRAIN], options.TABLE)
+        parse(["--mpi-args='open", *TRAIN], table.TABLE)
 
 
 # --- its file ---------------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def test_arguments_for_mpi_reach_the_launcher_and_flags_without_effect_are_said(
 
 
 def version_of_mpi():
-    from ringtrain.run.mpi_library import probe
+    from ringtrain.runner.launchers.mpi_library import probe
 
     return probe()["library"]
 
@@ -200,7 +201,7 @@ def started(monkeypatch):
         raise Started
 
     monkeypatch.setattr(function, "Supervisor", refuse)
-    monkeypatch.setattr(launchers, "detect", lambda: None)
+    monkeypatch.setattr(launched_by, "detect", lambda: None)
 
     def run(*args, **more):
         with contextlib.suppress(Started):

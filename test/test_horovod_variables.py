@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from horovod_variables import AT_RUN_TIME, WHEN_BUILT
 
-from ringtrain import horovod_variables, options
+from ringtrain.options import horovod_variables, table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "migrating.md"
 BY_NAME = {one.name: one for one in horovod_variables.TABLE}
@@ -31,16 +31,16 @@ def test_the_table_has_all_of_horovods_variables_once():
 
 
 def test_the_document_has_the_table():
-    assert horovod_variables.markdown() in PAGE.read_text(), "run `python -m ringtrain.horovod_variables`"
+    assert horovod_variables.markdown() in PAGE.read_text(), "run `python -m ringtrain.options.horovod_variables`"
 
 
 @pytest.mark.parametrize("name", AT_RUN_TIME)
 def test_a_variable_sets_an_option_or_is_said_to_have_no_effect(name):
     value, effects = EFFECTS.get(name, ("17", {}))
     environ = {name: value}
-    before, after = options.resolve({}, {}), options.resolve({}, environ)
+    before, after = table.resolve({}, {}), table.resolve({}, environ)
     changed = {option: after[option] for option in after if after[option] != before[option]}
-    assert set(changed) == set(effects) <= set(options.set_by_user({}, environ))
+    assert set(changed) == set(effects) <= set(table.set_by_user({}, environ))
     assert all(changed[option] == effect or float(changed[option]) == effect for option, effect in effects.items())
     said = horovod_variables.sentences(environ)
     assert BY_NAME[name].has_effect == bool(effects) == (not said)
@@ -48,11 +48,9 @@ def test_a_variable_sets_an_option_or_is_said_to_have_no_effect(name):
 
 
 @pytest.mark.parametrize("value", ["", "0"])
-@pytest.mark.parametrize(
-    "option", [option for option in options.TABLE if option.alias], ids=lambda option: option.alias
-)
+@pytest.mark.parametrize("option", [option for option in table.TABLE if option.alias], ids=lambda option: option.alias)
 def test_no_variable_that_is_empty_or_0_stops_a_job(option, value):
-    value_here = options.resolve({}, {option.alias: value})[option.name]
+    value_here = table.resolve({}, {option.alias: value})[option.name]
     if option.type == "number":
         assert float(value_here) == option.minimum
     else:
@@ -70,15 +68,15 @@ def test_nothing_is_said_of_what_is_as_wanted_or_was_for_the_build():
         "HOROVOD_STALL_CHECK_DISABLE": "0",
     }
     assert horovod_variables.sentences(environ) == []
-    assert options.resolve({}, environ) == options.resolve({}, {})
+    assert table.resolve({}, environ) == table.resolve({}, {})
 
 
 def test_a_disabled_stall_check_beats_horovods_times_but_not_ours():
     environ = {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}
-    assert float(options.resolve({}, environ)["stall_shutdown_time_s"]) == 0
-    assert options.resolve({"stall_shutdown_time_s": 3}, environ)["stall_shutdown_time_s"] == "3"
+    assert float(table.resolve({}, environ)["stall_shutdown_time_s"]) == 0
+    assert table.resolve({"stall_shutdown_time_s": 3}, environ)["stall_shutdown_time_s"] == "3"
     environ["RINGTRAIN_STALL_WARNING_TIME_S"] = "2"
-    assert options.resolve({}, environ)["stall_warning_time_s"] == "2"
+    assert table.resolve({}, environ)["stall_warning_time_s"] == "2"
 
 
 def test_it_is_said_once_on_rank_0(tmp_path):

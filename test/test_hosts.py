@@ -12,7 +12,7 @@ from exact import DTYPE_OF_EACH_SIZE, DTYPES, FLOATS, OPS, data, data_of_ranks, 
 from measure import cpu_seconds_asleep
 
 import ringtrain as hvd
-from ringtrain import timeline
+from ringtrain.timeline import recording
 
 HVD_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
 
@@ -213,8 +213,8 @@ def test_init_and_shutdown_many_times():
 def test_a_timeline_begins_at_one_moment_whatever_the_hosts_are_called():
     ahead_s = 1000.0 * hvd.cross_rank()  # of the clock of this host
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s)
-    with mock.patch("socket.gethostname", lambda: "localhost"), mock.patch("ringtrain.timeline.time", clock):
-        start = timeline._common_start()
+    with mock.patch("socket.gethostname", lambda: "localhost"), mock.patch("ringtrain.timeline.recording.time", clock):
+        start = recording._common_start()
     starts = hvd.allgather(np.array([start]))
     assert starts[0] == starts[1]  # ranks of one host have one clock
     assert np.abs(starts - starts[0] - [0, 0, 1000, 1000]).max() < 5

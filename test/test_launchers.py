@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ringtrain import launchers
-from ringtrain.launchers import Launch
+from ringtrain.job import launched_by
+from ringtrain.job.launched_by import Launch
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -47,29 +47,29 @@ DAEMON_STEP = {**SLURM_STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "
     ],
 )
 def test_each_launcher_is_read_from_its_variables(environ: dict[str, str], expected: Launch | None) -> None:
-    assert launchers.detect(environ) == expected
+    assert launched_by.detect(environ) == expected
 
 
 def test_an_allocation_without_a_step_is_no_rank() -> None:
     batch_script = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-    assert launchers.detect(batch_script) is None
+    assert launched_by.detect(batch_script) is None
 
 
 @pytest.mark.parametrize("service_step", [0xFFFFFFFA, 0xFFFFFFFB])
 def test_the_shell_of_an_allocation_is_no_rank(service_step: int) -> None:
     shell = {**SLURM_STEP, "SLURM_STEP_ID": str(service_step), "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
-    assert launchers.detect(shell) is None
+    assert launched_by.detect(shell) is None
 
 
 @pytest.mark.parametrize("launch", [None, Launch("Open MPI", 0, 4, 0, 4), Launch("PMIx", 0, None, None, None)])
 def test_a_world_of_the_launched_size_is_accepted(launch: Launch | None) -> None:
-    launchers.require_world(launch, 4, "MPICH 5.0.2")
+    launched_by.require_world(launch, 4, "MPICH 5.0.2")
 
 
 def test_a_world_of_another_size_is_refused_with_the_way_out() -> None:
     library = "MPICH Version:      5.0.2\nMPICH Release date: today\n"
     with pytest.raises(RuntimeError) as caught:
-        launchers.require_world(Launch("Open MPI", 2, 4, 2, 4), 1, library)
+        launched_by.require_world(Launch("Open MPI", 2, 4, 2, 4), 1, library)
     message = str(caught.value)
     assert "Open MPI started 4 ranks" in message
     assert "MPICH Version:      5.0.2, whose world has 1 rank:" in message
@@ -82,12 +82,12 @@ def test_the_mpirun_beside_python_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "bin" / "mpirun").touch()
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     with pytest.raises(RuntimeError, match=str(tmp_path / "bin" / "mpirun")):
-        launchers.require_world(Launch("Open MPI", 0, 2, 0, 2), 1, "MPICH 5.0.2")
+        launched_by.require_world(Launch("Open MPI", 0, 2, 0, 2), 1, "MPICH 5.0.2")
 
 
 def test_under_srun_the_remedy_is_its_own_flag() -> None:
     with pytest.raises(RuntimeError) as caught:
-        launchers.require_world(Launch("Slurm", 0, 2, 0, 2), 1, "Open MPI v5.0.11, package: Open MPI")
+        launched_by.require_world(Launch("Slurm", 0, 2, 0, 2), 1, "Open MPI v5.0.11, package: Open MPI")
     message = str(caught.value)
     assert "Slurm started 2 ranks, but mpi4py found Open MPI v5.0.11, whose world has 1 rank: " in message
     assert "`srun --mpi=pmix` for Open MPI and Intel MPI, `srun --mpi=pmi2` for MPICH" in message
@@ -108,4 +108,4 @@ def test_under_srun_the_remedy_is_its_own_flag() -> None:
     ],
 )
 def test_a_launcher_of_another_mpi_is_known_before_mpi_starts(launcher: str, library: str, expected: bool) -> None:
-    assert launchers.is_of_another_mpi(Launch(launcher, 0, 2, 0, 2), library) is expected
+    assert launched_by.is_of_another_mpi(Launch(launcher, 0, 2, 0, 2), library) is expected

@@ -38,8 +38,9 @@ sys.meta_path.insert(0, Finder())
 TRAIN = """
 import numpy as np, ringtrain as hvd
 from mpi4py import MPI
-from ringtrain import doctor, launchers
-from ringtrain.meeting import meet
+from ringtrain.doctor import machine
+from ringtrain.job import launched_by
+from ringtrain.job.rendezvous import meet
 
 assert not hasattr(MPI, "ERR_PROC_FAILED") and not hasattr(MPI, "ERR_REVOKED")
 hvd.init()
@@ -54,7 +55,7 @@ try:
     meet(MPI, MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), 0, send_to_nobody)
 except MPI.Exception as error:
     print("raised", error.Get_error_class() == MPI.ERR_RANK)
-print("ulfm", doctor.examine(launchers.detect())["mpi"]["ulfm"])
+print("ulfm", machine.examine(launched_by.detect())["mpi"]["ulfm"])
 """
 
 
@@ -71,7 +72,7 @@ def test_an_mpi4py_before_4_trains_and_is_described(tmp_path: Path) -> None:
 # Prints which of the files named on the command line would be the MPI library if it was mapped.
 MAP = """
 import mmap, sys
-from ringtrain.mpi import loaded_library
+from ringtrain.job.mpi import loaded_library
 
 for path in sys.argv[1:]:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):

@@ -4,37 +4,37 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain import options
+from ringtrain.options import table
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
 
 def test_the_document_is_current():
-    assert options.markdown() in DOCUMENT.read_text(), "run `make docs`"
+    assert table.markdown() in DOCUMENT.read_text(), "run `make docs`"
 
 
 def test_every_default_is_allowed():
-    resolved = options.resolve({}, environ={})
-    assert set(resolved) == {option.name for option in options.TABLE}
-    assert options.resolve(resolved, environ={}) == resolved
+    resolved = table.resolve({}, environ={})
+    assert set(resolved) == {option.name for option in table.TABLE}
+    assert table.resolve(resolved, environ={}) == resolved
 
 
 def test_what_beats_what():
     environ = {"RINGTRAIN_CACHE_CAPACITY": "5", "HOROVOD_CACHE_CAPACITY": "6"}
-    assert options.resolve({"cache_capacity": 4}, environ)["cache_capacity"] == "4"
-    assert options.resolve({}, environ)["cache_capacity"] == "5"
+    assert table.resolve({"cache_capacity": 4}, environ)["cache_capacity"] == "4"
+    assert table.resolve({}, environ)["cache_capacity"] == "5"
     del environ["RINGTRAIN_CACHE_CAPACITY"]
-    assert float(options.resolve({}, environ)["cache_capacity"]) == 6
+    assert float(table.resolve({}, environ)["cache_capacity"]) == 6
 
 
 def test_horovod_counts_bytes_where_we_count_megabytes():
     environ = {"HOROVOD_FUSION_THRESHOLD": str(64 * 1024 * 1024)}
-    assert float(options.resolve({}, environ)["fusion_threshold_mb"]) == 64
+    assert float(table.resolve({}, environ)["fusion_threshold_mb"]) == 64
 
 
 @pytest.mark.parametrize("text", ["1", "1e3", "0x10", "t.json"])
 def test_a_path_of_horovod_is_no_number(text):
-    assert options.resolve({}, {"HOROVOD_TIMELINE": text})["timeline_filename"] == text
+    assert table.resolve({}, {"HOROVOD_TIMELINE": text})["timeline_filename"] == text
 
 
 @pytest.mark.parametrize("variable", ["RINGTRAIN_AUTOTUNE", "HOROVOD_AUTOTUNE"])
@@ -44,18 +44,18 @@ def test_a_path_of_horovod_is_no_number(text):
 )
 def test_there_are_many_words_for_on_and_off(variable, words, switch):
     for word in words:
-        assert options.resolve({}, {variable: word})["autotune"] == switch
-    assert options.resolve({"autotune": switch == "on"}, {})["autotune"] == switch
+        assert table.resolve({}, {variable: word})["autotune"] == switch
+    assert table.resolve({"autotune": switch == "on"}, {})["autotune"] == switch
     with pytest.raises(ValueError, match=f"option autotune must be one of off on, not maybe .*{variable}"):
-        options.resolve({}, {variable: "maybe"})
+        table.resolve({}, {variable: "maybe"})
 
 
 def test_dynamic_is_no_name_of_a_timeline_in_horovods_variable():
-    assert options.resolve({}, {"HOROVOD_TIMELINE": "DYNAMIC"})["timeline_filename"] == ""
-    assert options.resolve({"timeline_filename": "DYNAMIC"}, {})["timeline_filename"] == "DYNAMIC"
+    assert table.resolve({}, {"HOROVOD_TIMELINE": "DYNAMIC"})["timeline_filename"] == ""
+    assert table.resolve({"timeline_filename": "DYNAMIC"}, {})["timeline_filename"] == "DYNAMIC"
 
 
-@pytest.mark.parametrize("option", options.TABLE, ids=lambda option: option.name)
+@pytest.mark.parametrize("option", table.TABLE, ids=lambda option: option.name)
 def test_every_range_has_its_ends(option):
     if option.type == "text":
         inside, outside = ["", "anything"], []
@@ -66,7 +66,7 @@ def test_every_range_has_its_ends(option):
     else:
         inside, outside = [option.minimum, option.maximum], [option.minimum - 1, option.maximum * 2, "nan", "1x"]
     for value in inside:
-        options.resolve({option.name: value}, environ={})
+        table.resolve({option.name: value}, environ={})
     for value in outside:
         with pytest.raises(ValueError, match=f"option {option.name} must be"):
-            options.resolve({option.name: value}, environ={})
+            table.resolve({option.name: value}, environ={})

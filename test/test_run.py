@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import pytest
 from ringrun_job import TIMEOUT_S, needs_mpi, ringrun
 
-from ringtrain.run import command, launch, mpi_library
-from ringtrain.run.flags import build_parser, option_variables
-from ringtrain.run.hosts import Host, UsageError, parse_hosts, read_hostfile
-from ringtrain.run.job import Job, environment_of_ranks
-from ringtrain.run.launch import Hydra, IntelHydra, OpenMpi, Srun, choose_launcher
-from ringtrain.run.mpi_library import MpiNotFound
+from ringtrain.runner import command
+from ringtrain.runner.allocation.hosts import Host, UsageError, parse_hosts, read_hostfile
+from ringtrain.runner.flags import build_parser, option_variables
+from ringtrain.runner.job import Job, environment_of_ranks
+from ringtrain.runner.launchers import command_lines, mpi_library
+from ringtrain.runner.launchers.command_lines import Hydra, IntelHydra, OpenMpi, Srun, choose_launcher
+from ringtrain.runner.launchers.mpi_library import MpiNotFound
 
 TRAIN = ["python", "train.py", "--lr", "0.1"]
 
@@ -214,7 +215,7 @@ def job(num_proc: int, hosts: list[Host], **more: str) -> Job:
 @pytest.fixture
 def as_user_with_four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(launch, "physical_cores", lambda: 4)
+    monkeypatch.setattr(command_lines, "physical_cores", lambda: 4)
 
 
 @pytest.mark.usefixtures("as_user_with_four_cores")
@@ -376,7 +377,7 @@ def test_more_ranks_than_cores_are_started_and_the_launcher_is_detected() -> Non
     count = len(os.sched_getaffinity(0)) + 1
     if count > 9:
         pytest.skip("too many cores to have one rank more")
-    script = "from ringtrain.launchers import detect; print(*detect()[1:], flush=True)"
+    script = "from ringtrain.job.launched_by import detect; print(*detect()[1:], flush=True)"
     result = ringrun("-np", str(count), "python", "-c", script)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == sorted(

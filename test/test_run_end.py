@@ -16,10 +16,10 @@ import pytest
 from fake_launcher import FakeLauncher
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, wait_until, zombies_of
 
-from ringtrain.run import leftovers
-from ringtrain.run.job import Job
-from ringtrain.run.screen import Screen
-from ringtrain.run.supervise import Outcome, Settings, Supervisor
+from ringtrain.runner.job import Job
+from ringtrain.runner.supervise import cleanup
+from ringtrain.runner.supervise.screen import Screen
+from ringtrain.runner.supervise.supervisor import Outcome, Settings, Supervisor
 
 pytestmark = needs_mpi
 MARK = "TEST_RINGRUN_JOB"
@@ -113,7 +113,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path, mark: str) -> None:
         assert "ended by SIGKILL" in process.stderr.read()
 
 
-def test_a_rank_ends_with_its_attendant(tmp_path: Path, mark: str) -> None:
+def test_a_rank_ends_with_its_wrapper(tmp_path: Path, mark: str) -> None:
     with start(SLEEP, tmp_path, mark) as process:
         rank = int(next(tmp_path.iterdir()).name)
         os.kill(parent_of(rank), signal.SIGKILL)
@@ -135,13 +135,13 @@ def supervise(script: str, rank: str, said: list[str], grace_s: float = 30.0) ->
     return Supervisor(FakeLauncher(script), job, settings, Screen(say)).run()
 
 
-KILL_ATTENDANTS = "time.sleep(1); [os.kill(rank.pid, signal.SIGKILL) for rank in ranks]"
+KILL_WRAPPERS = "time.sleep(1); [os.kill(rank.pid, signal.SIGKILL) for rank in ranks]"
 
 
 @pytest.mark.parametrize(
     ("script", "rank", "explanation"),
     [
-        (KILL_ATTENDANTS, "import time; time.sleep(60)", "ranks 0-1 got lost: the launcher ended with exit code 0"),
+        (KILL_WRAPPERS, "import time; time.sleep(60)", "ranks 0-1 got lost: the launcher ended with exit code 0"),
         ("[rank.wait() for rank in ranks]; sys.exit(0)", "pass", ""),
         # as a daemon that loses its connection ends its ranks
         (
@@ -159,7 +159,7 @@ def test_a_job_ends_well_only_if_every_rank_is_known_to(script: str, rank: str, 
 
 
 def test_ranks_that_outlive_sigkill_do_not_hide_who_failed_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "kill", lambda job: [4711])
+    monkeypatch.setattr(cleanup, "kill", lambda job: [4711])
     outcome = supervise("[rank.wait() for rank in ranks]", "raise SystemExit(7)", said := [])
     assert outcome.code == 7 and outcome.explanation.startswith("the first to fail was rank ")
     assert "ringrun: process 4711 outlives SIGKILL, waiting in the kernel, perhaps for a disk or a GPU\n" in said
@@ -168,10 +168,12 @@ def test_ranks_that_outlive_sigkill_do_not_hide_who_failed_first(monkeypatch: py
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
 def test_what_cannot_be_killed_is_given_back(tmp_path: Path) -> None:
     # nobody in a PID namespace can kill its first process
-    killer = f"from ringtrain.run import leftovers; raise SystemExit(leftovers.kill({str(tmp_path)!r}, 0.5) != [1])"
+    killer = (
+        f"from ringtrain.runner.supervise import cleanup; raise SystemExit(cleanup.kill({str(tmp_path)!r}, 0.5) != [1])"
+    )
     first = f"import subprocess, sys; raise SystemExit(subprocess.call([sys.executable, '-c', {killer!r}], env={{}}))"
     words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", first]
-    environment = {**os.environ, leftovers.MARK: str(tmp_path)}
+    environment = {**os.environ, cleanup.MARK: str(tmp_path)}
     assert subprocess.run(words, env=environment, cwd=ROOT, check=False, timeout=TIMEOUT_S).returncode == 0
 
 

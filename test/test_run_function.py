@@ -13,9 +13,9 @@ import pytest
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi
 
 import ringtrain
-from ringtrain import launchers
-from ringtrain.run import function
-from ringtrain.run.hosts import UsageError
+from ringtrain.job import launched_by
+from ringtrain.runner import function
+from ringtrain.runner.allocation.hosts import UsageError
 
 # what these tests run is imported by the ranks under this file's own name
 MODULE = """
@@ -198,13 +198,13 @@ def test_an_argument_that_cannot_be_pickled_is_named() -> None:
 def test_a_bad_argument_is_named_before_anything_starts(
     arguments: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launchers, "detect", lambda: None)
+    monkeypatch.setattr(launched_by, "detect", lambda: None)
     monkeypatch.setattr(function, "probe", lambda: pytest.fail("something was started"))
     with pytest.raises(error, match=message):
         ringtrain.run(**{"func": operator.add, "args": (1, 2), **arguments})
 
 
 def test_a_rank_cannot_start_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "detect", lambda: launchers.Launch("MPI", 1, 2, None, None))
+    monkeypatch.setattr(launched_by, "detect", lambda: launched_by.Launch("MPI", 1, 2, None, None))
     with pytest.raises(UsageError, match="called by rank 1"):
         ringtrain.run(operator.add, (1, 2))

@@ -15,9 +15,9 @@ import pytest
 from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, wait_until
 
-from ringtrain.run.check import Reached, differences, table_of_pairs
-from ringtrain.run.host_report import HostReport
-from ringtrain.run.pairwise import Pair, rounds
+from ringtrain.runner.check.host_check import Reached, differences, table_of_pairs
+from ringtrain.runner.check.host_report import HostReport
+from ringtrain.runner.check.pairwise import Pair, rounds
 
 SLEEP = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(600)"
 

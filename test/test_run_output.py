@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, ringrun
 
-from ringtrain.run import attendant
-from ringtrain.run.attendant import Sender
-from ringtrain.run.endings import spoken_by_ringrun
-from ringtrain.run.failures import FailureLog, list_of_ranks, report
-from ringtrain.run.frames import Ended, FrameReader, LauncherSaid, Started, Written
-from ringtrain.run.output import LastLines, Output, RankFiles
-from ringtrain.run.screen import Screen
+from ringtrain.runner.supervise import rank_wrapper
+from ringtrain.runner.supervise.end_reasons import spoken_by_ringrun
+from ringtrain.runner.supervise.first_failure import FailureLog, list_of_ranks, report
+from ringtrain.runner.supervise.frames import Ended, FrameReader, LauncherSaid, Started, Written
+from ringtrain.runner.supervise.output import LastLines, Output, RankFiles
+from ringtrain.runner.supervise.rank_wrapper import Sender
+from ringtrain.runner.supervise.screen import Screen
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: bad\n'
 
@@ -33,7 +33,7 @@ def frames_of(data: bytes) -> bytes:
     os.set_blocking(read_end, True)
     pid = os.fork()
     if pid == 0:
-        Sender(write_end, 3).send_output(attendant.STDOUT, data)
+        Sender(write_end, 3).send_output(rank_wrapper.STDOUT, data)
         os._exit(0)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as stream:
@@ -60,13 +60,13 @@ def test_no_frame_is_longer_than_what_launchers_pass_on_in_one_piece() -> None:
 def test_a_reader_that_has_gone_ends_the_sender_although_the_pipe_is_not_empty() -> None:
     read_end, write_end = os.pipe()
     sender = Sender(write_end, 0)
-    sender.send(attendant.STDOUT, b"never read")
+    sender.send(rank_wrapper.STDOUT, b"never read")
     os.close(read_end)
     raised: list[BaseException] = []
 
     def send() -> None:
         try:
-            sender.send(attendant.STDOUT, b"more")
+            sender.send(rank_wrapper.STDOUT, b"more")
         except BrokenPipeError as error:
             raised.append(error)
 
@@ -84,12 +84,12 @@ def test_a_sender_whose_reader_is_stopped_looks_after_its_launcher(monkeypatch: 
     def require_launcher() -> None:
         raise LauncherGone
 
-    monkeypatch.setattr(attendant, "_LOOK_S", 0.05)
+    monkeypatch.setattr(rank_wrapper, "_LOOK_S", 0.05)
     read_end, write_end = os.pipe()
     sender = Sender(write_end, 0, require_launcher)
-    sender.send(attendant.STDOUT, b"never read")
+    sender.send(rank_wrapper.STDOUT, b"never read")
     with pytest.raises(LauncherGone):
-        sender.send(attendant.STDOUT, b"more")
+        sender.send(rank_wrapper.STDOUT, b"more")
     os.close(read_end)
     os.close(write_end)
 

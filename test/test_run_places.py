@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 from ringrun_job import needs_mpi, ringrun
 
-from ringtrain import options
-from ringtrain.run import allocations, command, flags
-from ringtrain.run.allocations import expand_counts, expand_node_list
-from ringtrain.run.hosts import Host, UsageError
-from ringtrain.run.job import Job
-from ringtrain.run.launch import Hydra, IntelHydra, Launcher, OpenMpi, Srun
+from ringtrain.options import table
+from ringtrain.runner import command, flags
+from ringtrain.runner.allocation import batch_systems
+from ringtrain.runner.allocation.batch_systems import expand_counts, expand_node_list
+from ringtrain.runner.allocation.hosts import Host, UsageError
+from ringtrain.runner.job import Job
+from ringtrain.runner.launchers.command_lines import Hydra, IntelHydra, Launcher, OpenMpi, Srun
 
 TRAIN = ["python", "train.py"]
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[01-02],m5", "SLURM_TASKS_PER_NODE": "4(x2),2"}
 
 
 def parse(*words: str) -> Any:
-    return flags.parse(words, options.TABLE)
+    return flags.parse(words, table.TABLE)
 
 
 # --- allocations ------------------------------------------------------------------------------------------------------
@@ -48,32 +49,32 @@ def test_counts_of_slurm_are_expanded() -> None:
 def test_slurm_counts_tasks_if_they_were_asked_for_and_cpus_otherwise() -> None:
     cpus = {**SLURM, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}
     tasks = {**cpus, "SLURM_NTASKS": "10"}
-    assert allocations.Slurm().read(cpus) == [Host("n01", 16), Host("n02", 16), Host("m5", 16)]
-    assert allocations.Slurm().read(tasks) == [Host("n01", 4), Host("n02", 4), Host("m5", 2)]
+    assert batch_systems.Slurm().read(cpus) == [Host("n01", 16), Host("n02", 16), Host("m5", 16)]
+    assert batch_systems.Slurm().read(tasks) == [Host("n01", 4), Host("n02", 4), Host("m5", 2)]
 
 
 def test_a_garbled_allocation_of_slurm_is_refused() -> None:
     with pytest.raises(UsageError, match="SLURM_TASKS_PER_NODE does not fit"):
-        allocations.detect({**SLURM, "SLURM_TASKS_PER_NODE": "4", "SLURM_NTASKS": "4"})
+        batch_systems.detect({**SLURM, "SLURM_TASKS_PER_NODE": "4", "SLURM_NTASKS": "4"})
 
 
 def test_pbs_names_a_host_for_each_rank(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.write_text("n1\nn1\nn2\nn1\n")
-    assert allocations.Pbs().read({"PBS_NODEFILE": str(nodes)}) == [Host("n1", 3), Host("n2", 1)]
+    assert batch_systems.Pbs().read({"PBS_NODEFILE": str(nodes)}) == [Host("n1", 3), Host("n2", 1)]
     with pytest.raises(UsageError, match="cannot be read"):
-        allocations.Pbs().read({"PBS_NODEFILE": str(tmp_path / "none")})
+        batch_systems.Pbs().read({"PBS_NODEFILE": str(tmp_path / "none")})
 
 
 def test_lsf_lists_hosts_and_slots() -> None:
-    assert allocations.Lsf().read({"LSB_MCPU_HOSTS": "n1 4 n2 8"}) == [Host("n1", 4), Host("n2", 8)]
+    assert batch_systems.Lsf().read({"LSB_MCPU_HOSTS": "n1 4 n2 8"}) == [Host("n1", 4), Host("n2", 8)]
     for garbled in ("n1", "n1 four"):
         with pytest.raises(UsageError, match="LSB_MCPU_HOSTS"):
-            allocations.Lsf().read({"LSB_MCPU_HOSTS": garbled})
+            batch_systems.Lsf().read({"LSB_MCPU_HOSTS": garbled})
 
 
 def test_outside_of_batch_systems_nothing_is_found() -> None:
-    assert allocations.detect({"PATH": "/bin"}) is None
+    assert batch_systems.detect({"PATH": "/bin"}) is None
 
 
 def test_an_allocation_gives_the_hosts_and_the_number_of_ranks() -> None:
@@ -110,7 +111,7 @@ def test_a_config_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> 
     assert arguments.env == ["GREETING=good day", "A=1, 2", "MORE=1"] and arguments.command == TRAIN
     assert (arguments.network_interfaces, arguments.start_timeout) == ("eth0,eth1", 120)
     assert arguments.of_horovod == [("--no-stall-check", ""), ("--cycle-time-ms", "5"), ("--stall-check", "")]
-    variables = flags.option_variables(arguments, options.TABLE, options.environment_name)
+    variables = flags.option_variables(arguments, table.TABLE, table.environment_name)
     expected = {"FUSION_THRESHOLD_MB": "32", "AUTOTUNE": "on", "SHARED_MEMORY": "off"}
     assert variables == {f"RINGTRAIN_{name}": value for name, value in expected.items()}
 
@@ -152,14 +153,14 @@ def test_a_bad_config_file_is_refused(tmp_path: Path, content: str | None, messa
 
 
 def test_every_option_is_a_flag() -> None:
-    for option in options.TABLE:
+    for option in table.TABLE:
         value = {"number": f"{option.default}", "choice": option.choices[-1] if option.choices else "", "steps": "5-7"}
         text = value.get(option.type, "some/path")
         name = option.name.replace("_", "-")
         words = [f"--{name}"] if sorted(option.choices) == ["off", "on"] else [f"--{name}", text]
-        variables = flags.option_variables(parse(*words, *TRAIN), options.TABLE, options.environment_name)
-        assert variables == {options.environment_name(option.name): text}
-    off = flags.option_variables(parse("--no-autotune", *TRAIN), options.TABLE, options.environment_name)
+        variables = flags.option_variables(parse(*words, *TRAIN), table.TABLE, table.environment_name)
+        assert variables == {table.environment_name(option.name): text}
+    off = flags.option_variables(parse("--no-autotune", *TRAIN), table.TABLE, table.environment_name)
     assert off == {"RINGTRAIN_AUTOTUNE": "off"}
 
 

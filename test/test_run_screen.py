@@ -19,13 +19,13 @@ import pytest
 from fake_launcher import FakeLauncher
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi
 
-from ringtrain.run.frames import Written
-from ringtrain.run.job import Job
-from ringtrain.run.output import Output
-from ringtrain.run.printing import Surface
-from ringtrain.run.rows import MAX_LINE_BYTES, Rows
-from ringtrain.run.screen import Screen, cut
-from ringtrain.run.supervise import Settings, Supervisor
+from ringtrain.runner.job import Job
+from ringtrain.runner.supervise.frames import Written
+from ringtrain.runner.supervise.output import Output
+from ringtrain.runner.supervise.printing import Surface
+from ringtrain.runner.supervise.progress_bars import MAX_LINE_BYTES, Rows
+from ringtrain.runner.supervise.screen import Screen, cut
+from ringtrain.runner.supervise.supervisor import Settings, Supervisor
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 

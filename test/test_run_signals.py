@@ -15,10 +15,10 @@ from fake_launcher import FakeLauncher
 from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, wait_until
 
-from ringtrain.run import attendant, leash
-from ringtrain.run.courier import Courier
-from ringtrain.run.frames import Ended, FrameReader, Started
-from ringtrain.run.launch import Srun
+from ringtrain.runner.launchers.command_lines import Srun
+from ringtrain.runner.supervise import die_with_parent, rank_wrapper
+from ringtrain.runner.supervise.frames import Ended, FrameReader, Started
+from ringtrain.runner.supervise.rank_signals import Courier
 
 # Each rank has a file, in which every signal is a line. SIGTERM ends it: rank 0 after a while, as if it wrote a
 # checkpoint, the others at once.
@@ -148,24 +148,24 @@ def test_what_no_launcher_passes_on_goes_to_the_ranks_of_this_host_and_the_other
         launcher.kill()
 
 
-# --- the attendant ----------------------------------------------------------------------------------------------------
+# --- the wrapper ----------------------------------------------------------------------------------------------------
 
 
-def start_attendant(script: str, *words: str, **more: str) -> subprocess.Popen[bytes]:
+def start_wrapper(script: str, *words: str, **more: str) -> subprocess.Popen[bytes]:
     """As a launcher would: the leader of a process group, which the launcher signals as a whole."""
-    command = [sys.executable, "-I", "-S", attendant.__file__, sys.executable, "-c", script, *words]
+    command = [sys.executable, "-I", "-S", rank_wrapper.__file__, sys.executable, "-c", script, *words]
     return subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **more}, start_new_session=True)
 
 
-def test_an_attendant_outlives_what_is_meant_for_its_rank(tmp_path: Path) -> None:
+def test_a_wrapper_outlives_what_is_meant_for_its_rank(tmp_path: Path) -> None:
     numbers = ("SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGQUIT", "SIGALRM", "SIGXCPU")
     script = RANK.replace("[signal.SIGUSR1, signal.SIGUSR2,", f"[{', '.join(f'signal.{name}' for name in numbers)},")
-    with start_attendant(script.replace("time.sleep(2.5)", ""), str(tmp_path)) as process:
+    with start_wrapper(script.replace("time.sleep(2.5)", ""), str(tmp_path)) as process:
         wait_for_ranks(tmp_path, 1)
         for name in numbers:
             os.killpg(process.pid, signal.Signals[name])
             wait_until(lambda name=name: name in lines_of(tmp_path)[0])  # type: ignore[misc]
-        os.killpg(process.pid, attendant.END_RANK)  # as Open MPI hands it on
+        os.killpg(process.pid, rank_wrapper.END_RANK)  # as Open MPI hands it on
         assert process.stderr is not None
         events = list(FrameReader().feed(process.stderr.read()))
         assert process.wait(TIMEOUT_S) == 0
@@ -174,16 +174,16 @@ def test_an_attendant_outlives_what_is_meant_for_its_rank(tmp_path: Path) -> Non
     assert (ended.code, ended.was_told) == (0, True)
 
 
-def test_a_rank_ignores_what_its_attendant_was_started_to_ignore() -> None:
+def test_a_rank_ignores_what_its_wrapper_was_started_to_ignore() -> None:
     script = "from signal import *; raise SystemExit([getsignal(SIGHUP), getsignal(SIGUSR1)] != [SIG_IGN, SIG_DFL])"
-    command = [sys.executable, "-I", "-S", attendant.__file__, sys.executable, "-c", script]
+    command = [sys.executable, "-I", "-S", rank_wrapper.__file__, sys.executable, "-c", script]
     shell = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
     subprocess.run([*shell, *command], capture_output=True, timeout=TIMEOUT_S, check=True)
 
 
-def test_an_attendant_that_was_told_to_end_waits_until_it_is_told_again(tmp_path: Path) -> None:
+def test_a_wrapper_that_was_told_to_end_waits_until_it_is_told_again(tmp_path: Path) -> None:
     script = "import pathlib, sys, time; pathlib.Path(sys.argv[1], 'rank.0').write_text('ready\\n'); time.sleep(60)"
-    with start_attendant(script, str(tmp_path), **{attendant.GRACE_VARIABLE: "60"}) as process:
+    with start_wrapper(script, str(tmp_path), **{rank_wrapper.GRACE_VARIABLE: "60"}) as process:
         wait_for_ranks(tmp_path, 1)
         os.killpg(process.pid, signal.SIGTERM)
         assert process.stderr is not None
@@ -196,19 +196,19 @@ def test_an_attendant_that_was_told_to_end_waits_until_it_is_told_again(tmp_path
         assert process.wait(TIMEOUT_S) == 0
 
 
-# --- the leash --------------------------------------------------------------------------------------------------------
+# --- what ends with its parent ----------------------------------------------------------------------------------------
 
 
-def test_a_command_on_a_leash_ends_with_its_parent_and_does_not_begin_after_its_end(tmp_path: Path) -> None:
+def test_a_command_ends_with_its_parent_and_does_not_begin_after_its_end(tmp_path: Path) -> None:
     parent = (
         "import os, subprocess, sys; subprocess.Popen([*sys.argv[1:4], str(os.getpid()), '15', *sys.argv[4:]]).wait()"
     )
-    command = [sys.executable, "-c", parent, sys.executable, "-I", leash.__file__]
+    command = [sys.executable, "-c", parent, sys.executable, "-I", die_with_parent.__file__]
     ended = tmp_path / "ended"
     shell = ["/bin/sh", "-c", f"trap 'touch {ended}; exit' TERM; touch {tmp_path}/begun; while :; do sleep 0.05; done"]
     with subprocess.Popen([*command, *shell]) as process:
         wait_until((tmp_path / "begun").exists)
         process.kill()
         wait_until(ended.exists)
-    orphan = [sys.executable, "-I", leash.__file__, "1", "15", "/bin/echo", "begun"]
+    orphan = [sys.executable, "-I", die_with_parent.__file__, "1", "15", "/bin/echo", "begun"]
     assert subprocess.run(orphan, capture_output=True, timeout=TIMEOUT_S, check=True).stdout == b""

@@ -18,7 +18,7 @@ from measure import threads_that_take_signals
 
 import ringtrain as hvd
 from ringtrain.optim import SGD
-from ringtrain.timeline import parts, place
+from ringtrain.timeline import file_checks, files
 from ringtrain.timeline.__main__ import main
 from ringtrain.timeline.merge import ranks_of
 from ringtrain.timeline.report.trace import read
@@ -36,7 +36,7 @@ def leave_parts(path, ranks):
     """What a job that was killed has left: rank 0's part at `path`, the others beside it."""
     job = MadeUpJob(ranks, 2, lambda rank, step: 1_000, [Gradient("layer1", 1000, 100)])
     for rank, part in enumerate(job.parts()):
-        parts.part_of(path, rank).write_bytes(part)
+        files.part_of(path, rank).write_bytes(part)
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -250,7 +250,7 @@ def test_a_place_whose_file_another_rank_removes_is_no_device(tmp_path):
     other.start()
     try:
         for _ in range(5000):
-            place.check(path, "file_path")
+            file_checks.check(path, "file_path")
     finally:
         is_over.set()
         other.join()
@@ -283,7 +283,7 @@ def test_parts_that_are_larger_than_the_memory_are_brought_together(tmp_path):
         file.write("[\n" + next(events := large_part(hvd.rank())))
         file.writelines(",\n" + event for event in events)
         file.write("\n]\n")
-    large.rename(parts.part_of(path, hvd.rank()))  # as if this had been written while the job ran
+    large.rename(files.part_of(path, hvd.rank()))  # as if this had been written while the job ran
     hvd.barrier()
     before = memory_mb("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -355,7 +355,7 @@ def test_what_a_killed_job_has_written_is_valid(tmp_path):
 def test_a_file_that_was_cut_anywhere_is_read_up_to_there():
     whole = '[\n{"name":"a","ph":"M"},\n{"name":"b","ph":"M"},\n{"args":{"name":"c\u00e9"},"ph":"M"}'.encode()
     for length in range(whole.index(b"\n{", 30) + 1, len(whole)):
-        events = [json.loads(event) for event in parts.events_in(whole[:length].split(b"\n"))]
+        events = [json.loads(event) for event in files.events_in(whole[:length].split(b"\n"))]
         assert [event["name"] for event in events] == ["a", "b"]
 
 
@@ -394,7 +394,7 @@ FOREIGN = b'[\n{"ph":"X","ts":1,"dur":2,"pid":0,"tid":3,"args":{"stream":7}}\n]\
 def test_what_is_no_timeline_is_not_merged_and_stays_as_it_is(content, rank, tmp_path, capsys):
     path = tmp_path / "timeline.json"
     leave_parts(path, ranks=3)
-    wrong = parts.part_of(path, rank)
+    wrong = files.part_of(path, rank)
     wrong.write_bytes(content)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     assert main(["merge", str(path)]) == 2
@@ -411,7 +411,7 @@ def test_operations_of_different_process_sets_have_nothing_to_do_with_each_other
     for rank, process_set in ((0, 1), (1, 2), (2, 1)):
         event = {"name": "allreduce", "ph": "X", "ts": rank, "dur": 1, "pid": rank, "tid": 1}
         event["args"] = {"name": "a", "bytes": 4, "process_set": process_set}
-        parts.part_of(path, rank).write_text(f"[\n{json.dumps(event, separators=(',', ':'))}\n]\n")
+        files.part_of(path, rank).write_text(f"[\n{json.dumps(event, separators=(',', ':'))}\n]\n")
     assert main(["merge", str(path)]) == 0
     assert [event["name"] for event in events_of(path) if event["ph"] == "i"] == ["rank 0", "rank 2"]
 
@@ -423,17 +423,17 @@ def test_each_part_is_read_once(tmp_path, monkeypatch):
 
     def noted(part):
         read.append(part)
-        return parts.read_events(part)
+        return files.read_events(part)
 
     monkeypatch.setattr("ringtrain.timeline.merge.read_events", noted)
     assert main(["merge", str(path)]) == 0
-    assert read == [parts.part_of(path, rank) for rank in range(3)]
+    assert read == [files.part_of(path, rank) for rank in range(3)]
 
 
 def test_a_rank_that_wrote_nothing_does_not_keep_the_others_from_being_merged(tmp_path, capsys):
     path = tmp_path / "timeline.json"
     leave_parts(path, ranks=3)
-    parts.part_of(path, 1).write_bytes(b"")  # the disk of its host was full
+    files.part_of(path, 1).write_bytes(b"")  # the disk of its host was full
     assert main(["merge", str(path)]) == 0
     assert ranks_of(path) == {0, 2} and capsys.readouterr().out == f"{path} has 2 ranks\n"
     path.write_bytes(b"")

@@ -14,7 +14,7 @@ import ringtrain as hvd
 from ringtrain.optim import SGD
 from ringtrain.timeline.__main__ import main
 from ringtrain.timeline.report.figures import figures_of
-from ringtrain.timeline.report.shares import Part
+from ringtrain.timeline.report.step_parts import Part
 from ringtrain.timeline.report.trace import TraceError, read
 from ringtrain.timeline.report.verdict import judge
 

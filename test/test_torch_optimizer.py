@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import ringtrain
-from ringtrain import optim, timeline
+from ringtrain import optim
+from ringtrain.timeline import recording
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
 
@@ -195,11 +196,11 @@ def test_a_process_set_averages_among_its_ranks():
 def test_ranks_outside_of_the_process_set_count_the_same_steps():
     """From the first one on, or a window of the timeline would begin apart."""
     pair = hvd.add_process_set([0, 2])
-    model, before = new_model(), timeline.steps()
+    model, before = new_model(), recording.steps()
     train(model, hvd.DistributedOptimizer(sgd(model.parameters()), process_set=pair), is_sharded=True, steps=3)
     arrays = ringtrain.DistributedOptimizer(optim.SGD(0.1), process_set=pair)
     arrays.step([np.ones(2)], [np.ones(2)])
-    assert timeline.steps() - before == 4
+    assert recording.steps() - before == 4
     hvd.remove_process_set(pair)
 
 

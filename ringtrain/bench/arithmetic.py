@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ringtrain import _core
-from ringtrain.arrays import adapter_for
+import ringtrain._core as _core
+from ringtrain.arrays.adapter import adapter_for
 from ringtrain.bench.rounds import Array
 
 

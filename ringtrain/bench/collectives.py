@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.flags import parse_bytes
 from ringtrain.bench.report import Table, lines_of, spread_text
 from ringtrain.bench.results import Result, Row, Spread
@@ -121,7 +121,7 @@ class Sweep:
     def measure(self, session: Session) -> list[Row]:
         session.init()
         session.peers()
-        dtype = own.dtype_of(session.arguments.dtype)
+        dtype = ringtrain_competitor.dtype_of(session.arguments.dtype)
         step = self._collective.granularity(session.job.size)
         counts = [step * parts for parts in _ascending(session.arguments, dtype.itemsize * step)]
         session.expect(len(counts))
@@ -132,7 +132,7 @@ class Sweep:
         array = np.empty(self._collective.input_count(count, job.size), dtype)
         values = [1 + rank % 4 for rank in range(job.size)]  # their sums are exact in every dtype
         expected = self._collective.expected(values, job.rank)
-        competitors = [own.collective(self.name)]
+        competitors = [ringtrain_competitor.collective(self.name)]
         competitors += [competitor for peer in session.peers() for competitor in peer.collective(self.name)]
         contestants = session.admit(
             competitors, [array], lambda: array.fill(values[job.rank]), lambda result: _is_full_of(result, expected)
@@ -149,11 +149,15 @@ class Sweep:
     def table(self, result: Result) -> list[str]:
         ranks, hosts = result.environment["ranks"], result.environment["hosts"]
         link_gbit = result.arguments["link_gbit"]
-        peers = list(dict.fromkeys(name for row in result.rows for name in row.competitors() if name != own.NAME))
+        peers = list(
+            dict.fromkeys(
+                name for row in result.rows for name in row.competitors() if name != ringtrain_competitor.NAME
+            )
+        )
         link = ["of link"] if link_gbit else []
         table = Table(["bytes", "us", "min-max", "algbw GB/s", "busbw GB/s", "Gbit/s", *link, *peers])
         for row in result.rows:
-            time = row.spread(own.NAME)
+            time = row.spread(ringtrain_competitor.NAME)
             algbw = row.key["bytes"] / time.median / 1e9
             busbw = algbw * self._collective.bus_factor(ranks)
             cells = [str(row.key["bytes"]), *_microseconds(time), f"{algbw:.3f}", f"{busbw:.3f}", f"{8 * busbw:.2f}"]
@@ -161,7 +165,15 @@ class Sweep:
                 factor = self._collective.link_factor(ranks, hosts) or self._collective.bus_factor(ranks)
                 cells.append(f"{8 * algbw * factor / link_gbit:.3f}")
             present = row.competitors()
-            table.add([*cells, *(spread_text(row.ratio(peer, own.NAME)) if peer in present else "" for peer in peers)])
+            table.add(
+                [
+                    *cells,
+                    *(
+                        spread_text(row.ratio(peer, ringtrain_competitor.NAME)) if peer in present else ""
+                        for peer in peers
+                    ),
+                ]
+            )
         return [*lines_of(table), *(["A peer's column: its time / ringtrain's, median [min-max]."] if peers else [])]
 
 

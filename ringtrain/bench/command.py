@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 import ringtrain
-from ringtrain import _core, launchers
+import ringtrain._core as _core
 from ringtrain.bench import results
-from ringtrain.bench.busy import busy_core
+from ringtrain.bench.busy_core import busy_core
 from ringtrain.bench.collectives import COLLECTIVES, Sweep
 from ringtrain.bench.faults.soak import Faults
 from ringtrain.bench.flags import build_parser
@@ -23,7 +23,7 @@ from ringtrain.bench.gpu.measurement import Gpu, require_gpu_here
 from ringtrain.bench.idle import Idle
 from ringtrain.bench.job import Job, join
 from ringtrain.bench.latency import Latency
-from ringtrain.bench.launching import LaunchFailed, launch
+from ringtrain.bench.launches import LaunchFailed, launch
 from ringtrain.bench.negotiation import Negotiation
 from ringtrain.bench.overlap import Overlap
 from ringtrain.bench.recording import Recording
@@ -33,6 +33,7 @@ from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import Step
 from ringtrain.bench.straggler import Straggler
 from ringtrain.bench.torch_step import TorchStep
+from ringtrain.job import launched_by
 
 
 class Measurement(Protocol):
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.launches > 1 or arguments.hosts:
             parser.error("--launches and -H start ranks, so they need -np")
         result = run_here(measurement, arguments)
-    elif launchers.detect() is not None:
+    elif launched_by.detect() is not None:
         parser.error("-np starts ranks, and this is one; leave it out under mpirun")
     else:
         try:

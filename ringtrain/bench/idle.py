@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 import ringtrain as hvd
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.report import Table, lines_of
 from ringtrain.bench.results import Result, Round, Row
 from ringtrain.bench.session import Session
@@ -29,13 +29,13 @@ class Idle:
         time.sleep(session.arguments.seconds)
         used = time.process_time() - before
         return [
-            Row({"rank": rank}, [Round({own.NAME: {"seconds": seconds}})])
+            Row({"rank": rank}, [Round({ringtrain_competitor.NAME: {"seconds": seconds}})])
             for rank, seconds in enumerate(session.job.gather(used))
         ]
 
     def table(self, result: Result) -> list[str]:
         table = Table(["rank", "CPU seconds", "of a core"])
         for row in result.rows:
-            used = row.spread(own.NAME).median
+            used = row.spread(ringtrain_competitor.NAME).median
             table.add([str(row.key["rank"]), f"{used:.4f}", f"{used / result.arguments['seconds']:.2%}"])
         return lines_of(table)

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any, Protocol
 
-from ringtrain import launchers
+from ringtrain.job import launched_by
 
 
 class Job(Protocol):
@@ -80,12 +80,12 @@ def join() -> Job:
     Raises:
         RuntimeError: the launcher belongs to another MPI.
     """
-    launch = launchers.detect()
+    launch = launched_by.detect()
     if launch is None:
         return SingleJob()
     from mpi4py import MPI
 
-    launchers.require_world(launch, MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
+    launched_by.require_world(launch, MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
     return MpiJob()
 
 

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.flags import parse_bytes
 from ringtrain.bench.report import Table, lines_of, spread_text
 from ringtrain.bench.results import Result, Row
@@ -40,7 +40,7 @@ class Latency:
     def _row(self, session: Session, size: int) -> Row:
         job, calls = session.job, session.arguments.calls
         array = np.empty(max(1, size // 4), np.float32)
-        competitors = [own.collective("allreduce")]
+        competitors = [ringtrain_competitor.collective("allreduce")]
         competitors += [competitor for peer in session.peers() for competitor in peer.collective("allreduce")]
         contestants = session.admit(
             competitors, [array], lambda: array.fill(1), lambda result: bool((result == job.size).all())
@@ -66,7 +66,9 @@ class Latency:
             for name in row.competitors():
                 median = 1e6 * np.array(row.spread(name))
                 others = [f"{1e6 * row.spread(name, quantity).median:.2f}" for quantity in ("p10", "p99", "min")]
-                ratio = "" if name == own.NAME else spread_text(row.ratio(name, own.NAME))
+                ratio = (
+                    "" if name == ringtrain_competitor.NAME else spread_text(row.ratio(name, ringtrain_competitor.NAME))
+                )
                 cells = [f"{median[0]:.2f} [{median[1]:.2f}-{median[2]:.2f}]", *others, ratio]
                 table.add([str(row.key["bytes"]), name, *cells])
         return [*lines_of(table), "Each value is the median over the rounds of that of the calls of a round."]

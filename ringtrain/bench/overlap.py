@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ringtrain as hvd
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.arithmetic import Arithmetic
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row, Spread
@@ -39,7 +39,7 @@ class Overlap:
     def measure(self, session: Session) -> list[Row]:
         session.init()
         gradients = Gradients(session)
-        session.admit([own.step()], gradients.arrays, gradients.fill, gradients.are_averaged)
+        session.admit([ringtrain_competitor.step()], gradients.arrays, gradients.fill, gradients.are_averaged)
         backward = Backward(gradients.arrays, 1e-6 * session.arguments.layer_us)
         contestants = [
             Contestant(_COMPUTE, backward.compute),

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import ringtrain as hvd
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.overlap import Backward, add_backward_flags
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
@@ -29,7 +29,7 @@ class Recording:
     def measure(self, session: Session) -> list[Row]:
         session.init()
         gradients = Gradients(session)
-        session.admit([own.step()], gradients.arrays, gradients.fill, gradients.are_averaged)
+        session.admit([ringtrain_competitor.step()], gradients.arrays, gradients.fill, gradients.are_averaged)
         backward = Backward(gradients.arrays, 1e-6 * session.arguments.layer_us)
         session.expect(1)
         with tempfile.TemporaryDirectory(prefix="ringtrain-bench-") as name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ringtrain.bench.distance import state_of
+from ringtrain.bench.core_distance import state_of
 from ringtrain.bench.results import Result, Spread
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringtrain.bench.distance import Probe, state_of
+from ringtrain.bench.core_distance import Probe, state_of
 from ringtrain.bench.job import Job
 from ringtrain.bench.progress import Progress
 from ringtrain.bench.results import Round

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ringtrain as hvd
-from ringtrain.bench import own, peers
-from ringtrain.bench.distance import Probe
+from ringtrain.bench import peers, ringtrain_competitor
+from ringtrain.bench.core_distance import Probe
 from ringtrain.bench.job import Job
 from ringtrain.bench.progress import Progress
 from ringtrain.bench.results import Round
@@ -75,7 +75,7 @@ class Session:
             seconds = max(self.job.gather(time.monotonic() - begin))
             if not all(self.job.gather(is_right(results))):
                 raise RuntimeError(f"{competitor.name} computes a wrong result")
-            if seconds > self._plan.patience_s and competitor.name != own.NAME:
+            if seconds > self._plan.patience_s and competitor.name != ringtrain_competitor.NAME:
                 limit = f"more than --patience {self._plan.patience_s:g}"
                 self.notes.append(f"{competitor.name} does not take part: one run took {seconds:.1f} s, {limit}")
             else:

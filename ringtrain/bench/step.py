@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.arithmetic import floor
-from ringtrain.bench.memory import OwnMemory
+from ringtrain.bench.memory_use import OwnMemory
 from ringtrain.bench.models import MODELS, Shape
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
@@ -38,7 +38,7 @@ class Gradients:
         zeros: Callable[[Shape, np.dtype[Any]], Any] = np.zeros,
         fill_array: Callable[[Any, int], None] = np.ndarray.fill,
     ) -> None:
-        dtype = own.dtype_of(session.arguments.dtype)
+        dtype = ringtrain_competitor.dtype_of(session.arguments.dtype)
         shapes = MODELS[session.arguments.model]()
         ranks = session.job.size
         self.arrays: list[Array] = [zeros(shape, dtype) for shape in shapes]
@@ -75,12 +75,14 @@ class Step:
         gradients = Gradients(session)
         before = OwnMemory.read()
         session.init()
-        (contestant,) = session.admit([own.step()], gradients.arrays, gradients.fill, gradients.are_averaged)
+        (contestant,) = session.admit(
+            [ringtrain_competitor.step()], gradients.arrays, gradients.fill, gradients.are_averaged
+        )
         session.facts.append(_own_memory(session, contestant, before))
 
         others = [competitor for peer in session.peers() for competitor in peer.step()]
         if session.arguments.shared:
-            others.insert(0, own.step_in_shared_arrays())
+            others.insert(0, ringtrain_competitor.step_in_shared_arrays())
         admitted = session.admit(others, gradients.arrays, gradients.fill, gradients.are_averaged)
         session.expect(1)
         contestants = [contestant, Contestant(FLOOR, floor(gradients.arrays)), *admitted]
@@ -93,7 +95,7 @@ class Step:
         table = Table(["", "ms [min-max]", "times ringtrain's", "of the floor", "busbw GB/s"], first_is_text=True)
         for name in row.competitors():
             time = row.spread(name)
-            ratio = "" if name == own.NAME else spread_text(row.ratio(name, own.NAME))
+            ratio = "" if name == ringtrain_competitor.NAME else spread_text(row.ratio(name, ringtrain_competitor.NAME))
             if name == FLOOR:
                 table.add([name, milliseconds_text(time), ratio, "", ""])
                 continue

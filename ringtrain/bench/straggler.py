@@ -10,7 +10,7 @@ import argparse
 import time
 from collections.abc import Callable
 
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.arithmetic import ComputeThread
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row, Spread
@@ -34,7 +34,10 @@ class Straggler:
         session.init()
         job, delay_s = session.job, 1e-3 * session.arguments.delay_ms
         gradients = Gradients(session)
-        competitors = [own.step(), *(competitor for peer in session.peers() for competitor in peer.step())]
+        competitors = [
+            ringtrain_competitor.step(),
+            *(competitor for peer in session.peers() for competitor in peer.step()),
+        ]
         admitted = session.admit(competitors, gradients.arrays, gradients.fill, gradients.are_averaged)
         is_late = job.rank == job.size - 1
         contestants = [Contestant(_ALONE, lambda: time.sleep(delay_s))]

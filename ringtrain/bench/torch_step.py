@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.distribution import ALONE, Distribution
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row, Spread
@@ -78,15 +78,15 @@ def _table_of(row: Row) -> Table:
         "exposed, times ringtrain's",
     ]
     table = Table(head, first_is_text=True)
-    own_exposed = _exposed(row, own.NAME).median
+    own_exposed = _exposed(row, ringtrain_competitor.NAME).median
     for name in row.competitors():
         time = milliseconds_text(row.spread(name))
-        to_own = "" if name == own.NAME else spread_text(row.ratio(name, own.NAME))
+        to_own = "" if name == ringtrain_competitor.NAME else spread_text(row.ratio(name, ringtrain_competitor.NAME))
         if name == ALONE:
             table.add([name, time, "", to_own, "", ""])
             continue
         exposed = _exposed(row, name)
-        is_known = name != own.NAME and min(exposed.median, own_exposed) > 0
+        is_known = name != ringtrain_competitor.NAME and min(exposed.median, own_exposed) > 0
         exposed_to_own = f"{exposed.median / own_exposed:.2f}" if is_known else ""
         table.add([name, time, spread_text(row.ratio(name, ALONE)), to_own, milliseconds_text(exposed), exposed_to_own])
     return table

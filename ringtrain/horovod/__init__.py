@@ -6,7 +6,7 @@ line of a script, `python -m ringtrain.horovod train.py` or `ringrun --horovod p
 """
 
 from ringtrain.horovod import finder
-from ringtrain.run import run as run
+from ringtrain.runner.function import run as run
 
 # Of the Horovod whose names, arguments and behaviour these are.
 __version__ = "0.28.1"

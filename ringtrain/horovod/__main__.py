@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-from ringtrain import horovod_name
+from ringtrain.runner import horovod_name
 
 _HELP = f"""\
 usage: python -m ringtrain.horovod [python's options] (train.py | -m MODULE | -c COMMAND) [ARGUMENTS]

@@ -10,7 +10,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from ringtrain import horovod_name
+from ringtrain.runner import horovod_name
 
 # Horovod's module -> ringtrain's. The longest beginning of a name that is here decides; the rest of the name stays.
 _MODULES = {

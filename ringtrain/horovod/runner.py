@@ -1,5 +1,5 @@
 """`horovod.runner`: starting a function on several ranks from Python."""
 
-from ringtrain.run import run
+from ringtrain.runner.function import run
 
 __all__ = ["run"]

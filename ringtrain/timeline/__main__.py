@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ringtrain.timeline.files import TraceError
 from ringtrain.timeline.merge import merge
-from ringtrain.timeline.parts import TraceError
 from ringtrain.timeline.report.figures import figures_of
 from ringtrain.timeline.report.page import page
 from ringtrain.timeline.report.verdict import judge

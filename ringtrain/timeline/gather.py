@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain import objects, ops, world
+from ringtrain import objects, ops
 from ringtrain.errors import RingtrainError
+from ringtrain.job import session
+from ringtrain.timeline.files import events_in, part_of
 from ringtrain.timeline.merge import unfinished, write_merged
-from ringtrain.timeline.parts import events_in, part_of
 
 _PIECE_BYTES = 4 << 20
 
@@ -26,11 +27,11 @@ def bring_together(path: Path) -> None:
         RingtrainError: rank 0 cannot write it, which all ranks are told, or another rank is gone; the parts stay as
             they are.
     """
-    own = part_of(path, world.rank())
-    own_bytes = own.stat().st_size if world.rank() > 0 and own.exists() else 0
+    own = part_of(path, session.rank())
+    own_bytes = own.stat().st_size if session.rank() > 0 and own.exists() else 0
     pieces = _pieces_of_others(own, ops.allgather(np.array([own_bytes])))
     problem = None
-    if world.rank() == 0:
+    if session.rank() == 0:
         try:
             _write(path, pieces)
         except (OSError, ValueError) as error:
@@ -40,7 +41,7 @@ def bring_together(path: Path) -> None:
     problem = objects.broadcast_object(problem)
     if problem is not None:
         raise RingtrainError(f"rank 0 cannot make one file of the parts of {path}, which stay as they are: {problem}")
-    if world.rank() != 0:
+    if session.rank() != 0:
         own.unlink(missing_ok=True)  # rank 0 may have begun the next timeline
 
 
@@ -59,7 +60,7 @@ def _pieces_of_others(own: Path, lengths: Any) -> Iterator[tuple[int, bytes]]:
     Args:
         lengths: how many bytes each rank sends; rank 0 none, since its part is there.
     """
-    rank, size = world.rank(), world.size()
+    rank, size = session.rank(), session.size()
     first, end = int(lengths[:rank].sum()), int(lengths[: rank + 1].sum())
     with open(own if first < end else os.devnull, "rb") as file:
         for begin in range(0, int(lengths.sum()), _PIECE_BYTES):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ringtrain.timeline.parts import is_empty, no_timeline, other_parts, read_events
+from ringtrain.timeline.files import is_empty, no_timeline, other_parts, read_events
 
 # No rank has more tracks (csrc/runtime/timeline.cc). Names that come later share one, where ticks would tell nothing.
 _MOST_TRACKS = 4096

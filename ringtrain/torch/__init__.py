@@ -5,45 +5,56 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 """
 
-from ringtrain import (
-    Adasum,
-    Average,
-    Compression,
-    Compressor,
+from ringtrain.compression import Compression, Compressor
+from ringtrain.errors import (
     DeadlockError,
-    Handle,
     HorovodInternalError,
-    Max,
-    Min,
     MismatchError,
     NonFiniteError,
     NotInitializedError,
     PeerLostError,
-    ProcessSet,
-    Product,
     RemoteError,
     ReplicaError,
     RingtrainError,
     ShutDownError,
     StalledError,
     StepOrderError,
+)
+from ringtrain.handles import Handle, poll, synchronize
+from ringtrain.job.session import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from ringtrain.ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
     Sum,
-    add_process_set,
     allgather_async,
     allreduce_async,
     alltoall_async,
     barrier,
     broadcast_async,
-    ccl_built,
-    check_replicas,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    get_process_set_ids_and_ranks,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
     grouped_allgather_async,
     grouped_allreduce_async,
     grouped_alltoall,
@@ -51,28 +62,18 @@ from ringtrain import (
     grouped_broadcast,
     grouped_broadcast_async,
     grouped_reducescatter_async,
-    init,
-    is_homogeneous,
-    is_initialized,
     join,
-    local_rank,
-    local_size,
-    metrics,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    poll,
-    rank,
     reducescatter_async,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-    synchronize,
 )
+from ringtrain.process_sets import (
+    ProcessSet,
+    add_process_set,
+    get_process_set_ids_and_ranks,
+    global_process_set,
+    remove_process_set,
+)
+from ringtrain.record.metrics import metrics
+from ringtrain.timeline.recording import start_timeline, stop_timeline
 from ringtrain.torch import compression as compression
 from ringtrain.torch import functions as functions
 from ringtrain.torch import mpi_ops as mpi_ops
@@ -107,6 +108,7 @@ from ringtrain.torch.state import (
 )
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
 from ringtrain.torch.uneven import Join
+from ringtrain.training.replicas import check_replicas
 
 __all__ = [
     "Adasum",

@@ -13,19 +13,20 @@ from typing import Any
 
 import torch
 
-from ringtrain import ops, timeline
-from ringtrain.checks import FiniteCheck, check_replicas
+from ringtrain import ops
 from ringtrain.errors import StepOrderError
-from ringtrain.reducer import GradientReducer
+from ringtrain.timeline import recording
+from ringtrain.torch.hooks import as_real
 from ringtrain.torch.parameters import groups_of
-from ringtrain.torch.reduction import as_real
 from ringtrain.torch.wrapped import Wrapped
+from ringtrain.training.gradient_batch import GradientBatch
+from ringtrain.training.replicas import FiniteCheck, check_replicas
 
 
 class AdasumOptimizer(Wrapped):
     """What an optimizer with op=Adasum does differently; mixed into the class of the wrapped one."""
 
-    _adasum_reducer: GradientReducer
+    _adasum_batch: GradientBatch
     _adasum_check: FiniteCheck | None
     # Set by GradScaler before `step` and deleted after it.
     found_inf: torch.Tensor | None
@@ -52,11 +53,11 @@ class AdasumOptimizer(Wrapped):
         before = [parameter.clone() for parameter in parameters]
         loss = self._adasum_update(closure)
         torch._foreach_sub_(parameters, before)
-        self._adasum_reducer.group(groups_of(self._given_groups, names))
+        self._adasum_batch.group(groups_of(self._given_groups, names))
         for place, (name, change) in enumerate(zip(names.values(), parameters, strict=True)):
-            self._adasum_reducer.ready(name, as_real(change), -place)
-        self._adasum_reducer.wait()
-        timeline.next_step()
+            self._adasum_batch.ready(name, as_real(change), -place)
+        self._adasum_batch.wait()
+        recording.next_step()
         torch._foreach_add_(parameters, before)
         if self._is_time_to_compare():
             check_replicas({name: parameter for parameter, name in names.items()}, self.process_set)
@@ -90,7 +91,7 @@ class AdasumOptimizer(Wrapped):
     def _adasum_overflows_anywhere(self) -> bool:
         overflow = ops.allreduce(
             torch.as_tensor(self.found_inf, dtype=torch.float32),
-            name=self._adasum_reducer.full_name("<overflow>"),
+            name=self._adasum_batch.full_name("<overflow>"),
             op=ops.Sum,
             process_set=self.process_set,
         )

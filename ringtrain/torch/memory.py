@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ringtrain import _core, memory
+import ringtrain._core as _core
+from ringtrain.arrays import shared_memory
 
 
 def empty(
@@ -28,7 +29,9 @@ def empty(
     size = torch.Size(lengths)  # type: ignore[arg-type]
     bytes_ = math.prod(size) * dtype.itemsize
     place = torch.device("cpu" if device is None else device)
-    content = _on_gpu(bytes_, place) if place.type == "cuda" else torch.from_numpy(memory.empty(bytes_, np.uint8))
+    content = (
+        _on_gpu(bytes_, place) if place.type == "cuda" else torch.from_numpy(shared_memory.empty(bytes_, np.uint8))
+    )
     return content.view(dtype).view(size)
 
 

@@ -15,22 +15,22 @@ from typing import Any
 
 import torch
 
-from ringtrain import timeline
 from ringtrain._core import ReduceOp
-from ringtrain.call_sites import warn
-from ringtrain.checks import FiniteCheck
 from ringtrain.compression import Compression, Compressor
 from ringtrain.errors import StepOrderError
+from ringtrain.failure.call_sites import warn
 from ringtrain.objects import broadcast_object
 from ringtrain.ops import Adasum, Average
 from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.reducer import GradientReducer
+from ringtrain.timeline import recording
 from ringtrain.torch.adasum import AdasumOptimizer
-from ringtrain.torch.local_reduction import LocalReduction
+from ringtrain.torch.hooks import GradientHooks
+from ringtrain.torch.local_hooks import LocalHooks
 from ringtrain.torch.parameters import Groups, NamedParameters, ParameterNames, check_groups
-from ringtrain.torch.reduction import GradientReduction
 from ringtrain.torch.shared_gradients import SharedGradients
 from ringtrain.torch.wrapped import Wrapped, wrap
+from ringtrain.training.gradient_batch import GradientBatch
+from ringtrain.training.replicas import FiniteCheck
 
 _Closure = Callable[[], Any]
 _GradScaler: type = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # the former since torch 2.3
@@ -112,13 +112,13 @@ def DistributedOptimizer(
     check_groups(groups)
     passes = _checked_passes(backward_passes_per_step)
     names = ParameterNames(named_parameters, optimizer.param_groups)
-    reducer = GradientReducer(
+    batch = GradientBatch(
         compression=compression,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
         process_set=process_set,
     )
-    finite_check = FiniteCheck(process_set, reducer.full_name) if nan_check else None
+    finite_check = FiniteCheck(process_set, batch.full_name) if nan_check else None
     distribute = functools.partial(
         DistributedOptimizer,
         compression=compression,
@@ -143,22 +143,22 @@ def DistributedOptimizer(
     }
     averages_alone = not process_set.included() or process_set.size() == 1
     if op == Adasum and not averages_alone:
-        return wrap(optimizer, AdasumOptimizer, _adasum_reducer=reducer, _adasum_check=finite_check, **attributes)
+        return wrap(optimizer, AdasumOptimizer, _adasum_batch=batch, _adasum_check=finite_check, **attributes)
     reduction = (
-        LocalReduction(names, finite_check)
+        LocalHooks(names, finite_check)
         if averages_alone
-        else GradientReduction(
+        else GradientHooks(
             names,
             optimizer.param_groups,
             groups,
-            reducer,
+            batch,
             passes=None if passes == 1 else passes,
             sparse_as_dense=sparse_as_dense,
             shared=SharedGradients() if gradient_as_shared_view else None,
             finite_check=finite_check,
         )
     )
-    distributed = wrap(optimizer, Distributed, _gradient_reduction=reduction, **attributes)
+    distributed = wrap(optimizer, Distributed, _gradient_hooks=reduction, **attributes)
     _optimizers[next(_places)] = distributed
     return distributed
 
@@ -172,7 +172,7 @@ def _checked_passes(passes: int) -> int:
 class Distributed(Wrapped):
     """What a distributed optimizer does differently; mixed into the class of the wrapped one."""
 
-    _gradient_reduction: GradientReduction | LocalReduction
+    _gradient_hooks: GradientHooks | LocalHooks
     _skips_synchronize = False
     _was_told_to_synchronize = False
 
@@ -180,7 +180,7 @@ class Distributed(Wrapped):
     # same overflow on all ranks. Nobody else needs to wait for that.
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        if self._gradient_reduction.is_due() and _is_called_by_grad_scaler():
+        if self._gradient_hooks.is_due() and _is_called_by_grad_scaler():
             self._synchronize()
         return self.__own_groups()
 
@@ -205,14 +205,14 @@ class Distributed(Wrapped):
         self._was_told_to_synchronize = True
 
     def _synchronize(self) -> None:
-        self._gradient_reduction.watch(self.__own_groups())
-        self._gradient_reduction.synchronize()
+        self._gradient_hooks.watch(self.__own_groups())
+        self._gradient_hooks.synchronize()
         self._was_told_to_synchronize = False
-        timeline.next_step(self._gradient_reduction.all_contribute)
+        recording.next_step(self._gradient_hooks.all_contribute)
 
     def _submit_rest(self) -> None:
-        self._gradient_reduction.watch(self.__own_groups())
-        self._gradient_reduction.submit_rest()
+        self._gradient_hooks.watch(self.__own_groups())
+        self._gradient_hooks.submit_rest()
 
     def step(self, closure: _Closure | None = None) -> Any:
         """Wait for the averages and update the parameters.
@@ -228,8 +228,8 @@ class Distributed(Wrapped):
             RingtrainError: a reduction failed; see ringtrain.errors.
         """
         result = self.__step(closure)
-        if self._is_time_to_compare() and self._gradient_reduction.all_contribute:
-            self._gradient_reduction.check_replicas()
+        if self._is_time_to_compare() and self._gradient_hooks.all_contribute:
+            self._gradient_hooks.check_replicas()
         return result
 
     # Optimizer.load_state_dict would wrap it for the profiler, as the step of the wrapped class is already.
@@ -239,23 +239,23 @@ class Distributed(Wrapped):
         if closure is not None:
             return super().step(lambda: self.__synchronized(closure))
         if self._skips_synchronize:
-            if self._gradient_reduction.has_begun():
+            if self._gradient_hooks.has_begun():
                 raise StepOrderError("step() in skip_synchronize(), but the gradients were not synchronized before it")
-        elif not self._gradient_reduction.is_synchronized:
+        elif not self._gradient_hooks.is_synchronized:
             self._synchronize()
         elif self._was_told_to_synchronize:
             warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "Horovod would average once more here; ringtrain does not."
             )
-        self._gradient_reduction.is_synchronized = False
+        self._gradient_hooks.is_synchronized = False
         return super().step()
 
     def __synchronized(self, closure: _Closure) -> Any:
         with torch.enable_grad():
             loss = closure()
         self._synchronize()
-        return self._gradient_reduction.average(loss) if torch.is_tensor(loss) else loss
+        return self._gradient_hooks.average(loss) if torch.is_tensor(loss) else loss
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -271,12 +271,12 @@ class Distributed(Wrapped):
 
         The sum is averaged with the first backward pass after it, or in `step`.
         """
-        return self._gradient_reduction.no_sync()
+        return self._gradient_hooks.no_sync()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Average the gradients with every n-th backward pass from now on. As in Horovod."""
         self.backward_passes_per_step = _checked_passes(passes)
-        self._gradient_reduction.set_passes(passes)
+        self._gradient_hooks.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of the wrapped optimizer.
@@ -284,12 +284,12 @@ class Distributed(Wrapped):
         Raises:
             StepOrderError: between backward() and step(), where it would throw away what is being averaged.
         """
-        if self._gradient_reduction.has_begun():
+        if self._gradient_hooks.has_begun():
             raise StepOrderError(
                 "zero_grad() after backward() and before step() or synchronize(), while the gradients are being "
                 "averaged. For a backward pass whose gradients are not wanted use `with optimizer.no_sync():`"
             )
-        self._gradient_reduction.watch(self.__own_groups())
+        self._gradient_hooks.watch(self.__own_groups())
         super().zero_grad(set_to_none)
 
 
@@ -309,9 +309,9 @@ def synchronize_owners(parameters: list[torch.Tensor]) -> None:
 
     If there is something to average for one of them, there may be for each of them, on other ranks.
     """
-    owners = [one for one in list(_optimizers.values()) if one._gradient_reduction.owns_any(parameters)]
-    waiting = [one for one in owners if not one._gradient_reduction.is_synchronized]
-    if any(one._gradient_reduction.is_due() for one in waiting):
+    owners = [one for one in list(_optimizers.values()) if one._gradient_hooks.owns_any(parameters)]
+    waiting = [one for one in owners if not one._gradient_hooks.is_synchronized]
+    if any(one._gradient_hooks.is_due() for one in waiting):
         for optimizer in waiting:
             optimizer._submit_rest()
         for optimizer in waiting:
@@ -320,7 +320,7 @@ def synchronize_owners(parameters: list[torch.Tensor]) -> None:
 
 def count_on_from(rank: int, optimizers: Sequence[Distributed]) -> None:
     """Count steps on from where one rank has come to; all ranks call it together."""
-    counts = broadcast_object([timeline.steps(), *(optimizer._steps_taken for optimizer in optimizers)], rank)
-    timeline.count_on_from(counts[0])
+    counts = broadcast_object([recording.steps(), *(optimizer._steps_taken for optimizer in optimizers)], rank)
+    recording.count_on_from(counts[0])
     for optimizer, steps in zip(optimizers, counts[1:], strict=True):
         optimizer._steps_taken = steps

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ringtrain.gradients import split_evenly
+from ringtrain.training.optimizer import split_evenly
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
 Groups = int | Sequence[Sequence[torch.Tensor]] | None

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringtrain import objects, ops, world
-from ringtrain.adapters.torch import check_has_elements
+from ringtrain import objects, ops
+from ringtrain.arrays.torch import check_has_elements
+from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 
@@ -54,7 +55,7 @@ def broadcast_optimizer_state(
     """
     own = optimizer.state_dict()
     is_new = not own.get("state")
-    if world.rank() != root_rank:
+    if session.rank() != root_rank:
         state = _receive(root_rank, process_set)
         _put_options_in_place(state, optimizer)
         optimizer.load_state_dict(state)
@@ -168,7 +169,7 @@ def _share(tensors: Sequence[torch.Tensor], root_rank: int, process_set: Process
     """Give the tensors of all ranks the elements that those of the root have."""
     lengths = [tensor.nbytes for tensor in tensors]
     message = torch.empty(min(_MESSAGE_BYTES, sum(lengths)), dtype=torch.uint8, device="cpu")
-    is_root = world.rank() == root_rank
+    is_root = session.rank() == root_rank
     number, content = -1, message
     for parts in _messages(lengths):
         end, places = 0, []

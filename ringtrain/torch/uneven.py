@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-from ringtrain import ops, world
+from ringtrain import ops
+from ringtrain.job import session
 from ringtrain.torch.optimizer import Distributed, count_on_from
 from ringtrain.torch.state import broadcast_optimizer_state, broadcast_parameters
 
@@ -40,18 +41,18 @@ class Join:
 
     def __enter__(self) -> Join:
         for optimizer in self._optimizers:
-            optimizer._gradient_reduction.counts_contributors = True
+            optimizer._gradient_hooks.counts_contributors = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for optimizer in self._optimizers:
-            optimizer._gradient_reduction.counts_contributors = False
+            optimizer._gradient_hooks.counts_contributors = False
         if error is not None:
             return  # the others learn it when this rank ends; waiting for them would only hide it
         self.last_rank = last = ops.join()
-        if world.size() == 1:
+        if session.size() == 1:
             return
         count_on_from(last, self._optimizers)
         for optimizer in self._optimizers:

@@ -1,6 +1,7 @@
 """Which file may include or import which: the floors of the architecture, read from the text of the sources.
 
-An arrow points to its own floor or to a lower one. Nothing is compiled or imported.
+In csrc/ an arrow points to its own floor or to a lower one, in ringtrain/ to its own folder or to a lower floor.
+Nothing is compiled or imported.
 """
 
 from __future__ import annotations
@@ -27,48 +28,31 @@ CPP_FLOORS = (
 # Within a folder: what is named here stands above its other files. Rooms of one floor do not see each other.
 CPP_ROOMS = {"collectives": ({"shm", "network"}, {"gpu"}, {"choose"})}
 PYTHON_FLOORS = (
-    {
-        "_core",
-        "launchers",
-        "options",
-        "errors",
-        "cores",
-        "mpi",
-        "call_sites",
-        "blocked_threads",
-        "log",
-        "version",
-        "meeting",
-        "failures",
-        "gpus",
-        "ulfm",
-        "horovod_name",
-        "horovod_variables",
-        "pickling",
-    },
-    {"arrays", "adapters", "compression", "handles", "memory"},
-    {"process_sets", "flight_records", "counters", "world"},
-    {"submission", "ops"},
-    {"objects", "checks", "timeline", "reducer", "gradients", "optim"},
-    {"run", "doctor", "doctor_gpus", "flight", "torch", "jax", "mxnet", "bench", "kvstore", "elastic", "__main__"},
+    {"_core", "version"},
+    {"errors", "options", "pickling"},
+    {"arrays", "failure"},
+    {"compression", "handles"},
+    {"process_sets"},
+    {"record", "engine"},
+    {"job"},
+    {"runner", "ops"},
+    {"objects"},
+    {"timeline"},
+    {"training", "optim"},
+    {"doctor", "flight", "torch", "jax", "mxnet", "kvstore", "elastic"},
     {"horovod"},
+    {"__init__"},
+    # These stand where users stand.
+    {"bench", "run", "__main__"},
 )
-# `import ringtrain` stands above all but those whom users type or import, and Horovod's names for these.
-_PACKAGE = "__init__"
-_PACKAGE_FLOOR = len(PYTHON_FLOORS) - 2
+# A name of `ringtrain` that is no module of it is one of its face.
+_FACE = "__init__"
 
 _FRAMEWORKS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "cupy": "cupy", "mxnet": "mxnet", "horovod": "horovod"}
 # what ringtrain is measured against may be any framework
 _PEERS = ("ringtrain", "bench", "peers")
 # beginnings of headers -> the only folder that may include them
 _FOREIGN_HEADERS = {"nanobind/": "python", "Python.h": "python", "mpi.h": None, "cuda": None, "nccl": None}
-
-# Names of a package that are those of a module of it, too, with the reason why they may be.
-NAMES_OF_MODULES = {
-    ("ringtrain/__init__.py", "run"): "`ringtrain.run(function)` and `from ringtrain.run.hosts import Host` are both "
-    "in use. ringtrain/__init__.py takes the function from the package that it loads by that, so the function comes "
-    "last and stays.",
-}
 
 MAX_LINES = 450
 
@@ -90,7 +74,7 @@ def check(file: str, text: str, modules: Collection[str] = ()) -> list[Violation
     Args:
         file: its path from the root of the repository, with slashes.
         text: what is in it.
-        modules: of the `__init__.py` of a package the names of its modules and folders.
+        modules: of the `__init__.py` of a package the names of its modules and folders that can be imported.
     """
     rules = _check_cpp if file.startswith("csrc/") else _check_python
     broken = [*rules(PurePosixPath(file), text), *_check_length(text), *_check_names(file, text, modules)]
@@ -155,12 +139,12 @@ def _check_room(folder: str, file: str, header: str) -> str | None:
 def _check_python(file: PurePosixPath, text: str) -> _Broken:
     part = file.parts[1].split(".")[0]
     own = _floor(part, PYTHON_FLOORS)
-    if own is None and part != _PACKAGE:
+    if own is None:
         yield 1, f'"{part}" is on no floor of ringtrain/'
         return
     for number, module in _imports(file, ast.parse(text)):
         message = _check_framework(file, module)
-        if module.split(".")[0] == "ringtrain" and own is not None:
+        if module.split(".")[0] == "ringtrain":
             message = _check_import(part, own, module)
         if message:
             yield number, message
@@ -171,8 +155,14 @@ def _check_names(file: str, text: str, modules: Collection[str]) -> _Broken:
     if not modules:
         return
     for line, name in _names_of_package(PurePosixPath(file), ast.parse(text)):
-        if name in modules and (file, name) not in NAMES_OF_MODULES:
+        if name in modules:
             yield line, f'the module "{name}" of this package hides what is called so; give the module another name'
+
+
+def can_be_imported(text: str) -> bool:
+    """Whether a module is for more than `python -m`: it hides no name of its package if importing it fails."""
+    tests = [ast.unparse(node) for node in ast.parse(text).body if isinstance(node, ast.If)]
+    return not any(test.startswith("if __name__ != '__main__':\n    raise ImportError(") for test in tests)
 
 
 def _names_of_package(file: PurePosixPath, tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -189,22 +179,22 @@ def _names_of_package(file: PurePosixPath, tree: ast.Module) -> Iterator[tuple[i
 
 def _check_framework(file: PurePosixPath, module: str) -> str | None:
     framework = _FRAMEWORKS.get(module.split(".")[0])
-    if framework is None or framework in file.parts[1:-1] or file.parts[1:] == ("adapters", f"{framework}.py"):
+    if framework is None or framework in file.parts[1:-1] or file.parts[1:] == ("arrays", f"{framework}.py"):
         return None
     if file.parts[: len(_PEERS)] == _PEERS:
         return None
-    return f"{module} is imported outside {framework}/ and adapters/{framework}.py"
+    return f"{module} is imported outside {framework}/ and arrays/{framework}.py"
 
 
 def _check_import(part: str, own: int, module: str) -> str | None:
-    target = module.split(".")[1] if "." in module else _PACKAGE
+    target = module.split(".")[1] if "." in module else _FACE
     floor = _floor(target, PYTHON_FLOORS)
     if floor is None:
-        # a name that is no module is one of ringtrain/__init__.py
-        target, floor = _PACKAGE, _PACKAGE_FLOOR
-    if part == "run" and target != "run" and floor > 0:
-        return f"run imports {module}; it may import the lowest floor only: {', '.join(sorted(PYTHON_FLOORS[0]))}"
-    return f"{part} imports {module}, which is a higher floor" if floor > own else None
+        target, floor = _FACE, _floor(_FACE, PYTHON_FLOORS)
+    assert floor is not None
+    if target == part or floor < own:
+        return None
+    return f"{part} imports {module}, which is {'a higher floor' if floor > own else 'beside it on the same floor'}"
 
 
 def _imports(file: PurePosixPath, tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -215,7 +205,7 @@ def _imports(file: PurePosixPath, tree: ast.Module) -> Iterator[tuple[int, str]]
                 yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(file, node)
-            # from ringtrain import ops, world
+            # from ringtrain import ops, objects
             names = [f"{base}.{alias.name}" for alias in node.names] if base == "ringtrain" else [base]
             for name in names:
                 yield node.lineno, name

@@ -229,7 +229,7 @@ def pretend() -> None:
         setattr(torch, name, made_by(function))
     torch.Tensor.to = _to  # type: ignore[assignment, method-assign]
     torch.version.cuda = "13.0"
-    from ringtrain.adapters import torch as adapter  # looks for CUDA when it is imported
+    from ringtrain.arrays import torch as adapter  # looks for CUDA when it is imported
 
     adapter.PLAIN_TYPES.add(GpuTensor)
     torch.cuda.current_stream = _current_stream  # type: ignore[assignment]

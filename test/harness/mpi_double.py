@@ -16,7 +16,7 @@ from typing import Any
 from mpi4py import MPI
 
 from harness.compiling import filled, folder_of, run_compiler
-from ringtrain import mpi
+from ringtrain.job import mpi
 
 _SOURCE = Path(__file__).resolve().parent.parent / "mpi_double" / "mpi_double.cc"
 _NAME = "libmpi_double.so"

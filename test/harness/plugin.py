@@ -24,7 +24,7 @@ from harness.job import Job, JobError
 from harness.protocol import Task
 from harness.report import JobResult, conclude, fail
 from harness.spec import JobSpec
-from ringtrain.run.mpi_library import MpiNotFound
+from ringtrain.runner.launchers.mpi_library import MpiNotFound
 
 _SIZE = "ranks"
 

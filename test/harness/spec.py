@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from hosts import SimulatedHosts
 
-from ringtrain.run.hosts import Host
-from ringtrain.run.job import Job, environment_of_ranks
-from ringtrain.run.launch import Launcher, choose_launcher
-from ringtrain.run.mpi_library import probe
+from ringtrain.runner.allocation.hosts import Host
+from ringtrain.runner.job import Job, environment_of_ranks
+from ringtrain.runner.launchers.command_lines import Launcher, choose_launcher
+from ringtrain.runner.launchers.mpi_library import probe
 
 # The folder of the tests: there `python -m harness.worker` finds this package.
 TEST_FOLDER = Path(__file__).resolve().parent.parent

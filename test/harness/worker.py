@@ -23,12 +23,12 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 from _pytest.config import get_config
 
 from harness.protocol import Answer, Hello, Task, output_file, socket_file, stacks_file
-from ringtrain import launchers
+from ringtrain.job import launched_by
 
 
 def main(folder: Path) -> None:
     """Serve until pytest says that it was the last test."""
-    launch = launchers.detect()
+    launch = launched_by.detect()
     rank = launch.rank if launch else 0
     _redirect_output(output_file(folder, rank))
     _dump_stacks_on_signal(stacks_file(folder, rank))

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 import ringtrain as hvd
-from ringtrain import _core, cores, launchers
+import ringtrain._core as _core
 from ringtrain.bench.faults.injection import FROM_OUTSIDE, Injection
+from ringtrain.job import cores, launched_by
 
 _LARGE = 4_000_000
 _VICTIM_WAITS_S = 60.0
@@ -231,7 +232,7 @@ def _try_again() -> str:
 
 
 def main(folder: Path) -> None:
-    launch = launchers.detect()
+    launch = launched_by.detect()
     assert launch is not None, "this program is for ranks of a launcher"
     striker = Striker(Injection.read(folder / "injection.json"), launch.rank, folder)
     reported = contextlib.nullcontext() if striker.is_victim else _reported(folder / f"rank{launch.rank}.json")

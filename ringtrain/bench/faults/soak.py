@@ -8,13 +8,13 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.faults.injection import FROM_OUTSIDE, KINDS, Injection, Kind, Phase
 from ringtrain.bench.faults.trial import Outcome, Place, ends_all, run
 from ringtrain.bench.report import Table, lines_of
 from ringtrain.bench.results import Result, Round, Row
 from ringtrain.bench.session import Session
-from ringtrain.run.hosts import Host, parse_hosts, total_slots
+from ringtrain.runner.allocation.hosts import Host, parse_hosts, total_slots
 
 # Short, so that a rank that is stopped costs little time; long enough for a loaded machine.
 _LIMITS = {"stall_warning_time_s": 0.5, "stall_shutdown_time_s": 1.0, "start_timeout_s": 6}
@@ -61,7 +61,7 @@ class Faults:
             name = injection.kind + (" in init" if injection.phase in _IN_INIT else "")
             row = rows.setdefault(name, Row({"fault": name}, []))
             if outcome.reports and outcome.struck_at is not None:
-                row.rounds.append(Round({own.NAME: {"seconds": _seconds(outcome, limits)}}))
+                row.rounds.append(Round({ringtrain_competitor.NAME: {"seconds": _seconds(outcome, limits)}}))
         problems = sum(counts.values()) - counts["stuck launchers"]
         session.facts.append({**counts, "problems": problems})
         return sorted(rows.values(), key=lambda row: str(row.key["fault"]))
@@ -70,7 +70,7 @@ class Faults:
         table = Table(["fault", "count", "p50 s", "p99 s", "max s"], first_is_text=True)
         everything: list[float] = []
         for row in result.rows:
-            seconds = [one.values[own.NAME]["seconds"] for one in row.rounds]
+            seconds = [one.values[ringtrain_competitor.NAME]["seconds"] for one in row.rounds]
             everything += seconds
             table.add([str(row.key["fault"]), *_quantiles(seconds)])
         table.add(["all", *_quantiles(everything)])

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringtrain.bench.faults.injection import ENDING, Injection, Kind
-from ringtrain.options import environment_name
-from ringtrain.run.hosts import Host
-from ringtrain.run.job import Job, environment_of_ranks
-from ringtrain.run.launch import choose_launcher
-from ringtrain.run.mpi_library import MPICH, OPEN_MPI, family_of, probe
+from ringtrain.options.table import environment_name
+from ringtrain.runner.allocation.hosts import Host
+from ringtrain.runner.job import Job, environment_of_ranks
+from ringtrain.runner.launchers.command_lines import choose_launcher
+from ringtrain.runner.launchers.mpi_library import MPICH, OPEN_MPI, family_of, probe
 
 # Every process of a job has this variable with the name of its folder, so /proc shows who is left.
 _MARK = "RINGTRAIN_BENCH_JOB"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ringtrain.arrays import adapter_for
+from ringtrain.arrays.adapter import adapter_for
 
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING

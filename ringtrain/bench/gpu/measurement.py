@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 import ringtrain as hvd
-from ringtrain import _core, doctor_gpus
-from ringtrain.arrays import adapter_for
+import ringtrain._core as _core
+from ringtrain.arrays.adapter import adapter_for
 from ringtrain.bench import peers
 from ringtrain.bench.flags import parse_bytes
 from ringtrain.bench.gpu.library import NAMES, Library, load
@@ -23,6 +23,7 @@ from ringtrain.bench.report import count_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import add_model_flags
+from ringtrain.doctor import gpus
 
 _NO_GPU = "the CUDA driver is missing or shows no GPU; see python -m ringtrain.doctor"
 
@@ -83,11 +84,11 @@ def _machine(job: Job, library: Library) -> dict[str, object]:
     for name in ("first", "second"):  # the first connects the ranks, which may take longer than --patience
         hvd.allreduce_(array, name=name)
     way = _core.last_operations()[-1]["group"]
-    driver = doctor_gpus.cuda()
+    driver = gpus.cuda()
     gpu = driver["gpus"][_core.gpu_of(adapter_for(array).view(array)[0])]
-    gpus = job.gather(f"{gpu['name']}, {gpu['uuid']}")
-    versions = {"cuda": driver["driver"], "nccl": doctor_gpus.nccl()["version"]}
-    return {"gpus": gpus, **versions, "library": f"{library.name} {library.version}", "way": way}
+    names = job.gather(f"{gpu['name']}, {gpu['uuid']}")
+    versions = {"cuda": driver["driver"], "nccl": gpus.nccl()["version"]}
+    return {"gpus": names, **versions, "library": f"{library.name} {library.version}", "way": way}
 
 
 def _machine_text(result: Result) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.arithmetic import floor
 from ringtrain.bench.gpu.aim import Aim
 from ringtrain.bench.gpu.copies import BothWays
@@ -46,7 +46,7 @@ class Staged:
         array = library.zeros((count,), dtype)
         total = sum(range(1, session.job.size + 1))
         (admitted,) = session.admit(
-            [own.collective("allreduce")],
+            [ringtrain_competitor.collective("allreduce")],
             [array],
             lambda: library.fill(array, 1 + session.job.rank),
             lambda result: bool(result.min() == total) and bool(result.max() == total),
@@ -83,4 +83,4 @@ def _finished(run: Callable[[], Array], library: Library) -> Callable[[], None]:
 
 
 def _share(values: Values) -> float:
-    return max(values[_COPIES]["seconds"], values[_FLOOR]["seconds"]) / values[own.NAME]["seconds"]
+    return max(values[_COPIES]["seconds"], values[_FLOOR]["seconds"]) / values[ringtrain_competitor.NAME]["seconds"]

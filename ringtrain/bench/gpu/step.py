@@ -6,7 +6,7 @@ the step until it has all averages.
 
 from __future__ import annotations
 
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.gpu.aim import Aim
 from ringtrain.bench.gpu.library import Library
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
@@ -29,7 +29,7 @@ class Step:
         from ringtrain.bench.torch.stopwatch import Stopwatch
 
         gradients = Gradients(session, library.zeros, library.fill)
-        competitors = [own.step(), *(one for peer in session.peers() for one in peer.step())]
+        competitors = [ringtrain_competitor.step(), *(one for peer in session.peers() for one in peer.step())]
         contestants = session.admit(competitors, gradients.arrays, gradients.fill, gradients.are_averaged)
         job, steps = session.job, session.arguments.steps
         stopwatch = Stopwatch(1e-3 * session.arguments.lead_ms)
@@ -49,15 +49,17 @@ class Step:
     def table(self, row: Row) -> list[str]:
         table = Table(["", "GPU ms [min-max]", "times ringtrain's", "host ms [min-max]"], first_is_text=True)
         for name in row.competitors():
-            ratio = "" if name == own.NAME else spread_text(row.ratio(name, own.NAME))
+            ratio = "" if name == ringtrain_competitor.NAME else spread_text(row.ratio(name, ringtrain_competitor.NAME))
             host = milliseconds_text(row.spread(name, "host"))
             table.add([name, milliseconds_text(row.spread(name)), ratio, host])
         megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
         subject = f"GPU time of a step: {row.key['tensors']} gradients of {row.key['model']}, {megabytes}"
         verdicts = [
-            Aim(f"ringtrain's GPU time, times that of {name}", must=1.1, goal=0.9).verdict(row.ratio(own.NAME, name))
+            Aim(f"ringtrain's GPU time, times that of {name}", must=1.1, goal=0.9).verdict(
+                row.ratio(ringtrain_competitor.NAME, name)
+            )
             for name in row.competitors()
-            if name != own.NAME
+            if name != ringtrain_competitor.NAME
         ]
         return [subject, "", *lines_of(table), *_late_hosts(row), "", *verdicts]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.gpu.aim import Aim
 from ringtrain.bench.gpu.library import Library
 from ringtrain.bench.report import Table, lines_of, spread_text
@@ -30,7 +30,7 @@ class Submission:
         gradients = Gradients(session, library.zeros, library.fill)
         # the peer has tensors of torch
         peers = session.peers() if library.name == "torch" else []
-        competitors = [own.step(), *(one for peer in peers for one in peer.step())]
+        competitors = [ringtrain_competitor.step(), *(one for peer in peers for one in peer.step())]
         contestants = session.admit(competitors, gradients.arrays, gradients.fill, gradients.are_averaged)
         job, steps = session.job, session.arguments.steps
 
@@ -50,10 +50,10 @@ class Submission:
     def table(self, row: Row) -> list[str]:
         table = Table(["", "us for each gradient [min-max]", "times ringtrain's"], first_is_text=True)
         for name in row.competitors():
-            ratio = "" if name == own.NAME else spread_text(row.ratio(name, own.NAME))
+            ratio = "" if name == ringtrain_competitor.NAME else spread_text(row.ratio(name, ringtrain_competitor.NAME))
             table.add([name, spread_text(_microseconds(row, name)), ratio])
         subject = f"host time to submit and synchronise {row.key['tensors']} gradients of {row.key['model']}"
-        return [subject, "", *lines_of(table), "", _AIM.verdict(_microseconds(row, own.NAME))]
+        return [subject, "", *lines_of(table), "", _AIM.verdict(_microseconds(row, ringtrain_competitor.NAME))]
 
 
 def _microseconds(row: Row, name: str) -> Spread:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.distribution import ALONE, Distribution
 from ringtrain.bench.gpu.aim import Aim
 from ringtrain.bench.gpu.library import Library
@@ -60,7 +60,14 @@ class Training:
             f"training step of {row.key['model']} in bfloat16: {row.key['tensors']} gradients; {inputs} on each rank"
         )
         is_for_one = ["The aim is that of one rank."] if row.key["ranks"] > 1 else []
-        return [subject, "", *lines_of(table), "", _AIM.verdict(row.ratio(own.NAME, ALONE)), *is_for_one]
+        return [
+            subject,
+            "",
+            *lines_of(table),
+            "",
+            _AIM.verdict(row.ratio(ringtrain_competitor.NAME, ALONE)),
+            *is_for_one,
+        ]
 
 
 def _preparing(task: Any, distribution: Distribution) -> Callable[[Any], Callable[[], Any]]:

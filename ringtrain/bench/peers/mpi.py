@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ringtrain import _core, mpi
+import ringtrain._core as _core
 from ringtrain.bench.arithmetic import scaling
 from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job
 from ringtrain.bench.rounds import Array, Competitor
+from ringtrain.job import mpi
 
 _FUSION_MB = (1, 2, 64)
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringtrain import _core
+import ringtrain._core as _core
 from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job
 from ringtrain.bench.peers import CannotTakePart

@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import ringtrain.torch as hvd
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.torch import training
 from ringtrain.bench.torch.models import CLASSES, resnet50
 
 DISTRIBUTION = Distribution(
-    own.NAME, lambda model, optimizer: (model, hvd.DistributedOptimizer(optimizer, model.named_parameters()))
+    ringtrain_competitor.NAME,
+    lambda model, optimizer: (model, hvd.DistributedOptimizer(optimizer, model.named_parameters())),
 )
 
 _RATE = 1e-3

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import ringtrain.torch as hvd
-from ringtrain.bench import own
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.torch.models import CLASSES, MODELS, VOCABULARY
 
@@ -71,8 +71,10 @@ def distributions() -> list[Distribution]:
         return model, hvd.DistributedOptimizer(optimizer, names, gradient_as_shared_view=is_shared)
 
     return [
-        Distribution(own.NAME, lambda model, optimizer: distribute(model, optimizer, False)),
-        Distribution(f"{own.NAME}, shared view", lambda model, optimizer: distribute(model, optimizer, True)),
+        Distribution(ringtrain_competitor.NAME, lambda model, optimizer: distribute(model, optimizer, False)),
+        Distribution(
+            f"{ringtrain_competitor.NAME}, shared view", lambda model, optimizer: distribute(model, optimizer, True)
+        ),
     ]
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ringtrain import world
 from ringtrain._core import ReduceOp
+from ringtrain.job import session
 
 T = TypeVar("T")
 
@@ -45,32 +45,32 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether there is a GPU for the framework."""
-    return extension_available(ext_base_name) and world.cuda_built()
+    return extension_available(ext_base_name) and session.cuda_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:
     """As `hvd.mpi_built()`."""
-    return world.mpi_built()
+    return session.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
     """As `hvd.gloo_built()`."""
-    return world.gloo_built()
+    return session.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
     """As `hvd.nccl_built()`."""
-    return world.nccl_built()
+    return session.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
     """As `hvd.ddl_built()`."""
-    return world.ddl_built()
+    return session.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
     """As `hvd.ccl_built()`."""
-    return world.ccl_built()
+    return session.ccl_built()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from ringtrain.timeline.report.meetings import Meeting
+from ringtrain.timeline.report.matching import Meeting
 from ringtrain.timeline.report.trace import RankTrace
 
 _SIZE_LIMITS = (4 << 10, 64 << 10, 1 << 20, 16 << 20)

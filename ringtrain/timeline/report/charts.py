@@ -12,8 +12,8 @@ from html import escape
 from statistics import median
 
 from ringtrain.timeline.report.figures import Figures, Lane, Parts, StepFigures
-from ringtrain.timeline.report.shares import Part
-from ringtrain.timeline.report.words import PART_NAMES, duration, percent
+from ringtrain.timeline.report.format import PART_NAMES, duration, percent
+from ringtrain.timeline.report.step_parts import Part
 
 _WIDTH = 960
 _LEFT = 88  # for names and the scale

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 
 from ringtrain.timeline.report.bandwidth import Bandwidth, bandwidth_of
-from ringtrain.timeline.report.meetings import meet
-from ringtrain.timeline.report.shares import Identity, Part, Piece, RankShares, pieces, plans_of, shares_of
+from ringtrain.timeline.report.format import percent
+from ringtrain.timeline.report.matching import meet
+from ringtrain.timeline.report.step_parts import Identity, Part, Piece, RankShares, pieces, plans_of, shares_of
 from ringtrain.timeline.report.trace import RankTrace, Trace, read
-from ringtrain.timeline.report.words import percent
 
 _MOST_OPERATIONS = 10
 # Who keeps the others waiting for less than this share of a step is not called the slowest of it.

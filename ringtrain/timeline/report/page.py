@@ -10,9 +10,9 @@ from pathlib import Path
 from ringtrain.timeline.report import charts
 from ringtrain.timeline.report.bandwidth import Bandwidth
 from ringtrain.timeline.report.figures import Figures, Parts
-from ringtrain.timeline.report.shares import Part
+from ringtrain.timeline.report.format import PART_NAMES, duration, gb_per_s, percent, size
+from ringtrain.timeline.report.step_parts import Part
 from ringtrain.timeline.report.verdict import Verdict
-from ringtrain.timeline.report.words import PART_NAMES, duration, gb_per_s, percent, size
 
 # A browser would refuse whatever the page might ask for, and shows an empty icon instead of looking for one.
 _HEAD = """<!DOCTYPE html>

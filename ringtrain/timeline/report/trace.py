@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringtrain.timeline.parts import TraceError, is_empty, no_timeline, other_parts, read_events
+from ringtrain.timeline.files import TraceError, is_empty, no_timeline, other_parts, read_events
 
 _BEFORE_A_GROUP = re.compile("queued|NEGOTIATE_.*|ready")
 _SCRIPT = 0  # the track of waits and marks
@@ -29,7 +29,7 @@ class Operation:
     submitted_ns: int
     ended_ns: int
     begun_ns: int
-    all_submitted_ns: int = 0  # known once the operations of all ranks have met: see meetings.py
+    all_submitted_ns: int = 0  # known once the operations of all ranks have met: see matching.py
     last_rank: int = 0
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ringtrain.timeline.report.figures import Figures, RankFigures
-from ringtrain.timeline.report.shares import Part
-from ringtrain.timeline.report.words import gb_per_s, percent
+from ringtrain.timeline.report.format import gb_per_s, percent
+from ringtrain.timeline.report.step_parts import Part
 
 _WORTH_MENDING = 0.10  # of a step; a job that loses less is bound by what it computes
 _IS_THE_LIMIT = 0.30

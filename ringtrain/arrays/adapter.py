@@ -1,0 +1,113 @@
+"""From any array to what the core needs of it, through the adapter of its library."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from ringtrain.arrays import numpy as numpy_adapter
+
+# (address, dtype number of the core, shape), and on a GPU (..., device, handle of the current stream). Complex numbers
+# are pairs of real ones, along a last dimension that only the core sees.
+View = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], int, int]
+
+
+class Adapter(Protocol):
+    """What one array library can do for ringtrain. This folder has a module of these functions for each."""
+
+    def accepts(self, array: Any) -> bool:
+        """Whether the library made it."""
+
+    def prepare(self, array: Any) -> Any:
+        """The array itself if the core can read it where it lies, else a contiguous copy.
+
+        Raises TypeError for a dtype that the core does not have.
+        """
+
+    def is_in_place(self, array: Any) -> bool:
+        """Whether the core may write the result where the array lies. Raises ValueError if nobody may write to it."""
+
+    def empty_like(self, array: Any) -> Any: ...
+
+    def view(self, array: Any) -> View: ...
+
+    def view_in_place(self, array: Any) -> View | None:
+        """The view of an array that can be read and written where it lies, or None: the other functions know why."""
+
+    def assign(self, target: Any, source: Any) -> None: ...
+
+    def from_memory(self, memory: Any, shape: list[int], like: Any) -> Any:
+        """An array of the dtype of `like` over bytes that the core allocated, for what has that shape there."""
+
+    def returned(self, array: Any, like: Any) -> Any:
+        """The result for the user, who gave `like`: on its device."""
+
+    def rows(self, array: Any) -> Any:
+        """The array, or a 0-d array as one of shape (1,): for operations along the first dimension."""
+
+    def is_finite(self, array: Any) -> Any:
+        """Whether no element is NaN or infinite: a bool, or on a GPU a 0-d array, so that the host need not wait."""
+
+    def dtype_name(self, array: Any) -> str: ...
+
+    def cast(self, array: Any, dtype_name: str) -> Any:
+        """A copy in another dtype."""
+
+    def stream(self, array: Any) -> int | None:
+        """The handle of the library's current stream on the array's GPU; None for an array in the host's memory.
+
+        -1 where nobody knows the library's stream, so that the host has to wait until the result is there.
+        """
+
+    def device(self, array: Any) -> int:
+        """The number of the array's GPU; -1 for an array in the host's memory."""
+
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        """Arrays of equal shape in one place as one array, along a new first dimension."""
+
+    def on_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """The values as a NumPy array; a copy, unless they are in the host's memory."""
+
+    def require_results(self) -> None:
+        """Raises TypeError if `empty_like` and `from_memory` cannot make arrays here."""
+
+    def received_splits(self, numbers: list[int], sent: Any) -> Any:
+        """How many rows came from each rank, as an array of the library like the splits that were given."""
+
+
+# Libraries whose adapter is imported when they are there and an array comes that is none of NumPy's.
+_FRAMEWORKS = ("torch", "cupy")
+_adapters: dict[type, Adapter] = {}
+
+
+def adapter_for(array: Any) -> Adapter:
+    """The adapter of the library that made `array`.
+
+    Raises:
+        TypeError: no library that ringtrain knows made it.
+    """
+    return _adapters.get(type(array)) or _find_adapter(array)
+
+
+def _find_adapter(array: Any) -> Adapter:
+    for adapter in _candidates():
+        if adapter.accepts(array):
+            _adapters[type(array)] = adapter
+            return adapter
+    raise TypeError(
+        f"ringtrain cannot send a {type(array).__module__}.{type(array).__qualname__}; "
+        "it takes arrays of NumPy, CuPy and PyTorch, what else is on a CUDA device and knows DLPack or "
+        "__cuda_array_interface__, and numbers"
+    )
+
+
+def _candidates() -> Iterator[Adapter]:
+    """One after the other, so that those of other libraries are imported only when they are asked."""
+    yield cast(Adapter, numpy_adapter)
+    # What the libraries of their own adapters make speaks DLPack, too.
+    for name in (*(name for name in _FRAMEWORKS if name in sys.modules), "dlpack"):
+        yield cast(Adapter, importlib.import_module(f"ringtrain.arrays.{name}"))

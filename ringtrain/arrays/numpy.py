@@ -1,0 +1,130 @@
+"""NumPy arrays and Python's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+import ringtrain._core as _core
+
+Array = npt.NDArray[Any]
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+# CuPy and `borrowing` have NumPy's dtypes too.
+DTYPES: dict[Any, int] = {
+    _BFLOAT16 if name == "bfloat16" else np.dtype(name): number for name, number in _core.DTYPES.items()
+}
+# Of complex numbers, what their parts are.
+_PARTS = {np.dtype("complex64"): np.dtype("float32"), np.dtype("complex128"): np.dtype("float64")}
+
+
+def accepts(array: Any) -> bool:
+    return isinstance(array, (np.ndarray, np.generic, bool, int, float, complex))
+
+
+def prepare(array: Any) -> Array:
+    values = np.asarray(array)
+    require_known(values.dtype)
+    return values if values.flags.c_contiguous else values.copy(order="C")
+
+
+def require_known(dtype: Any) -> None:
+    """Raises TypeError for a dtype that the core does not have."""
+    if dtype not in DTYPES and dtype not in _PARTS:
+        names = ", ".join([*_core.DTYPES, *map(str, _PARTS)])
+        raise TypeError(f"ringtrain cannot send dtype {dtype}; it takes {names}, in the machine's byte order")
+
+
+def is_in_place(array: Any) -> bool:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"an operation in place needs a NumPy array, not a {type(array).__qualname__}")
+    if not array.flags.writeable:
+        raise ValueError("an operation in place needs an array that can be written to, and this one is read-only")
+    return bool(array.flags.c_contiguous)
+
+
+def empty_like(array: Array) -> Array:
+    return np.empty(array.shape, array.dtype)
+
+
+def view(array: Array) -> tuple[int, int, tuple[int, ...]]:
+    # bfloat16 has no letter in the buffer protocol
+    buffer = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
+    return _core.address(buffer), *spec_of(array)
+
+
+def spec_of(array: Any) -> tuple[int, tuple[int, ...]]:
+    """The number of its dtype and its shape, as the core has them: see `adapter.View`."""
+    part = _PARTS.get(array.dtype)
+    return (DTYPES[array.dtype], array.shape) if part is None else (DTYPES[part], (*array.shape, 2))
+
+
+def shape_from_core(shape: list[int], like: Any) -> tuple[int, ...]:
+    """The shape of an array of the dtype of `like` that has `shape` in the core."""
+    return tuple(shape[:-1] if like.dtype in _PARTS else shape)
+
+
+def view_in_place(array: Array) -> tuple[int, int, tuple[int, ...]] | None:
+    return _core.writable_view(array)
+
+
+def assign(target: Array, source: Array) -> None:
+    target[...] = source
+
+
+def from_memory(memory: Array, shape: list[int], like: Array) -> Array:
+    typed: Array = memory.view(like.dtype)
+    return typed.reshape(shape_from_core(shape, like))
+
+
+def returned(array: Array, like: Any) -> Array:
+    return array
+
+
+def rows(array: Array) -> Array:
+    return array.reshape(1) if array.ndim == 0 else array
+
+
+def is_finite(array: Array) -> bool:
+    if array.dtype.kind in "biu":
+        return True
+    # The sum takes one look at each element, but may be too large itself.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum(dtype=np.float32 if array.dtype.itemsize < 4 else None)
+    return bool(np.isfinite(total) or np.isfinite(array).all())
+
+
+def dtype_name(array: Array) -> str:
+    return str(array.dtype.name)
+
+
+def cast(array: Array, dtype_name: str) -> Array:
+    return array.astype(dtype_name)
+
+
+def received_splits(numbers: list[int], sent: Any) -> Array:
+    return np.array(numbers, np.int64)
+
+
+def stream(array: Any) -> int | None:
+    return None
+
+
+def device(array: Any) -> int:
+    return -1
+
+
+def stack(arrays: Sequence[Any]) -> Array:
+    return np.stack(arrays)
+
+
+def on_host(array: Any) -> Array:
+    return np.asarray(array)
+
+
+def require_results() -> None:
+    pass

@@ -1,0 +1,296 @@
+"""What the doctor finds on a machine, and what of it is wrong.
+
+Each topic is a function that returns plain data; `judge` reads that data and nothing else. No framework is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import math
+import os
+import platform
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ringtrain.doctor import gpus
+from ringtrain.doctor.gpus import Data, Finding
+from ringtrain.job import launched_by
+from ringtrain.job.cores import cgroup_quota
+from ringtrain.runner.launchers import mpi_probe
+from ringtrain.runner.launchers.mpi_library import MpiNotFound, find_launcher, probe
+
+PACKAGES = ("numpy", "ml_dtypes", "cupy", "torch", "jax", "jaxlib", "mxnet")
+SHARED_MEMORY = "/dev/shm"
+# a container's /dev/shm has this size unless told otherwise, and the ranks of a node share it
+SMALL_SHARED_MEMORY_MB = 64
+
+
+def examine(launch: launched_by.Launch | None) -> Data:
+    """Gather every topic. Under a launcher all ranks must call this, since it initialises MPI."""
+    library, driver = mpi(launch), gpus.cuda()
+    report: Data = {
+        "ringtrain": core(),
+        "launcher": None if launch is None else launch._asdict(),
+        "mpi": library,
+        "topology": topology(driver) if launch is not None and library.get("thread_level") else None,
+        "cpu": cpu(),
+        "shared_memory": shared_memory(SHARED_MEMORY),
+        "cuda": driver,
+        "nccl": gpus.nccl(),
+        "packages": packages(PACKAGES),
+    }
+    report["findings"] = [finding._asdict() for finding in judge(report)]
+    return report
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def core() -> Data:
+    """ringtrain's version, its compiled part and the instruction set that the reduction kernels chose."""
+    version = _version("ringtrain")
+    try:
+        module = importlib.import_module("ringtrain._core")
+    except ImportError as error:
+        return {"version": version, "path": None, "simd": None, "error": str(error)}
+    return {"version": version, "path": module.__file__, "simd": module.simd_in_use(), "error": None}
+
+
+def mpi(launch: launched_by.Launch | None) -> Data:
+    """The MPI of mpi4py, tried in a process of its own, which a broken one may abort. Under a launcher it is then
+    initialised here, unless the launcher is of another MPI."""
+    try:
+        data = probe(initialize=launch is None)
+    except MpiNotFound as error:
+        return {"error": error.what, "remedy": error.remedy}
+    if launch is not None and not launched_by.is_of_another_mpi(launch, data["library"]):
+        data = mpi_probe.describe(initialize=True)
+    return {**data, "mpirun": find_launcher(data["library"], data["path"]), "error": None}
+
+
+def topology(driver: Data) -> Data:
+    """The number of ranks that MPI has, and of each node the host, its ranks, the CPUs that these may run on together,
+    the GPU that each of them would take, and how many a rank sees. `driver`: the topic `cuda`."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    cpus = len(set().union(*node.allgather(os.sched_getaffinity(0))))
+    own = {
+        "host": socket.gethostname(),
+        "ranks": node.allgather(world.rank),
+        "cpus": cpus,
+        "gpus": node.allgather(gpus.usual_gpu(node.rank, driver)),
+        "visible_gpus": max(node.allgather(len(driver["gpus"]))),
+    }
+    leaders = world.allgather(own if node.rank == 0 else None)
+    node.Free()
+    return {"size": world.size, "nodes": [leader for leader in leaders if leader is not None]}
+
+
+def cpu() -> Data:
+    """CPUs by affinity (what this process may run on) and by cgroup quota (how much time it gets there)."""
+    return {
+        "machine": platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "quota_cpus": cgroup_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup").read_text()),
+    }
+
+
+def shared_memory(folder: str) -> Data:
+    """Size of /dev/shm in megabytes, and whether a file can be made there."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+        space = os.statvfs(folder)
+    except OSError as error:
+        return {"path": folder, "size_mb": None, "free_mb": None, "error": error.strerror or str(error)}
+    block_mb = space.f_frsize / 2**20
+    return {
+        "path": folder,
+        "size_mb": round(space.f_blocks * block_mb),
+        "free_mb": round(space.f_bavail * block_mb),
+        "error": None,
+    }
+
+
+def packages(names: Sequence[str]) -> Data:
+    """Version (None where it is not known) and folder of each importable package, or None. A package's distribution may
+    be called otherwise (cupy-cuda12x, mxnet-cu112)."""
+    owners = importlib.metadata.packages_distributions()
+    found: Data = {}
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            found[name] = None
+            continue
+        folder = next(iter(spec.submodule_search_locations or []), spec.origin)
+        # Python 3.10 knows the owner only of packages with a top_level.txt; most of the others have their own name
+        found[name] = {"version": _version(next(iter(owners.get(name, [])), name)), "path": folder}
+    return found
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# --- judgement --------------------------------------------------------------------------------------------------------
+
+
+def judge(report: Data) -> list[Finding]:
+    """What is wrong in a report, worst first."""
+    findings = [
+        *_judge_core(report["ringtrain"]),
+        *_judge_mpi(report["mpi"]),
+        *_judge_launch(report),
+        *_judge_cpus(report),
+        *_judge_shared_memory(report["shared_memory"]),
+        *gpus.judge(report["cuda"], report["nccl"], report["packages"], report["topology"]),
+        *_judge_packages(report["packages"]),
+    ]
+    return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
+
+
+def _judge_core(data: Data) -> Iterator[Finding]:
+    if data["error"]:
+        yield Finding(
+            "error",
+            f"the compiled part of ringtrain cannot be loaded: {data['error']}",
+            "install ringtrain again with this Python: pip install --force-reinstall ringtrain",
+        )
+
+
+def _judge_mpi(data: Data) -> Iterator[Finding]:
+    if data["error"]:
+        yield Finding("error", data["error"], data["remedy"])
+        return
+    if data["thread_level"] not in ("multiple", None):
+        yield Finding(
+            "error",
+            f"MPI gives thread level {data['thread_level']}, but ringtrain calls it from a thread of its own",
+            'leave mpi4py.rc.thread_level at "multiple" and use an MPI that was built with MPI_THREAD_MULTIPLE',
+        )
+    if data["mpirun"] is None:
+        yield Finding(
+            "warning",
+            f"no mpirun of {data['library']} lies beside Python, beside the library or on PATH",
+            f"add the bin folder of {data['library']} to PATH, or start with srun",
+        )
+
+
+def _judge_launch(report: Data) -> Iterator[Finding]:
+    if report["launcher"] is None or report["mpi"]["error"]:
+        return
+    launch = launched_by.Launch(**report["launcher"])
+    library = f"{report['mpi']['library']} {report['mpi']['version']}"
+    if launched_by.is_of_another_mpi(launch, report["mpi"]["library"]):
+        mpirun = report["mpi"]["mpirun"] or "the mpirun of that library"
+        what = f"{launch.launcher} started this process, but mpi4py uses {library}"
+        yield Finding("error", what, f"start with {mpirun}, or with ringrun, which picks the right one by itself")
+        return
+    try:
+        launched_by.require_world(launch, report["topology"]["size"], library)
+    except RuntimeError as error:
+        what, _, remedy = str(error).partition(". ")
+        yield Finding("error", what, remedy)
+
+
+def _judge_cpus(report: Data) -> Iterator[Finding]:
+    quota = report["cpu"]["quota_cpus"] or math.inf
+    for node in (report["topology"] or {"nodes": []})["nodes"]:
+        ranks, cpus = len(node["ranks"]), min(node["cpus"], quota)
+        if ranks > cpus:
+            what = f"{ranks} ranks of {node['host']} share {cpus:g} CPUs"
+            yield Finding("warning", what, "start fewer ranks on a host, or give the container more CPUs")
+        elif report["cpu"]["cpus"] == 1 < cpus:
+            what = "this rank is bound to one CPU, which ringtrain's thread must share with the framework"
+            yield Finding("warning", what, "start with ringrun, mpirun --bind-to none, or I_MPI_PIN=0 for Intel MPI")
+            return
+
+
+def _judge_shared_memory(data: Data) -> Iterator[Finding]:
+    if data["error"]:
+        yield Finding(
+            "warning",
+            f"{data['path']} cannot be used: {data['error']}",
+            "mount it (docker run --shm-size=1g), or set RINGTRAIN_SHARED_MEMORY=off to send everything through MPI",
+        )
+    elif data["free_mb"] < SMALL_SHARED_MEMORY_MB:
+        yield Finding(
+            "warning",
+            f"{data['path']} has only {data['free_mb']} MB free of {data['size_mb']} MB",
+            "give the container more (docker run --shm-size=1g), or lower RINGTRAIN_MAILBOX_KB",
+        )
+
+
+def _judge_packages(found: Data) -> Iterator[Finding]:
+    numpy, mxnet = found.get("numpy"), found.get("mxnet")
+    if numpy is None:
+        yield Finding("error", "NumPy is not installed", "pip install numpy")
+    elif mxnet and numpy["version"] and _release(numpy["version"]) >= (1, 24):
+        yield Finding(
+            "warning",
+            f"mxnet {mxnet['version']} cannot be imported with numpy {numpy['version']} (it uses numpy.bool)",
+            'pip install "numpy<1.24"',
+        )
+    if found.get("ml_dtypes") is None:
+        yield Finding("note", "without ml_dtypes NumPy arrays have no bfloat16", "pip install ml_dtypes")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def as_table(report: Data) -> str:
+    """The report as aligned lines for people."""
+    rows = [*_rows(report)]
+    width = max(len(label) for label, _ in rows)
+    lines = [f"{label:<{width}}  {text}" for label, text in rows]
+    if not report["findings"]:
+        return "\n".join([*lines, "", "nothing is wrong"])
+    lines.append("")
+    for finding in report["findings"]:
+        lines += [f"{finding['level']:<{width}}  {finding['what']}", f"{'':<{width}}  remedy: {finding['remedy']}"]
+    return "\n".join(lines)
+
+
+def _rows(report: Data) -> Iterator[tuple[str, str]]:
+    own, library, processor = report["ringtrain"], report["mpi"], report["cpu"]
+    yield "ringtrain", f"{own['version'] or 'version unknown'}, {own['path'] or 'no compiled part'}"
+    if library["error"]:
+        yield "MPI", "none"
+    else:
+        yield "MPI", f"{library['library']} {library['version']}, {library['path']}"
+        ulfm = "ULFM" if library["ulfm"] else "no ULFM"
+        handles = f"handles of {library['handle_bytes']} bytes"
+        level = f"thread level {library['thread_level'] or 'unknown'}"
+        aware = {True: ", CUDA-aware", False: ", not CUDA-aware", None: ""}[library["cuda_aware"]]
+        yield "", f"MPI {library['standard']}, {handles}, {level}, {ulfm}{aware}"
+        yield "", f"mpi4py {library['mpi4py']}; its launcher is {library['mpirun'] or 'nowhere to be found'}"
+    yield "launcher", _launcher_text(report["launcher"])
+    for node in (report["topology"] or {"nodes": []})["nodes"]:
+        yield "node", f"{node['host']}, ranks {', '.join(map(str, node['ranks']))} on {node['cpus']} CPUs"
+    quota = f", of which the cgroup gives {processor['quota_cpus']:g}" if processor["quota_cpus"] else ""
+    yield "CPU", f"{processor['machine']}, {processor['cpus']} CPUs{quota}, kernels: {own['simd'] or 'none'}"
+    memory = report["shared_memory"]
+    yield memory["path"], memory["error"] or f"{memory['free_mb']} MB free of {memory['size_mb']} MB"
+    yield from gpus.rows(report["cuda"], report["nccl"])
+    for name, package in report["packages"].items():
+        yield name, f"{package['version'] or 'version unknown'}, {package['path']}" if package else "none"
+
+
+def _launcher_text(launch: Data | None) -> str:
+    if launch is None:
+        return "none: this is the only rank"
+    return f"{launch['launcher']}, rank {launch['rank']} of {launch['size'] or 'unknown'}"

@@ -1,0 +1,1 @@
+"""The road into the core: from an operation on arrays to a Handle."""

@@ -1,0 +1,338 @@
+"""The way of any operation from the user's arrays into the engine, and of its result back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import ringtrain._core as _core
+from ringtrain._core import OpKind, ReduceOp
+from ringtrain.arrays.adapter import Adapter, View, adapter_for
+from ringtrain.compression import Compression, Compressor
+from ringtrain.failure.call_sites import call_site, first_call_site
+from ringtrain.handles import Handle, OnGpu
+from ringtrain.process_sets import ProcessSet
+
+_BOOL = _core.DTYPES["bool"]
+_FOR_COMPLEX = (ReduceOp.Sum, ReduceOp.Average)
+_INTEGERS = {number for name, number in _core.DTYPES.items() if "float" not in name}
+
+
+class Reduction(NamedTuple):
+    """How an allreduce or reducescatter makes one value of many."""
+
+    op: ReduceOp = ReduceOp.Sum
+    prescale: float = 1.0
+    postscale: float = 1.0
+    compression: type[Compressor] = Compression.none
+
+    @staticmethod
+    def of(
+        op: ReduceOp | None,
+        average: bool | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        compression: type[Compressor],
+    ) -> Reduction:
+        """From Horovod's arguments. Raises ValueError if both `op` and `average` are given."""
+        if op is not None and average is not None:
+            raise ValueError("give op or average, not both: average is the older spelling of op")
+        if op is None:
+            op = ReduceOp.Sum if average is False else ReduceOp.Average
+        if not isinstance(op, ReduceOp):
+            raise TypeError(f"op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}")
+        return Reduction(op, float(prescale_factor), float(postscale_factor), compression)
+
+
+_NO_REDUCTION = Reduction()
+_How = tuple[ReduceOp | None, bool | None, float, float, type[Compressor]]
+
+
+@dataclass
+class Operation:
+    """What the user asked for. `tensors` has one element unless `is_group`."""
+
+    kind: OpKind
+    tensors: Sequence[Any]
+    name: str | None
+    process_set: ProcessSet
+    reduction: Reduction = _NO_REDUCTION
+    root: int = 0
+    priority: int = 0
+    splits: list[Any] = field(default_factory=list)  # alltoall: one for each tensor, None for even ones
+    is_group: bool = False
+    in_place: bool = False
+
+    @property
+    def title(self) -> str:
+        """For messages: allreduce "layer1.weight"."""
+        return f'{self.kind.name.lower()} "{self.name}"' if self.name else self.kind.name.lower()
+
+
+class _Input(NamedTuple):
+    """One tensor of an operation on its way."""
+
+    adapter: Adapter
+    original: Any  # the user's
+    context: Any  # of the compressor
+    sent: Any  # what the core reads
+    view: View  # of `sent`
+    output: Any  # what the core writes, or None where it allocates the result
+
+    def output_view(self) -> View:
+        return self.view if self.output is self.sent else self.adapter.view(self.output)
+
+
+def start(operation: Operation, is_awaited: bool = False) -> Handle:
+    """Submit an operation. Raises at once what the caller's own rank can see.
+
+    `is_awaited`: the caller waits for it at once.
+    """
+    _core.require_initialized()
+    number = operation.process_set.process_set_id
+    if number is None:
+        raise ValueError(f"{operation.title}: {operation.process_set} is not registered; see add_process_set")
+    if operation.name and operation.name.startswith("<"):
+        raise ValueError(f'{operation.title}: names that begin with "<" are for ringtrain itself')
+    _check_list(operation)
+    try:
+        inputs = [_prepare(operation, tensor) for tensor in operation.tensors]
+    except Exception as error:
+        _name_if_out_of_memory(error, operation)
+        raise
+    on_gpu = _place_of(operation, inputs)
+    splits = _splits_of(operation, inputs)
+    if operation.kind == OpKind.BROADCAST:
+        _check_root(operation)
+    handle = _core.submit(
+        _core.Operation(
+            operation.kind,
+            operation.name or "",
+            process_set=number,
+            op=operation.reduction.op,
+            root=operation.root,
+            prescale=operation.reduction.prescale,
+            postscale=operation.reduction.postscale,
+        ),
+        [one.view for one in inputs],
+        [one.output_view() for one in inputs if one.output is not None],
+        splits=splits,
+        priority=operation.priority,
+        is_awaited=is_awaited,
+        site=call_site(),
+    )
+    return Handle(handle, inputs, lambda core: _finish_or_name(operation, inputs, core), on_gpu)
+
+
+def start_in_place(
+    tensor: Any, name: str | None, how: _How, process_set: ProcessSet, priority: int, is_awaited: bool
+) -> Handle:
+    """Submit the allreduce of one tensor in place: as `start`, at a third of its cost where nothing needs care.
+
+    `how`: the arguments of Reduction.of.
+    """
+    op, average, prescale, postscale, compression = how
+    if op is None and average is None:
+        op = ReduceOp.Average
+    if type(op) is ReduceOp and average is None and (name is None or name[:1] != "<"):
+        reduction = (op, prescale, postscale, compression)
+        handle = start_plain(tensor, name or "", reduction, process_set, priority, is_awaited)
+        if handle is not None:
+            return handle
+    operation = Operation(
+        OpKind.ALLREDUCE, [tensor], name, process_set, Reduction.of(*how), priority=priority, in_place=True
+    )
+    return start(operation, is_awaited)
+
+
+def start_plain(
+    tensor: Any,
+    name: str,
+    reduction: tuple[ReduceOp, float, float, type[Compressor]],
+    process_set: ProcessSet,
+    priority: int,
+    is_awaited: bool = False,
+) -> Handle | None:
+    """As `start_in_place`, or None where something needs care. A training step does this for every gradient."""
+    op, prescale, postscale, compression = reduction
+    number = process_set.process_set_id
+    adapter = adapter_for(tensor)
+    view = adapter.view_in_place(tensor)
+    if (
+        view is None
+        or number is None
+        or compression is not Compression.none
+        or (view[1] in _INTEGERS and not _have(op, view[1]))
+    ):
+        return None
+    site = first_call_site(name)
+    handle = _core.allreduce_in_place(view, name, op, prescale, postscale, number, priority, is_awaited, site)
+    return Handle(handle, tensor, None, OnGpu(adapter, tensor, view[4]) if len(view) == 5 else None)
+
+
+def _check_list(operation: Operation) -> None:
+    if not operation.is_group:
+        return
+    if not isinstance(operation.tensors, (list, tuple)):
+        raise TypeError(f"{operation.title}: a grouped operation takes a list of tensors")
+    if not operation.tensors:
+        raise ValueError(f"{operation.title}: a grouped operation needs at least one tensor")
+
+
+def _prepare(operation: Operation, tensor: Any) -> _Input:
+    adapter = adapter_for(tensor)
+    array = adapter.prepare(tensor)
+    writes_into_tensor = operation.in_place and adapter.is_in_place(tensor)
+    if operation.kind in (OpKind.ALLGATHER, OpKind.ALLTOALL):
+        array = adapter.rows(array)
+    sent, context = operation.reduction.compression.compress(array)
+    if sent is not array:
+        sent = adapter.prepare(sent)
+    view = adapter.view(sent)
+    _check_dtype_and_shape(operation, adapter, sent, view[1])
+    output = None
+    if operation.kind in (OpKind.ALLREDUCE, OpKind.BROADCAST):
+        may_overwrite = writes_into_tensor or sent is not array or (operation.in_place and array is not tensor)
+        output = sent if may_overwrite else adapter.empty_like(sent)
+    else:
+        adapter.require_results()
+    return _Input(adapter, tensor, context, sent, view, output)
+
+
+def _place_of(operation: Operation, inputs: list[_Input]) -> OnGpu | None:
+    """None for host memory. Raises ValueError unless all tensors lie in the same place."""
+    if not inputs:
+        return None
+    first = inputs[0]
+    for one in inputs[1:]:
+        if one.view[3:4] != first.view[3:4]:
+            raise ValueError(
+                f"{operation.title}: its tensors lie {_place_text(first.view)} and {_place_text(one.view)}; "
+                "put them in one place"
+            )
+    return OnGpu(first.adapter, first.sent, first.view[4]) if len(first.view) == 5 else None
+
+
+def _place_text(view: View) -> str:
+    return f"on GPU {view[3]}" if len(view) == 5 else "in host memory"
+
+
+def _check_dtype_and_shape(operation: Operation, adapter: Adapter, sent: Any, dtype: int) -> None:
+    op = operation.reduction.op
+    reduces = operation.kind in (OpKind.ALLREDUCE, OpKind.REDUCESCATTER)
+    if reduces and dtype in _INTEGERS and not _have(op, dtype):
+        takes = "floats" if op is ReduceOp.Adasum else "numbers"
+        raise ValueError(
+            f"{operation.title}: {op.name} is for {takes}, not for {sent.dtype}; use op=Sum, or convert to float"
+        )
+    if reduces and op not in _FOR_COMPLEX and adapter.dtype_name(sent).startswith("complex"):
+        raise ValueError(
+            f"{operation.title}: op={op.name} is for real numbers, not for {sent.dtype}; use op=Sum or Average, or "
+            "send the real and the imaginary parts"
+        )
+    if operation.kind == OpKind.REDUCESCATTER and op == ReduceOp.Adasum:
+        raise ValueError(f"{operation.title}: Adasum wants whole tensors; use allreduce")
+    if operation.kind == OpKind.REDUCESCATTER and len(sent.shape) == 0:
+        raise ValueError(f"{operation.title}: a number has no first dimension to scatter")
+
+
+def _have(op: ReduceOp, dtype: int) -> bool:
+    """Whether integers, or bool, have this reduction. Their average is truncated towards zero, as in Horovod."""
+    return op is not ReduceOp.Adasum and (op is not ReduceOp.Average or dtype != _BOOL)
+
+
+def _check_root(operation: Operation) -> None:
+    ranks = operation.process_set.ranks or []
+    if operation.root not in ranks:
+        raise ValueError(f"{operation.title}: root_rank {operation.root} is not one of the ranks {_range(ranks)}")
+
+
+def _range(ranks: list[int]) -> str:
+    return f"0-{ranks[-1]}" if ranks == list(range(len(ranks))) and len(ranks) > 2 else str(ranks)
+
+
+def _splits_of(operation: Operation, inputs: list[_Input]) -> list[int]:
+    """The splits of all tensors in one list."""
+    if operation.kind != OpKind.ALLTOALL:
+        return []
+    if len(operation.splits) != len(inputs):
+        raise ValueError(f"{operation.title}: {len(inputs)} tensors, but splits for {len(operation.splits)}")
+    return [
+        number
+        for one, given in zip(inputs, operation.splits, strict=True)
+        for number in _checked_splits(operation, one.sent.shape[0], given)
+    ]
+
+
+def _checked_splits(operation: Operation, rows: int, given: Any) -> list[int]:
+    size = operation.process_set.size() or 0
+    if given is None:
+        if rows % size:
+            raise ValueError(f"{operation.title}: {rows} rows cannot be split evenly over {size} ranks; give splits")
+        return [rows // size] * size
+    splits = np.asarray(adapter_for(given).on_host(given) if hasattr(given, "dtype") else given)
+    if splits.dtype.kind not in "iu" or splits.shape != (size,):
+        raise ValueError(
+            f"{operation.title}: splits must be {size} integers, one for each rank, "
+            f"not {splits.dtype}{list(splits.shape)}"
+        )
+    if (splits < 0).any() or int(splits.sum()) != rows:
+        raise ValueError(f"{operation.title}: splits {splits.tolist()} do not add up to the {rows} rows of the tensor")
+    return [int(number) for number in splits]
+
+
+def _finish_or_name(operation: Operation, inputs: list[_Input], core: _core.Handle) -> Any:
+    try:
+        return _finish(operation, inputs, core)
+    except Exception as error:
+        _name_if_out_of_memory(error, operation)
+        raise
+
+
+def _name_if_out_of_memory(error: Exception, operation: Operation) -> None:
+    """The library that has no memory does not know for what it was."""
+    is_out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if is_out_of_memory and sys.version_info >= (3, 11):
+        error.add_note(f"ringtrain was making room for {operation.title}")
+
+
+def _finish(operation: Operation, inputs: list[_Input], core: _core.Handle) -> Any:
+    """The user's result of a completed operation."""
+    if not inputs:
+        return core.number()
+    if inputs[0].output is not None:
+        outputs = [one.output for one in inputs]
+    else:
+        outputs = [
+            one.adapter.from_memory(memory, shape, one.sent)
+            for one, (memory, _, shape) in zip(inputs, core.tensors(), strict=True)
+        ]
+    results = [_deliver(operation, one, output) for one, output in zip(inputs, outputs, strict=True)]
+    if operation.kind == OpKind.ALLTOALL:
+        results = _with_received_splits(operation, inputs, results, core.received_splits())
+    return results if operation.is_group else results[0]
+
+
+def _deliver(operation: Operation, one: _Input, output: Any) -> Any:
+    result = operation.reduction.compression.decompress(output, one.context)
+    if not operation.in_place:
+        return one.adapter.returned(result, like=one.original)
+    if result is not one.original:
+        one.adapter.assign(one.original, result)
+    return one.original
+
+
+def _with_received_splits(
+    operation: Operation, inputs: list[_Input], results: list[Any], received: list[int]
+) -> list[Any]:
+    """A result becomes a pair where the user gave splits."""
+    ranks = len(received) // len(results)
+    each = [received[first : first + ranks] for first in range(0, len(received), ranks)]
+    return [
+        result if given is None else (result, one.adapter.received_splits(numbers, given))
+        for one, result, given, numbers in zip(inputs, results, operation.splits, each, strict=True)
+    ]

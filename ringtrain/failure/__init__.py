@@ -1,0 +1,6 @@
+"""What this rank tells of itself when something goes wrong, or nothing goes on.
+
+exceptions  an exception of the script, told to the other ranks before this process ends of it
+deadlock    whether all threads that could submit something wait
+call_sites  the line of the script that an operation came from
+"""

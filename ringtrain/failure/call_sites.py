@@ -1,0 +1,70 @@
+"""Where in the user's code an operation was submitted, for messages about operations that do not end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from types import CodeType, FrameType
+
+from ringtrain._core import Site
+from ringtrain.failure import deadlock
+
+# Frames of these packages are not the user's: ringtrain itself, and what calls its hooks.
+_NOT_THE_USERS = ("ringtrain", "torch")
+_MOST = 100_000  # names that are remembered; beyond that all are forgotten
+
+_by_name: dict[str, Site] = {}
+_by_place: dict[tuple[int, int], tuple[CodeType, Site]] = {}  # id of the code, which is kept so that it stays its id
+
+
+def first_call_site(name: str) -> Site:
+    """The place that called ringtrain with this name for the first time, which costs next to nothing to know."""
+    deadlock.note_submitter()
+    site = _by_name.get(name)
+    if site is None or not name:
+        if len(_by_name) >= _MOST:
+            _by_name.clear()
+        site = _by_name[name] = _find_site()
+    return site
+
+
+def call_site() -> Site:
+    """The place that called ringtrain."""
+    deadlock.note_submitter()
+    return _find_site()
+
+
+def _find_site() -> Site:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_the_users(frame):
+        frame = frame.f_back
+    if frame is None:
+        return _NOWHERE
+    place = (id(frame.f_code), frame.f_lasti)
+    known = _by_place.get(place)
+    if known is None:
+        if len(_by_place) >= _MOST:
+            _by_place.clear()
+        file = os.path.relpath(frame.f_code.co_filename) if _is_below_here(frame) else frame.f_code.co_filename
+        known = _by_place[place] = frame.f_code, Site(f"{file}:{frame.f_lineno}")
+    return known[1]
+
+
+def warn(message: str) -> None:
+    """A UserWarning at the place that called ringtrain."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and not _is_the_users(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+def _is_the_users(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USERS
+
+
+def _is_below_here(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(os.getcwd() + os.sep)
+
+
+_NOWHERE = Site("")

@@ -1,0 +1,289 @@
+"""What the core must know of MPI, taken from mpi4py, which owns it: finds the library, initialises and finalises it.
+
+Nothing here is imported or called in a job of one rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, cast
+
+import ringtrain._core as _core
+from ringtrain.job import cores, gpus, launched_by, ulfm
+from ringtrain.job.rendezvous import meet
+
+T = TypeVar("T")
+
+# IBM's has a name of its own, Cray's is called after the compiler. Not libmpi_cxx and the like, which lie beside them.
+_LIBRARY = re.compile(r"/libmpi(ch|_(abi|ibm|(cray|gnu|intel|nvidia|amd|aocc)\w*))?\.so[.\d]*$")
+
+
+@dataclass(frozen=True)
+class Library:
+    """The MPI library of this process, as numbers: see csrc/network/mpi.h."""
+
+    library: str
+    handle_bytes: int
+    communicator: int
+    handles: dict[str, int]
+    constants: dict[str, int]
+
+
+class World(NamedTuple):
+    """The ranks of the job and where they are.
+
+    `names` are (host, pid) by rank, `nodes` the number of the node of every rank, by first appearance, `communicator`
+    is mpi4py's; without MPI it is None, as `library`.
+    """
+
+    rank: int
+    names: list[tuple[str, int]]
+    nodes: list[int]
+    cores: int
+    token: str
+    library: Library | None
+    gpus: list[gpus.Choice]  # by rank
+    communicator: Any = None
+
+
+class _Introduction(NamedTuple):
+    """What each rank tells all the others."""
+
+    settings: dict[str, str]
+    name: tuple[str, int]
+    node_leader: int
+    share: cores.Share
+    gpu: gpus.Choice
+
+
+def single_world() -> World:
+    """A job of one rank: no MPI, and on the GPU that the script takes."""
+    here = cores.usable_together([cores.own_share()])
+    return World(0, [(socket.gethostname(), os.getpid())], [0], here, secrets.token_hex(8), None, [gpus.NO_CHOICE])
+
+
+def is_wanted(comm: Any) -> bool:
+    """Whether this process may be one of several ranks: a launcher started it, or its user brings MPI along."""
+    return comm is not None or launched_by.detect() is not None or "mpi4py.MPI" in sys.modules
+
+
+def connect(comm: Any, settings: dict[str, str], read_more: Callable[[], T]) -> tuple[World, T]:
+    """The world of `comm`: an mpi4py communicator, a list of ranks of COMM_WORLD, or None for all of COMM_WORLD.
+
+    All its ranks call this together; `settings` must be the same on all of them. Returns also what `read_more` returns
+    on rank 0, or raises what it raises there.
+
+    Raises:
+        RuntimeError: started by the launcher of another MPI, or MPI lacks MPI_THREAD_MULTIPLE.
+        ValueError: a list of ranks that is not one, or without this rank; settings that differ between ranks.
+    """
+    timeout_s = float(settings["start_timeout_s"])
+    MPI = _import_mpi(timeout_s)
+    parent, ranks = _ranks_to_meet(MPI, comm)
+    if len(ranks) == 1:
+        return single_world(), read_more()
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            "ringtrain calls MPI from a thread of its own, but MPI was initialised without MPI_THREAD_MULTIPLE; "
+            'set mpi4py.rc.thread_level = "multiple" before mpi4py.MPI is imported'
+        )
+
+    def work() -> tuple[World, T]:
+        own = _own_communicator(parent, ranks)
+        world = _introduce(MPI, own, settings)
+        return world, _from_rank_0(own, read_more)
+
+    return meet(MPI, parent, ranks, timeout_s, work)
+
+
+def _introduce(MPI: Any, own: Any, settings: dict[str, str]) -> World:
+    leader, local_rank = _place_on_node(own)
+    gpu = gpus.choose(local_rank, int(float(settings["gpus_per_rank"])))
+    myself = _Introduction(settings, (socket.gethostname(), os.getpid()), leader, cores.own_share(), gpu)
+    everybody: list[_Introduction] = own.allgather(myself)
+    _require_same([one.settings for one in everybody])
+    leaders = [one.node_leader for one in everybody]
+    numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
+    return World(
+        rank=own.Get_rank(),
+        names=[one.name for one in everybody],
+        nodes=[numbers[leader] for leader in leaders],
+        cores=cores.usable_together(one.share for one in everybody if one.node_leader == myself.node_leader),
+        token=own.bcast(secrets.token_hex(8)),
+        library=_describe(MPI, own),
+        gpus=[one.gpu for one in everybody],
+        communicator=own,
+    )
+
+
+def _from_rank_0(comm: Any, read: Callable[[], T]) -> T:
+    result: T | None = None
+    failure: Exception | None = None
+    if comm.Get_rank() == 0:
+        try:
+            result = read()
+        except Exception as error:
+            failure = error
+    result, failure = comm.bcast((result, failure))
+    if failure is not None:
+        raise failure
+    return cast(T, result)
+
+
+def _import_mpi(timeout_s: float) -> Any:
+    """mpi4py's MPI, initialised, after it is certain that the launcher fits."""
+    if "mpi4py.MPI" not in sys.modules:
+        _import_uninitialised()
+    from mpi4py import MPI, rc
+
+    if not MPI.Is_initialized():
+        _initialise(MPI, timeout_s)
+        if rc.finalize is None:  # the script has imported it with rc.initialize = False, so it leaves both to us
+            atexit.register(_finalise, MPI)
+    launched_by.require_world(launched_by.detect(), MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
+    return MPI
+
+
+def _import_uninitialised() -> None:
+    """The wrong launcher may make MPI_Init abort, so the library is loaded and looked at first."""
+    import mpi4py
+
+    wanted, mpi4py.rc.initialize = mpi4py.rc.initialize, False
+    mpi4py.rc.finalize = True
+    try:
+        from mpi4py import MPI  # noqa: F401
+    finally:
+        mpi4py.rc.initialize = wanted
+
+
+def _initialise(MPI: Any, timeout_s: float) -> None:
+    """MPI that mpi4py was told not to initialise, by us or by the script."""
+    launch = launched_by.detect()
+    if launch is not None and launched_by.is_of_another_mpi(launch, MPI.get_vendor()[0]):
+        launched_by.require_world(launch, 1, MPI.Get_library_version())
+    with _end_of_process_after(timeout_s):
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+
+
+def _finalise(MPI: Any) -> None:
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+@contextlib.contextmanager
+def _end_of_process_after(timeout_s: float) -> Iterator[None]:
+    """MPI_Init can neither be interrupted nor given up, so only the end of the process ends it; 0 s is never."""
+    if timeout_s == 0:
+        yield
+        return
+    text = f"ringtrain: MPI_Init has not ended in {timeout_s:g} s (start_timeout_s): some rank has not called init()\n"
+    timer = _core.ExitTimer(timeout_s, text)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _ranks_to_meet(MPI: Any, comm: Any) -> tuple[Any, Sequence[int]]:
+    """The communicator that there is already, and those of its ranks that are to be the world."""
+    if comm is None:
+        return MPI.COMM_WORLD, range(MPI.COMM_WORLD.Get_size())
+    if isinstance(comm, MPI.Comm):
+        if comm == MPI.COMM_NULL:
+            raise ValueError("init(comm=...) was given MPI.COMM_NULL: this rank does not belong to the communicator")
+        return comm, range(comm.Get_size())
+    ranks = _ranks_of(comm, MPI.COMM_WORLD.Get_size())
+    if MPI.COMM_WORLD.Get_rank() not in ranks:
+        raise ValueError(f"init(comm={list(ranks)}) was called on rank {MPI.COMM_WORLD.Get_rank()}, which is not in it")
+    return MPI.COMM_WORLD, ranks
+
+
+def _own_communicator(parent: Any, ranks: Sequence[int]) -> Any:
+    """A communicator for ringtrain alone. It lives until MPI is finalised."""
+    if isinstance(ranks, range):  # all of them
+        return parent.Dup()
+    return parent.Create_group(parent.Get_group().Incl(ranks))
+
+
+def _ranks_of(comm: Any, size: int) -> Sequence[int]:
+    if not isinstance(comm, Sequence) or not all(isinstance(rank, int) for rank in comm):
+        raise TypeError(f"init(comm=...) takes an mpi4py communicator or a list of ranks, not {comm!r}")
+    if len(comm) == 0:
+        return range(size)  # as in Horovod
+    if len(set(comm)) != len(comm) or not all(0 <= rank < size for rank in comm):
+        raise ValueError(f"init(comm={list(comm)}): ranks must be different and between 0 and {size - 1}")
+    return comm
+
+
+def _require_same(settings: list[dict[str, str]]) -> None:
+    for name, expected in settings[0].items():
+        others = [rank for rank, one in enumerate(settings) if one.get(name) != expected]
+        if others:
+            raise ValueError(
+                f"{name} must be the same on all ranks: rank 0 has {expected}, "
+                f"rank {others[0]} has {settings[others[0]].get(name)}"
+            )
+
+
+def _place_on_node(own: Any) -> tuple[int, int]:
+    """The lowest rank on this rank's node, and how many of its ranks come before this one."""
+    from mpi4py import MPI
+
+    node = own.Split_type(MPI.COMM_TYPE_SHARED, key=own.Get_rank())
+    leader, local_rank = int(node.bcast(own.Get_rank())), int(node.Get_rank())
+    node.Free()
+    return leader, local_rank
+
+
+def _describe(MPI: Any, own: Any) -> Library:
+    datatypes = {
+        "bool": MPI.UINT8_T,  # its bytes are 0 or 1
+        "uint8": MPI.UINT8_T,
+        "int8": MPI.INT8_T,
+        "uint16": MPI.UINT16_T,
+        "int16": MPI.INT16_T,
+        "int32": MPI.INT32_T,
+        "int64": MPI.INT64_T,
+        "float32": MPI.FLOAT,
+        "float64": MPI.DOUBLE,
+        "byte": MPI.BYTE,
+    }
+    operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
+    handles = {**datatypes, **operations, "errors_return": MPI.ERRORS_RETURN}
+    err_proc_failed, err_revoked = ulfm.error_classes(MPI)
+    handle_bytes = MPI._sizeof(MPI.Comm)
+    mask = (1 << (8 * handle_bytes)) - 1  # the handles of 4 bytes are signed
+    return Library(
+        library=_require_loaded_library(),
+        handle_bytes=handle_bytes,
+        communicator=MPI._handleof(own) & mask,
+        handles={name: MPI._handleof(handle) & mask for name, handle in handles.items()},
+        constants={
+            "in_place": int(MPI.IN_PLACE),
+            "any_source": MPI.ANY_SOURCE,
+            "err_proc_failed": err_proc_failed,
+            "err_revoked": err_revoked,
+        },
+    )
+
+
+def _require_loaded_library() -> str:
+    path = loaded_library()
+    if path is None:
+        raise RuntimeError("mpi4py is initialised, but no libmpi is mapped into this process")
+    return path
+
+
+def loaded_library() -> str | None:
+    """Path of the libmpi that is mapped into this process, or None."""
+    with open("/proc/self/maps") as maps:
+        paths = [line.split(maxsplit=5)[-1].strip() for line in maps]
+    return next((path for path in paths if _LIBRARY.search(path)), None)

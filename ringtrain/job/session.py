@@ -1,0 +1,300 @@
+"""Joining and leaving the job, and this rank's place in it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import ringtrain._core as _core
+from ringtrain.errors import RingtrainError
+from ringtrain.failure import exceptions
+from ringtrain.handles import report_failures_to
+from ringtrain.job import gpus, mpi
+from ringtrain.options import horovod_variables, table
+from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
+from ringtrain.record import flight_recorder, metrics
+from ringtrain.record.log import say
+
+
+class _Asked(NamedTuple):
+    """What init() was called with; `settings` is every option."""
+
+    comm: Any
+    process_sets: Any
+    settings: dict[str, str]
+
+
+_world: mpi.World | None = None
+_asked: _Asked | None = None
+_variables_are_named = False
+_beginnings: list[Callable[[dict[str, str]], None]] = []
+_endings: list[Callable[[], None]] = []
+
+
+def at_init(begin: Callable[[dict[str, str]], None]) -> None:
+    """Have a higher floor called at the end of init(), on all ranks, with the options."""
+    _beginnings.append(begin)
+
+
+def at_shutdown(end: Callable[[], None]) -> None:
+    """Have a higher floor called at the beginning of shutdown(), while operations still work."""
+    _endings.append(end)
+
+
+def init(
+    comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None, **keywords: Any
+) -> None:
+    """Join the job. Mirrors `horovod.init`.
+
+    All ranks call it together. A second call, such as that of a library, does nothing; what it is given must be what
+    the first one had. Without a launcher (plain `python script.py`) the job is one rank and needs no MPI. If CuPy or
+    PyTorch is loaded, the GPU that belongs to local_rank() becomes the current one of this thread, unless the script
+    works on another GPU already.
+
+    Args:
+        comm: an mpi4py communicator, a list of ranks of MPI.COMM_WORLD, or None for all ranks that were started.
+        process_sets: process sets to register right away, the same on all ranks. "dynamic", as Horovod has it for sets
+            that are made later, needs not be said.
+        keywords: any option of docs/options.md, the same on all ranks, such as `fusion_threshold_mb=64`.
+
+    Raises:
+        RingtrainError: already initialised with other arguments; the shared memory or the MPI library cannot be used.
+        StalledError: not all ranks came within `start_timeout_s`.
+        RuntimeError: started by the launcher of another MPI, so that each process would be rank 0 of 1.
+        TypeError: an unknown option.
+        ValueError: an option out of range or not the same on all ranks; a bad list of ranks.
+    """
+    global _world, _asked
+    if _asked is not None and _core.is_initialized():
+        _require_same(_asked, comm, process_sets, keywords)
+        return
+    settings = table.resolve(keywords)
+    asked = _Asked(comm, process_sets, dict(settings))
+    fixed = table.set_by_user(keywords)
+    if mpi.is_wanted(comm):
+        exceptions.tell_exceptions()
+        world, tuned = mpi.connect(comm, settings, lambda: table.read_tuned(settings, fixed))
+        settings.update(tuned)
+    else:
+        world = mpi.single_world()
+    gpus.use(world.gpus[world.rank])
+    _start_core(world, settings, fixed)
+    _world, _asked = world, asked
+    set_world(world.rank, len(world.names), world.communicator)
+    flight_recorder.start(world.rank, settings["flight_dir"], world.token)
+    report_failures_to(flight_recorder.on_failure)
+    atexit.unregister(shutdown)
+    atexit.register(shutdown)
+    try:
+        register_at_init(_checked_sets(process_sets))
+    except BaseException:  # on all ranks alike
+        shutdown()
+        raise
+    try:
+        if float(settings["metrics_port"]):
+            port = int(float(settings["metrics_port"])) + local_rank()
+            metrics.serve(settings["metrics_address"] or "127.0.0.1", port, world.rank)
+        for begin in _beginnings:
+            begin(settings)
+        _name_what_has_no_effect(world.rank)
+    except BaseException as error:  # perhaps on this rank alone
+        exceptions.tell(error)
+        shutdown()
+        raise
+
+
+def _require_same(asked: _Asked, comm: Any, process_sets: Any, keywords: dict[str, Any]) -> None:
+    """Refuse a second init() that wants something else; what it does not say may be anything."""
+    differing = [
+        *(["comm"] if comm not in (None, [], asked.comm) else []),
+        *(["process_sets"] if process_sets not in (None, "dynamic", asked.process_sets) else []),
+        *table.differing(keywords, asked.settings),
+    ]
+    if differing:
+        raise RingtrainError(
+            f"ringtrain is initialised already, with another {' and another '.join(differing)}; call shutdown() before "
+            "an init() with other arguments"
+        )
+
+
+def _name_what_has_no_effect(rank: int) -> None:
+    """Once in a process, on rank 0."""
+    global _variables_are_named
+    if rank == 0 and not _variables_are_named:
+        for sentence in horovod_variables.sentences(os.environ):
+            say(sentence)
+    _variables_are_named = True
+
+
+def _start_core(world: mpi.World, settings: dict[str, str], fixed: list[str]) -> None:
+    _core.init(
+        *(world.rank, world.names, world.nodes, world.cores, world.token, world.library, settings, fixed),
+        gpu=world.gpus[world.rank].device,
+        nccl=gpus.nccl_candidates(),
+        looks_for_sharing=not _warn_of_sharing(world),
+    )
+    _core.limit_exit(0)
+
+
+def _warn_of_sharing(world: mpi.World) -> bool:
+    """Whether there was something to say. If not, the core looks again at the first operation on GPUs."""
+    sentence = gpus.describe_sharing(world.nodes, world.gpus) if world.rank == 0 else ""
+    if sentence:
+        say(sentence)
+    return bool(sentence)
+
+
+def _checked_sets(
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None,
+) -> Sequence[ProcessSet | Sequence[int]]:
+    if not isinstance(process_sets, str):
+        return process_sets or []
+    if process_sets != "dynamic":
+        raise ValueError(f'process_sets must be a list of process sets or "dynamic", not "{process_sets}"')
+    return []
+
+
+def shutdown() -> None:
+    """Leave the job. Mirrors `horovod.shutdown`.
+
+    Operations that other ranks still want from this one fail there with ShutDownError. Does nothing before init(). Also
+    runs when the script ends.
+    """
+    global _world, _asked
+    if _core.is_initialized():
+        for end in _endings:
+            end()
+    metrics.stop_serving()
+    flight_recorder.stop()
+    report_failures_to(None)
+    if not _core.shutdown():
+        exceptions.limit_exit()
+    exceptions.keep_exceptions()
+    _world = _asked = None
+    forget_process_sets()
+
+
+def is_initialized() -> bool:
+    """Whether init() was called, and shutdown() not since."""
+    return _core.is_initialized()
+
+
+def _joined() -> mpi.World:
+    _core.require_initialized()
+    assert _world is not None
+    return _world
+
+
+def rank() -> int:
+    """This process' number, from 0 to size() - 1. Raises NotInitializedError, as all calls below."""
+    return _joined().rank
+
+
+def size() -> int:
+    """How many ranks the job has."""
+    return len(_joined().names)
+
+
+def _local_ranks(world: mpi.World) -> list[int]:
+    """The local rank of every rank: how many ranks of its node come before it."""
+    seen: Counter[int] = Counter()
+    ranks = []
+    for node in world.nodes:
+        ranks.append(seen[node])
+        seen[node] += 1
+    return ranks
+
+
+def local_rank() -> int:
+    """This rank's number among those of its node."""
+    world = _joined()
+    return _local_ranks(world)[world.rank]
+
+
+def local_size() -> int:
+    """How many ranks this node has."""
+    world = _joined()
+    return world.nodes.count(world.nodes[world.rank])
+
+
+def cross_rank() -> int:
+    """This rank's number among those with its local rank, one on each node that has so many ranks."""
+    world = _joined()
+    locals_ = _local_ranks(world)
+    return locals_[: world.rank].count(locals_[world.rank])
+
+
+def cross_size() -> int:
+    """How many nodes have a rank with this local rank."""
+    world = _joined()
+    return _local_ranks(world).count(local_rank())
+
+
+def is_on_node_of(rank: int) -> bool:
+    """Whether this rank is on the same node as another one. Hosts may have one name, and a node several."""
+    world = _joined()
+    return world.nodes[world.rank] == world.nodes[rank]
+
+
+def is_homogeneous() -> bool:
+    """Whether all nodes have as many ranks."""
+    return len(set(Counter(_joined().nodes).values())) == 1
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from several threads: always, since init() refuses an MPI without that."""
+    _joined()
+    return True
+
+
+def mpi_enabled() -> bool:
+    """Whether this job runs on MPI, which one of several ranks does."""
+    return _joined().library is not None
+
+
+def mpi_built() -> bool:
+    """Always True: MPI is found at run time."""
+    return True
+
+
+def gloo_built() -> bool:
+    """Always False: there is no gloo in ringtrain."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Always False: there is no gloo in ringtrain."""
+    return False
+
+
+def nccl_built() -> int:
+    """The version of the NCCL that operations use, 22703 for 2.27.3, as in Horovod; 0 without NCCL or a GPU."""
+    if not cuda_built():
+        return 0
+    try:
+        return _core.nccl_version(gpus.nccl_candidates())[0]
+    except RingtrainError:
+        return 0
+
+
+def cuda_built() -> bool:
+    """Whether there is a CUDA driver with at least one GPU for this process."""
+    return _core.gpu_count() > 0
+
+
+def rocm_built() -> bool:
+    """Always False: there is no ROCm in ringtrain."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Always False: there is no DDL in ringtrain."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Always False: there is no oneCCL in ringtrain."""
+    return False

@@ -1,0 +1,160 @@
+"""The options: what they are stands in one table in the core; here are the ways to set them.
+
+A keyword of `init()` beats the environment variable `RINGTRAIN_<NAME>`, which beats Horovod's variable for the same
+knob, which beats the default. What is on or off may also be 1 or 0, true or false, yes or no.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import ringtrain._core as _core
+from ringtrain.options import horovod_variables
+
+
+class Option(NamedTuple):
+    """One row of the table: numbers have a range, choices a list whose first element is the default, others neither."""
+
+    name: str
+    alias: str
+    alias_factor: float
+    type: str
+    default: float | str
+    minimum: float
+    maximum: float
+    choices: list[str]
+    meaning: str
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off, for which there are more words: 1 and 0, true and false, ..."""
+        return sorted(self.choices) == ["off", "on"]
+
+
+# asks Horovod for a timeline that start_timeline begins, which needs no asking here
+_NO_FILE_YET = ("HOROVOD_TIMELINE", "DYNAMIC")
+_RANGES_IN_WORDS = {"steps": "steps such as 100-110", "text": "any text"}
+TABLE = [Option(**row) for row in _core.option_table()]
+
+
+def environment_name(name: str) -> str:
+    """The environment variable of an option: RINGTRAIN_FUSION_THRESHOLD_MB for fusion_threshold_mb."""
+    return f"RINGTRAIN_{name.upper()}"
+
+
+def resolve(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The value of every option, as text for the core.
+
+    Raises:
+        TypeError: a keyword that is no option.
+        ValueError: a value out of range; the message says where it was set.
+    """
+    known = {option.name for option in TABLE}
+    for name in keywords:
+        if name not in known:
+            raise TypeError(f"init() has no option {name!r}; the options are {', '.join(sorted(known))}")
+    implied = horovod_variables.options_of(environ)
+    return {option.name: _resolve_one(option, keywords, environ, implied) for option in TABLE}
+
+
+def set_by_user(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Names of the options that do not have their default, or have it by choice."""
+    implied = horovod_variables.options_of(environ)
+    return [
+        option.name
+        for option in TABLE
+        if option.name in keywords
+        or environment_name(option.name) in environ
+        or option.alias in environ
+        or option.name in implied
+    ]
+
+
+def differing(keywords: Mapping[str, Any], settings: Mapping[str, str]) -> list[str]:
+    """Names of the options whose value among the keywords is not that in `settings`. Raises as `resolve` does."""
+    wanted = resolve(keywords)
+    numbers = {option.name for option in TABLE if option.type == "number"}
+    return [
+        name
+        for name in keywords
+        if (float(wanted[name]) != float(settings[name]) if name in numbers else wanted[name] != settings[name])
+    ]
+
+
+def read_tuned(settings: Mapping[str, str], fixed: Collection[str]) -> dict[str, str]:
+    """What a former job has found and written to `autotune_file`, but for what is fixed; nothing if there is no file.
+
+    Raises:
+        ValueError: the file holds anything else.
+    """
+    path = settings["autotune_file"]
+    if not path or not os.path.exists(path):
+        return {}
+    with open(path) as file:
+        entries = [line.strip().partition("=") for line in file if line.strip()]
+    tuned = {name: value for name, _, value in entries}
+    for name, value in tuned.items():
+        try:
+            _core.check_option(name, value)
+        except ValueError as error:
+            raise ValueError(f"{error} (from {path}, which autotune_file names)") from None
+    return {"autotune": "off"} | {name: value for name, value in tuned.items() if name not in fixed}
+
+
+def _resolve_one(
+    option: Option,
+    keywords: Mapping[str, Any],
+    environ: Mapping[str, str],
+    implied: Mapping[str, tuple[str, str]],
+) -> str:
+    variable = environment_name(option.name)
+    if option.name in keywords:
+        text, origin = str(keywords[option.name]), "given to init()"
+    elif variable in environ:
+        text, origin = environ[variable], f"from {variable}"
+    elif option.name in implied:
+        text, origin = implied[option.name]
+    elif option.alias and option.alias in environ:
+        text, origin = _from_alias(option, environ[option.alias]), f"from {option.alias}={environ[option.alias]}"
+    else:
+        return str(option.default)
+    if option.is_switch:
+        text = horovod_variables.as_switch(text)
+    try:
+        _core.check_option(option.name, text)
+    except ValueError as error:
+        raise ValueError(f"{error} ({origin})") from None
+    return text
+
+
+def _from_alias(option: Option, text: str) -> str:
+    """The alias in our unit; what does not fit is left for the check to refuse.
+
+    As in Horovod nothing is 0, and 0 is "as soon as can be" where only more than that is possible here.
+    """
+    if not text.strip() and (option.type == "number" or option.is_switch):
+        text = "0"
+    if option.type != "number":
+        return "" if (option.alias, text) == _NO_FILE_YET else text
+    try:
+        value = float(text) * option.alias_factor
+    except ValueError:
+        return text
+    return repr(option.minimum if value == 0 else value)
+
+
+def markdown() -> str:
+    """The table as docs/options.md has it."""
+    lines = ["| option | default | range | Horovod's variable | meaning |", "| --- | --- | --- | --- | --- |"]
+    for option in TABLE:
+        if option.type == "number":
+            default, values = f"{option.default:g}", f"{option.minimum:g} to {option.maximum:g}"
+        elif option.type == "choice":
+            default, values = str(option.default), ", ".join(option.choices)
+        else:
+            default, values = "none", _RANGES_IN_WORDS[option.type]
+        alias = f"`{option.alias}`" if option.alias else ""
+        lines.append(f"| `{option.name}` | {default} | {values} | {alias} | {option.meaning} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,6 @@
+"""What is written while a job runs.
+
+metrics          counters, for programs and for Prometheus
+flight_recorder  this rank's last operations, as a file, once something has gone wrong
+log              sentences for the user
+"""

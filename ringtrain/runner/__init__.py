@@ -1,0 +1,12 @@
+"""Starting jobs: the command `ringrun`, and `ringtrain.run(function, num_proc=4)`.
+
+command, flags, config, horovod_flags
+             the command line, to the job and its exit code
+function, arguments, worker
+             `ringtrain.run`, what it takes, and what its ranks run
+job          what is to be started, without any launcher's words
+allocation/  the hosts: as the user names them, or as a batch system has allotted them
+launchers/   which MPI there is, its launcher, and that launcher's words
+supervise/   a job from its start until nothing of it is left
+check/       `ringrun --check` and `--check-build`
+"""

@@ -1,0 +1,182 @@
+"""`ringrun --check`: whether the hosts can be reached, have the same software, and how fast they talk to each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ringtrain.runner.allocation.hosts import Host
+from ringtrain.runner.check.host_report import HostReport
+from ringtrain.runner.check.pairwise import RESULT, Pair
+from ringtrain.runner.job import Job
+from ringtrain.runner.launchers.command_lines import Launcher, Srun, ssh_options
+from ringtrain.runner.supervise.screen import Screen
+from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_handled
+
+_SSH_S = 12.0
+_MPI_S = 15.0
+# Who the launchers are told to use instead of ssh, if anybody.
+_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+
+class Reached(NamedTuple):
+    """What asking one host gave: a report, or the error that came instead of it."""
+
+    name: str
+    report: HostReport | None
+    error: str
+
+
+def check(job: Job, launcher: Launcher) -> int:
+    """Print what was found of the hosts of `job`. Returns 0 if a job can run on them, else 1."""
+    hosts = job.hosts or [Host(socket.gethostname(), 1)]
+    if not isinstance(launcher, Srun):
+        reached = reach(hosts, job)
+        print(table([("host", "Python", "ringtrain", "MPI"), *map(_row_of_host, reached)]))
+        complaints = differences(reached)
+        if complaints:
+            print("\n".join(complaints))
+            return 1
+    return _check_mpi(hosts, job, launcher)
+
+
+def reach(hosts: Sequence[Host], job: Job) -> list[Reached]:
+    """Ask all hosts at once, as the launcher reaches them; this host is asked without ssh."""
+    begun = [_ask(host, job) for host in hosts]
+    deadline = time.monotonic() + _SSH_S
+    return [_answer(host, process, deadline) for host, process in zip(hosts, begun, strict=True)]
+
+
+def differences(reached: Sequence[Reached]) -> list[str]:
+    """A sentence for each thing that keeps a job from running on these hosts."""
+    sentences = [f"{one.name} cannot be used: {one.error}" for one in reached if one.report is None]
+    reports = [(one.name, one.report) for one in reached if one.report is not None]
+    for field, word in (("python", "Python"), ("ringtrain", "ringtrain"), ("mpi", "MPI")):
+        where: dict[str, list[str]] = {}
+        for name, one in reports:
+            where.setdefault(getattr(one, field), []).append(name)
+        if len(where) > 1:
+            listed = "; ".join(f"{version} on {', '.join(names)}" for version, names in where.items())
+            sentences.append(f"{word} differs: {listed}")
+    return sentences
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row_of_host(one: Reached) -> tuple[str, str, str, str]:
+    if one.report is None:
+        return one.name, "-", "-", "-"
+    return one.name, one.report.python, one.report.ringtrain, one.report.mpi
+
+
+def _ask(host: Host, job: Job) -> subprocess.Popen[str] | OSError:
+    words = [sys.executable, "-m", "ringtrain.runner.check.host_report"]
+    if host.name not in ("localhost", socket.gethostname()):
+        variables = [f"{name}={job.environment[name]}" for name in _PASSED_ON if name in job.environment]
+        words = [*_remote_shell(job), host.name, shlex.join(["env", *variables, *words])]
+    try:
+        return subprocess.Popen(
+            words,
+            env=job.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return error
+
+
+def _remote_shell(job: Job) -> list[str]:
+    agent = next((job.environment[name] for name in _AGENTS if name in job.environment), None)
+    if agent is not None:
+        return [*shlex.split(agent), *ssh_options(job)]
+    # never a question for a password, which nobody would see
+    return ["ssh", "-oBatchMode=yes", "-oConnectTimeout=10", *ssh_options(job)]
+
+
+def _answer(host: Host, process: subprocess.Popen[str] | OSError, deadline: float) -> Reached:
+    if isinstance(process, OSError):
+        return Reached(host.name, None, f"{process.filename}: {process.strerror}")
+    try:
+        printed, errors = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return Reached(host.name, None, f"it did not answer in {_SSH_S:g} s")
+    if process.returncode != 0:
+        last = (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        return Reached(host.name, None, last)
+    return Reached(host.name, HostReport(*json.loads(printed.splitlines()[-1])), "")
+
+
+def _check_mpi(hosts: Sequence[Host], job: Job, launcher: Launcher) -> int:
+    """Start one rank on each host, as a job would be, and print what they measured."""
+    command = [sys.executable, "-m", "ringtrain.runner.check.pairwise"]
+    one_rank_each = [Host(host.name, 1) for host in hosts] if job.hosts else []
+    probe = job._replace(command=command, num_proc=len(hosts), hosts=one_rank_each, hosts_are_allotted=False)
+    printed = {False: b"", True: b""}
+
+    def keep(data: bytes, is_error: bool) -> None:
+        printed[is_error] += data
+
+    supervisor = Supervisor(launcher, probe, Settings(False, _MPI_S, None, False), Screen(keep))
+    timer = threading.Timer(_MPI_S, supervisor.end, (signal.SIGTERM,))
+    with signals_handled(supervisor):
+        timer.start()
+        outcome = supervisor.run()
+        timer.cancel()
+    found = [line for line in printed[False].decode().splitlines() if line.startswith(RESULT)]
+    if outcome.code != 0 or not found:
+        said = printed[True].decode(errors="replace").rstrip()
+        why = outcome.explanation if outcome.failures or not said else said
+        print(f"MPI starts no job on {_listed(hosts)} (exit code {outcome.code}):\n{why}")
+        return 1
+    reports, pairs = json.loads(found[0].removeprefix(RESULT))
+    if isinstance(launcher, Srun):
+        reached = [Reached(one.host, one, "") for one in (HostReport(*one) for one in reports)]
+        print(table([("host", "Python", "ringtrain", "MPI"), *map(_row_of_host, reached)]))
+    if pairs:
+        print()
+        print(table_of_pairs([host.name for host in hosts], [Pair(*pair) for pair in pairs]))
+    print(f"\nMPI starts jobs on {_listed(hosts)}")
+    return 0
+
+
+def table_of_pairs(names: Sequence[str], pairs: Sequence[Pair]) -> str:
+    """A line for each two hosts; the clock is that of the second host against the first one's."""
+    head = ("first", "second", "MB/s there", "MB/s back", "round trip in us", "clock in ms")
+    rows = [
+        (
+            names[pair.first],
+            names[pair.second],
+            f"{pair.there_mb_per_s:.0f}",
+            f"{pair.back_mb_per_s:.0f}",
+            f"{pair.round_trip_us:.0f}",
+            f"{pair.clock_offset_ms:+.2f}",
+        )
+        for pair in sorted(pairs)
+    ]
+    return table([head, *rows])
+
+
+def _listed(hosts: Sequence[Host]) -> str:
+    return ", ".join(host.name for host in hosts)

@@ -1,0 +1,185 @@
+"""`ringrun -np 4 python train.py`: from the command line to the job and its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ringtrain.job import launched_by
+from ringtrain.runner import horovod_flags, horovod_name
+from ringtrain.runner.allocation import batch_systems
+from ringtrain.runner.allocation.hosts import (
+    Host,
+    UsageError,
+    existing_file,
+    parse_hosts,
+    read_hostfile,
+    total_slots,
+)
+from ringtrain.runner.check.build_report import build_report
+from ringtrain.runner.check.host_check import check
+from ringtrain.runner.flags import option_variables, parse
+from ringtrain.runner.job import Job, environment_of_ranks
+from ringtrain.runner.launchers.command_lines import Launcher, choose_launcher
+from ringtrain.runner.launchers.mpi_library import MpiNotFound, probe
+from ringtrain.runner.supervise.end_reasons import spoken_by_ringrun
+from ringtrain.runner.supervise.printing import StandardStreams, terminal
+from ringtrain.runner.supervise.screen import Screen
+from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_handled
+
+# what a shell gives for a program whose reader has gone
+_BROKEN_PIPE_CODE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ringrun with `argv` (default: sys.argv).
+
+    Returns 0 where all ranks did, else the exit code of the rank that failed first, 128 + signal where a signal ended
+    it or ringrun; 2 for a command line that cannot be, 1 where MPI is missing or ranks do not start.
+    """
+    try:
+        return _run(argv)
+    except (UsageError, MpiNotFound) as error:
+        print(f"ringrun: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except BrokenPipeError:
+        # nobody reads on; the interpreter would complain once more when it flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE_CODE
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    from ringtrain.options import table
+
+    arguments = parse(sys.argv[1:] if argv is None else argv, table.TABLE)
+    if arguments.check_build:
+        print(build_report())
+        return 0
+    for sentence in horovod_flags.sentences(arguments.of_horovod):
+        print(f"ringrun: {sentence}", file=sys.stderr, flush=True)
+    variables = {
+        **horovod_flags.variables(arguments.of_horovod),
+        **option_variables(arguments, table.TABLE, table.environment_name),
+    }
+    refuse_to_run_as_a_rank(launched_by.detect())
+    job = build_job(arguments, {**os.environ, **variables})
+    mpi = probe()
+    launcher = choose_launcher(arguments.launcher, mpi["library"], mpi["path"], os.environ)
+    if arguments.check:
+        return check(job, launcher)
+    line = shell_line(launcher.arguments(job), launcher.environment(job))
+    if arguments.dry_run:
+        print(line)
+        return 0
+    if arguments.verbose:
+        print(f"ringrun: {mpi['library']} {mpi['version']} at {mpi['path']}", file=sys.stderr)
+        print(f"ringrun: {line}", file=sys.stderr, flush=True)
+    return _supervise(arguments, job, launcher)
+
+
+def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
+    """What the parsed flags ask for. Raises UsageError where they contradict each other."""
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command and not arguments.check:
+        raise UsageError("there is no command to run; write ringrun -np 2 python train.py")
+    given = given_hosts(arguments.hosts, arguments.hostfile)
+    allocation = None if given else batch_systems.detect(environ)
+    hosts = allocation.hosts if allocation is not None else given
+    num_proc = arguments.num_proc or total_slots(hosts) or int(bool(arguments.check))
+    if num_proc == 0:
+        raise UsageError("how many ranks? give -np, or hosts with -H or --hostfile")
+    if hosts and num_proc > total_slots(hosts):
+        listed = ",".join(map(str, hosts))
+        source = f", the allocation of {allocation.batch_system}" if allocation is not None else ""
+        raise UsageError(
+            f"-np {num_proc} is more than the {total_slots(hosts)} slots of {listed}{source}; give the hosts more"
+        )
+    added = read_variables(arguments.env, environ)
+    if arguments.horovod:
+        added["PYTHONPATH"] = path_with_horovod({**environ, **added})
+    return Job(
+        command,
+        num_proc,
+        hosts,
+        environment_of_ranks({**environ, **added}),
+        exported=tuple(sorted(added)),
+        network_interfaces=arguments.network_interfaces,
+        ssh_port=arguments.ssh_port,
+        ssh_identity_file=existing_file(arguments.ssh_identity_file, "--ssh-identity-file"),
+        hosts_are_allotted=allocation is not None,
+        launcher_arguments=arguments.mpi_args,
+        binding_arguments=arguments.binding_args,
+        has_tcp_only=bool(arguments.tcp),
+    )
+
+
+def path_with_horovod(environ: Mapping[str, str]) -> str:
+    """PYTHONPATH for ranks that import ringtrain as horovod. Raises UsageError where that is installed."""
+    try:
+        horovod_name.require_free(environ)
+    except ImportError as error:
+        raise UsageError(f"--horovod: {error}") from error
+    return horovod_name.with_folder(environ.get("PYTHONPATH"))
+
+
+def given_hosts(hosts: str | None, hostfile: str | None) -> list[Host]:
+    """The hosts of -H or of --hostfile; none where neither is given. Raises UsageError."""
+    if hosts is not None and hostfile is not None:
+        raise UsageError("give the hosts either with -H or with --hostfile, not with both")
+    if hosts is not None:
+        return parse_hosts(hosts)
+    return read_hostfile(hostfile) if hostfile is not None else []
+
+
+def read_variables(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """`NAME=VALUE`, or `NAME` for its value here. Raises UsageError where it has none."""
+    variables = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or (not equals and name not in environ):
+            raise UsageError(f"--env {text}: write NAME=VALUE, or the NAME of a variable that is set here")
+        variables[name] = value if equals else environ[name]
+    return variables
+
+
+def shell_line(command: list[str], environment: Mapping[str, str]) -> str:
+    """The command as a line for a shell, behind the variables that differ from this process's own."""
+    changed = [f"{name}={shlex.quote(value)}" for name, value in environment.items() if os.environ.get(name) != value]
+    return " ".join([*changed, shlex.join(command)])
+
+
+def refuse_to_run_as_a_rank(launch: launched_by.Launch | None) -> None:
+    """Raises UsageError in a process that a launcher has started as one of several ranks."""
+    if launch is not None and launch.size != 1:
+        raise UsageError(
+            f"ringrun itself was started as rank {launch.rank} by {launch.launcher}; start it once, without a launcher"
+        )
+
+
+def _supervise(arguments: argparse.Namespace, job: Job, launcher: Launcher) -> int:
+    has_prefix = job.num_proc > 1 if arguments.prefix_output is None else arguments.prefix_output
+    folder = Path(arguments.output_filename) if arguments.output_filename is not None else None
+    streams = StandardStreams()
+    settings = Settings(
+        has_prefix,
+        arguments.start_timeout,
+        folder,
+        bool(arguments.verbose),
+        grace_s=arguments.grace_s,
+        has_time=bool(arguments.prefix_output_with_timestamp),
+    )
+    try:
+        supervisor = Supervisor(launcher, job, settings, Screen(streams.print, terminal))
+    except OSError as error:
+        raise UsageError(f"--output-filename {folder} cannot be made: {error.strerror}: {error.filename}") from error
+    with signals_handled(supervisor):
+        outcome = supervisor.run()
+    if outcome.explanation:
+        with contextlib.suppress(BrokenPipeError):
+            streams.print(f"{spoken_by_ringrun(outcome.explanation)}\n".encode(), True)
+    return outcome.code

@@ -1,0 +1,274 @@
+"""The flags of ringrun: its own few, one for each entry of the option table, and those of horovodrun."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import ringtrain._core as _core
+from ringtrain.runner import horovod_flags
+from ringtrain.runner.allocation.hosts import UsageError
+from ringtrain.runner.arguments import START_TIMEOUT_S
+from ringtrain.runner.config import read_config
+from ringtrain.runner.horovod_flags import Given
+from ringtrain.version import __version__
+
+_DESCRIPTION = """\
+Start COMMAND on many ranks with the MPI that this environment's mpi4py uses, e.g.
+  ringrun -np 4 python train.py
+  ringrun -H h1:2,h2:2 python train.py"""
+
+
+# flags without a value, besides the options that are on or off
+_SWITCHES = {
+    "prefix-output": "begin each line with its rank, as in `[1] text` (default: with more than one rank)",
+    "prefix-output-with-timestamp": "begin each line with the time, as in `2026-01-31 23:59:59 [1] text`",
+    "horovod": "let `import horovod` find ringtrain, in scripts and in libraries",
+    "check": "try the hosts instead of running a command",
+    "dry-run": "print the command instead of running it",
+    "verbose": "say which MPI was found, what is run and where the ranks are",
+    "tcp": "let MPI and NCCL use nothing but TCP on the network",
+}
+_ON_OFF = {True: "on", False: "off"}
+
+
+class Option(Protocol):
+    """One entry of `ringtrain.options.TABLE`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def default(self) -> float | str: ...
+    @property
+    def minimum(self) -> float: ...
+    @property
+    def maximum(self) -> float: ...
+    @property
+    def choices(self) -> Sequence[str]: ...
+    @property
+    def meaning(self) -> str: ...
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def build_parser(table: Sequence[Option]) -> argparse.ArgumentParser:
+    """The parser of ringrun; everything from the first word that is no option is the command."""
+    parser = _Parser(
+        prog="ringrun",
+        usage="ringrun -np N [options] COMMAND ...",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_job(parser)
+    _add_output(parser)
+    group = parser.add_argument_group("options of ringtrain, as in docs/options.md")
+    for option in table:
+        _add_option(group, option)
+    _add_horovods(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each rank runs")
+    return parser
+
+
+def parse(words: Sequence[str], table: Sequence[Option]) -> argparse.Namespace:
+    """Parse a command line and the file that its --config-file names; what it says itself wins. Raises UsageError."""
+    parser = build_parser(table)
+    arguments = parser.parse_args(words)
+    if arguments.config_file is None:
+        return arguments
+    entries = read_config(arguments.config_file, _switches(table))
+    for source, entry in entries:
+        try:
+            parser.parse_args(entry)
+        except UsageError as error:
+            raise UsageError(f"{source}: {error}") from error
+    merged = parser.parse_args([*(word for _, entry in entries for word in entry), *words])
+    # several of these add up, but the command line is not to add to the file
+    merged.network_interfaces = arguments.network_interfaces or merged.network_interfaces
+    return merged
+
+
+def _switches(table: Sequence[Option]) -> set[str]:
+    """Names of the flags that are on or off."""
+    of_options = {_hyphened(option.name) for option in table if _is_switch(option)}
+    of_horovod = {flag.names[0].lstrip("-") for flag in horovod_flags.TABLE if flag.takes == 0 and flag.off}
+    return {*_SWITCHES, *of_options, *of_horovod}
+
+
+def option_variables(
+    arguments: argparse.Namespace, table: Sequence[Option], environment_name: Callable[[str], str]
+) -> dict[str, str]:
+    """Environment variables of the options that were given on the command line."""
+    given = {option.name: getattr(arguments, option.name) for option in table}
+    texts = {name: _ON_OFF.get(value, value) for name, value in given.items()}
+    return {environment_name(name): text for name, text in texts.items() if text is not None}
+
+
+class _Interfaces(argparse.Action):
+    """Takes `eth0,eth1`, as often as it is given."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        former = getattr(namespace, self.dest)
+        names = [*(former.split(",") if former else ()), *str(values).split(",")]
+        setattr(namespace, self.dest, ",".join(dict.fromkeys(filter(None, names))))
+
+
+class _HorovodsOwn(argparse.Action):
+    """Keeps what there is to say or to set for a flag that ringrun knows from the table of Horovod's only."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        flag = horovod_flags.BY_NAME[option_string]
+        horovod_flags.refuse_later(option_string, flag)
+        given = Given(option_string, " ".join(values))
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), given])
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-np", "-n", "--num-proc", type=_positive, metavar="N", help="number of ranks (default: the hosts' slots)")
+    add("-H", "--hosts", metavar="h1:2,h2:2", help="hosts and how many ranks each takes (default: the allocation's)")
+    add("-hostfile", "--hostfile", metavar="FILE", help="the same as lines `host slots=2` or `host:2`")
+    add("--launcher", choices=("auto", "mpirun", "srun"), default="auto", help="who starts the ranks (default: auto)")
+    add("--mpi-args", type=_shell_words, default=(), metavar="WORDS", help='more for the launcher: --mpi-args="-x A=1"')
+    add("--binding-args", type=_shell_words, default=(), metavar="WORDS", help="how it binds ranks (default: not)")
+    add(
+        *("--network-interfaces", "--network-interface"),
+        action=_Interfaces,
+        metavar="NICS",
+        help="what the hosts talk through, such as eth0 or ib0,ib1; several add up",
+    )
+    add(*("-p", "--ssh-port"), type=_positive, metavar="PORT", help="where ssh listens on the other hosts")
+    add(*("-i", "--ssh-identity-file"), metavar="FILE", help="the private key for ssh")
+    add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks; may be repeated")
+    add(
+        "--start-timeout",
+        type=_seconds,
+        default=START_TIMEOUT_S,
+        metavar="SECONDS",
+        help="0 waits for ever (default: 120)",
+    )
+    add("--grace-s", type=_seconds, default=30.0, metavar="SECONDS", help="from SIGTERM to SIGKILL (default: 30)")
+    add("--config-file", metavar="FILE", help="more of these flags in YAML, without hyphens; also horovodrun's file")
+    add("-v", "--version", action="version", version=__version__, help="print the version of ringtrain")
+    add("-cb", "--check-build", action="store_true", help="print which frameworks and libraries are there")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--output-filename", metavar="DIR", help="also write what each rank prints to DIR/rank.N/stdout and stderr")
+    for name, help_text in _SWITCHES.items():
+        horovods = horovod_flags.BY_NAME.get(f"--{name}")
+        names = (f"--{name}",) if horovods is None else horovods.names
+        add(*names, action=argparse.BooleanOptionalAction, help=help_text)
+
+
+def _add_horovods(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(of_horovod=[])
+    group = parser.add_argument_group("flags of horovodrun, for what ringrun does otherwise or not at all")
+    for flag in horovod_flags.TABLE:
+        if flag.is_parsed_by_name:
+            names, metavar = (*flag.names, *flag.off), ("VALUE",) * flag.takes
+            help_text = f"{flag.state.value}: {flag.meaning}".removeprefix("the same: ")
+            group.add_argument(
+                *names,
+                action=_HorovodsOwn,
+                dest="of_horovod",
+                nargs=flag.takes,
+                metavar=metavar,
+                default=argparse.SUPPRESS,
+                help=help_text,
+            )
+
+
+def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
+    help_text = f"{option.meaning} (default: {_plain(option.default)})".replace("%", "%%")
+    own = f"--{_hyphened(option.name)}"
+    flags = dict.fromkeys(
+        [own, *(name for flag in horovod_flags.TABLE if flag.option == option.name for name in flag.names)]
+    )
+    if _is_switch(option):
+        group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=help_text)
+    elif option.type == "choice":
+        group.add_argument(*flags, choices=option.choices, help=help_text)
+    elif option.type == "number":
+        group.add_argument(*flags, type=_number_within(option), metavar="NUMBER", help=help_text)
+    elif option.type == "steps":
+        group.add_argument(
+            *flags, type=_steps_for(option), metavar="FIRST-LAST", help=option.meaning.replace("%", "%%")
+        )
+    else:
+        group.add_argument(*flags, metavar="TEXT", help=option.meaning.replace("%", "%%"))
+
+
+def _number_within(option: Option) -> Callable[[str], str]:
+    """Checks the range and keeps the text as it was typed: it becomes an environment variable."""
+
+    def check(text: str) -> str:
+        try:
+            is_within = option.minimum <= float(text) <= option.maximum
+        except ValueError:
+            is_within = False
+        if not is_within:
+            wanted = f"a number from {_plain(option.minimum)} to {_plain(option.maximum)}"
+            raise argparse.ArgumentTypeError(f'must be {wanted}, not "{text}"')
+        return text
+
+    return check
+
+
+def _steps_for(option: Option) -> Callable[[str], str]:
+    """The core knows what steps are; no text at all would be all of them, which is said by leaving the flag out."""
+
+    def check(text: str) -> str:
+        try:
+            _core.check_option(option.name, text)
+            is_right = bool(text)
+        except ValueError:
+            is_right = False
+        if not is_right:
+            raise argparse.ArgumentTypeError(f'must be steps such as 100-110, not "{text}"')
+        return text
+
+    return check
+
+
+def _shell_words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}: {text}") from error
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f'must be a whole number from 1, not "{text}"')
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f'must be a number of seconds, not "{text}"')
+    return seconds
+
+
+def _is_switch(option: Option) -> bool:
+    return sorted(option.choices) == ["off", "on"]
+
+
+def _hyphened(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _plain(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.15g}"

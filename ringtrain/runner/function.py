@@ -1,0 +1,250 @@
+"""`ringtrain.run(function, num_proc=4)`: a Python function on several ranks, from a notebook or a script.
+
+The function and the results travel through files in a folder that all ranks see.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ringtrain.job import launched_by
+from ringtrain.pickling import pickler
+from ringtrain.runner import horovod_flags
+from ringtrain.runner.allocation.hosts import UsageError
+from ringtrain.runner.arguments import (
+    check_args,
+    check_env,
+    check_file,
+    check_function,
+    check_hosts,
+    check_interfaces,
+    check_num_proc,
+    check_ssh_port,
+    check_start_timeout,
+    check_words,
+    require_one_at_most,
+)
+from ringtrain.runner.job import Job, environment_of_ranks
+from ringtrain.runner.launchers.command_lines import choose_launcher
+from ringtrain.runner.launchers.mpi_library import probe
+from ringtrain.runner.supervise.own_signals import unwinds_before_termination
+from ringtrain.runner.supervise.printing import print_to_python, terminal_or_notebook
+from ringtrain.runner.supervise.screen import Screen
+from ringtrain.runner.supervise.supervisor import Outcome, Settings, Supervisor
+
+Result = TypeVar("Result")
+
+CALL_FILE = "call"
+
+# `-m` would look into the current folder before the caller's import path
+_WORKER = """\
+import sys
+sys.path[:] = sys.argv.pop(1).split(":")
+from ringtrain.runner.worker import main
+main(sys.argv[1])"""
+# Another Python has its own packages; what it lacks may be the caller's.
+_WORKER_OF_ANOTHER_PYTHON = _WORKER.replace("sys.path[:] =", "sys.path +=")
+
+
+class RankTraceback(Exception):
+    """The cause of an exception that a rank has raised: the traceback that it had there, as text."""
+
+    def __init__(self, rank: int, text: str):
+        super().__init__(f"on rank {rank}:\n\n{text}")
+
+
+def run(
+    func: Callable[..., Result],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: Iterable[str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    folder: str | None = None,
+) -> list[Result]:
+    """Call `func(*args, **kwargs)` on `num_proc` ranks and return their results, in the order of the ranks.
+
+    Mirrors `horovod.run`, with its arguments in its order; `env` and `folder` are ringtrain's. Each rank is a new
+    process with this process's environment and import path; the function itself calls `ringtrain.init()`. What the
+    ranks print appears here, each line with its rank before it.
+
+    Args:
+        func: pickled by cloudpickle if that is installed, which also takes lambdas and what a notebook or a script
+            defines; else by pickle, which takes functions of modules only. So are the arguments and the results.
+        num_proc: number of ranks; `np` is the same.
+        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np: refused,
+            until `hvd.elastic` comes.
+        hosts: `h1:2,h2:2`, as for ringrun; None is this host.
+        hostfile: in place of `hosts` a file with the lines `h1 slots=2` or `h1:2`.
+        start_timeout: how long the ranks may take to start, in seconds; None is 120, and 0 waits for ever.
+        ssh_port: where ssh listens on the other hosts.
+        ssh_identity_file: the private key for ssh.
+        output_filename: a folder, in which what rank N prints is also written to `rank.N/stdout` and `rank.N/stderr`.
+        verbose: say where the ranks run.
+        disable_cache, use_mpi: what they ask for is done anyway.
+        use_gloo: without effect, as a warning says.
+        mpi_args: more words for the launcher.
+        network_interfaces: what the hosts talk through, such as ["eth0", "eth1"].
+        network_interface: the same as one text, "eth0,eth1".
+        executable: the Python of the ranks; None is this one. Another one needs ringtrain, too.
+        env: variables for the ranks, besides those of this process.
+        folder: where the function and the results are put, a folder that all hosts share; None is a temporary one of
+            this host.
+
+    Raises:
+        TypeError: an argument is of the wrong type, or something cannot be pickled: the function, its arguments or
+            its result.
+        ValueError: an argument is out of its range, or two exclude each other.
+        UsageError: this process is a rank itself, the hosts are none or too few, or something is refused.
+        OSError: the folder of `output_filename` cannot be made.
+        MpiNotFound: there is no MPI, or no launcher of it.
+        RuntimeError: a rank ended without a result, also by sys.exit; or the ranks did not start.
+        Exception: what the function raised on the rank that failed first; its cause shows the traceback.
+    """
+    without_parser = {
+        "min_num_proc": min_num_proc,
+        "max_num_proc": max_num_proc,
+        "slots": slots,
+        "reset_limit": reset_limit,
+        "cooldown_range": cooldown_range,
+        "host_discovery_script": host_discovery_script,
+        "min_np": min_np,
+        "max_np": max_np,
+        "use_gloo": use_gloo,
+    }
+    launch = launched_by.detect()
+    if launch is not None and launch.size != 1:
+        raise UsageError(f"ringtrain.run was called by rank {launch.rank} of a job; call it outside of one")
+    check_function(func)
+    require_one_at_most(hosts=hosts, hostfile=hostfile)
+    require_one_at_most(use_gloo=use_gloo, use_mpi=use_mpi)
+    require_one_at_most(network_interface=network_interface, network_interfaces=network_interfaces)
+    for sentence in horovod_flags.sentences_of_arguments(without_parser):
+        warnings.warn(sentence, stacklevel=2)
+    ranks, added = check_num_proc(num_proc if np is None else np), check_env(env)
+    job = Job(
+        [],
+        ranks,
+        check_hosts(hosts, hostfile, ranks),
+        environment_of_ranks({**os.environ, **added}),
+        exported=tuple(sorted(added)),
+        network_interfaces=check_interfaces(network_interfaces or network_interface),
+        ssh_port=check_ssh_port(ssh_port),
+        ssh_identity_file=check_file(ssh_identity_file),
+        launcher_arguments=check_words(mpi_args),
+    )
+    output_folder = None if output_filename is None else Path(output_filename)
+    settings = Settings(ranks > 1, check_start_timeout(start_timeout), output_folder, bool(verbose))
+    return _call(_pickled(func, check_args(args), dict(kwargs or {})), job, settings, executable, folder)
+
+
+def _call(call: bytes, job: Job, settings: Settings, executable: str | None, folder: str | None) -> list[Any]:
+    """Have the ranks of `job` do the pickled call."""
+    mpi = probe()
+    launcher = choose_launcher("auto", mpi["library"], mpi["path"], os.environ)
+    with (
+        unwinds_before_termination(),
+        tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder) as own_folder,
+    ):
+        Path(own_folder, CALL_FILE).write_bytes(call)
+        worker = (
+            [sys.executable, "-c", _WORKER] if executable is None else [executable, "-c", _WORKER_OF_ANOTHER_PYTHON]
+        )
+        job = job._replace(command=[*worker, _import_path(), own_folder])
+        screen = Screen(print_to_python, terminal_or_notebook)
+        outcome = Supervisor(launcher, job, settings, screen).run()
+        return _results(outcome, job.num_proc, Path(own_folder))
+
+
+def result_file(folder: Path, rank: int) -> Path:
+    """Where a rank puts the pickled result."""
+    return folder / f"result.{rank}"
+
+
+def exit_file(folder: Path, rank: int) -> Path:
+    """Where a rank puts the exit code with which the function left it, as by sys.exit()."""
+    return folder / f"exit.{rank}"
+
+
+def error_file(folder: Path, rank: int) -> Path:
+    """Where a rank puts the pickled exception and the text of its traceback."""
+    return folder / f"error.{rank}"
+
+
+def _pickled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    chosen = pickler()
+    name = getattr(function, "__qualname__", repr(function))
+    if chosen is pickle and getattr(function, "__module__", None) == "__main__":
+        raise TypeError(
+            f"{name} is defined in a notebook or in the script itself, which the ranks cannot import; "
+            "run `pip install cloudpickle`, or move it to a module"
+        )
+    try:
+        data: bytes = chosen.dumps((function, args, kwargs))
+    except Exception as error:
+        remedy = "" if chosen is not pickle else "; run `pip install cloudpickle`, or use a function of a module"
+        raise TypeError(f"{name} or its arguments cannot be pickled: {error}{remedy}") from error
+    return data
+
+
+def _import_path() -> str:
+    # an empty entry is the current folder
+    return ":".join(os.path.abspath(entry) for entry in sys.path)
+
+
+def _results(outcome: Outcome, num_proc: int, folder: Path) -> list[Any]:
+    """What the ranks have left in `folder`, or the exception for why they have not."""
+    failures = outcome.failures
+    if not failures or failures[0].is_consequence:
+        _require_no_exit(outcome, num_proc, folder)
+    if failures and error_file(folder, failures[0].rank).exists():
+        raise _error_of(failures[0].rank, folder)
+    if outcome.code != 0:
+        raise RuntimeError(outcome.explanation)
+    return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(num_proc)]
+
+
+def _require_no_exit(outcome: Outcome, num_proc: int, folder: Path) -> None:
+    """Raises for a rank that has left early, of which others may have failed before its end was heard of."""
+    for rank in range(num_proc):
+        left = exit_file(folder, rank)
+        if left.exists() and left.read_text() != "0":
+            raise RuntimeError(f"the first to fail was rank {rank}, with exit code {left.read_text()}")
+        if left.exists() or (rank in outcome.ended_well and not result_file(folder, rank).exists()):
+            raise RuntimeError(f"rank {rank} ended without a result (exit code 0)")
+
+
+def _error_of(rank: int, folder: Path) -> BaseException:
+    error, text = pickle.loads(error_file(folder, rank).read_bytes())
+    error.__cause__ = RankTraceback(rank, text)
+    return error  # type: ignore[no-any-return]

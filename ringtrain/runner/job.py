@@ -1,0 +1,47 @@
+"""What is to be started, said without any launcher's words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ringtrain.runner.allocation.hosts import Host
+
+
+class Job(NamedTuple):
+    """`command` on `num_proc` ranks; no hosts means this host.
+
+    `exported` names variables of `environment` that the ranks get in any case; which others do is in variables.py.
+    `network_interfaces` is a list such as "eth0,eth1"; `ssh_port` and `ssh_identity_file` are for reaching other hosts.
+    `hosts_are_allotted` says that a batch system named the hosts, not the user. `launcher_arguments` are the user's
+    words for the launcher, `binding_arguments` those that are to stand in place of ours about binding; `has_tcp_only`
+    keeps the network to TCP.
+    """
+
+    command: list[str]
+    num_proc: int
+    hosts: list[Host]
+    environment: dict[str, str]
+    exported: tuple[str, ...] = ()
+    network_interfaces: str | None = None
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+    hosts_are_allotted: bool = False
+    launcher_arguments: tuple[str, ...] = ()
+    binding_arguments: tuple[str, ...] = ()
+    has_tcp_only: bool = False
+
+
+def environment_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ`, with this Python as the `python` of the ranks."""
+    environment = dict(environ)
+    python_folder = str(Path(sys.executable).parent)
+    path = environment.get("PATH", os.defpath)
+    # /path/to/venv/bin/ringrun may be typed without the venv being active
+    if shutil.which("python", path=path) != os.path.join(python_folder, "python"):
+        environment["PATH"] = python_folder + os.pathsep + path
+    return environment

@@ -1,0 +1,274 @@
+"""One class per launcher: each turns a Job into the arguments and the environment that its launcher wants."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
+from typing import Protocol
+
+from ringtrain.job.cores import physical_cores
+from ringtrain.runner.allocation.hosts import UsageError
+from ringtrain.runner.job import Job
+from ringtrain.runner.launchers.mpi_library import (
+    INTEL_MPI,
+    MPICH,
+    OPEN_MPI,
+    Family,
+    MpiNotFound,
+    family_of,
+    find_launcher,
+)
+from ringtrain.runner.launchers.travelling_variables import travelling
+from ringtrain.runner.supervise.rank_wrapper import END_RANK
+
+# Transports are left out, not chosen: shared memory has other names in Open MPI 4 than in 5.
+_TCP_ONLY_OF_OPEN_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib,uct,ofi,usnic,ugni,portals4"}
+
+
+class Launcher(Protocol):
+    """What ringrun asks of a launcher."""
+
+    @property
+    def passes_on(self) -> Mapping[int, int]:
+        """A signal for the ranks -> the one that makes the launcher hand it to all of them and do nothing else."""
+
+    @property
+    def scancel(self) -> str | None:
+        """What signals the ranks otherwise: Slurm's program, if they are tasks of a job step; None if nothing does."""
+
+    @property
+    def last_signal(self) -> int:
+        """What makes it end with all its ranks at once, also on other hosts."""
+
+    def arguments(self, job: Job) -> list[str]:
+        """The whole command line, the launcher's own path first."""
+
+    def environment(self, job: Job) -> dict[str, str]:
+        """The environment to start the launcher in."""
+
+
+class OpenMpi:
+    """mpirun of Open MPI 4 and 5."""
+
+    # after a SIGTERM of its own it kills the ranks within a second
+    passes_on: Mapping[int, int] = {SIGTERM: END_RANK, SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
+    scancel = None
+    last_signal = SIGTERM
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def arguments(self, job: Job) -> list[str]:
+        arguments = [self.path, "-np", str(job.num_proc)]
+        if os.geteuid() == 0:
+            arguments.append("--allow-run-as-root")
+        words = [*job.binding_arguments, *job.launcher_arguments]
+        given = {word.lstrip("-") for word in words}
+        if job.hosts:
+            arguments += ["-H", ",".join(map(str, job.hosts))]
+        # it takes neither of these twice
+        elif job.num_proc > physical_cores() and "map-by" not in given:
+            arguments += ["--map-by", ":OVERSUBSCRIBE"]
+        # bound to one core, a rank's engine thread and its framework would share that core
+        if not job.binding_arguments and "bind-to" not in given:
+            arguments += ["--bind-to", "none"]
+        if job.network_interfaces is not None:
+            arguments += ["--mca", "btl_tcp_if_include", job.network_interfaces]
+        # of two values it takes the first
+        own = {variable.partition("=")[0] for flag, variable in itertools.pairwise(words) if flag == "-x"}
+        for name in travelling(self.environment(job), job.exported):
+            if name not in own:
+                arguments += ["-x", name]
+        return [*arguments, *words, *job.command]
+
+    def environment(self, job: Job) -> dict[str, str]:
+        settings = dict(job.environment)
+        # Open MPI 5 reads the first of each pair, Open MPI 4 the second
+        if job.network_interfaces is not None:
+            settings |= dict.fromkeys(
+                ("PRTE_MCA_oob_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"), job.network_interfaces
+            )
+        if job.has_tcp_only:
+            settings = {**_TCP_ONLY_OF_OPEN_MPI, **settings}
+        for name in ("PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args"):
+            settings |= _with_ssh_options(job, name)
+        return {**_interfaces_of_others(job), **_tcp_only(job), **settings}
+
+
+class Hydra:
+    """mpiexec.hydra of MPICH and its descendants."""
+
+    # SIGUSR2 and SIGHUP would end it
+    passes_on: Mapping[int, int] = {SIGTERM: SIGTERM, SIGUSR1: SIGUSR1}
+    scancel = None
+    # its proxies, which start the ranks, end when it does
+    last_signal = SIGKILL
+    SSH_ARGUMENTS = "HYDRA_LAUNCHER_EXTRA_ARGS"
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def arguments(self, job: Job) -> list[str]:
+        arguments = self._beginning(job)
+        if len(job.hosts) == 1:
+            # Intel's Hydra takes "host:2" for a name when it is the only one
+            arguments += ["-hosts", job.hosts[0].name]
+        elif job.hosts:
+            arguments += ["-hosts", ",".join(map(str, job.hosts))]
+        return [*arguments, "-np", str(job.num_proc), *job.command]
+
+    def environment(self, job: Job) -> dict[str, str]:
+        defaults = {**_interfaces_of_the_library(job), **_interfaces_of_others(job), **_tcp_only(job)}
+        return {**defaults, **job.environment, **_with_ssh_options(job, self.SSH_ARGUMENTS)}
+
+    def _beginning(self, job: Job) -> list[str]:
+        interface = [] if job.network_interfaces is None else ["-iface", job.network_interfaces.split(",")[0]]
+        names = travelling(self.environment(job), job.exported)
+        words = [*interface, *job.binding_arguments, *job.launcher_arguments]
+        return [self.path, "-genvlist", ",".join(names), *words]
+
+
+class IntelHydra(Hydra):
+    """mpiexec.hydra of Intel MPI, which binds ranks to cores and leaves it to a script around it to look for Slurm."""
+
+    SSH_ARGUMENTS = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
+
+    def arguments(self, job: Job) -> list[str]:
+        """One section for each host: this Hydra fills the hosts of -hosts by their cores, whatever their slots are."""
+        if len(job.hosts) < 2:
+            return super().arguments(job)
+        arguments, left = self._beginning(job), job.num_proc
+        for host in job.hosts:
+            ranks = min(host.slots, left)
+            if ranks > 0:
+                section = ["-host", host.name, "-np", str(ranks), *job.command]
+                arguments += section if left == job.num_proc else [":", *section]
+            left -= ranks
+        return arguments
+
+    def environment(self, job: Job) -> dict[str, str]:
+        defaults = {} if job.binding_arguments else {"I_MPI_PIN": "0"}
+        if in_slurm_allocation(job.environment):
+            defaults["I_MPI_HYDRA_BOOTSTRAP"] = "slurm"
+        return {**defaults, **super().environment(job)}
+
+
+class Srun:
+    """srun of Slurm; `process_manager` is the value of its --mpi."""
+
+    # SIGTERM makes it kill the ranks
+    passes_on: Mapping[int, int] = {SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
+    last_signal = SIGTERM
+
+    def __init__(self, path: str, process_manager: str):
+        self.path = path
+        self.scancel: str | None = str(Path(path).with_name("scancel"))
+        self.process_manager = process_manager
+
+    def arguments(self, job: Job) -> list[str]:
+        if ssh_options(job):
+            raise UsageError("srun does not use ssh, so there is no --ssh-port and no --ssh-identity-file")
+        arguments = [self.path, f"--ntasks={job.num_proc}", f"--mpi={self.process_manager}"]
+        arguments += [*(job.binding_arguments or ["--cpu-bind=none"]), "--export=ALL"]
+        # srun knows by itself what was allotted
+        if job.hosts and not job.hosts_are_allotted:
+            slots = {host.slots for host in job.hosts}
+            if len(slots) > 1:
+                raise UsageError("srun wants the same number of slots on every host; use --launcher mpirun")
+            names = ",".join(host.name for host in job.hosts)
+            arguments += [f"--nodes={len(job.hosts)}", f"--nodelist={names}", f"--ntasks-per-node={slots.pop()}"]
+        return [*arguments, *job.launcher_arguments, *job.command]
+
+    def environment(self, job: Job) -> dict[str, str]:
+        interfaces = job.network_interfaces
+        # srun starts ranks of any MPI
+        of_open_mpi = {"OMPI_MCA_btl_tcp_if_include": interfaces} if interfaces is not None else {}
+        if job.has_tcp_only:
+            of_open_mpi |= _TCP_ONLY_OF_OPEN_MPI
+        of_others = {**_interfaces_of_the_library(job), **_interfaces_of_others(job), **_tcp_only(job)}
+        return {**of_open_mpi, **of_others, **job.environment}
+
+
+_CLASSES: dict[Family, Callable[[str], Launcher]] = {OPEN_MPI: OpenMpi, MPICH: Hydra, INTEL_MPI: IntelHydra}
+
+
+def choose_launcher(choice: str, library: str, library_path: str | None, environ: Mapping[str, str]) -> Launcher:
+    """The launcher for an MPI library.
+
+    Args:
+        choice: "mpirun" (the library's own, whatever it is called), "srun", or "auto": the library's own and, in a
+            Slurm allocation where that is not installed, srun.
+        library: name of the library, as mpi4py's `MPI.get_vendor()` says it.
+        library_path: path of the loaded libmpi, or None where it is not known.
+        environ: looked through for a Slurm allocation and for srun.
+
+    Raises MpiNotFound when the launcher is not installed and UsageError when srun cannot be meant.
+    """
+    srun = shutil.which("srun", path=environ.get("PATH"))
+    if choice == "srun":
+        if srun is None or not in_slurm_allocation(environ):
+            raise UsageError("--launcher srun works only inside a Slurm allocation; use salloc or sbatch first")
+        return _srun(srun, library)
+    path = find_launcher(library, library_path)
+    if path is not None:
+        return _CLASSES[family_of(library)](path)
+    if choice == "auto" and srun is not None and in_slurm_allocation(environ):
+        return _srun(srun, library)
+    raise MpiNotFound(
+        f"mpi4py uses {library} ({library_path or 'path unknown'}), but no mpirun of {library} lies beside Python, "
+        "beside that library or on PATH",
+        "add its bin folder to PATH",
+    )
+
+
+def in_slurm_allocation(environ: Mapping[str, str]) -> bool:
+    """Whether a batch script or a shell inside salloc or srun is asking."""
+    return "SLURM_JOB_ID" in environ
+
+
+def ssh_options(job: Job) -> list[str]:
+    """What ssh is to be told for this job."""
+    port = [] if job.ssh_port is None else [f"-p{job.ssh_port}"]
+    identity = [] if job.ssh_identity_file is None else [f"-i{job.ssh_identity_file}"]
+    return port + identity
+
+
+def _with_ssh_options(job: Job, variable: str) -> dict[str, str]:
+    """What the launcher gives to ssh: ours, and what the user has put there. Of two ports ssh takes the first."""
+    ours = ssh_options(job)
+    return {variable: " ".join([*ours, job.environment.get(variable, "")]).rstrip()} if ours else {}
+
+
+def _interfaces_of_the_library(job: Job) -> dict[str, str]:
+    """For UCX and libfabric, whichever of them the MPI was built on."""
+    if job.network_interfaces is None:
+        return {}
+    first = job.network_interfaces.split(",")[0]
+    return {"UCX_NET_DEVICES": job.network_interfaces, "FI_TCP_IFACE": first, "FI_SOCKETS_IFACE": first}
+
+
+def _interfaces_of_others(job: Job) -> dict[str, str]:
+    """For the libraries that a training may use beside MPI."""
+    if job.network_interfaces is None:
+        return {}
+    return dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), job.network_interfaces)
+
+
+def _tcp_only(job: Job) -> dict[str, str]:
+    """For NCCL, and for UCX and libfabric, whichever of them the MPI was built on."""
+    if not job.has_tcp_only:
+        return {}
+    return {
+        "NCCL_IB_DISABLE": "1",
+        "UCX_TLS": "^ib",
+        "FI_PROVIDER": "tcp",
+        "I_MPI_OFI_PROVIDER": "tcp",
+    }
+
+
+def _srun(path: str, library: str) -> Srun:
+    return Srun(path, "pmix" if family_of(library) is OPEN_MPI else "pmi2")

@@ -1,0 +1,174 @@
+"""Which rank failed first, and the sentence that says so."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import NamedTuple
+
+from ringtrain.runner.supervise.frames import Ended, Started, Written
+from ringtrain.runner.supervise.output import LastLines
+
+_TRACEBACK = "Traceback (most recent call last):"
+# What ranks raise because of another one; which of several comes first here may be an accident.
+_CONSEQUENCES = (
+    "ringtrain.PeerLostError",
+    "ringtrain.RemoteError",
+    "ringtrain.ShutDownError",
+    "ringtrain.StalledError",
+)
+# What the library notes while a process ends; after a traceback it would hide what went wrong.
+_NOTE = "ringtrain: "
+_SHOWN_LINES = 20
+
+
+class Failure(NamedTuple):
+    """A rank that failed; `code` is what a shell would give, 128 + signal where a signal ended it.
+
+    `is_consequence` says that it failed because another rank did: by its own words, or as it was told to end by then.
+    """
+
+    rank: int
+    host: str
+    time: float
+    code: int
+    is_consequence: bool
+    last_lines: list[str]
+
+    def __str__(self) -> str:
+        where = f"rank {self.rank}" + (f" on {self.host}" if self.host else "")
+        number = self.code - 128
+        if number in signal.valid_signals():
+            return f"{where}, ended by {signal.Signals(number).name} (exit code {self.code})"
+        return f"{where}, with exit code {self.code}"
+
+
+class Ends(NamedTuple):
+    """How the ranks ended, other than by a failure of their own.
+
+    `early` ended with exit code 0 without being told to, each with its host, the first one first; `told` were told to
+    end and did not return 0; of the end of `lost` nobody has heard. `returned_0` counts exit codes of 0, told or not.
+    """
+
+    early: list[tuple[int, str]]
+    told: list[int]
+    lost: list[int]
+    returned_0: int
+
+
+class _Rank:
+    def __init__(self) -> None:
+        self.host = ""
+        self.last_lines = LastLines()
+        self.traceback_at: float | None = None
+        self.ended: Ended | None = None
+        self.ended_at = 0.0
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether its own end says nothing of it: it was told to end, or killed together with its wrapper."""
+        return self.ended is None or self.ended.was_told
+
+
+class FailureLog:
+    """Takes what the ranks send, in the order in which it comes, and tells who failed when.
+
+    A rank that raises prints its traceback at once, but may end after others that failed because of it: its time is
+    that of the traceback. What says itself that it is the consequence of another failure comes after all others. A
+    rank that was told to end and had printed no whole traceback has not failed: one that was stopped wakes up for its
+    end, and may begin to print one.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, _Rank] = {}
+
+    def add(self, event: Started | Written | Ended) -> None:
+        rank = self._ranks.setdefault(event.rank, _Rank())
+        now = time.monotonic()
+        if isinstance(event, Started):
+            rank.host = event.host
+        elif isinstance(event, Ended):
+            rank.ended, rank.ended_at = event, now - event.age_s
+        elif event.is_error and _TRACEBACK in rank.last_lines.add(event.data):
+            rank.traceback_at = now
+
+    def failures(self) -> list[Failure]:
+        """The ranks that failed, the first one first."""
+        ends = [rank.ended_at for rank in self._ranks.values() if not rank.was_ended and _code(rank) != 0]
+        found = [self._failure(number, rank, min(ends, default=float("inf"))) for number, rank in self._ranks.items()]
+        return sorted(
+            (failure for failure in found if failure is not None),
+            key=lambda failure: (failure.is_consequence, failure.time),
+        )
+
+    def ends(self) -> Ends:
+        """Of the ranks that have started."""
+        by_time = sorted(self._ranks.items(), key=lambda item: item[1].ended_at)
+        return Ends(
+            [(number, rank.host) for number, rank in by_time if not rank.was_ended and _code(rank) == 0],
+            [number for number, rank in by_time if rank.ended is not None and rank.ended.was_told and _code(rank) != 0],
+            [number for number, rank in by_time if rank.ended is None],
+            sum(rank.ended is not None and rank.ended.code == 0 for _, rank in by_time),
+        )
+
+    def _failure(self, number: int, rank: _Rank, first_end: float) -> Failure | None:
+        """`first_end` is when the first rank ended by a failure of its own, whereupon the others may be told to end."""
+        code, lines = _code(rank), rank.last_lines.all()
+        if code == 0 or (rank.was_ended and (rank.traceback_at is None or _is_torn(lines))):
+            return None
+        failed_at = rank.ended_at if rank.traceback_at is None else rank.traceback_at
+        is_consequence = any(line.startswith(_CONSEQUENCES) for line in lines)
+        is_late = rank.was_ended and failed_at > first_end
+        return Failure(number, rank.host, failed_at, code, is_consequence or is_late, _tail(lines))
+
+
+def report(failures: list[Failure]) -> str:
+    """What to say of the failures, at least one: who was first, the end of what it wrote, and who followed."""
+    first, *later = failures
+    lines = [f"the first to fail was {first}"]
+    if later:
+        lines[0] += f"; {list_of_ranks([failure.rank for failure in later])} failed after it"
+    if first.last_lines:
+        lines.append(f"the last lines of rank {first.rank} on standard error were")
+        lines += [f"    {line}" for line in first.last_lines]
+    return "\n".join(lines)
+
+
+def list_of_ranks(ranks: list[int]) -> str:
+    """`ranks 0, 2-5`."""
+    ranges: list[list[int]] = []
+    for rank in sorted(ranks):
+        if ranges and ranges[-1][-1] == rank - 1:
+            ranges[-1].append(rank)
+        else:
+            ranges.append([rank])
+    texts = [str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
+
+
+def _code(rank: _Rank) -> int:
+    """What a shell would give."""
+    if rank.ended is not None and (rank.ended.code == 0 or not rank.was_ended):
+        return rank.ended.code if rank.ended.code >= 0 else 128 - rank.ended.code
+    # what ended it came after its own failure; Python would have returned this
+    return 1
+
+
+def _last_traceback(lines: list[str]) -> list[str]:
+    starts = [index for index, line in enumerate(lines) if line == _TRACEBACK]
+    return [line for line in lines[starts[-1] :] if not line.startswith(_NOTE)] if starts else []
+
+
+def _is_torn(lines: list[str]) -> bool:
+    """Whether the last traceback, if there is one, has no line for its exception."""
+    traceback = _last_traceback(lines)
+    return bool(traceback) and all(line.startswith(" ") for line in traceback[1:])
+
+
+def _tail(lines: list[str]) -> list[str]:
+    """The last traceback and what follows it, or the last lines."""
+    shown = _last_traceback(lines)
+    if not shown:
+        return lines[-_SHOWN_LINES:]
+    # both ends of a long one: where it began and what it was
+    return shown if len(shown) <= 2 * _SHOWN_LINES else [*shown[:5], "...", *shown[-_SHOWN_LINES:]]

@@ -1,0 +1,89 @@
+"""What the wrappers of the ranks send, read from the launcher's standard error, where its own words come between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ringtrain.runner.supervise.rank_wrapper import ENDED, RECORD, STARTED, STDERR, STDOUT
+
+_FRAME = re.compile(rb"(\d+)([soexOE])(.*)", re.DOTALL)
+
+
+class Written(NamedTuple):
+    """A rank has written `data` to its standard output or, with `is_error`, to its standard error."""
+
+    rank: int
+    is_error: bool
+    data: bytes
+
+
+class Started(NamedTuple):
+    """The process of a rank runs; `slurm_step` is the job step of which it is a task, if Slurm started it."""
+
+    rank: int
+    host: str
+    pid: int
+    slurm_step: str | None = None
+
+
+class Ended(NamedTuple):
+    """The process of a rank ended `age_s` before this was sent; `code` is negative for a signal.
+
+    `was_told` says that the launcher, or whoever signals all of a job, had told it to end.
+    """
+
+    rank: int
+    code: int
+    age_s: float
+    was_told: bool
+
+
+class LauncherSaid(NamedTuple):
+    """Anything that is no frame."""
+
+    data: bytes
+
+
+Event = Written | Started | Ended | LauncherSaid
+
+
+class FrameReader:
+    """Makes events of bytes as they come."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            yield from _events(line + b"\n")
+
+    def close(self) -> Iterator[Event]:
+        """The last line, if it has no end."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            yield from _events(rest)
+
+
+def _events(line: bytes) -> Iterator[Event]:
+    said, record, frame = line.partition(RECORD)
+    if said:
+        yield LauncherSaid(said)
+    match = _FRAME.fullmatch(frame.removesuffix(b"\n"))
+    if match is not None:
+        yield _event(int(match[1]), match[2].decode(), match[3])
+    elif record:
+        yield LauncherSaid(frame)
+
+
+def _event(rank: int, letter: str, payload: bytes) -> Event:
+    if letter == STARTED:
+        host, pid, step = payload.decode().split()
+        return Started(rank, host, int(pid), None if step == "-" else step)
+    if letter == ENDED:
+        code, age_s, was_told = payload.decode().split()
+        return Ended(rank, int(code), float(age_s), was_told == "1")
+    assert letter.lower() in (STDOUT, STDERR)
+    return Written(rank, letter.lower() == STDERR, payload + b"\n" if letter.islower() else payload)

@@ -1,0 +1,266 @@
+"""Beside each rank: starts the command of the rank as its child, sends on what it writes, and tells how it ends.
+
+Runs as a script on every host, without importing ringtrain, so that it starts fast and stays small. Everything
+goes through this process's standard error as frames, lines that no launcher tears apart: RECORD, the rank, a letter, a
+payload. `frames.py` reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+
+RECORD = b"\x1e"
+# Letters of frames. What a rank writes comes in lines (small letter), or in parts that a later one goes on with.
+STARTED, ENDED, STDOUT, STDERR = "s", "x", "o", "e"
+
+# A launcher that would kill its ranks right after SIGTERM hands this on instead. Nobody dies of it who has no handler.
+END_RANK = signal.SIGURG
+# In the environment: how long a rank may take to end after SIGTERM, in seconds.
+GRACE_VARIABLE = "RINGRUN_GRACE_S"
+
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+# Slurm forwards lines of up to 1024 bytes in one piece, Open MPI whatever it reads at once, up to 4096.
+_PAYLOAD_BYTES = 900
+_BATCH_BYTES = 4096
+_DRAIN_S = 1.0
+_LOOK_S = 2.0
+_STAY_LONGER_S = 10.0
+_PR_SET_PDEATHSIG = 1
+# Launchers and batch systems signal the whole process group, this process and the rank alike.
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS_OF_THE_RANK = (
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP),
+    *(signal.SIGQUIT, signal.SIGALRM, signal.SIGXCPU),
+)
+
+
+class Sender:
+    """Writes frames to a file descriptor that the launcher reads."""
+
+    def __init__(self, descriptor: int, rank: int, require_launcher: Callable[[], None] = lambda: None):
+        """`require_launcher` is called now and then while nobody reads, and may end this process."""
+        self._descriptor = descriptor
+        self._rank = b"%d" % rank
+        self._require_launcher = require_launcher
+        self._is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        self._poll = select.poll()
+        self._poll.register(descriptor, 0)
+
+    def send(self, letter: str, payload: bytes) -> None:
+        """Send one short frame."""
+        self._write(self._frame(letter, payload))
+
+    def send_output(self, letter: str, data: bytes) -> None:
+        """Send what a rank has written: whole lines, and the beginning of one that has no end yet."""
+        batch = b""
+        for frame in self._output_frames(letter, data):
+            if len(batch) + len(frame) > _BATCH_BYTES:
+                self._write(batch)
+                batch = b""
+            batch += frame
+        self._write(batch)
+
+    def _output_frames(self, letter: str, data: bytes) -> Iterator[bytes]:
+        for line in _lines(data):
+            text = line.removesuffix(b"\n")
+            last = (len(text) - 1) // _PAYLOAD_BYTES if text else 0
+            for part in range(last + 1):
+                is_whole = part == last and line.endswith(b"\n")
+                payload = text[part * _PAYLOAD_BYTES : (part + 1) * _PAYLOAD_BYTES]
+                yield self._frame(letter if is_whole else letter.upper(), payload)
+
+    def _frame(self, letter: str, payload: bytes) -> bytes:
+        return RECORD + self._rank + letter.encode() + payload + b"\n"
+
+    def _write(self, batch: bytes) -> None:
+        """Write once the launcher has read what was written before, so that it reads this in one piece.
+
+        Raises BrokenPipeError where nobody can read any more; the bytes in the pipe stay there then.
+        """
+        pause_s, look_at = 0.0001, time.monotonic() + _LOOK_S
+        while self._is_pipe and self._unread() > 0:
+            if any(events & select.POLLERR for _, events in self._poll.poll(0)):
+                raise BrokenPipeError
+            if time.monotonic() > look_at:
+                self._require_launcher()
+                look_at += _LOOK_S
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.002)
+        while batch:
+            batch = batch[os.write(self._descriptor, batch) :]
+
+    def _unread(self) -> int:
+        buffer = bytearray(4)
+        fcntl.ioctl(self._descriptor, termios.FIONREAD, buffer)
+        return int.from_bytes(buffer, sys.byteorder)
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """With their ends; splitlines() would also end a line at \\r."""
+    *whole, rest = data.split(b"\n")
+    return [line + b"\n" for line in whole] + ([rest] if rest else [])
+
+
+class Wrapper:
+    """The parent of one rank.
+
+    It handles the signals that end or stop a job, and so outlives them: what they do is the rank's business. One that
+    is ignored when this process starts, as by nohup, stays ignored, also for the rank.
+    """
+
+    def __init__(self, command: list[str], rank: int):
+        self._command = command
+        self._launcher = os.getppid()
+        self._sender = Sender(sys.stderr.fileno(), rank, self._require_launcher)
+        self._times_told_to_end = 0
+        self._wake_up, wake_up_end = os.pipe()
+        for descriptor in (self._wake_up, wake_up_end):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
+        self._handled = self._handle_signals()
+
+    def run(self) -> int:
+        """Run the command to its end. Returns its exit code, negative for a signal, or 0 if it was told to end."""
+        streams, pid = self._start()
+        self._sender.send(STARTED, f"{socket.gethostname()} {pid} {_slurm_step()}".encode())
+        status = None
+        while status is None:
+            self._forward(streams, _LOOK_S)
+            self._require_launcher()
+            ended, found = os.waitpid(pid, os.WNOHANG)
+            status = found if ended else None
+        ended_at = time.monotonic()
+        # a process that the rank has left behind may hold its pipes open for ever
+        while streams and time.monotonic() - ended_at < _DRAIN_S:
+            self._forward(streams, _DRAIN_S / 10)
+        age_s = time.monotonic() - ended_at
+        code = os.waitstatus_to_exitcode(status)
+        self._sender.send(ENDED, f"{code} {age_s:.6f} {int(self._times_told_to_end > 0)}".encode())
+        if self._times_told_to_end > 0:
+            self._stay()
+            return 0
+        return code
+
+    def _handle_signals(self) -> list[signal.Signals]:
+        """Returns those that have a handler now."""
+        handlers: dict[signal.Signals, Callable[[int, object], None]] = {
+            **dict.fromkeys(_SIGNALS_OF_THE_RANK, _do_nothing),
+            **dict.fromkeys(_ENDING_SIGNALS, self._note),
+        }
+        handlers = {number: how for number, how in handlers.items() if signal.getsignal(number) is not signal.SIG_IGN}
+        handlers |= {signal.SIGCHLD: _do_nothing, END_RANK: self._end_rank}
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        return list(handlers)
+
+    def _start(self) -> tuple[dict[int, str], int]:
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        parent = os.getpid()
+        # a signal that came to the child before it has its own handlers back would be lost
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
+        pid = os.fork()
+        if pid == 0:
+            self._become_rank(parent, out_end, err_end, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(out_end)
+        os.close(err_end)
+        return {out: STDOUT, err: STDERR}, pid
+
+    def _become_rank(self, wrapper: int, out: int, err: int, mask: set[int | signal.Signals]) -> None:
+        """In the child: take the command's place, and end when the wrapper does."""
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != wrapper:  # it ended before that
+                return
+            signal.set_wakeup_fd(-1)
+            # Python ignores the last two, and so would the command
+            for number in (*self._handled, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            os.execvp(self._command[0], self._command)
+        except OSError as error:
+            os.write(2, f"ringrun: {self._command[0]} cannot be started: {error.strerror}\n".encode())
+        finally:
+            os._exit(127)
+
+    def _forward(self, streams: dict[int, str], timeout_s: float) -> None:
+        ready, _, _ = select.select([*streams, self._wake_up], [], [], timeout_s)
+        for descriptor in ready:
+            if descriptor == self._wake_up:
+                os.read(descriptor, 4096)
+                continue
+            data = os.read(descriptor, 1 << 16)
+            if data:
+                self._sender.send_output(streams[descriptor], data)
+            else:
+                os.close(descriptor)
+                del streams[descriptor]
+
+    def _stay(self) -> None:
+        """Keep an end that was asked for from the launcher, which would end the other ranks before they are ready.
+
+        ringrun knows of it, and has this process ended with the last of them.
+        """
+        stay_s = float(os.environ[GRACE_VARIABLE]) + _STAY_LONGER_S if GRACE_VARIABLE in os.environ else 0.0
+        told, until = self._times_told_to_end, time.monotonic() + stay_s
+        while self._times_told_to_end == told and time.monotonic() < until:
+            self._forward({}, min(_LOOK_S, max(0.0, until - time.monotonic())))
+            self._require_launcher()
+
+    def _require_launcher(self) -> None:
+        """End the rank if the launcher's process on this host has died: nobody else would."""
+        if os.getppid() != self._launcher:
+            os.killpg(0, signal.SIGKILL)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._times_told_to_end += 1
+
+    def _end_rank(self, number: int, frame: object) -> None:
+        """As a launcher would: whatever the rank has started gets the signal, too, and so does this process."""
+        os.killpg(0, signal.SIGTERM)
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    pass
+
+
+def _slurm_step() -> str:
+    """The job step that this process is a task of, as Slurm's commands name it; `-` for none."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    return ".".join(os.environ[name] for name in names) if all(name in os.environ for name in names) else "-"
+
+
+def _end_like(code: int) -> int:
+    """The exit code for this process; a signal that ended the rank ends this process, too, so the launcher sees it."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to reset
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code if code >= 0 else 128 - code
+
+
+def _own_rank() -> int:
+    return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), 0)
+
+
+if __name__ == "__main__":
+    # whoever reads the frames is gone when a write fails; the child is killed with this process
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(_end_like(Wrapper(sys.argv[1:], _own_rank()).run()))
+    sys.exit(1)

@@ -1,0 +1,279 @@
+"""From the start of the launcher to the end of the last process: reads what comes and ends the job if it must end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from ringtrain.runner.job import Job
+from ringtrain.runner.launchers.command_lines import Launcher
+from ringtrain.runner.supervise import cleanup, die_with_parent, end_reasons, rank_wrapper
+from ringtrain.runner.supervise.first_failure import Failure, FailureLog, list_of_ranks, report
+from ringtrain.runner.supervise.frames import Ended, Event, FrameReader, LauncherSaid, Written
+from ringtrain.runner.supervise.output import Output, RankFiles
+from ringtrain.runner.supervise.rank_signals import Courier
+from ringtrain.runner.supervise.screen import Screen
+from ringtrain.runner.supervise.shutdown import Shutdown
+
+# How often the launcher is asked whether it has ended: its daemons may hold its pipes open.
+_LOOK_S = 0.2
+# What an ended launcher's pipes may still hold comes within this time.
+_DRAIN_S = 1.0
+# How long the others may go on after a rank has failed. Open MPI ends them at once, Intel MPI sometimes never.
+_AFTER_FAILURE_S = 10.0
+# How long they may take to end then. Whoever waits for a rank that has failed has nothing to save.
+_GRACE_AFTER_FAILURE_S = 10.0
+# A launcher that ends a job by itself has done so within this time. The wrappers of ranks that somebody else has told
+# to end wait for it, else for ringrun.
+_LAUNCHER_ENDS_S = 2.0
+_CLEAN_UP_S = 5.0
+_REAP_S = 1.0
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS_OF_THE_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Settings(NamedTuple):
+    """How a job is watched.
+
+    `has_prefix` is for the rank before each line, `has_time` for the time before that. `start_timeout_s` is 0 for no
+    limit; `output_folder` None writes no files; `grace_s` is from SIGTERM to SIGKILL.
+    """
+
+    has_prefix: bool
+    start_timeout_s: float
+    output_folder: Path | None
+    is_verbose: bool
+    grace_s: float = 30.0
+    has_time: bool = False
+
+
+class Outcome(NamedTuple):
+    """How a job ended.
+
+    `code` is for the shell, `explanation` what there is to say of it, in one or more lines. `failures` are the ranks
+    that failed and `ended_well` those that ended with exit code 0 by themselves, the first one first.
+    """
+
+    code: int
+    explanation: str
+    failures: list[Failure]
+    ended_well: list[int]
+
+
+def command_of_wrappers(command: list[str]) -> list[str]:
+    """`command` with a wrapper before it. -I and -S: it needs nothing but Python itself, and starts sooner."""
+    return [sys.executable, "-I", "-S", rank_wrapper.__file__, *command]
+
+
+class Supervisor:
+    """Owns the launcher's process and its pipes. Everything happens in the thread that calls `run`."""
+
+    def __init__(self, launcher: Launcher, job: Job, settings: Settings, screen: Screen):
+        """Raises OSError if the folder for the output cannot be made."""
+        self._id = os.urandom(16).hex()
+        # a rank writes into a pipe, where Python would keep its lines back
+        environment = {"PYTHONUNBUFFERED": "1", **job.environment, cleanup.MARK: self._id}
+        environment[rank_wrapper.GRACE_VARIABLE] = str(settings.grace_s)
+        self._job = job._replace(command=command_of_wrappers(job.command), environment=environment)
+        self._launcher = launcher
+        self._settings = settings
+        self._screen = screen
+        folder = settings.output_folder
+        self._files = RankFiles(folder, job.num_proc, screen.say) if folder else None
+        self._output = Output(screen, settings.has_prefix, job.num_proc, self._files, settings.has_time)
+        self._frames = FrameReader()
+        self._failures = FailureLog()
+        self._started: set[int] = set()
+        self._signals: list[int] = []
+        self._to_pass_on: list[int] = []
+        self._is_late = False
+        self._end_at = float("inf")
+        self._were_told = False
+        self._wrappers_wait_since = float("inf")
+
+    def run(self) -> Outcome:
+        """Run the job to its end; nothing of it is left on this host, also if this raises."""
+        leader = [die_with_parent.__file__, str(os.getpid()), str(int(self._launcher.last_signal))]
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", *leader, *self._launcher.arguments(self._job)],
+            env=self._launcher.environment(self._job),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C in a terminal is for ringrun, which decides what becomes of it
+            start_new_session=True,
+        )
+        self._courier = Courier(self._launcher, process)
+        self._shutdown = Shutdown(process, self._courier, self._screen.say)
+        try:
+            self._watch(process)
+        finally:
+            self._clean_up(process)
+        return self._outcome(process.returncode)
+
+    def end(self, number: int) -> None:
+        """End the job because of a signal; may be called by its handler. The second one kills at once."""
+        self._signals.append(number)
+
+    def pass_on(self, number: int) -> None:
+        """Hand a signal to the ranks, once all have started; may be called by its handler."""
+        self._to_pass_on.append(number)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Handle what comes until the launcher has ended and nothing more comes."""
+        assert process.stdout is not None and process.stderr is not None
+        timeout_s = self._settings.start_timeout_s
+        start_before = time.monotonic() + timeout_s if timeout_s else float("inf")
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            selector.register(process.stderr, selectors.EVENT_READ)
+            while process.poll() is None and not self._shutdown.has_failed:
+                self._read_once(selector, process, _LOOK_S)
+                self._output.refresh()
+                if time.monotonic() > start_before and self._missing():
+                    self._is_late = True
+                self._pass_signals_on()
+                self._end_if_due()
+            self._drain(selector, process)
+
+    def _missing(self) -> list[int]:
+        return sorted(set(range(self._job.num_proc)) - self._started)
+
+    def _pass_signals_on(self) -> None:
+        """Not to ranks that have not started: the launcher itself might end by it."""
+        while self._to_pass_on and not self._missing():
+            number = self._to_pass_on.pop(0)
+            unreached = self._courier.send(number)
+            if unreached:
+                name = signal.Signals(number).name
+                self._screen.say(
+                    f"this launcher cannot hand {name} to {list_of_ranks(unreached)}; SIGUSR1 reaches all ranks"
+                )
+
+    def _end_if_due(self) -> None:
+        if len(self._signals) > 1:
+            self._shutdown.kill()
+        elif self._is_late or (self._signals and self._missing()):
+            self._shutdown.tell_launcher()
+        elif self._signals:
+            self._shutdown.ask_ranks(self._settings.grace_s)
+        elif time.monotonic() >= self._end_at:
+            self._shutdown.ask_ranks(min(self._settings.grace_s, _GRACE_AFTER_FAILURE_S))
+        elif time.monotonic() >= self._wrappers_wait_since + _LAUNCHER_ENDS_S:
+            self._shutdown.tell_launcher()
+        self._shutdown.go_on()
+
+    def _read_once(self, selector: selectors.BaseSelector, process: subprocess.Popen[bytes], timeout_s: float) -> None:
+        for key, _ in selector.select(timeout_s):
+            data = os.read(key.fd, 1 << 16)
+            if not data:
+                selector.unregister(key.fileobj)
+            elif key.fileobj is process.stdout:
+                self._screen.print(data, False)
+            else:
+                self._handle(self._frames.feed(data))
+
+    def _drain(self, selector: selectors.BaseSelector, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + _DRAIN_S
+        while selector.get_map() and time.monotonic() < deadline:
+            self._read_once(selector, process, _DRAIN_S / 10)
+        self._handle(self._frames.close())
+        self._output.close()
+
+    def _handle(self, events: Iterator[Event]) -> None:
+        for event in events:
+            if isinstance(event, LauncherSaid):
+                self._screen.print(event.data, True)
+                continue
+            self._failures.add(event)
+            if isinstance(event, Written):
+                self._output.add(event)
+                continue
+            self._courier.note(event)
+            if isinstance(event, Ended):
+                self._note_end(event)
+            else:
+                self._started.add(event.rank)
+                if self._settings.is_verbose:
+                    self._screen.say(f"rank {event.rank} is process {event.pid} on {event.host}")
+
+    def _note_end(self, event: Ended) -> None:
+        now = time.monotonic()
+        if event.code != 0:
+            self._end_at = min(self._end_at, now + _AFTER_FAILURE_S)
+        self._were_told |= event.was_told
+        if self._were_told and not self._courier.running and not self._missing():
+            self._wrappers_wait_since = now
+
+    def _clean_up(self, process: subprocess.Popen[bytes]) -> None:
+        """Leave nothing behind. The launcher still runs if this process was interrupted or could not write."""
+        if process.poll() is None and not self._shutdown.has_told_launcher:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_CLEAN_UP_S)
+        if process.poll() is None:
+            process.kill()
+        unkillable = cleanup.kill(self._id)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_REAP_S)
+        if unkillable:
+            with contextlib.suppress(OSError):
+                self._screen.say(end_reasons.of_unkillable(unkillable))
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        if self._files is not None:
+            self._files.close()
+
+    def _outcome(self, launcher_code: int | None) -> Outcome:
+        """`launcher_code` is None for one that outlives SIGKILL."""
+        if launcher_code is None or self._shutdown.has_told_launcher:
+            launcher_code = 0  # it says nothing of the ranks
+        ends = self._failures.ends()
+        early = [rank for rank, _ in ends.early]
+        if self._signals:
+            return Outcome(128 + self._signals[0], "", [], early)
+        failures, missing = self._failures.failures(), self._missing()
+        if self._is_late:
+            late = end_reasons.of_late_ranks(self._job, missing, self._settings.start_timeout_s)
+            return Outcome(1, f"{late}\n{report(failures)}" if failures else late, failures, early)
+        # ranks that saw their launcher die are a consequence of that
+        if failures and not (launcher_code < 0 and failures[0].is_consequence):
+            return Outcome(failures[0].code, report(failures), failures, early)
+        if launcher_code == 0 and ends.returned_0 == self._job.num_proc:
+            return Outcome(0, "", [], early)
+        code = 128 - launcher_code if launcher_code < 0 else 1 if missing else launcher_code or 1
+        return Outcome(code, end_reasons.of_launcher(self._job, launcher_code, missing, ends), [], early)
+
+
+@contextlib.contextmanager
+def signals_handled(supervisor: Supervisor) -> Iterator[None]:
+    """While this lasts, Ctrl-C and its like end the supervisor's job, and its ranks get SIGUSR1 and SIGUSR2.
+
+    A signal that is ignored, as nohup and a shell's `&` leave it, stays ignored. For the main thread.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        supervisor.end(number)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        supervisor.pass_on(number)
+
+    handlers = {**dict.fromkeys(_ENDING_SIGNALS, end), **dict.fromkeys(_SIGNALS_OF_THE_RANKS, pass_on)}
+    former = {number: signal.getsignal(number) for number in handlers}
+    handled = [number for number, handler in former.items() if handler is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, handlers[number])
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, former[number])

@@ -1,0 +1,366 @@
+"""The gradients of one optimizer on their way: submitted while backward() goes on, waited for before the update."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ringtrain import ops
+from ringtrain.errors import StepOrderError
+from ringtrain.failure.call_sites import warn
+from ringtrain.handles import Handle
+from ringtrain.torch.parameters import Groups, ParameterNames, groups_of
+from ringtrain.torch.shared_gradients import SharedGradients
+from ringtrain.torch.sparse import SparseHandle, agree_on_sparse, empty_sparse, sparse_allreduce_async
+from ringtrain.training.gradient_batch import GradientBatch
+from ringtrain.training.replicas import FiniteCheck, check_replicas
+
+# The hook of each parameter, and the reduction that it calls: of the optimizer that was made last for it.
+_hooks = WeakIdKeyDictionary()
+
+
+class _Gradient:
+    """What is known of the gradient of one parameter; but for `is_sparse`, since the last update."""
+
+    __slots__ = (
+        *("name", "parameter", "priority", "is_sparse"),
+        *("passes", "is_submitted", "seen", "version", "was_changed"),
+    )
+
+    def __init__(self, parameter: torch.Tensor, name: str, priority: int):
+        self.parameter = parameter
+        self.name = name
+        self.priority = priority
+        self.is_sparse: bool | None = None  # on all ranks; None until they have agreed
+        self.forget()
+
+    def forget(self) -> None:
+        self.passes = 0  # of backward()
+        self.is_submitted = False
+        self.seen: torch.Tensor | None = None  # as backward() has left it, or as it was submitted
+        self.version = 0  # of `seen`, at that time
+        self.was_changed = False  # by somebody else
+
+    def see(self, grad: torch.Tensor) -> None:
+        self.seen = grad
+        self.version = grad._version
+
+    def has_changed(self) -> bool:
+        """Whether somebody else wrote to the gradient, or put another one in its place, since it was seen."""
+        return self.seen is not None and (self.parameter.grad is not self.seen or self.seen._version != self.version)
+
+
+class GradientHooks:
+    """Averages the gradients of one optimizer over the ranks.
+
+    A hook of each parameter submits its gradient after the last backward pass of a step. How many passes that are is
+    known from `passes`, or else from the first step. In that step nothing is submitted before `submit_rest`, where the
+    ranks agree on which gradients are sparse: a rank that has none for a parameter must know it.
+
+    Hooks run in the thread of backward(), everything else in that of the training loop, one at a time.
+
+    Args:
+        names: of the parameters.
+        param_groups: of the optimizer.
+        groups: which gradients are reduced together; see ringtrain.torch.parameters.
+        batch: has the operation, the compression and the process set.
+        passes: backward passes for each step, or None.
+        sparse_as_dense: reduce sparse gradients as dense ones.
+        shared: where the gradients are to lie, or None for where autograd has put them.
+        finite_check: looks at every gradient, or None.
+    """
+
+    def __init__(
+        self,
+        names: ParameterNames,
+        param_groups: Sequence[dict[str, Any]],
+        groups: Groups,
+        batch: GradientBatch,
+        passes: int | None,
+        sparse_as_dense: bool,
+        shared: SharedGradients | None,
+        finite_check: FiniteCheck | None,
+    ):
+        self._names = names
+        self._groups = groups
+        self._batch = batch
+        self._passes = passes
+        self._sparse_as_dense = sparse_as_dense
+        self._shared = shared
+        self._finite_check = finite_check
+        self._known: dict[torch.Tensor, _Gradient] = {}  # of all parameters that ever required a gradient
+        self._gradients: dict[torch.Tensor, _Gradient] = {}  # of those that do now
+        self._begun: list[_Gradient] = []  # by a backward pass, and not yet synchronized
+        self._sparse: list[tuple[_Gradient, SparseHandle]] = []
+        self._has_agreed = False  # which of `_gradients` are sparse
+        self._is_local = False  # in `no_sync`
+        self._has_own = False  # gradients of this rank alone
+        self._replaced_by: weakref.ref[GradientHooks] | None = None
+        self._has_warned = False
+        self.counts_contributors = False  # averages are over the ranks that have not joined
+        self.all_contribute = True  # in the last `synchronize`
+        self.is_synchronized = False
+        self.watch(param_groups)
+
+    def average(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss of all ranks."""
+        average: torch.Tensor = ops.allreduce(
+            loss.detach(), name=self._batch.full_name("<loss>"), process_set=self._batch.process_set
+        )
+        return average
+
+    def watch(self, param_groups: Sequence[dict[str, Any]]) -> None:
+        """Follow the parameters that the optimizer has now and that require a gradient now."""
+        names = {parameter: name for parameter, name in self._names.of(param_groups).items() if parameter.requires_grad}
+        if self._replaced_by is not None and self._replaced_by() is None:
+            self._known, self._gradients, self._replaced_by = {}, {}, None
+        if names.keys() == self._gradients.keys():
+            return
+        for place, (parameter, name) in enumerate(names.items()):
+            if parameter not in self._known:
+                # Early parameters first: the next forward pass starts with them.
+                self._known[parameter] = gradient = _Gradient(parameter, name, -place)
+                _set_hook(self, gradient)
+        self._gradients = {parameter: self._known[parameter] for parameter in names}
+        self._has_agreed = False
+        self._batch.group(groups_of(self._groups, names))
+
+    def check_replicas(self) -> None:
+        """Raises ReplicaError if the parameters are not the same on all ranks."""
+        parameters = {gradient.name: gradient.parameter for gradient in self._gradients.values()}
+        check_replicas(parameters, self._batch.process_set)
+
+    def has_begun(self) -> bool:
+        """Whether there was a backward pass since the last `synchronize`."""
+        return bool(self._begun)
+
+    def is_due(self) -> bool:
+        """Whether there are gradients to average: `no_sync` has ended, and something came since `synchronize`."""
+        return self._has_own and not self._is_local
+
+    def owns_any(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether it averages the gradient of one of them."""
+        return self._replaced_by is None and any(parameter in self._gradients for parameter in parameters)
+
+    def set_passes(self, passes: int) -> None:
+        self._passes = passes
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within only accumulate."""
+        before, self._is_local = self._is_local, True
+        try:
+            yield
+        finally:
+            self._is_local = before
+
+    def on_backward(self, gradient: _Gradient) -> None:
+        """Called when a backward pass has added to a gradient."""
+        self.is_synchronized = False
+        self._has_own = True
+        if self._is_local:
+            return
+        grad = gradient.parameter.grad
+        assert grad is not None
+        if grad.requires_grad and torch.is_grad_enabled():
+            raise StepOrderError(
+                f'the gradient of "{gradient.name}" cannot be averaged in place while backward(create_graph=True) '
+                "keeps its graph. Take the gradients of a penalty with torch.autograd.grad, or call this backward() "
+                "in `with optimizer.no_sync():`"
+            )
+        if gradient.passes == 0:
+            self._begun.append(gradient)
+        gradient.passes = passes = gradient.passes + 1
+        if self._passes is not None and passes > self._passes:
+            raise StepOrderError(
+                f'the gradient of "{gradient.name}" was computed {passes} times without a step(), and '
+                f"{self._passes} backward passes for each step were expected. Call "
+                "set_backward_passes_per_step, or accumulate in `with optimizer.no_sync():`"
+            )
+        gradient.see(grad)
+        if passes == self._passes and gradient.is_sparse is not None and self._batch.is_in_use():
+            self._submit(gradient)
+
+    def synchronize(self) -> None:
+        """Submit what is not yet submitted, and wait for everything: the gradients are the averages afterwards.
+
+        Raises:
+            StepOrderError: a gradient was changed after backward(), or a later optimizer has the parameters.
+            RingtrainError: a reduction failed.
+        """
+        try:
+            self.submit_rest()
+            changed = [gradient.name for gradient in self._gradients.values() if gradient.was_changed]
+            contributors = self._count_contributors() if self.counts_contributors else None
+            self._batch.wait()
+            for gradient, handle in self._sparse:
+                gradient.parameter.grad = handle.wait()
+            self.all_contribute = True
+            if contributors is not None:
+                self._average_over(int(contributors.wait().item()))
+            self._make_sparse_again()
+        finally:
+            self._sparse.clear()
+            self._begun.clear()
+            self._has_own = False
+            for gradient in self._gradients.values():
+                gradient.forget()
+        if self._finite_check is not None:
+            self._finite_check.agree()
+        if changed:
+            raise StepOrderError(
+                f"the gradient of {_listed(changed)} was changed between backward() and step(), before it was the "
+                "average over the ranks. Call optimizer.synchronize() first; hvd.clip_grad_norm_ does so by itself"
+            )
+        self.is_synchronized = True
+
+    def submit_rest(self) -> None:
+        """Submit what backward() has not. `synchronize` does so by itself.
+
+        Raises:
+            StepOrderError: a later optimizer has the parameters.
+        """
+        if self._replaced_by is not None:
+            raise StepOrderError(
+                "another DistributedOptimizer was made for these parameters after this one, and averages their "
+                "gradients; make a new one to go back"
+            )
+        for gradient in self._gradients.values():
+            if gradient.is_submitted or self._passes is None or gradient.passes >= self._passes:
+                gradient.was_changed |= gradient.has_changed()
+        if self._passes is None and self._begun:
+            self._passes = max(gradient.passes for gradient in self._begun)
+        self._agree_on_sparse()
+        rest = [gradient for gradient in self._gradients.values() if not gradient.is_submitted]
+        self._make_zeros([gradient for gradient in rest if gradient.parameter.grad is None])
+        for gradient in rest:
+            self._submit(gradient)
+
+    def _agree_on_sparse(self) -> None:
+        if not self._batch.is_in_use():
+            self._has_agreed = False
+            for gradient in self._known.values():
+                gradient.is_sparse = None  # there may be ranks that do not know
+        if self._has_agreed:
+            return
+        new = [gradient for gradient in self._gradients.values() if gradient.is_sparse is None]
+        if new:
+            name = self._batch.full_name(f"<layout of {new[0].name}>")
+            of_new = agree_on_sparse([gradient.parameter.grad for gradient in new], name, self._batch.process_set)
+            for gradient, is_sparse in zip(new, of_new, strict=True):
+                gradient.is_sparse = is_sparse
+        self._has_agreed = True
+
+    def _count_contributors(self) -> Handle:
+        name = self._batch.full_name("<contributors>")
+        return ops.allreduce_async(
+            torch.ones(1, device="cpu"), name=name, op=ops.Sum, process_set=self._batch.process_set
+        )
+
+    def _average_over(self, contributors: int) -> None:
+        """Make averages over all ranks those over some: the others had contributed zeros."""
+        size = self._batch.process_set.size()
+        self.all_contribute = contributors == size
+        if self._batch.op == ops.Average and size and contributors < size:
+            torch._foreach_mul_([p.grad for p in self._gradients if p.grad is not None], size / contributors)
+
+    def _make_zeros(self, without: list[_Gradient]) -> None:
+        for gradient in without:
+            make = empty_sparse if gradient.is_sparse else torch.zeros_like
+            gradient.parameter.grad = make(gradient.parameter.detach())
+        if without and not self._has_warned:
+            self._has_warned = True
+            names = _listed([gradient.name for gradient in without])
+            warn(
+                f"backward() gave no gradient to {names}; this rank contributes zeros. If that is meant to be so on "
+                "all ranks, requires_grad_(False) saves the way. This is said once."
+            )
+
+    def _submit(self, gradient: _Gradient) -> None:
+        grad = gradient.parameter.grad
+        assert grad is not None
+        if self._finite_check is not None:
+            self._finite_check.look_at(gradient.name, grad)
+        if grad.requires_grad:  # the graph of a pass in no_sync keeps its values
+            grad = grad.detach().clone()
+        if gradient.is_sparse and not self._sparse_as_dense:
+            self._submit_sparse(gradient, grad if grad.is_sparse else grad.to_sparse(1))
+            return
+        if grad.is_sparse:
+            grad = grad.to_dense()
+        if self._shared is not None and grad.is_cpu:
+            grad = self._shared.take(gradient.parameter, grad)
+        if grad.is_complex():
+            grad = grad.resolve_conj()
+        dense = grad if grad.is_contiguous() else _in_memory_order(grad)
+        if dense is None:
+            dense = grad = grad.contiguous()
+        self._put(gradient, grad)
+        self._batch.ready(gradient.name, as_real(dense), gradient.priority)
+
+    def _submit_sparse(self, gradient: _Gradient, grad: torch.Tensor) -> None:
+        if self._batch.has_group(gradient.name):
+            raise ValueError(
+                f'the gradient of "{gradient.name}" is sparse and cannot be in a group; use sparse_as_dense=True'
+            )
+        self._put(gradient, grad)
+        handle = sparse_allreduce_async(
+            grad, self._batch.full_name(gradient.name), self._batch.op, self._batch.process_set
+        )
+        self._sparse.append((gradient, handle))
+
+    def _put(self, gradient: _Gradient, grad: torch.Tensor) -> None:
+        """Where the optimizer, and whoever changes it too early, will find it."""
+        if grad is not gradient.parameter.grad:
+            gradient.parameter.grad = grad
+        gradient.is_submitted = True
+        gradient.see(grad)
+
+    def _make_sparse_again(self) -> None:
+        """What was reduced as a dense gradient; the optimizer may take no other."""
+        if self._sparse_as_dense:
+            for gradient in self._gradients.values():
+                grad = gradient.parameter.grad
+                if gradient.is_sparse and grad is not None:
+                    gradient.parameter.grad = grad.to_sparse(1)
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """A view that can be reduced in place: of complex numbers, their real and imaginary parts."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _set_hook(reduction: GradientHooks, gradient: _Gradient) -> None:
+    """Have backward() call the reduction, as long as there is one, and nobody else."""
+    dead_or_alive = weakref.ref(reduction)
+
+    def hook(parameter: torch.Tensor) -> None:
+        alive = dead_or_alive()
+        if alive is not None:
+            alive.on_backward(gradient)
+
+    if gradient.parameter in _hooks:
+        registration, other = _hooks[gradient.parameter]
+        registration.remove()
+        if other() is not None:
+            other()._replaced_by = dead_or_alive
+    registration = gradient.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    _hooks[gradient.parameter] = registration, dead_or_alive
+
+
+def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A view whose elements lie in memory one after the other, as of a channels-last tensor; None if there is none."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dimension: (-strides[dimension], dimension))
+    view = tensor.permute(order)
+    return view if view.is_contiguous() else None
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f'"{name}"' for name in names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

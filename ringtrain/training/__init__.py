@@ -1,0 +1,6 @@
+"""What optimizers do with operations, for arrays of any library.
+
+optimizer       DistributedOptimizer
+gradient_batch  many gradients on their way at the same time
+replicas        whether all ranks have the same parameters, and no gradient is NaN
+"""

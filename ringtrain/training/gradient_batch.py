@@ -1,0 +1,236 @@
+"""Many gradients averaged over the ranks at the same time: what every DistributedOptimizer stands on."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import ringtrain._core as _core
+from ringtrain import ops
+from ringtrain._core import OpKind
+from ringtrain.arrays.adapter import adapter_for
+from ringtrain.compression import Compression, Compressor
+from ringtrain.engine.submission import Operation, Reduction, start, start_plain
+from ringtrain.handles import Handle, current_point
+from ringtrain.job import session
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+
+class _Numbers:
+    """Of the batches of one process set that are in use, until the ranks begin anew.
+
+    They do so after init(), as a rank that is new to the job does, and after join(), as a rank that had nothing to do.
+    """
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.are_valid = True
+
+
+_numbers: dict[tuple[int, ...], _Numbers] = collections.defaultdict(_Numbers)  # by the ranks of the process set
+
+
+def _begin_anew(process_set: ProcessSet) -> None:
+    """With all ranks of the process set, and so with those of any other if it is the global one."""
+    is_of_all = process_set is global_process_set
+    for ranks in list(_numbers) if is_of_all else [tuple(process_set.ranks or ())]:
+        if ranks in _numbers:
+            _numbers.pop(ranks).are_valid = False
+
+
+session.at_init(lambda _settings: _begin_anew(global_process_set))
+ops.after_join(_begin_anew)
+
+
+class _Gradient(NamedTuple):
+    name: str
+    array: Any
+    priority: int
+    in_place: bool
+    made: _core.GpuPoint | None  # where its values are there, on a GPU
+
+
+class GradientBatch:
+    """Averages many named gradients at the same time: `ready` submits each one as soon as it is known, `wait` ends all.
+
+    Every DistributedOptimizer stands on it. Called by one thread at a time, not always the same: autograd threads
+    call `ready`, the training loop calls `wait`.
+
+    Args:
+        prefix: put before all names; None numbers the batches of a process set in the order in which they are first
+            used, which therefore must be the same on all its ranks. One that only some ranks have, and nobody uses,
+            disturbs nobody.
+        compression: how gradients travel, such as Compression.fp16.
+        op: ops.Average, ops.Sum, ...
+        gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it; for Average only.
+        scale: multiplied into the result.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: a gradient_predivide_factor that is not positive, or one other than 1 without Average.
+    """
+
+    def __init__(
+        self,
+        prefix: str | None = None,
+        compression: type[Compressor] = Compression.none,
+        op: Any = ops.Average,
+        gradient_predivide_factor: float = 1.0,
+        scale: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if not gradient_predivide_factor > 0:
+            raise ValueError(f"gradient_predivide_factor must be positive, but is {gradient_predivide_factor}")
+        if gradient_predivide_factor != 1 and op != ops.Average:
+            raise ValueError("gradient_predivide_factor splits the division of an average, so it wants op=Average")
+        self.op = op
+        self.process_set = process_set
+        self._given_prefix = prefix
+        self._prefix = ""
+        self._numbers: _Numbers | None = None  # while they are valid, `_prefix` is
+        self._reduction = Reduction.of(
+            op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor * scale, compression
+        )
+        self._group_of: dict[str, tuple[str, ...]] = {}
+        self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
+        self._in_flight: list[tuple[Handle, str | list[_Gradient]]] = []  # of one name, or of a group
+
+    def is_in_use(self) -> bool:
+        """Whether it was used since the ranks have begun anew, by init() or by join()."""
+        return self._numbers is not None and self._numbers.are_valid
+
+    def _begin_use(self) -> None:
+        # Counted per process set: a rank that is in other sets too uses more batches than its peers.
+        self._numbers = numbers = _numbers[tuple(self.process_set.ranks or ())]
+        self._prefix = f"gradients{numbers.taken}" if self._given_prefix is None else self._given_prefix
+        numbers.taken += self._given_prefix is None
+
+    def group(self, groups: Iterable[Iterable[str]]) -> None:
+        """Have the gradients of each group of names reduced together, once the last of them is ready.
+
+        What waits for the others of an earlier group now belongs to its new one.
+        """
+        self._group_of = {name: names for names in map(tuple, groups) if len(names) > 1 for name in names}
+        waiting, self._gathered = self._gathered, {}
+        for gathered in waiting.values():
+            for gradient in gathered.values():
+                _let_current_stream_wait(gradient)
+                self.ready(gradient.name, gradient.array, gradient.priority, gradient.in_place)
+
+    def has_group(self, name: str) -> bool:
+        """Whether the gradient is reduced together with others."""
+        return name in self._group_of
+
+    def full_name(self, name: str) -> str:
+        """What the ranks match the gradient by."""
+        if not self.is_in_use():
+            self._begin_use()
+        return f"{self._prefix}.{name}"
+
+    def ready(self, name: str, gradient: Any, priority: int = 0, in_place: bool = True) -> None:
+        """Submit a gradient, or keep it until its group is complete. Leave it alone until `wait` has returned.
+
+        Args:
+            name: the same on all ranks; once between two calls of `wait`.
+            gradient: an array of the same dtype and shape on all ranks.
+            priority: what is higher is reduced first.
+            in_place: overwrite gradient with the average; otherwise only `wait` hands it out, in a new array.
+        """
+        group = self._group_of.get(name)
+        if group is not None:
+            made = current_point(adapter_for(gradient), gradient)
+            self._gather(group, _Gradient(name, gradient, priority, in_place, made))
+            return
+        full_name = self.full_name(name)
+        handle = start_plain(gradient, full_name, self._reduction, self.process_set, priority) if in_place else None
+        if handle is None:
+            handle = self._start(gradient, full_name, priority, in_place)
+        self._in_flight.append((handle, name))
+
+    def wait(self) -> dict[str, Any]:
+        """Wait for all that is submitted and return the averages by name.
+
+        Raises:
+            RuntimeError: a group is incomplete; the message says what is missing.
+            RingtrainError: the first failure, after all the others have ended too, so that the names are free again.
+        """
+        for group, gathered in self._gathered.items():
+            missing = [name for name in group if name not in gathered]
+            raise RuntimeError(f"the gradients {list(gathered)} wait for {missing} of the same group, never made ready")
+        in_flight, self._in_flight = self._in_flight, []
+        averages: dict[str, Any] = {}
+        first_error = None
+        for handle, of in in_flight:
+            try:
+                output = handle.wait()
+            except Exception as error:
+                first_error = first_error or error
+            else:
+                if isinstance(of, list):
+                    averages.update(_averages(of, output))
+                else:
+                    averages[of] = output
+        if first_error is not None:
+            raise first_error
+        return averages
+
+    def reduce(
+        self, names: Sequence[str], gradients: Sequence[Any], priorities: Sequence[int], in_place: Sequence[bool]
+    ) -> list[Any]:
+        """Make all gradients ready and wait; return the averages in the same order."""
+        for name, gradient, priority, overwrite in zip(names, gradients, priorities, in_place, strict=True):
+            self.ready(name, gradient, priority, overwrite)
+        averages = self.wait()
+        return [averages[name] for name in names]
+
+    def _gather(self, group: tuple[str, ...], gradient: _Gradient) -> None:
+        gathered = self._gathered.setdefault(group, {})
+        gathered[gradient.name] = gradient
+        if len(gathered) == len(group):
+            del self._gathered[group]
+            self._submit_group([gathered[member] for member in group])
+
+    def _submit_group(self, gradients: list[_Gradient]) -> None:
+        for gradient in gradients:
+            _let_current_stream_wait(gradient)
+        is_in_place = all(gradient.in_place for gradient in gradients)
+        arrays = [gradient.array for gradient in gradients]
+        name = self.full_name(f"{gradients[0].name}:{gradients[-1].name}")
+        priority = max(gradient.priority for gradient in gradients)
+        self._in_flight.append((self._start(arrays, name, priority, is_in_place), gradients))
+
+    def _start(self, arrays: Any, name: str, priority: int, in_place: bool) -> Handle:
+        is_group = isinstance(arrays, list)
+        return start(
+            Operation(
+                OpKind.ALLREDUCE,
+                arrays if is_group else [arrays],
+                name,
+                self.process_set,
+                self._reduction,
+                priority=priority,
+                is_group=is_group,
+                in_place=in_place,
+            )
+        )
+
+
+def _let_current_stream_wait(gradient: _Gradient) -> None:
+    """For the gradient, which another one may have made: an operation comes after the current stream alone."""
+    if gradient.made is None:
+        return
+    stream = adapter_for(gradient.array).stream(gradient.array)
+    if stream is not None:
+        gradient.made.follow(stream)
+
+
+def _averages(gradients: list[_Gradient], outputs: list[Any]) -> dict[str, Any]:
+    """The averages of a group by name."""
+    averages = {}
+    for gradient, average in zip(gradients, outputs, strict=True):
+        if gradient.in_place and average is not gradient.array:
+            # It was in a group with one that cannot be overwritten.
+            gradient.array[...] = average
+        averages[gradient.name] = gradient.array if gradient.in_place else average
+    return averages

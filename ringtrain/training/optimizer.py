@@ -1,0 +1,279 @@
+"""Wrap any optimizer so that it updates with the averages of the gradients over the ranks."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringtrain import ops
+from ringtrain.compression import Compression, Compressor
+from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.timeline import recording
+from ringtrain.training.gradient_batch import GradientBatch
+from ringtrain.training.replicas import FiniteCheck, check_replicas
+
+
+class _Accumulator:
+    """Sums the gradients of several backward passes. One sum for each tuple of names that are added together."""
+
+    def __init__(self, passes: int) -> None:
+        self._passes = passes
+        self._sums: dict[tuple[str, ...], tuple[int, list[Any]]] = {}
+
+    def add(self, names: Sequence[str], gradients: list[Any]) -> list[Any] | None:
+        """Return the sums on the last pass, None before it. The sums are new arrays if there are several passes."""
+        if self._passes == 1:
+            return gradients
+        key = tuple(names)
+        passes, sums = self._sums.pop(key, (0, []))
+        if not sums:
+            sums = [gradient.copy() for gradient in gradients]
+        else:
+            for position, gradient in enumerate(gradients):
+                sums[position] += gradient
+        if passes + 1 == self._passes:
+            return sums
+        self._sums[key] = (passes + 1, sums)
+        return None
+
+
+class DistributedOptimizer:
+    """An optimizer that averages the gradients over the ranks before each update of the optimizer that it wraps.
+
+    The wrapped one has MXNet's `update(index, weight, grad, state)` (and maybe `update_multi_precision`), whose
+    arguments may be lists, or `step(params, grads)`. All its other attributes are read and set through the wrapper.
+    `update` leaves the averages in the gradients; `step` does so where these can be written. With several backward
+    passes per step the gradients stay as they are.
+
+    Args:
+        optimizer: the optimizer to wrap.
+        named_parameters: (name, parameter) pairs, or a dict, in the order of the parameters; the names replace the
+            indices in errors and the timeline.
+        compression: how gradients travel, such as Compression.fp16.
+        backward_passes_per_step: update only at every n-th call, with the sum of the gradients of n calls.
+        op: Average, Sum, ...
+        gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it, which keeps
+            low-precision sums in range; for Average only.
+        num_groups: older spelling of `groups`, which wins where both are given.
+        groups: reduce the gradients in that many groups, each all at once; or lists of the names or indices of the
+            gradients that form a group. 0 or None: as they come.
+        average_aggregated_gradients: divide by backward_passes_per_step too. Off, as in Horovod.
+        process_set: the ranks that take part; the others update with their own gradients.
+        check_every: compare the parameters of all ranks after every n-th `step`, see `check_replicas`; 0 never. For
+            optimizers with `step`.
+        nan_check: look for NaN and infinity in every gradient before it is sent; raises NonFiniteError on all ranks,
+            and nothing is updated.
+
+    Raises:
+        TypeError: optimizer has none of the methods.
+        ValueError: an argument is out of its range, or names are repeated or unknown.
+    """
+
+    _optimizer: Any
+    _names: list[str]
+    _groups: int | list[list[str]]
+    _accumulator: _Accumulator
+    _process_set: ProcessSet
+    _batch: GradientBatch
+    _check_every: int
+    _finite_check: FiniteCheck | None
+    _steps: int
+
+    def __init__(
+        self,
+        optimizer: Any,
+        named_parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+        compression: type[Compressor] = Compression.none,
+        backward_passes_per_step: int = 1,
+        op: Any = ops.Average,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        groups: int | Sequence[Sequence[str | int]] | None = None,
+        average_aggregated_gradients: bool = False,
+        process_set: ProcessSet = global_process_set,
+        check_every: int = 0,
+        nan_check: bool = False,
+    ) -> None:
+        _check_is_optimizer(optimizer)
+        if check_every < 0 or (check_every and not hasattr(optimizer, "step")):
+            raise ValueError(f"check_every must not be negative, and needs step(params, grads), but is {check_every}")
+        if backward_passes_per_step < 1:
+            raise ValueError(f"backward_passes_per_step must be at least 1, but is {backward_passes_per_step}")
+        names = _names_of(named_parameters)
+        batch = GradientBatch(
+            compression=compression,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            scale=1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0,
+            process_set=process_set,
+        )
+        # Straight into __dict__: an assignment would reach for the wrapped optimizer, see __setattr__.
+        vars(self).update(
+            _optimizer=optimizer,
+            _names=names,
+            _groups=_checked_groups(num_groups, groups, names),
+            _accumulator=_Accumulator(backward_passes_per_step),
+            _process_set=process_set,
+            _batch=batch,
+            _check_every=check_every,
+            _finite_check=FiniteCheck(process_set, batch.full_name) if nan_check else None,
+            _steps=0,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in _OWN_ATTRIBUTES:
+            # copy and pickle ask for these before the wrapper has its attributes.
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN_ATTRIBUTES:
+            vars(self)[name] = value
+        else:
+            setattr(self._optimizer, name, value)
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Average grad over the ranks, in place, and update weight; lists as in MXNet."""
+        self._reduce_and_update(self._optimizer.update, index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """As `update`, for weights in low precision with a state that holds them in float32."""
+        self._reduce_and_update(self._optimizer.update_multi_precision, index, weight, grad, state)
+
+    def step(self, params: Sequence[Any], grads: Sequence[Any]) -> Any:
+        """Average grads over the ranks and update params; returns what the wrapped `step` returns.
+
+        Raises:
+            ValueError: another number of parameters than of gradients or of names.
+            NonFiniteError, ReplicaError: see nan_check and check_every.
+        """
+        if len(params) != len(grads):
+            raise ValueError(f"step: {len(params)} parameters but {len(grads)} gradients")
+        if self._names and len(params) != len(self._names):
+            raise ValueError(f"step: {len(params)} parameters, but named_parameters names {len(self._names)}")
+        # The sum over a whole array is a NumPy scalar, no array.
+        arrays = [np.asarray(gradient) if isinstance(gradient, np.generic) else gradient for gradient in grads]
+        in_place = [_is_writable(gradient) for gradient in arrays]
+        averages = self._reduce(range(len(arrays)), arrays, in_place)
+        if averages is None:
+            return None
+        result = self._optimizer.step(params, averages)
+        self._steps += 1
+        if self._check_every and self._steps % self._check_every == 0 and self._process_set.included():
+            is_new = isinstance(result, (list, tuple)) and len(result) == len(params)
+            names = [_name_of(place, self._names) for place in range(len(params))]
+            check_replicas(dict(zip(names, result if is_new else params, strict=True)), self._process_set)
+        return result
+
+    def _reduce_and_update(self, update: Callable[..., None], index: Any, weight: Any, grad: Any, state: Any) -> None:
+        is_list = isinstance(index, (list, tuple))
+        indices, gradients = (list(index), list(grad)) if is_list else ([index], [grad])
+        if len(indices) != len(gradients):
+            raise ValueError(f"update: {len(indices)} indices but {len(gradients)} gradients")
+        averages = self._reduce(indices, gradients, in_place=[True] * len(gradients))
+        if averages is not None:
+            update(index, weight, averages if is_list else averages[0], state)
+
+    def _reduce(self, indices: Sequence[Any], gradients: list[Any], in_place: list[bool]) -> list[Any] | None:
+        """Return the averages, or None if more backward passes are to come."""
+        names = [_name_of(index, self._names) for index in indices]
+        summed = self._accumulator.add(names, gradients)
+        if summed is None:
+            return None
+        recording.next_step()
+        if self._finite_check is None:
+            return self._average(names, indices, summed, in_place)
+        for name, gradient in zip(names, summed, strict=True):
+            self._finite_check.look_at(name, gradient)
+        averages = self._average(names, indices, summed, in_place)
+        self._finite_check.agree()
+        return averages
+
+    def _average(
+        self, names: list[str], indices: Sequence[Any], gradients: list[Any], in_place: list[bool]
+    ) -> list[Any]:
+        if not self._process_set.included():
+            return gradients
+        self._batch.group(_groups_among(names, self._groups))
+        # Early parameters first: the next forward pass starts with them.
+        priorities = [-index if isinstance(index, int) else -position for position, index in enumerate(indices)]
+        return self._batch.reduce(names, gradients, priorities, in_place)
+
+
+_OWN_ATTRIBUTES = tuple(DistributedOptimizer.__annotations__)
+
+
+def _is_writable(array: Any) -> bool:
+    """Whether it is a NumPy or CuPy array that may be overwritten; CuPy's cannot be made read-only."""
+    return hasattr(array, "flags") and getattr(array.flags, "writeable", True)
+
+
+def _check_is_optimizer(optimizer: Any) -> None:
+    if hasattr(optimizer, "param_groups"):
+        raise TypeError("this is a torch optimizer; wrap it with DistributedOptimizer of ringtrain.torch")
+    if not any(hasattr(optimizer, method) for method in ("update", "update_multi_precision", "step")):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no optimizer: it has neither update(index, weight, grad, state) "
+            "nor step(params, grads)"
+        )
+
+
+def _names_of(named_parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None) -> list[str]:
+    if named_parameters is None:
+        return []
+    pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
+    names = [name for name, _ in pairs]
+    repeated = [name for name, count in collections.Counter(names).items() if count > 1]
+    if repeated:
+        raise ValueError(f"named_parameters has more than one parameter named {', '.join(map(str, repeated))}")
+    return names
+
+
+def _name_of(index: Any, names: list[str]) -> str:
+    if not names or not isinstance(index, int):
+        return str(index)
+    if not 0 <= index < len(names):
+        raise ValueError(f"there is no parameter {index}: named_parameters names {len(names)}")
+    return names[index]
+
+
+def _checked_groups(
+    num_groups: int, groups: int | Sequence[Sequence[str | int]] | None, names: list[str]
+) -> int | list[list[str]]:
+    """Return the number of groups, or the names of the members of each."""
+    if num_groups < 0:
+        raise ValueError(f"num_groups must not be negative, but is {num_groups}")
+    if groups is None:
+        return num_groups
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ValueError(f"groups must not be negative, but is {groups}")
+        return groups
+    members = [[_name_of(member, names) for member in group] for group in groups]
+    counts = collections.Counter(name for group in members for name in group)
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise ValueError(f"groups: {', '.join(repeated)} must be in one group only")
+    unknown = [name for name in counts if names and name not in names]
+    if unknown:
+        raise ValueError(f"groups: named_parameters has no {', '.join(unknown)}")
+    return members
+
+
+def _groups_among(names: list[str], groups: int | list[list[str]]) -> list[list[str]]:
+    """Return the groups of the gradients of one call."""
+    if isinstance(groups, int):
+        return split_evenly(names, groups) if groups else []
+    present = set(names)
+    return [[name for name in group if name in present] for group in groups]
+
+
+def split_evenly(items: list[Any], parts: int) -> list[list[Any]]:
+    """Split into consecutive parts whose lengths differ by at most one, the longer ones first."""
+    shorter, longer_parts = divmod(len(items), parts)
+    starts = [part * shorter + min(part, longer_parts) for part in range(parts + 1)]
+    return [items[start:end] for start, end in itertools.pairwise(starts)]

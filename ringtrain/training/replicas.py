@@ -1,0 +1,153 @@
+"""Checks that a run is right: that all ranks have the same parameters, and that no gradient is NaN or infinite."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import ringtrain._core as _core
+from ringtrain import objects, ops
+from ringtrain.arrays.adapter import adapter_for
+from ringtrain.errors import NonFiniteError, ReplicaError
+from ringtrain.job import session
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+
+def check_replicas(params: Any, process_set: ProcessSet = global_process_set) -> None:
+    """Compare the parameters of all ranks, bit for bit. All ranks of the process set call it together.
+
+    Only 64 bits of each parameter travel, unless one differs.
+
+    Args:
+        params: as for `broadcast_parameters`.
+        process_set: the ranks that are compared.
+
+    Raises:
+        ReplicaError: on all ranks, some parameter is not the same everywhere; the message names the first one, the
+            ranks, and the first element.
+        TypeError: what is no array.
+        ValueError: two parameters have the same path.
+    """
+    arrays = objects.by_path(params, "check_replicas")
+    digests = np.array([[_digest(array) for array in arrays.values()]], np.int64)
+    of_ranks = ops.allgather(digests, process_set=process_set)
+    differing = [place for place in range(len(arrays)) if len(set(of_ranks[:, place].tolist())) > 1]
+    if not differing:
+        return
+    path, array = list(arrays.items())[differing[0]]
+    raise ReplicaError(_describe(path, array, of_ranks[:, differing[0]].tolist(), len(differing), process_set))
+
+
+def _digest(array: Any) -> int:
+    adapter = adapter_for(array)
+    is_on_host = adapter.stream(array) is None
+    values = array if is_on_host else adapter.on_host(array)
+    adapter = adapter_for(values)
+    plain = adapter.prepare(values)  # may be a copy, which has to live on
+    return _core.digest(adapter.view(plain))
+
+
+def _describe(path: str, array: Any, digests: list[int], count: int, process_set: ProcessSet) -> str:
+    """What most ranks have, and where the first of the others has something else."""
+    ranks = process_set.ranks or []
+    usual = Counter(digests).most_common(1)[0][0]
+    odd = [rank for rank, digest in zip(ranks, digests, strict=True) if digest != usual]
+    right = ranks[digests.index(usual)]
+    here = _first_difference(array, ops.broadcast(array, right, process_set=process_set))
+    where = objects.broadcast_object(here, odd[0], process_set=process_set)
+    more = f" {count - 1} more parameters differ." if count > 1 else ""
+    return (
+        f'parameter "{path}" is not the same on all ranks: rank{"s" * (len(odd) > 1)} '
+        f"{', '.join(map(str, odd))} differ{'s' * (len(odd) == 1)} from rank {right}; on rank {odd[0]} first at "
+        f"{where}.{more} Were all ranks given the same start, and the same updates?"
+    )
+
+
+def _first_difference(array: Any, right: Any) -> str:
+    own, other = (np.asarray(adapter_for(one).on_host(one), order="C") for one in (array, right))
+    different = np.argwhere(own.view(np.uint8) != other.view(np.uint8)) if own.ndim else np.zeros((1, 0), int)
+    if not len(different):
+        return ""
+    place = tuple(int(index) for index in different[0])
+    if place:
+        place = (*place[:-1], place[-1] // own.itemsize)
+    return f"{list(place)}: {own[place]} instead of {other[place]}"
+
+
+class FiniteCheck:
+    """Finds the first NaN or infinity among gradients, before the sum spreads it to all ranks.
+
+    Args:
+        process_set: the ranks that agree; one that does not belong to it looks at its own gradients alone.
+        full_name: makes names that the ranks match operations by.
+    """
+
+    def __init__(self, process_set: ProcessSet, full_name: Callable[[str], str]):
+        self._process_set = process_set
+        self._full_name = full_name
+        self._step = 0
+        self._answers: list[tuple[str, Any]] = []  # see `adapter.Adapter.is_finite`
+
+    def look_at(self, name: str, gradient: Any) -> None:
+        """Before a gradient is submitted. On a GPU the host does not wait for the answer, before `agree`."""
+        self._answers.append((name, adapter_for(gradient).is_finite(gradient)))
+
+    def agree(self) -> None:
+        """At the end of a step, on all ranks. Ranks that have joined need not take part.
+
+        Raises:
+            NonFiniteError: on all ranks, a gradient of this step was NaN or infinite on some of them.
+        """
+        self._step += 1
+        found = self._first_bad()
+        if not self._process_set.included():
+            bad, name = ([session.rank()] if found else []), found
+        elif self._sum(np.array([found is not None], np.int32))[0]:
+            bad, name = self._of_all(found)
+        else:
+            return
+        if bad:
+            others = f", as others on ranks {', '.join(map(str, bad[1:]))}" if len(bad) > 1 else ""
+            raise NonFiniteError(
+                f"the gradient of {name} is NaN or infinite on rank {bad[0]} in step {self._step}{others}; "
+                "no rank has updated its parameters with it"
+            )
+
+    def _of_all(self, found: str | None) -> tuple[list[int], str]:
+        """The ranks that have found something, and what the first of them has."""
+        text = np.frombuffer((found or "").encode(), np.uint8)
+        lengths = np.zeros(self._process_set.size() or 0, np.int64)
+        place = self._process_set.rank() or 0
+        lengths[place] = len(text)
+        lengths = self._sum(lengths)
+        first = int(np.argmax(lengths > 0))
+        letters = text if place == first else np.zeros(lengths[first], np.uint8)
+        ranks = self._process_set.ranks or []
+        bad = [rank for rank, length in zip(ranks, lengths, strict=True) if length]
+        return bad, self._sum(letters).tobytes().decode()
+
+    def _sum(self, numbers: np.ndarray[Any, Any]) -> Any:
+        """Of all ranks: what those that have joined take part in, too."""
+        return ops.allreduce(numbers, op=ops.Sum, name=self._full_name("<finite>"), process_set=self._process_set)
+
+    def _first_bad(self) -> str | None:
+        """The name of the first gradient of this step that is not finite, in quotes, if there is one."""
+        answers, self._answers = self._answers, []
+        on_gpu = [answer for _, answer in answers if not isinstance(answer, bool)]
+        copied = iter(_on_host(on_gpu))  # all at once: each copy would wait for the GPU
+        for name, answer in answers:
+            if not (answer if isinstance(answer, bool) else next(copied)):
+                return f'"{name}"'
+        return None
+
+
+def _on_host(numbers: list[Any]) -> list[Any]:
+    """The values of 0-d arrays that lie in one place."""
+    if not numbers:
+        return []
+    adapter = adapter_for(numbers[0])
+    values: list[Any] = adapter.on_host(adapter.stack(numbers)).tolist()
+    return values
