@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import ringtrain._core as _core
 from ringtrain.arrays.adapter import Adapter
@@ -32,6 +32,9 @@ def report_failures_to(report: Callable[[BaseException], None] | None) -> None:
     _report = report
 
 
+Result = TypeVar("Result")
+
+
 class OnGpu(NamedTuple):
     """In which order the work of an operation on a GPU and that of the user's library is done."""
 
@@ -40,7 +43,7 @@ class OnGpu(NamedTuple):
     submitted: int  # the stream that was the library's current one then
 
 
-class Handle:
+class Handle(Generic[Result]):
     """One operation under way. Give it to `synchronize` or `poll`.
 
     It keeps the arrays alive that the engine reads and writes. `finish` makes the user's result of the completed
@@ -68,7 +71,7 @@ class Handle:
         """Whether the operation is complete, on a GPU, too."""
         return self._core.is_over()
 
-    def wait(self) -> Any:
+    def wait(self) -> Result:
         """Wait for the operation and return its result; the same every time. Ctrl-C interrupts the wait.
 
         On a GPU the current stream waits, and the host does not: what is put into it from then on sees the result.
@@ -87,7 +90,8 @@ class Handle:
             raise
         if self._finish is not None:
             self._make_result()
-        return self._result
+        result: Result = self._result
+        return result
 
     def _wait_long(self) -> None:
         """Come back to Python now and then, which looks for signals."""
@@ -156,12 +160,12 @@ def _forget_done() -> None:
             _abandoned.append(entry)
 
 
-def poll(handle: Handle) -> bool:
+def poll(handle: Handle[Any]) -> bool:
     """Whether the operation is complete, on a GPU, too. Mirrors `horovod.poll`."""
     return handle.poll()
 
 
-def synchronize(handle: Handle) -> Any:
+def synchronize(handle: Handle[Result]) -> Result:
     """Wait for an operation and return its result. Mirrors `horovod.synchronize`.
 
     On a GPU the current stream waits instead of the host, as in Horovod and PyTorch's DDP: what is put into it from

@@ -214,7 +214,8 @@ def _different_lists(own: list[int]) -> list[list[int]]:
     view = numpy_adapter.view(flags)
     operation = _core.Operation(_core.OpKind.ALLGATHER, "<ranks of communicators>")
     handle = _core.submit(operation, [view], [], is_awaited=True, site=call_site())
-    ((of_all, _, shape),) = Handle(handle, flags, _core.Handle.tensors).wait()
+    gathered: Handle[Any] = Handle(handle, flags, _core.Handle.tensors)
+    ((of_all, _, shape),) = gathered.wait()
     return [list(ranks) for ranks in sorted({tuple(np.flatnonzero(row).tolist()) for row in of_all.reshape(shape)})]
 
 

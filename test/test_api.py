@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -199,3 +200,25 @@ def test_the_command_does_not_hide_the_function():
     assert ringtrain.run.__module__ == "ringtrain.runner.function"
     asked = subprocess.run([sys.executable, "-m", "ringtrain.run", "--version"], capture_output=True, text=True)
     assert asked.returncode == 0 and ringtrain.__version__ in asked.stdout
+
+
+ONE = ["allgather", "allreduce", "allreduce_", "alltoall", "broadcast", "broadcast_", "reducescatter"]
+BLOCKING = [*ONE, *(f"grouped_{name}" for name in ONE), "barrier", "join"]
+
+
+@pytest.mark.parametrize("name", BLOCKING)
+@pytest.mark.parametrize("package", ["ringtrain", "ringtrain.torch"])
+def test_help_says_what_an_operation_takes_gives_and_raises(package, name):
+    operation = getattr(module_named(package), name)
+    source = inspect.getsource(operation)
+    assert source.startswith(f"def {name}(") and not hasattr(operation, "__wrapped__"), "made by another function"
+    documented = re.findall(r"^    (\w+):$", operation.__doc__, re.MULTILINE)
+    assert documented == ["Args", *(["Returns"] if name != "barrier" else []), "Raises"]
+    told = re.findall(r"^        (\w+): ", operation.__doc__, re.MULTILINE)
+    assert [one for one in inspect.signature(operation).parameters if one not in told] == []
+    assert inspect.signature(operation).return_annotation not in ("Any", inspect.Signature.empty) or "alltoall" in name
+
+
+@pytest.mark.parametrize("name", ["allgather_async", "allreduce_async_", "broadcast_async"])
+def test_a_handle_says_what_it_gives(name):
+    assert inspect.signature(getattr(ringtrain, name)).return_annotation == "Handle[Array]"

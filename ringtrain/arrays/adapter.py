@@ -40,6 +40,9 @@ class Adapter(Protocol):
 
     def assign(self, target: Any, source: Any) -> None: ...
 
+    def note_change(self, array: Any) -> None:
+        """Tell the library that the user has other values written where the array lies."""
+
     def from_memory(self, memory: Any, shape: list[int], like: Any) -> Any:
         """An array of the dtype of `like` over bytes that the core allocated, for what has that shape there."""
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ringtrain.arrays.numpy import DTYPES, require_known, shape_from_core, spec_of
 from ringtrain.arrays.numpy import dtype_name as dtype_name
+from ringtrain.arrays.numpy import note_change as note_change
 from ringtrain.arrays.numpy import require_results as require_results
 from ringtrain.arrays.numpy import returned as returned
 from ringtrain.arrays.numpy import rows as rows

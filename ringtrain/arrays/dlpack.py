@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ringtrain.arrays.dlpack_memory import Borrowed, borrow, is_on_gpu
+from ringtrain.arrays.numpy import note_change as note_change
 from ringtrain.arrays.numpy import returned as returned
 from ringtrain.arrays.numpy import spec_of
 

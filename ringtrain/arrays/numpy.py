@@ -76,6 +76,10 @@ def assign(target: Array, source: Array) -> None:
     target[...] = source
 
 
+def note_change(array: Any) -> None:
+    pass
+
+
 def from_memory(memory: Array, shape: list[int], like: Array) -> Array:
     typed: Array = memory.view(like.dtype)
     return typed.reshape(shape_from_core(shape, like))

@@ -121,6 +121,11 @@ def assign(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
 
+def note_change(tensor: torch.Tensor) -> None:
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+
+
 def from_memory(memory: Any, shape: list[int], like: torch.Tensor) -> torch.Tensor:
     shape = shape[:-1] if like.dtype in _PARTS else shape
     if not isinstance(memory, _core.GpuMemory):

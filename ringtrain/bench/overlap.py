@@ -95,7 +95,7 @@ class Backward:
             in the order of the parameters. Seconds from the beginning of the pass.
         """
         begin = time.perf_counter()
-        pending: dict[int, hvd.Handle] = {}
+        pending: dict[int, hvd.Handle[Any]] = {}
         finished_s = [0.0] * len(self._layers)
 
         def look() -> None:
@@ -112,10 +112,10 @@ class Backward:
             look()
         return {"backward_s": backward_s, "finished_s": finished_s}
 
-    def _submit(self, index: int, name: str, gradient: Array) -> hvd.Handle:
+    def _submit(self, index: int, name: str, gradient: Array) -> hvd.Handle[Any]:
         return hvd.allreduce_async_(gradient, name=name, priority=-index)
 
-    def _wait(self, handles: Sequence[hvd.Handle]) -> None:
+    def _wait(self, handles: Sequence[hvd.Handle[Any]]) -> None:
         for handle in handles:
             hvd.synchronize(handle)
 

@@ -87,7 +87,7 @@ class _Input(NamedTuple):
         return self.view if self.output is self.sent else self.adapter.view(self.output)
 
 
-def start(operation: Operation, is_awaited: bool = False) -> Handle:
+def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     """Submit an operation. Raises at once what the caller's own rank can see.
 
     `is_awaited`: the caller waits for it at once.
@@ -130,7 +130,7 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle:
 
 def start_in_place(
     tensor: Any, name: str | None, how: _How, process_set: ProcessSet, priority: int, is_awaited: bool
-) -> Handle:
+) -> Handle[Any]:
     """Submit the allreduce of one tensor in place: as `start`, at a third of its cost where nothing needs care.
 
     `how`: the arguments of Reduction.of.
@@ -156,7 +156,7 @@ def start_plain(
     process_set: ProcessSet,
     priority: int,
     is_awaited: bool = False,
-) -> Handle | None:
+) -> Handle[Any] | None:
     """As `start_in_place`, or None where something needs care. A training step does this for every gradient."""
     op, prescale, postscale, compression = reduction
     number = process_set.process_set_id

@@ -256,7 +256,7 @@ class GradientHooks:
                 gradient.is_sparse = is_sparse
         self._has_agreed = True
 
-    def _count_contributors(self) -> Handle:
+    def _count_contributors(self) -> Handle[torch.Tensor]:
         name = self._batch.full_name("<contributors>")
         return ops.allreduce_async(
             torch.ones(1, device="cpu"), name=name, op=ops.Sum, process_set=self._batch.process_set

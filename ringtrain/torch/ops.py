@@ -2,15 +2,14 @@
 
 Arguments and gradients are Horovod's (horovod/torch/mpi_ops.py). Where an operation hands a value to all ranks its
 gradient is averaged over them, so the losses of the ranks count as one loss that is their average. Gradients go through
-the same operations, so they can be differentiated again. The `_async` and the in-place forms are not differentiable;
-the latter tell autograd which values change.
+the same operations, so they can be differentiated again. The `_async` and the in-place forms are those of
+`ringtrain.ops`, which are not differentiable; the latter tell autograd which values change.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 
@@ -63,9 +62,29 @@ def allreduce(
     *,
     priority: int = 0,
 ) -> torch.Tensor:
-    """As `ringtrain.allreduce`, differentiable: the gradient is reduced in the same way.
+    """Reduce a tensor over the ranks. Mirrors `horovod.torch.allreduce`.
 
-    Mirrors `horovod.torch.allreduce`. For Min, Max and Product backward() raises RuntimeError.
+    Differentiable: the gradient is reduced in the same way. For Min, Max and Product backward() raises RuntimeError.
+
+    Args:
+        tensor: same shape and dtype on all ranks.
+        average: older spelling of `op`: True for Average, False for Sum.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        compression: how it travels, such as Compression.fp16.
+        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `ringtrain.allreduce`.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result. Integers are truncated.
+        process_set: the ranks that take part, all of which call it.
+        priority: what is ready at the same time is done in descending order of it.
+
+    Returns:
+        A new tensor of the same shape and dtype, bit for bit the same on all ranks.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
     """
     how = (compression, op, prescale_factor, postscale_factor, process_set)
 
@@ -91,7 +110,30 @@ def grouped_allreduce(
     *,
     priority: int = 0,
 ) -> Tensors:
-    """As `ringtrain.grouped_allreduce`, differentiable as `allreduce`. Mirrors `horovod.torch.grouped_allreduce`."""
+    """Reduce a list of tensors over the ranks as one operation. Mirrors `horovod.torch.grouped_allreduce`.
+
+    Differentiable as `allreduce`.
+
+    Args:
+        tensors: at least one; each has the same shape and dtype on all ranks.
+        average: older spelling of `op`: True for Average, False for Sum.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        compression: how it travels, such as Compression.fp16.
+        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `ringtrain.allreduce`.
+        prescale_factor: multiplies the tensors before the reduction.
+        postscale_factor: multiplies the result. Integers are truncated.
+        process_set: the ranks that take part, all of which call it.
+        priority: what is ready at the same time is done in descending order of it.
+
+    Returns:
+        New tensors of the same shapes and dtypes, bit for bit the same on all ranks.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
     how = (compression, op, prescale_factor, postscale_factor, process_set)
 
     def run(tensors: Tensors) -> Tensors:
@@ -122,9 +164,29 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """As `ringtrain.reducescatter`, differentiable: the gradient is gathered; of a Sum it is multiplied by the size.
+    """Reduce a tensor over the ranks and give each some of its rows. Mirrors `horovod.torch.reducescatter`.
 
-    Mirrors `horovod.torch.reducescatter`. For Min, Max and Product backward() raises RuntimeError.
+    Differentiable: the gradient is gathered; of a Sum it is multiplied by the number of ranks. For Min, Max and Product
+    backward() raises RuntimeError.
+
+    Args:
+        tensor: same shape and dtype on all ranks, at least 1-d. Its first dimension is split as evenly as possible; the
+            first ranks get one row more.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        compression: how it travels, such as Compression.fp16.
+        op: as for `allreduce`, but without Adasum.
+        process_set: the ranks that take part, all of which call it.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result. Integers are truncated.
+
+    Returns:
+        A new tensor of the rows of this rank, with the other dimensions and the dtype of `tensor`.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -146,7 +208,26 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensors:
-    """As `reducescatter`, of a list of tensors. Mirrors `horovod.torch.grouped_reducescatter`."""
+    """As `reducescatter`, of a list of tensors as one operation. Mirrors `horovod.torch.grouped_reducescatter`.
+
+    Args:
+        tensors: at least one, each as for `reducescatter`.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        compression: how it travels, such as Compression.fp16.
+        op: as for `allreduce`, but without Adasum.
+        process_set: the ranks that take part, all of which call it.
+        prescale_factor: multiplies the tensors before the reduction.
+        postscale_factor: multiplies the result. Integers are truncated.
+
+    Returns:
+        New tensors: of each the rows of this rank.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
 
     def run(tensors: Tensors) -> Tensors:
         scattered: Tensors = ops.grouped_reducescatter(
@@ -173,9 +254,24 @@ def _factor_of_scatter(op: ReduceOp, process_set: ProcessSet, prescale_factor: f
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """As `ringtrain.allgather`, differentiable: the gradient is averaged, and each rank takes that of its own rows.
+    """Concatenate the tensors of all ranks along the first dimension. Mirrors `horovod.torch.allgather`.
 
-    Mirrors `horovod.torch.allgather`.
+    Differentiable: the gradient is averaged over the ranks, and each takes that of its own rows.
+
+    Args:
+        tensor: same dtype on all ranks, and same shape but for the first dimension. A 0-d tensor counts as one of
+            shape (1,).
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+
+    Returns:
+        A new tensor, the same on all ranks: the rows of rank 0, then those of rank 1, and so on.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -190,7 +286,22 @@ def allgather(
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensors:
-    """As `allgather`, of a list of tensors. Mirrors `horovod.torch.grouped_allgather`."""
+    """As `allgather`, of a list of tensors as one operation. Mirrors `horovod.torch.grouped_allgather`.
+
+    Args:
+        tensors: at least one, each as for `allgather`.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+
+    Returns:
+        New tensors, the same on all ranks: of each the rows of all ranks.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
 
     def run(tensors: Tensors) -> Tensors:
         gathered: Tensors = ops.grouped_allgather(tensors, name, process_set)
@@ -222,9 +333,24 @@ def _own_rows(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """As `ringtrain.broadcast`, differentiable: the average of the gradients goes to the root, zeros to the others.
+    """Give all ranks the tensor of one of them. Mirrors `horovod.torch.broadcast`.
 
-    Mirrors `horovod.torch.broadcast`.
+    Differentiable: the average of the gradients goes to the root, zeros to the others.
+
+    Args:
+        tensor: same shape and dtype on all ranks.
+        root_rank: whose values all get; a rank of the job, also for a process set.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+
+    Returns:
+        A new tensor, on all ranks with the values of `root_rank`.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -244,10 +370,26 @@ def broadcast(
 def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """As `ringtrain.alltoall`, differentiable: the gradients travel back.
+    """Send a part of the tensor to every rank and concatenate what comes back. Mirrors `horovod.torch.alltoall`.
 
-    Mirrors `horovod.torch.alltoall`: with `splits` the result is a pair of the tensor and how many rows came from each
-    rank, of the dtype of `splits`, or int32 if that is no tensor.
+    Differentiable: the gradients travel back.
+
+    Args:
+        tensor: same dtype on all ranks, at least 1-d, and same shape but for the first dimension.
+        splits: how many rows go to each rank of the process set: integers that add up to the first dimension, which is
+            split evenly if None.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+
+    Returns:
+        A new tensor: the rows from rank 0, then those from rank 1, and so on. With `splits` a pair of that and of how
+        many rows came from each rank, of the dtype of `splits`, or int32 if that is no tensor.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or the rows cannot be split so.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
     """
     received: list[torch.Tensor] = []
 
@@ -272,34 +414,3 @@ def _even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int] | N
     if not ranks or tensor.dim() == 0 or tensor.shape[0] % ranks:
         return None
     return [tensor.shape[0] // ranks] * ranks
-
-
-# ----------------------------------------------------------------------------------------------------------- in place
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _changing(operation: Callable[P, R]) -> Callable[P, R]:
-    """An operation in place that tells autograd, so that backward() refuses the values that it had saved."""
-
-    @functools.wraps(operation)
-    def in_place(*args: P.args, **kwargs: P.kwargs) -> R:
-        result = operation(*args, **kwargs)
-        changed = args[0] if args else next(iter(kwargs.values()))
-        for tensor in changed if isinstance(changed, (list, tuple)) else (changed,):
-            if torch.is_tensor(tensor) and not tensor.is_inference():
-                torch.autograd.graph.increment_version(tensor)
-        return result
-
-    return in_place
-
-
-allreduce_ = _changing(ops.allreduce_)
-allreduce_async_ = _changing(ops.allreduce_async_)
-grouped_allreduce_ = _changing(ops.grouped_allreduce_)
-grouped_allreduce_async_ = _changing(ops.grouped_allreduce_async_)
-broadcast_ = _changing(ops.broadcast_)
-broadcast_async_ = _changing(ops.broadcast_async_)
-grouped_broadcast_ = _changing(ops.grouped_broadcast_)
-grouped_broadcast_async_ = _changing(ops.grouped_broadcast_async_)

@@ -16,7 +16,7 @@ from ringtrain.process_sets import ProcessSet, global_process_set
 class SparseHandle:
     """One sparse allreduce under way. Give it to `synchronize` or `poll`, or call it as in Horovod."""
 
-    def __init__(self, tensor: torch.Tensor, indices: Handle, values: Handle, divisor: int):
+    def __init__(self, tensor: torch.Tensor, indices: Handle[torch.Tensor], values: Handle[torch.Tensor], divisor: int):
         self._like = tensor
         self._indices = indices
         self._values = values

@@ -94,7 +94,7 @@ class GradientBatch:
         )
         self._group_of: dict[str, tuple[str, ...]] = {}
         self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
-        self._in_flight: list[tuple[Handle, str | list[_Gradient]]] = []  # of one name, or of a group
+        self._in_flight: list[tuple[Handle[Any], str | list[_Gradient]]] = []  # of one name, or of a group
 
     def is_in_use(self) -> bool:
         """Whether it was used since the ranks have begun anew, by init() or by join()."""
@@ -200,7 +200,7 @@ class GradientBatch:
         priority = max(gradient.priority for gradient in gradients)
         self._in_flight.append((self._start(arrays, name, priority, is_in_place), gradients))
 
-    def _start(self, arrays: Any, name: str, priority: int, in_place: bool) -> Handle:
+    def _start(self, arrays: Any, name: str, priority: int, in_place: bool) -> Handle[Any]:
         is_group = isinstance(arrays, list)
         return start(
             Operation(

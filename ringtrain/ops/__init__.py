@@ -1,0 +1,136 @@
+"""Every operation over several ranks, once, for any array.
+
+The names, arguments and results are those of Horovod 0.28. Common to all:
+
+- `tensor`: a dense array of any shape, or a number; `tensors`: a list of them, which are carried out together or not
+  at all. dtypes: bool, (u)int8, (u)int16, int32, int64, float16, bfloat16, float32, float64, complex64, complex128;
+  sums of 16-bit floats are made in float32. Complex numbers travel as pairs of real ones, along a last dimension of 2
+  that errors show. An array that is not contiguous is copied on its way. A result is an array of the same library and
+  on the same device; of a number it is one of NumPy's of shape ().
+- `name`: ranks are matched by it, in any order of submission. Operations without a name are matched by their order
+  within their process set.
+- `process_set`: the ranks that take part; all of them call the operation.
+- `..._async` returns a Handle at once, to be given to `synchronize`; the arrays must not be changed until then. `..._`
+  writes the result over the input.
+- Raised by the call: NotInitializedError; ValueError for a name that is in flight, a process set without this rank, and
+  bad arguments; TypeError for an unsupported object or dtype. Raised when waiting: MismatchError if the ranks disagree,
+  PeerLostError, RemoteError, StalledError, ShutDownError.
+"""
+
+from ringtrain.handles import (
+    poll as poll,
+)
+from ringtrain.handles import (
+    synchronize as synchronize,
+)
+from ringtrain.ops.exchanges import (
+    allgather as allgather,
+)
+from ringtrain.ops.exchanges import (
+    allgather_async as allgather_async,
+)
+from ringtrain.ops.exchanges import (
+    alltoall as alltoall,
+)
+from ringtrain.ops.exchanges import (
+    alltoall_async as alltoall_async,
+)
+from ringtrain.ops.exchanges import (
+    broadcast as broadcast,
+)
+from ringtrain.ops.exchanges import (
+    broadcast_ as broadcast_,
+)
+from ringtrain.ops.exchanges import (
+    broadcast_async as broadcast_async,
+)
+from ringtrain.ops.exchanges import (
+    broadcast_async_ as broadcast_async_,
+)
+from ringtrain.ops.exchanges import (
+    grouped_allgather as grouped_allgather,
+)
+from ringtrain.ops.exchanges import (
+    grouped_allgather_async as grouped_allgather_async,
+)
+from ringtrain.ops.exchanges import (
+    grouped_alltoall as grouped_alltoall,
+)
+from ringtrain.ops.exchanges import (
+    grouped_alltoall_async as grouped_alltoall_async,
+)
+from ringtrain.ops.exchanges import (
+    grouped_broadcast as grouped_broadcast,
+)
+from ringtrain.ops.exchanges import (
+    grouped_broadcast_ as grouped_broadcast_,
+)
+from ringtrain.ops.exchanges import (
+    grouped_broadcast_async as grouped_broadcast_async,
+)
+from ringtrain.ops.exchanges import (
+    grouped_broadcast_async_ as grouped_broadcast_async_,
+)
+from ringtrain.ops.reductions import (
+    Adasum as Adasum,
+)
+from ringtrain.ops.reductions import (
+    Average as Average,
+)
+from ringtrain.ops.reductions import (
+    Max as Max,
+)
+from ringtrain.ops.reductions import (
+    Min as Min,
+)
+from ringtrain.ops.reductions import (
+    Product as Product,
+)
+from ringtrain.ops.reductions import (
+    Sum as Sum,
+)
+from ringtrain.ops.reductions import (
+    allreduce as allreduce,
+)
+from ringtrain.ops.reductions import (
+    allreduce_ as allreduce_,
+)
+from ringtrain.ops.reductions import (
+    allreduce_async as allreduce_async,
+)
+from ringtrain.ops.reductions import (
+    allreduce_async_ as allreduce_async_,
+)
+from ringtrain.ops.reductions import (
+    grouped_allreduce as grouped_allreduce,
+)
+from ringtrain.ops.reductions import (
+    grouped_allreduce_ as grouped_allreduce_,
+)
+from ringtrain.ops.reductions import (
+    grouped_allreduce_async as grouped_allreduce_async,
+)
+from ringtrain.ops.reductions import (
+    grouped_allreduce_async_ as grouped_allreduce_async_,
+)
+from ringtrain.ops.reductions import (
+    grouped_reducescatter as grouped_reducescatter,
+)
+from ringtrain.ops.reductions import (
+    grouped_reducescatter_async as grouped_reducescatter_async,
+)
+from ringtrain.ops.reductions import (
+    reducescatter as reducescatter,
+)
+from ringtrain.ops.reductions import (
+    reducescatter_async as reducescatter_async,
+)
+from ringtrain.ops.synchronization import (
+    after_join as after_join,
+)
+from ringtrain.ops.synchronization import (
+    barrier as barrier,
+)
+from ringtrain.ops.synchronization import (
+    join as join,
+)

@@ -1,0 +1,308 @@
+"""allgather, broadcast and alltoall: values go to other ranks as they are. See `ringtrain.ops`, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from ringtrain._core import OpKind
+from ringtrain.arrays.adapter import adapter_for
+from ringtrain.engine.submission import Operation, start
+from ringtrain.handles import Handle
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+Array = TypeVar("Array")
+
+# ---------------------------------------------------------------------------------------------------------- allgather
+
+
+def allgather(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
+    """Concatenate the tensors of all ranks along the first dimension. Mirrors `horovod.allgather`.
+
+    Args:
+        tensor: same dtype on all ranks, and same shape but for the first dimension. A 0-d tensor counts as one of
+            shape (1,).
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+
+    Returns:
+        A new array, the same on all ranks: the rows of rank 0, then those of rank 1, and so on.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    return start(Operation(OpKind.ALLGATHER, [tensor], name, process_set), is_awaited=True).wait()
+
+
+def allgather_async(
+    tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[Array]:
+    """As `allgather`, at once: give the Handle to `synchronize`. Mirrors `horovod.allgather_async`."""
+    return start(Operation(OpKind.ALLGATHER, [tensor], name, process_set))
+
+
+def grouped_allgather(
+    tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Array]:
+    """As `allgather`, of a list of tensors as one operation. Mirrors `horovod.grouped_allgather`.
+
+    Args:
+        tensors: at least one, each as for `allgather`.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+
+    Returns:
+        New arrays, the same on all ranks: of each tensor the rows of all ranks.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    return start(Operation(OpKind.ALLGATHER, tensors, name, process_set, is_group=True), is_awaited=True).wait()
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[list[Array]]:
+    """As `grouped_allgather`, at once. Mirrors `horovod.grouped_allgather_async`."""
+    return start(Operation(OpKind.ALLGATHER, tensors, name, process_set, is_group=True))
+
+
+# ---------------------------------------------------------------------------------------------------------- broadcast
+
+
+def broadcast(
+    tensor: Array,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    priority: int = 0,
+) -> Array:
+    """Give all ranks the tensor of one of them. Mirrors `horovod.broadcast`.
+
+    Args:
+        tensor: same shape and dtype on all ranks.
+        root_rank: whose values all get; a rank of the job, also for a process set.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+        priority: what is ready at the same time is done in descending order of it.
+
+    Returns:
+        A new array, on all ranks with the values of `root_rank`.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    operation = Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority)
+    return start(operation, is_awaited=True).wait()
+
+
+def broadcast_async(
+    tensor: Array,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    priority: int = 0,
+) -> Handle[Array]:
+    """As `broadcast`, at once: give the Handle to `synchronize`. Mirrors `horovod.broadcast_async`."""
+    return start(Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority))
+
+
+def broadcast_(
+    tensor: Array,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    priority: int = 0,
+) -> Array:
+    """Give all ranks the values of one of them in place. Mirrors `horovod.broadcast_`.
+
+    Args:
+        tensor: same shape and dtype on all ranks; gets the values of `root_rank`.
+        root_rank: whose values all get; a rank of the job, also for a process set.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+        priority: what is ready at the same time is done in descending order of it.
+
+    Returns:
+        The tensor itself.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    operation = Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority)
+    return _start_in_place(operation, is_awaited=True).wait()
+
+
+def broadcast_async_(
+    tensor: Array,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    priority: int = 0,
+) -> Handle[Array]:
+    """As `broadcast_`, at once: give the Handle to `synchronize`. Mirrors `horovod.broadcast_async_`."""
+    return _start_in_place(Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority))
+
+
+def grouped_broadcast(
+    tensors: Sequence[Array], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Array]:
+    """Give all ranks a list of tensors of one of them, as one operation.
+
+    Args:
+        tensors: at least one; each has the same shape and dtype on all ranks.
+        root_rank: whose values all get; a rank of the job, also for a process set.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+
+    Returns:
+        New arrays, on all ranks with the values of `root_rank`.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    operation = Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True)
+    return start(operation, is_awaited=True).wait()
+
+
+def grouped_broadcast_async(
+    tensors: Sequence[Array], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[list[Array]]:
+    """As `grouped_broadcast`, at once: give the Handle to `synchronize`."""
+    return start(Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True))
+
+
+def grouped_broadcast_(
+    tensors: Sequence[Array], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Array]:
+    """Give all ranks the values of a list of tensors of one of them in place, as one operation.
+
+    Args:
+        tensors: at least one; each has the same shape and dtype on all ranks, and gets the values of `root_rank`.
+        root_rank: whose values all get; a rank of the job, also for a process set.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+
+    Returns:
+        The tensors themselves.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    operation = Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True)
+    return _start_in_place(operation, is_awaited=True).wait()
+
+
+def grouped_broadcast_async_(
+    tensors: Sequence[Array], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[list[Array]]:
+    """As `grouped_broadcast_`, at once: give the Handle to `synchronize`."""
+    return _start_in_place(Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True))
+
+
+def _start_in_place(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
+    operation.in_place = True
+    handle = start(operation, is_awaited)
+    for tensor in operation.tensors:
+        adapter_for(tensor).note_change(tensor)
+    return handle
+
+
+# ----------------------------------------------------------------------------------------------------------- alltoall
+
+
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Send a part of the tensor to every rank and concatenate what comes back. Mirrors `horovod.alltoall`.
+
+    Args:
+        tensor: same dtype on all ranks, at least 1-d, and same shape but for the first dimension.
+        splits: how many rows go to each rank of the process set: integers that add up to the first dimension, which is
+            split evenly if None.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+
+    Returns:
+        A new array: the rows from rank 0, then those from rank 1, and so on. With `splits` a pair of that and an int64
+        array of how many rows came from each rank.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or the rows cannot be split so.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    return start(Operation(OpKind.ALLTOALL, [tensor], name, process_set, splits=[splits]), is_awaited=True).wait()
+
+
+def alltoall_async(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[Any]:
+    """As `alltoall`, at once: give the Handle to `synchronize`. Mirrors `horovod.alltoall_async`."""
+    return start(Operation(OpKind.ALLTOALL, [tensor], name, process_set, splits=[splits]))
+
+
+def grouped_alltoall(
+    tensors: Sequence[Any],
+    splits: Sequence[Any] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """As `alltoall`, of a list of tensors as one operation.
+
+    Args:
+        tensors: at least one, each as for `alltoall`.
+        splits: those of each tensor, as for `alltoall`; None splits all of them evenly.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        process_set: the ranks that take part, all of which call it.
+
+    Returns:
+        What `alltoall` returns of each tensor.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or the rows cannot be split so.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    return start(_grouped_alltoall(tensors, splits, name, process_set), is_awaited=True).wait()
+
+
+def grouped_alltoall_async(
+    tensors: Sequence[Any],
+    splits: Sequence[Any] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Any]]:
+    """As `grouped_alltoall`, at once: give the Handle to `synchronize`."""
+    return start(_grouped_alltoall(tensors, splits, name, process_set))
+
+
+def _grouped_alltoall(
+    tensors: Sequence[Any], splits: Sequence[Any] | None, name: str | None, process_set: ProcessSet
+) -> Operation:
+    each = [None] * len(tensors) if splits is None else list(splits)
+    return Operation(OpKind.ALLTOALL, tensors, name, process_set, splits=each, is_group=True)

@@ -1,0 +1,373 @@
+"""allreduce and reducescatter: one value is made of those of all ranks. See `ringtrain.ops`, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from ringtrain._core import OpKind, ReduceOp
+from ringtrain.arrays.adapter import adapter_for
+from ringtrain.compression import Compression, Compressor
+from ringtrain.engine.submission import Operation, Reduction, start, start_in_place
+from ringtrain.handles import Handle
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+Adasum = ReduceOp.Adasum
+
+Array = TypeVar("Array")
+
+
+def allreduce(
+    tensor: Array,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    priority: int = 0,
+) -> Array:
+    """Reduce a tensor over the ranks. Mirrors `horovod.allreduce`.
+
+    Args:
+        tensor: same shape and dtype on all ranks.
+        average: older spelling of `op`: True for Average, False for Sum.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        compression: how it travels, such as Compression.fp16.
+        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum. An average of integers is the sum in
+            their dtype, which may wrap around, divided and truncated towards zero. Of complex numbers Average and Sum
+            only. On bool Sum and Max are "or", Product and Min are "and". Adasum, for floats only, averages what the
+            ranks' tensors have in common and sums what is orthogonal (Maleki et al., arXiv 2006.02924), for any
+            number of ranks; each tensor of a group is a vector of its own.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result. Integers are truncated.
+        process_set: the ranks that take part, all of which call it.
+        priority: what is ready at the same time is done in descending order of it.
+
+    Returns:
+        A new array of the same shape and dtype, bit for bit the same on all ranks.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
+    operation = Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority)
+    return start(operation, is_awaited=True).wait()
+
+
+def allreduce_async(
+    tensor: Array,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
+    priority: int = 0,
+) -> Handle[Array]:
+    """As `allreduce`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async`."""
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
+    return start(Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority))
+
+
+def allreduce_(
+    tensor: Array,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
+    priority: int = 0,
+) -> Array:
+    """Reduce a tensor over the ranks in place. Mirrors `horovod.allreduce_`.
+
+    Args:
+        tensor: same shape and dtype on all ranks; gets the result.
+        average: older spelling of `op`: True for Average, False for Sum.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        compression: how it travels, such as Compression.fp16.
+        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `allreduce`.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result. Integers are truncated.
+        process_set: the ranks that take part, all of which call it.
+        priority: what is ready at the same time is done in descending order of it.
+
+    Returns:
+        The tensor itself.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or the tensor cannot be written to.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    how = (op, average, prescale_factor, postscale_factor, compression)
+    handle: Handle[Array] = start_in_place(tensor, name, how, process_set, priority, True)
+    adapter_for(tensor).note_change(tensor)
+    return handle.wait()
+
+
+def allreduce_async_(
+    tensor: Array,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
+    priority: int = 0,
+) -> Handle[Array]:
+    """As `allreduce_`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async_`."""
+    how = (op, average, prescale_factor, postscale_factor, compression)
+    handle: Handle[Array] = start_in_place(tensor, name, how, process_set, priority, False)
+    adapter_for(tensor).note_change(tensor)
+    return handle
+
+
+def grouped_allreduce(
+    tensors: Sequence[Array],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    priority: int = 0,
+) -> list[Array]:
+    """Reduce a list of tensors over the ranks as one operation. Mirrors `horovod.grouped_allreduce`.
+
+    Args:
+        tensors: at least one; each has the same shape and dtype on all ranks.
+        average: older spelling of `op`: True for Average, False for Sum.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        compression: how it travels, such as Compression.fp16.
+        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `allreduce`.
+        prescale_factor: multiplies the tensors before the reduction.
+        postscale_factor: multiplies the result. Integers are truncated.
+        process_set: the ranks that take part, all of which call it.
+        priority: what is ready at the same time is done in descending order of it.
+
+    Returns:
+        New arrays of the same shapes and dtypes, bit for bit the same on all ranks.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
+    operation = Operation(OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True)
+    return start(operation, is_awaited=True).wait()
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Array],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
+    priority: int = 0,
+) -> Handle[list[Array]]:
+    """As `grouped_allreduce`, at once. Mirrors `horovod.grouped_allreduce_async`."""
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
+    return start(Operation(OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True))
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Array],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
+    priority: int = 0,
+) -> list[Array]:
+    """Reduce a list of tensors over the ranks in place, as one operation. Mirrors `horovod.grouped_allreduce_`.
+
+    Args:
+        tensors: at least one; each has the same shape and dtype on all ranks, and gets its result.
+        average: older spelling of `op`: True for Average, False for Sum.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        compression: how it travels, such as Compression.fp16.
+        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `allreduce`.
+        prescale_factor: multiplies the tensors before the reduction.
+        postscale_factor: multiplies the result. Integers are truncated.
+        process_set: the ranks that take part, all of which call it.
+        priority: what is ready at the same time is done in descending order of it.
+
+    Returns:
+        The tensors themselves.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or a tensor cannot be written to.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    how = (op, average, prescale_factor, postscale_factor, compression)
+    return _start_group_in_place(tensors, name, Reduction.of(*how), process_set, priority, True).wait()
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Array],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
+    priority: int = 0,
+) -> Handle[list[Array]]:
+    """As `grouped_allreduce_`, at once. Mirrors `horovod.grouped_allreduce_async_`."""
+    how = (op, average, prescale_factor, postscale_factor, compression)
+    return _start_group_in_place(tensors, name, Reduction.of(*how), process_set, priority, False)
+
+
+def _start_group_in_place(
+    tensors: Sequence[Array],
+    name: str | None,
+    reduction: Reduction,
+    process_set: ProcessSet,
+    priority: int,
+    is_awaited: bool,
+) -> Handle[list[Array]]:
+    handle: Handle[list[Array]] = start(
+        Operation(
+            OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True, in_place=True
+        ),
+        is_awaited,
+    )
+    for tensor in tensors:
+        adapter_for(tensor).note_change(tensor)
+    return handle
+
+
+# ------------------------------------------------------------------------------------------------------ reducescatter
+
+
+def reducescatter(
+    tensor: Array,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Array:
+    """Reduce a tensor over the ranks and give each some of its rows. Mirrors `horovod.reducescatter`.
+
+    Args:
+        tensor: same shape and dtype on all ranks, at least 1-d. Its first dimension is split as evenly as possible; the
+            first ranks get one row more.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        compression: how it travels, such as Compression.fp16.
+        op: as for `allreduce`, but without Adasum.
+        process_set: the ranks that take part, all of which call it.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result. Integers are truncated.
+
+    Returns:
+        A new array of the rows of this rank, with the other dimensions and the dtype of `tensor`.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
+    operation = Operation(OpKind.REDUCESCATTER, [tensor], name, process_set, reduction)
+    return start(operation, is_awaited=True).wait()
+
+
+def reducescatter_async(
+    tensor: Array,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    compression: type[Compressor] = Compression.none,
+) -> Handle[Array]:
+    """As `reducescatter`, at once: give the Handle to `synchronize`. Mirrors `horovod.reducescatter_async`."""
+    reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
+    return start(Operation(OpKind.REDUCESCATTER, [tensor], name, process_set, reduction))
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Array],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Array]:
+    """As `reducescatter`, of a list of tensors as one operation. Mirrors `horovod.grouped_reducescatter`.
+
+    Args:
+        tensors: at least one, each as for `reducescatter`.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        compression: how it travels, such as Compression.fp16.
+        op: as for `allreduce`, but without Adasum.
+        process_set: the ranks that take part, all of which call it.
+        prescale_factor: multiplies the tensors before the reduction.
+        postscale_factor: multiplies the result. Integers are truncated.
+
+    Returns:
+        New arrays: of each tensor the rows of this rank.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+    """
+    reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
+    operation = Operation(OpKind.REDUCESCATTER, tensors, name, process_set, reduction, is_group=True)
+    return start(operation, is_awaited=True).wait()
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Array],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    compression: type[Compressor] = Compression.none,
+) -> Handle[list[Array]]:
+    """As `grouped_reducescatter`, at once. Mirrors `horovod.grouped_reducescatter_async`."""
+    reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
+    return start(Operation(OpKind.REDUCESCATTER, tensors, name, process_set, reduction, is_group=True))
