@@ -57,7 +57,7 @@ FLAGS = {
     ("--num-nccl-streams",): (1, True, NO_EFFECT),
     ("--thread-affinity",): (1, True, NO_EFFECT),
     ("--gloo-timeout-seconds",): (1, True, NO_EFFECT),
-    ("--log-level",): (1, False, NO_EFFECT),
+    ("--log-level",): (1, False, SAME),
     ("--log-with-timestamp",): (0, False, NO_EFFECT),
     ("--log-without-timestamp",): (0, False, NO_EFFECT),
     ("-prefix-timestamp", "--prefix-output-with-timestamp"): (0, False, SAME),

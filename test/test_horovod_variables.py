@@ -23,6 +23,7 @@ EFFECTS = {
     "HOROVOD_AUTOTUNE": ("1", {"autotune": "on"}),
     "HOROVOD_TIMELINE": ("t.json", {"timeline_filename": "t.json"}),
     "HOROVOD_TIMELINE_MARK_CYCLES": ("1", {"timeline_mark_cycles": "on"}),
+    "HOROVOD_LOG_LEVEL": ("ERROR", {"log_level": "error"}),
 }
 
 

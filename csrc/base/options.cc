@@ -103,6 +103,10 @@ const std::vector<Entry>& entries() {
       text(&Options::flight_dir, "flight_dir",
            "Folder to which each rank writes its last 1,024 operations when it loses another rank, waits too long or "
            "gets SIGUSR1; by default one of this job's own in the folder for temporary files."),
+      choice(
+          &Options::log_level, "log_level", {"info", "trace", "debug", "warning", "error", "fatal"},
+          "From which level on there is something to read on standard error beside errors that are raised: info also "
+          "tells what autotune found, and trace and debug tell no more than that."),
       number(&Options::metrics_port, "metrics_port", 0, 65535,
              "Port at which each rank serves its metrics for Prometheus, plus its local rank; 0 serves none."),
       text(&Options::metrics_address, "metrics_address",

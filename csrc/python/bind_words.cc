@@ -1,4 +1,5 @@
 // Enumerations and the option table.
+#include "base/log.h"
 #include "base/options.h"
 #include "coordination/operation.h"
 #include "kernels/reduce.h"
@@ -55,6 +56,7 @@ void bind_words(nb::module_& module) {
       .value("Adasum", ReduceOp::adasum);
 
   module.def("option_table", &option_table);
+  module.def("set_log_level", &set_log_level);
   module.def("check_option", [](const std::string& name, const std::string& text) { Options().set(name, text); });
   module.def("simd_in_use", &simd_in_use);
 }

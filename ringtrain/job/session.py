@@ -16,7 +16,7 @@ from ringtrain.job import gpus, mpi
 from ringtrain.options import horovod_variables, table
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
 from ringtrain.record import flight_recorder, metrics
-from ringtrain.record.log import say
+from ringtrain.record.logger import logger, set_level
 
 
 class _Asked(NamedTuple):
@@ -74,6 +74,7 @@ def init(
     settings = table.resolve(keywords)
     asked = _Asked(comm, process_sets, dict(settings))
     fixed = table.set_by_user(keywords)
+    set_level(settings["log_level"])
     if mpi.is_wanted(comm):
         exceptions.tell_exceptions()
         world, tuned = mpi.connect(comm, settings, lambda: table.read_tuned(settings, fixed))
@@ -125,7 +126,7 @@ def _name_what_has_no_effect(rank: int) -> None:
     global _variables_are_named
     if rank == 0 and not _variables_are_named:
         for sentence in horovod_variables.sentences(os.environ):
-            say(sentence)
+            logger.warning(sentence)
     _variables_are_named = True
 
 
@@ -143,7 +144,7 @@ def _warn_of_sharing(world: mpi.World) -> bool:
     """Whether there was something to say. If not, the core looks again at the first operation on GPUs."""
     sentence = gpus.describe_sharing(world.nodes, world.gpus) if world.rank == 0 else ""
     if sentence:
-        say(sentence)
+        logger.warning(sentence)
     return bool(sentence)
 
 

@@ -32,6 +32,8 @@ _NO_GLOO = "there is no gloo in ringtrain, MPI brings the ranks together"
 _NO_TUNER = "autotune has no samples to count; autotune_file keeps what it finds"
 _FROM_MPI = "MPI says which ranks there are and where; horovodrun sets it for gloo"
 _ELASTIC = "hvd.elastic comes later"
+_LOG_LEVEL = "HOROVOD_LOG_LEVEL"
+_LEVELS = next(row["choices"] for row in _core.option_table() if row["name"] == "log_level")
 _STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 
 _OWN = (
@@ -52,7 +54,7 @@ _OWN = (
     Variable("HOROVOD_ENABLE_XLA_OPS", False, "there is no TensorFlow in ringtrain", _OFF),
     Variable("HOROVOD_THREAD_AFFINITY", False, "no thread is bound; the launcher may bind ranks"),
     Variable("HOROVOD_MPI_THREADS_DISABLE", False, "MPI has to support several threads", _OFF),
-    Variable("HOROVOD_LOG_LEVEL", False, "there are no levels", frozenset({"warning"})),
+    Variable(_LOG_LEVEL, True, "`log_level`"),
     Variable("HOROVOD_LOG_HIDE_TIME", False, "messages have no time", _ON),
     Variable("HOROVOD_CONTROLLER", False, "MPI brings the ranks together, nothing else", frozenset({"mpi"})),
     Variable("HOROVOD_CPU_OPERATIONS", False, "shared memory and MPI carry operations", frozenset({"mpi"})),
@@ -97,11 +99,15 @@ def as_switch(text: str) -> str:
 
 
 def options_of(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Option -> value as text and the variable that it comes from, of those that set what has another name here."""
+    """Option -> value as text and the variable that it comes from, of those that set what has other values here."""
+    found = {}
+    level = environ.get(_LOG_LEVEL, "").lower()
+    if level in _LEVELS:  # Horovod, too, passes over what is none
+        found["log_level"] = (level, _LOG_LEVEL)
     if as_switch(environ.get(_STALL_CHECK_DISABLE, "0")) != "on":
-        return {}
+        return found
     longest = next(row["maximum"] for row in _core.option_table() if row["name"] == "stall_warning_time_s")
-    return {
+    return found | {
         "stall_warning_time_s": (str(longest), _STALL_CHECK_DISABLE),
         "stall_shutdown_time_s": ("0", _STALL_CHECK_DISABLE),
     }

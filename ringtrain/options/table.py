@@ -120,8 +120,8 @@ def _resolve_one(
         text, origin = _from_alias(option, environ[option.alias]), f"from {option.alias}={environ[option.alias]}"
     else:
         return str(option.default)
-    if option.is_switch:
-        text = horovod_variables.as_switch(text)
+    if option.choices:
+        text = horovod_variables.as_switch(text) if option.is_switch else text.lower()
     try:
         _core.check_option(option.name, text)
     except ValueError as error:

@@ -2,5 +2,5 @@
 
 metrics          counters, for programs and for Prometheus
 flight_recorder  this rank's last operations, as a file, once something has gone wrong
-log              sentences for the user
+logger           what there is to say beside errors
 """

@@ -18,7 +18,7 @@ from typing import Any
 
 import ringtrain._core as _core
 from ringtrain.process_sets import get_process_set_ids_and_ranks
-from ringtrain.record.log import say
+from ringtrain.record.logger import logger
 
 _job = ""
 _rank = 0
@@ -63,7 +63,7 @@ def on_failure(error: BaseException) -> None:
 def write(reason: str) -> Path | None:
     """Write this rank's last operations and those that are pending to the folder of option `flight_dir`.
 
-    Says on stderr where. Returns the file, or None where it could not be written, which is said, too.
+    Logs where. Returns the file, or None where it could not be written, which is logged, too.
     """
     path = _folder / f"rank-{_rank}.json"
     try:
@@ -72,11 +72,11 @@ def write(reason: str) -> Path | None:
         unfinished.write_text(json.dumps(_contents(reason), indent=1))
         os.replace(unfinished, path)
     except OSError as error:
-        say(f"rank {_rank} cannot write its last operations: {error}")
+        logger.error("rank %d cannot write its last operations: %s", _rank, error)
         return None
-    say(
-        f"the last operations of rank {_rank} are in {path}; `python -m ringtrain.flight {_folder}` compares those of "
-        "all ranks"
+    logger.warning(
+        "the last operations of rank %d are in %s; `python -m ringtrain.flight %s` compares those of all ranks",
+        *(_rank, path, _folder),
     )
     return path
 

@@ -196,7 +196,7 @@ def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
     if _is_switch(option):
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=help_text)
     elif option.type == "choice":
-        group.add_argument(*flags, choices=option.choices, help=help_text)
+        group.add_argument(*flags, choices=option.choices, type=str.lower, help=help_text)
     elif option.type == "number":
         group.add_argument(*flags, type=_number_within(option), metavar="NUMBER", help=help_text)
     elif option.type == "steps":

@@ -162,7 +162,7 @@ TABLE = (
     _of_variable("HOROVOD_NUM_NCCL_STREAMS", "--num-nccl-streams", key="library_options.num_nccl_streams"),
     _of_variable("HOROVOD_THREAD_AFFINITY", "--thread-affinity", key="library_options.thread_affinity"),
     _of_variable("HOROVOD_GLOO_TIMEOUT_SECONDS", "--gloo-timeout-seconds", key="library_options.gloo_timeout_seconds"),
-    _of_variable("HOROVOD_LOG_LEVEL", "--log-level", key="logging.level"),
+    _same("--log-level", option="log_level", key="logging.level"),
     _of_variable(
         "HOROVOD_LOG_HIDE_TIME",
         "--log-with-timestamp",

@@ -17,7 +17,7 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain.errors import RingtrainError
 from ringtrain.job import session
-from ringtrain.record.log import say
+from ringtrain.record.logger import logger
 from ringtrain.timeline import file_checks
 from ringtrain.timeline.files import part_of
 from ringtrain.timeline.gather import bring_together
@@ -106,7 +106,7 @@ def _begin(settings: dict[str, str]) -> None:
     elif file_path:
         _start(file_path, mark_cycles, "timeline_filename")
     elif steps and session.rank() == 0:
-        say("timeline_steps has no effect without timeline_filename, the file to write")
+        logger.warning("timeline_steps has no effect without timeline_filename, the file to write")
 
 
 def _end() -> None:
@@ -115,11 +115,11 @@ def _end() -> None:
         made = "1 step" if _steps == 1 else f"{_steps} steps"
         joined = "; ranks had joined in those of the window" if _window.first <= min(_steps, _window.last) else ""
         sentence = f"timeline_steps is {_window.text}, and the optimizers made {made}{joined}"
-        say(f"{_window.file_path} was not written: {sentence}")
+        logger.warning("%s was not written: %s", _window.file_path, sentence)
     try:
         stop_timeline()
     except RuntimeError as error:
-        say(f"the parts of the timeline were not brought together: {error}")
+        logger.error("the parts of the timeline were not brought together: %s", error)
 
 
 def steps() -> int:

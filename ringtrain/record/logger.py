@@ -1,0 +1,44 @@
+"""The logger "ringtrain": what there is to say to the user beside errors."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+
+import ringtrain._core as _core
+
+logger = logging.getLogger("ringtrain")
+
+
+class _OnStandardError(logging.Handler):
+    """As `ringtrain: ...`, for scripts that set up no logging: whoever does gets the records and nothing is printed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        above = logging.getLogger().handlers if logger.propagate else []
+        if any(handler is not self for handler in (*logger.handlers, *above)):
+            return
+        # A launcher that has ended has closed it. That must not put a BrokenPipeError in the place of what went wrong.
+        with contextlib.suppress(OSError, ValueError):
+            print(f"ringtrain: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def set_level(level: str) -> None:
+    """Called by init() with the option log_level; a level that the script has given the logger stays."""
+    _core.set_log_level(level)
+    global _own_level
+    if logger.level in (logging.NOTSET, _own_level):
+        _own_level = _LEVELS[level]
+        logger.setLevel(_own_level)
+
+
+_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+_own_level = logging.NOTSET
+logger.addHandler(_OnStandardError())
