@@ -284,7 +284,7 @@ def test_what_a_script_names_cannot_become_markup(tmp_path):
     MadeUpJob(2, 5, lambda rank, step: 1_000, gradients, hosts=["<u>", "<u>"]).write(path)
     assert main(["report", str(path)]) == 0
     page = path.with_suffix(".html").read_text()
-    assert "&lt;b&gt;&quot;&amp;" in page and not re.search("<b>|<i>|<u>", page)
+    assert "&lt;b&gt;&#34;&amp;" in page and not re.search("<b>|<i>|<u>", page)
 
 
 def shown_in_a_browser(page, tmp_path):

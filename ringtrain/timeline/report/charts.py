@@ -1,15 +1,15 @@
-"""Pictures of the figures as inline SVG: bars of the ranks, bars of the steps, and one step as it went.
+"""Pictures of the figures as shapes: bars of the ranks, bars of the steps, and one step as it went.
 
-Colours are classes p0 to p4, one for each Part; style.css has them for light and dark. All that a picture shows is in a
-table too, or in the title of what is pointed at.
+page.html makes inline SVG of them. Colours are classes p0 to p4, one for each Part; style.css has them for light and
+dark. All that a picture shows is in a table too, or in the title of what is pointed at.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import NamedTuple
 
 from ringtrain.timeline.report.figures import Figures, Lane, Parts, StepFigures
 from ringtrain.timeline.report.format import PART_NAMES, duration, percent
@@ -25,60 +25,68 @@ _TALLEST = 3  # times the median: longer steps are cut off, or nothing else coul
 _FINEST = 1600  # pieces of a lane are at least this fraction of it
 
 
-def legend() -> str:
-    """The colours of the parts, in the order of the bars."""
-    items = "".join(f'<li><i class="p{part.value}"></i>{PART_NAMES[part]}</li>' for part in Part)
-    return f'<ul class="legend">{items}</ul>'
+class Shape(NamedTuple):
+    """An element of SVG."""
+
+    tag: str
+    attributes: dict[str, str]
+    text: str = ""
+    children: Sequence[Shape] = ()
 
 
-def bars_of_ranks(figures: Figures) -> str:
+class Chart(NamedTuple):
+    height: float
+    label: str
+    shapes: list[Shape]
+    width: int = _WIDTH
+
+
+def bars_of_ranks(figures: Figures) -> Chart:
     """A bar for the average and one for each rank: where a step goes, in shares of it."""
     rows = [("average", figures.parts), *((f"rank {one.rank}", one.parts) for one in figures.ranks)][:_MOST_ROWS]
-    drawn = [_bar(name, parts, at * _ROW) for at, (name, parts) in enumerate(rows)]
-    return _svg(len(rows) * _ROW, "Where a step goes, of each rank", drawn)
+    drawn: list[Shape] = [_bar(name, parts, at * _ROW) for at, (name, parts) in enumerate(rows)]
+    return Chart(len(rows) * _ROW, "Where a step goes, of each rank", drawn)
 
 
-def _bar(name: str, parts: Parts, top: float) -> str:
-    drawn = [_text(_LEFT - 10, top + 19, name, "end")]
+def _bar(name: str, parts: Parts, top: float) -> Shape:
+    drawn: list[Shape] = [_text(_LEFT - 10, top + 19, name, "end")]
     left = float(_LEFT)
     for part in Part:
         share = parts.share(part)
         width = share * (_WIDTH - _LEFT)
-        drawn.append(_rect(left, top + 3, width, _ROW - 6, part))
+        drawn += _rect(left, top + 3, width, _ROW - 6, part)
         if width > 44:
             drawn.append(_text(left + width / 2, top + 19, percent(share), "middle", f"on p{part.value}"))
         left += width
     return _group(f"{name}: {_told(parts)}", drawn)
 
 
-def bars_of_steps(figures: Figures) -> str:
+def bars_of_steps(figures: Figures) -> Chart:
     """A stacked bar for each step, or for as many neighbours together as fit, averaged over the ranks."""
     together = -(-len(figures.steps) // _MOST_COLUMNS)
     chunks = [figures.steps[at : at + together] for at in range(0, len(figures.steps), together)]
     means = [_mean_ns(chunk, figures) for chunk in chunks]
     top_ns = min(max(means), _TALLEST * median(means)) * 1.05
     column = (_WIDTH - _LEFT) / len(chunks)
-    drawn = [_scale(top_ns)]
+    drawn = [*_scale(top_ns)]
     for at, (chunk, mean_ns) in enumerate(zip(chunks, means, strict=True)):
         drawn.append(_column(chunk, mean_ns, top_ns, (_LEFT + at * column, column)))
     first, last = figures.steps[0].number, figures.steps[-1].number
     drawn.append(_text(_LEFT, _STEPS_HEIGHT + 18, f"step {first}", "start", "faint"))
     drawn.append(_text(_WIDTH, _STEPS_HEIGHT + 18, f"step {last}", "end", "faint"))
     label = "Time of each step" if together == 1 else f"Time of a step, {together} neighbours averaged"
-    return _svg(_STEPS_HEIGHT + 24, label, drawn)
+    return Chart(_STEPS_HEIGHT + 24, label, drawn)
 
 
 def _mean_ns(steps: Sequence[StepFigures], figures: Figures) -> float:
     return sum(step.parts.total_ns for step in steps) / len(steps) / len(figures.ranks)
 
 
-def _scale(top_ns: float) -> str:
-    drawn = []
+def _scale(top_ns: float) -> Iterator[Shape]:
     for tick in _ticks(top_ns):
         y = _STEPS_HEIGHT * (1 - tick / top_ns)
-        drawn.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        drawn.append(_text(_LEFT - 10, y + 4, _short(tick), "end", "faint"))
-    return "".join(drawn)
+        yield Shape("line", {"class": "grid", "x1": f"{_LEFT}", "x2": f"{_WIDTH}", "y1": f"{y:.1f}", "y2": f"{y:.1f}"})
+        yield _text(_LEFT - 10, y + 4, _short(tick), "end", "faint")
 
 
 def _ticks(top_ns: float) -> list[float]:
@@ -88,21 +96,21 @@ def _ticks(top_ns: float) -> list[float]:
     return [between * count for count in range(math.ceil(top_ns / between))]
 
 
-def _column(steps: Sequence[StepFigures], mean_ns: float, top_ns: float, place: tuple[float, float]) -> str:
+def _column(steps: Sequence[StepFigures], mean_ns: float, top_ns: float, place: tuple[float, float]) -> Shape:
     left, width = place
     height = mean_ns / top_ns
     gap = min(1.0, width / 6)
     parts = Parts(*map(sum, zip(*(step.parts.as_list() for step in steps), strict=True)))
     numbers = f"step {steps[0].number}" + (f" to {steps[-1].number}" if len(steps) > 1 else "")
-    drawn = []
+    drawn: list[Shape] = []
     bottom = 0.0
     for part in Part:
         share = min(height * parts.share(part), 1 - bottom)
         y = _STEPS_HEIGHT * (1 - bottom - share)
-        drawn.append(_rect(left, y, width - gap, _STEPS_HEIGHT * share, part))
+        drawn += _rect(left, y, width - gap, _STEPS_HEIGHT * share, part)
         bottom += share
     if height > 1:
-        drawn.append(f'<path class="cut" d="M{left:.1f} 8 l{width / 2:.1f} -8 l{width / 2:.1f} 8z"/>')
+        drawn.append(_cut(left, width))
     return _group(f"{numbers}: {duration(mean_ns)}; {_told(parts)}", drawn)
 
 
@@ -112,28 +120,27 @@ def _short(tick: float) -> str:
     return f"{float(number):g} {unit}" if unit else number
 
 
-def lanes(figures: Figures) -> str:
+def lanes(figures: Figures) -> Chart:
     """The median step as it went: what each rank did when."""
     shown = figures.median_step.lanes
     begin = min(lane.pieces[0][0] for lane in shown)
     end = max(lane.pieces[-1][1] for lane in shown)
-    drawn = [_lane(lane, begin, end, at * _ROW) for at, lane in enumerate(shown)]
+    drawn = [shape for at, lane in enumerate(shown) for shape in _lane(lane, begin, end, at * _ROW)]
     bottom = len(shown) * _ROW
     for tick in _ticks(end - begin):
         x = _LEFT + (_WIDTH - _LEFT) * tick / (end - begin)
         anchor = "end" if x > _WIDTH - _LEFT / 2 else "middle" if tick else "start"
         drawn.append(_text(x, bottom + 16, _short(tick), anchor, "faint"))
-    return _svg(bottom + 22, f"What each rank did in step {figures.median_step.number}", drawn)
+    return Chart(bottom + 22, f"What each rank did in step {figures.median_step.number}", drawn)
 
 
-def _lane(lane: Lane, begin: int, end: int, top: float) -> str:
+def _lane(lane: Lane, begin: int, end: int, top: float) -> Iterator[Shape]:
     scale = (_WIDTH - _LEFT) / (end - begin)
-    drawn = [_text(_LEFT - 10, top + 19, f"rank {lane.rank}", "end")]
+    yield _text(_LEFT - 10, top + 19, f"rank {lane.rank}", "end")
     for piece_begin, piece_end, part in _coarser(lane.pieces, (end - begin) // _FINEST):
         rect = _rect(_LEFT + (piece_begin - begin) * scale, top + 3, (piece_end - piece_begin) * scale, _ROW - 6, part)
         title = f"rank {lane.rank}: {PART_NAMES[Part(part)]}, {duration(piece_end - piece_begin)}"
-        drawn.append(_group(title, [rect]))
-    return "".join(drawn)
+        yield _group(title, rect)
 
 
 def _coarser(pieces: Sequence[tuple[int, int, int]], finest_ns: int) -> list[tuple[int, int, int]]:
@@ -151,20 +158,23 @@ def _told(parts: Parts) -> str:
     return ", ".join(f"{PART_NAMES[part]} {percent(parts.share(part))}" for part in Part)
 
 
-def _svg(height: float, label: str, drawn: Sequence[str]) -> str:
-    box = f'viewBox="0 0 {_WIDTH} {height:.0f}"'
-    return f'<div class="chart"><svg {box} role="img" aria-label="{escape(label)}">{"".join(drawn)}</svg></div>'
+def _group(title: str, shapes: Sequence[Shape]) -> Shape:
+    """With a title for whoever points at it."""
+    return Shape("g", {}, children=[Shape("title", {}, title), *shapes])
 
 
-def _group(title: str, drawn: Sequence[str]) -> str:
-    return f"<g><title>{escape(title)}</title>{''.join(drawn)}</g>"
-
-
-def _rect(x: float, y: float, width: float, height: float, part: int) -> str:
+def _rect(x: float, y: float, width: float, height: float, part: int) -> list[Shape]:
+    """None where it could not be seen."""
     if width < 0.01 or height < 0.01:
-        return ""
-    return f'<rect class="p{int(part)}" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"/>'
+        return []
+    place = {"x": f"{x:.2f}", "y": f"{y:.2f}", "width": f"{width:.2f}", "height": f"{height:.2f}"}
+    return [Shape("rect", {"class": f"p{int(part)}", **place})]
 
 
-def _text(x: float, y: float, text: str, anchor: str, css: str = "") -> str:
-    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def _text(x: float, y: float, text: str, anchor: str, css: str = "") -> Shape:
+    return Shape("text", {"class": css, "x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}, text)
+
+
+def _cut(left: float, width: float) -> Shape:
+    """A triangle on a column that is higher than the picture."""
+    return Shape("path", {"class": "cut", "d": f"M{left:.1f} 8 l{width / 2:.1f} -8 l{width / 2:.1f} 8z"})
