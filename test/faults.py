@@ -1,4 +1,4 @@
-"""What tests of faults say of a job in which one rank was struck: see ringtrain/bench/faults/injection.py.
+"""What tests of faults say of a job in which one rank was struck: see test/measure/faults/injection.py.
 
 outcome = run(kill(rank=1).during("reduce"), ranks=3)
 require_error(outcome, hvd.PeerLostError, "is gone")
@@ -13,9 +13,9 @@ import sys
 
 import pytest
 from hosts import HostsUnavailable, simulated_hosts
+from measure.faults import trial
+from measure.faults.trial import Outcome, Place, processes_of
 
-from ringtrain.bench.faults import trial
-from ringtrain.bench.faults.trial import Outcome, Place, processes_of
 from ringtrain.runner.allocation.hosts import Host
 from ringtrain.runner.launchers.mpi_library import probe
 

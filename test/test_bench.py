@@ -276,16 +276,16 @@ def start(command_line, status=0):
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env={**os.environ, "PYTHONPATH": ROOT, "OPENBLAS_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/test", "OPENBLAS_NUM_THREADS": "1"},
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def run(words, tmp_path):
+def run(words, tmp_path, module="ringtrain.bench"):
     """Run the command; return its result and what it printed."""
     path = str(tmp_path / "result.json")
-    printed = start(["-m", "ringtrain.bench", *words, "--json", path])
+    printed = start(["-m", module, *words, "--json", path])
     return results.load(path), printed
 
 
@@ -408,7 +408,7 @@ def test_exposed_communication_is_what_a_step_takes_longer():
 
 
 def test_negotiation_is_simulated_without_a_launcher(tmp_path):
-    result, _ = run(["negotiation", "--max-ranks", "32", "--tensors", "5"], tmp_path)
+    result, _ = run(["negotiation", "--max-ranks", "32", "--tensors", "5"], tmp_path, "measure")
     assert [row.key["ranks"] for row in result.rows] == [2, 4, 8, 16, 32]
     assert result.rows[-1].rounds[0].values["steady"]["messages"] == 10
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from exact import require_equal
 from harness.gpu_arrays import GPU, environment
+from measure.__main__ import MEASUREMENTS, main
+from measure.gpu.aim import Aim
+from measure.gpu.measurement import PARTS, Gpu
 
 import ringtrain as hvd
 from ringtrain import _core
 from ringtrain.bench import command, peers, results
 from ringtrain.bench.distribution import ALONE, Distribution
-from ringtrain.bench.gpu.aim import Aim
-from ringtrain.bench.gpu.measurement import PARTS, Gpu
 from ringtrain.bench.job import MpiJob, SingleJob
 from ringtrain.bench.results import Result, Round, Row, Spread
 from ringtrain.bench.session import Session
@@ -111,14 +112,14 @@ def test_a_training_step_is_compared_with_one_without_communication(ranks):
 )
 def test_a_bad_flag_is_refused_with_what_there_is(words, message, capsys):
     with pytest.raises(SystemExit):
-        command.main(["gpu", *words])
+        main(["gpu", *words])
     assert message in capsys.readouterr().err
 
 
 def test_the_library_is_asked_for_where_it_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
-        command.main(["gpu", "--library", "cupy"])
+        main(["gpu", "--library", "cupy"])
     assert "gpu wants cupy; pip install cupy-cuda12x, or cupy-cuda13x" in capsys.readouterr().err
 
 
@@ -126,7 +127,7 @@ def test_the_library_is_asked_for_where_it_is_missing(monkeypatch, capsys):
 def test_without_a_gpu_there_is_one_sentence_and_no_launch(monkeypatch, capsys):
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(_core, "gpu_count", lambda: 0)
-    assert command.main(["gpu", "-np", "2"]) == 1
+    assert main(["gpu", "-np", "2"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ringtrain.bench: gpu cannot be measured here: the CUDA driver is missing or shows no GPU")
 
@@ -138,7 +139,7 @@ def test_a_rank_without_a_gpu_that_it_can_use_says_so(gpus, message, monkeypatch
     monkeypatch.setattr(_core, "gpu_count", lambda: gpus)
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(SystemExit, match=f"^ringtrain.bench: gpu cannot be measured on rank 0: .*{message}") as ended:
-        command.main(["gpu"])
+        main(["gpu"])
     assert "\n" not in ended.value.code
     assert not hvd.is_initialized()
 
@@ -147,7 +148,7 @@ def measured_in(tmp_path, *words):
     """What a rank of this job measures with CuPy, and in `--json` on rank 0."""
     path = str(MpiJob().gather(str(tmp_path / "gpu.json"))[0])
     quick = ["--library", "cupy", "--rounds", "2", "--warmup", "1", "--steps", "1", "--staged-bytes", "1M"]
-    assert command.main(["gpu", *quick, *words, "--json", path]) == 0
+    assert main(["gpu", *quick, *words, "--json", path]) == 0
     return results.load(path) if MpiJob().rank == 0 else None
 
 
@@ -187,7 +188,7 @@ def test_one_rank_passes_nothing_through_host_memory(tmp_path):
 
 @pytest.mark.parametrize("part", PARTS, ids=[part.name for part in PARTS])
 def test_each_part_says_what_it_cannot_do(part):
-    arguments = command.build_parser(command.MEASUREMENTS).parse_args(["gpu", "--peers", "none"])
+    arguments = command.build_parser(MEASUREMENTS).parse_args(["gpu", "--peers", "none"])
     session = Session(SingleJob(), arguments)
     session.facts.append({"way": "nccl"})
     for library in ("torch", "cupy"):
@@ -270,7 +271,7 @@ def test_buckets_average_as_ddp_does():
 
 def test_the_stopwatch_lets_the_gpu_be_busy_first(monkeypatch):
     torch = pytest.importorskip("torch", reason="it is a stopwatch of torch")
-    from ringtrain.bench.torch.stopwatch import Stopwatch
+    from measure.torch.stopwatch import Stopwatch
 
     now_s = 0.0
 
@@ -301,7 +302,7 @@ def test_the_stopwatch_lets_the_gpu_be_busy_first(monkeypatch):
 
 def test_a_model_in_bfloat16_is_trained_in_channels_last():
     torch = pytest.importorskip("torch", reason="a torch model is trained")
-    from ringtrain.bench.torch import gpu_training
+    from measure.torch import gpu_training
 
     hvd.init()
     try:

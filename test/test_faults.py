@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from faults import describe, processes_of, require_clean_end, require_error, run, start, victim
+from measure.faults import trial
+from measure.faults.injection import exhausts_memory, exits, interrupt, kill, raises, stop, vanishes
+from measure.faults.trial import leftovers
 
 import ringtrain as hvd
-from ringtrain.bench.faults import trial
-from ringtrain.bench.faults.injection import exhausts_memory, exits, interrupt, kill, raises, stop, vanishes
-from ringtrain.bench.faults.trial import leftovers
 
 GONE = "is gone: its process was killed or exited early"
 RING = {"allreduce_algorithm": "ring"}
@@ -302,8 +302,8 @@ def test_shared_memory_that_a_killed_job_left_is_removed(tmp_path):
 
 
 def test_a_short_soak_of_random_faults_shows_no_hang():
-    command = [sys.executable, "-m", "ringtrain.bench", "faults", "--count", "6", "--max-ranks", "3", "--seed", "3"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "measure", "faults", "--count", "6", "--max-ranks", "3", "--seed", "3"]
+    result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "0 hung, 0 orphans, 0 leftovers, 0 unexpected" in result.stdout
 

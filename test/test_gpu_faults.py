@@ -11,10 +11,10 @@ from exact_cupy import keep_busy, on_gpu, require_on_gpu, use_own_gpu
 from faults import require_clean_end, require_error, run, victim
 from harness import gpu_double
 from harness.gpu_arrays import GPU, cupy, environment
-from measure import threads_that_take_signals
+from measure.faults.injection import kill, raises, stop
+from measure.process import threads_that_take_signals
 
 import ringtrain as hvd
-from ringtrain.bench.faults.injection import kill, raises, stop
 
 HANDSHAKES = {"RINGTRAIN_GPU_DOUBLE_HANDSHAKE": "1"}
 GONE = "is gone: its process was killed or exited early"

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from exact import DTYPE_OF_EACH_SIZE, DTYPES, FLOATS, OPS, data, data_of_ranks, reference, require_equal
-from measure import cpu_seconds_asleep
+from measure.process import cpu_seconds_asleep
 
 import ringtrain as hvd
 from ringtrain.timeline import recording

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from exact import require_equal
-from measure import cpu_seconds_asleep
+from measure.process import cpu_seconds_asleep
 
 import ringtrain as hvd
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness.timelines import Gradient, MadeUpJob
-from measure import threads_that_take_signals
+from measure.process import threads_that_take_signals
 
 import ringtrain as hvd
 from ringtrain.optim import SGD

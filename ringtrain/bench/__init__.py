@@ -2,26 +2,24 @@
 
 command     from the command line to a result
 flags       the command line
-launching   several launches of one measurement, merged
+launches    several launches of one measurement, merged
 session     one launch: what a measurement works with
 job         the ranks that measure together
 rounds      competitors, and the loop that times them round by round
-own         ringtrain as a competitor
+ringtrain_competitor  ringtrain as a competitor
 peers/      the other competitors, one file each
 results     rows of rounds, their medians and paired ratios, JSON
 report      tables
 plot        the PNG
 progress    the bar
 models      gradient shapes
-gpu/        what is measured on GPUs
-cupy/       CuPy there
-torch/      torch there, and torch models in training
+torch/      torch models in training
 distribution  how a peer trains a model
 arithmetic  the floor, and what is computed beside communication
-distance    how far apart the cores are
-memory      what ringtrain itself takes
-busy        a neighbour that keeps a core busy
+core_distance  how far apart the cores are
+memory_use  what ringtrain itself takes
+busy_core   a neighbour that keeps a core busy
 
-The other modules are a subcommand each, and so are the folders `faults` and `gpu`; `collectives` is five.
+The other modules are a subcommand each; `collectives` is five.
 docs/performance.md says what the columns mean.
 """

@@ -17,21 +17,18 @@ import ringtrain._core as _core
 from ringtrain.bench import results
 from ringtrain.bench.busy_core import busy_core
 from ringtrain.bench.collectives import COLLECTIVES, Sweep
-from ringtrain.bench.faults.soak import Faults
-from ringtrain.bench.flags import build_parser
-from ringtrain.bench.gpu.measurement import Gpu, require_gpu_here
+from ringtrain.bench.flags import EXAMPLES, build_parser
 from ringtrain.bench.idle import Idle
 from ringtrain.bench.job import Job, join
 from ringtrain.bench.latency import Latency
 from ringtrain.bench.launches import LaunchFailed, launch
-from ringtrain.bench.negotiation import Negotiation
 from ringtrain.bench.overlap import Overlap
-from ringtrain.bench.recording import Recording
 from ringtrain.bench.report import heading
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import Step
 from ringtrain.bench.straggler import Straggler
+from ringtrain.bench.timeline_cost import TimelineCost
 from ringtrain.bench.torch_step import TorchStep
 from ringtrain.job import launched_by
 
@@ -39,7 +36,8 @@ from ringtrain.job import launched_by
 class Measurement(Protocol):
     """A subcommand. `measure` runs on all ranks; `table` makes lines of a result, on one.
 
-    It may have `peers`, the names of its own in place of the usual ones.
+    It may have `peers`, the names of its own in place of the usual ones, and `library`, which must be installed, or a
+    function of the arguments that says which; and `require_here`, which raises CannotMeasure before ranks are started.
     """
 
     name: str
@@ -59,24 +57,32 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Overlap(),
     Idle(),
     Straggler(),
-    Recording(),
+    TimelineCost(),
     TorchStep(),
-    Gpu(),
-    Negotiation(),
-    Faults(),
 )
 
 # What to install where the package with the library's own name has to be built from source.
 _PACKAGES = {"cupy": "cupy-cuda12x, or cupy-cuda13x where the driver is for CUDA 13"}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: sys.argv) and return its exit status."""
+def main(
+    argv: Sequence[str] | None = None,
+    measurements: Sequence[Measurement] = MEASUREMENTS,
+    module: str = "ringtrain.bench",
+    examples: str = EXAMPLES,
+) -> int:
+    """Run the command line `argv` (default: sys.argv) and return its exit status.
+
+    Args:
+        measurements: the subcommands.
+        module: what the ranks run by `python -m`.
+        examples: for --help.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser(MEASUREMENTS)
+    parser = build_parser(measurements, module, examples)
     arguments = parser.parse_args(words)
-    measurement = next(one for one in MEASUREMENTS if one.name == arguments.measurement)
-    for wish, library in _libraries_wanted(arguments).items():
+    measurement = next(one for one in measurements if one.name == arguments.measurement)
+    for wish, library in _libraries_wanted(measurement, arguments).items():
         if importlib.util.find_spec(library) is None:
             parser.error(f"{wish} wants {library}; pip install {_PACKAGES.get(library, library)}")
     if arguments.num_proc is None:
@@ -87,9 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("-np starts ranks, and this is one; leave it out under mpirun")
     else:
         try:
-            if arguments.measurement == Gpu.name and not arguments.hosts:
-                require_gpu_here()
-            result = launch(words, arguments)
+            if hasattr(measurement, "require_here") and not arguments.hosts:
+                measurement.require_here()
+            result = launch(module, words, arguments)
         except (CannotMeasure, LaunchFailed) as error:
             print(f"ringtrain.bench: {error}", file=sys.stderr)
             return 1
@@ -99,11 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(fact.get("problems") for fact in result.facts))
 
 
-def _libraries_wanted(arguments: argparse.Namespace) -> dict[str, str]:
+def _libraries_wanted(measurement: Measurement, arguments: argparse.Namespace) -> dict[str, str]:
     """What wants a library, and which one."""
-    plot = {"--plot": "matplotlib"} if arguments.plot else {}
-    arrays = {"torch": "torch", Gpu.name: getattr(arguments, "library", "")}.get(arguments.measurement)
-    return plot | ({arguments.measurement: arrays} if arrays else {})
+    library = getattr(measurement, "library", "")
+    wanted = {"--plot": "matplotlib" if arguments.plot else ""}
+    wanted[measurement.name] = library(arguments) if callable(library) else library
+    return {wish: one for wish, one in wanted.items() if one}
 
 
 def run_here(measurement: Measurement, arguments: argparse.Namespace) -> Result | None:

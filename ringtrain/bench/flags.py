@@ -16,10 +16,7 @@ examples:
   python -m ringtrain.bench step -np 2 --launches 3 --only near --json step.json --plot step.png
   python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option mailbox_kb=256
   python -m ringtrain.bench torch -np 2 --models resnet50,transformer --peers gloo
-  python -m ringtrain.bench gpu -np 2 --json gpu.json
   python -m ringtrain.bench latency -np 2 --rounds 21
-  python -m ringtrain.bench negotiation --max-ranks 4096
-  python -m ringtrain.bench faults --count 200
   mpirun -np 2 python -m ringtrain.bench straggler
 """
 
@@ -85,11 +82,13 @@ def _option(text: str) -> tuple[str, str]:
     return name, value
 
 
-def build_parser(measurements: Sequence[Any]) -> argparse.ArgumentParser:
+def build_parser(
+    measurements: Sequence[Any], module: str = "ringtrain.bench", examples: str = EXAMPLES
+) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m ringtrain.bench",
+        prog=f"python -m {module}",
         description="Measure ringtrain and its peers in turn, in one run, on the same data.",
-        epilog=EXAMPLES,
+        epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

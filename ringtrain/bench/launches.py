@@ -18,8 +18,8 @@ class LaunchFailed(Exception):
     """A launch ended without a result."""
 
 
-def launch(words: Sequence[str], arguments: argparse.Namespace) -> Result:
-    """Measure with the command line `words` on `arguments.num_proc` ranks, `arguments.launches` times.
+def launch(module: str, words: Sequence[str], arguments: argparse.Namespace) -> Result:
+    """Measure by `python -m module words` on `arguments.num_proc` ranks, `arguments.launches` times.
 
     Raises:
         LaunchFailed: one of them did; the ranks have said why on standard error.
@@ -28,7 +28,7 @@ def launch(words: Sequence[str], arguments: argparse.Namespace) -> Result:
         launches = []
         for number in range(arguments.launches):
             path = Path(folder, f"{number}.json")
-            status = subprocess.run(_command(words, arguments, path), check=False).returncode
+            status = subprocess.run(_command(module, words, arguments, path), check=False).returncode
             if status != 0 or not path.exists():
                 raise LaunchFailed(f"launch {number + 1} of {arguments.launches} ended with status {status}")
             launches.append(results.load(str(path)))
@@ -37,10 +37,10 @@ def launch(words: Sequence[str], arguments: argparse.Namespace) -> Result:
     return merged
 
 
-def _command(words: Sequence[str], arguments: argparse.Namespace, path: Path) -> list[str]:
+def _command(module: str, words: Sequence[str], arguments: argparse.Namespace, path: Path) -> list[str]:
     _, of_ranks = launching_flags().parse_known_args(words)
     hosts = ["-H", arguments.hosts] if arguments.hosts else []
     ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", str(arguments.num_proc), *hosts]
     # for the ranks, standard error is a pipe
     progress = ["--progress"] if sys.stderr.isatty() else []
-    return [*ringrun, sys.executable, "-m", "ringtrain.bench", *of_ranks, *progress, "--quiet", "--json", str(path)]
+    return [*ringrun, sys.executable, "-m", module, *of_ranks, *progress, "--quiet", "--json", str(path)]

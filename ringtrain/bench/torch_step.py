@@ -20,7 +20,7 @@ MODELS = ("resnet18", "resnet50", "transformer")
 
 
 class TorchStep:
-    name = "torch"
+    name = library = "torch"
     help = "a training step of torch models, beside DDP and beside the same step without communication"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 from faults import require_clean_end, require_error, run, victim
+from measure.faults.injection import kill
 from real_gpus import library
 
 import ringtrain as hvd
 from ringtrain import _core
-from ringtrain.bench.faults.injection import kill
 
 GONE = "is gone: its process was killed or exited early"
 

@@ -8,9 +8,9 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from measure.faults.injection import FROM_OUTSIDE, KINDS, Injection, Kind, Phase
+from measure.faults.trial import Outcome, Place, ends_all, run
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.faults.injection import FROM_OUTSIDE, KINDS, Injection, Kind, Phase
-from ringtrain.bench.faults.trial import Outcome, Place, ends_all, run
 from ringtrain.bench.report import Table, lines_of
 from ringtrain.bench.results import Result, Round, Row
 from ringtrain.bench.session import Session

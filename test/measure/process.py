@@ -6,18 +6,18 @@ import time
 from pathlib import Path
 
 
-def cpu_seconds_asleep(seconds):
+def cpu_seconds_asleep(seconds: float) -> float:
     """Processor time that this process uses, in all its threads, while its own thread sleeps."""
     before = time.process_time()
     time.sleep(seconds)
     return time.process_time() - before
 
 
-def threads_that_take_signals():
+def threads_that_take_signals() -> set[int]:
     """The numbers of this process's threads to which the system may give one."""
     found = set()
     for file in Path("/proc/self/task").glob("*/status"):
-        blocked = int(re.search(r"^SigBlk:\s*(\w+)", file.read_text(), re.MULTILINE)[1], 16)
-        if not all(blocked >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)):
+        (blocked,) = re.findall(r"^SigBlk:\s*(\w+)", file.read_text(), re.MULTILINE)
+        if not all(int(blocked, 16) >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)):
             found.add(int(file.parent.name))
     return found

@@ -18,7 +18,7 @@ from ringtrain.bench.step import Gradients
 _WITHOUT, _WITH = "without", "with a timeline"
 
 
-class Recording:
+class TimelineCost:
     name = "timeline"
     help = "a synthetic training step with a timeline and without"
 

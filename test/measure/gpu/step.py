@@ -6,9 +6,9 @@ the step until it has all averages.
 
 from __future__ import annotations
 
+from measure.gpu.aim import Aim
+from measure.gpu.library import Library
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.gpu.aim import Aim
-from ringtrain.bench.gpu.library import Library
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Row
 from ringtrain.bench.rounds import Contestant
@@ -26,7 +26,7 @@ class Step:
 
     def measure(self, session: Session, library: Library) -> Row:
         # torch need not be installed for the other parts
-        from ringtrain.bench.torch.stopwatch import Stopwatch
+        from measure.torch.stopwatch import Stopwatch
 
         gradients = Gradients(session, library.zeros, library.fill)
         competitors = [ringtrain_competitor.step(), *(one for peer in session.peers() for one in peer.step())]

@@ -9,15 +9,15 @@ import numpy as np
 
 import ringtrain as hvd
 import ringtrain._core as _core
+from measure.gpu.library import NAMES, Library, load
+from measure.gpu.part import Part
+from measure.gpu.staged import Staged
+from measure.gpu.step import Step
+from measure.gpu.submission import Submission
+from measure.gpu.training import Training
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.bench import peers
 from ringtrain.bench.flags import parse_bytes
-from ringtrain.bench.gpu.library import NAMES, Library, load
-from ringtrain.bench.gpu.part import Part
-from ringtrain.bench.gpu.staged import Staged
-from ringtrain.bench.gpu.step import Step
-from ringtrain.bench.gpu.submission import Submission
-from ringtrain.bench.gpu.training import Training
 from ringtrain.bench.job import Job
 from ringtrain.bench.report import count_text
 from ringtrain.bench.results import Result, Row
@@ -47,6 +47,14 @@ class Gpu:
         add("--batch-size", type=int, default=64, metavar="N", help="of a rank, in training (default: %(default)s)")
         add("--image-size", type=int, default=224, metavar="PIXELS", help="in training (default: %(default)s)")
 
+    def library(self, arguments: argparse.Namespace) -> str:
+        name: str = arguments.library
+        return name
+
+    def require_here(self) -> None:
+        if _core.gpu_count() == 0:
+            raise CannotMeasure(f"gpu cannot be measured here: {_NO_GPU}")
+
     def measure(self, session: Session) -> list[Row]:
         library = load(session.arguments.library)
         _require_gpus(session.job, library)
@@ -64,12 +72,6 @@ class Gpu:
             (part,) = (one for one in PARTS if one.name == row.key["part"])
             lines += ["", *part.table(row)]
         return lines
-
-
-def require_gpu_here() -> None:
-    """Raises CannotMeasure where this process may use no GPU."""
-    if _core.gpu_count() == 0:
-        raise CannotMeasure(f"gpu cannot be measured here: {_NO_GPU}")
 
 
 def _require_gpus(job: Job, library: Library) -> None:

@@ -1,10 +1,12 @@
 """Run a command on the first of several simulated hosts with links of a given rate, so that anyone can measure there.
 
-    python test/measure_hosts.py --hosts 4 --ranks 1 --rate 1gbit -- \\
+In test/:
+
+    python -m measure.hosts --hosts 4 --ranks 1 --rate 1gbit -- \\
         python -m ringtrain.bench allreduce -np 4 -H {hosts} --link-gbit 1 --min-bytes 1M
 
 {hosts} becomes the names of the hosts with the ranks of each, as ringrun and ringtrain.bench take them. Needs root; see
-hosts.py.
+test/hosts.py.
 """
 
 import argparse

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from measure.gpu.aim import Aim
+from measure.gpu.copies import BothWays
+from measure.gpu.library import Library
 from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.arithmetic import floor
-from ringtrain.bench.gpu.aim import Aim
-from ringtrain.bench.gpu.copies import BothWays
-from ringtrain.bench.gpu.library import Library
 from ringtrain.bench.report import Table, lines_of, milliseconds_text
 from ringtrain.bench.results import Row, Spread, Values
 from ringtrain.bench.rounds import Array, Contestant

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from measure.gpu.aim import Aim
+from measure.gpu.library import Library
 from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.distribution import ALONE, Distribution
-from ringtrain.bench.gpu.aim import Aim
-from ringtrain.bench.gpu.library import Library
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Row
 from ringtrain.bench.rounds import Competitor, Contestant, seconds_of_all
@@ -25,7 +25,7 @@ class Training:
 
     def measure(self, session: Session, library: Library) -> Row:
         # torch need not be installed for the other parts
-        from ringtrain.bench.torch import gpu_training
+        from measure.torch import gpu_training
 
         task = gpu_training.Task(session.arguments)
         alone = Contestant(ALONE, task.train(Distribution(ALONE, lambda model, optimizer: (model, optimizer))))

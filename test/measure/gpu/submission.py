@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 
+from measure.gpu.aim import Aim
+from measure.gpu.library import Library
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.gpu.aim import Aim
-from ringtrain.bench.gpu.library import Library
 from ringtrain.bench.report import Table, lines_of, spread_text
 from ringtrain.bench.results import Row, Spread
 from ringtrain.bench.rounds import Contestant

@@ -30,4 +30,4 @@ class Library(Protocol):
 
 def load(name: str) -> Library:
     """Imports the library, which init() must find loaded when it chooses a GPU."""
-    return cast(Library, importlib.import_module(f"ringtrain.bench.{name}.on_gpu"))
+    return cast(Library, importlib.import_module(f"measure.{name}.on_gpu"))

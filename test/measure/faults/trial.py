@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringtrain.bench.faults.injection import ENDING, Injection, Kind
+from measure.faults.injection import ENDING, Injection, Kind
 from ringtrain.options.table import environment_name
 from ringtrain.runner.allocation.hosts import Host
 from ringtrain.runner.job import Job, environment_of_ranks
@@ -28,6 +28,7 @@ _MARK = "RINGTRAIN_BENCH_JOB"
 _LEFTOVER_S = 1.0
 _ENDING_S = 10.0
 # More ranks than cores: a pool of threads in each would only be in the way.
+_TEST_FOLDER = str(Path(__file__).resolve().parents[2])  # where `measure` is
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -122,8 +123,10 @@ def run(
 
 
 def _job(folder: Path, place: Place, variables: Mapping[str, str]) -> Job:
-    rank = [sys.executable, "-m", "ringtrain.bench.faults.rank", str(folder)]
-    environment = marked({**os.environ, **_ONE_THREAD, **variables}, str(folder))
+    rank = [sys.executable, "-m", "measure.faults.rank", str(folder)]
+    import_path = os.pathsep.join([_TEST_FOLDER, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": import_path, **variables}
+    environment = marked(environment, str(folder))
     return Job(rank, place.ranks, list(place.hosts), environment_of_ranks(environment))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ringtrain.bench.gpu.library import Library
+from measure.gpu.library import Library
 from ringtrain.bench.results import Row
 from ringtrain.bench.session import Session
 

@@ -1,4 +1,4 @@
-"""The program of each rank: `python -m ringtrain.bench.faults.rank FOLDER`.
+"""The program of each rank: `python -m measure.faults.rank FOLDER`.
 
 One rank strikes itself as FOLDER says; the others write there what they get and when, and then end of it as any script
 would. Times are those of the machine's monotonic clock.
@@ -22,7 +22,7 @@ import numpy as np
 
 import ringtrain as hvd
 import ringtrain._core as _core
-from ringtrain.bench.faults.injection import FROM_OUTSIDE, Injection
+from measure.faults.injection import FROM_OUTSIDE, Injection
 from ringtrain.job import cores, launched_by
 
 _LARGE = 4_000_000
@@ -156,13 +156,13 @@ def _reduce(striker: Striker, array: Any, finish: Callable[[], None] = lambda: N
 
 
 def _connect_on_gpu(striker: Striker) -> None:
-    from ringtrain.bench import cupy
+    from measure import cupy
 
     _reduce(striker, cupy.ones(_LARGE), cupy.finish)
 
 
 def _reduce_on_gpu(striker: Striker) -> None:
-    from ringtrain.bench import cupy
+    from measure import cupy
 
     array = cupy.ones(_LARGE)
     hvd.allreduce_(array, name="warm on a GPU")  # all ranks have imported CuPy, and are connected

@@ -1,4 +1,4 @@
-"""CuPy as `ringtrain.bench.gpu.library` wants it."""
+"""CuPy as `measure.gpu.library` wants it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ringtrain.bench.cupy import finish as finish
+from measure.cupy import finish as finish
 
 name, version = "cupy", str(cupy.__version__)
 

@@ -1,4 +1,4 @@
-"""PyTorch as `ringtrain.bench.gpu.library` wants it."""
+"""PyTorch as `measure.gpu.library` wants it."""
 
 from __future__ import annotations
 

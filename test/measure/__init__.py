@@ -1,0 +1,8 @@
+"""Measurements that only who works on ringtrain wants: run `python -m measure` in test/.
+
+gpu          what is promised of GPUs, each figure beside its peer or its floor
+negotiation  what simulated ranks say to agree on a step
+faults/      ranks that die, stop or raise: the words of the tests of faults, and many random ones
+hosts        any command on simulated hosts
+process      what this process costs while it does nothing
+"""

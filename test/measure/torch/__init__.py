@@ -1,0 +1,6 @@
+"""What is measured on GPUs with torch.
+
+gpu_training  a network in training
+on_gpu        tensors
+stopwatch     the time that their work takes
+"""
