@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,45 @@ def test_the_tests_have_one_pytorch(extras: dict[str, list[str]]) -> None:
 def test_the_readme_lists_every_extra_of_users(extras: dict[str, list[str]]) -> None:
     missing = [name for name in extras if name not in OURS and not re.search(rf"`{name}`|\[{name}\]", README)]
     assert missing == []
+
+
+NEW_LIBRARY = """
+class Fruit:
+    def __init__(self, values): self.values = values
+"""
+ITS_ADAPTER = """
+from fruit import Fruit
+from ringtrain.arrays import numpy as of_values
+from ringtrain.arrays.numpy import note_change
+
+def accepts(array): return isinstance(array, Fruit)
+def view_in_place(array): return of_values.view_in_place(array.values)
+"""
+SEND = """
+import importlib, sys
+import numpy as np, ringtrain as hvd
+from ringtrain import arrays
+from ringtrain.arrays import adapter
+
+arrays.__path__.append(sys.argv[1])  # as if the file lay in the folder
+importlib.reload(adapter)
+hvd.init()
+hvd.allreduce(np.ones(1))
+assert "ringtrain.arrays.fruit" not in sys.modules
+from fruit import Fruit
+fruit = Fruit(np.arange(3.0))
+assert hvd.allreduce_(fruit, op=hvd.Sum, prescale_factor=2.0) is fruit
+print(fruit.values.tolist())
+"""
+
+
+def test_a_new_array_library_is_one_file(tmp_path: Path) -> None:
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    (tmp_path / "fruit.py").write_text(NEW_LIBRARY)
+    (adapters / "fruit.py").write_text(ITS_ADAPTER)
+    done = subprocess.run(
+        [sys.executable, "-c", SEND, str(adapters)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[0.0, 2.0, 4.0]\n"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
 
+from ringtrain import arrays
 from ringtrain.arrays import numpy as numpy_adapter
 
 # (address, dtype number of the core, shape), and on a GPU (..., device, handle of the current stream). Complex numbers
@@ -82,8 +84,10 @@ class Adapter(Protocol):
         """How many rows came from each rank, as an array of the library like the splits that were given."""
 
 
-# Libraries whose adapter is imported when they are there and an array comes that is none of NumPy's.
-_FRAMEWORKS = ("torch", "cupy")
+# Every other module of this folder is the adapter of the library that is called so. It is imported when the library is
+# there and an array comes that is none of NumPy's.
+_NO_LIBRARIES = ("adapter", "dlpack", "dlpack_memory", "numpy", "shared_memory")
+_LIBRARIES = tuple(one.name for one in pkgutil.iter_modules(arrays.__path__) if one.name not in _NO_LIBRARIES)
 _adapters: dict[type, Adapter] = {}
 
 
@@ -103,7 +107,7 @@ def _find_adapter(array: Any) -> Adapter:
             return adapter
     raise TypeError(
         f"ringtrain cannot send a {type(array).__module__}.{type(array).__qualname__}; "
-        "it takes arrays of NumPy, CuPy and PyTorch, what else is on a CUDA device and knows DLPack or "
+        f"it takes arrays of {', '.join(['numpy', *_LIBRARIES])}, what else is on a CUDA device and knows DLPack or "
         "__cuda_array_interface__, and numbers"
     )
 
@@ -112,5 +116,5 @@ def _candidates() -> Iterator[Adapter]:
     """One after the other, so that those of other libraries are imported only when they are asked."""
     yield cast(Adapter, numpy_adapter)
     # What the libraries of their own adapters make speaks DLPack, too.
-    for name in (*(name for name in _FRAMEWORKS if name in sys.modules), "dlpack"):
+    for name in (*(name for name in _LIBRARIES if name in sys.modules), "dlpack"):
         yield cast(Adapter, importlib.import_module(f"ringtrain.arrays.{name}"))
