@@ -14,6 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ringtrain.failure.ranks_in_words import list_of_ranks
+
 
 @dataclass
 class Flight:
@@ -110,13 +112,13 @@ def _same(operation: dict[str, Any], flight: Flight) -> dict[str, Any] | None:
 def _tell_missing(operation: dict[str, Any], flight: Flight, missing: list[int], known: dict[int, Flight]) -> str:
     text = (
         f"{_title(operation)} ({_what(operation)}) was submitted by rank {flight.rank}{_at(operation)} at "
-        f"{_clock(operation['submitted_s'])}, but not by {_ranks(missing)}."
+        f"{_clock(operation['submitted_s'])}, but not by {list_of_ranks(missing)}."
     )
     silent = [rank for rank in missing if rank not in known]
     if silent:
         text += (
-            f" Of {_ranks(silent)} there is no file: dead, stopped, on another host, or busy with something else, and "
-            "then `kill -USR1 PID` has it write one."
+            f" Of {list_of_ranks(silent)} there is no file: dead, stopped, on another host, or busy with something "
+            "else, and then `kill -USR1 PID` has it write one."
         )
     for rank in missing:
         if rank in known:
@@ -152,10 +154,6 @@ def _clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%H:%M:%S.%f")[:-3]
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
 def report(flights: Sequence[Flight], shown: int = 3) -> Iterator[str]:
     """The lines of the report: each rank, and what differs first."""
     for flight in flights:
@@ -187,7 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print("\n".join(report(flights, options.show)))
     if earlier:
-        print(f"Left out, since an earlier job wrote it: what {_ranks([flight.rank for flight in earlier])} wrote.")
+        print(
+            f"Left out, since an earlier job wrote it: what {list_of_ranks([flight.rank for flight in earlier])} wrote."
+        )
     return 0
 
 

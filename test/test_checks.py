@@ -261,6 +261,6 @@ def test_a_rank_outside_of_the_process_set_looks_at_its_arrays():
 def test_all_ranks_with_such_gradients_are_named():
     optimizer = hvd.DistributedOptimizer(SGD(0.1), {"weight of Größe": None, "b": None}, nan_check=True)
     bad = np.full(2, np.inf if hvd.rank() else 1.0)
-    message = 'gradient of "weight of Größe" is NaN or infinite on rank 1 in step 1, as others on ranks 2; no rank'
+    message = 'gradient of "weight of Größe" is NaN or infinite on rank 1 in step 1, as others on rank 2; no rank'
     with pytest.raises(hvd.NonFiniteError, match=message):
         optimizer.step([np.ones(2)] * 2, [bad, np.ones(2)] if hvd.rank() == 1 else [np.ones(2), bad])

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, ringrun
 
+from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.supervise import rank_wrapper
 from ringtrain.runner.supervise.end_reasons import spoken_by_ringrun
-from ringtrain.runner.supervise.first_failure import FailureLog, list_of_ranks, report
+from ringtrain.runner.supervise.first_failure import FailureLog, report
 from ringtrain.runner.supervise.frames import Ended, FrameReader, LauncherSaid, Started, Written
 from ringtrain.runner.supervise.output import LastLines, Output, RankFiles
 from ringtrain.runner.supervise.rank_wrapper import Sender

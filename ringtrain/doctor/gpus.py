@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ringtrain.failure.ranks_in_words import list_of_ranks
+
 Data = dict[str, Any]
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
@@ -148,7 +150,7 @@ def _judge_sharing(node: Data) -> Iterator[Finding]:
     if not shared:
         return
     ranks = [rank for rank, gpu in zip(node["ranks"], node["gpus"], strict=True) if gpu == shared[0]]
-    what = f"ranks {', '.join(map(str, ranks))} of {node['host']} would share {shared[0]}"
+    what = f"{list_of_ranks(ranks)} of {node['host']} would share {shared[0]}"
     if len(set(used)) < node["visible_gpus"]:
         idle = f"{what}, although they see {node['visible_gpus']} GPUs"
         yield Finding("warning", idle, "look at gpus_per_rank and CUDA_VISIBLE_DEVICES")

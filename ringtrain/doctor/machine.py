@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ringtrain.doctor import gpus
 from ringtrain.doctor.gpus import Data, Finding
+from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.job import launched_by
 from ringtrain.job.cores import cgroup_quota
 from ringtrain.runner.launchers import mpi_probe
@@ -280,7 +281,7 @@ def _rows(report: Data) -> Iterator[tuple[str, str]]:
         yield "", f"mpi4py {library['mpi4py']}; its launcher is {library['mpirun'] or 'nowhere to be found'}"
     yield "launcher", _launcher_text(report["launcher"])
     for node in (report["topology"] or {"nodes": []})["nodes"]:
-        yield "node", f"{node['host']}, ranks {', '.join(map(str, node['ranks']))} on {node['cpus']} CPUs"
+        yield "node", f"{node['host']}, {list_of_ranks(node['ranks'])} on {node['cpus']} CPUs"
     quota = f", of which the cgroup gives {processor['quota_cpus']:g}" if processor["quota_cpus"] else ""
     yield "CPU", f"{processor['machine']}, {processor['cpus']} CPUs{quota}, kernels: {own['simd'] or 'none'}"
     memory = report["shared_memory"]

@@ -14,6 +14,7 @@ from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import Adapter, View, adapter_for
 from ringtrain.compression import Compression, Compressor
 from ringtrain.failure.call_sites import call_site, first_call_site
+from ringtrain.failure.ranks_in_words import ranges_of
 from ringtrain.handles import Handle, OnGpu
 from ringtrain.process_sets import ProcessSet
 
@@ -248,11 +249,7 @@ def _have(op: ReduceOp, dtype: int) -> bool:
 def _check_root(operation: Operation) -> None:
     ranks = operation.process_set.ranks or []
     if operation.root not in ranks:
-        raise ValueError(f"{operation.title}: root_rank {operation.root} is not one of the ranks {_range(ranks)}")
-
-
-def _range(ranks: list[int]) -> str:
-    return f"0-{ranks[-1]}" if ranks == list(range(len(ranks))) and len(ranks) > 2 else str(ranks)
+        raise ValueError(f"{operation.title}: root_rank {operation.root} is not one of the ranks {ranges_of(ranks)}")
 
 
 def _splits_of(operation: Operation, inputs: list[_Input]) -> list[int]:

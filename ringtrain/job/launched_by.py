@@ -72,12 +72,18 @@ class SlurmStep:
         return Launch(self.NAME, rank, size, _number(environ, "SLURM_LOCALID"), self._tasks_of_this_node(environ))
 
     def _tasks_of_this_node(self, environ: Mapping[str, str]) -> int | None:
-        """SLURM_STEP_TASKS_PER_NODE is a run-length list such as 4(x2),3, indexed by SLURM_NODEID."""
+        """SLURM_STEP_TASKS_PER_NODE is indexed by SLURM_NODEID."""
         node = _number(environ, "SLURM_NODEID")
-        tasks: list[int] = []
-        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
-            tasks += [int(count)] * int(times or 1)
+        tasks = expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
         return tasks[node] if node is not None and node < len(tasks) else None
+
+
+def expand_counts(text: str) -> list[int]:
+    """Slurm's `4(x2),3` as numbers: 4, 4, 3."""
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(count)] * int(times or 1)
+    return counts
 
 
 class Pmix:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from ringtrain.errors import PeerLostError, StalledError
+from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.job import ulfm
 
 T = TypeVar("T")
@@ -93,9 +94,8 @@ class RollCall:
             self.hear_verdict()
             return f"{waited}: some rank has not come, has died or is stopped; rank 0 may say which"
         missing = [rank for rank in self._others if not self._has_come(rank, _HERE_TAG)]
-        numbers = ", ".join(str(self._numbers[rank]) for rank in missing)
         if missing:
-            text = f"{waited}: rank{'s' if len(missing) > 1 else ''} {numbers} did not come"
+            text = f"{waited}: {list_of_ranks(self._numbers[rank] for rank in missing)} did not come"
         else:
             text = f"{waited}: all have come, but some rank has died or is stopped since then"
         self._tell([rank for rank in self._others if rank not in missing], text)
@@ -148,4 +148,4 @@ def _failed_text(comm: Any) -> str:
         ranks = comm.Get_failed().Translate_ranks(group=comm.Get_group())
     except Exception:
         ranks = []
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else "a rank"
+    return list_of_ranks(ranks) if ranks else "a rank"

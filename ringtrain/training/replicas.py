@@ -12,6 +12,7 @@ import ringtrain._core as _core
 from ringtrain import objects, ops
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import NonFiniteError, ReplicaError
+from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -60,8 +61,8 @@ def _describe(path: str, array: Any, digests: list[int], count: int, process_set
     where = objects.broadcast_object(here, odd[0], process_set=process_set)
     more = f" {count - 1} more parameters differ." if count > 1 else ""
     return (
-        f'parameter "{path}" is not the same on all ranks: rank{"s" * (len(odd) > 1)} '
-        f"{', '.join(map(str, odd))} differ{'s' * (len(odd) == 1)} from rank {right}; on rank {odd[0]} first at "
+        f'parameter "{path}" is not the same on all ranks: {list_of_ranks(odd)} '
+        f"differ{'s' * (len(odd) == 1)} from rank {right}; on rank {odd[0]} first at "
         f"{where}.{more} Were all ranks given the same start, and the same updates?"
     )
 
@@ -110,7 +111,7 @@ class FiniteCheck:
         else:
             return
         if bad:
-            others = f", as others on ranks {', '.join(map(str, bad[1:]))}" if len(bad) > 1 else ""
+            others = f", as others on {list_of_ranks(bad[1:])}" if len(bad) > 1 else ""
             raise NonFiniteError(
                 f"the gradient of {name} is NaN or infinite on rank {bad[0]} in step {self._step}{others}; "
                 "no rank has updated its parameters with it"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from ringtrain.job.launched_by import expand_counts
 from ringtrain.runner.allocation.hosts import Host, UsageError, merge
 
 
@@ -85,14 +86,6 @@ def expand_node_list(text: str) -> list[str]:
     for item in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
         names += _expand_item(item)
     return names
-
-
-def expand_counts(text: str) -> list[int]:
-    """Slurm's `4(x2),3` as numbers: 4, 4, 3."""
-    counts: list[int] = []
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        counts += [int(count)] * int(times or 1)
-    return counts
 
 
 def _expand_item(item: str) -> list[str]:

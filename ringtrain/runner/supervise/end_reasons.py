@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 
+from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.job import Job
-from ringtrain.runner.supervise.first_failure import Ends, list_of_ranks
+from ringtrain.runner.supervise.first_failure import Ends
 
 
 def spoken_by_ringrun(text: str) -> str:

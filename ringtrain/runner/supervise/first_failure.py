@@ -6,6 +6,7 @@ import signal
 import time
 from typing import NamedTuple
 
+from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.supervise.frames import Ended, Started, Written
 from ringtrain.runner.supervise.output import LastLines
 
@@ -132,18 +133,6 @@ def report(failures: list[Failure]) -> str:
         lines.append(f"the last lines of rank {first.rank} on standard error were")
         lines += [f"    {line}" for line in first.last_lines]
     return "\n".join(lines)
-
-
-def list_of_ranks(ranks: list[int]) -> str:
-    """`ranks 0, 2-5`."""
-    ranges: list[list[int]] = []
-    for rank in sorted(ranks):
-        if ranges and ranges[-1][-1] == rank - 1:
-            ranges[-1].append(rank)
-        else:
-            ranges.append([rank])
-    texts = [str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
 
 
 def _code(rank: _Rank) -> int:

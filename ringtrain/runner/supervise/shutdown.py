@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from ringtrain.runner.supervise.first_failure import list_of_ranks
+from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.supervise.rank_signals import Courier
 
 # How long a launcher may take to end what still runs, also on other hosts.

@@ -14,10 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers.command_lines import Launcher
 from ringtrain.runner.supervise import cleanup, die_with_parent, end_reasons, rank_wrapper
-from ringtrain.runner.supervise.first_failure import Failure, FailureLog, list_of_ranks, report
+from ringtrain.runner.supervise.first_failure import Failure, FailureLog, report
 from ringtrain.runner.supervise.frames import Ended, Event, FrameReader, LauncherSaid, Written
 from ringtrain.runner.supervise.output import Output, RankFiles
 from ringtrain.runner.supervise.rank_signals import Courier
