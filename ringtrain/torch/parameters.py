@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from ringtrain.training.optimizer import split_evenly
+from ringtrain.training.optimizer import check_names, check_number_of_groups, split_evenly
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
 Groups = int | Sequence[Sequence[torch.Tensor]] | None
@@ -53,10 +52,7 @@ def _by_place(param_groups: Sequence[dict[str, Any]]) -> list[tuple[str, torch.T
 def _check_pairs(pairs: list[Any]) -> None:
     if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
         raise ValueError("named_parameters must be pairs of a name and a parameter, such as model.named_parameters()")
-    counts = collections.Counter(name for name, _ in pairs)
-    repeated = [name for name, count in counts.items() if count > 1]
-    if repeated:
-        raise ValueError(f"named_parameters has more than one parameter named {', '.join(repeated)}")
+    check_names([name for name, _ in pairs])
 
 
 def check_groups(groups: Groups) -> None:
@@ -64,8 +60,7 @@ def check_groups(groups: Groups) -> None:
     if groups is None:
         return
     if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError(f"groups must not be negative, but is {groups}")
+        check_number_of_groups(groups)
         return
     if not all(isinstance(group, (list, tuple)) and all(map(torch.is_tensor, group)) for group in groups):
         raise TypeError("groups must be a number of groups, or lists of the parameters that form one")

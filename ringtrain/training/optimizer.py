@@ -227,10 +227,15 @@ def _names_of(named_parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | 
         return []
     pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
     names = [name for name, _ in pairs]
+    check_names(names)
+    return names
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises ValueError for a name of named_parameters that is there twice."""
     repeated = [name for name, count in collections.Counter(names).items() if count > 1]
     if repeated:
         raise ValueError(f"named_parameters has more than one parameter named {', '.join(map(str, repeated))}")
-    return names
 
 
 def _name_of(index: Any, names: list[str]) -> str:
@@ -250,8 +255,7 @@ def _checked_groups(
     if groups is None:
         return num_groups
     if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError(f"groups must not be negative, but is {groups}")
+        check_number_of_groups(groups)
         return groups
     members = [[_name_of(member, names) for member in group] for group in groups]
     counts = collections.Counter(name for group in members for name in group)
@@ -262,6 +266,12 @@ def _checked_groups(
     if unknown:
         raise ValueError(f"groups: named_parameters has no {', '.join(unknown)}")
     return members
+
+
+def check_number_of_groups(groups: int) -> None:
+    """Raises ValueError for a negative number."""
+    if groups < 0:
+        raise ValueError(f"groups must not be negative, but is {groups}")
 
 
 def _groups_among(names: list[str], groups: int | list[list[str]]) -> list[list[str]]:
