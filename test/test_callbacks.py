@@ -9,7 +9,7 @@ import pytest
 
 import ringtrain as hvd
 from ringtrain import _core
-from ringtrain.adapters import numpy as numpy_adapter
+from ringtrain.arrays import numpy as numpy_adapter
 
 _libc = ctypes.CDLL(None)
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

@@ -46,8 +46,9 @@ def test_init_shutdown_and_init_again():
         hvd.shutdown()
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, isolated=True)  # a thread that another test has left might still submit something
 def test_an_operation_that_cannot_end_is_an_error_of_horovod():
+    hvd.init()
     with pytest.raises(hvd.DeadlockError) as raised:
         hvd.allreduce(torch.ones(2), name=f"of {hvd.rank()}")
     assert isinstance(raised.value, hvd.HorovodInternalError)

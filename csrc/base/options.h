@@ -1,5 +1,5 @@
-// Every knob of ringtrain, once: name, default, range, meaning. ringtrain/options.py makes the environment variables,
-// the keywords of init(), the flags of ringrun and docs/options.md from this table.
+// Every knob of ringtrain, once: name, default, range, meaning. ringtrain/options/table.py makes the environment
+// variables, the keywords of init(), the flags of ringrun and docs/options.md from this table.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 //
 // Nothing is compiled against an mpi.h. The MPI libraries of this world differ in the width of a handle (4 bytes in the
 // MPICH family, 8 in Open MPI and in the standard ABI of MPI 5) and in the values of their constants. The width is a
-// template parameter of the one implementation; the constants and handles are data that ringtrain/mpi.py takes from
+// template parameter of the one implementation; the constants and handles are data that ringtrain/job/mpi.py takes from
 // mpi4py. MPI_Status has three sizes, so none is ever read: every call gets scratch memory large enough for all.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace ringtrain {
 
-// What ringtrain/mpi.py tells of the library.
+// What ringtrain/job/mpi.py tells of the library.
 struct MpiDescription {
   std::string library;                       // path of the libmpi that is loaded in this process
   int handle_bytes = 0;                      // 4 or 8

@@ -1,4 +1,4 @@
-// The world as ringtrain/mpi.py describes it.
+// The world as ringtrain/job/mpi.py describes it.
 #pragma once
 
 #include <cstdint>

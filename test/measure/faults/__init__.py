@@ -3,5 +3,5 @@
 injection  what happens to which rank, and when
 rank       the program of each rank
 trial      one job with one injection: starts it, and looks at what it leaves behind
-soak       `python -m ringtrain.bench faults`: many random injections
+soak       `python -m measure faults`: many random injections
 """
