@@ -189,6 +189,24 @@ def test_communicators_given_to_init_may_differ_between_the_ranks():
         world.Barrier()
 
 
+@pytest.mark.ranks(4, isolated=True)
+def test_the_communicators_after_the_first_are_process_sets():
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    rank = world.Get_rank()
+    mine = world.Split(rank % 2)
+    for _ in range(2):  # the second init() asks for the same
+        hvd.init([world, mine], process_sets=[[0, 3]])
+    assert hvd.size() == 4
+    assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1, 2, 3], 1: [0, 2], 2: [1, 3], 3: [0, 3]}
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="is registered already"):
+        hvd.init([world, mine, mine.Dup()])
+    assert not hvd.is_initialized()
+    world.Barrier()
+
+
 @pytest.mark.ranks(2, isolated=True)
 def test_sets_given_to_init_must_be_the_same_everywhere():
     with pytest.raises(hvd.MismatchError):

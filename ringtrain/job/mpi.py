@@ -75,6 +75,12 @@ def is_wanted(comm: Any) -> bool:
     return comm is not None or launched_by.detect() is not None or "mpi4py.MPI" in sys.modules
 
 
+def is_communicator(value: Any) -> bool:
+    """Whether it is one of mpi4py, which nobody has who has not imported it."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return MPI is not None and isinstance(value, MPI.Comm)
+
+
 def connect(comm: Any, settings: dict[str, str], read_more: Callable[[], T]) -> tuple[World, T]:
     """The world of `comm`: an mpi4py communicator, a list of ranks of COMM_WORLD, or None for all of COMM_WORLD.
 

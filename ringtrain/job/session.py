@@ -55,7 +55,8 @@ def init(
     works on another GPU already.
 
     Args:
-        comm: an mpi4py communicator, a list of ranks of MPI.COMM_WORLD, or None for all ranks that were started.
+        comm: an mpi4py communicator, a list of ranks of MPI.COMM_WORLD, or None for all ranks that were started. Of a
+            list of communicators the first is the job; the others become process sets, before those of `process_sets`.
         process_sets: process sets to register right away, the same on all ranks. "dynamic", as Horovod has it for sets
             that are made later, needs not be said.
         keywords: any option of docs/options.md, the same on all ranks, such as `fusion_threshold_mb=64`.
@@ -65,7 +66,8 @@ def init(
         StalledError: not all ranks came within `start_timeout_s`.
         RuntimeError: started by the launcher of another MPI, so that each process would be rank 0 of 1.
         TypeError: an unknown option.
-        ValueError: an option out of range or not the same on all ranks; a bad list of ranks.
+        ValueError: an option out of range or not the same on all ranks; a bad list of ranks; two process sets of the
+            same ranks, on all ranks alike.
     """
     global _world, _asked
     if _asked is not None and _core.is_initialized():
@@ -73,6 +75,7 @@ def init(
         return
     settings = table.resolve(keywords)
     asked = _Asked(comm, process_sets, dict(settings))
+    comm, process_sets = _split_communicators(comm, process_sets)
     fixed = table.set_by_user(keywords)
     set_level(settings["log_level"])
     if mpi.is_wanted(comm):
@@ -105,6 +108,15 @@ def init(
         exceptions.tell(error)
         shutdown()
         raise
+
+
+def _split_communicators(comm: Any, process_sets: Any) -> tuple[Any, Any]:
+    """The job's communicator and the process sets, where `comm` has the communicators of both."""
+    if not isinstance(comm, list | tuple) or not any(mpi.is_communicator(one) for one in comm):
+        return comm, process_sets
+    first, *others = comm
+    given = [] if process_sets in (None, "dynamic") else process_sets
+    return first, [*map(ProcessSet, others), *given]
 
 
 def _require_same(asked: _Asked, comm: Any, process_sets: Any, keywords: dict[str, Any]) -> None:
