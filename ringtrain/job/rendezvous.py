@@ -57,6 +57,7 @@ def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Call
         return working.result()
     except MPI.Exception as error:
         if error.Get_error_class() not in ulfm.error_classes(MPI):
+            call.take_messages()
             raise
         raise PeerLostError(f"{_failed_text(comm)} died while the others were in init(): {error}") from None
 
@@ -80,6 +81,17 @@ class RollCall:
             return
         for rank in self._others:
             self._comm.Recv([_NOTHING, self._byte], rank, _HERE_TAG)
+
+    def take_messages(self) -> None:
+        """Of those who come within a moment. After a failure, as MPICH waits in MPI_Finalize for what nobody takes."""
+        missing = set(self._others) if self._is_first else set()
+        deadline = time.monotonic() + _MOMENT_S
+        while missing and time.monotonic() < deadline:
+            for rank in [rank for rank in missing if self._has_come(rank, _HERE_TAG)]:
+                missing.remove(rank)
+                with contextlib.suppress(self._mpi_error):
+                    self._comm.Recv([_NOTHING, self._byte], rank, _HERE_TAG)
+            time.sleep(_PAUSE_S)
 
     def hear_verdict(self) -> None:
         """Raise StalledError if the first rank has said who stays away."""
