@@ -17,11 +17,12 @@ def _sources():
 
 
 def _modules_of(file):
-    """Of the `__init__.py` of a package the names of its modules and folders."""
+    """Of the `__init__.py` of a package the names of its modules and folders, but of those left with no source."""
     if file.name != "__init__.py":
         return set()
     modules = [path for path in file.parent.glob("*.py") if floors.can_be_imported(path.read_text())]
-    return {path.stem for path in [*modules, *filter(Path.is_dir, file.parent.iterdir())]}
+    folders = [path for path in file.parent.iterdir() if path.is_dir() and next(path.rglob("*.py"), None)]
+    return {path.stem for path in [*modules, *folders]}
 
 
 @pytest.mark.parametrize("file", list(_sources()))
