@@ -9,12 +9,17 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ringtrain.arrays.numpy import DTYPES, require_known, shape_from_core, spec_of
-from ringtrain.arrays.numpy import dtype_name as dtype_name
-from ringtrain.arrays.numpy import note_change as note_change
-from ringtrain.arrays.numpy import require_results as require_results
-from ringtrain.arrays.numpy import returned as returned
-from ringtrain.arrays.numpy import rows as rows
+from ringtrain.arrays.numpy import (
+    DTYPES,
+    dtype_name as dtype_name,
+    note_change as note_change,
+    require_known,
+    require_results as require_results,
+    returned as returned,
+    rows as rows,
+    shape_from_core,
+    spec_of,
+)
 
 _DeviceView = tuple[int, int, tuple[int, ...], int, int]
 _current_stream = cupy.cuda.get_current_stream

@@ -11,9 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ringtrain.arrays.dlpack_memory import Borrowed, borrow, is_on_gpu
-from ringtrain.arrays.numpy import note_change as note_change
-from ringtrain.arrays.numpy import returned as returned
-from ringtrain.arrays.numpy import spec_of
+from ringtrain.arrays.numpy import note_change as note_change, returned as returned, spec_of
 
 _DeviceView = tuple[int, int, tuple[int, ...], int, int]
 

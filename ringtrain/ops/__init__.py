@@ -19,118 +19,48 @@ The names, arguments and results are those of Horovod 0.28. Common to all:
 
 from ringtrain.handles import (
     poll as poll,
-)
-from ringtrain.handles import (
     synchronize as synchronize,
 )
 from ringtrain.ops.exchanges import (
     allgather as allgather,
-)
-from ringtrain.ops.exchanges import (
     allgather_async as allgather_async,
-)
-from ringtrain.ops.exchanges import (
     alltoall as alltoall,
-)
-from ringtrain.ops.exchanges import (
     alltoall_async as alltoall_async,
-)
-from ringtrain.ops.exchanges import (
     broadcast as broadcast,
-)
-from ringtrain.ops.exchanges import (
     broadcast_ as broadcast_,
-)
-from ringtrain.ops.exchanges import (
     broadcast_async as broadcast_async,
-)
-from ringtrain.ops.exchanges import (
     broadcast_async_ as broadcast_async_,
-)
-from ringtrain.ops.exchanges import (
     grouped_allgather as grouped_allgather,
-)
-from ringtrain.ops.exchanges import (
     grouped_allgather_async as grouped_allgather_async,
-)
-from ringtrain.ops.exchanges import (
     grouped_alltoall as grouped_alltoall,
-)
-from ringtrain.ops.exchanges import (
     grouped_alltoall_async as grouped_alltoall_async,
-)
-from ringtrain.ops.exchanges import (
     grouped_broadcast as grouped_broadcast,
-)
-from ringtrain.ops.exchanges import (
     grouped_broadcast_ as grouped_broadcast_,
-)
-from ringtrain.ops.exchanges import (
     grouped_broadcast_async as grouped_broadcast_async,
-)
-from ringtrain.ops.exchanges import (
     grouped_broadcast_async_ as grouped_broadcast_async_,
 )
 from ringtrain.ops.reductions import (
     Adasum as Adasum,
-)
-from ringtrain.ops.reductions import (
     Average as Average,
-)
-from ringtrain.ops.reductions import (
     Max as Max,
-)
-from ringtrain.ops.reductions import (
     Min as Min,
-)
-from ringtrain.ops.reductions import (
     Product as Product,
-)
-from ringtrain.ops.reductions import (
     Sum as Sum,
-)
-from ringtrain.ops.reductions import (
     allreduce as allreduce,
-)
-from ringtrain.ops.reductions import (
     allreduce_ as allreduce_,
-)
-from ringtrain.ops.reductions import (
     allreduce_async as allreduce_async,
-)
-from ringtrain.ops.reductions import (
     allreduce_async_ as allreduce_async_,
-)
-from ringtrain.ops.reductions import (
     grouped_allreduce as grouped_allreduce,
-)
-from ringtrain.ops.reductions import (
     grouped_allreduce_ as grouped_allreduce_,
-)
-from ringtrain.ops.reductions import (
     grouped_allreduce_async as grouped_allreduce_async,
-)
-from ringtrain.ops.reductions import (
     grouped_allreduce_async_ as grouped_allreduce_async_,
-)
-from ringtrain.ops.reductions import (
     grouped_reducescatter as grouped_reducescatter,
-)
-from ringtrain.ops.reductions import (
     grouped_reducescatter_async as grouped_reducescatter_async,
-)
-from ringtrain.ops.reductions import (
     reducescatter as reducescatter,
-)
-from ringtrain.ops.reductions import (
     reducescatter_async as reducescatter_async,
 )
 from ringtrain.ops.synchronization import (
     after_join as after_join,
-)
-from ringtrain.ops.synchronization import (
     barrier as barrier,
-)
-from ringtrain.ops.synchronization import (
     join as join,
 )

@@ -82,9 +82,7 @@ from ringtrain.process_sets import (
 )
 from ringtrain.record.metrics import metrics
 from ringtrain.timeline.recording import start_timeline, stop_timeline
-from ringtrain.torch import compression as compression
-from ringtrain.torch import functions as functions
-from ringtrain.torch import mpi_ops as mpi_ops
+from ringtrain.torch import compression as compression, functions as functions, mpi_ops as mpi_ops
 from ringtrain.torch.clipping import clip_grad_norm_
 from ringtrain.torch.memory import empty
 from ringtrain.torch.ops import (

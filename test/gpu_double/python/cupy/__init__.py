@@ -24,8 +24,7 @@ from cupy._creation import (  # noqa: F401
     zeros,
     zeros_like,
 )
-from cupy._ndarray import compute as _compute
-from cupy._ndarray import ndarray
+from cupy._ndarray import compute as _compute, ndarray
 
 __version__ = "14.2.0"
 
