@@ -4,13 +4,32 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 
-def cpu_seconds_asleep(seconds: float) -> float:
-    """Processor time that this process uses, in all its threads, while its own thread sleeps."""
-    before = time.process_time()
+class Asleep(NamedTuple):
+    """What the threads of this process did while its main thread slept, for each second of that sleep."""
+
+    cpu_s: float
+    """processor time; about 1 for a thread that spins"""
+    wakeups: float
+    """times that a thread went to sleep again; about 1,000 for a thread that looks every millisecond"""
+
+
+def measure_asleep(seconds: float) -> Asleep:
+    """Let the calling thread sleep, and say what the others did in that time.
+
+    Processor time alone would judge the machine: what one wake-up costs differs by ten times between machines.
+    """
+    wakeups, cpu_s, began = _count_wakeups(), time.process_time(), time.monotonic()
     time.sleep(seconds)
-    return time.process_time() - before
+    took = time.monotonic() - began
+    return Asleep((time.process_time() - cpu_s) / took, (_count_wakeups() - wakeups) / took)
+
+
+def _count_wakeups() -> int:
+    statuses = [file.read_text() for file in Path("/proc/self/task").glob("*/status")]
+    return sum(int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", text, re.MULTILINE)[0]) for text in statuses)
 
 
 def threads_that_take_signals() -> set[int]:
