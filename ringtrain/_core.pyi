@@ -1,12 +1,8 @@
 """The C++ core; see csrc/python/."""
 
-from collections.abc import Callable
 from typing import Any
 
 DTYPES: dict[str, int]
-
-# (name, error message or "", rows of the first tensor, result, ranks that have joined)
-_Part = tuple[str, str, list[int], int, list[int]]
 
 # (address, dtype number, shape), and on a GPU also (..., device, stream).
 View = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], int, int]
@@ -88,44 +84,6 @@ class Operation:
         numbers: list[int] = ...,
     ) -> None: ...
 
-class Request:
-    def __init__(
-        self,
-        kind: OpKind,
-        name: str,
-        dtype: int = ...,
-        shape: list[int] | tuple[int, ...] = ...,
-        op: ReduceOp = ...,
-        root: int = 0,
-        process_set: int = 0,
-        priority: int = 0,
-        numbers: list[int] = ...,
-    ) -> None: ...
-
-class Simulation:
-    def __init__(
-        self,
-        size: int,
-        cache_capacity: int = 1024,
-        fusion_threshold_bytes: int = ...,
-        stall_warning_s: float = 60.0,
-        stall_shutdown_s: float = 600.0,
-    ) -> None: ...
-    def round(self, fresh: list[list[Request]]) -> list[list[list[_Part]]]: ...
-    def begin(self, rank: int, fresh: list[Request]) -> None: ...
-    def finish(self, plan_s: float = 0.0) -> list[list[list[_Part]]]: ...
-    def say_blocked(self, rank: int, is_blocked: bool) -> None: ...
-    def is_due(self) -> bool: ...
-    def messages_handled(self) -> list[int]: ...
-    def bytes_handled(self) -> list[int]: ...
-
-def simulate_autotune(
-    threshold: int,
-    mailbox: int,
-    thresholds: list[int],
-    mailboxes: list[int],
-    speed: Callable[[int, int], float],
-) -> tuple[int, int, int, str]: ...
 def init(
     rank: int,
     names: list[tuple[str, int]],

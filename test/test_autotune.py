@@ -5,14 +5,14 @@ import time
 import numpy as np
 import pytest
 from exact import require_equal
+from harness.simulation import simulate_autotune
 
 import ringtrain as hvd
-from ringtrain import _core
 from ringtrain.options import table
 
 
 def simulate(speed):
-    return _core.simulate_autotune(64, 128, thresholds=[1, 8, 64], mailboxes=[32, 64, 128], speed=speed)
+    return simulate_autotune(64, 128, thresholds=[1, 8, 64], mailboxes=[32, 64, 128], speed=speed)
 
 
 def test_it_finds_the_fastest():

@@ -4,8 +4,9 @@ import random
 import time
 
 import pytest
+from harness.simulation import Request, Simulation
 
-from ringtrain._core import OpKind, ReduceOp, Request, Simulation
+from ringtrain._core import OpKind, ReduceOp
 
 
 def names(plans):

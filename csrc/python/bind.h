@@ -35,7 +35,6 @@ void bind_engine(nb::module_& module);       // init, shutdown, submit, wait
 void bind_observation(nb::module_& module);  // history, sums, timeline
 void bind_exit(nb::module_& module);         // the end of the process
 void bind_handle(nb::module_& module);
-void bind_simulation(nb::module_& module);
 void bind_gpu(nb::module_& module);    // drivers and GPUs
 void bind_bench(nb::module_& module);  // what only measurements need
 

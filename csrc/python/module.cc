@@ -11,7 +11,6 @@ NB_MODULE(_core, module) {
   ringtrain::bind_buffer(module);
   ringtrain::bind_engine(module);
   ringtrain::bind_observation(module);
-  ringtrain::bind_simulation(module);
   ringtrain::bind_gpu(module);
   ringtrain::bind_bench(module);
 }

@@ -10,5 +10,6 @@ plugin     the pytest hooks
 compiling  libraries that tests need (no part of the above, as those that follow)
 gpu_double doubles of the CUDA driver and of NCCL
 mpi_double a double of MPI
+simulation the core's agreement among ranks, without a job
 floors     the checker behind test_floors.py
 """

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from ringtrain._core import OpKind, Request, Simulation
+from harness.simulation import Request, Simulation
+
+from ringtrain._core import OpKind
 from ringtrain.bench.report import Table, lines_of
 from ringtrain.bench.results import Result, Round, Row, Values
 from ringtrain.bench.session import Session

@@ -1,4 +1,4 @@
-#include "bench/simulation.h"
+#include "simulation.h"
 
 #include <algorithm>
 #include <chrono>
@@ -32,11 +32,6 @@ Round Simulation::Rank::finish(double plan_s) {
   return round;
 }
 
-std::vector<Round> Simulation::round(const std::vector<std::vector<RequestPtr>>& fresh) {
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) begin(static_cast<int>(rank), fresh[rank]);
-  return finish(0);
-}
-
 void Simulation::begin(int rank, const std::vector<RequestPtr>& fresh) {
   turn.assert_held();
   Coordinator& coordinator = ranks_.at(rank)->coordinator;
@@ -67,18 +62,6 @@ bool Simulation::is_due() const {
     turn.assert_held();
     return rank->coordinator.next_deadline() <= now;
   });
-}
-
-std::vector<size_t> Simulation::messages_handled() const {
-  std::vector<size_t> messages;
-  for (const auto& wire : wires_) messages.push_back(wire->messages_handled());
-  return messages;
-}
-
-std::vector<size_t> Simulation::bytes_handled() const {
-  std::vector<size_t> bytes;
-  for (const auto& wire : wires_) bytes.push_back(wire->bytes_handled());
-  return bytes;
 }
 
 }  // namespace ringtrain

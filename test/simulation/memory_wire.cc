@@ -1,4 +1,4 @@
-#include "bench/memory_wire.h"
+#include "memory_wire.h"
 
 #include <chrono>
 #include <cstring>

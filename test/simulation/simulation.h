@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "bench/memory_wire.h"
 #include "coordination/coordinator.h"
+#include "memory_wire.h"
 
 namespace ringtrain {
 
@@ -16,10 +16,8 @@ class Simulation {
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
 
-  // One round on all ranks; `fresh`: what each becomes ready for. What each rank got.
-  std::vector<Round> round(const std::vector<std::vector<RequestPtr>>& fresh);
-  // The same in two halves: the ranks begin one after the other, then all of them end it. For so many seconds each plan
-  // keeps the ranks of its process set.
+  // A round in two halves: the ranks begin one after the other, then all of them end it. `fresh`: what one becomes
+  // ready for. For so many seconds each plan keeps the ranks of its process set. Returns what each rank got.
   void begin(int rank, const std::vector<RequestPtr>& fresh);
   std::vector<Round> finish(double plan_s);
 
@@ -29,9 +27,7 @@ class Simulation {
   // Whether some rank would come to another round by itself.
   bool is_due() const;
 
-  // Messages sent and received so far, and their bytes, by rank.
-  std::vector<size_t> messages_handled() const;
-  std::vector<size_t> bytes_handled() const;
+  const MemoryWire& wire(int rank) const { return *wires_.at(rank); }
 
  private:
   struct Rank {

@@ -1,0 +1,161 @@
+"""The core's Coordinators and its Autotune without a job: built from test/simulation/ and csrc/.
+
+simulation = Simulation(1000)
+plans = simulation.round([[Request(OpKind.ALLREDUCE, "g", shape=[16])]] * 1000)[0]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from harness.compiling import filled, folder_of, run_compiler
+from ringtrain._core import DTYPES, OpKind, ReduceOp
+
+_SOURCES = Path(__file__).resolve().parent.parent / "simulation"
+_CORE = _SOURCES.parent.parent / "csrc"
+_FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", f"-I{_CORE}", f"-I{_SOURCES}"]
+_NAME = "libsimulation.so"
+# What it needs of the core: all of base/, and of coordination/ what touches neither shared memory nor a network.
+_NOT_OF_COORDINATION = ("node_channel.cc", "shm_channel.cc")
+
+# (name, error message or "", rows of the first tensor, result, ranks that have joined)
+Part = tuple[str, str, list[int], int, list[int]]
+
+
+class Request:
+    """What one simulated rank announces."""
+
+    def __init__(
+        self,
+        kind: OpKind,
+        name: str,
+        dtype: int = DTYPES["float32"],
+        shape: Sequence[int] = (),
+        op: ReduceOp = ReduceOp.Sum,
+        root: int = 0,
+        process_set: int = 0,
+        priority: int = 0,
+        numbers: Sequence[int] = (),
+    ) -> None:
+        sizes, values = (_array(ctypes.c_int64, one) for one in (shape, numbers))
+        own = (kind.value, name.encode(), dtype, sizes, ctypes.c_size_t(len(sizes)), op.value, root)
+        more = (process_set, priority, values, ctypes.c_size_t(len(values)))
+        self.pointer = ctypes.c_void_p(_library().request_new(*own, *more))
+
+    def __del__(self) -> None:
+        _library().request_delete(self.pointer)
+
+
+class Simulation:
+    """Coordinators of `size` ranks in this process, over wires in memory."""
+
+    def __init__(
+        self,
+        size: int,
+        cache_capacity: int = 1024,
+        fusion_threshold_bytes: int = 128 << 20,
+        stall_warning_s: float = 60.0,
+        stall_shutdown_s: float = 600.0,
+    ) -> None:
+        self._size = size
+        limits = (ctypes.c_size_t(cache_capacity), ctypes.c_size_t(fusion_threshold_bytes))
+        patience = (ctypes.c_double(stall_warning_s), ctypes.c_double(stall_shutdown_s))
+        self._pointer = ctypes.c_void_p(_library().simulation_new(size, *limits, *patience))
+
+    def __del__(self) -> None:
+        _library().simulation_delete(self._pointer)
+
+    def round(self, fresh: Sequence[Sequence[Request]]) -> list[list[list[Part]]]:
+        """One round: of each rank what it becomes ready for, and then its plans, as lists of parts."""
+        for rank, requests in enumerate(fresh):
+            self.begin(rank, requests)
+        return self.finish()
+
+    def begin(self, rank: int, fresh: Sequence[Request]) -> None:
+        """The first half of a round, on one rank."""
+        pointers = _array(ctypes.c_void_p, [request.pointer.value for request in fresh])
+        _require_success(_library().simulation_begin(self._pointer, rank, pointers, ctypes.c_size_t(len(pointers))))
+
+    def finish(self, plan_s: float = 0.0) -> list[list[list[Part]]]:
+        """The second half, on all ranks. Each plan keeps the ranks of its process set for so many seconds."""
+        plans = ctypes.c_char_p()
+        _require_success(_library().simulation_finish(self._pointer, ctypes.c_double(plan_s), ctypes.byref(plans)))
+        ranks = json.loads(plans.value or b"")
+        return [[[tuple(part) for part in plan] for plan in of_rank] for of_rank in ranks]
+
+    def say_blocked(self, rank: int, is_blocked: bool) -> None:
+        """That all threads of a rank wait, or that this is over."""
+        _library().simulation_say_blocked(self._pointer, rank, int(is_blocked))
+
+    def is_due(self) -> bool:
+        """Whether some rank would come to another round by itself."""
+        return bool(_library().simulation_is_due(self._pointer))
+
+    def messages_handled(self) -> list[int]:
+        """Messages sent and received so far, by rank."""
+        return [_library().simulation_messages(self._pointer, rank) for rank in range(self._size)]
+
+    def bytes_handled(self) -> list[int]:
+        """Their bytes, by rank."""
+        return [_library().simulation_bytes(self._pointer, rank) for rank in range(self._size)]
+
+
+def simulate_autotune(
+    threshold: int,
+    mailbox: int,
+    thresholds: Sequence[int],
+    mailboxes: Sequence[int],
+    speed: Callable[[int, int], float],
+) -> tuple[int, int, int, str]:
+    """Autotune on a job whose speed(threshold, mailbox) is given: both sizes in the end, operations, the report."""
+    sizes, operations = _array(ctypes.c_size_t, [threshold, mailbox]), ctypes.c_size_t()
+    lists = [_array(ctypes.c_size_t, one) for one in (thresholds, mailboxes)]
+    counted = [word for one in lists for word in (one, ctypes.c_size_t(len(one)))]
+    called = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_size_t, ctypes.c_size_t)(speed)
+    report = _library().autotune(sizes, *counted, called, ctypes.byref(operations))
+    return sizes[0], sizes[1], operations.value, report.decode()
+
+
+def _array(kind: Any, values: Sequence[int | None]) -> Any:
+    return (kind * len(values))(*values)
+
+
+def _require_success(error: bytes | None) -> None:
+    if error is not None:
+        raise RuntimeError(error.decode())
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Raises DoubleUnavailable where there is no compiler, and RuntimeError with what it says where it fails."""
+    own = sorted(_SOURCES.glob("*.cc"))
+    coordination = [path for path in (_CORE / "coordination").glob("*.cc") if path.name not in _NOT_OF_COORDINATION]
+    sources = [*own, *coordination, *(_CORE / "base").glob("*.cc"), _CORE / "runtime" / "autotune.cc"]
+    headers = [path for folder in (_SOURCES, _CORE) for path in folder.rglob("*.h")]
+    folder = filled(folder_of("simulation", _FLAGS, sorted([*sources, *headers])), functools.partial(_build, sources))
+    library = ctypes.CDLL(str(folder / _NAME))
+    for name in ("request_new", "simulation_new"):
+        getattr(library, name).restype = ctypes.c_void_p
+    for name in ("simulation_begin", "simulation_finish", "autotune"):
+        getattr(library, name).restype = ctypes.c_char_p
+    for name in ("simulation_messages", "simulation_bytes"):
+        getattr(library, name).restype = ctypes.c_size_t
+    return library
+
+
+def _build(sources: Sequence[Path], folder: Path) -> None:
+    def compile_one(source: Path) -> str:
+        compiled = str(folder / f"{source.stem}.o")
+        run_compiler([*_FLAGS, "-c", str(source), "-o", compiled])
+        return compiled
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        objects = list(pool.map(compile_one, sources))
+    run_compiler(["-shared", "-pthread", *objects, "-Wl,--no-undefined", "-ldl", "-o", str(folder / _NAME)])
