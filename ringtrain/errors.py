@@ -6,14 +6,14 @@ call itself.
 """
 
 from ringtrain._core import (
-    DeadlockError,
-    MismatchError,
-    NotInitializedError,
-    PeerLostError,
-    RemoteError,
-    RingtrainError,
-    ShutDownError,
-    StalledError,
+    DeadlockError as DeadlockError,
+    MismatchError as MismatchError,
+    NotInitializedError as NotInitializedError,
+    PeerLostError as PeerLostError,
+    RemoteError as RemoteError,
+    RingtrainError as RingtrainError,
+    ShutDownError as ShutDownError,
+    StalledError as StalledError,
 )
 
 
@@ -34,18 +34,3 @@ class StepOrderError(RingtrainError, AssertionError):
 
 # The name under which Horovod's users catch the failure of a collective.
 HorovodInternalError = RingtrainError
-
-__all__ = [
-    "DeadlockError",
-    "HorovodInternalError",
-    "MismatchError",
-    "NonFiniteError",
-    "NotInitializedError",
-    "PeerLostError",
-    "RemoteError",
-    "ReplicaError",
-    "RingtrainError",
-    "ShutDownError",
-    "StalledError",
-    "StepOrderError",
-]

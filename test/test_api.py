@@ -47,7 +47,7 @@ def module_named(name):
 def modules_with_names():
     """Those that say what is public."""
     for path in sorted(_PACKAGE.rglob("*.py")):
-        if "\n__all__ = " in path.read_text():
+        if re.search(r"^ *__all__ = ", path.read_text(), re.MULTILINE):
             parts = path.relative_to(_ROOT).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
