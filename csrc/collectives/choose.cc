@@ -44,7 +44,6 @@ std::shared_ptr<Group> choose_group(const Placement& placement, const Options& o
   HierarchicalGroup::Parts parts;
   parts.watch = std::make_unique<StreamWatch>(watch);
   parts.node = make_node_group(placement, tuning, std::move(memory), *parts.watch);
-  parts.flat = std::move(flat);
   parts.nodes = static_cast<int>(placement.distinct_nodes().size());
   parts.lanes = placement.fewest_ranks_on_a_node();
   parts.may_overlap = options.cross_algorithm != "mpi";
@@ -56,7 +55,7 @@ std::shared_ptr<Group> choose_group(const Placement& placement, const Options& o
         static_cast<int>(std::find(cross.begin(), cross.end(), placement.ranks[placement.own]) - cross.begin());
     parts.cross = connect(options.cross_algorithm, cross, own);
   }
-  return std::make_unique<HierarchicalGroup>(std::move(parts));
+  return std::make_unique<HierarchicalGroup>(std::move(parts), std::move(flat));
 }
 
 }  // namespace ringtrain

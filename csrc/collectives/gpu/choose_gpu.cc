@@ -2,9 +2,17 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 namespace ringtrain {
 namespace {
+
+// In the order in which they travel.
+template <typename Facts>
+auto fields_of(Facts& facts) {
+  return std::tie(facts.uuid, facts.slot, facts.trouble, facts.devices, facts.nccl_version, facts.nccl_trouble,
+                  facts.may_share);
+}
 
 // Why NCCL cannot connect these ranks of the world; "" if it can.
 std::string why_not_nccl(const std::vector<int>& ranks, const std::vector<GpuFacts>& facts) {
@@ -41,24 +49,12 @@ std::vector<std::vector<int>> ranks_of_nodes(const Placement& placement) {
 }  // namespace
 
 void GpuFacts::write_to(Writer& writer) const {
-  writer.put(uuid);
-  writer.put(slot);
-  writer.put(trouble);
-  writer.put(devices);
-  writer.put(nccl_version);
-  writer.put(nccl_trouble);
-  writer.put(may_share);
+  std::apply([&](const auto&... fields) { (writer.put(fields), ...); }, fields_of(*this));
 }
 
 GpuFacts GpuFacts::read_from(Reader& reader) {
   GpuFacts facts;
-  reader.get(facts.uuid);
-  reader.get(facts.slot);
-  reader.get(facts.trouble);
-  reader.get(facts.devices);
-  reader.get(facts.nccl_version);
-  reader.get(facts.nccl_trouble);
-  reader.get(facts.may_share);
+  std::apply([&](auto&... fields) { (reader.get(fields), ...); }, fields_of(facts));
   return facts;
 }
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/gpu/group_with_fallback.h"
+#include "collectives/group_with_fallback.h"
 #include "collectives/network/library.h"
 #include "gpu/gpu.h"
 

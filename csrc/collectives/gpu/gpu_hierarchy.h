@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/gpu/group_with_fallback.h"
+#include "collectives/group_with_fallback.h"
 #include "memory/gpu_memory.h"
 
 namespace ringtrain {

@@ -165,22 +165,4 @@ void HierarchicalGroup::reduce_array(const Reduction& reduction, const Piece& ar
   parts_.node->allgather(slice, array.destination, bytes);
 }
 
-void HierarchicalGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
-                                       const Counts& counts) {
-  parts_.flat->reduce_scatter(reduction, source, destination, counts);
-}
-
-void HierarchicalGroup::allgather(const void* source, void* destination, const Counts& bytes) {
-  parts_.flat->allgather(source, destination, bytes);
-}
-
-void HierarchicalGroup::broadcast(void* data, size_t bytes, int root) { parts_.flat->broadcast(data, bytes, root); }
-
-void HierarchicalGroup::alltoall(const void* source, const Counts& send_bytes, void* destination,
-                                 const Counts& receive_bytes) {
-  parts_.flat->alltoall(source, send_bytes, destination, receive_bytes);
-}
-
-void HierarchicalGroup::barrier() { parts_.flat->barrier(); }
-
 }  // namespace ringtrain

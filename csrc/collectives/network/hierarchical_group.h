@@ -10,20 +10,19 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/group.h"
+#include "collectives/group_with_fallback.h"
 #include "collectives/network/network_group.h"
 #include "collectives/network/pipeline.h"
 #include "collectives/scratch.h"
 
 namespace ringtrain {
 
-class HierarchicalGroup final : public Group {
+class HierarchicalGroup final : public GroupWithFallback {
  public:
   struct Parts {
     std::unique_ptr<StreamWatch> watch;   // of `node`
     std::unique_ptr<Group> node;          // the ranks of this node
     std::shared_ptr<NetworkGroup> cross;  // those with this rank's place on every node; null when it has no lane
-    std::shared_ptr<NetworkGroup> flat;   // all ranks, for what has no hierarchical form
     int nodes, lanes;
     bool may_overlap;  // the same on all ranks
 
@@ -32,15 +31,12 @@ class HierarchicalGroup final : public Group {
     // What of `count` elements each rank of the node owns.
     Counts lane_counts(size_t count) const;
   };
-  explicit HierarchicalGroup(Parts parts) : Group(parts.flat->rank(), parts.flat->size()), parts_(std::move(parts)) {}
+  // `flat`: all ranks, for what has no hierarchical form.
+  HierarchicalGroup(Parts parts, std::shared_ptr<Group> flat)
+      : GroupWithFallback(std::move(flat)), parts_(std::move(parts)) {}
   const char* name() const override { return "hierarchical"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
-  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
-  void allgather(const void* source, void* destination, const Counts& bytes) override;
-  void broadcast(void* data, size_t bytes, int root) override;
-  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
-  void barrier() override;
 
  private:
   class Overlapped;

@@ -1,4 +1,4 @@
-// A Group that does some reductions itself, and leaves all else to another Group of the same ranks.
+// A Group that does allreduces, or some of them, itself, and leaves all else to another Group of the same ranks.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace ringtrain {
 
 class GroupWithFallback : public Group {
  public:
-  explicit GroupWithFallback(std::unique_ptr<Group> fallback)
+  explicit GroupWithFallback(std::shared_ptr<Group> fallback)
       : Group(fallback->rank(), fallback->size()), fallback_(std::move(fallback)) {}
 
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) final {
@@ -30,7 +30,7 @@ class GroupWithFallback : public Group {
   Group& fallback() const { return *fallback_; }
 
  private:
-  const std::unique_ptr<Group> fallback_;
+  const std::shared_ptr<Group> fallback_;
 };
 
 }  // namespace ringtrain
