@@ -23,9 +23,8 @@ from ringtrain.bench.core_distance import Probe
 from ringtrain.bench.job import MpiJob, SingleJob
 from ringtrain.bench.memory_use import OwnMemory
 from ringtrain.bench.models import MODELS
-from ringtrain.bench.progress import Progress
 from ringtrain.bench.results import Result, Round, Row, Spread
-from ringtrain.bench.rounds import Competitor, Contestant, Plan, measure
+from ringtrain.bench.rounds import Competitor, Contestant, Plan, Progress, measure
 from ringtrain.bench.session import Session
 from ringtrain.bench.torch_step import ALONE, TorchStep
 from ringtrain.job import launched_by

@@ -17,9 +17,9 @@ from measure.gpu.measurement import PARTS, Gpu
 import ringtrain as hvd
 from ringtrain import _core
 from ringtrain.bench import command, peers, results
-from ringtrain.bench.distribution import ALONE, Distribution
 from ringtrain.bench.job import MpiJob, SingleJob
 from ringtrain.bench.results import Result, Round, Row, Spread
+from ringtrain.bench.rounds import ALONE, Distribution
 from ringtrain.bench.session import Session
 from ringtrain.job import launched_by
 
@@ -227,7 +227,7 @@ def test_nccl_that_cannot_share_a_gpu_does_not_take_part(shared_gpu):
 
 
 def test_who_forbids_sharing_is_obeyed_and_nobody_else_has_to_allow_it(shared_gpu, monkeypatch):
-    from ringtrain.bench.peers import nccl
+    from measure.torch import nccl
 
     shared_gpu(2, 30, 0)
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "0")
@@ -250,8 +250,8 @@ def test_torch_without_a_gpu_has_no_nccl(monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the peer is torch.distributed")
 def test_buckets_average_as_ddp_does():
     import torch
+    from measure.torch import nccl
 
-    from ringtrain.bench.peers import nccl
     from ringtrain.bench.peers.torch_distributed import buckets_of, meet
 
     job = MpiJob()

@@ -5,16 +5,14 @@ flags       the command line
 launches    several launches of one measurement, merged
 session     one launch: what a measurement works with
 job         the ranks that measure together
-rounds      competitors, and the loop that times them round by round
+rounds      competitors, and the loop that times them round by round, with its bar
 ringtrain_competitor  ringtrain as a competitor
 peers/      the other competitors, one file each
 results     rows of rounds, their medians and paired ratios, JSON
 report      tables
 plot        the PNG
-progress    the bar
 models      gradient shapes
 torch/      torch models in training
-distribution  how a peer trains a model
 arithmetic  the floor, and what is computed beside communication
 core_distance  how far apart the cores are
 memory_use  what ringtrain itself takes

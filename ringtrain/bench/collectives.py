@@ -1,4 +1,4 @@
-"""The collectives over a range of sizes: one small class each, with the formulas of nccl-tests.
+"""The collectives over a range of sizes: one row each, with the formulas of nccl-tests.
 
 `bytes` is what nccl-tests calls the size: the larger one of what a rank puts in and what it gets out.
 Source: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
@@ -7,7 +7,8 @@ Source: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,83 +25,43 @@ _BYTES_OF_TIMING = 4 << 20
 _MOST_ITERATIONS = 100
 
 
+def _usual_share(ranks: int) -> float:
+    """Of what each rank has, all but its own part."""
+    return (ranks - 1) / ranks
+
+
+@dataclass(frozen=True)
 class Collective:
-    """One collective: how much of it there is for each rank, and what comes out."""
+    """One collective: how much of it there is for each rank, and what comes out.
+
+    expected: what the parts of equal length of the result are full of, if the input of each rank is full of a value.
+    is_split: each rank has an equal part of the values, of which there must be a multiple of the ranks, and
+        gives_part: puts only that part in.
+    bus_factor: bytes that the hardware has to move for each byte of the size, among so many ranks.
+    ranks_cross: every rank of a host has bytes of its own for the other hosts.
+    """
 
     name: str
-
-    def granularity(self, ranks: int) -> int:
-        """Of what the number of values must be a multiple: each rank has an equal part of them."""
-        return ranks
-
-    def input_count(self, count: int, ranks: int) -> int:
-        """Values that each rank puts in, for `count` values of the size in the table."""
-        return count
-
-    def bus_factor(self, ranks: int) -> float:
-        """Bytes that the hardware has to move for each byte of the size."""
-        return (ranks - 1) / ranks
+    expected: Callable[[list[int]], list[int]]
+    is_split: bool = True
+    gives_part: bool = False
+    bus_factor: Callable[[int], float] = _usual_share
+    ranks_cross: bool = False
 
     def link_factor(self, ranks: int, hosts: int) -> float:
         """Bytes that have to leave or enter a host for each byte of the size, if it has one link and all share it."""
-        return self.bus_factor(hosts)
-
-    def expected(self, values: list[int], rank: int) -> list[int]:
-        """What the parts of equal length of the result are full of, if the input of each rank is full of a value."""
-        raise NotImplementedError
+        return self.bus_factor(hosts) * (ranks / hosts if self.ranks_cross else 1)
 
 
-class AllReduce(Collective):
-    name = "allreduce"
-
-    def granularity(self, ranks: int) -> int:
-        return 1
-
-    def bus_factor(self, ranks: int) -> float:
-        return 2 * (ranks - 1) / ranks
-
-    def expected(self, values: list[int], rank: int) -> list[int]:
-        return [sum(values)]
-
-
-class AllGather(Collective):
-    name = "allgather"
-
-    def input_count(self, count: int, ranks: int) -> int:
-        return count // ranks
-
-    def expected(self, values: list[int], rank: int) -> list[int]:
-        return values
-
-
-class Broadcast(Collective):
-    name = "broadcast"
-
-    def granularity(self, ranks: int) -> int:
-        return 1
-
-    def bus_factor(self, ranks: int) -> float:
-        return 1.0
-
-    def expected(self, values: list[int], rank: int) -> list[int]:
-        return [values[0]]
-
-
-class AllToAll(Collective):
-    name = "alltoall"
-
-    def link_factor(self, ranks: int, hosts: int) -> float:
-        return ranks / hosts * (hosts - 1) / hosts
-
-    def expected(self, values: list[int], rank: int) -> list[int]:
-        return values
-
-
-class ReduceScatter(Collective):
-    name = "reducescatter"
-
-    def expected(self, values: list[int], rank: int) -> list[int]:
-        return [sum(values)]
+COLLECTIVES = (
+    Collective(
+        "allreduce", lambda values: [sum(values)], is_split=False, bus_factor=lambda ranks: 2 * _usual_share(ranks)
+    ),
+    Collective("allgather", lambda values: values, gives_part=True),
+    Collective("broadcast", lambda values: values[:1], is_split=False, bus_factor=lambda ranks: 1.0),
+    Collective("alltoall", lambda values: values, ranks_cross=True),
+    Collective("reducescatter", lambda values: [sum(values)]),
+)
 
 
 class Sweep:
@@ -122,16 +83,16 @@ class Sweep:
         session.init()
         session.peers()
         dtype = ringtrain_competitor.dtype_of(session.arguments.dtype)
-        step = self._collective.granularity(session.job.size)
+        step = session.job.size if self._collective.is_split else 1
         counts = [step * parts for parts in _ascending(session.arguments, dtype.itemsize * step)]
         session.expect(len(counts))
         return [self._row(session, count, dtype) for count in counts]
 
     def _row(self, session: Session, count: int, dtype: np.dtype[Any]) -> Row:
         job = session.job
-        array = np.empty(self._collective.input_count(count, job.size), dtype)
+        array = np.empty(count // job.size if self._collective.gives_part else count, dtype)
         values = [1 + rank % 4 for rank in range(job.size)]  # their sums are exact in every dtype
-        expected = self._collective.expected(values, job.rank)
+        expected = self._collective.expected(values)
         competitors = [ringtrain_competitor.collective(self.name)]
         competitors += [competitor for peer in session.peers() for competitor in peer.collective(self.name)]
         contestants = session.admit(
@@ -194,6 +155,3 @@ def _is_full_of(result: Array, expected: list[int]) -> bool:
 
 def _microseconds(time: Spread) -> list[str]:
     return [f"{1e6 * time.median:.1f}", f"{1e6 * time.least:.1f}-{1e6 * time.most:.1f}"]
-
-
-COLLECTIVES = (AllReduce(), AllGather(), Broadcast(), AllToAll(), ReduceScatter())

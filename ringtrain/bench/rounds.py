@@ -11,10 +11,11 @@ import numpy as np
 
 from ringtrain.bench.core_distance import Probe, state_of
 from ringtrain.bench.job import Job
-from ringtrain.bench.progress import Progress
 from ringtrain.bench.results import Round
 
 Array = np.ndarray[Any, np.dtype[Any]]
+# The name of the Distribution that leaves every rank its own gradients.
+ALONE = "no communication"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,15 @@ class Competitor:
 
     name: str
     prepare: Callable[[Sequence[Array]], Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """One way to average the gradients. `distribute` takes a torch model and its optimizer, and returns what is used in
+    place of them."""
+
+    name: str
+    distribute: Callable[[Any, Any], tuple[Any, Any]]
 
 
 class Contestant(NamedTuple):
@@ -42,6 +52,32 @@ class Plan:
     warmup: int
     only: str | None = None
     patience_s: float = 10.0
+
+
+class Progress:
+    """Counts rounds; shows them if told to and if tqdm is installed."""
+
+    def __init__(self, is_shown: bool) -> None:
+        self._bar: Any = None
+        if is_shown:
+            try:
+                from tqdm import tqdm
+            except ImportError:
+                return
+            self._bar = tqdm(unit=" rounds", leave=False)
+
+    def expect(self, rounds: int) -> None:
+        if self._bar is not None:
+            self._bar.total = (self._bar.total or 0) + rounds
+            self._bar.refresh()
+
+    def advance(self) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 # Measures a contestant once, on all ranks together, and returns the same on all of them.

@@ -12,9 +12,8 @@ import ringtrain as hvd
 from ringtrain.bench import peers, ringtrain_competitor
 from ringtrain.bench.core_distance import Probe
 from ringtrain.bench.job import Job
-from ringtrain.bench.progress import Progress
 from ringtrain.bench.results import Round
-from ringtrain.bench.rounds import Array, Competitor, Contestant, Plan, Sampler, measure, seconds_of_all
+from ringtrain.bench.rounds import Array, Competitor, Contestant, Plan, Progress, Sampler, measure, seconds_of_all
 
 
 class CannotMeasure(Exception):
@@ -37,11 +36,6 @@ class Session:
     def init(self, **options: str) -> None:
         """With the options of the command line and these, which go first."""
         hvd.init(**{**dict(self.arguments.option), **options})
-
-    def restart(self, **options: str) -> None:
-        """Another `init`, after which nothing is known of what was submitted before."""
-        hvd.shutdown()
-        self.init(**options)
 
     def peers(self) -> list[peers.Peer]:
         """The peers that were asked for and are installed."""

@@ -10,10 +10,9 @@ import argparse
 from typing import Any
 
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.distribution import ALONE, Distribution
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row, Spread
-from ringtrain.bench.rounds import Competitor, Contestant, seconds_of_all
+from ringtrain.bench.rounds import ALONE, Competitor, Contestant, Distribution, seconds_of_all
 from ringtrain.bench.session import Session
 
 MODELS = ("resnet18", "resnet50", "transformer")

@@ -6,12 +6,12 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
-from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job
-from ringtrain.bench.rounds import Competitor
+from ringtrain.bench.rounds import Competitor, Distribution
 
 NAMES = ("mpi", "gloo", "horovod")
-ON_GPUS = ("nccl",)
+# Where each is; measurements elsewhere add their own.
+MODULES = {name: f"ringtrain.bench.peers.{name}" for name in NAMES}
 
 
 class CannotTakePart(Exception):
@@ -49,7 +49,7 @@ def find(job: Job, wanted: Sequence[str]) -> Peers:
     """Open the wanted peers; one that is missing on any rank is missing on all."""
     peers = Peers([], {})
     for name in wanted:
-        if job.size == 1 and name not in ON_GPUS:
+        if job.size == 1 and name in NAMES:
             peers.missing[name] = "there is nobody to talk to in a job of one rank"
             continue
         open_peer, reason = _load(name)
@@ -66,7 +66,7 @@ def find(job: Job, wanted: Sequence[str]) -> Peers:
 def _load(name: str) -> tuple[Callable[[Job], Peer] | None, str]:
     """What opens the peer, or why it cannot be opened."""
     try:
-        module: Any = importlib.import_module(f"ringtrain.bench.peers.{name}")
+        module: Any = importlib.import_module(MODULES[name])
     except ImportError as error:
         return None, str(error)
     return cast(Callable[[Job], Peer], module.open_peer), ""

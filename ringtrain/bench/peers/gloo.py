@@ -9,11 +9,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job
 from ringtrain.bench.peers.torch_distributed import buckets_of, distributions, meet
 from ringtrain.bench.peers.torch_memory import as_tensor
-from ringtrain.bench.rounds import Array, Competitor
+from ringtrain.bench.rounds import Array, Competitor, Distribution
 
 
 def open_peer(job: Job) -> GlooPeer:

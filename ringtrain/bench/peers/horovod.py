@@ -8,10 +8,9 @@ from typing import Any
 import horovod.torch as horovod
 
 from ringtrain.bench import horovod_api
-from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job
 from ringtrain.bench.peers.torch_memory import as_array, as_tensor
-from ringtrain.bench.rounds import Array, Competitor
+from ringtrain.bench.rounds import Array, Competitor, Distribution
 
 
 def open_peer(job: Job) -> HorovodPeer:

@@ -12,9 +12,8 @@ from mpi4py import MPI
 
 import ringtrain._core as _core
 from ringtrain.bench.arithmetic import scaling
-from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job
-from ringtrain.bench.rounds import Array, Competitor
+from ringtrain.bench.rounds import Array, Competitor, Distribution
 from ringtrain.job import mpi
 
 _FUSION_MB = (1, 2, 64)

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job, address_of_rank_0
+from ringtrain.bench.rounds import Distribution
 
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
 _TIMEOUT = timedelta(seconds=120)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import ringtrain.torch as hvd
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.distribution import Distribution
+from ringtrain.bench.rounds import Distribution
 from ringtrain.bench.torch.models import CLASSES, MODELS, VOCABULARY
 
 _SMALL_RATE = 1e-3  # so that the loss of a batch that is seen again and again stays an ordinary number

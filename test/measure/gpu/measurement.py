@@ -29,11 +29,13 @@ _NO_GPU = "the CUDA driver is missing or shows no GPU; see python -m ringtrain.d
 
 PARTS: tuple[Part, ...] = (Submission(), Step(), Staged(), Training())
 
+peers.MODULES["nccl"] = "measure.torch.nccl"
+
 
 class Gpu:
     name = "gpu"
     help = "a step, an allreduce through host memory and a training step on GPUs, beside torch.distributed with NCCL"
-    peers = peers.ON_GPUS
+    peers = ("nccl",)
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         everything = ",".join(part.name for part in PARTS)

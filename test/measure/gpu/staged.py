@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+import ringtrain as hvd
 from measure.gpu.aim import Aim
 from measure.gpu.copies import BothWays
 from measure.gpu.library import Library
@@ -34,11 +35,11 @@ class Staged:
         return "" if job.hosts == 1 else "its floor is that of ranks which share memory, and these are on several hosts"
 
     def measure(self, session: Session, library: Library) -> Row:
-        session.restart(gpu_algorithm="staged")
+        _restart(session, gpu_algorithm="staged")
         try:
             return self._measure(session, library)
         finally:
-            session.restart()
+            _restart(session)
 
     def _measure(self, session: Session, library: Library) -> Row:
         dtype = np.dtype(np.float32)
@@ -84,3 +85,9 @@ def _finished(run: Callable[[], Array], library: Library) -> Callable[[], None]:
 
 def _share(values: Values) -> float:
     return max(values[_COPIES]["seconds"], values[_FLOOR]["seconds"]) / values[ringtrain_competitor.NAME]["seconds"]
+
+
+def _restart(session: Session, **options: str) -> None:
+    """Another `init`, after which nothing is known of what was submitted before."""
+    hvd.shutdown()
+    session.init(**options)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import ringtrain.torch as hvd
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.distribution import Distribution
+from ringtrain.bench.rounds import Distribution
 from ringtrain.bench.torch import training
 from ringtrain.bench.torch.models import CLASSES, resnet50
 

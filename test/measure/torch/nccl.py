@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringtrain._core as _core
-from ringtrain.bench.distribution import Distribution
 from ringtrain.bench.job import Job
 from ringtrain.bench.peers import CannotTakePart
 from ringtrain.bench.peers.torch_distributed import buckets_of, distributions, meet
-from ringtrain.bench.rounds import Competitor
+from ringtrain.bench.rounds import Competitor, Distribution
 
 # With which NCCL lets several ranks use one GPU, and the first version that knows it.
 _ALLOW_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
