@@ -51,19 +51,19 @@ def _send_object(obj: Any, root_rank: int, name: str | None, process_set: Proces
     try:
         content = np.frombuffer(bytearray(pickling.dumps(obj)), dtype=np.uint8)
     except Exception:
-        ops.broadcast(np.array([_NOT_PICKLED]), root_rank, name=_part(name, "length"), process_set=process_set)
+        ops.broadcast(np.array([_NOT_PICKLED]), root_rank, name=part_of(name, "length"), process_set=process_set)
         raise
-    ops.broadcast(np.array([content.size]), root_rank, name=_part(name, "length"), process_set=process_set)
-    ops.broadcast_(content, root_rank, name=_part(name, "content"), process_set=process_set)
+    ops.broadcast(np.array([content.size]), root_rank, name=part_of(name, "length"), process_set=process_set)
+    ops.broadcast_(content, root_rank, name=part_of(name, "content"), process_set=process_set)
 
 
 def _receive_object(root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
     unknown = np.array([0])
-    length = int(ops.broadcast(unknown, root_rank, name=_part(name, "length"), process_set=process_set)[0])
+    length = int(ops.broadcast(unknown, root_rank, name=part_of(name, "length"), process_set=process_set)[0])
     if length == _NOT_PICKLED:
         raise RuntimeError(f"broadcast_object: rank {root_rank} could not pickle its object; its own error says why")
     content = np.empty(length, dtype=np.uint8)
-    ops.broadcast_(content, root_rank, name=_part(name, "content"), process_set=process_set)
+    ops.broadcast_(content, root_rank, name=part_of(name, "content"), process_set=process_set)
     return pickle.loads(content.data)
 
 
@@ -104,8 +104,8 @@ def allgather_object(
     except Exception as error:
         # The other ranks wait for this one. No pickle is empty, so an empty one can tell them.
         content, pickling_error = np.empty(0, dtype=np.uint8), error
-    lengths = ops.allgather(np.array([content.size]), name=_part(name, "length"), process_set=process_set)
-    contents = ops.allgather(content, name=_part(name, "content"), process_set=process_set)
+    lengths = ops.allgather(np.array([content.size]), name=part_of(name, "length"), process_set=process_set)
+    contents = ops.allgather(content, name=part_of(name, "content"), process_set=process_set)
     failed = [rank for rank, length in zip(process_set.ranks or [], lengths, strict=True) if length == 0]
     if failed:
         message = f"allgather_object: ranks {failed} could not pickle their object"
@@ -114,7 +114,8 @@ def allgather_object(
     return [pickle.loads(contents[end - length : end].data) for length, end in zip(lengths, ends, strict=True)]
 
 
-def _part(name: str | None, part: str) -> str | None:
+def part_of(name: str | None, part: str) -> str | None:
+    """The name of one of the operations that a named call is made of."""
     # Unnamed, every op is numbered by ops. The type of obj would be no name: it may differ between the ranks.
     return None if name is None else f"{name}.{part}"
 

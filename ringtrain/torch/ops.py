@@ -16,6 +16,7 @@ import torch
 from ringtrain import ops
 from ringtrain._core import ReduceOp
 from ringtrain.compression import Compression, Compressor
+from ringtrain.objects import part_of
 from ringtrain.ops import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -41,10 +42,6 @@ def _apply(run: _Function, gradients: _Function, tensors: Tensors) -> Tensors:
     if is_list and torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors):
         return list(_Operation.apply(run, gradients, *tensors))  # type: ignore[no-untyped-call]
     return run(tensors)
-
-
-def _of_gradient(name: str | None) -> str | None:
-    return None if name is None else f"{name}.gradient"
 
 
 # ---------------------------------------------------------------------------------------------------------- allreduce
@@ -93,7 +90,7 @@ def allreduce(
 
     def gradients(of_results: Tensors) -> Tensors:
         _check_has_gradient(op)
-        return [allreduce(of_results[0], average, _of_gradient(name), *how, priority=priority)]
+        return [allreduce(of_results[0], average, part_of(name, "gradient"), *how, priority=priority)]
 
     return _apply(run, gradients, [tensor])[0]
 
@@ -142,7 +139,7 @@ def grouped_allreduce(
 
     def gradients(of_results: Tensors) -> Tensors:
         _check_has_gradient(op)
-        return grouped_allreduce(of_results, average, _of_gradient(name), *how, priority=priority)
+        return grouped_allreduce(of_results, average, part_of(name, "gradient"), *how, priority=priority)
 
     return _apply(run, gradients, tensors)
 
@@ -194,7 +191,7 @@ def reducescatter(
 
     def gradients(of_results: Tensors) -> Tensors:
         factor = _factor_of_scatter(op, process_set, prescale_factor, postscale_factor)
-        return [allgather(of_results[0] * factor, _of_gradient(name), process_set)]
+        return [allgather(of_results[0] * factor, part_of(name, "gradient"), process_set)]
 
     return _apply(run, gradients, [tensor])[0]
 
@@ -237,7 +234,7 @@ def grouped_reducescatter(
 
     def gradients(of_results: Tensors) -> Tensors:
         factor = _factor_of_scatter(op, process_set, prescale_factor, postscale_factor)
-        return grouped_allgather([gradient * factor for gradient in of_results], _of_gradient(name), process_set)
+        return grouped_allgather([gradient * factor for gradient in of_results], part_of(name, "gradient"), process_set)
 
     return _apply(run, gradients, tensors)
 
@@ -278,7 +275,7 @@ def allgather(
         return [ops.allgather(tensors[0], name, process_set)]
 
     def gradients(of_results: Tensors) -> Tensors:
-        return _own_rows(of_results, [tensor.shape], _of_gradient(name), process_set)
+        return _own_rows(of_results, [tensor.shape], part_of(name, "gradient"), process_set)
 
     return _apply(run, gradients, [tensor])[0]
 
@@ -308,7 +305,7 @@ def grouped_allgather(
         return gathered
 
     def gradients(of_results: Tensors) -> Tensors:
-        return _own_rows(of_results, [tensor.shape for tensor in tensors], _of_gradient(name), process_set)
+        return _own_rows(of_results, [tensor.shape for tensor in tensors], part_of(name, "gradient"), process_set)
 
     return _apply(run, gradients, tensors)
 
@@ -318,7 +315,7 @@ def _own_rows(
 ) -> list[torch.Tensor]:
     """The averages over the ranks of gradients of gathered tensors, of which this rank gave those with `shapes`."""
     own = torch.tensor([[shape[0] if shape else 1 for shape in shapes]], device="cpu")
-    rows = ops.allgather_async(own, None if name is None else f"{name}.rows", process_set)
+    rows = ops.allgather_async(own, part_of(name, "rows"), process_set)
     averages = grouped_allreduce(list(gathered), None, name, process_set=process_set)
     first_rows = rows.wait()[: process_set.rank()].sum(0).tolist()
     return [
@@ -357,7 +354,7 @@ def broadcast(
         return [ops.broadcast(tensors[0], root_rank, name, process_set)]
 
     def gradients(of_results: Tensors) -> Tensors:
-        average = allreduce(of_results[0], None, _of_gradient(name), process_set=process_set)
+        average = allreduce(of_results[0], None, part_of(name, "gradient"), process_set=process_set)
         is_root = (process_set.ranks or []).index(root_rank) == process_set.rank()
         return [average if is_root else torch.zeros_like(average)]
 
@@ -402,7 +399,7 @@ def alltoall(
         return [result]
 
     def gradients(of_results: Tensors) -> Tensors:
-        return [alltoall(of_results[0], received[0], _of_gradient(name), process_set)[0]]
+        return [alltoall(of_results[0], received[0], part_of(name, "gradient"), process_set)[0]]
 
     result = _apply(run, gradients, [tensor])[0]
     return result if splits is None else (result, received[0])

@@ -9,6 +9,7 @@ import torch
 from ringtrain import ops
 from ringtrain._core import ReduceOp
 from ringtrain.handles import Handle
+from ringtrain.objects import part_of
 from ringtrain.ops import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -71,8 +72,8 @@ def sparse_allreduce_async(
         raise ValueError(f"{title}: an average of {tensor.dtype} is no {tensor.dtype}; use op=Sum, or convert to float")
     coalesced = tensor.detach().coalesce()
     # Rows of indices, since gathering concatenates along the first dimension.
-    indices = ops.allgather_async(coalesced.indices().t().contiguous(), _part(name, "indices"), process_set)
-    values = ops.allgather_async(coalesced.values(), _part(name, "values"), process_set)
+    indices = ops.allgather_async(coalesced.indices().t().contiguous(), part_of(name, "indices"), process_set)
+    values = ops.allgather_async(coalesced.values(), part_of(name, "values"), process_set)
     return SparseHandle(tensor, indices, values, (process_set.size() or 1) if op == Average else 1)
 
 
@@ -98,7 +99,3 @@ def agree_on_sparse(gradients: Sequence[torch.Tensor | None], name: str, process
     is_dense = torch.tensor([gradient is not None and not gradient.is_sparse for gradient in gradients], device="cpu")
     counts = ops.allreduce(torch.stack([is_sparse, is_dense]).int(), op=Sum, name=name, process_set=process_set)
     return [sparse > 0 and dense == 0 for sparse, dense in counts.t().tolist()]
-
-
-def _part(name: str | None, part: str) -> str | None:
-    return None if name is None else f"{name}.{part}"
