@@ -39,44 +39,37 @@ class NoneCompressor(Compressor):
         return tensor
 
 
-def _narrow(array: Any, dtype_name: str) -> tuple[Any, Any]:
-    """Cast float32 and float64 to another dtype and return the one to go back to; leave anything else alone."""
-    adapter = adapter_for(array)
-    original = adapter.dtype_name(array)
-    if original not in ("float32", "float64"):
-        return array, None
-    return adapter.cast(array, dtype_name), original
+class _Cast(Compressor):
+    """Sends float32 and float64 in another dtype, and leaves anything else alone."""
+
+    _dtype_name: str
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        adapter = adapter_for(tensor)
+        original = adapter.dtype_name(tensor)
+        if original not in ("float32", "float64"):
+            return tensor, None
+        return adapter.cast(tensor, cls._dtype_name), original
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        return tensor if ctx is None else adapter_for(tensor).cast(tensor, ctx)
 
 
-def _widen(array: Any, original: str | None) -> Any:
-    return array if original is None else adapter_for(array).cast(array, original)
-
-
-class FP16Compressor(Compressor):
+class FP16Compressor(_Cast):
     """Sends float32 and float64 as float16: half or a quarter of the bytes, range +-65504.
 
     A sum beyond that range becomes inf. `gradient_predivide_factor` (or a prescale factor) keeps it inside.
     """
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return _narrow(tensor, "float16")
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return _widen(tensor, ctx)
+    _dtype_name = "float16"
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(_Cast):
     """Sends float32 and float64 as bfloat16: the range of float32, 8 bits of precision."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return _narrow(tensor, "bfloat16")
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return _widen(tensor, ctx)
+    _dtype_name = "bfloat16"
 
 
 class Compression:
