@@ -20,16 +20,29 @@ class DynamicLibrary {
   }
   static bool is_loaded(const std::string& path) { return dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr; }
 
+  // A function, of whatever type it is wanted.
+  struct Symbol {
+    void* address;
+
+    template <typename Function>
+    operator Function*() const {
+      return reinterpret_cast<Function*>(address);
+    }
+  };
   // Null where the library does not have it.
+  Symbol find_optional(const char* name) const { return {dlsym(handle_, name)}; }
+  Symbol find(const char* name) const {
+    const Symbol symbol = find_optional(name);
+    if (!symbol.address) throw failure(name_ + " has no function " + name);
+    return symbol;
+  }
   template <typename Function>
   void find_optional(Function*& function, const char* name) const {
-    function = reinterpret_cast<Function*>(dlsym(handle_, name));
+    function = find_optional(name);
   }
-
   template <typename Function>
   void find(Function*& function, const char* name) const {
-    find_optional(function, name);
-    if (!function) throw failure(name_ + " has no function " + name);
+    function = find(name);
   }
 
   // Where the file lies that has this function of the library.

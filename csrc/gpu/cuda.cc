@@ -4,7 +4,7 @@
 #include <memory>
 #include <mutex>
 
-#include "base/dynlib.h"
+#include "base/error.h"
 
 namespace ringtrain {
 namespace {
@@ -23,50 +23,21 @@ const CudaDriver& CudaDriver::get() {
   return *driver;
 }
 
-CudaDriver::CudaDriver() {
-  const DynamicLibrary library = [] {
-    try {
-      return DynamicLibrary("libcuda.so.1");
-    } catch (const Error& error) {
-      throw failure(std::string("there is no CUDA driver: ") + error.what() +
-                    ". Look at nvidia-smi; a container wants --gpus all");
-    }
-  }();
-  library.find(DriverGetVersion, "cuDriverGetVersion");
-  DriverGetVersion(&version_);
-  if (version_ < kOldest)
-    throw failure("the CUDA driver speaks CUDA " + version_text(version_) + ", which is too old: ringtrain wants " +
+DynamicLibrary CudaDriver::open() try { return DynamicLibrary("libcuda.so.1"); } catch (const Error& error) {
+  throw failure(std::string("there is no CUDA driver: ") + error.what() +
+                ". Look at nvidia-smi; a container wants --gpus all");
+}
+
+int CudaDriver::checked_version() const {
+  int version = 0;
+  DriverGetVersion(&version);
+  if (version < kOldest)
+    throw failure("the CUDA driver speaks CUDA " + version_text(version) + ", which is too old: ringtrain wants " +
                   version_text(kOldest) + " or newer. Update the driver");
-  library.find(Init, "cuInit");
-  library.find(DeviceGetCount, "cuDeviceGetCount");
-  library.find(DeviceGet, "cuDeviceGet");
-  library.find(DeviceGetUuid, "cuDeviceGetUuid_v2");
-  library.find(DeviceGetPCIBusId, "cuDeviceGetPCIBusId");
-  library.find(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
-  library.find(DevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState");
-  library.find(CtxPushCurrent, "cuCtxPushCurrent_v2");
-  library.find(CtxPopCurrent, "cuCtxPopCurrent_v2");
-  library.find(CtxGetCurrent, "cuCtxGetCurrent");
-  library.find(CtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange");
-  library.find(StreamCreateWithPriority, "cuStreamCreateWithPriority");
-  library.find(StreamDestroy, "cuStreamDestroy_v2");
-  library.find(StreamWaitEvent, "cuStreamWaitEvent");
-  library.find(StreamIsCapturing, "cuStreamIsCapturing");
-  library.find(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
-  library.find(EventCreate, "cuEventCreate");
-  library.find(EventDestroy, "cuEventDestroy_v2");
-  library.find(EventRecord, "cuEventRecord");
-  library.find(EventQuery, "cuEventQuery");
-  library.find(MemAlloc, "cuMemAlloc_v2");
-  library.find(MemFree, "cuMemFree_v2");
-  library.find(MemHostAlloc, "cuMemHostAlloc");
-  library.find(MemFreeHost, "cuMemFreeHost");
-  library.find(MemHostRegister, "cuMemHostRegister_v2");
-  library.find(MemHostUnregister, "cuMemHostUnregister");
-  library.find(MemcpyAsync, "cuMemcpyAsync");
-  library.find(MemsetD8Async, "cuMemsetD8Async");
-  library.find(PointerGetAttribute, "cuPointerGetAttribute");
-  library.find(GetErrorString, "cuGetErrorString");
+  return version;
+}
+
+CudaDriver::CudaDriver() {
   const int code = Init(0);
   if (code != kNoDevice && code != kSuccess)
     throw failure("the CUDA driver cannot be used: cuInit: " + text(code) + ". Look at nvidia-smi");

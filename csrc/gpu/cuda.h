@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/dynlib.h"
+
 namespace ringtrain {
 
 // As the driver has them: opaque. A stream of the runtime API, CuPy or PyTorch is the same thing.
@@ -15,6 +17,11 @@ using CudaContext = void*;
 using CudaAddress = unsigned long long;
 
 class CudaDriver {
+  // What follows is found in it, in this order.
+  const DynamicLibrary library_ = open();
+  int (*const DriverGetVersion)(int*) = library_.find("cuDriverGetVersion");
+  const int version_ = checked_version();
+
  public:
   // Opens and initialises it at the first call. Throws failure, saying why there is none that can be used; again at
   // every call. Any thread.
@@ -36,44 +43,43 @@ class CudaDriver {
   static bool is_out_of_memory(int code) { return code == 2; }
 
   // clang-format off
-  int (*Init)(unsigned);
-  int (*DriverGetVersion)(int*);
-  int (*DeviceGetCount)(int*);
-  int (*DeviceGet)(int*, int);
-  int (*DeviceGetUuid)(char*, int);
-  int (*DeviceGetPCIBusId)(char*, int, int);
-  int (*DevicePrimaryCtxRetain)(CudaContext*, int);
-  int (*DevicePrimaryCtxGetState)(int, unsigned*, int*);
-  int (*CtxPushCurrent)(CudaContext);
-  int (*CtxPopCurrent)(CudaContext*);
-  int (*CtxGetCurrent)(CudaContext*);
-  int (*CtxGetStreamPriorityRange)(int*, int*);
-  int (*StreamCreateWithPriority)(CudaStream*, unsigned, int);
-  int (*StreamDestroy)(CudaStream);
-  int (*StreamWaitEvent)(CudaStream, CudaEvent, unsigned);
-  int (*StreamIsCapturing)(CudaStream, int*);
-  int (*ThreadExchangeStreamCaptureMode)(int*);
-  int (*EventCreate)(CudaEvent*, unsigned);
-  int (*EventDestroy)(CudaEvent);
-  int (*EventRecord)(CudaEvent, CudaStream);
-  int (*EventQuery)(CudaEvent);
-  int (*MemAlloc)(CudaAddress*, size_t);
-  int (*MemFree)(CudaAddress);
-  int (*MemHostAlloc)(void**, size_t, unsigned);
-  int (*MemFreeHost)(void*);
-  int (*MemHostRegister)(void*, size_t, unsigned);
-  int (*MemHostUnregister)(void*);
-  int (*MemcpyAsync)(CudaAddress, CudaAddress, size_t, CudaStream);
-  int (*MemsetD8Async)(CudaAddress, unsigned char, size_t, CudaStream);
-  int (*PointerGetAttribute)(void*, int, CudaAddress);
-  int (*GetErrorString)(int, const char**);
+  int (*Init)(unsigned) = library_.find("cuInit");
+  int (*DeviceGetCount)(int*) = library_.find("cuDeviceGetCount");
+  int (*DeviceGet)(int*, int) = library_.find("cuDeviceGet");
+  int (*DeviceGetUuid)(char*, int) = library_.find("cuDeviceGetUuid_v2");
+  int (*DeviceGetPCIBusId)(char*, int, int) = library_.find("cuDeviceGetPCIBusId");
+  int (*DevicePrimaryCtxRetain)(CudaContext*, int) = library_.find("cuDevicePrimaryCtxRetain");
+  int (*DevicePrimaryCtxGetState)(int, unsigned*, int*) = library_.find("cuDevicePrimaryCtxGetState");
+  int (*CtxPushCurrent)(CudaContext) = library_.find("cuCtxPushCurrent_v2");
+  int (*CtxPopCurrent)(CudaContext*) = library_.find("cuCtxPopCurrent_v2");
+  int (*CtxGetCurrent)(CudaContext*) = library_.find("cuCtxGetCurrent");
+  int (*CtxGetStreamPriorityRange)(int*, int*) = library_.find("cuCtxGetStreamPriorityRange");
+  int (*StreamCreateWithPriority)(CudaStream*, unsigned, int) = library_.find("cuStreamCreateWithPriority");
+  int (*StreamDestroy)(CudaStream) = library_.find("cuStreamDestroy_v2");
+  int (*StreamWaitEvent)(CudaStream, CudaEvent, unsigned) = library_.find("cuStreamWaitEvent");
+  int (*StreamIsCapturing)(CudaStream, int*) = library_.find("cuStreamIsCapturing");
+  int (*ThreadExchangeStreamCaptureMode)(int*) = library_.find("cuThreadExchangeStreamCaptureMode");
+  int (*EventCreate)(CudaEvent*, unsigned) = library_.find("cuEventCreate");
+  int (*EventDestroy)(CudaEvent) = library_.find("cuEventDestroy_v2");
+  int (*EventRecord)(CudaEvent, CudaStream) = library_.find("cuEventRecord");
+  int (*EventQuery)(CudaEvent) = library_.find("cuEventQuery");
+  int (*MemAlloc)(CudaAddress*, size_t) = library_.find("cuMemAlloc_v2");
+  int (*MemFree)(CudaAddress) = library_.find("cuMemFree_v2");
+  int (*MemHostAlloc)(void**, size_t, unsigned) = library_.find("cuMemHostAlloc");
+  int (*MemFreeHost)(void*) = library_.find("cuMemFreeHost");
+  int (*MemHostRegister)(void*, size_t, unsigned) = library_.find("cuMemHostRegister_v2");
+  int (*MemHostUnregister)(void*) = library_.find("cuMemHostUnregister");
+  int (*MemcpyAsync)(CudaAddress, CudaAddress, size_t, CudaStream) = library_.find("cuMemcpyAsync");
+  int (*MemsetD8Async)(CudaAddress, unsigned char, size_t, CudaStream) = library_.find("cuMemsetD8Async");
+  int (*PointerGetAttribute)(void*, int, CudaAddress) = library_.find("cuPointerGetAttribute");
+  int (*GetErrorString)(int, const char**) = library_.find("cuGetErrorString");
   // clang-format on
 
  private:
   CudaDriver();
+  static DynamicLibrary open();
+  int checked_version() const;
   int device(int ordinal) const;
-
-  int version_ = 0;
 };
 
 }  // namespace ringtrain

@@ -2,7 +2,7 @@
 
 #include <mutex>
 
-#include "base/dynlib.h"
+#include "base/error.h"
 
 namespace ringtrain {
 namespace {
@@ -52,38 +52,13 @@ const NcclLibrary& NcclLibrary::open(const std::vector<NcclCandidate>& candidate
   throw failure(reasons);
 }
 
-NcclLibrary::NcclLibrary(const std::string& path) {
-  const DynamicLibrary library(path);
-  library.find(GetVersion, "ncclGetVersion");
-  path_ = DynamicLibrary::path_of(GetVersion);
-  GetVersion(&version_);
-  if (version_ < kOldest)
-    throw failure("NCCL " + version_text(version_) + " (" + path_ + ") is too old: ringtrain wants " +
+int NcclLibrary::checked_version() const {
+  int version = 0;
+  GetVersion(&version);
+  if (version < kOldest)
+    throw failure("NCCL " + version_text(version) + " (" + path_ + ") is too old: ringtrain wants " +
                   version_text(kOldest) + " or newer");
-  library.find(GetUniqueId, "ncclGetUniqueId");
-  library.find(GetErrorString, "ncclGetErrorString");
-  library.find(GetLastError, "ncclGetLastError");
-  library.find(CommInitRankConfig, "ncclCommInitRankConfig");
-  library.find(CommSplit, "ncclCommSplit");
-  library.find(CommDestroy, "ncclCommDestroy");
-  library.find(CommAbort, "ncclCommAbort");
-  library.find(CommGetAsyncError, "ncclCommGetAsyncError");
-  library.find(AllReduce, "ncclAllReduce");
-  library.find(Reduce_, "ncclReduce");
-  library.find(ReduceScatter, "ncclReduceScatter");
-  library.find(AllGather, "ncclAllGather");
-  library.find(Broadcast, "ncclBroadcast");
-  library.find(Send, "ncclSend");
-  library.find(Recv, "ncclRecv");
-  library.find(GroupStart, "ncclGroupStart");
-  library.find(GroupEnd, "ncclGroupEnd");
-  library.find(RedOpCreatePreMulSum, "ncclRedOpCreatePreMulSum");
-  library.find(RedOpDestroy, "ncclRedOpDestroy");
-  library.find_optional(MemAlloc, "ncclMemAlloc");
-  library.find_optional(MemFree, "ncclMemFree");
-  library.find_optional(CommRegister, "ncclCommRegister");
-  library.find_optional(CommDeregister, "ncclCommDeregister");
-  library.find_optional(CommRevoke, "ncclCommRevoke");
+  return version;
 }
 
 std::string NcclLibrary::text(int code, NcclHandle comm) const {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/dynlib.h"
 #include "gpu/cuda.h"
 
 namespace ringtrain {
@@ -30,6 +31,12 @@ struct NcclConfig {
 using NcclCandidate = std::pair<std::string, int>;
 
 class NcclLibrary {
+  // What follows is found in it, in this order.
+  const DynamicLibrary library_;
+  int (*const GetVersion)(int*) = library_.find("ncclGetVersion");
+  const std::string path_ = DynamicLibrary::path_of(GetVersion);
+  const int version_ = checked_version();
+
  public:
   // The copy that this process has loaded already (PyTorch's, say), else the first of `candidates` that can be opened
   // and is not built for a CUDA that the driver does not speak yet, else the one that the loader finds. Throws failure
@@ -47,38 +54,35 @@ class NcclLibrary {
   static int operation_of(DType dtype, Reduce reduce);
 
   // clang-format off
-  int (*GetVersion)(int*);
-  int (*GetUniqueId)(NcclId*);
-  const char* (*GetErrorString)(int);
-  const char* (*GetLastError)(NcclHandle);
-  int (*CommInitRankConfig)(NcclHandle*, int, NcclId, int, NcclConfig*);
-  int (*CommSplit)(NcclHandle, int, int, NcclHandle*, NcclConfig*);
-  int (*CommDestroy)(NcclHandle);
-  int (*CommAbort)(NcclHandle);
-  int (*CommGetAsyncError)(NcclHandle, int*);
-  int (*AllReduce)(const void*, void*, size_t, int, int, NcclHandle, CudaStream);
-  int (*Reduce_)(const void*, void*, size_t, int, int, int, NcclHandle, CudaStream);
-  int (*ReduceScatter)(const void*, void*, size_t, int, int, NcclHandle, CudaStream);
-  int (*AllGather)(const void*, void*, size_t, int, NcclHandle, CudaStream);
-  int (*Broadcast)(const void*, void*, size_t, int, int, NcclHandle, CudaStream);
-  int (*Send)(const void*, size_t, int, int, NcclHandle, CudaStream);
-  int (*Recv)(void*, size_t, int, int, NcclHandle, CudaStream);
-  int (*GroupStart)();
-  int (*GroupEnd)();
-  int (*RedOpCreatePreMulSum)(int*, void*, int, int, NcclHandle);
-  int (*RedOpDestroy)(int, NcclHandle);
-  int (*MemAlloc)(void**, size_t);                            // null before 2.19, as those below
-  int (*MemFree)(void*);
-  int (*CommRegister)(NcclHandle, void*, size_t, void**);
-  int (*CommDeregister)(NcclHandle, void*);
-  int (*CommRevoke)(NcclHandle, int);                         // null before 2.29
+  int (*GetUniqueId)(NcclId*) = library_.find("ncclGetUniqueId");
+  const char* (*GetErrorString)(int) = library_.find("ncclGetErrorString");
+  const char* (*GetLastError)(NcclHandle) = library_.find("ncclGetLastError");
+  int (*CommInitRankConfig)(NcclHandle*, int, NcclId, int, NcclConfig*) = library_.find("ncclCommInitRankConfig");
+  int (*CommSplit)(NcclHandle, int, int, NcclHandle*, NcclConfig*) = library_.find("ncclCommSplit");
+  int (*CommDestroy)(NcclHandle) = library_.find("ncclCommDestroy");
+  int (*CommAbort)(NcclHandle) = library_.find("ncclCommAbort");
+  int (*CommGetAsyncError)(NcclHandle, int*) = library_.find("ncclCommGetAsyncError");
+  int (*AllReduce)(const void*, void*, size_t, int, int, NcclHandle, CudaStream) = library_.find("ncclAllReduce");
+  int (*Reduce_)(const void*, void*, size_t, int, int, int, NcclHandle, CudaStream) = library_.find("ncclReduce");
+  int (*ReduceScatter)(const void*, void*, size_t, int, int, NcclHandle, CudaStream) = library_.find("ncclReduceScatter");
+  int (*AllGather)(const void*, void*, size_t, int, NcclHandle, CudaStream) = library_.find("ncclAllGather");
+  int (*Broadcast)(const void*, void*, size_t, int, int, NcclHandle, CudaStream) = library_.find("ncclBroadcast");
+  int (*Send)(const void*, size_t, int, int, NcclHandle, CudaStream) = library_.find("ncclSend");
+  int (*Recv)(void*, size_t, int, int, NcclHandle, CudaStream) = library_.find("ncclRecv");
+  int (*GroupStart)() = library_.find("ncclGroupStart");
+  int (*GroupEnd)() = library_.find("ncclGroupEnd");
+  int (*RedOpCreatePreMulSum)(int*, void*, int, int, NcclHandle) = library_.find("ncclRedOpCreatePreMulSum");
+  int (*RedOpDestroy)(int, NcclHandle) = library_.find("ncclRedOpDestroy");
+  int (*MemAlloc)(void**, size_t) = library_.find_optional("ncclMemAlloc");  // null before 2.19, as those below
+  int (*MemFree)(void*) = library_.find_optional("ncclMemFree");
+  int (*CommRegister)(NcclHandle, void*, size_t, void**) = library_.find_optional("ncclCommRegister");
+  int (*CommDeregister)(NcclHandle, void*) = library_.find_optional("ncclCommDeregister");
+  int (*CommRevoke)(NcclHandle, int) = library_.find_optional("ncclCommRevoke");  // null before 2.29
   // clang-format on
 
  private:
-  explicit NcclLibrary(const std::string& path);
-
-  int version_ = 0;
-  std::string path_;
+  explicit NcclLibrary(const std::string& path) : library_(path) {}
+  int checked_version() const;
 };
 
 }  // namespace ringtrain
