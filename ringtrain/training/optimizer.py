@@ -282,7 +282,7 @@ def _groups_among(names: list[str], groups: int | list[list[str]]) -> list[list[
     return [[name for name in group if name in present] for group in groups]
 
 
-def split_evenly(items: list[Any], parts: int) -> list[list[Any]]:
+def split_evenly(items: Sequence[Any], parts: int) -> list[Any]:
     """Split into consecutive parts whose lengths differ by at most one, the longer ones first."""
     shorter, longer_parts = divmod(len(items), parts)
     starts = [part * shorter + min(part, longer_parts) for part in range(parts + 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import os
 import sysconfig
 import warnings
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 from ringtrain._core import ReduceOp
 from ringtrain.job import session
+from ringtrain.training.optimizer import split_evenly
 
 T = TypeVar("T")
 
@@ -111,9 +111,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741
     """A list in n parts whose lengths differ by at most 1, the longer ones first."""
-    shorter, longer_parts = divmod(len(l), n)
-    ends = [part * shorter + min(part, longer_parts) for part in range(n + 1)]
-    return [l[begin:end] for begin, end in itertools.pairwise(ends)]
+    return split_evenly(l, n)
 
 
 def is_iterable(x: Any) -> bool:
