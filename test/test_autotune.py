@@ -53,7 +53,7 @@ def train_until(path):
     assert is_written
 
 
-@pytest.mark.ranks(3, isolated=True)
+@pytest.mark.ranks(3, initialised=False)
 def test_results_stay_exact_while_sizes_change_and_the_findings_are_kept(tmp_path):
     path = tmp_path / "tuned.txt"
     hvd.init(autotune=True, autotune_file=str(path), mailbox_kb=128)

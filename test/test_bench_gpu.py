@@ -152,7 +152,7 @@ def measured_in(tmp_path, *words):
     return results.load(path) if MpiJob().rank == 0 else None
 
 
-@pytest.mark.ranks(2, isolated=True, env=GPU)
+@pytest.mark.ranks(2, initialised=False, env=GPU)
 def test_submission_and_host_memory_are_measured_on_cupy_arrays(tmp_path):
     result = measured_in(tmp_path)
     assert not hvd.is_initialized()
@@ -179,7 +179,7 @@ def test_submission_through_host_memory_is_not_held_against_the_aim(tmp_path):
     assert (result.rows, result.notes) == ([], [f"submission is left out: {reason}"])
 
 
-@pytest.mark.ranks(1, isolated=True, env=GPU)
+@pytest.mark.ranks(1, initialised=False, env=GPU)
 def test_one_rank_passes_nothing_through_host_memory(tmp_path):
     result = measured_in(tmp_path, "--parts", "submission,staged")
     assert [row.key["part"] for row in result.rows] == ["submission"]

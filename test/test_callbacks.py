@@ -155,7 +155,7 @@ def test_callbacks_are_called_when_the_process_set_is_removed():
     assert not removing.is_alive()
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_callbacks_are_called_when_another_rank_leaves():
     hvd.init()
     if hvd.rank() == 0:

@@ -56,7 +56,7 @@ def test_there_are_none_before_init():
         hvd.metrics()
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_prometheus_reads_them():
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
     hvd.init(metrics_port=29471)
@@ -72,7 +72,7 @@ def test_prometheus_reads_them():
         urllib.request.urlopen(f"http://localhost:{29471 + rank}/metrics", timeout=1)
 
 
-@pytest.mark.ranks(1, isolated=True)
+@pytest.mark.ranks(1, initialised=False)
 @pytest.mark.parametrize(
     ("options", "reachable"), [({}, ["127.0.0.1"]), ({"metrics_address": "0.0.0.0"}, ["127.0.0.1", "127.0.0.2"])]
 )
@@ -86,7 +86,7 @@ def test_only_this_host_reads_them_unless_asked_for(options, reachable):
     assert answering == reachable
 
 
-@pytest.mark.ranks(1, isolated=True)
+@pytest.mark.ranks(1, initialised=False)
 def test_an_address_of_another_host_is_refused():
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
     with pytest.raises(
@@ -95,7 +95,7 @@ def test_an_address_of_another_host_is_refused():
         hvd.init(metrics_port=29521, metrics_address="192.0.2.1")
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_a_port_that_is_taken_is_named_on_all_ranks():
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
     port = 29491

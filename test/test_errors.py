@@ -238,7 +238,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_operation():
         require_equal(hvd.synchronize(handle), ONES)
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_an_operation_that_one_rank_never_submits_ends_with_a_stalled_error():
     hvd.init(stall_warning_time_s=60, stall_shutdown_time_s=1)
     for name in ("cached", "new"):
@@ -306,7 +306,7 @@ def test_a_bad_variable_is_named(monkeypatch):
         hvd.init()
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_options_that_differ_between_ranks():
     from mpi4py import MPI
 

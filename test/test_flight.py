@@ -23,7 +23,7 @@ def wait_for(condition, seconds=10):
     assert condition()
 
 
-@pytest.mark.ranks(2, 3, isolated=True)
+@pytest.mark.ranks(2, 3, initialised=False)
 def test_a_stall_is_written_down_with_the_lines_that_submitted(tmp_path):
     hvd.init(stall_warning_time_s=0.3, stall_shutdown_time_s=0.6, flight_dir=str(tmp_path))
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_a_stall_is_written_down_with_the_lines_that_submitted(tmp_path):
     assert f"but not by rank {last}." in difference and f"Of rank {last} there is no file" in difference
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_sigusr1_writes_what_is_done_and_what_is_pending(tmp_path):
     hvd.init(flight_dir=str(tmp_path))
     hvd.allgather(np.ones(2), name="done")

@@ -1,5 +1,6 @@
 """Which GPU a rank works on, and which NCCL it takes: on the double of the driver, with stand-ins for the libraries."""
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -38,6 +39,16 @@ def load(name, **settings):
     return sys.modules[name]
 
 
+@contextlib.contextmanager
+def loaded(*names, **settings):
+    """For a test in a job that others share."""
+    try:
+        yield [load(name, **settings) for name in names]
+    finally:
+        for name in names:
+            del sys.modules[name]
+
+
 def make_context(device, is_current=False):
     driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     assert driver.cuInit(0) == driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
@@ -64,38 +75,38 @@ def reduce_on(device):
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(2, 3, isolated=True, env=FOUR_GPUS)
+@pytest.mark.ranks(2, 3, initialised=False, env=FOUR_GPUS)
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_each_rank_takes_the_gpu_of_its_local_rank(library):
-    loaded = load(library)
-    hvd.init()
-    assert loaded.used == [hvd.local_rank()]
-    assert gpu_double.control().count("contexts") == 0
-    hvd.shutdown()
+    with loaded(library) as (of_gpus,):
+        hvd.init()
+        assert of_gpus.used == [hvd.local_rank()]
+        assert gpu_double.control().count("contexts") == 0
+        hvd.shutdown()
 
 
-@pytest.mark.ranks(2, isolated=True, env=FOUR_GPUS | {"RINGTRAIN_GPUS_PER_RANK": "2"})
+@pytest.mark.ranks(2, initialised=False, env=FOUR_GPUS | {"RINGTRAIN_GPUS_PER_RANK": "2"})
 def test_a_rank_with_several_gpus_takes_the_first_of_them():
-    loaded = load("cupy"), load("torch")
-    hvd.init()
-    assert [library.used for library in loaded] == [[2 * hvd.local_rank()]] * 2
-    hvd.shutdown()
+    with loaded("cupy", "torch") as libraries:
+        hvd.init()
+        assert [library.used for library in libraries] == [[2 * hvd.local_rank()]] * 2
+        hvd.shutdown()
 
 
 @pytest.mark.ranks(3, isolated=True, env=FOUR_GPUS | {"CUDA_VISIBLE_DEVICES": "3,1"})
 def test_gpus_are_counted_among_the_visible_ones():
-    loaded = load("cupy")
+    library = load("cupy")
     hvd.init()
-    assert loaded.used == [hvd.local_rank() % 2]
+    assert library.used == [hvd.local_rank() % 2]
     hvd.shutdown()
 
 
 @pytest.mark.ranks(2, isolated=True, env=FOUR_GPUS)
 def test_a_gpu_that_the_script_has_taken_stays_its_own():
-    loaded = load("cupy")
+    library = load("cupy")
     make_context(3 - own_rank())
     hvd.init()
-    assert loaded.used == []
+    assert library.used == []
     hvd.shutdown()
 
 
@@ -110,9 +121,9 @@ def test_without_a_library_that_uses_gpus_the_driver_is_left_alone(tmp_path):
 
 @pytest.mark.ranks(1, isolated=True, env=FOUR_GPUS)
 def test_a_job_of_one_rank_leaves_the_choice_to_the_script():
-    loaded = load("cupy")
+    library = load("cupy")
     hvd.init()
-    assert loaded.used == []
+    assert library.used == []
     hvd.shutdown()
 
 

@@ -28,7 +28,7 @@ def on_doubles(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.ranks(2, env=GPU, isolated=True)
+@pytest.mark.ranks(2, env=GPU, initialised=False)
 def test_who_calls_nccl_takes_no_signal():
     hvd.init()
     use_own_gpu()

@@ -205,7 +205,7 @@ def test_large_arrays_pass_through_host_memory_in_parts():
 # Process sets
 
 
-@pytest.mark.ranks(3, env=GPU, isolated=True)
+@pytest.mark.ranks(3, env=GPU, initialised=False)
 def test_process_sets_are_split_from_the_communicator_of_all(tmp_path):
     hvd.init()
     use_own_gpu()
@@ -251,7 +251,7 @@ def test_a_set_is_removed_while_what_was_agreed_for_it_waits_for_more_urgent_ope
         require_on_gpu(hvd.allreduce(on_gpu(np.ones(5)), name="after"), np.ones(5))
 
 
-@pytest.mark.ranks(3, env=GPU, isolated=True)
+@pytest.mark.ranks(3, env=GPU, initialised=False)
 def test_a_process_set_may_come_to_gpus_before_the_world_does():
     hvd.init()
     chosen = hvd.add_process_set([1, 2])
@@ -295,7 +295,7 @@ def test_hundreds_of_gradients_are_a_few_calls(tmp_path):
     assert "DtoH" not in calls and "cuStreamSynchronize" not in calls and "cuEventSynchronize" not in calls
 
 
-@pytest.mark.ranks(2, env=GPU, isolated=True)
+@pytest.mark.ranks(2, env=GPU, initialised=False)
 def test_nothing_is_left_after_shutdown_and_all_works_again():
     for _ in range(2):
         hvd.init()

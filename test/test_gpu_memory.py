@@ -24,7 +24,7 @@ def require_soon(is_true):
         time.sleep(0.01)
 
 
-@pytest.mark.ranks(3, env=GPU, isolated=True)
+@pytest.mark.ranks(3, env=GPU, initialised=False)
 def test_arrays_in_memory_of_nccl_are_known_to_every_communicator():
     hvd.init()
     use_own_gpu()
@@ -78,7 +78,7 @@ def test_nccl_works_in_the_memory_that_it_knows(tmp_path):
     assert is_reduced_where_it_lies(tmp_path)
 
 
-@pytest.mark.ranks(2, env=GPU, isolated=True)
+@pytest.mark.ranks(2, env=GPU, initialised=False)
 def test_nccl_works_in_the_memory_that_was_made_before_another_init(tmp_path):
     hvd.init()
     use_own_gpu()
@@ -97,7 +97,7 @@ def test_memory_that_nccl_refuses_on_one_rank_is_copied_on_all(tmp_path):
     assert not is_reduced_where_it_lies(tmp_path)
 
 
-@pytest.mark.ranks(1, env=GPU, isolated=True)
+@pytest.mark.ranks(1, env=GPU, initialised=False)
 def test_small_arrays_share_memory_of_nccl_that_is_used_again_when_the_gpu_is_done_with_it():
     hvd.init()
     control = gpu_double.control()
@@ -118,7 +118,7 @@ def test_small_arrays_share_memory_of_nccl_that_is_used_again_when_the_gpu_is_do
     hvd.shutdown()
 
 
-@pytest.mark.ranks(1, env=GPU, isolated=True)
+@pytest.mark.ranks(1, env=GPU, initialised=False)
 def test_memory_that_is_given_back_during_a_capture_is_used_again_after_it():
     hvd.init()
     control, captured = gpu_double.control(), cupy.cuda.Stream()
@@ -132,7 +132,7 @@ def test_memory_that_is_given_back_during_a_capture_is_used_again_after_it():
     hvd.shutdown()
 
 
-@pytest.mark.ranks(1, env=GPU, isolated=True)
+@pytest.mark.ranks(1, env=GPU, initialised=False)
 def test_a_forked_child_leaves_the_gpu_of_its_parent_alone(tmp_path):
     hvd.init()
     mine = on_gpu(np.ones((4, 3)))

@@ -16,6 +16,8 @@ from harness import processes
 from harness.spec import TEST_FOLDER
 from hosts import HostsUnavailable, simulated_hosts
 
+import ringtrain as hvd
+
 BODIES = """
 import os, signal, time
 from pathlib import Path
@@ -166,6 +168,31 @@ _served = []
 def test_a_job_serves_test_after_test(part):
     _served.append(part)
     assert _served == list(range(part + 1))
+
+
+_worlds = []
+
+
+@pytest.mark.ranks(2, initialised=False)
+def test_a_body_that_calls_init_finds_nothing_initialised():
+    assert not hvd.is_initialized()
+    hvd.init(cache_capacity=3)  # and leaves it at that
+    _worlds.append("own")
+
+
+@pytest.mark.ranks(2)
+def test_the_next_body_of_the_same_job_has_the_defaults_again():
+    _worlds.append("default")
+    with pytest.raises(hvd.RingtrainError, match="with another cache_capacity"):
+        hvd.init(cache_capacity=3)
+
+
+@pytest.mark.ranks(2, env={"RINGTRAIN_CACHE_CAPACITY": "7"})
+def test_options_are_set_before_another_init_of_the_same_job():
+    assert _worlds == ["own", "default"]
+    hvd.init(cache_capacity=7)  # does nothing, since it is
+    with pytest.raises(hvd.RingtrainError, match="with another cache_capacity"):
+        hvd.init(cache_capacity=3)
 
 
 @pytest.mark.ranks(4, hosts=(2, 2), isolated=True)

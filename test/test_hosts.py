@@ -201,7 +201,7 @@ def test_idle_ranks_on_2_hosts_of_1_rank_sleep():
     check_idle()
 
 
-@pytest.mark.ranks(4, hosts=(1, 1, 1, 1), isolated=True)
+@pytest.mark.ranks(4, hosts=(1, 1, 1, 1), initialised=False)
 def test_init_and_shutdown_many_times():
     for step in range(5):
         hvd.init()

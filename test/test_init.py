@@ -28,7 +28,7 @@ def test_place_in_the_world():
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, isolated=True)
+@pytest.mark.ranks(1, 2, 3, initialised=False)
 def test_init_and_shutdown_many_times():
     for round_ in range(10):
         hvd.init()
@@ -40,7 +40,7 @@ def test_init_and_shutdown_many_times():
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(4, isolated=True)
+@pytest.mark.ranks(4, initialised=False)
 def test_init_with_a_communicator():
     from mpi4py import MPI
 
@@ -54,7 +54,7 @@ def test_init_with_a_communicator():
     half.Free()
 
 
-@pytest.mark.ranks(3, isolated=True)
+@pytest.mark.ranks(3, initialised=False)
 def test_init_with_a_list_of_ranks():
     from mpi4py import MPI
 
@@ -73,7 +73,7 @@ def test_init_with_a_list_of_ranks():
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(2, isolated=True, env={"RINGTRAIN_CACHE_CAPACITY": "7"})
+@pytest.mark.ranks(2, initialised=False, env={"RINGTRAIN_CACHE_CAPACITY": "7"})
 def test_a_second_init_does_nothing_unless_it_wants_something_else():
     hvd.init(process_sets=[[0]], fusion_threshold_mb=64)
     hvd.init()
@@ -109,7 +109,7 @@ def test_init_initialises_an_mpi4py_that_was_told_not_to():
     assert MPI.COMM_WORLD.Get_size() == hvd.size() and MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
-@pytest.mark.ranks(2, isolated=True, env={"RINGTRAIN_CACHE_CAPACITY": "7"})
+@pytest.mark.ranks(2, initialised=False, env={"RINGTRAIN_CACHE_CAPACITY": "7"})
 def test_a_keyword_beats_the_variable():
     hvd.init(cache_capacity=1)
     require_equal(hvd.allreduce(np.ones(3)), np.ones(3))

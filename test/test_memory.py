@@ -158,7 +158,7 @@ def test_a_child_that_is_forked_while_another_thread_takes_shared_memory_ends():
     thread.join()
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_shared_arrays_outlive_shutdown():
     hvd.init()
     array = shared(np.arange(100_000))
@@ -168,7 +168,7 @@ def test_shared_arrays_outlive_shutdown():
     require_equal(array, np.arange(1, 100_001))
 
 
-@pytest.mark.ranks(2, 3, isolated=True)
+@pytest.mark.ranks(2, 3, initialised=False)
 def test_shared_arrays_are_reduced_where_they_lie_after_another_init():
     array = None
     for generation in range(3):
@@ -182,7 +182,7 @@ def test_shared_arrays_are_reduced_where_they_lie_after_another_init():
         hvd.shutdown()
 
 
-@pytest.mark.ranks(3, isolated=True)
+@pytest.mark.ranks(3, initialised=False)
 def test_shared_arrays_of_other_ranks_are_copied_after_another_init():
     from mpi4py import MPI
 

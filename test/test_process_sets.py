@@ -154,7 +154,7 @@ def test_ranks_that_add_different_sets_all_hear_of_it():
     require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum), np.full(2, 3.0))
 
 
-@pytest.mark.ranks(4, isolated=True)
+@pytest.mark.ranks(4, initialised=False)
 def test_sets_given_to_init():
     even, odd = hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 3])
     hvd.init(process_sets=[even, odd])
@@ -166,7 +166,7 @@ def test_sets_given_to_init():
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(4, isolated=True)
+@pytest.mark.ranks(4, initialised=False)
 def test_communicators_given_to_init_may_differ_between_the_ranks():
     from mpi4py import MPI
 
@@ -189,7 +189,7 @@ def test_communicators_given_to_init_may_differ_between_the_ranks():
         world.Barrier()
 
 
-@pytest.mark.ranks(4, isolated=True)
+@pytest.mark.ranks(4, initialised=False)
 def test_the_communicators_after_the_first_are_process_sets():
     from mpi4py import MPI
 
@@ -207,7 +207,7 @@ def test_the_communicators_after_the_first_are_process_sets():
     world.Barrier()
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_sets_given_to_init_must_be_the_same_everywhere():
     with pytest.raises(hvd.MismatchError):
         hvd.init(process_sets=[[hvd_rank_before_init()]])
@@ -231,7 +231,7 @@ def test_a_set_of_any_iterable():
     hvd.remove_process_set(last)
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_what_a_set_knows_before_init_and_after_shutdown():
     first = hvd.ProcessSet([0])
     for _ in range(2):
@@ -273,7 +273,7 @@ def test_a_set_from_an_mpi4py_communicator():
     half.Free()
 
 
-@pytest.mark.ranks(4, isolated=True)
+@pytest.mark.ranks(4, initialised=False)
 def test_sets_from_communicators_given_to_init():
     """As in Horovod's documentation. The ranks of the job are not those of COMM_WORLD."""
     from mpi4py import MPI
@@ -291,7 +291,7 @@ def test_sets_from_communicators_given_to_init():
     assert (parts.ranks, parts.process_set_id, parts.included()) == (None, None, None)
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_a_communicator_with_others_than_the_ranks_of_the_job_is_refused():
     from mpi4py import MPI
 

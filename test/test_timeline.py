@@ -105,7 +105,7 @@ def take_steps(count):
         optimizer.step(params, [np.ones(10)])
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 @pytest.mark.parametrize(
     ("window", "shown"), [("3-4", [3, 4]), ("3-3", [3]), ("5", [5]), ("0-2", [1, 2]), ("5-100", [5])]
 )
@@ -120,7 +120,7 @@ def test_a_window_of_steps_is_shown_whole(tmp_path, window, shown):
     assert len(gradients) == (2 if window == "5-100" else len(shown))
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 @pytest.mark.parametrize("window", ["7-9", "0"])
 def test_a_window_that_never_came_is_told(tmp_path, window):
     path = tmp_path / "timeline.json"
@@ -135,7 +135,7 @@ def test_a_window_that_never_came_is_told(tmp_path, window):
     assert not path.exists()
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_steps_without_a_file_have_no_effect_and_this_is_told():
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
@@ -143,7 +143,7 @@ def test_steps_without_a_file_have_no_effect_and_this_is_told():
     assert ("timeline_steps has no effect without timeline_filename" in said.getvalue()) == (hvd.rank() == 0)
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_the_file_does_not_grow_beyond_its_limit(tmp_path):
     path = tmp_path / "timeline.json"
     hvd.init(timeline_filename=str(path), timeline_limit_mb=0.05)
@@ -190,7 +190,7 @@ def test_where_no_file_can_be_no_rank_writes(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 @pytest.mark.parametrize("steps", ["", "100-110"])
 def test_a_folder_as_the_option_ends_init_on_all_ranks(tmp_path, steps):
     with pytest.raises(hvd.RingtrainError, match=r"timeline_filename must be a file, but .* is a folder"):
@@ -273,7 +273,7 @@ def memory_mb(field):
     return int(line.split()[1]) / 1024
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_parts_that_are_larger_than_the_memory_are_brought_together(tmp_path):
     hvd.init()
     path = tmp_path / "timeline.json"

@@ -209,7 +209,7 @@ def train(path, steps, sleeps_s):
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_a_real_job_gets_a_report(tmp_path):
     path = tmp_path / "timeline.json"
     train(path, steps=12, sleeps_s=(0.01, 0.01))
@@ -235,7 +235,7 @@ def shapes_of(path):
     }
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_a_rank_that_sleeps_is_the_straggler(tmp_path):
     path = tmp_path / "timeline.json"
     train(path, steps=15, sleeps_s=(0.005, 0.03))

@@ -137,7 +137,7 @@ def test_replicas_are_compared_in_steps_that_all_take_and_in_the_same_ones_after
         epoch(model, optimizer, 2)  # the sixth is one that all take
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 @pytest.mark.parametrize(("window", "shown"), [("3-6", [5, 6]), ("1-2", [1]), ("3-4", None)])
 def test_a_window_of_the_timeline_begins_and_ends_in_steps_that_all_take(tmp_path, window, shown):
     from ringtrain.timeline.report.trace import read

@@ -487,7 +487,7 @@ def test_what_cannot_be_copied_says_what_can(make):
 # Ranks that have made other optimizers before
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_optimizers_of_a_new_rank_meet_those_that_others_have_kept():
     """As after a rank was replaced: only one of the two has what it had before shutdown()."""
 
@@ -753,7 +753,7 @@ def test_adasum_under_a_grad_scaler_skips_on_all_ranks():
         optimizer.skip_synchronize()
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_adasum_marks_its_steps_in_the_timeline(tmp_path):
     path = tmp_path / "timeline.json"
     hvd.init(timeline_filename=str(path))

@@ -37,7 +37,7 @@ def test_what_is_counted_and_shown_in_a_timeline(tmp_path):
     assert sorted(shown) == [0, 1]
 
 
-@pytest.mark.ranks(2, isolated=True)
+@pytest.mark.ranks(2, initialised=False)
 def test_init_shutdown_and_init_again():
     for _ in range(2):
         assert not hvd.is_initialized()

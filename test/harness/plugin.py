@@ -1,10 +1,13 @@
 """The pytest hooks behind `@pytest.mark.ranks`.
 
-    @pytest.mark.ranks(1, 2, 3, timeout=120, isolated=True, env={"NAME": "value"}, hosts=(2, 1), rate="1gbit")
+    @pytest.mark.ranks(1, 2, 3, timeout=120, initialised=False, isolated=True, env={"NAME": "value"}, hosts=(2, 1),
+                       rate="1gbit")
 
-runs the body on 1, 2 and 3 ranks, `hvd.init()` done. timeout: seconds, 60 unless said. isolated: in a job of its own
-that is not initialised. env: added to the environment of the job. hosts: the ranks of each simulated host. rate: what
-each of these sends at most, as `tc` writes it. A body takes parametrized values and tmp_path, no other fixture.
+runs the body on 1, 2 and 3 ranks, `hvd.init()` done. timeout: seconds, 60 unless said. initialised: False where the
+body calls init() itself. isolated: in a job of its own, which is not initialised either. env: added to the environment
+of the job; what init() reads is set before it, in a job that others share. hosts: the ranks of each simulated host.
+rate: what each of these sends at most, as `tc` writes it. A body takes parametrized values and tmp_path, no other
+fixture.
 """
 
 from __future__ import annotations
@@ -24,14 +27,17 @@ from harness.job import Job, JobError
 from harness.protocol import Task
 from harness.report import JobResult, conclude, fail
 from harness.spec import JobSpec
+from ringtrain.options.table import TABLE, environment_name
 from ringtrain.runner.launchers.mpi_library import MpiNotFound
 
 _SIZE = "ranks"
+# One job can have these one after another.
+_READ_BY_INIT = {name for option in TABLE for name in (environment_name(option.name), option.alias)}
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the hooks once, and the marker."""
-    arguments = "*sizes, timeout=60, isolated=False, env={}, hosts=(), rate=''"
+    arguments = "*sizes, timeout=60, initialised=True, isolated=False, env={}, hosts=(), rate=''"
     config.addinivalue_line("markers", f"ranks({arguments}): run under mpirun")
     if not config.pluginmanager.has_plugin("ranks"):
         config.pluginmanager.register(Ranks(), "ranks")
@@ -42,6 +48,7 @@ class Marker(NamedTuple):
 
     sizes: tuple[int, ...]
     timeout: float = 60
+    initialised: bool = True
     isolated: bool = False
     env: Mapping[str, str] = {}
     hosts: Sequence[int] = ()
@@ -82,8 +89,11 @@ class Ranks:
         metafunc.parametrize(_SIZE, marker.sizes, ids=ids)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Bring tests of equal spec together, of all files; first those that need no job."""
-        items.sort(key=lambda item: _spec_of(item) or ())
+        """Bring tests of equal spec together, of all files, and within a job those that want the same of init().
+
+        Those that need no job are first, and in a job those that call init() themselves.
+        """
+        items.sort(key=lambda item: (_spec_of(item) or (), _world_of(item)))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object | None:
@@ -91,7 +101,7 @@ class Ranks:
         marker, spec = Marker.of(pyfuncitem), _spec_of(pyfuncitem)
         if marker is None or spec is None:
             return None
-        result = self._run(spec, _task_of(pyfuncitem, marker), marker.timeout)
+        result = self._run(spec, _task_of(pyfuncitem), marker.timeout)
         for rank, of_rank in enumerate(result.ranks):
             if of_rank.output:
                 pyfuncitem.add_report_section("call", f"rank {rank}", of_rank.output)
@@ -144,12 +154,27 @@ def _spec_of(item: pytest.Item) -> JobSpec | None:
         return None
     own_test = item.nodeid if marker.isolated else ""
     size = cast(int, item.callspec.params[_SIZE])
-    environment = tuple(sorted(marker.env.items()))
+    environment = tuple(sorted((name, value) for name, value in marker.env.items() if name not in _READ_BY_INIT))
     library = "torch" if hasattr(item.module, "torch") else ""
     return JobSpec(size, tuple(marker.hosts), marker.rate, environment, library, own_test)
 
 
-def _task_of(item: pytest.Function, marker: Marker) -> Task:
+class World(NamedTuple):
+    """What init() has to do for a test: nothing, where the test calls it, or to read these variables."""
+
+    initialise: bool
+    options: tuple[tuple[str, str], ...]
+
+
+def _world_of(item: pytest.Item) -> World:
+    marker = Marker.of(item)
+    if marker is None:
+        return World(False, ())
+    options = tuple(sorted((name, value) for name, value in marker.env.items() if name in _READ_BY_INIT))
+    return World(marker.initialised and not marker.isolated, options)
+
+
+def _task_of(item: pytest.Function) -> Task:
     if item.cls is not None:
         fail("a ranks test is a plain function, not a method: the ranks look it up in the module")
     arguments = {name: item.funcargs[name] for name in inspect.signature(item.function).parameters}
@@ -157,7 +182,7 @@ def _task_of(item: pytest.Function, marker: Marker) -> Task:
     if foreign:
         fail(f"a ranks test takes parametrized values and tmp_path, not {', '.join(foreign)}: fixtures live in pytest")
     module = item.module.__name__
-    return Task(module, item.path, item.function.__name__, _pickled(arguments), initialise=not marker.isolated)
+    return Task(module, item.path, item.function.__name__, _pickled(arguments), *_world_of(item))
 
 
 def _pickled(arguments: dict[str, Any]) -> bytes:

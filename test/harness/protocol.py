@@ -22,7 +22,8 @@ class Hello(NamedTuple):
 class Task(NamedTuple):
     """A test to run: `function` of the module in `path`, which pytest calls `module`.
 
-    The arguments are pickled apart, so that one that cannot be read fails the test alone.
+    The arguments are pickled apart, so that one that cannot be read fails the test alone. `options` are variables of
+    the environment that init() reads; `initialise` says whether the rank calls it, or the test.
     """
 
     module: str
@@ -30,6 +31,7 @@ class Task(NamedTuple):
     function: str
     pickled_arguments: bytes
     initialise: bool
+    options: tuple[tuple[str, str], ...]
 
 
 class Answer(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import functools
 import importlib.util
 import os
 import pickle
@@ -22,6 +21,7 @@ from _pytest.assertion import install_importhook
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from _pytest.config import get_config
 
+import ringtrain
 from harness.protocol import Answer, Hello, Task, output_file, socket_file, stacks_file
 from ringtrain.job import launched_by
 
@@ -39,26 +39,51 @@ def main(folder: Path) -> None:
     _serve(connection, hook)
 
 
+class _World:
+    """What is initialised between two tests: for those that leave it to us, once for as many as want the same options.
+
+    The ranks are in step: pytest has heard of all of them how a test ended before it sends the next one.
+    """
+
+    def __init__(self) -> None:
+        self._options: tuple[tuple[str, str], ...] = ()
+        self._is_shared = False
+
+    def prepare(self, options: tuple[tuple[str, str], ...], initialise: bool) -> None:
+        if initialise and self._is_shared and options == self._options:
+            return
+        self._is_shared = False
+        ringtrain.shutdown()
+        for name, _ in self._options:
+            os.environ.pop(name, None)
+        self._options = options
+        os.environ.update(options)
+        if initialise:
+            ringtrain.init()
+            self._is_shared = True
+
+    def end(self) -> None:
+        if self._is_shared:
+            ringtrain.shutdown()
+
+
 def _serve(connection: Connection, hook: AssertionRewritingHook) -> None:
+    world = _World()
     while True:
         task: Task | None = connection.recv()
         if task is None:
             break
-        answer = _run(task, hook)
+        answer = _run(task, hook, world)
         sys.stdout.flush()
         sys.stderr.flush()
         connection.send(answer)
-    if _initialise.cache_info().currsize:
-        import ringtrain
-
-        ringtrain.shutdown()
+    world.end()
 
 
-def _run(task: Task, hook: AssertionRewritingHook) -> Answer:
+def _run(task: Task, hook: AssertionRewritingHook, world: _World) -> Answer:
     try:
         body = getattr(_module(task, hook), task.function)
-        if task.initialise:
-            _initialise()
+        world.prepare(task.options, task.initialise)
         body(**pickle.loads(task.pickled_arguments))
     except pytest.skip.Exception as skip:
         return Answer("skipped", str(skip))
@@ -80,13 +105,6 @@ def _module(task: Task, hook: AssertionRewritingHook) -> ModuleType:
         sys.modules[task.module] = module
         spec.loader.exec_module(module)
     return sys.modules[task.module]
-
-
-@functools.cache
-def _initialise() -> None:
-    import ringtrain
-
-    ringtrain.init()
 
 
 def _redirect_output(path: Path) -> None:
