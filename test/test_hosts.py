@@ -22,7 +22,7 @@ def check_every_operation(dtype):
     for op in OPS:
         if op == "average" and dtype.kind in "biu":
             continue
-        for count in (0, 1, 7, 1021, 300_007):
+        for count in (0, 1, 7, 1021, *([300_007] if op == "sum" else [])):
             expected = reference(op, data_of_ranks(size, (count,), dtype, op=op))
             result = hvd.allreduce(data(rank, (count,), dtype, op=op), op=HVD_OPS[op], name=f"{op}{count}")
             require_equal(result, expected)
