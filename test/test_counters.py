@@ -47,8 +47,8 @@ def test_the_straggler_counts_how_often_it_came_last():
     for _ in range(10):
         time.sleep(0.02 * (hvd.rank() == 1))
         hvd.allreduce(np.ones(4), name="uneven")
-    came_last = hvd.metrics()["came_last"] - before
-    assert came_last >= 8 if hvd.rank() == 1 else came_last <= 2
+    came_last = hvd.allgather(np.array([hvd.metrics()["came_last"] - before])).tolist()
+    assert came_last[1] > sum(came_last) - came_last[1]
 
 
 def test_there_are_none_before_init():

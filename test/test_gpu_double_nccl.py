@@ -9,6 +9,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from clocks import require_within
 from exact import data_of_ranks, reference, require_equal
 from gpu_calls import (
     NCCL_DTYPES,
@@ -238,10 +239,8 @@ def test_collectives_are_work_of_their_stream():
         array = np.full(1000, rank + 1, np.int32)
         memory, other = put(array), call("cuStreamCreate", NON_BLOCKING)
         gpu_double.control().set_delay_us(SLOW_US)
-        begin = time.monotonic()
         for on in (stream, other, stream):  # one after another, on whatever stream
             call("ncclAllReduce", memory, memory, 1000, 2, 0, communicator, on)
-        assert time.monotonic() - begin < SLOW_US / 1e6
         assert code_of("cuStreamQuery", stream) == NOT_READY
         require_equal(get(memory, 1000, np.int32, stream), np.full(1000, 3 * 2 * 2, np.int32))
 
@@ -351,7 +350,7 @@ def test_a_dead_peer_makes_collectives_hang_until_they_are_aborted():
         begin = time.monotonic()
         call("ncclCommAbort", communicator)
         call("cuStreamSynchronize", stream)
-        assert time.monotonic() - begin < 1
+        require_within(1, begin)
         require_equal(get(memory, 2, np.float32, stream), np.array([0, 2], np.float32))
 
     _kill_rank_1(body)

@@ -131,9 +131,9 @@ def test_a_rank_that_waits_for_a_straggler_leaves_the_core_to_others():
         time.sleep(1)
         hvd.allreduce(np.ones(3), name="late")
     else:
-        before = time.process_time()
+        begin, before = time.monotonic(), time.process_time()
         hvd.allreduce(np.ones(3), name="late")
-        assert time.process_time() - before < 0.1
+        assert time.process_time() - before < 0.3 * (time.monotonic() - begin)  # who spins has all of it
 
 
 def run_python(code, *, launcher=(), environment=None):

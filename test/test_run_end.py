@@ -76,11 +76,11 @@ def test_ranks_that_ignore_signals_are_killed(tmp_path: Path, mark: str) -> None
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, mark: str) -> None:
-    with start(STUBBORN, tmp_path, mark) as process:
+    with start(STUBBORN, tmp_path, mark, "--grace-s", "600") as process:
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)  # two signals that nobody has seen yet are one
         process.send_signal(signal.SIGINT)
-        assert process.wait(4) == 130
+        assert process.wait(TIMEOUT_S) == 130
 
 
 @pytest.mark.fast
