@@ -301,6 +301,7 @@ def test_shared_memory_that_a_killed_job_left_is_removed(tmp_path):
             path.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_a_short_soak_of_random_faults_shows_no_hang():
     command = [sys.executable, "-m", "measure", "faults", "--count", "6", "--max-ranks", "3", "--seed", "3"]
     result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120)

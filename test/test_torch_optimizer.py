@@ -97,7 +97,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.ranks(1, 2, 3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_shards_train_as_the_whole_batch(name):
     assert difference(trained_together(OPTIMIZERS[name]), trained_alone(OPTIMIZERS[name])) < 1e-12
@@ -682,7 +682,7 @@ def test_a_sparse_gradient_in_a_group_says_what_to_do():
 # op=Adasum
 
 
-@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(2, 3)
 def test_adasum_combines_what_the_updates_change():
     model = new_model()
     optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](model.parameters()), op=hvd.Adasum)
