@@ -67,8 +67,7 @@ def check_shapes(dtype, shapes=SHAPES):
         assert (copies == copies[0]).all()
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, 4, 5, 6)
+@pytest.mark.ranks(1, 2, 3, 4, 5, 6, fast=[1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_every_shape(dtype):
     check_shapes(dtype)
@@ -116,8 +115,7 @@ def test_a_large_array():
     check_shapes("float32", [(3_000_017,)])
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, 4, 5)
+@pytest.mark.ranks(1, 2, 3, 4, 5, fast=[1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_orthogonal_vectors_are_summed(dtype):
     mine = np.zeros(1021, dtype)
@@ -126,8 +124,7 @@ def test_orthogonal_vectors_are_summed(dtype):
     require_equal(hvd.allreduce(mine, op=hvd.Adasum), expected)
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, 4, 5)
+@pytest.mark.ranks(1, 2, 3, 4, 5, fast=[1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_what_all_ranks_have_is_the_result(dtype):
     mine = np.random.default_rng(7).standard_normal(1021).astype(dtype)

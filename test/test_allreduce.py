@@ -72,13 +72,13 @@ def test_every_op_and_shape_through_mpi_on_more_or_fewer_ranks(dtype):
     check_all_ops_and_shapes(dtype)
 
 
+@pytest.mark.fast
 @pytest.mark.ranks(3, env=DOUBLING)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op_and_shape_by_doubling(dtype):
     check_all_ops_and_shapes(dtype)
 
 
-@pytest.mark.fast
 @pytest.mark.ranks(6, env=DOUBLING)
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
 def test_every_op_and_shape_by_doubling_on_more_ranks(dtype):

@@ -304,7 +304,6 @@ def require_sane(result, competitors, rounds=2):
 
 
 @needs_mpi
-@pytest.mark.fast
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_collective_is_swept_over_sizes(measured, name):
     result, printed = measured[0][name], measured[1]
@@ -315,7 +314,6 @@ def test_a_collective_is_swept_over_sizes(measured, name):
 
 
 @needs_mpi
-@pytest.mark.fast
 def test_latency_has_percentiles(measured):
     result = measured[0]["latency"]
     require_sane(result, ["ringtrain", "mpi"])

@@ -22,8 +22,7 @@ import ringtrain as hvd
 # What is ours of each dtype, its numbers for us and for NCCL, test_cupy_adapter.py and test_gpu_groups.py have.
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, 4, env=GPU)
+@pytest.mark.ranks(1, 2, 3, 4, fast=[2], env=GPU)
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
 def test_every_op_and_shape(dtype):
     check_all_ops_and_shapes(exact_cupy, dtype)

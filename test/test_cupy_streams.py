@@ -33,8 +33,7 @@ def new_streams():
     return [cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(), cupy.cuda.Stream.null, cupy.cuda.Stream.ptds]
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, env=GPU)
+@pytest.mark.ranks(1, 2, 3, fast=[2], env=GPU)
 @pytest.mark.parametrize("which", range(4), ids=["non-blocking", "blocking", "default", "per thread"])
 def test_an_operation_lies_between_the_kernels_of_its_stream(which):
     first_operation(exact_cupy)

@@ -74,7 +74,6 @@ def reduce_on(device):
 # --- in a job ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.fast
 @pytest.mark.ranks(2, 3, initialised=False, env=FOUR_GPUS)
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_each_rank_takes_the_gpu_of_its_local_rank(library):

@@ -83,7 +83,6 @@ def test_a_pair_is_a_line() -> None:
 
 
 @needs_mpi
-@pytest.mark.fast
 def test_the_check_of_four_hosts_measures_each_pair(four_hosts: SimulatedHosts) -> None:
     begin = time.monotonic()
     with start(four_hosts, "-H", ",".join(f"{name}:2" for name in four_hosts.names), "--check") as process:
@@ -100,7 +99,6 @@ def test_the_check_of_four_hosts_measures_each_pair(four_hosts: SimulatedHosts) 
 
 
 @needs_mpi
-@pytest.mark.fast
 def test_the_check_names_a_host_that_cannot_be_reached(four_hosts: SimulatedHosts) -> None:
     with start(four_hosts, "-H", f"{four_hosts.names[0]},{four_hosts.names[1]},nowhere", "--check") as process:
         printed, _ = process.communicate(timeout=TIMEOUT_S)

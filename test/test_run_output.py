@@ -252,7 +252,6 @@ RANK = "import os; rank = int(os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.
 
 
 @needs_mpi
-@pytest.mark.fast
 def test_lines_are_whole_however_fast_they_come() -> None:
     script = "for number in range(3000): print('line', number, '.' * (number % 200))"
     result = ringrun("-np", "3", "python", "-c", script)
@@ -348,7 +347,6 @@ hvd.allreduce(numpy.ones(3))
 
 
 @needs_mpi
-@pytest.mark.fast
 def test_a_stopped_rank_is_not_the_first_to_fail() -> None:
     script = """
 import os, signal, numpy, ringtrain as hvd

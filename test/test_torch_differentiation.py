@@ -48,8 +48,7 @@ def scale_of(scales):
     return scales.get("prescale_factor", 1.0) * scales.get("postscale_factor", 1.0)
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 2, 3, fast=[2])
 def test_allreduce():
     def check(process_set):
         everybody = coefficients(process_set, (3, 2))
@@ -66,8 +65,7 @@ def test_allreduce():
     for_each_set(check)
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 2, 3, fast=[2])
 def test_allgather_of_uneven_rows():
     def check(process_set):
         rows = [2, 0, 3][: process_set.size()]

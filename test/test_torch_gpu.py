@@ -29,7 +29,6 @@ torch.set_num_threads(1)
 # Operations
 
 
-@pytest.mark.fast
 @pytest.mark.ranks(2, env=GPU)
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
 def test_every_op_and_shape(dtype):

@@ -95,8 +95,7 @@ def check_allreduce(op, dtype, process_set, forms):
             require_tensor(changed, result)
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 2, 3, fast=[2])
 @pytest.mark.parametrize("op", OPS)
 def test_allreduce(op):
     sets = some_ranks()
@@ -174,8 +173,7 @@ def check_reducescatter(dtype, process_set):
             require_tensor(reducescatter(mine, op=hvd.Sum, process_set=process_set), expected)
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 2, 3, fast=[2])
 @pytest.mark.parametrize("check", [check_allgather, check_broadcast, check_alltoall, check_reducescatter])
 def test_other_operations(check):
     sets = some_ranks()
@@ -519,8 +517,7 @@ DISAGREEMENTS = {
 }
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 3, fast=[2])
 @pytest.mark.parametrize("what", DISAGREEMENTS)
 def test_ranks_that_disagree_all_hear_who_did_what(what):
     call, message = DISAGREEMENTS[what]

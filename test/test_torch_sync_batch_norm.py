@@ -80,8 +80,7 @@ def require_like_whole_batch(layer, plain, rows, trailing, tolerance=1e-12, seed
 # Like the whole batch
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 2, 3, fast=[2])
 @pytest.mark.parametrize("split", [even, uneven])
 def test_outputs_gradients_and_statistics_are_those_of_the_whole_batch(split):
     for options in ({}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.5}):
