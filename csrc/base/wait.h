@@ -100,9 +100,14 @@ class Waiter {
   // Until ready() says yes, for things that cannot wake a sleeper (MPI): sleeps an eighth of the time waited so far.
   template <typename Ready>
   void poll(Ready ready, Watch* watch) {
+    poll(ready, watch, &nap);
+  }
+  // The same where something may: sleep() gets that time, and returns at the latest after a moment.
+  template <typename Ready, typename Sleep>
+  void poll(Ready ready, Watch* watch, Sleep sleep) {
     if (ready()) return;
     const double begin = now_s();
-    if (!is_quick(ready)) poll_patiently(ready, watch, begin, kShortestNap_s);
+    if (!is_quick(ready)) poll_patiently(ready, watch, {begin, kShortestNap_s}, sleep);
   }
 
   // Until ready() says yes or the time is over; whether it did.
@@ -116,15 +121,16 @@ class Waiter {
 
   // As poll() for the parts of a stream; advance() returns how many have come. Where they come slowly it does not spin,
   // and sleeps until several should be there: that leaves the processor to who computes meanwhile.
-  template <typename Advance>
-  void poll_stream(Advance advance, Pace& pace, Watch* watch) {
+  template <typename Advance, typename Sleep>
+  void poll_stream(Advance advance, Pace& pace, Watch* watch, Sleep sleep) {
     int came = advance();
     if (came == 0) {
       const auto has_come = [&] { return (came = advance()) > 0; };
       const double begin = now_s();
       const double until_several_s = pace.until_several_s();
       if (until_several_s > 0) nap(until_several_s);
-      if (until_several_s > 0 || !is_quick(has_come)) poll_patiently(has_come, watch, begin, until_several_s / 8);
+      if (until_several_s > 0 || !is_quick(has_come))
+        poll_patiently(has_come, watch, {begin, until_several_s / 8}, sleep);
     }
     pace.note(came);
   }
@@ -154,14 +160,17 @@ class Waiter {
   }
 
  private:
-  template <typename Ready>
-  void poll_patiently(Ready ready, Watch* watch, double begin, double shortest_s) {
-    double looked = begin;
+  struct Since {
+    double begin, shortest_nap_s;
+  };
+  template <typename Ready, typename Sleep>
+  void poll_patiently(Ready ready, Watch* watch, const Since& since, Sleep sleep) {
+    double looked = since.begin;
     while (!ready()) {
       const double now = now_s();
-      nap(std::max((now - begin) / 8, shortest_s));
+      sleep(std::max((now - since.begin) / 8, since.shortest_nap_s));
       if (watch && now - looked > kLookAround_s) {
-        watch->check(now - begin);
+        watch->check(now - since.begin);
         looked = now;
       }
     }

@@ -36,7 +36,7 @@ template <typename Ready>
 bool Endpoint::comes_true(Ready ready, double longest_s) {
   bool is_ready = false;
   const double end = std::isinf(longest_s) ? longest_s : now_s() + longest_s;
-  waiter_.poll([&] { return (is_ready = ready()) || (!std::isinf(end) && now_s() > end); }, watch_);
+  wait_until([&] { return (is_ready = ready()) || (!std::isinf(end) && now_s() > end); }, longest_s);
   return is_ready;
 }
 

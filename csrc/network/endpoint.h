@@ -39,12 +39,12 @@ class Endpoint {
   }
   bool test(NetworkRequest& request) { return network_->test(request); }
   void wait(NetworkRequest request) {
-    waiter_.poll([&] { return test(request); }, watch_);
+    wait_until([&] { return test(request); }, kNever_s);
   }
   // advance() returns how many messages of a stream are over.
   template <typename Advance>
   void wait_for_some(Advance advance, Pace& pace) {
-    waiter_.poll_stream(advance, pace, watch_);
+    waiter_.poll_stream(advance, pace, watch_, [&](double pause_s) { network_->sleep(pause_s, kNever_s); });
   }
 
   // Messages in memory of their own, which may be longer under way than their sender or receiver lives.
@@ -60,6 +60,10 @@ class Endpoint {
   void drain(double longest_s) noexcept;
 
  private:
+  template <typename Ready>
+  void wait_until(Ready ready, double longest_s) {
+    waiter_.poll(ready, watch_, [&](double pause_s) { network_->sleep(pause_s, longest_s); });
+  }
   template <typename Ready>
   bool comes_true(Ready ready, double longest_s);
 

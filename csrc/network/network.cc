@@ -1,10 +1,14 @@
 #include "network/network.h"
 
+#include <poll.h>
+#include <time.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "base/error.h"
 #include "base/keep.h"
+#include "base/wait.h"
 
 namespace ringtrain {
 
@@ -40,12 +44,24 @@ NetworkRequest Network::begun(uint64_t handle, Kind kind) {
 
 void Network::keep_lent() { keep_for_ever(lent_); }
 
+void Network::keep(const NetworkRequest& request) const {
+  if (!lets_go_at_once()) keep_for_ever(request.memory_);
+}
+
+void Network::sleep(double pause_s, double longest_s) const {
+  constexpr double kMoment_s = 0.02;
+  if (descriptor() < 0) return Waiter::nap(pause_s);
+  const timespec moment = {0, static_cast<long>(std::clamp(longest_s, 0.0, kMoment_s) * 1e9)};
+  pollfd waiting = {descriptor(), POLLIN, 0};
+  ppoll(&waiting, 1, &moment, nullptr);
+}
+
 bool Network::test(NetworkRequest& request) {
   if (!abandoned_.empty()) forget_ended();
   if (request.has_ended()) return true;
   bool has_ended = false;
   const int code = look(request.handle_, has_ended);
-  if (code != 0) keep_for_ever(request.memory_);
+  if (code != 0) keep(request);
   if (code != 0 || has_ended) request.end();
   require_success(code);
   return has_ended;
@@ -64,7 +80,7 @@ void Network::forget_ended() noexcept {
   for (NetworkRequest& request : abandoned_) {
     bool has_ended = false;
     const int code = look(request.handle_, has_ended);
-    if (code != 0) keep_for_ever(request.memory_);
+    if (code != 0) keep(request);
     if (code == 0 && !has_ended) continue;
     memory.push_back(request.memory_);
     request.end();

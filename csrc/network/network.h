@@ -69,6 +69,11 @@ class Network {
   // Whether it has ended. Where it has failed, its memory is kept for ever: parts of it may be under way.
   bool test(NetworkRequest& request);
 
+  // Readable when there may be something to do; negative: one has to look.
+  virtual int descriptor() const { return -1; }
+  // Sleeps until there may be something to do: for `pause_s` where one has to look, else for `longest_s` or a moment.
+  void sleep(double pause_s, double longest_s) const;
+
   // Null where the Network only carries messages.
   virtual LibraryCollectives* collectives() { return nullptr; }
 
@@ -88,6 +93,9 @@ class Network {
   virtual int look(uint64_t& handle, bool& has_ended) noexcept = 0;
   virtual void require_success(int code) const = 0;
   virtual void cancel(uint64_t handle) noexcept = 0;
+  // Whether what was cancelled, or has failed, reads and writes no memory any more.
+  virtual bool lets_go_at_once() const { return false; }
+  void keep(const NetworkRequest& request) const;
 
   void abandon(NetworkRequest request) noexcept;
 

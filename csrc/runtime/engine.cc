@@ -363,13 +363,15 @@ void Engine::stay_awake() {
   is_counted_asleep_ = false;
 }
 
-// Other nodes cannot ring the bell, so the first rank of a node looks for their calls: often while there was work a
-// moment ago, most often while a caller waits for them, rarely when idle. The others only give MPI a call now and then.
-// On one node it is enough to look whether the other ranks live.
+// On one node it is enough to look whether the other ranks live. Other nodes may not be able to ring the bell, so the
+// first rank of a node looks for their calls: often while there was work a moment ago, most often while a caller waits
+// for them, rarely when idle. The others only give the Network a call now and then.
 double Engine::pause_s() {
-  constexpr double kShortest_s = 20e-6, kLongestCall_s = 0.1, kLongestPoll_s = 0.01;
-  if (!fabric_.alarm()) return std::clamp(coordinator_.next_deadline() - now_s(), 1e-3, kLookAround_s);
-  return std::clamp((now_s() - quiet_since_s_) / (patience_.is_hurried() ? 8 : 2), kShortest_s,
+  constexpr double kShortest_s = 20e-6, kLongestCall_s = 0.1, kLongestPoll_s = 0.01, kSoon_s = 1e-3;
+  const double idle_s = now_s() - quiet_since_s_;
+  if (!fabric_.alarm() || (idle_s > kSoon_s && fabric_.will_ring_on_arrival()))
+    return std::clamp(coordinator_.next_deadline() - now_s(), kSoon_s, kLookAround_s);
+  return std::clamp(idle_s / (patience_.is_hurried() ? 8 : 2), kShortest_s,
                     fabric_.is_rung_for_rounds() ? kLongestCall_s : kLongestPoll_s);
 }
 
@@ -396,13 +398,26 @@ void Engine::guarded(Work work) {
   try {
     work();
   } catch (const Error& error) {
-    fail(error.kind(), error.what());
+    fail(with_reason(error));
   } catch (const std::exception& error) {
-    fail(ErrorKind::failure, error.what());
+    fail(failure(error.what()));
   }
 }
 
-void Engine::fail(ErrorKind kind, const std::string& message) {
+// A rank that cannot go on says why before it goes, which explains more than that it is gone.
+Error Engine::with_reason(const Error& error) {
+  if (error.kind() != ErrorKind::peer_lost || !fabric_.alarm()) return error;
+  try {
+    fabric_.alarm()->listen();
+  } catch (const Error& reason) {
+    if (reason.kind() != ErrorKind::peer_lost) return reason;
+  }
+  return error;
+}
+
+void Engine::fail(const Error& error) {
+  const ErrorKind kind = error.kind();
+  const std::string message = error.what();
   has_failed_ = true;
   has_ended_ = true;
   if (kind == ErrorKind::failure)
@@ -410,7 +425,7 @@ void Engine::fail(ErrorKind kind, const std::string& message) {
   else
     fabric_.say_last_words(kind, message);
   inbox_.close(kind, message);
-  gpus_.abort(Error(kind, message));
+  gpus_.abort(error);
   waiting_callers_.call_done();
   is_closed_ = true;
 }

@@ -101,7 +101,8 @@ class Engine {
   void end(const std::vector<int>& left) REQUIRES(turn);
   template <typename Work>
   void guarded(Work work) REQUIRES(turn);
-  void fail(ErrorKind kind, const std::string& message) REQUIRES(turn);
+  Error with_reason(const Error& error) REQUIRES(turn);
+  void fail(const Error& error) REQUIRES(turn);
   std::string names_text(const std::vector<int>& ranks) const;
 
   // In the node's Arena, or on a GPU in memory of NCCL.

@@ -77,7 +77,8 @@ std::unique_ptr<Group> GpuGroups::make_cross(int process_set, const Placement& p
   auto staged = std::make_unique<StagedGroup>(make_network_group(options_.cross_algorithm, peers(), tuning_),
                                               tensors_->relay(), false);
   if (options_.gpu_cross_algorithm == "mpi") return staged;
-  if (fabric_.network()->collectives()->denies_cuda() && placement.own == 0)
+  const LibraryCollectives* const library = fabric_.network()->collectives();
+  if (library && library->denies_cuda() && placement.own == 0)
     warn("gpu_cross_algorithm is cuda_aware_mpi, but this MPI says that it takes no addresses of GPUs: it may crash");
   return std::make_unique<CudaMpiGroup>(peers(), tensors_->gpu(), std::move(staged));
 }

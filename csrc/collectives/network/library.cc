@@ -3,9 +3,21 @@
 #include <cstring>
 
 namespace ringtrain {
+namespace {
+
+LibraryCollectives& collectives_of(const Endpoint& peers) {
+  LibraryCollectives* const collectives = peers.network().collectives();
+  if (!collectives)
+    throw invalid(
+        "allreduce_algorithm=mpi, cross_algorithm=mpi and gpu_cross_algorithm=cuda_aware_mpi need MPI, and this job "
+        "runs over sockets (network=sockets)");
+  return *collectives;
+}
+
+}  // namespace
 
 Library::Library(Endpoint& peers)
-    : peers_(peers), communicator_(peers.network().collectives()->connect(peers.ranks(), peers.tag(), peers.watch())) {}
+    : peers_(peers), communicator_(collectives_of(peers).connect(peers.ranks(), peers.tag(), peers.watch())) {}
 
 void Library::allreduce(const Reduction& reduction, const Piece& array) {
   if (is_half(reduction.dtype)) {

@@ -67,10 +67,12 @@ NetworkGroup::NetworkGroup(Endpoint peers, const std::string& algorithm, const T
   if (algorithm == "ring") ways_ = {Way::ring, Way::ring};
   if (algorithm == "doubling") ways_ = {Way::doubling, Way::doubling};
   if (algorithm == "mpi") ways_ = {Way::library, Way::library};
-  if (algorithm == "mpi" || algorithm == "measured") library_.emplace(peers_);
+  const bool may_be_library = algorithm == "measured" && peers_.network().collectives();
+  if (algorithm == "mpi" || may_be_library) library_.emplace(peers_);
 }
 
 void NetworkGroup::measure() {
+  if (!library_) return;
   constexpr size_t kSmallBytes = 4 << 10, kLargeBytes = 512 << 10;
   if (is_library_clearly_faster(kLargeBytes, Way::ring))
     ways_ = {Way::library, Way::library};
