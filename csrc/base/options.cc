@@ -67,8 +67,19 @@ const std::vector<Entry>& entries() {
       number(
           &Options::ring_from_kb, "ring_from_kb", 0, 1 << 20,
           "Reductions between nodes go round the ring from this many kilobytes on, and by recursive doubling below."),
+      choice(&Options::network, "network", {"auto", "mpi", "sockets"},
+             "What carries messages between nodes: auto takes MPI where its launcher has started the job, and else TCP "
+             "sockets, which need none."),
+      text(&Options::network_interface, "network_interface",
+           "Where sockets listen and connect: interfaces such as eth0, or ranges such as 10.1.0.0/16, with a comma "
+           "between several, which are used together; by default the one that leads to rank 0."),
+      number(&Options::socket_streams, "socket_streams", 1, 16,
+             "TCP connections between two ranks: several where one does not fill the link."),
+      number(&Options::peer_timeout_s, "peer_timeout_s", 0, kDay,
+             "Seconds without any answer from a rank's host over sockets after which that rank is lost; 0 waits for "
+             "ever."),
       choice(&Options::shared_memory, "shared_memory", {"auto", "off"},
-             "Whether the ranks of a node talk through /dev/shm; off sends everything through MPI."),
+             "Whether the ranks of a node talk through /dev/shm; off sends everything over the network."),
       choice(&Options::allreduce_algorithm, "allreduce_algorithm", {"auto", "ring", "doubling", "mpi", "measured"},
              "Who carries out reductions: auto chooses by topology and size; ring, doubling and mpi force one way; "
              "measured "

@@ -30,6 +30,10 @@ struct Options {
   double      mailbox_kb             = 128;
   double      ring_chunk_kb          = 60;
   double      ring_from_kb           = 192;
+  std::string network                = "auto";
+  std::string network_interface      = "";
+  int64_t     socket_streams         = 1;
+  double      peer_timeout_s         = 10;
   std::string shared_memory          = "auto";
   std::string allreduce_algorithm    = "auto";
   std::string cross_algorithm        = "auto";

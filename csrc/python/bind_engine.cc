@@ -29,8 +29,38 @@ TensorView to_view(const nb::tuple& tuple) {
   return view;
 }
 
+template <typename Value>
+Value field(const nb::object& object, const char* name) {
+  return nb::cast<Value>(object.attr(name));
+}
+
+MpiDescription to_mpi(const nb::object& library) {
+  MpiDescription description;
+  description.library = field<std::string>(library, "library");
+  description.handle_bytes = field<int>(library, "handle_bytes");
+  description.communicator = field<uint64_t>(library, "communicator");
+  description.handles = field<std::map<std::string, uint64_t>>(library, "handles");
+  description.constants = field<std::map<std::string, int64_t>>(library, "constants");
+  return description;
+}
+
+SocketDescription to_sockets(const nb::object& sockets) {
+  SocketDescription description;
+  description.listeners = field<std::vector<int>>(sockets, "listeners");
+  for (const auto& of_rank : field<std::vector<std::vector<std::pair<std::string, int>>>>(sockets, "addresses")) {
+    auto& addresses = description.addresses.emplace_back();
+    for (const auto& [host, port] : of_rank) addresses.push_back({host, port});
+  }
+  const auto secret = field<nb::bytes>(sockets, "secret");
+  description.secret.assign(secret.c_str(), secret.size());
+  description.token = field<std::string>(sockets, "token");
+  description.streams = field<int>(sockets, "streams");
+  description.timeout_s = field<double>(sockets, "timeout_s");
+  return description;
+}
+
 World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes,
-               int cores, const std::string& token, const nb::object& mpi, int gpu,
+               int cores, const std::string& token, const nb::object& network, int gpu,
                const std::vector<NcclCandidate>& nccl, bool looks_for_sharing) {
   World world;
   world.gpu = gpu;
@@ -42,21 +72,19 @@ World to_world(int rank, const std::vector<std::pair<std::string, int64_t>>& nam
   world.nodes = nodes;
   world.cores = cores;
   world.token = token;
-  if (mpi.is_none()) return world;
-  MpiDescription& description = world.mpi.emplace();
-  description.library = nb::cast<std::string>(mpi.attr("library"));
-  description.handle_bytes = nb::cast<int>(mpi.attr("handle_bytes"));
-  description.communicator = nb::cast<uint64_t>(mpi.attr("communicator"));
-  description.handles = nb::cast<std::map<std::string, uint64_t>>(mpi.attr("handles"));
-  description.constants = nb::cast<std::map<std::string, int64_t>>(mpi.attr("constants"));
+  if (network.is_none()) return world;
+  if (nb::hasattr(network, "listeners"))
+    world.network = to_sockets(network);
+  else
+    world.network = to_mpi(network);
   return world;
 }
 
 void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, const std::vector<int>& nodes, int cores,
-          const std::string& token, const nb::object& mpi, const std::map<std::string, std::string>& texts,
+          const std::string& token, const nb::object& network, const std::map<std::string, std::string>& texts,
           const std::vector<std::string>& set_by_user, int gpu, const std::vector<NcclCandidate>& nccl,
           bool looks_for_sharing) {
-  World world = to_world(rank, names, nodes, cores, token, mpi, gpu, nccl, looks_for_sharing);
+  World world = to_world(rank, names, nodes, cores, token, network, gpu, nccl, looks_for_sharing);
   Options options;
   for (const auto& [name, text] : texts) options.set(name, text);
   options.set_by_user = {set_by_user.begin(), set_by_user.end()};
@@ -150,7 +178,7 @@ void bind_engine(nb::module_& module) {
       .def(nb::new_([](std::string text) { return Site{std::make_shared<const std::string>(std::move(text))}; }),
            nb::arg("text"));
   module.def("init", &init, nb::arg("rank"), nb::arg("names"), nb::arg("nodes"), nb::arg("cores"), nb::arg("token"),
-             nb::arg("mpi").none(), nb::arg("options"), nb::arg("set_by_user"), nb::arg("gpu") = -1,
+             nb::arg("network").none(), nb::arg("options"), nb::arg("set_by_user"), nb::arg("gpu") = -1,
              nb::arg("nccl") = std::vector<NcclCandidate>(), nb::arg("looks_for_sharing") = true,
              "Starts the engine; all ranks together.");
   module.def("shutdown", &shut_down_engine, nb::call_guard<nb::gil_scoped_release>(),

@@ -3,6 +3,7 @@
 #include "base/options.h"
 #include "coordination/operation.h"
 #include "kernels/reduce.h"
+#include "network/interfaces.h"
 #include "python/bind.h"
 
 namespace ringtrain {
@@ -59,6 +60,7 @@ void bind_words(nb::module_& module) {
   module.def("set_log_level", &set_log_level);
   module.def("check_option", [](const std::string& name, const std::string& text) { Options().set(name, text); });
   module.def("simd_in_use", &simd_in_use);
+  module.def("interface_addresses", &interface_addresses, "(interface, address) of this host's that are up.");
 }
 
 }  // namespace ringtrain

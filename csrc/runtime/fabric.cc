@@ -33,6 +33,13 @@ std::vector<int> all_ranks(const World& world) {
   return ranks;
 }
 
+std::unique_ptr<Network> open_network(const World& world) {
+  if (const auto* mpi = std::get_if<MpiDescription>(&world.network)) return open_mpi(*mpi, world.names);
+  if (const auto* sockets = std::get_if<SocketDescription>(&world.network))
+    return open_sockets(*sockets, world.rank, world.names);
+  return nullptr;
+}
+
 // Whether all ranks give the same text, which is not "". What they differ in is a bit that neither their hashes nor the
 // complements of these have in common.
 bool all_have_the_same(const std::string& text, Channel& channel) {
@@ -46,11 +53,11 @@ bool all_have_the_same(const std::string& text, Channel& channel) {
 
 Fabric::Fabric(const World& world, const Options& options, Resources& resources)
     : watch_(own_failure_, {options.stall_warning_time_s, options.start_timeout_s}) {
-  if (!world.mpi) {
+  network_ = open_network(world);
+  if (!network_) {
     channel_ = std::make_unique<SelfChannel>();
     return;
   }
-  network_ = open_mpi(*world.mpi, world.names);
   alarm_ = std::make_unique<Alarm>(Endpoint(*network_, all_ranks(world), world.rank, kAlarmTag, nullptr));
   watch_.listen_to(*alarm_);
   try {
@@ -71,9 +78,17 @@ void Fabric::connect(const World& world, const Options& options, Resources& reso
   else
     channel_ = std::make_unique<TreeChannel>(*wire_, kPatience_s);
   const bool share_memory = node_ && node_->size() == world.size();
-  if (!share_memory) return;
-  watch_.stop_listening_to(*alarm_);
-  alarm_.reset();
+  if (share_memory) {
+    watch_.stop_listening_to(*alarm_);
+    alarm_.reset();
+  } else if (network_->descriptor() >= 0) {
+    arrival_bell_ = std::make_unique<ArrivalBell>(network_->descriptor(), bell());
+  }
+}
+
+bool Fabric::will_ring_on_arrival() {
+  if (arrival_bell_) arrival_bell_->arm();
+  return arrival_bell_ != nullptr;
 }
 
 void Fabric::say_last_words(ErrorKind kind, const std::string& message) {

@@ -10,6 +10,7 @@
 #include "memory/node.h"
 #include "network/alarm.h"
 #include "network/network.h"
+#include "runtime/arrival_bell.h"
 #include "runtime/peer_watch.h"
 #include "runtime/resources.h"
 #include "runtime/world.h"
@@ -37,6 +38,9 @@ class Fabric {
   Alarm* alarm() { return alarm_.get(); }  // null when all ranks share one node's memory
   // Whether a rank of this node rings the bell when another node wants a round.
   bool is_rung_for_rounds() const { return node_ && node_->index() > 0; }
+  // Whether the bell will ring when something comes from another node, from now on until it does once. If not, one has
+  // to look.
+  bool will_ring_on_arrival();
   // Tells all others why this rank cannot go on.
   void say_last_words(ErrorKind kind, const std::string& message);
   // Rings when there is something to do; the engine sleeps on it.
@@ -57,6 +61,7 @@ class Fabric {
   std::unique_ptr<Alarm> alarm_;
   std::unique_ptr<NetworkWire> wire_;  // between all ranks, or between the leaders of the nodes
   std::unique_ptr<Channel> channel_;
+  std::unique_ptr<ArrivalBell> arrival_bell_;  // where the Network has what it needs
 };
 
 }  // namespace ringtrain

@@ -1,8 +1,10 @@
 """Joining and leaving the job, and this rank's place in it.
 
 session      init(), shutdown(), rank(), size() and their like
+network      which network this job has, and joining it
+world        the ranks of a job, and what they tell each other first
 launched_by  which launcher has started this process
-rendezvous   the ranks come together in init(), within a time
-mpi, ulfm    what the core must know of MPI
+sockets      jobs whose ranks talk over TCP; rendezvous: where they meet; interfaces: addresses of this host
+mpi, ulfm    what the core must know of MPI; roll_call: who has come to its init()
 cores, gpus  what this rank may use of its host
 """

@@ -86,6 +86,32 @@ def expand_counts(text: str) -> list[int]:
     return counts
 
 
+def expand_node_list(text: str) -> list[str]:
+    """Slurm's `n[01-03,7],m5` as names: n01, n02, n03, n7, m5."""
+    names: list[str] = []
+    for item in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+        names += _expand_item(item)
+    return names
+
+
+def _expand_item(item: str) -> list[str]:
+    """One name with any number of brackets: `rack[1-2]n[01-03]`."""
+    before, bracket, rest = item.partition("[")
+    if not bracket:
+        return [item]
+    inside, _, after = rest.partition("]")
+    return [before + number + ending for number in _expand_range(inside) for ending in _expand_item(after)]
+
+
+def _expand_range(text: str) -> list[str]:
+    numbers: list[str] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        width = len(first)
+        numbers += [str(number).zfill(width) for number in range(int(first), int(last or first) + 1)]
+    return numbers
+
+
 class Pmix:
     """A bare PMIx server (prterun): it gives the rank, and the size only to those who ask it by PMIx."""
 
@@ -104,9 +130,59 @@ class Pmi:
         return None if rank is None or size is None else Launch("PMI", rank, size, None, None)
 
 
-# Open MPI and Hydra come before Slurm because they start their daemons with srun, and the ranks inherit the
-# variables of that step; Slurm comes before PMIx and PMI because its steps set theirs as well.
-ENVIRONMENTS: tuple[Environment, ...] = (OpenMpi(), Hydra(), SlurmStep(), Pmix(), Pmi())
+class Ringrun:
+    """ringrun without an MPI, or somebody who sets the same variables."""
+
+    NAME = "ringrun"
+
+    def read(self, environ: Mapping[str, str]) -> Launch | None:
+        return _numbered(self.NAME, environ, ("RINGTRAIN_RANK", "RINGTRAIN_SIZE"), "RINGTRAIN_LOCAL_")
+
+
+class Torchrun:
+    """torchrun of PyTorch."""
+
+    NAME = "torchrun"
+
+    def read(self, environ: Mapping[str, str]) -> Launch | None:
+        if "TORCHELASTIC_RUN_ID" not in environ:
+            return None
+        return _numbered(self.NAME, environ, ("RANK", "WORLD_SIZE"), "LOCAL_")
+
+
+class ByHand:
+    """Whoever starts processes as those of torch.distributed's `env://` are started."""
+
+    NAME = "MASTER_ADDR and RANK"
+
+    def read(self, environ: Mapping[str, str]) -> Launch | None:
+        if not environ.get("MASTER_ADDR") or _number(environ, "MASTER_PORT") is None:
+            return None
+        return _numbered(self.NAME, environ, ("RANK", "WORLD_SIZE"), "LOCAL_")
+
+
+def _numbered(launcher: str, environ: Mapping[str, str], names: tuple[str, str], of_host: str) -> Launch | None:
+    rank, size = (_number(environ, name) for name in names)
+    if rank is None or size is None:
+        return None
+    local_size = _number(environ, of_host + ("SIZE" if launcher == Ringrun.NAME else "WORLD_SIZE"))
+    return Launch(launcher, rank, size, _number(environ, of_host + "RANK"), local_size)
+
+
+# What somebody has set for ringtrain, and torchrun's, which may run in any of the others, come first. Open MPI and
+# Hydra come before Slurm because they start their daemons with srun, and the ranks inherit the variables of that step;
+# Slurm comes before PMIx and PMI because its steps set theirs as well. Those of a script for torch may lie about
+# anywhere.
+ENVIRONMENTS: tuple[Environment, ...] = (
+    Ringrun(),
+    Torchrun(),
+    OpenMpi(),
+    Hydra(),
+    SlurmStep(),
+    Pmix(),
+    Pmi(),
+    ByHand(),
+)
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import re
-import secrets
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any
 
 import ringtrain._core as _core
-from ringtrain.job import cores, gpus, launched_by, ulfm
-from ringtrain.job.rendezvous import meet
-
-T = TypeVar("T")
+from ringtrain.job import launched_by, sockets, ulfm
+from ringtrain.job.roll_call import meet
+from ringtrain.job.world import World, introduce, single_world
 
 # IBM's has a name of its own, Cray's is called after the compiler. Not libmpi_cxx and the like, which lie beside them.
 _LIBRARY = re.compile(r"/libmpi(ch|_(abi|ibm|(cray|gnu|intel|nvidia|amd|aocc)\w*))?\.so[.\d]*$")
@@ -37,55 +33,22 @@ class Library:
     constants: dict[str, int]
 
 
-class World(NamedTuple):
-    """The ranks of the job and where they are.
-
-    `names` are (host, pid) by rank, `nodes` the number of the node of every rank, by first appearance, `communicator`
-    is mpi4py's; without MPI it is None, as `library`.
-    """
-
-    rank: int
-    names: list[tuple[str, int]]
-    nodes: list[int]
-    cores: int
-    token: str
-    library: Library | None
-    gpus: list[gpus.Choice]  # by rank
-    communicator: Any = None
-
-
-class _Introduction(NamedTuple):
-    """What each rank tells all the others."""
-
-    settings: dict[str, str]
-    name: tuple[str, int]
-    node_leader: int
-    share: cores.Share
-    gpu: gpus.Choice
-
-
-def single_world() -> World:
-    """A job of one rank: no MPI, and on the GPU that the script takes."""
-    here = cores.usable_together([cores.own_share()])
-    return World(0, [(socket.gethostname(), os.getpid())], [0], here, secrets.token_hex(8), None, [gpus.NO_CHOICE])
-
-
-def is_wanted(comm: Any) -> bool:
-    """Whether this process may be one of several ranks: a launcher started it, or its user brings MPI along."""
-    return comm is not None or launched_by.detect() is not None or "mpi4py.MPI" in sys.modules
-
-
 def is_communicator(value: Any) -> bool:
     """Whether it is one of mpi4py, which nobody has who has not imported it."""
     MPI = sys.modules.get("mpi4py.MPI")
     return MPI is not None and isinstance(value, MPI.Comm)
 
 
-def connect(comm: Any, settings: dict[str, str], read_more: Callable[[], T]) -> tuple[World, T]:
+def connect(
+    comm: Any, settings: dict[str, str], read_tuned: Callable[[], dict[str, str]], over_sockets: bool
+) -> tuple[World, dict[str, str]]:
     """The world of `comm`: an mpi4py communicator, a list of ranks of COMM_WORLD, or None for all of COMM_WORLD.
 
-    All its ranks call this together; `settings` must be the same on all of them. Returns also what `read_more` returns
+    All its ranks call this together; `settings` must be the same on all of them. Returns also what `read_tuned` returns
     on rank 0, or raises what it raises there.
+
+    Args:
+        over_sockets: MPI brings the ranks together and then carries nothing more.
 
     Raises:
         RuntimeError: started by the launcher of another MPI, or MPI lacks MPI_THREAD_MULTIPLE.
@@ -95,53 +58,24 @@ def connect(comm: Any, settings: dict[str, str], read_more: Callable[[], T]) -> 
     MPI = _import_mpi(timeout_s)
     parent, ranks = _ranks_to_meet(MPI, comm)
     if len(ranks) == 1:
-        return single_world(), read_more()
+        return single_world(), read_tuned()
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
             "ringtrain calls MPI from a thread of its own, but MPI was initialised without MPI_THREAD_MULTIPLE; "
             'set mpi4py.rc.thread_level = "multiple" before mpi4py.MPI is imported'
         )
 
-    def work() -> tuple[World, T]:
+    def work() -> tuple[World, dict[str, str]]:
         own = _own_communicator(parent, ranks)
-        world = _introduce(MPI, own, settings)
-        return world, _from_rank_0(own, read_more)
+        if over_sockets:
+            world, tuned = sockets.connect_over(own.allgather, own.Get_rank(), settings, read_tuned)
+        else:
+            node = str(_leader_of_node(own))
+            world, tuned, _ = introduce(own.allgather, own.Get_rank(), node, settings, read_tuned)
+            world = world._replace(network=_describe(MPI, own))
+        return world._replace(communicator=own), tuned
 
     return meet(MPI, parent, ranks, timeout_s, work)
-
-
-def _introduce(MPI: Any, own: Any, settings: dict[str, str]) -> World:
-    leader, local_rank = _place_on_node(own)
-    gpu = gpus.choose(local_rank, int(float(settings["gpus_per_rank"])))
-    myself = _Introduction(settings, (socket.gethostname(), os.getpid()), leader, cores.own_share(), gpu)
-    everybody: list[_Introduction] = own.allgather(myself)
-    _require_same([one.settings for one in everybody])
-    leaders = [one.node_leader for one in everybody]
-    numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
-    return World(
-        rank=own.Get_rank(),
-        names=[one.name for one in everybody],
-        nodes=[numbers[leader] for leader in leaders],
-        cores=cores.usable_together(one.share for one in everybody if one.node_leader == myself.node_leader),
-        token=own.bcast(secrets.token_hex(8)),
-        library=_describe(MPI, own),
-        gpus=[one.gpu for one in everybody],
-        communicator=own,
-    )
-
-
-def _from_rank_0(comm: Any, read: Callable[[], T]) -> T:
-    result: T | None = None
-    failure: Exception | None = None
-    if comm.Get_rank() == 0:
-        try:
-            result = read()
-        except Exception as error:
-            failure = error
-    result, failure = comm.bcast((result, failure))
-    if failure is not None:
-        raise failure
-    return cast(T, result)
 
 
 def _import_mpi(timeout_s: float) -> Any:
@@ -229,24 +163,14 @@ def _ranks_of(comm: Any, size: int) -> Sequence[int]:
     return comm
 
 
-def _require_same(settings: list[dict[str, str]]) -> None:
-    for name, expected in settings[0].items():
-        others = [rank for rank, one in enumerate(settings) if one.get(name) != expected]
-        if others:
-            raise ValueError(
-                f"{name} must be the same on all ranks: rank 0 has {expected}, "
-                f"rank {others[0]} has {settings[others[0]].get(name)}"
-            )
-
-
-def _place_on_node(own: Any) -> tuple[int, int]:
-    """The lowest rank on this rank's node, and how many of its ranks come before this one."""
+def _leader_of_node(own: Any) -> int:
+    """The lowest rank on this rank's node."""
     from mpi4py import MPI
 
     node = own.Split_type(MPI.COMM_TYPE_SHARED, key=own.Get_rank())
-    leader, local_rank = int(node.bcast(own.Get_rank())), int(node.Get_rank())
+    leader = int(node.bcast(own.Get_rank()))
     node.Free()
-    return leader, local_rank
+    return leader
 
 
 def _describe(MPI: Any, own: Any) -> Library:

@@ -12,7 +12,8 @@ import ringtrain._core as _core
 from ringtrain.errors import RingtrainError
 from ringtrain.failure import exceptions
 from ringtrain.handles import report_failures_to
-from ringtrain.job import gpus, mpi
+from ringtrain.job import gpus, mpi, network
+from ringtrain.job.world import World
 from ringtrain.options import horovod_variables, table
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
 from ringtrain.record import flight_recorder, metrics
@@ -27,7 +28,7 @@ class _Asked(NamedTuple):
     settings: dict[str, str]
 
 
-_world: mpi.World | None = None
+_world: World | None = None
 _asked: _Asked | None = None
 _variables_are_named = False
 _beginnings: list[Callable[[dict[str, str]], None]] = []
@@ -78,12 +79,10 @@ def init(
     comm, process_sets = _split_communicators(comm, process_sets)
     fixed = table.set_by_user(keywords)
     set_level(settings["log_level"])
-    if mpi.is_wanted(comm):
+    world, tuned = network.connect(comm, settings, lambda: table.read_tuned(settings, fixed))
+    settings.update(tuned)
+    if world.network is not None:
         exceptions.tell_exceptions()
-        world, tuned = mpi.connect(comm, settings, lambda: table.read_tuned(settings, fixed))
-        settings.update(tuned)
-    else:
-        world = mpi.single_world()
     gpus.use(world.gpus[world.rank])
     _start_core(world, settings, fixed)
     _world, _asked = world, asked
@@ -142,9 +141,9 @@ def _name_what_has_no_effect(rank: int) -> None:
     _variables_are_named = True
 
 
-def _start_core(world: mpi.World, settings: dict[str, str], fixed: list[str]) -> None:
+def _start_core(world: World, settings: dict[str, str], fixed: list[str]) -> None:
     _core.init(
-        *(world.rank, world.names, world.nodes, world.cores, world.token, world.library, settings, fixed),
+        *(world.rank, world.names, world.nodes, world.cores, world.token, world.network, settings, fixed),
         gpu=world.gpus[world.rank].device,
         nccl=gpus.nccl_candidates(),
         looks_for_sharing=not _warn_of_sharing(world),
@@ -152,7 +151,7 @@ def _start_core(world: mpi.World, settings: dict[str, str], fixed: list[str]) ->
     _core.limit_exit(0)
 
 
-def _warn_of_sharing(world: mpi.World) -> bool:
+def _warn_of_sharing(world: World) -> bool:
     """Whether there was something to say. If not, the core looks again at the first operation on GPUs."""
     sentence = gpus.describe_sharing(world.nodes, world.gpus) if world.rank == 0 else ""
     if sentence:
@@ -195,7 +194,7 @@ def is_initialized() -> bool:
     return _core.is_initialized()
 
 
-def _joined() -> mpi.World:
+def _joined() -> World:
     _core.require_initialized()
     assert _world is not None
     return _world
@@ -211,7 +210,7 @@ def size() -> int:
     return len(_joined().names)
 
 
-def _local_ranks(world: mpi.World) -> list[int]:
+def _local_ranks(world: World) -> list[int]:
     """The local rank of every rank: how many ranks of its node come before it."""
     seen: Counter[int] = Counter()
     ranks = []
@@ -264,8 +263,8 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether this job runs on MPI, which one of several ranks does."""
-    return _joined().library is not None
+    """Whether MPI carries this job's messages: not in a job of one rank, and not over sockets."""
+    return isinstance(_joined().network, mpi.Library)
 
 
 def mpi_built() -> bool:

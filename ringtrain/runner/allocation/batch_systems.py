@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ringtrain.job.launched_by import expand_counts
+from ringtrain.job.launched_by import expand_counts, expand_node_list
 from ringtrain.runner.allocation.hosts import Host, UsageError, merge
 
 
@@ -78,29 +77,3 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
         if hosts:
             return Allocation(name, hosts)
     return None
-
-
-def expand_node_list(text: str) -> list[str]:
-    """Slurm's `n[01-03,7],m5` as names: n01, n02, n03, n7, m5."""
-    names: list[str] = []
-    for item in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
-        names += _expand_item(item)
-    return names
-
-
-def _expand_item(item: str) -> list[str]:
-    """One name with any number of brackets: `rack[1-2]n[01-03]`."""
-    before, bracket, rest = item.partition("[")
-    if not bracket:
-        return [item]
-    inside, _, after = rest.partition("]")
-    return [before + number + ending for number in _expand_range(inside) for ending in _expand_item(after)]
-
-
-def _expand_range(text: str) -> list[str]:
-    numbers: list[str] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        width = len(first)
-        numbers += [str(number).zfill(width) for number in range(int(first), int(last or first) + 1)]
-    return numbers

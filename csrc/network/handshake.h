@@ -1,0 +1,73 @@
+// How two ranks of a job begin a connection: each proves that it knows the secret of the job before the other takes any
+// more bytes from it.
+//
+//   dials                             answers
+//   Hello: who, and a nonce      ->
+//                                <-   Challenge: a nonce, and the proof of who answers
+//   Proof of who dials           ->
+//
+// A proof is the HMAC of all that was said until then, under the secret: it is good for this connection alone, and
+// cannot be sent back to who made it.
+#pragma once
+
+#include <string>
+
+#include "base/bytes.h"
+#include "base/descriptor.h"
+#include "base/sha256.h"
+
+namespace ringtrain {
+
+// What makes connections of one generation of one job.
+struct Credentials {
+  std::string secret, token;
+  int rank, size;  // this rank, and how many there are
+};
+
+// Over a socket that does not block. Fails, without saying anything, where the other one is not what it should be.
+class Handshake {
+ public:
+  // `credentials` outlive this.
+  static Handshake dial(Descriptor socket, int to, const Credentials& credentials);
+  static Handshake answer(Descriptor socket, const Credentials& credentials);
+
+  // What the socket must become ready for.
+  bool has_to_write() const { return sent_ < out_.size(); }
+  // Goes on as far as it can. Only what belongs to the handshake is read.
+  enum class State { under_way, done, failed };
+  State advance();
+
+  // Who dials, and the other rank. Of who answers: known when it is done.
+  bool dials() const { return dials_; }
+  int peer() const { return peer_; }
+  int socket() const { return socket_.number(); }
+  // Why it has failed, as errno; 0: not because of the connection.
+  int error() const { return error_; }
+  Descriptor take() { return std::move(socket_); }
+
+ private:
+  enum class Wait { hello, challenge, proof, nothing };
+
+  Handshake(Descriptor socket, const Credentials& credentials, bool dials)
+      : socket_(std::move(socket)), credentials_(&credentials), dials_(dials) {}
+
+  void expect(Wait wait);
+  bool take_message();
+  bool take_hello();
+  bool take_challenge();
+  bool take_proof();
+  void say(const Bytes& message);
+  Sha256 proof(const char* of_whom) const;
+  State stopped(ssize_t moved);
+
+  Descriptor socket_;
+  const Credentials* credentials_;
+  bool dials_;
+  int peer_ = -1, error_ = 0;
+  Wait wait_ = Wait::nothing;
+  Bytes out_, in_;
+  size_t sent_ = 0, came_ = 0;
+  std::string said_;  // by both, until now
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,352 @@
+#include "network/sockets.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "base/descriptor.h"
+#include "base/error.h"
+#include "network/connector.h"
+#include "network/frame_stream.h"
+#include "network/poller.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr uint32_t kByeTag = ~uint32_t{0};
+constexpr uint64_t kLongestFrame = uint64_t{1} << 40;  // what claims to be longer is none
+
+class SocketNetwork final : public Network, Connector::Owner {
+ public:
+  SocketNetwork(const SocketDescription& description, int rank, const std::vector<RankName>& names)
+      : credentials_{description.secret, description.token, rank, static_cast<int>(names.size())},
+        names_(names),
+        streams_(description.streams),
+        peers_(names.size()),
+        connector_(poller_, *this, credentials_, {description.addresses, description.streams, description.timeout_s},
+                   description.listeners) {
+    for (size_t i = 0; i < peers_.size(); ++i) peers_[i].rank = static_cast<int>(i);
+  }
+
+  // Says that it leaves, and takes what has come: the kernel would tell the other side that this was lost, which then
+  // might lose what it has not read yet.
+  ~SocketNetwork() override {
+    for (Peer& peer : peers_)
+      for (const auto& stream : peer.streams) say_bye(*stream);
+    for (Peer& peer : peers_)
+      for (const auto& stream : peer.streams) {
+        char nowhere[4096];
+        ::shutdown(stream->frames.socket(), SHUT_WR);
+        while (::recv(stream->frames.socket(), nowhere, sizeof(nowhere), MSG_DONTWAIT) > 0) continue;
+      }
+  }
+
+  NetworkRequest isend(const void* data, size_t bytes, int to, int tag) override {
+    Peer& peer = peers_[static_cast<size_t>(to)];
+    if (peer.is_lost) throw lost(peer);
+    auto frame = std::make_shared<OutgoingFrame>();
+    frame->header = {static_cast<uint32_t>(tag), peer.lanes[static_cast<uint32_t>(tag)].next_sent++, bytes};
+    frame->data = static_cast<const char*>(data);
+    if (!peer.has_left) send(peer, frame);
+    return begun(handed_out({&peer, frame, nullptr}), Kind::message);
+  }
+
+  NetworkRequest irecv(void* data, size_t bytes, int from, int tag) override {
+    Peer& peer = peers_[static_cast<size_t>(from)];
+    Lane& lane = peer.lanes[static_cast<uint32_t>(tag)];
+    const uint32_t number = lane.next_received++;
+    const auto found = lane.frames.find(number);
+    std::shared_ptr<IncomingFrame> frame;
+    if (found == lane.frames.end()) {
+      frame = std::make_shared<IncomingFrame>();
+      frame->header = {static_cast<uint32_t>(tag), number, bytes};
+      frame->place = static_cast<char*>(data);
+      lane.frames[number] = frame;
+      connector_.want(peer.rank);
+    } else {
+      frame = std::move(found->second);
+      lane.frames.erase(found);
+      require_fits(frame->header, bytes);
+      std::copy_n(frame->own.get(), frame->came, static_cast<char*>(data));
+      frame->place = static_cast<char*>(data);  // for the rest
+      frame->own.reset();
+      if (frame->is_complete) --unclaimed_[frame->header.tag];
+    }
+    return begun(handed_out({&peer, nullptr, frame}), Kind::message);
+  }
+
+  bool has_arrived(int from, int tag) override {
+    Peer& peer = peers_[static_cast<size_t>(from)];
+    if (has_come(peer, tag)) return true;
+    connector_.want(peer.rank);
+    progress();
+    if (has_come(peer, tag)) return true;
+    if (peer.is_lost) throw lost(peer);
+    return false;
+  }
+
+  bool has_arrived_from_any(int tag) override {
+    progress();
+    const auto unclaimed = unclaimed_.find(static_cast<uint32_t>(tag));
+    if (unclaimed != unclaimed_.end() && unclaimed->second > 0 &&
+        std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) { return has_come(peer, tag); }))
+      return true;
+    if (first_lost_) throw lost(*first_lost_);
+    return false;
+  }
+
+  int descriptor() const override { return poller_.descriptor(); }
+
+ private:
+  struct Peer;
+  struct Stream final : Watched, FrameStream::Receiver {
+    Stream(SocketNetwork& network, Peer& peer, Descriptor socket, int dialler)
+        : network(network), peer(peer), frames(std::move(socket)), dialler(dialler) {}
+    void is_ready(uint32_t events) override { network.serve(*this, events); }
+    std::shared_ptr<IncomingFrame> place(const FrameHeader& header) override { return network.place(*this, header); }
+    void complete(IncomingFrame& frame) override { network.complete(frame); }
+    SocketNetwork& network;
+    Peer& peer;
+    FrameStream frames;
+    const int dialler;  // the rank that has dialled
+    bool has_said_bye = false;
+  };
+
+  // Messages of one tag from and to one rank, each by its number: asked for and not complete, or come and not asked
+  // for.
+  struct Lane {
+    uint32_t next_sent = 0, next_received = 0;
+    std::map<uint32_t, std::shared_ptr<IncomingFrame>> frames;
+  };
+
+  struct Peer {
+    int rank = 0;
+    std::vector<std::unique_ptr<Stream>> streams;
+    std::vector<std::shared_ptr<OutgoingFrame>> unsent;  // until there is a stream
+    std::unordered_map<uint32_t, Lane> lanes;
+    size_t next_stream = 0;
+    bool is_lost = false;
+    bool has_left = false;  // all its streams have said bye
+    std::string details;    // of its loss
+  };
+
+  // What a request stands for.
+  struct Transfer {
+    Peer* peer;
+    std::shared_ptr<OutgoingFrame> out;
+    std::shared_ptr<IncomingFrame> in;
+    bool is_cancelled = false;
+
+    bool is_over() const { return is_cancelled || (out ? out->left() == 0 || peer->has_left : in->is_complete); }
+    // The memory of its sender, or receiver, is no longer needed.
+    void let_go() {
+      if (out) out->keep_data();
+      if (in) in->place = nullptr;
+    }
+  };
+
+  static uint64_t handed_out(Transfer transfer) {
+    return reinterpret_cast<uint64_t>(new Transfer(std::move(transfer)));
+  }
+  static Transfer& of(uint64_t handle) { return *reinterpret_cast<Transfer*>(handle); }
+
+  // ------------------------------------------------------------------------------------------------------- requests
+
+  static constexpr int kBroken = -1;  // the others are a rank and 1
+
+  int look(uint64_t& handle, bool& has_ended) noexcept override {
+    Transfer& transfer = of(handle);
+    int code = 0;
+    if (!transfer.is_over()) {
+      try {
+        progress();
+      } catch (const std::exception& error) {
+        why_broken_ = error.what();
+        code = kBroken;
+      }
+    }
+    has_ended = transfer.is_over();
+    const Peer& peer = *transfer.peer;
+    if (code == 0 && !has_ended && (peer.is_lost || peer.has_left)) code = peer.rank + 1;
+    if (code == 0 && !has_ended) return 0;
+    transfer.let_go();
+    delete &transfer;
+    return code;
+  }
+
+  void require_success(int code) const override {
+    if (code == kBroken) throw failure(why_broken_);
+    if (code != 0) throw lost(peers_[static_cast<size_t>(code - 1)]);
+  }
+
+  void cancel(uint64_t handle) noexcept override {
+    of(handle).let_go();
+    of(handle).is_cancelled = true;
+  }
+  bool lets_go_at_once() const override { return true; }
+
+  static bool has_come(const Peer& peer, int tag) {
+    const auto lane = peer.lanes.find(static_cast<uint32_t>(tag));
+    if (lane == peer.lanes.end()) return false;
+    const auto frame = lane->second.frames.find(lane->second.next_received);
+    return frame != lane->second.frames.end() && frame->second->is_complete;
+  }
+
+  static void require_fits(const FrameHeader& header, size_t bytes) {
+    if (header.bytes > bytes) throw failure("a message between ranks is longer than what was asked for");
+  }
+
+  Error lost(const Peer& peer) const {
+    const RankName& name = names_[static_cast<size_t>(peer.rank)];
+    return {ErrorKind::peer_lost, peer.is_lost ? is_gone(name) + peer.details : to_string(name) + " has left the job"};
+  }
+
+  // --------------------------------------------------------------------------------------------------- what is ready
+
+  void progress() {
+    poller_.run();
+    connector_.look();
+  }
+
+  void serve(Stream& stream, uint32_t events) {
+    const bool may_write = (events & EPOLLOUT) != 0, may_read = (events & ~uint32_t{EPOLLOUT}) != 0;
+    if ((!may_write || stream.frames.write()) && (!may_read || stream.frames.read(stream)))
+      wait_for_writing(stream);
+    else
+      end(stream);
+  }
+
+  void wait_for_writing(Stream& stream) {
+    poller_.wait_for_writing(stream.frames.socket(), stream, stream.frames.queued_bytes() > 0);
+  }
+
+  // A connection that ends without a bye is a death.
+  void end(Stream& stream) {
+    Peer& peer = stream.peer;
+    const int error = stream.frames.error();
+    if (!stream.has_said_bye) lose(peer, error == 0 || error == ECONNRESET ? "" : " (" + text_of(error) + ")");
+    poller_.remove(stream.frames.socket());
+    const auto found = std::find_if(peer.streams.begin(), peer.streams.end(),
+                                    [&](const std::unique_ptr<Stream>& one) { return one.get() == &stream; });
+    poller_.bury(std::move(*found));
+    peer.streams.erase(found);
+  }
+
+  void lose(Peer& peer, const std::string& details) {
+    if (peer.is_lost || peer.has_left) return;
+    peer.is_lost = true;
+    peer.details = details;
+    if (!first_lost_) first_lost_ = &peer;
+  }
+
+  // -------------------------------------------------------------------------------------------------------- messages
+
+  void send(Peer& peer, const std::shared_ptr<OutgoingFrame>& frame) {
+    if (peer.streams.empty()) {
+      peer.unsent.push_back(frame);
+      connector_.dial(peer.rank);
+      return;
+    }
+    Stream& stream = stream_for(peer);
+    const bool is_first = stream.frames.queued_bytes() == 0;
+    stream.frames.send(frame);
+    if (!is_first) return;
+    if (stream.frames.write())
+      wait_for_writing(stream);
+    else
+      end(stream);
+  }
+
+  // The one with the least to do, of as many as were asked for: all of them prefer those that one side has dialled.
+  Stream& stream_for(Peer& peer) {
+    const size_t count = std::min(peer.streams.size(), static_cast<size_t>(streams_));
+    size_t best = peer.next_stream++ % count;
+    for (size_t i = 0; i < count; ++i)
+      if (peer.streams[i]->frames.queued_bytes() < peer.streams[best]->frames.queued_bytes()) best = i;
+    return *peer.streams[best];
+  }
+
+  std::shared_ptr<IncomingFrame> place(Stream& stream, const FrameHeader& header) {
+    Peer& peer = stream.peer;
+    if (header.tag == kByeTag) {
+      stream.has_said_bye = true;
+      peer.has_left =
+          std::all_of(peer.streams.begin(), peer.streams.end(), [](const auto& one) { return one->has_said_bye; });
+      return std::make_shared<IncomingFrame>(IncomingFrame{header, nullptr, 0, nullptr, false});
+    }
+    if (header.bytes > kLongestFrame) return nullptr;
+    Lane& lane = peer.lanes[header.tag];
+    const auto found = lane.frames.find(header.number);
+    if (found != lane.frames.end()) {
+      std::shared_ptr<IncomingFrame> frame = std::move(found->second);
+      lane.frames.erase(found);
+      require_fits(header, frame->header.bytes);
+      frame->header = header;
+      return frame;
+    }
+    auto frame = std::make_shared<IncomingFrame>();
+    frame->header = header;
+    frame->own.reset(new char[header.bytes]);
+    frame->place = frame->own.get();
+    lane.frames[header.number] = frame;
+    return frame;
+  }
+
+  void complete(const IncomingFrame& frame) {
+    if (frame.own) ++unclaimed_[frame.header.tag];
+  }
+
+  void say_bye(Stream& stream) {
+    auto bye = std::make_shared<OutgoingFrame>();
+    bye->header = {kByeTag, 0, 0};
+    stream.frames.send(bye);
+    stream.frames.write();
+  }
+
+  // ----------------------------------------------------------------------------------------------------- connections
+
+  bool is_connected(int rank) const override {
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    return !peer.streams.empty() || peer.is_lost || peer.has_left;
+  }
+
+  // Those that the lower rank has dialled come first on both sides.
+  void connected(int rank, int dialler, Descriptor socket) override {
+    Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (peer.is_lost || peer.streams.size() >= 2 * static_cast<size_t>(streams_)) return;
+    const auto place =
+        std::find_if(peer.streams.begin(), peer.streams.end(), [&](const auto& one) { return one->dialler > dialler; });
+    Stream& stream = **peer.streams.insert(place, std::make_unique<Stream>(*this, peer, std::move(socket), dialler));
+    poller_.add(stream.frames.socket(), stream, false);
+    for (const auto& frame : std::exchange(peer.unsent, {})) send(peer, frame);
+  }
+
+  void is_out_of_reach(int rank, const std::string& details) override {
+    Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (peer.streams.empty()) lose(peer, " (no connection to " + details + ")");
+  }
+
+  const Credentials credentials_;
+  const std::vector<RankName> names_;
+  const int streams_;
+  Poller poller_;
+  std::vector<Peer> peers_;                         // by rank
+  std::unordered_map<uint32_t, size_t> unclaimed_;  // messages of a tag that are there and not asked for
+  const Peer* first_lost_ = nullptr;
+  std::string why_broken_;
+  Connector connector_;
+};
+
+}  // namespace
+
+std::unique_ptr<Network> open_sockets(const SocketDescription& description, int rank,
+                                      const std::vector<RankName>& names) {
+  return std::make_unique<SocketNetwork>(description, rank, names);
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,27 @@
+// Connections of TCP, before anything is said over them.
+#pragma once
+
+#include <string>
+
+#include "base/descriptor.h"
+
+namespace ringtrain {
+
+struct SocketAddress {
+  std::string host;  // numbers, of IPv4 or IPv6
+  int port = 0;
+};
+std::string to_string(const SocketAddress& address);
+
+// Small messages leave at once, and the kernel tells within the time that the other host is gone: by what is not
+// acknowledged, or by probes while nothing is sent. 0: it waits for ever.
+void prepare_socket(int socket, double timeout_s);
+
+// A socket that does not block, and connects to `to` from the address `from` of this host where that is of its family.
+// None: it cannot, by errno.
+Descriptor begin_connection(const std::string& from, const SocketAddress& to, double timeout_s);
+
+// What errno means.
+std::string text_of(int error);
+
+}  // namespace ringtrain

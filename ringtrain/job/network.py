@@ -1,0 +1,70 @@
+"""What carries the messages of this job, and joining it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ringtrain.job import launched_by, mpi, sockets
+from ringtrain.job.world import World, single_world
+
+
+class Choice(NamedTuple):
+    """The network of a job, "mpi", "sockets" or "none" (a job of one rank), and the reason, for people."""
+
+    network: str
+    reason: str
+
+
+def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Choice:
+    """What `network=wanted` means for this process.
+
+    Args:
+        wanted: "auto", "mpi" or "sockets".
+        comm: what init() was given.
+        launch: what `launched_by.detect` has found.
+    """
+    if launch is None and comm is None and "mpi4py.MPI" not in sys.modules:
+        return Choice("none", "no launcher has started this process, so it is a job of its own")
+    if wanted != "auto":
+        return Choice(wanted, f"network={wanted}")
+    if mpi.is_communicator(comm):
+        return Choice("mpi", "init(comm=...) was given a communicator of mpi4py")
+    if launch is None:
+        return Choice("mpi", "mpi4py.MPI is imported")
+    if sockets.is_started_for_sockets(launch):
+        return Choice("sockets", f"{launch.launcher} has started this process, without an MPI")
+    if launch.launcher == launched_by.SlurmStep.NAME and importlib.util.find_spec("mpi4py") is None:
+        return Choice("sockets", "Slurm has started this process, and mpi4py is not installed")
+    return Choice("mpi", f"{launch.launcher} has started this process")
+
+
+def connect(
+    comm: Any, settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]
+) -> tuple[World, dict[str, str]]:
+    """The world that this process belongs to, and what `read_tuned` has returned on rank 0. All ranks call it together.
+
+    Raises as `mpi.connect` and `sockets.connect`.
+    """
+    launch = launched_by.detect()
+    network = choose(settings["network"], comm, launch).network
+    if network == "none" or (network == "sockets" and launch is not None and launch.size == 1 and comm is None):
+        return single_world(), {}
+    if network == "mpi" or launch is None or mpi.is_communicator(comm) or not _has_place(launch):
+        return mpi.connect(comm, settings, read_tuned, over_sockets=network == "sockets")
+    if comm:
+        raise ValueError(
+            f"init(comm={list(comm)}): over sockets a job has all ranks that were started; make a process set of "
+            "some, or start with mpirun"
+        )
+    return sockets.connect(launch, settings, read_tuned)
+
+
+def _has_place(launch: launched_by.Launch) -> bool:
+    try:
+        sockets.place_of(launch)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""A connection between a rank and the server of its rendezvous: proofs first, then messages of JSON.
+
+    rank                                server
+    magic, a nonce                ->
+                                  <-    a nonce, and its proof
+    its proof                     ->
+
+As between the ranks (csrc/network/handshake.h), a proof is the HMAC of all that was said until then.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import time
+from typing import Any
+
+_MAGIC = b"ringtrv\x01"
+_NONCE, _PROOF = 16, 32
+# Of one rank, and of all of them together.
+MOST_BYTES_OF_A_RANK = 1 << 20
+MOST_BYTES = 1 << 30
+
+
+class StrangerError(Exception):
+    """The other side does not know the secret, or is something else."""
+
+
+class Connection:
+    """Messages over a socket. Every call has a deadline, on the clock of time.monotonic()."""
+
+    def __init__(self, sock: socket.socket):
+        self._socket = sock
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def prove_as_rank(self, secret: bytes, deadline: float) -> None:
+        """Raises StrangerError, and OSError where the connection is lost or the time over."""
+        said = _MAGIC + secrets.token_bytes(_NONCE)
+        self._send(said, deadline)
+        answer = self._read(_NONCE + _PROOF, deadline)
+        said += answer[:_NONCE]
+        _require(answer[_NONCE:], secret, b"server", said)
+        self._send(hmac.digest(secret, b"rank" + said, "sha256"), deadline)
+
+    def prove_as_server(self, secret: bytes, deadline: float) -> None:
+        """Raises as prove_as_rank()."""
+        said = self._read(len(_MAGIC) + _NONCE, deadline)
+        if not said.startswith(_MAGIC):
+            raise StrangerError
+        nonce = secrets.token_bytes(_NONCE)
+        said += nonce
+        self._send(nonce + hmac.digest(secret, b"server" + said, "sha256"), deadline)
+        _require(self._read(_PROOF, deadline), secret, b"rank", said)
+
+    def send(self, message: Any, deadline: float) -> None:
+        data = json.dumps(message).encode()
+        self._send(len(data).to_bytes(8, "big") + data, deadline)
+
+    def receive(self, most_bytes: int, deadline: float) -> Any:
+        """Raises StrangerError where it is no message of at most so many bytes."""
+        size = int.from_bytes(self._read(8, deadline), "big")
+        if size > most_bytes:
+            raise StrangerError
+        try:
+            return json.loads(self._read(size, deadline))
+        except ValueError as error:
+            raise StrangerError from error
+
+    def has_come(self, longest_s: float) -> bool:
+        """Whether there is something to read, or the connection is lost."""
+        import select
+
+        return bool(select.select([self._socket], [], [], longest_s)[0])
+
+    def own_address(self) -> str:
+        """Of this host, as the other side sees it."""
+        return str(self._socket.getsockname()[0])
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        self._socket.settimeout(_left(deadline))
+        self._socket.sendall(data)
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        """Grows with what comes, not with what was announced."""
+        data = bytearray()
+        while len(data) < size:
+            self._socket.settimeout(_left(deadline))
+            part = self._socket.recv(min(size - len(data), 1 << 16))
+            if not part:
+                raise ConnectionResetError("the other side has closed the connection")
+            data += part
+        return bytes(data)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the other side did not answer in time")
+    return min(left, 1e6)
+
+
+def _require(proof: bytes, secret: bytes, role: bytes, said: bytes) -> None:
+    if not hmac.compare_digest(proof, hmac.digest(secret, role + said, "sha256")):
+        raise StrangerError

@@ -1,0 +1,61 @@
+"""The secret of a job: who knows it belongs to it. It is in files that their owner alone can read."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+FILE_VARIABLE = "RINGTRAIN_SECRET_FILE"
+_BYTES = 32
+
+
+def job_secret(place: str, environ: Mapping[str, str] = os.environ) -> bytes:
+    """That of the file that the launcher has named, else one of this user's for jobs that meet at `place`.
+
+    Raises PermissionError where others may read the file, and OSError where it cannot be read or made.
+    """
+    named = environ.get(FILE_VARIABLE)
+    if named:
+        return read(Path(named))
+    own = read(_own_file(environ))
+    return hmac.digest(own, place.encode(), "sha256")
+
+
+def write(path: Path) -> None:
+    """A new one. Raises FileExistsError where there is a file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(secrets.token_bytes(_BYTES))
+
+
+def read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise PermissionError(f"{path} holds the secret of a job, but others may read it: chmod 600 {path}")
+        secret = file.read(1024)
+    if len(secret) < _BYTES:
+        raise ValueError(f"{path} is to hold the secret of a job, but has less than {_BYTES} bytes")
+    return secret
+
+
+def _own_file(environ: Mapping[str, str]) -> Path:
+    """Of the user, on all hosts that share the home folder. The first process that needs it makes it."""
+    folder = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ringtrain"
+    path = folder / "secret"
+    if path.exists():
+        return path
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = folder / f"secret.{os.uname().nodename}.{os.getpid()}"
+    write(draft)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)  # whole, and never over that of another process
+    finally:
+        draft.unlink()
+    return path

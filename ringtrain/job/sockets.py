@@ -1,0 +1,147 @@
+"""What the core must know to reach the other ranks over sockets of its own: see csrc/network/sockets.h."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ringtrain.job.interfaces import address_towards, addresses_of, usual_address
+from ringtrain.job.launched_by import ByHand, Launch, Ringrun, SlurmStep, Torchrun, expand_node_list
+from ringtrain.job.rendezvous.member import Place, meet
+from ringtrain.job.rendezvous.secret import job_secret
+from ringtrain.job.rendezvous.server import bound
+from ringtrain.job.world import Exchange, World, introduce, node_name
+
+PLACE_VARIABLE = "RINGTRAIN_RENDEZVOUS"
+# How many ports are tried where nobody has chosen one for ringtrain.
+_PORTS = 8
+_FIRST_PORT_OF_SLURM, _PORTS_OF_SLURM = 20_000, 10_000
+
+
+class Address(NamedTuple):
+    """Where a rank listens: numbers of IPv4 or IPv6, and a port."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """How the ranks are connected. The core owns the listeners from init() on."""
+
+    listeners: list[int]
+    addresses: list[list[Address]]  # of every rank
+    secret: bytes
+    token: str
+    streams: int
+    timeout_s: float
+
+
+def connect(
+    launch: Launch, settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]
+) -> tuple[World, dict[str, str]]:
+    """The world of a job whose ranks meet at a rendezvous; they call this together.
+
+    Raises:
+        RuntimeError: nothing says where the ranks meet.
+        StalledError, PeerLostError, ValueError: see `rendezvous.member.meet` and `world.introduce`.
+    """
+    place = place_of(launch)
+    if launch.size is None:
+        raise RuntimeError(f"{launch.launcher} does not say how many ranks there are; set RINGTRAIN_SIZE")
+    secret = job_secret(str(place))
+    timeout_s = float(settings["start_timeout_s"])
+    with meet(place, secret, "world", launch.rank, launch.size, timeout_s) as member:
+        return _connect(member.exchange, launch.rank, member.own_address, secret, settings, read_tuned)
+
+
+def connect_over(
+    exchange: Exchange, rank: int, settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]
+) -> tuple[World, dict[str, str]]:
+    """The world of ranks that have another way to tell each other where they are, which nobody else hears."""
+    first_address, secret = exchange((usual_address(), secrets.token_hex(32)) if rank == 0 else None)[0]
+    own_address = first_address if rank == 0 else address_towards(first_address)
+    return _connect(exchange, rank, own_address, bytes.fromhex(secret), settings, read_tuned)
+
+
+def _connect(
+    exchange: Exchange,
+    rank: int,
+    usual: str,
+    secret: bytes,
+    settings: dict[str, str],
+    read_tuned: Callable[[], dict[str, str]],
+) -> tuple[World, dict[str, str]]:
+    with Listeners() as listeners:
+        own = listeners.open(addresses_of(settings["network_interface"]) or [usual])
+        world, tuned, addresses = introduce(exchange, rank, node_name(), settings, read_tuned, own)
+        sockets = Sockets(
+            listeners.take(),
+            [[Address(str(host), int(port)) for host, port in of_rank] for of_rank in addresses],
+            secret,
+            world.token,
+            int(float(settings["socket_streams"])),
+            float(settings["peer_timeout_s"]),
+        )
+    return world._replace(network=sockets), tuned
+
+
+class Listeners:
+    """Sockets that other ranks can connect to, until close() or take()."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> Listeners:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for sock in self._sockets:
+            sock.close()
+
+    def open(self, hosts: list[str]) -> list[Address]:
+        """At each of these addresses of this host alone."""
+        for host in hosts:
+            self._sockets.append(bound(host, 0))
+            self._sockets[-1].setblocking(False)
+        return [Address(host, sock.getsockname()[1]) for host, sock in zip(hosts, self._sockets, strict=True)]
+
+    def take(self) -> list[int]:
+        """Their descriptors, which belong to the caller now."""
+        taken, self._sockets = [sock.detach() for sock in self._sockets], []
+        return taken
+
+
+def place_of(launch: Launch, environ: Mapping[str, str] = os.environ) -> Place:
+    """Where the ranks of this launch meet.
+
+    Raises RuntimeError where nothing says so, and ValueError for what is no place.
+    """
+    named = environ.get(PLACE_VARIABLE)
+    if named:
+        host, _, port_text = named.rpartition(":")
+        if not host or not port_text.isdigit():
+            raise ValueError(f"{PLACE_VARIABLE}={named} is not host:port")
+        return Place(host.strip("[]"), [int(port_text)])
+    if launch.launcher in (Torchrun.NAME, ByHand.NAME):
+        # torch's own store may be at the port itself
+        port_of_torch = int(environ["MASTER_PORT"])
+        return Place(environ["MASTER_ADDR"], range(port_of_torch + 1, port_of_torch + 1 + _PORTS))
+    if launch.launcher == SlurmStep.NAME:
+        first = expand_node_list(environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"])[0]
+        number = int(environ.get("SLURM_JOB_ID", 0)) * 16 + int(environ["SLURM_STEP_ID"])
+        port = _FIRST_PORT_OF_SLURM + number * _PORTS % _PORTS_OF_SLURM
+        return Place(first, range(port, port + _PORTS))
+    raise RuntimeError(
+        f"network=sockets, but {launch.launcher} does not say where the ranks meet: set {PLACE_VARIABLE}=host:port, "
+        "the same for all of them, or start with ringrun"
+    )
+
+
+def is_started_for_sockets(launch: Launch) -> bool:
+    """Whether the launcher is none of an MPI."""
+    return launch.launcher in (Ringrun.NAME, Torchrun.NAME, ByHand.NAME)

@@ -1,0 +1,124 @@
+"""The ranks of a job, and how they tell each other who and where they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ringtrain.job import cores, gpus
+
+if TYPE_CHECKING:
+    from ringtrain.job.mpi import Library
+    from ringtrain.job.sockets import Sockets
+
+# A collective call of all ranks: what each of them gives, by rank. It is made of what JSON knows.
+Exchange = Callable[[Any], list[Any]]
+
+
+class World(NamedTuple):
+    """The ranks of the job and where they are.
+
+    `names` are (host, pid) by rank, `nodes` the number of the node of every rank, by first appearance, `communicator`
+    is mpi4py's; without MPI it is None. `network` is None in a job of one rank.
+    """
+
+    rank: int
+    names: list[tuple[str, int]]
+    nodes: list[int]
+    cores: int
+    token: str
+    network: Library | Sockets | None
+    gpus: list[gpus.Choice]  # by rank
+    communicator: Any = None
+
+
+def single_world() -> World:
+    """A job of one rank: no network, and on the GPU that the script takes."""
+    here = cores.usable_together([cores.own_share()])
+    return World(0, [(socket.gethostname(), os.getpid())], [0], here, secrets.token_hex(8), None, [gpus.NO_CHOICE])
+
+
+def node_name() -> str:
+    """The same for processes that can share memory: of one system, one /dev/shm, and one name of the host."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot} {os.stat('/dev/shm').st_dev if os.path.isdir('/dev/shm') else ''} {socket.gethostname()}"
+
+
+def introduce(
+    exchange: Exchange,
+    rank: int,
+    node: str,
+    settings: dict[str, str],
+    read_tuned: Callable[[], dict[str, str]],
+    own_network: Any = None,
+) -> tuple[World, dict[str, str], list[Any]]:
+    """What the ranks have to know of each other; all call it together.
+
+    Args:
+        node: the same on ranks that may share memory.
+        settings: every option; must be the same on all ranks.
+        read_tuned: called on rank 0 alone; all get what it returns.
+        own_network: what the Network of this rank has to tell the others.
+
+    Returns:
+        The world, still without its network, what `read_tuned` has returned, and `own_network` of all ranks.
+
+    Raises:
+        ValueError: settings that differ between ranks, and what `read_tuned` raises, on all ranks alike.
+    """
+    places = exchange(node)
+    gpu = gpus.choose(places[:rank].count(node), int(float(settings["gpus_per_rank"])))
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    myself = {
+        "name": (socket.gethostname(), os.getpid()),
+        "share": cores.own_share(),
+        "gpu": gpu,
+        "settings": digest,
+        "token": secrets.token_hex(8),
+        "tuned": _outcome(read_tuned) if rank == 0 else None,
+        "network": own_network,
+    }
+    everybody = exchange(myself)
+    if any(one["settings"] != digest for one in everybody):
+        _require_same(exchange(settings))
+    tuned, error = everybody[0]["tuned"]
+    if error:
+        raise ValueError(error)
+    numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    shares = [
+        cores.Share(cpus, tuple(container), quota) for cpus, container, quota in (one["share"] for one in everybody)
+    ]
+    world = World(
+        rank=rank,
+        names=[tuple(one["name"]) for one in everybody],
+        nodes=[numbers[place] for place in places],
+        cores=cores.usable_together(share for share, place in zip(shares, places, strict=True) if place == node),
+        token=everybody[0]["token"],
+        network=None,
+        gpus=[gpus.Choice(*one["gpu"]) for one in everybody],
+    )
+    return world, tuned, [one["network"] for one in everybody]
+
+
+def _outcome(read: Callable[[], dict[str, str]]) -> tuple[dict[str, str], str]:
+    """What it returns, or what it has to say."""
+    try:
+        return read(), ""
+    except ValueError as error:
+        return {}, str(error)
+
+
+def _require_same(settings: list[dict[str, str]]) -> None:
+    for name, expected in settings[0].items():
+        others = [rank for rank, one in enumerate(settings) if one.get(name) != expected]
+        if others:
+            raise ValueError(
+                f"{name} must be the same on all ranks: rank 0 has {expected}, "
+                f"rank {others[0]} has {settings[others[0]].get(name)}"
+            )
