@@ -12,6 +12,7 @@ from exact import require_equal
 from measure.process import measure_asleep
 
 import ringtrain as hvd
+from ringtrain.job import launched_by, mpi, ulfm
 
 
 @pytest.mark.fast
@@ -189,3 +190,19 @@ def test_nothing_is_left_in_shared_memory():
     code = "import ringtrain as hvd; hvd.init(); hvd.add_process_set([0, 1])"
     assert run_python(code, launcher=[*RINGRUN, "3"]).returncode == 0
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("ringtrain")]
+
+
+@pytest.mark.ranks(3, isolated=True)
+def test_who_hears_in_init_that_a_rank_is_dead_tells_the_others():
+    from mpi4py import MPI
+
+    if launched_by.detect().rank == 1:  # MPI tells it, and nobody else, who then waits for this rank
+
+        def fail(*arguments):
+            raise MPI.Exception(ulfm.error_classes(MPI)[0])
+
+        mpi.introduce = fail
+    began = time.monotonic()
+    with pytest.raises(hvd.PeerLostError, match="died while the others were in init"):
+        hvd.init()
+    assert time.monotonic() - began < 5

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from ringtrain.errors import PeerLostError, StalledError
+from ringtrain.errors import PeerLostError, RingtrainError, StalledError
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.job import ulfm
 
@@ -59,18 +59,24 @@ def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Call
         if error.Get_error_class() not in ulfm.error_classes(MPI):
             call.take_messages()
             raise
-        raise PeerLostError(f"{_failed_text(comm)} died while the others were in init(): {error}") from None
+        lost = PeerLostError(f"{_failed_text(comm)} died while the others were in init(): {error}")
+        call.tell_all(lost)
+        raise lost from None
 
 
 class RollCall:
-    """The first of the ranks knows who has come. If some stay away it tells the others who."""
+    """The first of the ranks knows who has come. If some stay away it tells the others who.
+
+    Whoever hears from MPI that a rank has died tells all others: they may wait for this one, which has given up.
+    """
 
     def __init__(self, MPI: Any, comm: Any, ranks: Sequence[int]):
         self._byte = MPI.BYTE
         self._mpi_error = MPI.Exception
         self._comm = comm
         self._first, *self._others = ranks
-        self._is_first = comm.Get_rank() == self._first
+        self._rank = comm.Get_rank()
+        self._is_first = self._rank == self._first
         self._numbers = {rank: number for number, rank in enumerate(ranks)}
         self._here = None if self._is_first else comm.Isend([_NOTHING, self._byte], self._first, _HERE_TAG)
 
@@ -94,9 +100,13 @@ class RollCall:
             time.sleep(_PAUSE_S)
 
     def hear_verdict(self) -> None:
-        """Raise StalledError if the first rank has said who stays away."""
-        if not self._is_first and self._has_come(self._first, _VERDICT_TAG):
-            raise StalledError(self._comm.recv(source=self._first, tag=_VERDICT_TAG))
+        """Raise StalledError if the first rank has said who stays away, and PeerLostError if any has said who is dead."""
+        for rank in self._numbers:
+            if rank != self._rank and self._has_come(rank, _VERDICT_TAG):
+                raise self._comm.recv(source=rank, tag=_VERDICT_TAG)
+
+    def tell_all(self, error: RingtrainError) -> None:
+        self._tell([rank for rank in self._numbers if rank != self._rank], error)
 
     def verdict(self, timeout_s: float) -> str:
         """What to say when the time is over; the first rank also says it to those who have come."""
@@ -110,16 +120,24 @@ class RollCall:
             text = f"{waited}: {list_of_ranks(self._numbers[rank] for rank in missing)} did not come"
         else:
             text = f"{waited}: all have come, but some rank has died or is stopped since then"
-        self._tell([rank for rank in self._others if rank not in missing], text)
+        self._tell([rank for rank in self._others if rank not in missing], StalledError(text))
         return text
 
-    def _tell(self, ranks: Sequence[int], text: str) -> None:
+    def _tell(self, ranks: Sequence[int], error: RingtrainError) -> None:
         deadline = time.monotonic() + _MOMENT_S
-        with contextlib.suppress(self._mpi_error):
-            requests = [self._comm.isend(text, dest=rank, tag=_VERDICT_TAG) for rank in ranks]
-            while not all(request.Test() for request in requests) and time.monotonic() < deadline:
-                time.sleep(0.01)
+        requests = []
+        for rank in ranks:
+            with contextlib.suppress(self._mpi_error):  # it is dead
+                requests.append(self._comm.isend(error, dest=rank, tag=_VERDICT_TAG))
+        while not all(map(self._is_over, requests)) and time.monotonic() < deadline:
+            time.sleep(0.01)
         time.sleep(2 * _PAUSE_S)  # they look for it now and then, and this rank's end may end the job
+
+    def _is_over(self, request: Any) -> bool:
+        try:
+            return bool(request.Test())
+        except self._mpi_error:
+            return True
 
     def _has_come(self, rank: int, tag: int) -> bool:
         try:
