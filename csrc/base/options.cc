@@ -70,7 +70,7 @@ const std::vector<Entry>& entries() {
       choice(&Options::network, "network", {"auto", "mpi", "sockets"},
              "What carries messages between nodes: auto takes MPI where its launcher has started the job, and else TCP "
              "sockets, which need none."),
-      text(&Options::network_interface, "network_interface",
+      text(&Options::socket_interfaces, "socket_interfaces",
            "Where sockets listen and connect: interfaces such as eth0, or ranges such as 10.1.0.0/16, with a comma "
            "between several, which are used together; by default the one that leads to rank 0."),
       number(&Options::socket_streams, "socket_streams", 1, 16,

@@ -31,7 +31,7 @@ struct Options {
   double      ring_chunk_kb          = 60;
   double      ring_from_kb           = 192;
   std::string network                = "auto";
-  std::string network_interface      = "";
+  std::string socket_interfaces      = "";
   int64_t     socket_streams         = 1;
   double      peer_timeout_s         = 10;
   std::string shared_memory          = "auto";

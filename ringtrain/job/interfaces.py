@@ -25,9 +25,7 @@ def addresses_of(interfaces: str) -> list[str]:
             matching = _of_one_family([address for name, address in here if name == word])
         if not matching:
             known = ", ".join(f"{name} {address}" for name, address in here)
-            raise ValueError(
-                f"network_interface={word} is not an interface with an address of this host, which has {known}"
-            )
+            raise ValueError(f"socket_interfaces={word}: this host has no such interface or address, but {known}")
         found += [address for address in matching if address not in found]
     return found
 

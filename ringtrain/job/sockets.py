@@ -55,8 +55,9 @@ def connect(
         raise RuntimeError(f"{launch.launcher} does not say how many ranks there are; set RINGTRAIN_SIZE")
     secret = job_secret(str(place))
     timeout_s = float(settings["start_timeout_s"])
+    hosts = addresses_of(settings["socket_interfaces"])
     with meet(place, secret, "world", launch.rank, launch.size, timeout_s) as member:
-        return _connect(member.exchange, launch.rank, member.own_address, secret, settings, read_tuned)
+        return _connect(member.exchange, launch.rank, hosts or [member.own_address], secret, settings, read_tuned)
 
 
 def connect_over(
@@ -64,20 +65,21 @@ def connect_over(
 ) -> tuple[World, dict[str, str]]:
     """The world of ranks that have another way to tell each other where they are, which nobody else hears."""
     first_address, secret = exchange((usual_address(), secrets.token_hex(32)) if rank == 0 else None)[0]
-    own_address = first_address if rank == 0 else address_towards(first_address)
-    return _connect(exchange, rank, own_address, bytes.fromhex(secret), settings, read_tuned)
+    usual = first_address if rank == 0 else address_towards(first_address)
+    hosts = addresses_of(settings["socket_interfaces"]) or [usual]
+    return _connect(exchange, rank, hosts, bytes.fromhex(secret), settings, read_tuned)
 
 
 def _connect(
     exchange: Exchange,
     rank: int,
-    usual: str,
+    hosts: list[str],
     secret: bytes,
     settings: dict[str, str],
     read_tuned: Callable[[], dict[str, str]],
 ) -> tuple[World, dict[str, str]]:
     with Listeners() as listeners:
-        own = listeners.open(addresses_of(settings["network_interface"]) or [usual])
+        own = listeners.open(hosts)
         world, tuned, addresses = introduce(exchange, rank, node_name(), settings, read_tuned, own)
         sockets = Sockets(
             listeners.take(),
