@@ -17,6 +17,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,8 +45,9 @@ class HostsUnavailable(Exception):
 class SimulatedHosts:
     """Names of the hosts, and how to run something on them."""
 
-    def __init__(self, names: list[str], agent: Path):
+    def __init__(self, names: list[str], agent: Path, switch: str):
         self.names = names
+        self._switch = switch
         self.environment = {
             "PRTE_MCA_plm_ssh_agent": str(agent),
             "HYDRA_LAUNCHER": "ssh",
@@ -62,6 +64,24 @@ class SimulatedHosts:
         name = self.names[host]
         on_host = ["ip", "netns", "exec", name, "unshare", "--uts"]
         return [*on_host, "sh", "-c", 'hostname "$0" && exec "$@"', name, *command]
+
+    def run_on(self, host: int, *command: str) -> None:
+        """Run a command such as `ip link set eth0 down` there. Raises HostsUnavailable if it fails."""
+        _run("ip", "netns", "exec", self.names[host], *command)
+
+    @contextlib.contextmanager
+    def bad_cable(self, delay_s: float = 0, loss: float = 0) -> Iterator[None]:
+        """Between the first two hosts, in place of the switch: frames are late, or get lost by this probability."""
+        for port in ("port0", "port1"):
+            _run("ip", "-n", self._switch, "link", "set", port, "nomaster")
+        program = [sys.executable, str(Path(__file__).with_name("bad_link.py"))]
+        command = ["ip", "netns", "exec", self._switch, *program, "port0", "port1", str(delay_s), str(loss)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as cable:
+            try:
+                assert cable.stdout is not None and cable.stdout.readline() == "ready\n"
+                yield
+            finally:
+                cable.kill()
 
     def bytes_sent(self, host: int, interface: str = "eth0") -> int:
         """Bytes that the host has sent to the others so far."""
@@ -100,7 +120,7 @@ def simulated_hosts(count: int, rate: str | None = None) -> Iterator[SimulatedHo
         agent = folder / "agent.sh"
         agent.write_text(_AGENT)
         agent.chmod(0o755)
-        yield SimulatedHosts(names, agent)
+        yield SimulatedHosts(names, agent, switch)
 
 
 def _connect(switch: str, index: int, name: str, rate: str | None) -> None:

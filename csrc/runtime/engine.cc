@@ -404,15 +404,14 @@ void Engine::guarded(Work work) {
   }
 }
 
-// A rank that cannot go on says why before it goes, which explains more than that it is gone.
+// A rank that cannot go on says why before it goes, which explains more than that it has gone.
 Error Engine::with_reason(const Error& error) {
   if (error.kind() != ErrorKind::peer_lost || !fabric_.alarm()) return error;
   try {
-    fabric_.alarm()->listen();
-  } catch (const Error& reason) {
-    if (reason.kind() != ErrorKind::peer_lost) return reason;
+    return fabric_.alarm()->hear().value_or(error);
+  } catch (const Error&) {  // nobody has said anything
+    return error;
   }
-  return error;
 }
 
 void Engine::fail(const Error& error) {

@@ -52,7 +52,7 @@ def connect(
     network = choose(settings["network"], comm, launch).network
     if network == "none" or (network == "sockets" and launch is not None and launch.size == 1 and comm is None):
         return single_world(), {}
-    if network == "mpi" or launch is None or mpi.is_communicator(comm) or not _has_place(launch):
+    if network == "mpi" or launch is None or mpi.is_communicator(comm) or not sockets.is_met_at_a_place(launch):
         return mpi.connect(comm, settings, read_tuned, over_sockets=network == "sockets")
     if comm:
         raise ValueError(
@@ -60,11 +60,3 @@ def connect(
             "some, or start with mpirun"
         )
     return sockets.connect(launch, settings, read_tuned)
-
-
-def _has_place(launch: launched_by.Launch) -> bool:
-    try:
-        sockets.place_of(launch)
-    except RuntimeError:
-        return False
-    return True

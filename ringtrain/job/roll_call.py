@@ -100,7 +100,7 @@ class RollCall:
             time.sleep(_PAUSE_S)
 
     def hear_verdict(self) -> None:
-        """Raise StalledError if the first rank has said who stays away, and PeerLostError if any has said who is dead."""
+        """Raise StalledError if the first rank has said who stays away, PeerLostError if any has said who is dead."""
         for rank in self._numbers:
             if rank != self._rank and self._has_come(rank, _VERDICT_TAG):
                 raise self._comm.recv(source=rank, tag=_VERDICT_TAG)

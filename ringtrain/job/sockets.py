@@ -144,6 +144,11 @@ def place_of(launch: Launch, environ: Mapping[str, str] = os.environ) -> Place:
     )
 
 
+def is_met_at_a_place(launch: Launch, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the ranks are to meet at a rendezvous, and not through the MPI that has started them."""
+    return PLACE_VARIABLE in environ or launch.launcher == SlurmStep.NAME or is_started_for_sockets(launch)
+
+
 def is_started_for_sockets(launch: Launch) -> bool:
     """Whether the launcher is none of an MPI."""
     return launch.launcher in (Ringrun.NAME, Torchrun.NAME, ByHand.NAME)

@@ -64,9 +64,13 @@ class _Room:
 
     def leave(self, hello: Hello) -> None:
         """Without having said that it is done."""
+        name = f"rank {hello.rank} (host {hello.host}, pid {hello.pid})"
+        self.fail(_Failed("PeerLostError", f"{name} died while the others were in init()"))
+
+    def fail(self, reason: _Failed) -> None:
+        """All get the first reason instead of an answer."""
         with self._changed:
-            name = f"rank {hello.rank} (host {hello.host}, pid {hello.pid})"
-            self._failed = self._failed or _Failed("PeerLostError", f"{name} died while the others were in init()")
+            self._failed = self._failed or reason
             self._changed.notify_all()
 
     def say(self, number: int, rank: int, value: Any) -> None:
@@ -138,14 +142,16 @@ class Server:
     def _serve_rank(self, connection: Connection, hello: Hello) -> None:
         room = self._room_for(hello)
         room.enter(hello)
-        is_done = False
         try:
             self._serve_rounds(connection, hello, room)
-            is_done = True
+        except _Failed as failed:
+            room.fail(failed)
+            raise
+        except (OSError, StrangerError):
+            room.leave(hello)
+            raise
         finally:
-            if not is_done:
-                room.leave(hello)
-                self._forget(hello.job, room)
+            self._forget(hello.job, room)
 
     def _serve_rounds(self, connection: Connection, hello: Hello, room: _Room) -> None:
         deadline = time.monotonic() + hello.timeout_s if hello.timeout_s > 0 else float("inf")

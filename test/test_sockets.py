@@ -1,0 +1,276 @@
+"""Jobs whose ranks talk over sockets and are started without any MPI."""
+
+import re
+import time
+
+import numpy as np
+import pytest
+from exact import require_equal
+from measure.process import measure_asleep
+from socket_ranks import free_port, hosts_or_skip, started
+
+import ringtrain as hvd
+from ringtrain.job.rendezvous import secret
+
+SOCKETS = {"RINGTRAIN_NETWORK": "sockets", "RINGTRAIN_SHARED_MEMORY": "off"}
+
+SUM = """
+import numpy as np, ringtrain as hvd
+hvd.init()
+total = hvd.allreduce(np.full(3, hvd.rank() + 1), op=hvd.Sum)
+place = f"rank {hvd.rank()} of {hvd.size()}, {hvd.local_rank()} of {hvd.local_size()}"
+print(f"{place}: {total[0]}, MPI {hvd.mpi_enabled()}")
+"""
+LOOP = """
+import sys, time, numpy as np, ringtrain as hvd
+hvd.init()
+hvd.allreduce(np.ones(1))
+print("ready", flush=True)
+try:
+    while True:
+        hvd.allreduce(np.ones(1000), name="loop")
+except hvd.PeerLostError as error:
+    print(f"lost: {error}")
+"""
+
+
+def ready(ranks):
+    """All have printed that they are in their loop."""
+    for process in ranks.processes:
+        assert process.stdout.readline() == "ready\n"
+
+
+# ------------------------------------------------------------------------------------------------------ how they start
+
+
+@pytest.mark.fast
+def test_ranks_that_somebody_starts_by_hand(tmp_path):
+    with started(SUM, 3, tmp_path) as ranks:
+        outputs = ranks.outputs()
+    assert outputs == [f"rank {rank} of 3, {rank} of 3: 6, MPI False\n" for rank in range(3)]
+
+
+def test_the_variables_of_torch_distributed_do_as_well(tmp_path):
+    """The secret is one of the user's own then."""
+    names = {"RINGTRAIN_RENDEZVOUS": "", "RINGTRAIN_SIZE": "", "RINGTRAIN_SECRET_FILE": "", "RINGTRAIN_RANK": ""}
+    port, home = free_port(), {"XDG_CONFIG_HOME": str(tmp_path)}
+    of_torch = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    with (
+        started(SUM, 1, tmp_path, **names, **home, **of_torch, RANK="0") as first,
+        started(SUM, 1, tmp_path, **names, **home, **of_torch, RANK="1") as second,
+    ):
+        assert "rank 0 of 2" in first.outputs()[0] and "rank 1 of 2" in second.outputs()[0]
+    file = tmp_path / "ringtrain" / "secret"
+    assert file.stat().st_mode & 0o777 == 0o600 and list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("address", ["::1", "127.0.0.1/8", "lo"])
+def test_the_interface_may_be_chosen(tmp_path, address):
+    place = {"RINGTRAIN_RENDEZVOUS": f"[::1]:{free_port()}"} if ":" in address else {}
+    interface = "::1/128" if ":" in address else address
+    with started(SUM, 2, tmp_path, RINGTRAIN_SOCKET_INTERFACES=interface, **SOCKETS, **place) as ranks:
+        assert "rank 1 of 2" in ranks.outputs()[1]
+
+
+def require_error(outputs, *texts):
+    for output in outputs:
+        for text in texts:
+            assert re.search(text, output), output
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"RINGTRAIN_SOCKET_INTERFACES": "wlan7"}, "ValueError: socket_interfaces=wlan7: this host has no such"),
+        ({"RINGTRAIN_ALLREDUCE_ALGORITHM": "mpi", "RINGTRAIN_SHARED_MEMORY": "off"}, "ValueError: .*need MPI"),
+        ({"RINGTRAIN_RENDEZVOUS": "nonsense"}, "ValueError: RINGTRAIN_RENDEZVOUS=nonsense is not host:port"),
+        ({"RINGTRAIN_RANK": "0"}, "ValueError: two processes are rank 0: pid"),
+        ({"RINGTRAIN_RENDEZVOUS": "", "OMPI_COMM_WORLD_RANK": ""}, "does not say where the ranks meet"),
+    ],
+)
+def test_what_cannot_start_says_why(tmp_path, variables, text):
+    with started(SUM, 2, tmp_path, **variables, RINGTRAIN_START_TIMEOUT_S="2") as ranks:
+        outputs = [process.communicate(timeout=30)[0] for process in ranks.processes]
+    assert any(re.search(text, output) for output in outputs), outputs
+
+
+def test_settings_that_differ_are_named(tmp_path):
+    program = "import os; os.environ['RINGTRAIN_CACHE_CAPACITY'] = str(10 + int(os.environ['RINGTRAIN_RANK']))" + SUM
+    with started(program, 2, tmp_path) as ranks:
+        require_error(
+            ranks.outputs([1, 1]), "cache_capacity must be the same on all ranks: rank 0 has 10, rank 1 has 11"
+        )
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path):
+    with started(SUM, 2, tmp_path, RINGTRAIN_SIZE="3", RINGTRAIN_START_TIMEOUT_S="2") as ranks:
+        require_error(ranks.outputs([1, 1]), r"StalledError: init\(\) has waited 2 s .*: rank 2 did not come")
+
+
+def test_a_rank_that_dies_at_the_rendezvous_is_named(tmp_path):
+    dies = "import os, signal, ringtrain.job.world as world\n"
+    dies += "world.gpus.choose = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n" + SUM
+    port = free_port()
+    with (
+        started(SUM, 1, tmp_path, RINGTRAIN_SIZE="2", RINGTRAIN_RENDEZVOUS=f"127.0.0.1:{port}") as lives,
+        started(dies, 1, tmp_path, RINGTRAIN_SIZE="2", RINGTRAIN_RENDEZVOUS=f"127.0.0.1:{port}", RINGTRAIN_RANK="1"),
+    ):
+        require_error(lives.outputs([1]), r"PeerLostError: rank 1 \(host .*\) died while the others were in init")
+
+
+def test_a_secret_that_others_may_read_is_refused(tmp_path):
+    secret.write(tmp_path / "secret")
+    (tmp_path / "secret").chmod(0o640)
+    with started(SUM, 1, tmp_path, RINGTRAIN_SIZE="2") as ranks:
+        require_error(ranks.outputs([1]), "PermissionError: .*chmod 600")
+
+
+def test_ranks_with_another_secret_stay_outside(tmp_path):
+    (tmp_path / "other").mkdir()
+    place = {
+        "RINGTRAIN_RENDEZVOUS": f"127.0.0.1:{free_port()}",
+        "RINGTRAIN_SIZE": "2",
+        "RINGTRAIN_START_TIMEOUT_S": "3",
+    }
+    with (
+        started(SUM, 1, tmp_path, **place) as ranks,
+        started(SUM, 1, tmp_path / "other", **place, RINGTRAIN_RANK="1") as others,
+    ):
+        require_error(ranks.outputs([1]), "rank 1 did not come")
+        require_error(others.outputs([1]), "does not know this job's secret")
+
+
+# ------------------------------------------------------------------------------------------------- what they can do
+
+
+@pytest.mark.ranks(3, env={**SOCKETS, "RINGTRAIN_SOCKET_STREAMS": "3"})
+def test_messages_over_several_connections_keep_their_order():
+    rng = np.random.default_rng(7)
+    for step in range(200):
+        count = int(rng.integers(1, 200_000))
+        mine = np.arange(count, dtype=np.int64) * (hvd.rank() + 1) + step
+        require_equal(hvd.allreduce(mine, op=hvd.Sum, name=f"a{step % 5}"), np.arange(count) * 6 + 3 * step)
+
+
+@pytest.mark.ranks(2, hosts=(1, 1), env={"RINGTRAIN_NETWORK": "sockets"})
+def test_an_idle_rank_sleeps_until_something_comes():
+    hvd.allreduce(np.ones(3))
+    time.sleep(0.2)
+    asleep = measure_asleep(2)
+    assert asleep.wakeups < 25 and asleep.cpu_s < 0.1
+
+
+@pytest.mark.ranks(2, isolated=True, env=SOCKETS)
+def test_a_job_may_begin_again():
+    for step in range(5):
+        hvd.init()
+        require_equal(hvd.allreduce(np.full(1000, float(step)), op=hvd.Sum), np.full(1000, 2.0 * step))
+        hvd.shutdown()
+
+
+# ---------------------------------------------------------------------------------------------------- when it fails
+
+
+@pytest.mark.fast
+def test_a_killed_rank_is_named(tmp_path):
+    with started(LOOP, 3, tmp_path, **SOCKETS) as ranks:
+        ready(ranks)
+        struck = time.monotonic()
+        ranks.processes[1].kill()
+        outputs = ranks.outputs([0, -9, 0])
+        assert time.monotonic() - struck < 5
+    for rank in (0, 2):
+        assert re.search(r"lost: rank 1 \(host .*\) is gone", outputs[rank]), outputs[rank]
+
+
+def test_a_forked_child_keeps_no_connection_of_a_killed_rank(tmp_path):
+    lives_on = "import os\nif os.fork() == 0: os.close(1); os.close(2); time.sleep(20); os._exit(0)\nprint("
+    with started(LOOP.replace("print(", lives_on, 1), 2, tmp_path, **SOCKETS) as ranks:
+        ready(ranks)
+        struck = time.monotonic()
+        ranks.processes[1].kill()
+        require_error(ranks.outputs([0, -9])[:1], "lost: rank 1 .*is gone")
+        assert time.monotonic() - struck < 10
+
+
+def test_what_a_rank_dies_of_is_told_before_it_goes(tmp_path):
+    program = LOOP.replace("while True:", "while True:\n        if hvd.rank() == 2: raise KeyError('the reason')")
+    program = program.replace("PeerLostError", "RemoteError")
+    with started(program, 3, tmp_path, **SOCKETS) as ranks:
+        ready(ranks)
+        outputs = ranks.outputs([0, 0, 1])
+    for rank in (0, 1):
+        assert re.search("lost: rank 2 .*raised[^$]*the reason", outputs[rank]), outputs[rank]
+
+
+def test_a_host_whose_link_is_silent_is_lost(tmp_path):
+    with hosts_or_skip(2) as hosts, started(LOOP, 2, tmp_path, hosts, RINGTRAIN_PEER_TIMEOUT_S="2") as ranks:
+        ready(ranks)
+        struck = time.monotonic()
+        hosts.run_on(1, "ip", "link", "set", "eth0", "down")
+        outputs = ranks.outputs()
+        assert time.monotonic() - struck < 8
+    assert "lost: rank 1" in outputs[0] and "lost: rank 0" in outputs[1]
+
+
+@pytest.mark.parametrize("trouble", [{"loss": 0.01}, {"delay_s": 0.025}], ids=["loss", "delay"])
+def test_a_bad_link_changes_no_result(tmp_path, trouble):
+    program = """
+import numpy as np, ringtrain as hvd
+hvd.init()
+for step in range(10):
+    mine = np.arange(100_000, dtype=np.int64) * (hvd.rank() + 1) + step
+    assert (hvd.allreduce(mine, op=hvd.Sum, name="x") == np.arange(100_000) * 3 + 2 * step).all()
+"""
+    with hosts_or_skip(2) as hosts, hosts.bad_cable(**trouble), started(program, 2, tmp_path, hosts) as ranks:
+        ranks.outputs()
+
+
+STRANGERS = """
+import os, random, socket, threading, numpy as np, ringtrain as hvd
+from ringtrain.job import session
+hvd.init()
+addresses = session._joined().network.addresses
+is_over = False
+
+def disturb(seed):
+    words = random.Random(seed)
+    magic = b"ringtrn\\x01"
+    for attempt in range(5000):
+        with socket.create_connection(addresses[attempt % 2][0]) as sock:
+            data = words.randbytes(words.choice([0, 1, 31, 32, 33, 200, 5000]))
+            if attempt % 3 == 0:  # a hello that may be one, and a proof that is none
+                data = magic + (1).to_bytes(4, "little") + (0).to_bytes(4, "little") + words.randbytes(16 + 32)
+            try:
+                sock.sendall(data)
+                if attempt % 5 == 0:
+                    sock.settimeout(0.01)
+                    sock.recv(100)
+            except OSError:
+                pass
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+threads = [threading.Thread(target=disturb, args=(seed,)) for seed in range(2)] if hvd.rank() == 0 else []
+for number in range(100): hvd.allreduce(np.ones(1000), name="x")
+before = resident(), len(os.listdir("/proc/self/fd"))
+for thread in threads: thread.start()
+step = 0
+while not is_over:
+    assert hvd.allreduce(np.full(1000, step), op=hvd.Sum, name="x")[-1] == 2 * step
+    step += 1
+    is_at_work = np.array([any(thread.is_alive() for thread in threads)])
+    is_over = not hvd.allreduce(is_at_work, op=hvd.Sum, name="y")[0]
+for thread in threads: thread.join()
+after = resident(), len(os.listdir("/proc/self/fd"))
+assert after[0] - before[0] < 16 << 20, (before, after)
+assert after[1] - before[1] < 300, (before, after)  # strangers that have not been sent away yet
+print("steps", step)
+"""
+
+
+def test_strangers_change_nothing(tmp_path):
+    with started(STRANGERS, 2, tmp_path, **SOCKETS) as ranks:
+        outputs = ranks.outputs()
+    assert len(set(outputs)) == 1 and outputs[0].startswith("steps ")
