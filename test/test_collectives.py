@@ -20,7 +20,7 @@ from exact import (
 import ringtrain as hvd
 
 RING = {"RINGTRAIN_ALLREDUCE_ALGORITHM": "ring"}
-MPI = {"RINGTRAIN_ALLREDUCE_ALGORITHM": "mpi"}
+MPI = {"RINGTRAIN_NETWORK": "mpi", "RINGTRAIN_ALLREDUCE_ALGORITHM": "mpi"}
 
 # rows per rank are made of these; one is more than fits into a mailbox
 ROWS = [1, 0, 5, 40_000]

@@ -108,7 +108,7 @@ def test_the_ring_between_hosts():
     check_every_operation(np.dtype("float32"))
 
 
-@pytest.mark.ranks(4, hosts=(2, 2), timeout=120, env={"RINGTRAIN_CROSS_ALGORITHM": "mpi"})
+@pytest.mark.ranks(4, hosts=(2, 2), timeout=120, env={"RINGTRAIN_NETWORK": "mpi", "RINGTRAIN_CROSS_ALGORITHM": "mpi"})
 def test_mpi_between_hosts():
     check_every_operation(np.dtype("float32"))
 

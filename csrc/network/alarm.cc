@@ -37,18 +37,14 @@ double Alarm::interval_s(double waited_s) const {
   return std::clamp(waited_s / 8, kShortest_s, kLongest_s);
 }
 
-std::optional<Error> Alarm::hear() {
-  if (!all_.has_arrived_from_any(kTag)) return std::nullopt;
+void Alarm::listen() {
+  if (!all_.has_arrived_from_any(kTag)) return;
   const auto message = all_.take(all_.sender(kTag), kTag, kMostBytes, kMoment_s);
   has_heard_ = true;
-  if (!message) return Error(ErrorKind::peer_lost, "a rank has failed, and was gone before it could say why");
+  if (!message) throw Error(ErrorKind::peer_lost, "a rank has failed, and was gone before it could say why");
   Reader reader(*message);
   const auto kind = reader.get<ErrorKind>();
-  return Error(kind, reader.get<std::string>());
-}
-
-void Alarm::listen() {
-  if (const std::optional<Error> reason = hear()) throw Error(*reason);
+  throw Error(kind, reader.get<std::string>());
 }
 
 }  // namespace ringtrain

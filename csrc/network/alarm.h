@@ -2,7 +2,6 @@
 // while they wait.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -20,10 +19,8 @@ class Alarm final : public NewsSource {
   // Tells all others, and gives the message a moment to leave. Does nothing if this rank has only heard it itself.
   void raise(ErrorKind kind, const std::string& message) noexcept;
 
-  // What another rank has raised. Lets the Network make progress too, which some libraries do only when they are
+  // Throws what another rank has raised. Lets the Network make progress too, which some libraries do only when they are
   // called: what this rank has sent before might not leave otherwise.
-  std::optional<Error> hear();
-  // Throws it.
   void listen() override;
   double interval_s(double waited_s) const override;
 

@@ -64,7 +64,7 @@ class Network {
   virtual bool has_arrived_from_any(int tag) = 0;
   // Who of these has sent what has_arrived_from_any() has seen. To receive from "any" rank what is there already is
   // what MPICH 5.0 over UCX sometimes never does.
-  int sender(const std::vector<int>& ranks, int tag);
+  virtual int sender(const std::vector<int>& ranks, int tag);
 
   // Whether it has ended. Where it has failed, its memory is kept for ever: parts of it may be under way.
   bool test(NetworkRequest& request);

@@ -100,6 +100,13 @@ class SocketNetwork final : public Network, Connector::Owner {
     return false;
   }
 
+  // Not by has_arrived(): another one of them may be lost.
+  int sender(const std::vector<int>& ranks, int tag) override {
+    for (const int rank : ranks)
+      if (has_come(peers_[static_cast<size_t>(rank)], tag)) return rank;
+    throw failure("a message of any rank has arrived, but of none of them");
+  }
+
   int descriptor() const override { return poller_.descriptor(); }
 
  private:

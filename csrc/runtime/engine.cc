@@ -406,12 +406,13 @@ void Engine::guarded(Work work) {
 
 // A rank that cannot go on says why before it goes, which explains more than that it has gone.
 Error Engine::with_reason(const Error& error) {
-  if (error.kind() != ErrorKind::peer_lost || !fabric_.alarm()) return error;
+  if (error.kind() != ErrorKind::peer_lost) return error;
   try {
-    return fabric_.alarm()->hear().value_or(error);
-  } catch (const Error&) {  // nobody has said anything
-    return error;
+    fabric_.watch().look();
+  } catch (const Error& reason) {
+    return reason;
   }
+  return error;
 }
 
 void Engine::fail(const Error& error) {
