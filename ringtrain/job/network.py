@@ -18,6 +18,11 @@ class Choice(NamedTuple):
     reason: str
 
 
+def is_wanted(comm: Any) -> bool:
+    """Whether this process may be one of several ranks: a launcher started it, or its user brings MPI along."""
+    return comm is not None or launched_by.detect() is not None or "mpi4py.MPI" in sys.modules
+
+
 def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Choice:
     """What `network=wanted` means for this process.
 

@@ -79,10 +79,10 @@ def init(
     comm, process_sets = _split_communicators(comm, process_sets)
     fixed = table.set_by_user(keywords)
     set_level(settings["log_level"])
+    if network.is_wanted(comm):
+        exceptions.tell_exceptions()
     world, tuned = network.connect(comm, settings, lambda: table.read_tuned(settings, fixed))
     settings.update(tuned)
-    if world.network is not None:
-        exceptions.tell_exceptions()
     gpus.use(world.gpus[world.rank])
     _start_core(world, settings, fixed)
     _world, _asked = world, asked
