@@ -35,4 +35,11 @@ def folder_of_launchers(monkeypatch):
         yield
 
 
+@pytest.fixture(params=["mpi", "sockets"])
+def network(request, monkeypatch):
+    """What ringrun starts jobs on."""
+    monkeypatch.setenv("RINGTRAIN_NETWORK", request.param)
+    return request.param
+
+
 __all__ = ["pytest_configure"]

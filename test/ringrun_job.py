@@ -21,6 +21,11 @@ needs_mpi = pytest.mark.skipif(
     launched_by.detect() is not None, reason="a launcher cannot be started by a rank of another one"
 )
 
+# with the launcher of this environment's MPI, and with ringrun's own starter
+on_each_network = pytest.mark.usefixtures("network")
+# of the ranks of any launcher
+RANK_VARIABLES = ("RINGTRAIN_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
 
 def ringrun(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run ringrun to its end."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from ringrun_job import TIMEOUT_S, needs_mpi, ringrun
+from ringrun_job import TIMEOUT_S, needs_mpi, on_each_network, ringrun
 
 from ringtrain.runner import command
 from ringtrain.runner.allocation.hosts import Host, UsageError, parse_hosts, read_hostfile
@@ -373,6 +373,7 @@ def test_ranks_of_one_world_are_started() -> None:
 
 
 @needs_mpi
+@on_each_network
 def test_more_ranks_than_cores_are_started_and_the_launcher_is_detected() -> None:
     count = len(os.sched_getaffinity(0)) + 1
     if count > 9:
@@ -386,6 +387,7 @@ def test_more_ranks_than_cores_are_started_and_the_launcher_is_detected() -> Non
 
 
 @needs_mpi
+@on_each_network
 def test_slots_on_this_host_are_used() -> None:
     result = ringrun("-H", "localhost:2", "python", "-c", "print('rank', flush=True)")
     assert result.returncode == 0, result.stderr
@@ -393,6 +395,7 @@ def test_slots_on_this_host_are_used() -> None:
 
 
 @needs_mpi
+@on_each_network
 def test_python_is_this_python_although_path_does_not_name_it() -> None:
     result = ringrun("-np", "2", "python", "-c", "import sys; print(sys.prefix, flush=True)", PATH="/usr/bin:/bin")
     assert sorted(result.stdout.splitlines()) == [f"[0] {sys.prefix}", f"[1] {sys.prefix}"], result.stderr
@@ -404,6 +407,7 @@ def test_the_exit_code_of_a_rank_is_returned() -> None:
 
 
 @needs_mpi
+@on_each_network
 def test_a_dry_run_prints_a_line_that_a_shell_can_run() -> None:
     result = ringrun("-np", "2", "--dry-run", "python", "-c", "print('a b', flush=True)")
     assert result.returncode == 0, result.stderr

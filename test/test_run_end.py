@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from fake_launcher import FakeLauncher
-from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, wait_until, zombies_of
+from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, on_each_network, processes_with, wait_until, zombies_of
 
 from ringtrain.runner.job import Job
 from ringtrain.runner.supervise import cleanup
@@ -58,6 +58,7 @@ def start(script: str, folder: Path, mark: str, *more: str) -> Iterator[subproce
 @pytest.mark.fast
 @pytest.mark.parametrize("script", [SLEEP, WITH_CHILD], ids=["sleeping", "with a child"])
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@on_each_network
 def test_a_signal_ends_all_ranks(sent: signal.Signals, code: int, script: str, tmp_path: Path, mark: str) -> None:
     with start(script, tmp_path, mark) as process:
         process.send_signal(sent)
@@ -67,6 +68,7 @@ def test_a_signal_ends_all_ranks(sent: signal.Signals, code: int, script: str, t
 
 
 @pytest.mark.fast
+@on_each_network
 def test_ranks_that_ignore_signals_are_killed(tmp_path: Path, mark: str) -> None:
     with start(STUBBORN, tmp_path, mark, "--grace-s", "0.5") as process:
         process.send_signal(signal.SIGTERM)
@@ -75,6 +77,7 @@ def test_ranks_that_ignore_signals_are_killed(tmp_path: Path, mark: str) -> None
         assert "ringrun: ranks 0-1 did not end within 0.5 s of SIGTERM, see --grace-s" in process.stderr.read()
 
 
+@on_each_network
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, mark: str) -> None:
     with start(STUBBORN, tmp_path, mark, "--grace-s", "600") as process:
         process.send_signal(signal.SIGINT)
@@ -84,6 +87,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, mark: str) -> None:
 
 
 @pytest.mark.fast
+@on_each_network
 def test_a_killed_ringrun_takes_its_ranks_along(tmp_path: Path, mark: str) -> None:
     with start(SLEEP, tmp_path, mark) as process:
         process.kill()
@@ -92,6 +96,7 @@ def test_a_killed_ringrun_takes_its_ranks_along(tmp_path: Path, mark: str) -> No
 
 
 @pytest.mark.fast
+@on_each_network
 def test_a_killed_launcher_leaves_nothing(tmp_path: Path, mark: str) -> None:
     with start(SLEEP, tmp_path, mark) as process:
         (launcher,) = children_of(process.pid)
@@ -103,6 +108,7 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path, mark: str) -> None:
 
 
 @pytest.mark.fast
+@on_each_network
 def test_a_killed_rank_ends_the_job(tmp_path: Path, mark: str) -> None:
     with start(SLEEP, tmp_path, mark) as process:
         rank = min(int(path.name) for path in tmp_path.iterdir())
@@ -113,6 +119,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path, mark: str) -> None:
         assert "ended by SIGKILL" in process.stderr.read()
 
 
+@on_each_network
 def test_a_rank_ends_with_its_wrapper(tmp_path: Path, mark: str) -> None:
     with start(SLEEP, tmp_path, mark) as process:
         rank = int(next(tmp_path.iterdir()).name)
@@ -143,6 +150,11 @@ KILL_WRAPPERS = "time.sleep(1); [os.kill(rank.pid, signal.SIGKILL) for rank in r
     [
         (KILL_WRAPPERS, "import time; time.sleep(60)", "ranks 0-1 got lost: the launcher ended with exit code 0"),
         ("[rank.wait() for rank in ranks]; sys.exit(0)", "pass", ""),
+        (
+            "time.sleep(1); ranks[1].kill(); os.killpg(ranks[0].pid, signal.SIGTERM); ranks[0].wait(); sys.exit(1)",
+            "import time; time.sleep(60)",
+            "rank 1 got lost: the launcher ended with exit code 1",
+        ),
         # as a daemon that loses its connection ends its ranks
         (
             "time.sleep(1); [os.killpg(rank.pid, signal.SIGTERM) for rank in ranks]; [rank.wait() for rank in ranks]",
@@ -150,7 +162,7 @@ KILL_WRAPPERS = "time.sleep(1); [os.kill(rank.pid, signal.SIGKILL) for rank in r
             "somebody other than ringrun told ranks 0-1 to end",
         ),
     ],
-    ids=["killed", "well", "told"],
+    ids=["killed", "well", "one host", "told"],
 )
 def test_a_job_ends_well_only_if_every_rank_is_known_to(script: str, rank: str, explanation: str) -> None:
     outcome = supervise(script, rank, [])
@@ -194,6 +206,7 @@ finally:
 
 
 @pytest.mark.parametrize(("choice", "code"), [("default", -signal.SIGTERM), ("ignored", 0)])
+@on_each_network
 def test_a_signal_to_a_python_that_runs_ranks_leaves_nothing(choice: str, code: int, tmp_path: Path, mark: str) -> None:
     pytest.importorskip("cloudpickle")
     (folder := tmp_path / "ranks").mkdir()

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, ringrun
+from ringrun_job import RANK_VARIABLES, ROOT, TIMEOUT_S, needs_mpi, on_each_network, ringrun
 
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.supervise import rank_wrapper
@@ -248,10 +248,11 @@ def test_ranks_are_listed_in_ranges() -> None:
 
 # --- real jobs --------------------------------------------------------------------------------------------------------
 
-RANK = "import os; rank = int(os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')));"
+RANK = f"import os; rank = int(next(os.environ[name] for name in {RANK_VARIABLES} if name in os.environ));"
 
 
 @needs_mpi
+@on_each_network
 def test_lines_are_whole_however_fast_they_come() -> None:
     script = "for number in range(3000): print('line', number, '.' * (number % 200))"
     result = ringrun("-np", "3", "python", "-c", script)
@@ -264,6 +265,7 @@ def test_lines_are_whole_however_fast_they_come() -> None:
 
 @needs_mpi
 @pytest.mark.fast
+@on_each_network
 def test_both_streams_stay_apart_and_go_to_a_file_for_each_rank(tmp_path: Path) -> None:
     script = RANK + "import sys; print('out'); print(f'err {rank}', file=sys.stderr); print('no end', end='')"
     folder = tmp_path / "logs" / "today"
@@ -287,6 +289,7 @@ def test_a_single_rank_has_no_prefix_unless_it_is_asked_for() -> None:
 
 
 @needs_mpi
+@on_each_network
 def test_standard_input_reaches_rank_0() -> None:
     words = [sys.executable, "-m", "ringtrain.run", "-np", "1", "python", "-c", "print(input()[::-1])"]
     environment = {**os.environ, "PYTHONPATH": ROOT}
@@ -295,6 +298,7 @@ def test_standard_input_reaches_rank_0() -> None:
 
 
 @needs_mpi
+@on_each_network
 def test_a_reader_that_goes_away_ends_the_job() -> None:
     words = [sys.executable, "-m", "ringtrain.run", "-np", "2", "python", "-c", "while True: print('endless')"]
     environment = {**os.environ, "PYTHONPATH": ROOT}
@@ -317,6 +321,7 @@ def test_a_reader_that_goes_away_ends_the_job() -> None:
         ("raise ValueError('no such data')", 1, "with exit code 1", "    ValueError: no such data"),
     ],
 )
+@on_each_network
 def test_the_first_failure_is_told_last_and_its_code_returned(
     failing: str, code: int, said: str, last: str | None
 ) -> None:
@@ -332,6 +337,7 @@ def test_the_first_failure_is_told_last_and_its_code_returned(
 
 @needs_mpi
 @pytest.mark.fast
+@on_each_network
 def test_a_rank_that_fails_because_of_another_is_not_the_first() -> None:
     script = """
 import numpy, ringtrain as hvd
@@ -347,6 +353,7 @@ hvd.allreduce(numpy.ones(3))
 
 
 @needs_mpi
+@on_each_network
 def test_a_stopped_rank_is_not_the_first_to_fail() -> None:
     script = """
 import os, signal, numpy, ringtrain as hvd
@@ -380,6 +387,7 @@ time.sleep(20)
 
 
 @needs_mpi
+@on_each_network
 def test_a_command_that_is_not_there_is_told() -> None:
     result = ringrun("-np", "2", "no-such-program")
     assert result.returncode == 127 and "no-such-program cannot be started: No such file" in result.stderr

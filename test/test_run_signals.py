@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fake_launcher import FakeLauncher
 from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
-from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, wait_until
+from ringrun_job import RANK_VARIABLES, ROOT, TIMEOUT_S, needs_mpi, on_each_network, wait_until
 
 from ringtrain.runner.launchers.command_lines import Srun
 from ringtrain.runner.supervise import die_with_parent, rank_wrapper
@@ -22,9 +22,11 @@ from ringtrain.runner.supervise.rank_signals import Courier
 
 # Each rank has a file, in which every signal is a line. SIGTERM ends it: rank 0 after a while, as if it wrote a
 # checkpoint, the others at once.
-RANK = """
+RANK = f"""
 import os, pathlib, signal, sys, time
-rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+rank = int(next((os.environ[name] for name in {RANK_VARIABLES} if name in os.environ), "0"))
+"""
+RANK += """\
 log = open(os.path.join(sys.argv[1], f"rank.{rank}"), "w", buffering=1)
 received = []
 def note(number, frame):
@@ -64,6 +66,7 @@ def start(folder: Path, ignored: str = "") -> subprocess.Popen[str]:
 
 @needs_mpi
 @pytest.mark.fast
+@on_each_network
 def test_ranks_get_what_ringrun_gets_once_and_time_to_write_a_checkpoint(tmp_path: Path) -> None:
     with start(tmp_path) as process:
         for number, name in ((signal.SIGUSR1, "SIGUSR1"), (signal.SIGUSR2, "SIGUSR2")):
@@ -76,6 +79,7 @@ def test_ranks_get_what_ringrun_gets_once_and_time_to_write_a_checkpoint(tmp_pat
 
 
 @needs_mpi
+@on_each_network
 def test_a_signal_that_is_ignored_when_ringrun_starts_stays_ignored(tmp_path: Path) -> None:
     with start(tmp_path, ignored="HUP INT USR1") as process:
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
@@ -98,6 +102,7 @@ def two_hosts() -> Iterator[SimulatedHosts]:
 
 @needs_mpi
 @pytest.mark.fast
+@on_each_network
 def test_ranks_on_other_hosts_get_signals_and_time_too(two_hosts: SimulatedHosts, tmp_path: Path) -> None:
     # rank 0, which needs the time, runs on the host where ringrun does not
     names = f"{two_hosts.names[1]},{two_hosts.names[0]}"

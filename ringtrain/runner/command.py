@@ -25,8 +25,9 @@ from ringtrain.runner.check.build_report import build_report
 from ringtrain.runner.check.host_check import check
 from ringtrain.runner.flags import option_variables, parse
 from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers.command_lines import Launcher, choose_launcher
-from ringtrain.runner.launchers.mpi_library import MpiNotFound, probe
+from ringtrain.runner.launchers.choose import choose
+from ringtrain.runner.launchers.command_lines import Launcher
+from ringtrain.runner.launchers.mpi_library import MpiNotFound
 from ringtrain.runner.supervise.end_reasons import spoken_by_ringrun
 from ringtrain.runner.supervise.printing import StandardStreams, terminal
 from ringtrain.runner.supervise.screen import Screen
@@ -68,8 +69,7 @@ def _run(argv: Sequence[str] | None) -> int:
     }
     refuse_to_run_as_a_rank(launched_by.detect())
     job = build_job(arguments, {**os.environ, **variables})
-    mpi = probe()
-    launcher = choose_launcher(arguments.launcher, mpi["library"], mpi["path"], os.environ)
+    launcher, why = choose(arguments.launcher, job.environment)
     if arguments.check:
         return check(job, launcher)
     line = shell_line(launcher.arguments(job), launcher.environment(job))
@@ -77,8 +77,8 @@ def _run(argv: Sequence[str] | None) -> int:
         print(line)
         return 0
     if arguments.verbose:
-        print(f"ringrun: {mpi['library']} {mpi['version']} at {mpi['path']}", file=sys.stderr)
-        print(f"ringrun: {line}", file=sys.stderr, flush=True)
+        for text in (*why, line):
+            print(f"ringrun: {text}", file=sys.stderr, flush=True)
     return _supervise(arguments, job, launcher)
 
 

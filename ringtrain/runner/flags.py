@@ -16,7 +16,7 @@ from ringtrain.runner.horovod_flags import Given
 from ringtrain.version import __version__
 
 _DESCRIPTION = """\
-Start COMMAND on many ranks with the MPI that this environment's mpi4py uses, e.g.
+Start COMMAND on many ranks, with the MPI that this environment's mpi4py uses or without any, e.g.
   ringrun -np 4 python train.py
   ringrun -H h1:2,h2:2 python train.py"""
 
@@ -135,7 +135,12 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     add("-np", "-n", "--num-proc", type=_positive, metavar="N", help="number of ranks (default: the hosts' slots)")
     add("-H", "--hosts", metavar="h1:2,h2:2", help="hosts and how many ranks each takes (default: the allocation's)")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same as lines `host slots=2` or `host:2`")
-    add("--launcher", choices=("auto", "mpirun", "srun"), default="auto", help="who starts the ranks (default: auto)")
+    add(
+        "--launcher",
+        choices=("auto", "mpirun", "srun", "ssh"),
+        default="auto",
+        help="who starts the ranks (default: auto)",
+    )
     add("--mpi-args", type=_shell_words, default=(), metavar="WORDS", help='more for the launcher: --mpi-args="-x A=1"')
     add("--binding-args", type=_shell_words, default=(), metavar="WORDS", help="how it binds ranks (default: not)")
     add(

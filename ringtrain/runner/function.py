@@ -32,8 +32,7 @@ from ringtrain.runner.arguments import (
     require_one_at_most,
 )
 from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers.command_lines import choose_launcher
-from ringtrain.runner.launchers.mpi_library import probe
+from ringtrain.runner.launchers.choose import choose
 from ringtrain.runner.supervise.own_signals import unwinds_before_termination
 from ringtrain.runner.supervise.printing import print_to_python, terminal_or_notebook
 from ringtrain.runner.supervise.screen import Screen
@@ -170,8 +169,7 @@ def run(
 
 def _call(call: bytes, job: Job, settings: Settings, executable: str | None, folder: str | None) -> list[Any]:
     """Have the ranks of `job` do the pickled call."""
-    mpi = probe()
-    launcher = choose_launcher("auto", mpi["library"], mpi["path"], os.environ)
+    launcher, _ = choose("auto", job.environment)
     with (
         unwinds_before_termination(),
         tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder) as own_folder,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
+
+import ringtrain._core as _core
 
 _NAME = r"(?P<name>[A-Za-z0-9][\w.-]*)"
 _HOST = re.compile(rf"{_NAME}(?::(?P<slots>\d+))?")
@@ -93,3 +97,15 @@ def _host(text: str, source: str, name: str, slots: str) -> Host:
     if not name or not slots.isdecimal() or int(slots) == 0:
         raise UsageError(f'{source}: "{text}" is no host; write host:2 or, in a hostfile, host slots=2')
     return Host(name, int(slots))
+
+
+def is_this_host(name: str) -> bool:
+    """Whether the name is one of this host, or that of one of its addresses."""
+    if name in ("localhost", socket.gethostname()):
+        return True
+    try:
+        found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False  # whoever is to reach it says what is wrong
+    own = {address for _, address in _core.interface_addresses()}
+    return any(address in own or ip_address(address.partition("%")[0]).is_loopback for address in found)

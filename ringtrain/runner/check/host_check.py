@@ -15,18 +15,17 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringtrain.runner.allocation.hosts import Host
+from ringtrain.runner.allocation.hosts import Host, is_this_host
 from ringtrain.runner.check.host_report import HostReport
 from ringtrain.runner.check.pairwise import RESULT, Pair
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers.command_lines import Launcher, Srun, ssh_options
+from ringtrain.runner.launchers.remote_shell import remote_shell
 from ringtrain.runner.supervise.screen import Screen
 from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_handled
 
 _SSH_S = 12.0
 _MPI_S = 15.0
-# Who the launchers are told to use instead of ssh, if anybody.
-_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
@@ -87,9 +86,9 @@ def _row_of_host(one: Reached) -> tuple[str, str, str, str]:
 
 def _ask(host: Host, job: Job) -> subprocess.Popen[str] | OSError:
     words = [sys.executable, "-m", "ringtrain.runner.check.host_report"]
-    if host.name not in ("localhost", socket.gethostname()):
+    if not is_this_host(host.name):
         variables = [f"{name}={job.environment[name]}" for name in _PASSED_ON if name in job.environment]
-        words = [*_remote_shell(job), host.name, shlex.join(["env", *variables, *words])]
+        words = [*remote_shell(job.environment, ssh_options(job)), host.name, shlex.join(["env", *variables, *words])]
     try:
         return subprocess.Popen(
             words,
@@ -102,14 +101,6 @@ def _ask(host: Host, job: Job) -> subprocess.Popen[str] | OSError:
         )
     except OSError as error:
         return error
-
-
-def _remote_shell(job: Job) -> list[str]:
-    agent = next((job.environment[name] for name in _AGENTS if name in job.environment), None)
-    if agent is not None:
-        return [*shlex.split(agent), *ssh_options(job)]
-    # never a question for a password, which nobody would see
-    return ["ssh", "-oBatchMode=yes", "-oConnectTimeout=10", *ssh_options(job)]
 
 
 def _answer(host: Host, process: subprocess.Popen[str] | OSError, deadline: float) -> Reached:

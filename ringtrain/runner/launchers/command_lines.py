@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Protocol
 
 from ringtrain.job.cores import physical_cores
+from ringtrain.runner import start
 from ringtrain.runner.allocation.hosts import UsageError
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers.mpi_library import (
@@ -157,6 +159,26 @@ class IntelHydra(Hydra):
         return {**defaults, **super().environment(job)}
 
 
+class OwnStarter:
+    """Our own starter, which needs no MPI, and ssh for other hosts."""
+
+    passes_on: Mapping[int, int] = {SIGTERM: END_RANK, SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
+    scancel = None
+    last_signal = SIGTERM
+
+    def arguments(self, job: Job) -> list[str]:
+        if job.launcher_arguments or job.binding_arguments:
+            raise UsageError("without MPI ringrun starts the ranks itself, so there is no launcher to give words to")
+        arguments = [sys.executable, str(Path(start.__file__).parent), f"--num-proc={job.num_proc}"]
+        if job.hosts:
+            arguments.append(f"--hosts={','.join(map(str, job.hosts))}")
+        arguments += [f"--ssh-option={option}" for option in ssh_options(job)]
+        return [*arguments, *(f"--exported={name}" for name in job.exported), *job.command]
+
+    def environment(self, job: Job) -> dict[str, str]:
+        return {**_interfaces_of_others(job), **_tcp_only(job), **job.environment}
+
+
 class Srun:
     """srun of Slurm; `process_manager` is the value of its --mpi."""
 
@@ -208,21 +230,31 @@ def choose_launcher(choice: str, library: str, library_path: str | None, environ
 
     Raises MpiNotFound when the launcher is not installed and UsageError when srun cannot be meant.
     """
-    srun = shutil.which("srun", path=environ.get("PATH"))
+    srun = find_srun(environ)
     if choice == "srun":
-        if srun is None or not in_slurm_allocation(environ):
-            raise UsageError("--launcher srun works only inside a Slurm allocation; use salloc or sbatch first")
-        return _srun(srun, library)
+        return _srun(require_srun(srun), library)
     path = find_launcher(library, library_path)
     if path is not None:
         return _CLASSES[family_of(library)](path)
-    if choice == "auto" and srun is not None and in_slurm_allocation(environ):
+    if choice == "auto" and srun is not None:
         return _srun(srun, library)
     raise MpiNotFound(
         f"mpi4py uses {library} ({library_path or 'path unknown'}), but no mpirun of {library} lies beside Python, "
         "beside that library or on PATH",
         "add its bin folder to PATH",
     )
+
+
+def find_srun(environ: Mapping[str, str]) -> str | None:
+    """Path of srun inside a Slurm allocation, else None."""
+    return shutil.which("srun", path=environ.get("PATH")) if in_slurm_allocation(environ) else None
+
+
+def require_srun(path: str | None) -> str:
+    """Raises UsageError where `find_srun` has found none."""
+    if path is None:
+        raise UsageError("--launcher srun works only inside a Slurm allocation; use salloc or sbatch first")
+    return path
 
 
 def in_slurm_allocation(environ: Mapping[str, str]) -> bool:
@@ -252,10 +284,11 @@ def _interfaces_of_the_library(job: Job) -> dict[str, str]:
 
 
 def _interfaces_of_others(job: Job) -> dict[str, str]:
-    """For the libraries that a training may use beside MPI."""
+    """For sockets, and for the libraries that a training may use beside MPI."""
     if job.network_interfaces is None:
         return {}
-    return dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), job.network_interfaces)
+    names = ("RINGTRAIN_SOCKET_INTERFACES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    return dict.fromkeys(names, job.network_interfaces)
 
 
 def _tcp_only(job: Job) -> dict[str, str]:

@@ -35,8 +35,8 @@ def of_launcher(job: Job, code: int, missing: list[int], ends: Ends) -> str:
         return f"{list_of_ranks(missing)} did not start; {hint}"
     if ends.returned_0 == job.num_proc:
         return f"all ranks ended with exit code 0, but the launcher with exit code {code}"
-    if ends.lost and code == 0:
-        return f"{list_of_ranks(ends.lost)} got lost: the launcher ended with exit code 0 before they did"
+    if ends.lost:
+        return f"{list_of_ranks(ends.lost)} got lost: the launcher ended with exit code {code} before they did"
     if ends.early:
         rank, host = ends.early[0]
         return f"rank {rank} on {host} ended early with exit code 0, while the others still ran"

@@ -30,7 +30,7 @@ END_RANK = signal.SIGURG
 # In the environment: how long a rank may take to end after SIGTERM, in seconds.
 GRACE_VARIABLE = "RINGRUN_GRACE_S"
 
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_RANK_VARIABLES = ("RINGTRAIN_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 # Slurm forwards lines of up to 1024 bytes in one piece, Open MPI whatever it reads at once, up to 4096.
 _PAYLOAD_BYTES = 900
 _BATCH_BYTES = 4096

@@ -1,0 +1,297 @@
+"""On each host of a job without MPI: starts the ranks of this host, hands on what they write, and ends them.
+
+Runs as a script, on other hosts by ssh, without importing ringtrain, so that it starts fast. All goes in lines:
+
+    standard input   orders of JSON: an Order first, then {"signal": 15}, {"end": seconds}, {"stdin": base64 or null}
+    standard output  reports, REPORT and JSON: {"ended": [rank, code]}, a code as a shell gives it, {"took": "stdin"}
+
+Both outputs have besides, in whole lines, what the ranks write to theirs; with wrappers before them all is in one.
+When standard input ends, whoever gives orders has died, and the ranks are killed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+REPORT = b"\x1f"
+_LOOK_S = 0.2
+# What an ended rank has left behind may hold its pipes open for ever.
+_DRAIN_S = 1.0
+# Somebody other than the starter ends this process: so long the ranks have.
+_END_S = 5.0
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Nobody here takes an exit that was asked for from a launcher that would end the other ranks for it.
+_GRACE_VARIABLE = "RINGRUN_GRACE_S"
+
+
+class Order(NamedTuple):
+    """What to start. The ranks of this host are `first`, `first + 1`, ..., `ranks` of `size`."""
+
+    command: list[str]
+    first: int
+    ranks: int
+    size: int
+    place: str  # where all ranks meet
+    secret: str  # in hexadecimal digits
+    environment: dict[str, str]  # over that of this host
+    folder: str
+
+
+class Lines:
+    """Makes lines of bytes as they come."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` has ended, without their ends."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
+
+    def close(self) -> list[bytes]:
+        """The last one, if it has no end."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
+
+def write_lines(descriptor: int, lines: list[bytes]) -> None:
+    """Raises OSError where nobody reads."""
+    data = b"".join(line + b"\n" for line in lines)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+class Rank:
+    """The process group of one rank, whose first process is the wrapper. It is waited for at the very end: until then
+    nobody else gets its number."""
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes]):
+        self.number = number
+        self.process = process
+        assert process.stdout is not None and process.stderr is not None
+        # by the descriptor of this process that their lines go to
+        self.streams = {1: process.stdout, 2: process.stderr}
+        self.drain_until = float("inf")
+        self.has_ended = False
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def code(self) -> int | None:
+        """That of a shell, or None while it runs."""
+        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+
+
+class Input:
+    """The standard input of rank 0, which may be slow to read it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]):
+        assert process.stdin is not None
+        self._stream = process.stdin
+        self._waiting = b""
+        os.set_blocking(self._stream.fileno(), False)
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def add(self, data: bytes) -> None:
+        self._waiting += data
+
+    def write(self) -> bool:
+        """Write what can be. Returns whether all has been written, or nobody reads any more."""
+        try:
+            self._waiting = self._waiting[os.write(self.fileno(), self._waiting) :]
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._waiting = b""
+        return not self._waiting
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class Agent:
+    """One thread."""
+
+    def __init__(self, orders: Lines):
+        self._selector = selectors.PollSelector()
+        self._orders = orders
+        self._ranks: list[Rank] = []
+        self._input: Input | None = None
+        self._kill_at = float("inf")
+        self._wake_up = self._handle_signals()
+
+    def run(self, order: Order, later: list[bytes]) -> None:
+        """Run the ranks to their end, and obey. Raises OSError where they cannot be started."""
+        environment = {**os.environ, **order.environment}
+        environment.pop(_GRACE_VARIABLE, None)
+        try:
+            with tempfile.TemporaryFile() as secret:  # it has no name, so that it goes with this process
+                secret.write(bytes.fromhex(order.secret))
+                secret.flush()
+                secret_file = f"/proc/{os.getpid()}/fd/{secret.fileno()}"
+                for number in range(order.first, order.first + order.ranks):
+                    self._start(number, order, {**environment, **_variables_of_rank(order, number, secret_file)})
+                self._obey(later)
+                self._follow()
+        finally:
+            self._signal(signal.SIGKILL)  # also what they have left behind
+            for rank in self._ranks:
+                rank.process.poll()
+
+    def _handle_signals(self) -> int:
+        wake_up, wake_up_end = os.pipe()
+        for descriptor in (wake_up, wake_up_end):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in _ENDING_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: self._end(_END_S))
+        return wake_up
+
+    def _start(self, number: int, order: Order, environment: dict[str, str]) -> None:
+        process = subprocess.Popen(
+            order.command,
+            bufsize=0,
+            cwd=order.folder,
+            env=environment,
+            stdin=subprocess.PIPE if number == 0 else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        rank = Rank(number, process)
+        self._ranks.append(rank)
+        for to in rank.streams:
+            self._register(rank, to)
+        if number == 0:
+            self._input = Input(process)
+
+    def _follow(self) -> None:
+        self._selector.register(0, selectors.EVENT_READ, self._read_orders)
+        self._selector.register(self._wake_up, selectors.EVENT_READ, lambda: os.read(self._wake_up, 4096))
+        while not all(rank.has_ended for rank in self._ranks):
+            for key, _ in self._selector.select(_LOOK_S):
+                key.data()
+            for rank in self._ranks:
+                self._note_end(rank)
+            if time.monotonic() >= self._kill_at:
+                self._signal(signal.SIGKILL)
+
+    def _register(self, rank: Rank, to: int) -> None:
+        stream, lines = rank.streams[to], Lines()
+
+        def forward() -> None:
+            data = os.read(stream.fileno(), 1 << 16)
+            write_lines(to, lines.feed(data) if data else lines.close())
+            if not data:
+                self._selector.unregister(stream)
+                stream.close()
+                del rank.streams[to]
+
+        self._selector.register(stream, selectors.EVENT_READ, forward)
+
+    def _note_end(self, rank: Rank) -> None:
+        """Tell of the end of a rank after all that it had to say."""
+        code = None if rank.has_ended else rank.code()
+        if code is None:
+            return
+        rank.drain_until = min(rank.drain_until, time.monotonic() + _DRAIN_S)
+        if not rank.streams or time.monotonic() >= rank.drain_until:
+            rank.has_ended = True
+            _report({"ended": [rank.number, code]})
+
+    def _read_orders(self) -> None:
+        data = os.read(0, 1 << 16)
+        if not data:
+            self._selector.unregister(0)
+            self._kill_at = 0.0
+        self._obey(self._orders.feed(data))
+
+    def _obey(self, orders: list[bytes]) -> None:
+        for order in map(json.loads, orders):
+            if "signal" in order:
+                self._signal(order["signal"])
+            elif "end" in order:
+                self._end(order["end"])
+            else:
+                self._feed(order["stdin"])
+
+    def _feed(self, text: str | None) -> None:
+        assert self._input is not None
+        if text is None:
+            self._input.close()
+        else:
+            self._input.add(base64.b64decode(text))
+            self._selector.register(self._input, selectors.EVENT_WRITE, self._write_input)
+
+    def _write_input(self) -> None:
+        assert self._input is not None
+        if self._input.write():
+            self._selector.unregister(self._input)
+            _report({"took": "stdin"})
+
+    def _signal(self, number: int) -> None:
+        for rank in self._ranks:
+            rank.signal(number)
+
+    def _end(self, grace_s: float) -> None:
+        if self._kill_at == float("inf"):
+            self._signal(signal.SIGTERM)
+        self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
+
+
+def _report(report: dict[str, object]) -> None:
+    write_lines(1, [REPORT + json.dumps(report).encode()])
+
+
+def _variables_of_rank(order: Order, number: int, secret_file: str) -> dict[str, str]:
+    return {
+        "RINGTRAIN_RANK": str(number),
+        "RINGTRAIN_SIZE": str(order.size),
+        "RINGTRAIN_LOCAL_RANK": str(number - order.first),
+        "RINGTRAIN_LOCAL_SIZE": str(order.ranks),
+        "RINGTRAIN_RENDEZVOUS": order.place,
+        "RINGTRAIN_SECRET_FILE": secret_file,
+    }
+
+
+def main() -> int:
+    """Returns 0 if the ranks have ended, however they did."""
+    orders = Lines()
+    lines: list[bytes] = []
+    while not lines:
+        data = os.read(0, 1 << 16)
+        if not data:
+            return 1
+        lines = orders.feed(data)
+    try:
+        Agent(orders).run(Order(**json.loads(lines[0])), lines[1:])
+    except BrokenPipeError:  # whoever started this has gone
+        return 1
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        write_lines(2, [f"ringrun: {socket.gethostname()} cannot start ranks: {what}".encode()])
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""What the starter has of an agent: the process that leads to it, what goes there and what comes from it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, NamedTuple
+
+from ringtrain.runner.launchers.remote_shell import remote_shell
+from ringtrain.runner.start import agent
+from ringtrain.runner.start.agent import REPORT, Lines, write_lines
+
+# A host that has vanished is found out in half a minute.
+_SSH_OPTIONS = ("-oServerAliveInterval=10", "-oServerAliveCountMax=3")
+_REAP_S = 0.5
+
+
+class Share(NamedTuple):
+    """The ranks of one host: `first`, `first + 1`, ..., `ranks` of them."""
+
+    host: str
+    first: int
+    ranks: int
+    is_remote: bool
+
+
+def command_of_agent(share: Share, environ: Mapping[str, str], ssh_options: Sequence[str]) -> list[str]:
+    """Everything else goes through its standard input, where no other user can see it."""
+    words = [sys.executable, "-I", "-S", agent.__file__]
+    if not share.is_remote:
+        return words
+    # Python itself may need it
+    libraries = [f"LD_LIBRARY_PATH={environ['LD_LIBRARY_PATH']}"] if environ.get("LD_LIBRARY_PATH") else []
+    return [*remote_shell(environ, ssh_options, _SSH_OPTIONS), share.host, shlex.join(["env", *libraries, *words])]
+
+
+class Link:
+    """One thread. `running` are the ranks of whose end the agent has not told."""
+
+    def __init__(self, share: Share, command: list[str]):
+        """Raises OSError where the command cannot be started."""
+        self.running = set(range(share.first, share.first + share.ranks))
+        self.open_streams = 2
+        self._share = share
+        self._program = command[0]
+        self._orders = b""
+        self._output = Lines()
+        self._errors = Lines()
+        self._reports: list[dict[str, Any]] = []
+        self._process = subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C for all would end ssh
+        )
+        os.set_blocking(self.orders.fileno(), False)
+
+    @property
+    def is_open(self) -> bool:
+        return self.open_streams > 0
+
+    @property
+    def orders(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    @property
+    def has_orders(self) -> bool:
+        return bool(self._orders) and self.is_open
+
+    def streams(self) -> list[tuple[int, Callable[[bytes], None]]]:
+        """Descriptors to be read, each with what takes the data, the end too."""
+        assert self._process.stdout is not None and self._process.stderr is not None
+        return [(self._process.stdout.fileno(), self._take_output), (self._process.stderr.fileno(), self._take_errors)]
+
+    def order(self, order: Mapping[str, object]) -> None:
+        self._orders += json.dumps(order).encode() + b"\n"
+
+    def write_orders(self) -> None:
+        """As much as can be written now."""
+        try:
+            self._orders = self._orders[os.write(self.orders.fileno(), self._orders) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # its end is seen elsewhere
+            self._orders = b""
+
+    def take_reports(self) -> list[dict[str, Any]]:
+        reports, self._reports = self._reports, []
+        return reports
+
+    def say(self, text: str) -> None:
+        """To whoever reads this process's standard error."""
+        write_lines(2, [text.encode()])
+
+    def end_in_words(self) -> str:
+        """How it ended, for a link that is open no more."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REAP_S)
+        code = self._process.returncode
+        how = f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else "has ended"
+        if not self._share.is_remote:
+            return f"what starts the ranks of {self._share.host} {how}"
+        exit_code = f" ({self._program}: exit code {code})" if code is not None and code >= 0 else ""
+        return f"the connection to {self._share.host} {how}{exit_code}"
+
+    def close(self) -> None:
+        """Whatever still runs sees that nobody gives orders any more."""
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+        try:
+            self._process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def _take_errors(self, data: bytes) -> None:
+        write_lines(2, self._errors.feed(data) if data else self._errors.close())
+
+    def _take_output(self, data: bytes) -> None:
+        for line in self._output.feed(data) if data else self._output.close():
+            if line.startswith(REPORT):
+                self._reports.append(json.loads(line.removeprefix(REPORT)))
+            else:
+                write_lines(1, [line])
