@@ -27,6 +27,13 @@ TIMEOUT_S = 120
 HEALTHY: dict[str, Any] = {
     "ringtrain": {"version": "1.0", "path": "/v/_core.so", "simd": "avx2", "error": None},
     "launcher": Launch("Open MPI", 0, 4, 0, 4)._asdict(),
+    "network": {
+        "network": "mpi",
+        "reason": "Open MPI has started this process",
+        "over_mpi": True,
+        "of_ringrun": None,
+        "error": None,
+    },
     "mpi": {
         "library": "Open MPI",
         "version": "5.0.11",
@@ -96,6 +103,7 @@ def test_a_healthy_report_has_no_findings() -> None:
     [
         ("ringtrain", {"error": "no _core"}, "error", "no _core", "install"),
         ("mpi", {"error": "no libmpi", "remedy": "get one"}, "error", "no libmpi", "get one"),
+        ("network", {"error": "nobody is there"}, "error", "do not meet: nobody is there", "RINGTRAIN_RENDEZVOUS"),
         ("mpi", {"thread_level": "single"}, "error", "thread level single", "mpi4py.rc.thread_level"),
         ("mpi", {"mpirun": None}, "warning", "no mpirun of Open MPI", "PATH"),
         ("mpi", {"library": "MPICH"}, "error", "mpi4py uses MPICH 5.0.11", "start with /v/bin/mpirun"),
@@ -120,6 +128,16 @@ def test_each_trouble_is_found_with_its_remedy(
     (finding,) = machine.judge(changed(topic, **values))
     assert finding.level == level
     assert what in finding.what and remedy in finding.remedy
+
+
+def test_who_has_no_mpi_and_needs_none_is_not_asked_to_install_one() -> None:
+    report = changed("mpi", error="mpi4py is not installed", remedy="install it")
+    of_sockets = {"network": "sockets", "reason": "mpi4py is not installed", "over_mpi": False, "error": None}
+    report["network"] = {**of_sockets, "of_ringrun": None}
+    assert machine.judge(report) == []
+    alone = {**of_sockets, "network": "none", "of_ringrun": {"network": "mpi", "reason": "network=mpi"}}
+    (finding,) = machine.judge({**report, "network": alone, "launcher": None, "topology": None})
+    assert finding.level == "error" and finding.what == "mpi4py is not installed"
 
 
 def test_without_gpus_nobody_is_asked_to_install_nccl() -> None:
@@ -265,6 +283,7 @@ def test_the_json_is_the_data_and_the_exit_code_says_whether_there_is_an_error()
 
 
 @needs_mpi
+@pytest.mark.usefixtures("network")
 def test_under_a_launcher_only_rank_0_prints_and_knows_the_topology() -> None:
     result = run("ringtrain.run", "-np", "2", "--no-prefix-output", "python", "-m", "ringtrain.doctor", "--json")
     report = json.loads(result.stdout)

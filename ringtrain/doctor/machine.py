@@ -11,12 +11,11 @@ import importlib.util
 import math
 import os
 import platform
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ringtrain.doctor import gpus
+from ringtrain.doctor import gpus, ranks
 from ringtrain.doctor.gpus import Data, Finding
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.job import launched_by
@@ -31,13 +30,16 @@ SMALL_SHARED_MEMORY_MB = 64
 
 
 def examine(launch: launched_by.Launch | None) -> Data:
-    """Gather every topic. Under a launcher all ranks must call this, since it initialises MPI."""
-    library, driver = mpi(launch), gpus.cuda()
+    """Gather every topic. Under a launcher all ranks must call this together, since they meet."""
+    network, driver = ranks.network(launch), gpus.cuda()
+    library = mpi(launch, network["over_mpi"])
+    topology = ranks.find(launch, library, driver, network)
     report: Data = {
         "ringtrain": core(),
         "launcher": None if launch is None else launch._asdict(),
+        "network": network,
         "mpi": library,
-        "topology": topology(driver) if launch is not None and library.get("thread_level") else None,
+        "topology": topology,
         "cpu": cpu(),
         "shared_memory": shared_memory(SHARED_MEMORY),
         "cuda": driver,
@@ -61,36 +63,16 @@ def core() -> Data:
     return {"version": version, "path": module.__file__, "simd": module.simd_in_use(), "error": None}
 
 
-def mpi(launch: launched_by.Launch | None) -> Data:
-    """The MPI of mpi4py, tried in a process of its own, which a broken one may abort. Under a launcher it is then
+def mpi(launch: launched_by.Launch | None, is_used: bool) -> Data:
+    """The MPI of mpi4py, tried in a process of its own, which a broken one may abort. If this job uses it, it is then
     initialised here, unless the launcher is of another MPI."""
     try:
         data = probe(initialize=launch is None)
     except MpiNotFound as error:
         return {"error": error.what, "remedy": error.remedy}
-    if launch is not None and not launched_by.is_of_another_mpi(launch, data["library"]):
+    if launch is not None and is_used and not launched_by.is_of_another_mpi(launch, data["library"]):
         data = mpi_probe.describe(initialize=True)
     return {**data, "mpirun": find_launcher(data["library"], data["path"]), "error": None}
-
-
-def topology(driver: Data) -> Data:
-    """The number of ranks that MPI has, and of each node the host, its ranks, the CPUs that these may run on together,
-    the GPU that each of them would take, and how many a rank sees. `driver`: the topic `cuda`."""
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    cpus = len(set().union(*node.allgather(os.sched_getaffinity(0))))
-    own = {
-        "host": socket.gethostname(),
-        "ranks": node.allgather(world.rank),
-        "cpus": cpus,
-        "gpus": node.allgather(gpus.usual_gpu(node.rank, driver)),
-        "visible_gpus": max(node.allgather(len(driver["gpus"]))),
-    }
-    leaders = world.allgather(own if node.rank == 0 else None)
-    node.Free()
-    return {"size": world.size, "nodes": [leader for leader in leaders if leader is not None]}
 
 
 def cpu() -> Data:
@@ -150,7 +132,8 @@ def judge(report: Data) -> list[Finding]:
     """What is wrong in a report, worst first."""
     findings = [
         *_judge_core(report["ringtrain"]),
-        *_judge_mpi(report["mpi"]),
+        *_judge_network(report["network"]),
+        *_judge_mpi(report),
         *_judge_launch(report),
         *_judge_cpus(report),
         *_judge_shared_memory(report["shared_memory"]),
@@ -169,9 +152,24 @@ def _judge_core(data: Data) -> Iterator[Finding]:
         )
 
 
-def _judge_mpi(data: Data) -> Iterator[Finding]:
+def _judge_network(data: Data) -> Iterator[Finding]:
     if data["error"]:
-        yield Finding("error", data["error"], data["remedy"])
+        yield Finding(
+            "error",
+            f"the ranks do not meet: {data['error']}",
+            "look at the variables RINGTRAIN_RANK, RINGTRAIN_SIZE, RINGTRAIN_RENDEZVOUS and RINGTRAIN_NETWORK, and at "
+            "firewalls; ringrun sets all these",
+        )
+
+
+def _judge_mpi(report: Data) -> Iterator[Finding]:
+    data = report["mpi"]
+    if data["error"]:
+        networks = [report["network"], report["network"]["of_ringrun"] or {}]
+        is_wanted = any(one.get("network") == "mpi" or one.get("over_mpi") for one in networks)
+        # who has no mpi4py wants no MPI
+        if is_wanted:
+            yield Finding("error", data["error"], data["remedy"])
         return
     if data["thread_level"] not in ("multiple", None):
         yield Finding(
@@ -188,7 +186,7 @@ def _judge_mpi(data: Data) -> Iterator[Finding]:
 
 
 def _judge_launch(report: Data) -> Iterator[Finding]:
-    if report["launcher"] is None or report["mpi"]["error"]:
+    if report["launcher"] is None or report["mpi"]["error"] or not report["network"]["over_mpi"]:
         return
     launch = launched_by.Launch(**report["launcher"])
     library = f"{report['mpi']['library']} {report['mpi']['version']}"
@@ -207,9 +205,9 @@ def _judge_launch(report: Data) -> Iterator[Finding]:
 def _judge_cpus(report: Data) -> Iterator[Finding]:
     quota = report["cpu"]["quota_cpus"] or math.inf
     for node in (report["topology"] or {"nodes": []})["nodes"]:
-        ranks, cpus = len(node["ranks"]), min(node["cpus"], quota)
-        if ranks > cpus:
-            what = f"{ranks} ranks of {node['host']} share {cpus:g} CPUs"
+        count, cpus = len(node["ranks"]), min(node["cpus"], quota)
+        if count > cpus:
+            what = f"{count} ranks of {node['host']} share {cpus:g} CPUs"
             yield Finding("warning", what, "start fewer ranks on a host, or give the container more CPUs")
         elif report["cpu"]["cpus"] == 1 < cpus:
             what = "this rank is bound to one CPU, which ringtrain's thread must share with the framework"
@@ -269,6 +267,7 @@ def as_table(report: Data) -> str:
 def _rows(report: Data) -> Iterator[tuple[str, str]]:
     own, library, processor = report["ringtrain"], report["mpi"], report["cpu"]
     yield "ringtrain", f"{own['version'] or 'version unknown'}, {own['path'] or 'no compiled part'}"
+    yield "network", ranks.text(report["network"])
     if library["error"]:
         yield "MPI", "none"
     else:

@@ -21,7 +21,8 @@ def build_report() -> str:
     lines = [f"ringtrain v{__version__}:"]
     for topic, names in topics.items():
         lines += ["", f"{topic}:", *(f"    [{'X' if is_there else ' '}] {name}" for name, is_there in names.items())]
-    return "\n".join([*lines, "", "Nothing is built for these; `python -m ringtrain.doctor` says more."])
+    without = "" if mpi else " Without MPI, ringtrain's own sockets connect the ranks: network=sockets."
+    return "\n".join([*lines, "", f"Nothing is built for these; `python -m ringtrain.doctor` says more.{without}"])
 
 
 def _has_mpi() -> bool:

@@ -17,9 +17,9 @@ class MpiNotFound(Exception):
     """mpi4py, its MPI library or the launcher is missing: `what`, and what to install or set as `remedy`."""
 
     def __init__(self, what: str, remedy: str):
-        super().__init__(f"{what}; {remedy}")
         self.what = what
-        self.remedy = remedy
+        self.remedy = f"{remedy}, or do without MPI: ringrun --network sockets, or RINGTRAIN_NETWORK=sockets"
+        super().__init__(f"{what}; {self.remedy}")
 
 
 class Family(NamedTuple):
