@@ -26,6 +26,22 @@ SLURM_STEP = {
     "SLURM_NODEID": "2",
     "SLURM_STEP_TASKS_PER_NODE": "2(x2),3",
 }
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "h1",
+    "MASTER_PORT": "29500",
+}
+BY_HAND = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "h1", "MASTER_PORT": "29500"}
+OURS = {
+    "RINGTRAIN_RANK": "3",
+    "RINGTRAIN_SIZE": "4",
+    "RINGTRAIN_LOCAL_RANK": "1",
+    "RINGTRAIN_LOCAL_SIZE": "2",
+}
 # Hydra and Open MPI start one daemon per node with srun, whose step the ranks inherit
 DAEMON_STEP = {**SLURM_STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
 
@@ -44,6 +60,14 @@ DAEMON_STEP = {**SLURM_STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "
         ({**SLURM_STEP, "PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.7.0"}, Launch("Slurm", 5, 7, 1, 3)),
         ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-host-1@1"}, Launch("PMIx", 1, None, None, None)),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Launch("PMI", 1, 2, None, None)),
+        (OURS, Launch("ringrun", 3, 4, 1, 2)),
+        # each in an allocation, or in the shell of another job
+        ({**SLURM_STEP, **OPEN_MPI, **OURS}, Launch("ringrun", 3, 4, 1, 2)),
+        (TORCHRUN, Launch("torchrun", 3, 4, 1, 2)),
+        ({**DAEMON_STEP, **TORCHRUN}, Launch("torchrun", 3, 4, 1, 2)),
+        (BY_HAND, Launch("MASTER_ADDR and RANK", 3, 4, None, None)),
+        ({**BY_HAND, "MASTER_PORT": ""}, None),
+        ({**BY_HAND, **OPEN_MPI}, Launch("Open MPI", 3, 4, 1, 2)),
     ],
 )
 def test_each_launcher_is_read_from_its_variables(environ: dict[str, str], expected: Launch | None) -> None:
