@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ringtrain.job import launched_by
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -80,3 +84,46 @@ def test_a_new_array_library_is_one_file(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[0.0, 2.0, 4.0]\n"
+
+
+@pytest.fixture(scope="module")
+def plain_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a new environment with `pip install .[examples]`, which have no mpi4py."""
+    folder = tmp_path_factory.mktemp("plain")
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    for name in filter(None, names.split("\0")):  # in the checkout itself pip would build into build/
+        target = folder / "source" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, timeout=120)
+    python = str(folder / "venv" / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "-q", "./source[examples]"], cwd=folder, check=True, timeout=900)
+    return Path(python).parent
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(launched_by.detect() is not None, reason="a launcher cannot be started by a rank of another one")
+def test_pip_install_alone_trains_on_two_ranks(plain_environment: Path, tmp_path: Path) -> None:
+    def run(*words: str) -> str:
+        # nothing of the environment of these tests
+        environment = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+        done = subprocess.run(
+            [str(plain_environment / words[0]), *words[1:]],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "mpi4py" not in run("pip", "list")
+    printed = run("ringrun", "-np", "2", "python", str(ROOT / "examples" / "numpy_digits.py"))
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+) on 2 ranks", printed)
+    assert float(accuracy) >= 0.95
+    assert "network    none: " in (doctor := run("python", "-m", "ringtrain.doctor"))
+    assert "ringrun takes sockets: mpi4py is not installed" in doctor and "error" not in doctor
+    call = "import operator, ringtrain; print(ringtrain.run(operator.add, (1, 2), num_proc=2))"
+    assert run("python", "-c", call) == "[3, 3]\n"
