@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
-from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, wait_until
+from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, on_each_network, processes_with, wait_until
 
 from ringtrain.runner.check.host_check import Reached, differences, table_of_pairs
 from ringtrain.runner.check.host_report import HostReport
@@ -140,6 +140,7 @@ ODD = {
 
 @needs_mpi
 @pytest.mark.fast
+@on_each_network
 def test_variables_travel_to_other_hosts_but_for_what_belongs_to_this_one(
     four_hosts: SimulatedHosts, tmp_path: Path
 ) -> None:
@@ -220,6 +221,7 @@ def test_the_launcher_and_the_check_give_ssh_its_options(four_hosts: SimulatedHo
 
 @needs_mpi
 @pytest.mark.fast
+@on_each_network
 def test_ranks_that_do_not_start_in_time_are_named(four_hosts: SimulatedHosts, tmp_path: Path) -> None:
     agents = with_agent(four_hosts, tmp_path / "slow_agent", "sleep 600")
     begin = time.monotonic()
@@ -235,6 +237,7 @@ def test_ranks_that_do_not_start_in_time_are_named(four_hosts: SimulatedHosts, t
 @needs_mpi
 @pytest.mark.fast
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+@on_each_network
 def test_nothing_is_left_on_any_host(four_hosts: SimulatedHosts, tmp_path: Path, sent: signal.Signals) -> None:
     names = ",".join(f"{name}:1" for name in four_hosts.names[:3])
     with start(four_hosts, "-H", names, "python", "-c", SLEEP, str(tmp_path)) as process:

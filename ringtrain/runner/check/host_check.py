@@ -19,7 +19,7 @@ from ringtrain.runner.allocation.hosts import Host, is_this_host
 from ringtrain.runner.check.host_report import HostReport
 from ringtrain.runner.check.pairwise import RESULT, Pair
 from ringtrain.runner.job import Job
-from ringtrain.runner.launchers.command_lines import Launcher, Srun, ssh_options
+from ringtrain.runner.launchers.command_lines import Launcher, Srun, is_without_mpi, ssh_options
 from ringtrain.runner.launchers.remote_shell import remote_shell
 from ringtrain.runner.supervise.screen import Screen
 from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_handled
@@ -27,6 +27,18 @@ from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_
 _SSH_S = 12.0
 _MPI_S = 15.0
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+
+# What each rank runs: one that finds out how fast MPI is, and one for hosts that need none. Both print the same.
+_OVER_MPI = ["-m", "ringtrain.runner.check.pairwise"]
+_OVER_SOCKETS = f"""\
+import json, numpy, ringtrain as hvd
+from ringtrain.runner.check.host_report import describe_host
+hvd.init()
+hvd.allreduce(numpy.ones(1 << 16))
+reports = hvd.allgather_object(describe_host())
+if hvd.rank() == 0:
+    print({RESULT!r} + json.dumps([reports, []]), flush=True)"""
 
 
 class Reached(NamedTuple):
@@ -47,7 +59,7 @@ def check(job: Job, launcher: Launcher) -> int:
         if complaints:
             print("\n".join(complaints))
             return 1
-    return _check_mpi(hosts, job, launcher)
+    return _check_job(hosts, job, launcher)
 
 
 def reach(hosts: Sequence[Host], job: Job) -> list[Reached]:
@@ -119,9 +131,10 @@ def _answer(host: Host, process: subprocess.Popen[str] | OSError, deadline: floa
     return Reached(host.name, HostReport(*json.loads(printed.splitlines()[-1])), "")
 
 
-def _check_mpi(hosts: Sequence[Host], job: Job, launcher: Launcher) -> int:
+def _check_job(hosts: Sequence[Host], job: Job, launcher: Launcher) -> int:
     """Start one rank on each host, as a job would be, and print what they measured."""
-    command = [sys.executable, "-m", "ringtrain.runner.check.pairwise"]
+    starts, words = ("sockets join", ["-c", _OVER_SOCKETS]) if is_without_mpi(launcher) else ("MPI starts", _OVER_MPI)
+    command = [sys.executable, *words]
     one_rank_each = [Host(host.name, 1) for host in hosts] if job.hosts else []
     probe = job._replace(command=command, num_proc=len(hosts), hosts=one_rank_each, hosts_are_allotted=False)
     printed = {False: b"", True: b""}
@@ -139,7 +152,7 @@ def _check_mpi(hosts: Sequence[Host], job: Job, launcher: Launcher) -> int:
     if outcome.code != 0 or not found:
         said = printed[True].decode(errors="replace").rstrip()
         why = outcome.explanation if outcome.failures or not said else said
-        print(f"MPI starts no job on {_listed(hosts)} (exit code {outcome.code}):\n{why}")
+        print(f"{starts} no job on {_listed(hosts)} (exit code {outcome.code}):\n{why}")
         return 1
     reports, pairs = json.loads(found[0].removeprefix(RESULT))
     if isinstance(launcher, Srun):
@@ -148,7 +161,7 @@ def _check_mpi(hosts: Sequence[Host], job: Job, launcher: Launcher) -> int:
     if pairs:
         print()
         print(table_of_pairs([host.name for host in hosts], [Pair(*pair) for pair in pairs]))
-    print(f"\nMPI starts jobs on {_listed(hosts)}")
+    print(f"\n{starts} jobs on {_listed(hosts)}")
     return 0
 
 

@@ -21,11 +21,13 @@ class HostReport(NamedTuple):
 
 
 def describe_host(initialize: bool = False) -> HostReport:
-    """Describe this host; with `initialize`, MPI is initialised on the way. Raises what mpi_probe.describe does."""
-    mpi = mpi_probe.describe(initialize)
-    return HostReport(
-        socket.gethostname(), platform.python_version(), __version__, f"{mpi['library']} {mpi['version']}"
-    )
+    """Describe this host; with `initialize`, MPI is initialised on the way. A host may have none."""
+    try:
+        mpi = mpi_probe.describe(initialize)
+        words = f"{mpi['library']} {mpi['version']}"
+    except (ImportError, RuntimeError):
+        words = "none"
+    return HostReport(socket.gethostname(), platform.python_version(), __version__, words)
 
 
 if __name__ == "__main__":

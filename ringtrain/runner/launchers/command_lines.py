@@ -215,6 +215,11 @@ class Srun:
         return {**of_open_mpi, **of_others, **job.environment}
 
 
+def is_without_mpi(launcher: Launcher) -> bool:
+    """Whether its ranks need no MPI to find each other."""
+    return isinstance(launcher, OwnStarter) or (isinstance(launcher, Srun) and launcher.process_manager == "none")
+
+
 _CLASSES: dict[Family, Callable[[str], Launcher]] = {OPEN_MPI: OpenMpi, MPICH: Hydra, INTEL_MPI: IntelHydra}
 
 
