@@ -6,7 +6,8 @@ function, arguments, worker
              `ringtrain.run`, what it takes, and what its ranks run
 job          what is to be started, without any launcher's words
 allocation/  the hosts: as the user names them, or as a batch system has allotted them
-launchers/   which MPI there is, its launcher, and that launcher's words
+launchers/   which network and which MPI there is, the launcher, and that launcher's words
+start/       what stands in the place of mpirun without an MPI
 supervise/   a job from its start until nothing of it is left
 check/       `ringrun --check` and `--check-build`
 """
