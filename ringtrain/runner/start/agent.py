@@ -5,7 +5,7 @@ Runs as a script, on other hosts by ssh, without importing ringtrain, so that it
     standard input   orders of JSON: an Order first, then {"signal": 15}, {"end": seconds}, {"stdin": base64 or null}
     standard output  reports, REPORT and JSON: {"ended": [rank, code]}, a code as a shell gives it, {"took": "stdin"}
 
-Both outputs have besides, in whole lines, what the ranks write to theirs. Under ringrun that is frames of their wrappers.
+Both outputs have besides, in whole lines, what the ranks write to theirs; under ringrun, that is frames of wrappers.
 When standard input ends, whoever gives orders has died, and the ranks are killed.
 """
 
