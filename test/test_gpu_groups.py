@@ -19,7 +19,7 @@ LARGE = (300_007,)
 HIERARCHICAL = {**GPU, "RINGTRAIN_GPU_ALGORITHM": "hierarchical"}
 CROSS = [{**HIERARCHICAL, "RINGTRAIN_GPU_CROSS_ALGORITHM": name} for name in ("nccl", "mpi", "cuda_aware_mpi")]
 # The host cannot touch guarded memory, and MPI is the host.
-CROSS[2]["RINGTRAIN_GPU_DOUBLE_GUARD"] = "0"
+CROSS[2] |= {"RINGTRAIN_GPU_DOUBLE_GUARD": "0", "RINGTRAIN_NETWORK": "mpi"}
 ONE_GPU = environment(guard=1, gpus=1)
 
 

@@ -150,7 +150,8 @@ def test_the_version_and_the_build_are_printed_without_a_job():
 
 @needs_mpi
 @pytest.mark.fast
-def test_arguments_for_mpi_reach_the_launcher_and_flags_without_effect_are_said():
+def test_arguments_for_mpi_reach_the_launcher_and_flags_without_effect_are_said(monkeypatch):
+    monkeypatch.setenv("RINGTRAIN_NETWORK", "mpi")
     give = "-x GREETING=hello" if "Open MPI" in version_of_mpi() else "-genv GREETING hello"
     script = "import os; print(os.environ['GREETING'], os.environ['HOROVOD_STALL_CHECK_DISABLE'])"
     flags = ["--gloo", "--disable-cache", "--cycle-time-ms", "3", "--no-stall-check", "--tcp", "-prefix-timestamp"]

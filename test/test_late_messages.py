@@ -15,6 +15,7 @@ import ringtrain as hvd
 from ringtrain import _core
 
 KB = 256  # elements of 4 bytes
+MPI = {"RINGTRAIN_NETWORK": "mpi"}
 
 
 def own(count, dtype="float32"):
@@ -76,7 +77,7 @@ def new_arrays(size):
 
 
 @pytest.mark.fast
-@pytest.mark.ranks(3, isolated=True, timeout=120)
+@pytest.mark.ranks(3, isolated=True, timeout=120, env=MPI)
 def test_what_mpi_may_still_write_to_is_never_used_again():
     double = mpi_double.install()
     for name, case in CASES.items():
@@ -93,7 +94,7 @@ def test_what_mpi_may_still_write_to_is_never_used_again():
             del arrays
 
 
-@pytest.mark.ranks(3, isolated=True)
+@pytest.mark.ranks(3, isolated=True, env=MPI)
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["late", "cancelled"])
 def test_arrays_stay_until_mpi_is_through_with_them(is_cancelled):
     double = mpi_double.install()
@@ -111,7 +112,7 @@ def test_arrays_stay_until_mpi_is_through_with_them(is_cancelled):
     hvd.shutdown()
 
 
-@pytest.mark.ranks(3, isolated=True)
+@pytest.mark.ranks(3, isolated=True, env=MPI)
 def test_a_rank_that_cannot_be_told_keeps_nobody_from_hearing_of_a_failure():
     double = mpi_double.install()
     hvd.init(shared_memory="off", stall_warning_time_s=1, stall_shutdown_time_s=3)
@@ -125,7 +126,7 @@ def test_a_rank_that_cannot_be_told_keeps_nobody_from_hearing_of_a_failure():
     hvd.shutdown()
 
 
-@pytest.mark.ranks(3, isolated=True)
+@pytest.mark.ranks(3, isolated=True, env=MPI)
 def test_communicators_are_freed_together():
     double = mpi_double.install()
     hvd.init(shared_memory="off")
@@ -143,7 +144,7 @@ def test_communicators_are_freed_together():
     assert double.communicators() == 0
 
 
-@pytest.mark.ranks(3, isolated=True)
+@pytest.mark.ranks(3, isolated=True, env=MPI)
 def test_shutdown_after_a_failure_waits_for_nobody(tmp_path):
     mpi_double.install()
     hvd.init(shared_memory="off", allreduce_algorithm="mpi")

@@ -40,7 +40,7 @@ import numpy as np, ringtrain as hvd
 from mpi4py import MPI
 from ringtrain.doctor import machine
 from ringtrain.job import launched_by
-from ringtrain.job.rendezvous import meet
+from ringtrain.job.roll_call import meet
 
 assert not hasattr(MPI, "ERR_PROC_FAILED") and not hasattr(MPI, "ERR_REVOKED")
 hvd.init()
@@ -63,7 +63,8 @@ print("ulfm", machine.examine(launched_by.detect())["mpi"]["ulfm"])
 @pytest.mark.fast
 def test_an_mpi4py_before_4_trains_and_is_described(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(MPI4PY_3)
-    result = ringrun("-np", "2", "python", "-c", TRAIN, PYTHONPATH=os.pathsep.join([str(tmp_path), ROOT]))
+    path = os.pathsep.join([str(tmp_path), ROOT])
+    result = ringrun("-np", "2", "python", "-c", TRAIN, PYTHONPATH=path, RINGTRAIN_NETWORK="mpi")
     assert result.returncode == 0, result.stderr
     said = ["sum [1.0, 3.0, 5.0]", "raised True", "ulfm False"]
     assert sorted(result.stdout.splitlines()) == sorted(f"[{rank}] {line}" for rank in (0, 1) for line in said)

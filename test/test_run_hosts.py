@@ -108,7 +108,8 @@ def test_the_check_names_a_host_that_cannot_be_reached(four_hosts: SimulatedHost
 
 @needs_mpi
 @pytest.mark.fast
-def test_ranks_use_the_interface_and_fail_by_host(four_hosts: SimulatedHosts) -> None:
+def test_ranks_use_the_interface_and_fail_by_host(four_hosts: SimulatedHosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGTRAIN_NETWORK", "mpi")
     script = """
 import os, sys
 from mpi4py import MPI

@@ -29,17 +29,9 @@ def network(launch: launched_by.Launch | None) -> Data:
         of_ringrun = choose_network("auto") if launch is None else None
     except (ValueError, UsageError) as error:
         return {"network": None, "reason": str(error), "over_mpi": False, "of_ringrun": None, "error": str(error)}
-    over_mpi = launch is not None and (chosen.network == "mpi" or not _says_where_to_meet(launch))
+    over_mpi = launch is not None and (chosen.network == "mpi" or not sockets.is_met_at_a_place(launch))
     of_ringrun_data = None if of_ringrun is None else of_ringrun._asdict()
     return {**chosen._asdict(), "over_mpi": over_mpi, "of_ringrun": of_ringrun_data, "error": None}
-
-
-def _says_where_to_meet(launch: launched_by.Launch) -> bool:
-    try:
-        sockets.place_of(launch)
-    except RuntimeError:
-        return False
-    return True
 
 
 def topology_of_mpi(driver: Data) -> Data:
