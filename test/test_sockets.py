@@ -178,7 +178,7 @@ def test_a_killed_rank_is_named(tmp_path):
         struck = time.monotonic()
         ranks.processes[1].kill()
         outputs = ranks.outputs([0, -9, 0])
-        assert time.monotonic() - struck < 5
+        assert time.monotonic() - struck < 10
     for rank in (0, 2):
         assert re.search(r"lost: rank 1 \(host .*\) is gone", outputs[rank]), outputs[rank]
 
@@ -209,7 +209,7 @@ def test_a_host_whose_link_is_silent_is_lost(tmp_path):
         struck = time.monotonic()
         hosts.run_on(1, "ip", "link", "set", "eth0", "down")
         outputs = ranks.outputs()
-        assert time.monotonic() - struck < 8
+        assert time.monotonic() - struck < 15
     assert "lost: rank 1" in outputs[0] and "lost: rank 0" in outputs[1]
 
 

@@ -10,27 +10,15 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ringtrain._core as _core
 from ringtrain.job import launched_by, sockets, ulfm
 from ringtrain.job.roll_call import meet
-from ringtrain.job.world import World, introduce, single_world
+from ringtrain.job.world import Library, World, introduce, single_world
 
 # IBM's has a name of its own, Cray's is called after the compiler. Not libmpi_cxx and the like, which lie beside them.
 _LIBRARY = re.compile(r"/libmpi(ch|_(abi|ibm|(cray|gnu|intel|nvidia|amd|aocc)\w*))?\.so[.\d]*$")
-
-
-@dataclass(frozen=True)
-class Library:
-    """The MPI library of this process, as numbers: see csrc/network/mpi.h."""
-
-    library: str
-    handle_bytes: int
-    communicator: int
-    handles: dict[str, int]
-    constants: dict[str, int]
 
 
 def is_communicator(value: Any) -> bool:

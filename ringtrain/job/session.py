@@ -13,7 +13,7 @@ from ringtrain.errors import RingtrainError
 from ringtrain.failure import exceptions
 from ringtrain.handles import report_failures_to
 from ringtrain.job import gpus, mpi, network
-from ringtrain.job.world import World
+from ringtrain.job.world import Library, World
 from ringtrain.options import horovod_variables, table
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
 from ringtrain.record import flight_recorder, metrics
@@ -264,7 +264,7 @@ def mpi_threads_supported() -> bool:
 
 def mpi_enabled() -> bool:
     """Whether MPI carries this job's messages: not in a job of one rank, and not over sockets."""
-    return isinstance(_joined().network, mpi.Library)
+    return isinstance(_joined().network, Library)
 
 
 def mpi_built() -> bool:

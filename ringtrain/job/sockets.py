@@ -6,39 +6,18 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from ringtrain.job.interfaces import address_towards, addresses_of, usual_address
 from ringtrain.job.launched_by import ByHand, Launch, Ringrun, SlurmStep, Torchrun, expand_node_list
 from ringtrain.job.rendezvous.member import Place, meet
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.rendezvous.server import bound
-from ringtrain.job.world import Exchange, World, introduce, node_name
+from ringtrain.job.world import Address, Exchange, Sockets, World, introduce, node_name
 
 PLACE_VARIABLE = "RINGTRAIN_RENDEZVOUS"
 # How many ports are tried where nobody has chosen one for ringtrain.
 _PORTS = 8
 _FIRST_PORT_OF_SLURM, _PORTS_OF_SLURM = 20_000, 10_000
-
-
-class Address(NamedTuple):
-    """Where a rank listens: numbers of IPv4 or IPv6, and a port."""
-
-    host: str
-    port: int
-
-
-@dataclass(frozen=True)
-class Sockets:
-    """How the ranks are connected. The core owns the listeners from init() on."""
-
-    listeners: list[int]
-    addresses: list[list[Address]]  # of every rank
-    secret: bytes
-    token: str
-    streams: int
-    timeout_s: float
 
 
 def connect(

@@ -8,16 +8,43 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ringtrain.job import cores, gpus
 
-if TYPE_CHECKING:
-    from ringtrain.job.mpi import Library
-    from ringtrain.job.sockets import Sockets
-
 # A collective call of all ranks: what each of them gives, by rank. It is made of what JSON knows.
 Exchange = Callable[[Any], list[Any]]
+
+
+@dataclass(frozen=True)
+class Library:
+    """The MPI library of this process, as numbers: see csrc/network/mpi.h."""
+
+    library: str
+    handle_bytes: int
+    communicator: int
+    handles: dict[str, int]
+    constants: dict[str, int]
+
+
+class Address(NamedTuple):
+    """Where a rank listens: numbers of IPv4 or IPv6, and a port."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """How the ranks are connected. The core owns the listeners from init() on."""
+
+    listeners: list[int]
+    addresses: list[list[Address]]  # of every rank
+    secret: bytes
+    token: str
+    streams: int
+    timeout_s: float
 
 
 class World(NamedTuple):

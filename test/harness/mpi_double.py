@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from harness.compiling import filled, folder_of, run_compiler
 from ringtrain.job import mpi
+from ringtrain.job.world import Library
 
 _SOURCE = Path(__file__).resolve().parent.parent / "mpi_double" / "mpi_double.cc"
 _NAME = "libmpi_double.so"
@@ -64,7 +65,7 @@ def install() -> MpiDouble:
     path = _build(real, "int" if MPI._sizeof(MPI.Comm) == 4 else "void*")
     describe = mpi._describe
 
-    def describe_double(*arguments: Any) -> mpi.Library:
+    def describe_double(*arguments: Any) -> Library:
         return dataclasses.replace(describe(*arguments), library=str(path))
 
     mpi._describe = describe_double

@@ -187,8 +187,8 @@ def listen(host: str, ports: Sequence[int]) -> socket.socket | None:
             try:
                 return bound(address, port)
             except OSError as error:
-                if error.errno == errno.EADDRNOTAVAIL:
-                    break  # a name that others know this host by, such as that of a service
+                if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+                    break  # a name that others know this host by, such as that of a service, and maybe not yet
                 if error.errno != errno.EADDRINUSE:
                     raise
         else:
