@@ -20,11 +20,12 @@ from ringtrain.job.launched_by import Launch
 pytestmark = needs_mpi
 
 TRAIN = """
-import numpy, ringtrain as hvd
+import sys, numpy, ringtrain as hvd
 from ringtrain.job import launched_by
 hvd.init()
 total = hvd.allreduce(numpy.arange(3.0) + hvd.rank(), op=hvd.Sum)
-print(launched_by.detect().launcher, hvd.rank(), hvd.size(), hvd.local_rank(), total.tolist(), hvd.mpi_enabled())
+words = launched_by.detect().launcher, hvd.rank(), hvd.size(), hvd.local_rank(), total.tolist(), hvd.mpi_enabled()
+sys.stdout.write(" ".join(map(str, words)) + "\\n")  # in one piece: both ranks write to one pipe
 """
 
 # What srun of Slurm does on one node, of what it is told on its command line.

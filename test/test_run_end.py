@@ -151,9 +151,9 @@ KILL_WRAPPERS = "time.sleep(1); [os.kill(rank.pid, signal.SIGKILL) for rank in r
         (KILL_WRAPPERS, "import time; time.sleep(60)", "ranks 0-1 got lost: the launcher ended with exit code 0"),
         ("[rank.wait() for rank in ranks]; sys.exit(0)", "pass", ""),
         (
-            "time.sleep(1); ranks[1].kill(); os.killpg(ranks[0].pid, signal.SIGTERM); ranks[0].wait(); sys.exit(1)",
+            KILL_WRAPPERS + "; sys.exit(1)",
             "import time; time.sleep(60)",
-            "rank 1 got lost: the launcher ended with exit code 1",
+            "ranks 0-1 got lost: the launcher ended with exit code 1",
         ),
         # as a daemon that loses its connection ends its ranks
         (
@@ -162,7 +162,7 @@ KILL_WRAPPERS = "time.sleep(1); [os.kill(rank.pid, signal.SIGKILL) for rank in r
             "somebody other than ringrun told ranks 0-1 to end",
         ),
     ],
-    ids=["killed", "well", "one host", "told"],
+    ids=["killed", "well", "killed by one that fails", "told"],
 )
 def test_a_job_ends_well_only_if_every_rank_is_known_to(script: str, rank: str, explanation: str) -> None:
     outcome = supervise(script, rank, [])
