@@ -197,7 +197,8 @@ print(hvd.allreduce(numpy.full(1 << 20, hvd.rank() + 1.0), op=hvd.Sum).sum())
     words = ["-H", ",".join(four_hosts.names[:2]), "--network-interfaces", used, "python", "-c", script]
     with start(four_hosts, *words) as process:
         printed, errors = process.communicate(timeout=TIMEOUT_S)
-    assert sorted(printed.splitlines()) == [f"[{rank}] {3.0 * (1 << 20)}" for rank in (0, 1)], errors
+    # UCX may say there, too, that nobody has taken the call to a round that had begun
+    assert {f"[{rank}] {3.0 * (1 << 20)}" for rank in (0, 1)} <= set(printed.splitlines()), errors
     sent = {name: four_hosts.bytes_sent(1, name) - before[name] for name in (used, unused)}
     # half of the 8 MB at least
     assert sent[used] > 4 << 20 and sent[unused] < 1 << 20, sent
