@@ -188,7 +188,8 @@ def test_the_job_for_kubernetes_in_the_docs_runs(environment: dict[str, str], tr
     assert own["RINGTRAIN_SECRET_FILE"].startswith(container["volumeMounts"][0]["mountPath"])
     (secret := tmp_path / "secret").write_bytes(os.urandom(32))
     secret.chmod(volume["secret"]["defaultMode"])
-    here = {"RINGTRAIN_RENDEZVOUS": "localhost:29431", "RINGTRAIN_SECRET_FILE": str(secret), "PATH": os.environ["PATH"]}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    here = {"RINGTRAIN_RENDEZVOUS": "localhost:29431", "RINGTRAIN_SECRET_FILE": str(secret), "PATH": path}
     size = int(own["RINGTRAIN_SIZE"])
     environments = [{**environment, **own, **here, "JOB_COMPLETION_INDEX": str(index)} for index in range(size)]
     commands = [[*container["command"][:-1], f"cd {Path(train).parent}; {container['command'][-1]}"]] * size
