@@ -183,7 +183,6 @@ def second_link(four_hosts: SimulatedHosts) -> Iterator[None]:
 
 
 @needs_mpi
-@pytest.mark.fast
 @pytest.mark.usefixtures("second_link")
 @pytest.mark.parametrize(("used", "unused"), [("eth0", "eth1"), ("eth1", "eth0")])
 @on_each_network
