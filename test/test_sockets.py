@@ -1,6 +1,9 @@
 """Jobs whose ranks talk over sockets and are started without any MPI."""
 
+import contextlib
 import re
+import socket
+import threading
 import time
 
 import numpy as np
@@ -11,6 +14,7 @@ from socket_ranks import free_port, hosts_or_skip, started
 
 import ringtrain as hvd
 from ringtrain.job.rendezvous import secret
+from ringtrain.job.rendezvous.server import MOST_STRANGERS, Server, bound
 
 SOCKETS = {"RINGTRAIN_NETWORK": "sockets", "RINGTRAIN_SHARED_MEMORY": "off"}
 
@@ -274,3 +278,50 @@ def test_strangers_change_nothing(tmp_path):
     with started(STRANGERS, 2, tmp_path, **SOCKETS) as ranks:
         outputs = ranks.outputs()
     assert len(set(outputs)) == 1 and outputs[0].startswith("steps ")
+
+
+FULL = """
+import os, resource, socket, numpy as np, ringtrain as hvd
+from ringtrain.job import session
+hvd.init()
+hvd.allreduce(np.ones(1), name="x")
+addresses = session._joined().network.addresses
+if hvd.rank() == 1:
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    taken = []
+    try:
+        while True: taken.append(os.dup(0))
+    except OSError:
+        pass
+hvd.allreduce(np.ones(1), name="x")
+if hvd.rank() == 0:
+    strangers = [socket.create_connection(addresses[1][0]) for _ in range(20)]
+for number in range(100):
+    assert hvd.allreduce(np.full(10, number), op=hvd.Sum, name="y")[0] == 2 * number
+if hvd.rank() == 0:
+    for stranger in strangers:
+        stranger.settimeout(10)
+        assert stranger.recv(1) == b""
+print("well")
+"""
+
+
+def test_a_rank_without_free_descriptors_sends_strangers_away(tmp_path):
+    with started(FULL, 2, tmp_path, **SOCKETS, RINGTRAIN_FLIGHT_DIR=str(tmp_path)) as ranks:
+        assert ranks.outputs() == ["well\n"] * 2
+
+
+def test_strangers_at_the_rendezvous_keep_nobody_out(tmp_path):
+    secret.write(tmp_path / "secret")
+    server = Server(bound("127.0.0.1", 0), secret.read(tmp_path / "secret"))
+    threads = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        for _ in range(600):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        time.sleep(1)  # it takes them in
+        assert threading.active_count() - threads <= MOST_STRANGERS
+        place = {"RINGTRAIN_RENDEZVOUS": f"127.0.0.1:{server.port}"}
+        with started(SUM, 2, tmp_path, **place) as ranks:
+            assert "rank 0 of 2" in ranks.outputs()[0]

@@ -68,7 +68,7 @@ void Connector::accept(int listener) {
   while (true) {
     Descriptor socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket && (errno == EMFILE || errno == ENFILE)) {
-      refuse(listener);
+      if (!refuse_one(listener)) return;
       continue;
     }
     if (!socket) return;
@@ -78,14 +78,16 @@ void Connector::accept(int listener) {
   }
 }
 
-// Who comes when there are no descriptors left would wait at the listener, and keep this rank awake.
-void Connector::refuse(int listener) {
+// Who comes when there are no descriptors left would wait at the listener, and keep this rank awake. Whether there was
+// somebody: without a descriptor the kernel does not even look.
+bool Connector::refuse_one(int listener) {
   spare_ = Descriptor();
-  {
-    const Descriptor refused(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-  }
+  Descriptor refused(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  const bool has_come = static_cast<bool>(refused);
+  refused = Descriptor();
   spare_ = spare_descriptor();
   if (!spare_) throw failure("no file descriptor is left for the connections between ranks (see ulimit -n)");
+  return has_come;
 }
 
 void Connector::want(int rank) {

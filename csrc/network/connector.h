@@ -56,7 +56,7 @@ class Connector {
   };
 
   void accept(int listener);
-  void refuse(int listener);
+  bool refuse_one(int listener);
   void dial(int rank, int stream);
   const SocketAddress& address_of(int rank, int stream) const;
   void begin(Handshake handshake, int stream);

@@ -16,6 +16,8 @@ from ringtrain.job.rendezvous.protocol import MOST_BYTES_OF_A_RANK, Connection, 
 # In which a connection must have proved that it is one of the job, and answered what it was asked.
 _STRANGER_S = 5.0
 _LOOK_S = 0.1
+# So many at the same time; the others wait at the door.
+MOST_STRANGERS = 256
 _BACKLOG = 4096
 
 
@@ -111,6 +113,7 @@ class Server:
         self._secret = secret
         self._lock = threading.Lock()
         self._rooms: dict[str, _Room] = {}
+        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
         threading.Thread(target=self._accept, name="ringtrain rendezvous", daemon=True).start()
 
     def close(self) -> None:
@@ -121,9 +124,11 @@ class Server:
 
     def _accept(self) -> None:
         while True:
+            self._strangers.acquire()  # within _STRANGER_S one of them has gone, or is none any more
             try:
                 sock, _ = self._listener.accept()
             except OSError as error:
+                self._strangers.release()
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     time.sleep(_LOOK_S)
                     continue
@@ -132,7 +137,10 @@ class Server:
 
     def _serve(self, connection: Connection) -> None:
         with contextlib.closing(connection), contextlib.suppress(StrangerError, OSError, TypeError):
-            connection.prove_as_server(self._secret, time.monotonic() + _STRANGER_S)
+            try:
+                connection.prove_as_server(self._secret, time.monotonic() + _STRANGER_S)
+            finally:
+                self._strangers.release()
             hello = Hello(*connection.receive(MOST_BYTES_OF_A_RANK, time.monotonic() + _STRANGER_S))
             try:
                 self._serve_rank(connection, hello)
