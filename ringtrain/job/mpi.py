@@ -53,8 +53,7 @@ def connect(
             'set mpi4py.rc.thread_level = "multiple" before mpi4py.MPI is imported'
         )
 
-    def work() -> tuple[World, dict[str, str]]:
-        own = _own_communicator(parent, ranks)
+    def work(own: Any) -> tuple[World, dict[str, str]]:
         if over_sockets:
             world, tuned = sockets.connect_over(own.allgather, own.Get_rank(), settings, read_tuned)
         else:
@@ -132,13 +131,6 @@ def _ranks_to_meet(MPI: Any, comm: Any) -> tuple[Any, Sequence[int]]:
     if MPI.COMM_WORLD.Get_rank() not in ranks:
         raise ValueError(f"init(comm={list(ranks)}) was called on rank {MPI.COMM_WORLD.Get_rank()}, which is not in it")
     return MPI.COMM_WORLD, ranks
-
-
-def _own_communicator(parent: Any, ranks: Sequence[int]) -> Any:
-    """A communicator for ringtrain alone. It lives until MPI is finalised."""
-    if isinstance(ranks, range):  # all of them
-        return parent.Dup()
-    return parent.Create_group(parent.Get_group().Incl(ranks))
 
 
 def _ranks_of(comm: Any, size: int) -> Sequence[int]:

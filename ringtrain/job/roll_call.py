@@ -23,13 +23,14 @@ _HERE_TAG, _VERDICT_TAG = 31_415, 31_416
 _NOTHING = bytearray(0)
 
 
-def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Callable[[], T]) -> T:
+def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Callable[[Any], T]) -> T:
     """The result of `work`, in which these ranks of `comm` call MPI together. Ctrl-C interrupts it.
 
     It runs on a thread of its own, which stays behind if it cannot end.
 
     Args:
         timeout_s: 0 waits for ever.
+        work: gets a communicator of these ranks for ringtrain alone, which lives until MPI is finalised.
 
     Raises:
         StalledError: not all ranks came in time; says which, where the first of them knows.
@@ -37,8 +38,11 @@ def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Call
     """
     call = RollCall(MPI, comm, ranks)
 
+    communicators: list[Any] = []
+
     def work_and_end() -> T:
-        result = work()
+        communicators.append(_own_communicator(comm, ranks))
+        result = work(communicators[0])
         call.end()
         return result
 
@@ -62,6 +66,23 @@ def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Call
         lost = PeerLostError(f"{_failed_text(comm)} died while the others were in init(): {error}")
         call.tell_all(lost)
         raise lost from None
+    finally:
+        if not working.has_ended(0):
+            _revoke(MPI, communicators, working)
+
+
+def _own_communicator(parent: Any, ranks: Sequence[int]) -> Any:
+    if isinstance(ranks, range):  # all of them
+        return parent.Dup()
+    return parent.Create_group(parent.Get_group().Incl(ranks))
+
+
+def _revoke(MPI: Any, communicators: Sequence[Any], working: _Working[Any]) -> None:
+    """End what still waits on them, where MPI can do that: a call of mpi4py that fails after Python's end crashes."""
+    if communicators and ulfm.is_known(MPI):
+        with contextlib.suppress(MPI.Exception, NotImplementedError):
+            communicators[0].Revoke()
+            working.has_ended(_MOMENT_S)
 
 
 class RollCall:

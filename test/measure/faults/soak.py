@@ -47,22 +47,23 @@ class Faults:
         hosts = arguments.over
         arguments.over = [str(host) for host in hosts]
         rows: dict[str, Row] = {}
-        counts = dict.fromkeys(("hung", "orphans", "leftovers", "unexpected", "stuck launchers"), 0)
+        counts = dict.fromkeys(("hung", "orphans", "leftovers", "unexpected", "stuck launchers", "left daemons"), 0)
         limits = {**_LIMITS, **dict(arguments.option)}
         for injection, place in _choices(arguments.count, arguments.max_ranks, arguments.seed, hosts):
             outcome = run(injection, place, limits, limit_s=60)
             found = _problems(outcome)
             for name, number in found.items():
                 counts[name] += number
-            # A launcher that never ends although no rank is left is not ours to mend.
+            # A launcher that never ends, or leaves its daemons, although no rank is left is not ours to mend.
             counts["stuck launchers"] += outcome.returncode is None and not found["hung"]
+            counts["left daemons"] += len(outcome.daemons)
             if any(found.values()):
                 print(_describe(outcome), file=sys.stderr, flush=True)
             name = injection.kind + (" in init" if injection.phase in _IN_INIT else "")
             row = rows.setdefault(name, Row({"fault": name}, []))
             if outcome.reports and outcome.struck_at is not None:
                 row.rounds.append(Round({ringtrain_competitor.NAME: {"seconds": _seconds(outcome, limits)}}))
-        problems = sum(counts.values()) - counts["stuck launchers"]
+        problems = sum(counts.values()) - counts["stuck launchers"] - counts["left daemons"]
         session.facts.append({**counts, "problems": problems})
         return sorted(rows.values(), key=lambda row: str(row.key["fault"]))
 
@@ -121,7 +122,7 @@ def _seconds(outcome: Outcome, limits: Mapping[str, object]) -> float:
 
 
 def _describe(outcome: Outcome) -> str:
-    left = [*outcome.ranks_left, *outcome.orphans, *outcome.leftovers]
+    left = [*outcome.ranks_left, *outcome.orphans, *outcome.daemons, *outcome.leftovers]
     seen = f"status {outcome.returncode}, silent {outcome.silent()}, left {left}"
     reports = [f"  rank {rank}: {report}" for rank, report in outcome.reports.items()]
     head = f"{outcome.injection} of {outcome.place.ranks}: {seen}, struck at {outcome.struck_at}"

@@ -58,7 +58,8 @@ class Outcome:
     """What was seen. `returncode` is None for a launcher that had to be killed, and `ranks_left` are those processes of
     ranks that were there then.
 
-    `orphans` are processes that outlived the launcher, `leftovers` names in /dev/shm.
+    `orphans` are ranks that outlived the launcher, `daemons` what it had started on other hosts and left behind,
+    `leftovers` names in /dev/shm.
     """
 
     injection: Injection
@@ -68,6 +69,7 @@ class Outcome:
     returncode: int | None
     ranks_left: list[int]
     orphans: list[int]
+    daemons: list[int]
     leftovers: list[str]
     output: str
 
@@ -103,7 +105,8 @@ def run(
             returncode = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             returncode = None
-        orphans = _outliving(name) if returncode is not None else []
+        outliving = _outliving(name) if returncode is not None else []
+        orphans = [pid for pid in outliving if _is_rank(pid)]
         ranks_left = []
         if returncode is None:
             ranks_left = [pid for pid in processes_of(name) if _is_rank(pid)]
@@ -117,6 +120,7 @@ def run(
             returncode,
             ranks_left,
             orphans,
+            [pid for pid in outliving if pid not in orphans],
             leftovers(),
             (folder / "output").read_text(errors="replace"),
         )
