@@ -1,6 +1,7 @@
 """Jobs whose ranks talk over sockets and are started without any MPI."""
 
 import contextlib
+import os
 import re
 import socket
 import threading
@@ -40,8 +41,8 @@ except hvd.PeerLostError as error:
 
 def ready(ranks):
     """All have printed that they are in their loop."""
-    for process in ranks.processes:
-        assert process.stdout.readline() == "ready\n"
+    for process in ranks.processes:  # and what comes behind it is left to communicate()
+        assert b"".join(os.read(process.stdout.fileno(), 1) for _ in "ready\n") == b"ready\n"
 
 
 # ------------------------------------------------------------------------------------------------------ how they start
@@ -278,6 +279,68 @@ def test_strangers_change_nothing(tmp_path):
     with started(STRANGERS, 2, tmp_path, **SOCKETS) as ranks:
         outputs = ranks.outputs()
     assert len(set(outputs)) == 1 and outputs[0].startswith("steps ")
+
+
+ROGUE = """
+import hashlib, hmac, os, random, socket, struct, sys, numpy as np, ringtrain as hvd
+from ringtrain.job import launched_by, sockets
+from ringtrain.options import table
+
+def hello_to_rank_0(world):
+    network = world.network
+    sock = socket.create_connection(network.addresses[0][0], timeout=10)
+    said = b"ringtrn\\x01" + struct.pack("<ii", 1, 0) + os.urandom(16)
+    sock.sendall(said)
+    challenge = b""
+    while len(challenge) < 48: challenge += sock.recv(48 - len(challenge))
+    said += challenge[:16]
+    sock.sendall(hmac.digest(network.secret, b"dials" + network.token.encode() + said, "sha256"))
+    return sock
+
+def frames(words):
+    # the first message of each tag never comes, so that nobody reads the others: there, ranks trust each other
+    numbers = dict.fromkeys([0, 1, 8, 15, 16, 17, 1000], 1)
+    for _ in range(50):
+        tag = words.choice(list(numbers))
+        data = words.randbytes(words.choice([0, 1, 7, 8, 40, 3000]))
+        claimed, number = len(data), numbers[tag]
+        numbers[tag] += 1
+        if words.random() < 0.1:
+            claimed = words.choice([len(data), words.randrange(1 << 16), 1 << 39, words.randrange(1 << 64)])
+            number = words.choice([number, 1, words.randrange(1, 1 << 32), 0 if claimed > 1 << 30 else 2])
+            tag = words.choice([tag, words.randrange(1 << 32), (1 << 32) - 1])
+        yield struct.pack("<IIQ", tag, number, claimed) + data
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+sizes = []
+for seed in range(200):
+    if launched_by.detect().rank == 1:
+        words = random.Random(seed)
+        world, _ = sockets.connect(launched_by.detect(), table.resolve({}), lambda: {})
+        try:
+            with hello_to_rank_0(world) as sock:
+                sock.sendall(words.randbytes(10_000) if seed % 10 == 0 else b"".join(frames(words)))
+        except OSError:
+            pass  # rank 0 has ended the connection before
+        for listener in world.network.listeners: os.close(listener)
+    else:
+        try:
+            hvd.init()
+            hvd.allreduce(np.ones(10), name="x")
+            sys.exit(f"no error, seed {seed}")
+        except hvd.RingtrainError:
+            hvd.shutdown()
+        sizes.append(resident())
+if sizes: assert sizes[-1] - sizes[20] < 16 << 20, sizes
+print("well")
+"""
+
+
+def test_broken_frames_of_a_rank_end_the_job_with_an_error(tmp_path):
+    with started(ROGUE, 2, tmp_path, **SOCKETS, RINGTRAIN_FLIGHT_DIR=str(tmp_path)) as ranks:
+        assert all(text.endswith("well\n") for text in ranks.outputs())
 
 
 FULL = """

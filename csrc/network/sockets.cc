@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <new>
 #include <unordered_map>
 #include <utility>
 
@@ -71,7 +72,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     } else {
       frame = std::move(found->second);
       lane.frames.erase(found);
-      require_fits(frame->header, bytes);
+      if (frame->header.bytes > bytes) throw failure("a message between ranks is longer than what was asked for");
       std::copy_n(frame->own.get(), frame->came, static_cast<char*>(data));
       frame->place = static_cast<char*>(data);  // for the rest
       frame->own.reset();
@@ -204,10 +205,6 @@ class SocketNetwork final : public Network, Connector::Owner {
     return frame != lane->second.frames.end() && frame->second->is_complete;
   }
 
-  static void require_fits(const FrameHeader& header, size_t bytes) {
-    if (header.bytes > bytes) throw failure("a message between ranks is longer than what was asked for");
-  }
-
   Error lost(const Peer& peer) const {
     const RankName& name = names_[static_cast<size_t>(peer.rank)];
     return {ErrorKind::peer_lost, peer.is_lost ? is_gone(name) + peer.details : to_string(name) + " has left the job"};
@@ -278,6 +275,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     return *peer.streams[best];
   }
 
+  // Null for what no rank of this build sends.
   std::shared_ptr<IncomingFrame> place(Stream& stream, const FrameHeader& header) {
     Peer& peer = stream.peer;
     if (header.tag == kByeTag) {
@@ -290,15 +288,19 @@ class SocketNetwork final : public Network, Connector::Owner {
     Lane& lane = peer.lanes[header.tag];
     const auto found = lane.frames.find(header.number);
     if (found != lane.frames.end()) {
+      const bool has_come_before = found->second->own != nullptr;
+      if (has_come_before || header.bytes > found->second->header.bytes) return nullptr;
       std::shared_ptr<IncomingFrame> frame = std::move(found->second);
       lane.frames.erase(found);
-      require_fits(header, frame->header.bytes);
       frame->header = header;
       return frame;
     }
+    const bool was_asked_for = static_cast<int32_t>(header.number - lane.next_received) < 0;
+    if (was_asked_for) return nullptr;  // and has come
     auto frame = std::make_shared<IncomingFrame>();
     frame->header = header;
-    frame->own.reset(new char[header.bytes]);
+    frame->own.reset(new (std::nothrow) char[header.bytes]);
+    if (!frame->own) return nullptr;
     frame->place = frame->own.get();
     lane.frames[header.number] = frame;
     return frame;

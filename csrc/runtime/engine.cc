@@ -271,17 +271,30 @@ void Engine::let_go() {
 // ----------------------------------------------------------------------------------------------------------- the work
 
 void Engine::look_after_others() {
+  if (trouble_) throw *trouble_;
   fabric_.watch().look();
   gpus_.look();
 }
 
 bool Engine::has_work() {
-  return inbox_.has_new() || !agreed_.empty() || coordinator_.is_in_round() || is_leaving_ ||
-         fabric_.channel().is_called() || now_s() >= coordinator_.next_deadline();
+  return inbox_.has_new() || !agreed_.empty() || coordinator_.is_in_round() || is_leaving_ || is_called() ||
+         now_s() >= coordinator_.next_deadline();
+}
+
+bool Engine::is_called() {
+  try {
+    return fabric_.channel().is_called();
+  } catch (const Error& error) {
+    trouble_.emplace(error);
+  } catch (const std::exception& error) {
+    trouble_.emplace(failure(error.what()));
+  }
+  return true;
 }
 
 // A round, unless the others do not come to it before `deadline`, and the most urgent of the plans that were agreed on.
 void Engine::take_turn(double deadline) {
+  if (trouble_) throw *trouble_;
   fabric_.own_failure().require_none();
   if (!coordinator_.is_in_round()) {
     fabric_.watch().now_doing("the negotiation");

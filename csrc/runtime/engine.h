@@ -91,6 +91,8 @@ class Engine {
   void look_after_others() REQUIRES(turn);
   void take_turn(double deadline) REQUIRES(turn);
   bool has_work() REQUIRES(turn);
+  // Whether another rank calls, or none can any more, which the next turn throws.
+  bool is_called() REQUIRES(turn);
   void fall_asleep() REQUIRES(turn);
   void stay_awake() REQUIRES(turn);
   double pause_s() REQUIRES(turn);
@@ -146,6 +148,7 @@ class Engine {
   Waiter waiter_ GUARDED_BY(turn);
   double quiet_since_s_ GUARDED_BY(turn) = now_s();
   double round_begun_s_ GUARDED_BY(turn) = 0;
+  std::optional<Error> trouble_ GUARDED_BY(turn);    // that was met while looking for work
   bool is_counted_asleep_ GUARDED_BY(turn) = false;  // the bell wakes the engine thread
 
   // Engine thread only.
