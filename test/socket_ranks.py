@@ -25,9 +25,9 @@ class Ranks:
     def __init__(self, processes: list[subprocess.Popen[str]]):
         self.processes = processes
 
-    def outputs(self, codes: Sequence[int] = ()) -> list[str]:
+    def outputs(self, codes: Sequence[int] = (), within_s: float = END_S) -> list[str]:
         """What each has printed until its end; the exit codes must be these, by default all 0."""
-        texts = [process.communicate(timeout=END_S)[0] for process in self.processes]
+        texts = [process.communicate(timeout=within_s)[0] for process in self.processes]
         found = [process.returncode for process in self.processes]
         assert found == (list(codes) or [0] * len(found)), "\n".join(texts)
         return texts

@@ -2,32 +2,39 @@
 
 #include <algorithm>
 
-#include "base/bytes.h"
-
 namespace ringtrain {
 namespace {
 
 constexpr double kMoment_s = 1;
+// In a job of more ranks, each tells only its neighbours.
+constexpr int kMostTold = 64;
 constexpr int kTag = 0;
 constexpr size_t kMostBytes = sizeof(ErrorKind) + sizeof(uint64_t) + kLongestErrorText;
 
 }  // namespace
 
-// A rank that is known to be dead need not hear it, and keeps nobody else from hearing it.
 void Alarm::raise(ErrorKind kind, const std::string& text) noexcept {
   if (has_heard_) return;
   has_heard_ = true;
   Writer writer;
   writer.put(kind);
   writer.put(shortened(text));
-  const Bytes message = writer.take();
-  for (int rank = 0; rank < all_.size(); ++rank) {
-    if (rank == all_.rank()) continue;
+  tell(writer.take());
+}
+
+// A rank that is known to be dead need not hear it, and keeps nobody else from hearing it.
+void Alarm::tell(const Bytes& message) noexcept {
+  const auto post = [&](int rank) {
+    if (rank == all_.rank() || rank >= all_.size()) return;
     try {
       all_.post(rank, kTag, message.data(), message.size());
     } catch (const Error&) {
     }
-  }
+  };
+  if (all_.size() <= kMostTold)
+    for (int rank = 0; rank < all_.size(); ++rank) post(rank);
+  else
+    for (int bit = 1; bit < all_.size(); bit *= 2) post(all_.rank() ^ bit);
   all_.drain(kMoment_s);
 }
 
@@ -42,6 +49,7 @@ void Alarm::listen() {
   const auto message = all_.take(all_.sender(kTag), kTag, kMostBytes, kMoment_s);
   has_heard_ = true;
   if (!message) throw Error(ErrorKind::peer_lost, "a rank has failed, and was gone before it could say why");
+  if (all_.size() > kMostTold) tell(*message);
   Reader reader(*message);
   const auto kind = reader.get<ErrorKind>();
   throw Error(kind, reader.get<std::string>());
