@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 import yaml
 from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi
+from socket_ranks import free_port
 
 from ringtrain.job import launched_by, network
 from ringtrain.job.launched_by import Launch
@@ -56,14 +56,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def train(tmp_path: Path) -> str:
     (script := tmp_path / "train.py").write_text(TRAIN)
     return str(script)
-
-
-@pytest.fixture
-def port() -> int:
-    """Nobody has it, nor most likely the next ones."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def expected(launcher: str, size: int = 2, local_ranks: list[int] | None = None) -> list[str]:
@@ -133,9 +125,9 @@ def test_the_tasks_of_srun_use_sockets_where_mpi4py_is_not_installed(monkeypatch
 # --- torchrun ---------------------------------------------------------------------------------------------------------
 
 
-def test_torchrun_needs_nothing_more(environment: dict[str, str], train: str, port: int) -> None:
+def test_torchrun_needs_nothing_more(environment: dict[str, str], train: str) -> None:
     pytest.importorskip("torch")
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", f"--master-port={port}"]
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", f"--master-port={free_port()}"]
     assert run([*words, train], environment, OMP_NUM_THREADS="1") == expected("torchrun")
 
 
@@ -143,9 +135,9 @@ def test_torchrun_needs_nothing_more(environment: dict[str, str], train: str, po
 
 
 def test_processes_of_a_shell_meet_beside_the_port_of_torch(
-    environment: dict[str, str], train: str, port: int, tmp_path: Path
+    environment: dict[str, str], train: str, tmp_path: Path
 ) -> None:
-    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     environments = [{**environment, **own, "RANK": str(rank)} for rank in range(2)]
     assert run_together([[sys.executable, train]] * 2, environments) == expected("MASTER_ADDR and RANK")
     (secret,) = tmp_path.rglob("secret")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ringtrain.failure import exceptions
 from ringtrain.job import launched_by, mpi, sockets
 from ringtrain.job.world import World, single_world
 
@@ -16,11 +17,6 @@ class Choice(NamedTuple):
 
     network: str
     reason: str
-
-
-def is_wanted(comm: Any) -> bool:
-    """Whether this process may be one of several ranks: a launcher started it, or its user brings MPI along."""
-    return comm is not None or launched_by.detect() is not None or "mpi4py.MPI" in sys.modules
 
 
 def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Choice:
@@ -55,7 +51,10 @@ def connect(
     """
     launch = launched_by.detect()
     network = choose(settings["network"], comm, launch).network
-    if network == "none" or (network == "sockets" and launch is not None and launch.size == 1 and comm is None):
+    if network == "none":
+        return single_world(), {}
+    exceptions.tell_exceptions()  # a rank that fails while they meet would keep the others in MPI_Finalize
+    if network == "sockets" and launch is not None and launch.size == 1 and comm is None:
         return single_world(), {}
     if network == "mpi" or launch is None or mpi.is_communicator(comm) or not sockets.is_met_at_a_place(launch):
         return mpi.connect(comm, settings, read_tuned, over_sockets=network == "sockets")

@@ -79,8 +79,6 @@ def init(
     comm, process_sets = _split_communicators(comm, process_sets)
     fixed = table.set_by_user(keywords)
     set_level(settings["log_level"])
-    if network.is_wanted(comm):
-        exceptions.tell_exceptions()
     world, tuned = network.connect(comm, settings, lambda: table.read_tuned(settings, fixed))
     settings.update(tuned)
     gpus.use(world.gpus[world.rank])
