@@ -67,7 +67,10 @@ def test_sizes_have_units(text, expected):
     assert flags.parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("words", [["--min-bytes", "0"], ["--max-bytes", "4T"], ["--peers", "x"], ["--option", "x"]])
+BAD_FLAGS = [["--min-bytes", "0"], ["--max-bytes", "4T"], ["--peers", "x"], ["--option", "x"], ["--network", "x"]]
+
+
+@pytest.mark.parametrize("words", BAD_FLAGS)
 def test_a_bad_flag_is_refused(words, capsys):
     with pytest.raises(SystemExit):
         command.main(["allreduce", *words])
@@ -146,7 +149,8 @@ def test_who_computes_a_wrong_result_does_not_take_part():
 def test_a_peer_that_takes_too_long_is_left_out_and_ringtrain_is_not():
     arguments = command.build_parser(command.MEASUREMENTS).parse_args(["step", "--quiet", "--patience", "0"])
     session = Session(SingleJob(), arguments)
-    competitors = [Competitor(name, lambda tensors: lambda: None) for name in (ringtrain_competitor.NAME, "slow")]
+    own = Competitor(ringtrain_competitor.NAME, lambda tensors: lambda: None, is_own=True)
+    competitors = [own, Competitor("slow", own.prepare)]
     (contestant,) = session.admit(competitors, [], lambda: None, lambda result: True)
     assert contestant.name == ringtrain_competitor.NAME
     assert session.notes == ["slow does not take part: one run took 0.0 s, more than --patience 0"]
@@ -258,7 +262,7 @@ SMALL = ["--min-bytes", "4", "--max-bytes", "4K", "--factor", "32"]
 SWEEPS = [one.name for one in COLLECTIVES]
 OF_RANKS = [
     *([name, *QUICK, *SMALL, "--dtype", "float16"] for name in SWEEPS),
-    ["latency", *QUICK, "--calls", "20", "--max-bytes", "64"],
+    ["latency", *QUICK, "--calls", "20", "--max-bytes", "64", "--network", "mpi,sockets", "--cpu"],
     ["overlap", *QUICK, "--layer-us", "50", "--busy-core", "0"],
     ["straggler", *QUICK, "--peers", "none", "--steps", "1"],
     ["timeline", *QUICK, "--layer-us", "20", "--steps", "2"],
@@ -314,12 +318,22 @@ def test_a_collective_is_swept_over_sizes(measured, name):
 
 
 @needs_mpi
-def test_latency_has_percentiles(measured):
-    result = measured[0]["latency"]
-    require_sane(result, ["ringtrain", "mpi"])
+def test_latency_has_percentiles_for_each_network(measured):
+    result, printed = measured[0]["latency"], measured[1]
+    require_sane(result, ["ringtrain", "ringtrain over sockets", "mpi"])
+    assert "ringtrain: network=mpi" in printed and "cpu us" in printed
     assert [row.key["bytes"] for row in result.rows] == [4, 16, 64]
     for one in result.rows[0].rounds:
         assert all(v["min"] <= v["p10"] <= v["seconds"] <= v["p99"] for v in one.values.values())
+        assert all(v["cpu"] > 0 for v in one.values.values())
+
+
+@needs_mpi
+def test_ranks_without_mpi_measure_sockets(tmp_path):
+    result, printed = run(["allreduce", "-np", "2", *QUICK, *SMALL, "--network", "sockets", "--cpu"], tmp_path)
+    require_sane(result, ["ringtrain"])
+    assert "2 ranks on 1 host" in printed and "no MPI" in printed
+    assert "mpi does not take part: the ranks were started without MPI" in printed
 
 
 @needs_mpi

@@ -17,7 +17,7 @@ from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.flags import parse_bytes
 from ringtrain.bench.report import Table, lines_of, spread_text
 from ringtrain.bench.results import Result, Row, Spread
-from ringtrain.bench.rounds import Array, Contestant, seconds_of_all
+from ringtrain.bench.rounds import Array, Contestant, cost_for_all
 from ringtrain.bench.session import Session
 
 # Small operations are repeated until about so many bytes have gone through, in one timing.
@@ -103,7 +103,7 @@ class Sweep:
         iterations = max(1, min(_MOST_ITERATIONS, _BYTES_OF_TIMING // size))
 
         def sample(contestant: Contestant) -> dict[str, float]:
-            return {"seconds": seconds_of_all(job, contestant.run, iterations)}
+            return cost_for_all(job, contestant.run, iterations)
 
         return Row({"bytes": size}, session.rounds(contestants, sample))
 
@@ -116,7 +116,10 @@ class Sweep:
             )
         )
         link = ["of link"] if link_gbit else []
-        table = Table(["bytes", "us", "min-max", "algbw GB/s", "busbw GB/s", "Gbit/s", *link, *peers])
+        has_cpu = result.arguments["cpu"]
+        cpu, of_peers = (["cpu us"], [f"{peer}'s" for peer in peers]) if has_cpu else ([], [])
+        head = ["bytes", "us", "min-max", "algbw GB/s", "busbw GB/s", "Gbit/s", *link, *peers, *cpu, *of_peers]
+        table = Table(head)
         for row in result.rows:
             time = row.spread(ringtrain_competitor.NAME)
             algbw = row.key["bytes"] / time.median / 1e9
@@ -125,17 +128,18 @@ class Sweep:
             if link_gbit:
                 factor = self._collective.link_factor(ranks, hosts) or self._collective.bus_factor(ranks)
                 cells.append(f"{8 * algbw * factor / link_gbit:.3f}")
-            present = row.competitors()
-            table.add(
-                [
-                    *cells,
-                    *(
-                        spread_text(row.ratio(peer, ringtrain_competitor.NAME)) if peer in present else ""
-                        for peer in peers
-                    ),
-                ]
-            )
+            cells += _ratios(row, peers, "seconds")
+            if has_cpu:
+                used = row.spread(ringtrain_competitor.NAME, "cpu")
+                cells += [f"{1e6 * used.median:.1f}", *_ratios(row, peers, "cpu")]
+            table.add(cells)
         return [*lines_of(table), *(["A peer's column: its time / ringtrain's, median [min-max]."] if peers else [])]
+
+
+def _ratios(row: Row, peers: list[str], quantity: str) -> list[str]:
+    present = row.competitors()
+    own = ringtrain_competitor.NAME
+    return [spread_text(row.ratio(peer, own, quantity)) if peer in present else "" for peer in peers]
 
 
 def _ascending(arguments: argparse.Namespace, unit_bytes: int) -> Iterator[int]:

@@ -118,7 +118,7 @@ def run_here(measurement: Measurement, arguments: argparse.Namespace) -> Result 
 
     Ends the process with a sentence of rank 0 if what is wanted cannot be measured here.
     """
-    job = join()
+    job = join(arguments.network)
     session = Session(job, arguments)
     try:
         with busy_core(arguments.busy_core if job.local_rank == 0 else None):
@@ -150,7 +150,7 @@ def _environment(job: Job) -> dict[str, Any]:
         "hosts": job.hosts,
         "cpus": len(os.sched_getaffinity(0)),
         "cpu": platform.processor() or platform.machine(),
-        "mpi": _mpi_version() if job.size > 1 else None,
+        "mpi": _mpi_version() if "mpi4py.MPI" in sys.modules else None,
         "ringtrain": ringtrain.__version__,
         "simd": _core.simd_in_use(),
         "numpy": np.__version__,

@@ -17,6 +17,7 @@ examples:
   python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option mailbox_kb=256
   python -m ringtrain.bench torch -np 2 --models resnet50,transformer --peers gloo
   python -m ringtrain.bench latency -np 2 --rounds 21
+  python -m ringtrain.bench allreduce -np 3 -H h1,h2,h3 --network mpi,sockets --cpu --peers none
   mpirun -np 2 python -m ringtrain.bench straggler
 """
 
@@ -51,6 +52,14 @@ def measuring_flags(peers: Sequence[str]) -> argparse.ArgumentParser:
     add(
         "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="an option of docs/options.md"
     )
+    add(
+        "--network",
+        type=_networks,
+        default=[],
+        metavar="LIST",
+        help='what carries the messages: mpi, sockets, or "mpi,sockets" to compare them in turn',
+    )
+    add("--cpu", action="store_true", help="also show the processor time of all ranks together")
     add("--only", choices=("near", "far"), help="begin a round only while the cores of ranks 0 and 1 are so")
     add("--busy-core", type=int, metavar="CPU", help="let a busy process run on this CPU of each host meanwhile")
     add("--patience", type=float, default=10.0, metavar="S", help="longest run of a peer, or wait for --only")
@@ -72,6 +81,13 @@ def _peers(known: Sequence[str], text: str) -> list[str]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the peers are {', '.join(known)}, or none")
+    return names
+
+
+def _networks(text: str) -> list[str]:
+    names = text.split(",")
+    if len(set(names)) < len(names) or not set(names) <= {"mpi", "sockets"}:
+        raise argparse.ArgumentTypeError(f'must be mpi, sockets or both with a comma between them, not "{text}"')
     return names
 
 

@@ -1,13 +1,20 @@
-"""The ranks that measure together. They meet through MPI itself, not through what is being measured."""
+"""The ranks that measure together. They meet through MPI or the rendezvous, not through what is being measured."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ringtrain.job import launched_by
+from ringtrain.job import launched_by, network, sockets
+from ringtrain.job.rendezvous.member import meet
+from ringtrain.job.rendezvous.secret import job_secret
+from ringtrain.job.world import node_name
+
+_MEETING_S = 300.0
 
 
 class Job(Protocol):
@@ -28,6 +35,9 @@ class Job(Protocol):
     def gather_on_node(self, value: Any) -> list[Any]:
         """The values of the ranks of this node, on each of them."""
 
+    def close(self) -> None:
+        """Leave; all ranks together."""
+
 
 class SingleJob:
     """One rank, without MPI."""
@@ -42,6 +52,9 @@ class SingleJob:
         return [value]
 
     gather_on_node = gather
+
+    def close(self) -> None:
+        pass
 
 
 class MpiJob:
@@ -59,7 +72,7 @@ class MpiJob:
     def barrier(self) -> None:
         """Raises RuntimeError if some rank does not come within five minutes."""
         request = self._world.Ibarrier()
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + _MEETING_S
         while not request.Test():
             if time.monotonic() > deadline:
                 raise RuntimeError("a rank has not come to the barrier of the measurement for five minutes")
@@ -73,9 +86,45 @@ class MpiJob:
         values: list[Any] = self._node.allgather(value)
         return values
 
+    def close(self) -> None:
+        pass
 
-def join() -> Job:
+
+class RendezvousJob:
+    """The ranks of a job without MPI, at the rendezvous where init() meets, too."""
+
+    def __init__(self, launch: launched_by.Launch) -> None:
+        assert launch.size is not None
+        place = sockets.place_of(launch)
+        self._stay = contextlib.ExitStack()
+        secret = job_secret(str(place))
+        self._member = self._stay.enter_context(meet(place, secret, "bench", launch.rank, launch.size, timeout_s=0))
+        self.rank, self.size = launch.rank, launch.size
+        nodes = self.gather(node_name())
+        self._on_node = [rank for rank, node in enumerate(nodes) if node == nodes[self.rank]]
+        self.local_rank, self.local_size = self._on_node.index(self.rank), len(self._on_node)
+        self.hosts = len(set(nodes))
+
+    def barrier(self) -> None:
+        self.gather(None)
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` is made of what JSON knows. Raises StalledError if some rank does not come within five minutes."""
+        return self._member.exchange(value, within_s=_MEETING_S)
+
+    def gather_on_node(self, value: Any) -> list[Any]:
+        values = self.gather(value)
+        return [values[rank] for rank in self._on_node]
+
+    def close(self) -> None:
+        self._stay.close()
+
+
+def join(networks: Sequence[str] = ()) -> Job:
     """The job that a launcher has made this process a part of, else one of this process alone.
+
+    Args:
+        networks: what is to be compared; none: what `network=auto` means here.
 
     Raises:
         RuntimeError: the launcher belongs to another MPI.
@@ -83,6 +132,9 @@ def join() -> Job:
     launch = launched_by.detect()
     if launch is None:
         return SingleJob()
+    chosen = network.choose(networks[0] if len(networks) == 1 else "auto", None, launch).network
+    if chosen == "sockets" and sockets.is_met_at_a_place(launch):
+        return RendezvousJob(launch)
     from mpi4py import MPI
 
     launched_by.require_world(launch, MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())

@@ -50,22 +50,29 @@ class Latency:
         def sample(contestant: Contestant) -> dict[str, float]:
             job.barrier()
             marks = np.empty(calls + 1)
+            used = time.process_time()
             marks[0] = time.perf_counter()
             for call in range(calls):
                 contestant.run()
                 marks[call + 1] = time.perf_counter()
-            own_values = np.percentile(np.diff(marks), list(_PERCENTILES.values()))
-            slowest = np.max(job.gather(own_values), axis=0)
-            return dict(zip(_PERCENTILES, map(float, slowest), strict=True))
+            used = (time.process_time() - used) / calls
+            own_values = np.percentile(np.diff(marks), list(_PERCENTILES.values())).tolist()
+            values, cpu = zip(*job.gather((own_values, used)), strict=True)
+            slowest = np.max(values, axis=0).tolist()
+            return {**dict(zip(_PERCENTILES, slowest, strict=True)), "cpu": sum(cpu)}
 
         return Row({"bytes": array.nbytes}, session.rounds(contestants, sample))
 
     def table(self, result: Result) -> list[str]:
-        table = Table(["bytes", "", "median us [min-max]", "p10", "p99", "min", "times ringtrain's"])
+        has_cpu = result.arguments["cpu"]
+        cpu = ["cpu us"] if has_cpu else []
+        table = Table(["bytes", "", "median us [min-max]", "p10", "p99", "min", *cpu, "times ringtrain's"])
         for row in result.rows:
             for name in row.competitors():
                 median = 1e6 * np.array(row.spread(name))
                 others = [f"{1e6 * row.spread(name, quantity).median:.2f}" for quantity in ("p10", "p99", "min")]
+                if has_cpu:
+                    others.append(f"{1e6 * row.spread(name, 'cpu').median:.2f}")
                 ratio = (
                     "" if name == ringtrain_competitor.NAME else spread_text(row.ratio(name, ringtrain_competitor.NAME))
                 )

@@ -41,6 +41,9 @@ def _command(module: str, words: Sequence[str], arguments: argparse.Namespace, p
     _, of_ranks = launching_flags().parse_known_args(words)
     hosts = ["-H", arguments.hosts] if arguments.hosts else []
     ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", str(arguments.num_proc), *hosts]
+    # MPI's launcher can bring ranks together for both networks
+    if arguments.network:
+        ringrun += ["--network", "mpi" if "mpi" in arguments.network else "sockets"]
     # for the ranks, standard error is a pipe
     progress = ["--progress"] if sys.stderr.isatty() else []
     return [*ringrun, sys.executable, "-m", module, *of_ranks, *progress, "--quiet", "--json", str(path)]

@@ -16,12 +16,12 @@ NAME = "ringtrain"
 
 def collective(kind: str) -> Competitor:
     """A collective on one array, under a name that is cached."""
-    return Competitor(NAME, lambda tensors: horovod_api.collective(hvd, kind, tensors[0]))
+    return Competitor(NAME, lambda tensors: horovod_api.collective(hvd, kind, tensors[0]), is_own=True)
 
 
 def step() -> Competitor:
     """A training step's communication: all gradients averaged in place, from the last to the first."""
-    return Competitor(NAME, lambda tensors: horovod_api.step(hvd, tensors))
+    return Competitor(NAME, lambda tensors: horovod_api.step(hvd, tensors), is_own=True)
 
 
 def step_in_shared_arrays() -> Competitor:
@@ -33,7 +33,7 @@ def step_in_shared_arrays() -> Competitor:
             own[...] = tensor
         return horovod_api.step(hvd, shared, "shared")
 
-    return Competitor("ringtrain.empty", prepare)
+    return Competitor("ringtrain.empty", prepare, is_own=True)
 
 
 def dtype_of(name: str) -> np.dtype[Any]:

@@ -21,10 +21,11 @@ ALONE = "no communication"
 @dataclass(frozen=True)
 class Competitor:
     """One way to do the work. `prepare` makes buffers and views for the tensors; what it returns does the work once and
-    returns the results."""
+    returns the results. `is_own`: ringtrain, which is there once for each network that is asked for."""
 
     name: str
     prepare: Callable[[Sequence[Array]], Callable[[], Any]]
+    is_own: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,11 @@ class Distribution:
 
 
 class Contestant(NamedTuple):
-    """A Competitor that is ready to run."""
+    """A Competitor that is ready to run, on this network if it is ringtrain."""
 
     name: str
     run: Callable[[], Any]
+    network: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,23 @@ def measure(
     return rounds
 
 
-def seconds_of_all(job: Job, run: Callable[[], Any], iterations: int = 1) -> float:
-    """Seconds of one run, from when the first rank of a node begins until its last one has ended, on the slowest node.
+def cost_for_all(job: Job, run: Callable[[], Any], iterations: int = 1) -> dict[str, float]:
+    """What one run costs: "seconds", and "cpu", the processor time of all ranks together.
 
-    All ranks come out of a barrier first, but where they share cores some come out of it later, and their own time
-    would not show what they had to wait for. The clock is one for all processes of a node.
+    Seconds count from when the first rank of a node begins until its last one has ended, on the slowest node. All ranks
+    come out of a barrier first, but where they share cores some come out of it later, and their own time would not show
+    what they had to wait for. The clock is one for all processes of a node.
     """
     job.barrier()
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), time.process_time()
     for _ in range(iterations):
         run()
-    end = time.perf_counter()
+    end, used = time.perf_counter(), time.process_time() - used
     begins, ends = zip(*job.gather_on_node((begin, end)), strict=True)
-    return float(max(job.gather(max(ends) - min(begins)))) / iterations
+    seconds, cpu = zip(*job.gather((max(ends) - min(begins), used)), strict=True)
+    return {"seconds": max(seconds) / iterations, "cpu": sum(cpu) / iterations}
+
+
+def seconds_of_all(job: Job, run: Callable[[], Any]) -> float:
+    """The seconds of `cost_for_all`."""
+    return cost_for_all(job, run)["seconds"]

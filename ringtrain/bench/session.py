@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ringtrain as hvd
@@ -13,7 +14,7 @@ from ringtrain.bench import peers, ringtrain_competitor
 from ringtrain.bench.core_distance import Probe
 from ringtrain.bench.job import Job
 from ringtrain.bench.results import Round
-from ringtrain.bench.rounds import Array, Competitor, Contestant, Plan, Progress, Sampler, measure, seconds_of_all
+from ringtrain.bench.rounds import Array, Competitor, Contestant, Plan, Progress, Sampler, cost_for_all, measure
 
 
 class CannotMeasure(Exception):
@@ -32,10 +33,17 @@ class Session:
         self._probe = Probe(job)
         self._progress = Progress(job.rank == 0 and (arguments.progress or sys.stderr.isatty()))
         self._peers: peers.Peers | None = None
+        self._options: dict[str, str] = {}
+        self._network: str | None = None
 
     def init(self, **options: str) -> None:
-        """With the options of the command line and these, which go first."""
-        hvd.init(**{**dict(self.arguments.option), **options})
+        """With the options of the command line and these, which go first, on the first network that is asked for."""
+        self._options = {**dict(self.arguments.option), **options}
+        if self.arguments.network:
+            self._network = self.arguments.network[0]
+            self._options["network"] = self._network
+            self.notes.append(f"{ringtrain_competitor.NAME}: network={self._network}")
+        hvd.init(**self._options)
 
     def peers(self) -> list[peers.Peer]:
         """The peers that were asked for and are installed."""
@@ -61,7 +69,8 @@ class Session:
             RuntimeError: one of them computes something else.
         """
         admitted = []
-        for competitor in competitors:
+        for competitor, network in self._on_networks(competitors):
+            self._use(network)
             fill()
             run = competitor.prepare(tensors)
             begin = time.monotonic()
@@ -69,12 +78,29 @@ class Session:
             seconds = max(self.job.gather(time.monotonic() - begin))
             if not all(self.job.gather(is_right(results))):
                 raise RuntimeError(f"{competitor.name} computes a wrong result")
-            if seconds > self._plan.patience_s and competitor.name != ringtrain_competitor.NAME:
+            if seconds > self._plan.patience_s and not competitor.is_own:
                 limit = f"more than --patience {self._plan.patience_s:g}"
                 self.notes.append(f"{competitor.name} does not take part: one run took {seconds:.1f} s, {limit}")
             else:
-                admitted.append(Contestant(competitor.name, run))
+                admitted.append(Contestant(competitor.name, run, network))
         return admitted
+
+    def _on_networks(self, competitors: Sequence[Competitor]) -> Iterator[tuple[Competitor, str | None]]:
+        """Each competitor, and ringtrain once more for each network but the first, under a name that says so."""
+        for competitor in competitors:
+            yield competitor, self.arguments.network[0] if competitor.is_own and self.arguments.network else None
+            for network in self.arguments.network[1:] if competitor.is_own else ():
+                yield replace(competitor, name=f"{competitor.name} over {network}"), network
+
+    def _use(self, network: str | None) -> bool:
+        """Whether ringtrain had to begin anew for it. None: it does not matter."""
+        if network in (None, self._network):
+            return False
+        self.job.barrier()
+        hvd.shutdown()
+        hvd.init(**{**self._options, "network": network})
+        self._network = network
+        return True
 
     def expect(self, rows: int) -> None:
         self._progress.expect(rows * self._plan.rounds)
@@ -86,7 +112,15 @@ class Session:
             TimeoutError: the cores were never in the state that --only wants.
         """
         plan = self._plan
-        rounds = measure(self.job, self._probe, plan, self._progress, contestants, sample or self._seconds)
+        take = sample or self._cost
+
+        def on_its_network(contestant: Contestant) -> dict[str, float]:
+            if self._use(contestant.network):
+                for _ in range(plan.warmup):
+                    contestant.run()
+            return take(contestant)
+
+        rounds = measure(self.job, self._probe, plan, self._progress, contestants, on_its_network)
         if len(rounds) < plan.rounds:
             done = f"{len(rounds)} of {plan.rounds} rounds"
             self.notes.append(f"{done}: the cores were not {plan.only} to each other for {plan.patience_s:g} s")
@@ -94,11 +128,12 @@ class Session:
             raise TimeoutError(self.notes[-1])
         return rounds
 
-    def _seconds(self, contestant: Contestant) -> dict[str, float]:
-        return {"seconds": seconds_of_all(self.job, contestant.run)}
+    def _cost(self, contestant: Contestant) -> dict[str, float]:
+        return cost_for_all(self.job, contestant.run)
 
     def close(self) -> None:
         self._progress.close()
         if self._peers is not None:
             self._peers.close()
         hvd.shutdown()
+        self.job.close()

@@ -18,7 +18,7 @@ from ringtrain.bench.models import MODELS, Shape
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Array, Contestant
-from ringtrain.bench.session import Session
+from ringtrain.bench.session import CannotMeasure, Session
 
 FLOOR = "floor"
 _STEPS_BEFORE_MEMORY = 3
@@ -72,35 +72,41 @@ class Step:
         parser.add_argument("--shared", action="store_true", help="also in arrays made by ringtrain.empty")
 
     def measure(self, session: Session) -> list[Row]:
+        arguments = session.arguments
+        if arguments.shared and len(arguments.network) > 1:
+            raise CannotMeasure("--shared wants one --network: arrays of ringtrain.empty belong to one init()")
         gradients = Gradients(session)
         before = OwnMemory.read()
         session.init()
-        (contestant,) = session.admit(
-            [ringtrain_competitor.step()], gradients.arrays, gradients.fill, gradients.are_averaged
-        )
-        session.facts.append(_own_memory(session, contestant, before))
+        own = session.admit([ringtrain_competitor.step()], gradients.arrays, gradients.fill, gradients.are_averaged)
+        session.facts.append(_own_memory(session, own[-1], before))
 
         others = [competitor for peer in session.peers() for competitor in peer.step()]
-        if session.arguments.shared:
+        if arguments.shared:
             others.insert(0, ringtrain_competitor.step_in_shared_arrays())
         admitted = session.admit(others, gradients.arrays, gradients.fill, gradients.are_averaged)
         session.expect(1)
-        contestants = [contestant, Contestant(FLOOR, floor(gradients.arrays)), *admitted]
+        contestants = [*own, Contestant(FLOOR, floor(gradients.arrays)), *admitted]
         return [Row(gradients.key, session.rounds(contestants))]
 
     def table(self, result: Result) -> list[str]:
         (row,) = result.rows
         ranks = result.environment["ranks"]
         bus_bytes = row.key["bytes"] * 2 * (ranks - 1) / ranks
-        table = Table(["", "ms [min-max]", "times ringtrain's", "of the floor", "busbw GB/s"], first_is_text=True)
+        has_cpu = result.arguments["cpu"]
+        cpu = ["cpu ms"] if has_cpu else []
+        table = Table(["", "ms [min-max]", *cpu, "times ringtrain's", "of the floor", "busbw GB/s"], first_is_text=True)
         for name in row.competitors():
             time = row.spread(name)
             ratio = "" if name == ringtrain_competitor.NAME else spread_text(row.ratio(name, ringtrain_competitor.NAME))
+            cells = [name, milliseconds_text(time)]
+            if has_cpu:
+                cells.append(milliseconds_text(row.spread(name, "cpu")))
             if name == FLOOR:
-                table.add([name, milliseconds_text(time), ratio, "", ""])
+                table.add([*cells, ratio, "", ""])
                 continue
             share = spread_text(row.ratio(FLOOR, name))
-            table.add([name, milliseconds_text(time), ratio, share, f"{bus_bytes / time.median / 1e9:.2f}"])
+            table.add([*cells, ratio, share, f"{bus_bytes / time.median / 1e9:.2f}"])
         megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
         subject = f"{row.key['model']}: {row.key['tensors']} gradients, {megabytes} {result.arguments['dtype']}"
         return [subject, "", *lines_of(table), "", _memory_text(result.facts)]
@@ -113,7 +119,7 @@ def _own_memory(session: Session, contestant: Contestant, before: OwnMemory) -> 
     session.job.barrier()
     after = OwnMemory.read()
     growth = OwnMemory(*(late - early for late, early in zip(after, before, strict=True)))
-    of_ranks = session.job.gather(growth)
+    of_ranks = [OwnMemory(*of_rank) for of_rank in session.job.gather(growth)]
     return {name: max(getattr(one, name) for one in of_ranks) for name in OwnMemory._fields}
 
 

@@ -41,9 +41,9 @@ class Straggler:
         admitted = session.admit(competitors, gradients.arrays, gradients.fill, gradients.are_averaged)
         is_late = job.rank == job.size - 1
         contestants = [Contestant(_ALONE, lambda: time.sleep(delay_s))]
-        for name, run in admitted:
-            contestants.append(Contestant(f"{name}, {_IN_TIME}", run))
-            contestants.append(Contestant(f"{name}, {_LATE}", _delayed(run, delay_s) if is_late else run))
+        for name, run, network in admitted:
+            contestants.append(Contestant(f"{name}, {_IN_TIME}", run, network))
+            contestants.append(Contestant(f"{name}, {_LATE}", _delayed(run, delay_s) if is_late else run, network))
         session.expect(1)
         with ComputeThread() as compute:
 

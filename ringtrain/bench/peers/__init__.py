@@ -6,10 +6,11 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
-from ringtrain.bench.job import Job
+from ringtrain.bench.job import Job, RendezvousJob
 from ringtrain.bench.rounds import Competitor, Distribution
 
 NAMES = ("mpi", "gloo", "horovod")
+_OVER_MPI = ("mpi", "horovod")
 # Where each is; measurements elsewhere add their own.
 MODULES = {name: f"ringtrain.bench.peers.{name}" for name in NAMES}
 
@@ -51,6 +52,9 @@ def find(job: Job, wanted: Sequence[str]) -> Peers:
     for name in wanted:
         if job.size == 1 and name in NAMES:
             peers.missing[name] = "there is nobody to talk to in a job of one rank"
+            continue
+        if isinstance(job, RendezvousJob) and name in _OVER_MPI:
+            peers.missing[name] = "the ranks were started without MPI"
             continue
         open_peer, reason = _load(name)
         reasons = [other for other in job.gather(reason) if other]

@@ -40,23 +40,27 @@ class Member:
         self._launcher = os.getppid()
         self.own_address = connection.own_address()
 
-    def exchange(self, value: Any) -> list[Any]:
+    def exchange(self, value: Any, within_s: float = float("inf")) -> list[Any]:
         """What all ranks say in this round, by rank.
+
+        Args:
+            within_s: a limit for this round alone.
 
         Raises:
             StalledError: not all ranks came in time; says which.
             PeerLostError: a rank has died, or the launcher or whoever serves has ended.
         """
+        end = min(self._end, time.monotonic() + within_s)
         try:
-            self._connection.send({"value": value}, self._end)
+            self._connection.send({"value": value}, end)
             while not self._connection.has_come(_LOOK_S):
                 if os.getppid() != self._launcher:
                     raise errors.PeerLostError(
                         "the launcher has ended while this rank was in init(): another rank has failed; see its output"
                     )
-                if time.monotonic() > self._end:
+                if time.monotonic() > end:
                     raise errors.StalledError("init() got no answer from the rendezvous in time (start_timeout_s)")
-            answer = self._connection.receive(MOST_BYTES, self._end)
+            answer = self._connection.receive(MOST_BYTES, end)
         except (OSError, StrangerError) as error:
             raise errors.PeerLostError(
                 f"whoever serves the rendezvous, rank 0 or the launcher, died while this rank was in init(): {error}"
