@@ -77,6 +77,25 @@ def test_the_interface_may_be_chosen(tmp_path, address):
         assert "rank 1 of 2" in ranks.outputs()[1]
 
 
+def test_two_interfaces_of_each_host_are_used_together(tmp_path):
+    program = """
+import numpy as np, ringtrain as hvd
+hvd.init()
+mine = np.arange(4 << 20, dtype=np.int64) + hvd.rank()
+assert (hvd.allreduce(mine, op=hvd.Sum, name="x") == 2 * np.arange(4 << 20) + 1).all()
+"""
+    both = {"RINGTRAIN_SOCKET_INTERFACES": "eth0,eth1", "RINGTRAIN_SOCKET_STREAMS": "2"}
+    with hosts_or_skip(2) as hosts:
+        hosts.run_on(0, "ip", "link", "add", "eth1", "type", "veth", "peer", "name", "eth1", "netns", hosts.names[1])
+        for host in range(2):
+            hosts.run_on(host, "ip", "address", "add", f"10.98.0.{host + 1}/24", "dev", "eth1")
+            hosts.run_on(host, "ip", "link", "set", "eth1", "up")
+        with started(program, 2, tmp_path, hosts, **SOCKETS, **both) as ranks:
+            ranks.outputs()
+        # of the 32 MiB that each has sent
+        assert all(hosts.bytes_sent(host, f"eth{number}") > 8 << 20 for host in range(2) for number in range(2))
+
+
 def require_error(outputs, *texts):
     for output in outputs:
         for text in texts:
