@@ -15,7 +15,8 @@ from socket_ranks import free_port, hosts_or_skip, started
 
 import ringtrain as hvd
 from ringtrain.job.rendezvous import secret
-from ringtrain.job.rendezvous.server import MOST_STRANGERS, Server, bound
+from ringtrain.job.rendezvous.door import MOST_STRANGERS, bound
+from ringtrain.job.rendezvous.server import Server
 
 SOCKETS = {"RINGTRAIN_NETWORK": "sockets", "RINGTRAIN_SHARED_MEMORY": "off"}
 

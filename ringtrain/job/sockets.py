@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 
 from ringtrain.job.interfaces import address_towards, addresses_of, usual_address
 from ringtrain.job.launched_by import ByHand, Launch, Ringrun, SlurmStep, Torchrun, expand_node_list
+from ringtrain.job.rendezvous.door import bound
 from ringtrain.job.rendezvous.member import Place, meet
 from ringtrain.job.rendezvous.secret import job_secret
-from ringtrain.job.rendezvous.server import bound
 from ringtrain.job.world import Address, Exchange, Sockets, World, introduce, node_name
 
 PLACE_VARIABLE = "RINGTRAIN_RENDEZVOUS"

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ringtrain import errors
+from ringtrain.job.rendezvous.door import listen
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, Connection, StrangerError
-from ringtrain.job.rendezvous.server import Hello, Server, listen
+from ringtrain.job.rendezvous.server import Hello, Server
 
 _LOOK_S = 0.1
 _PROOF_S = 5.0
@@ -92,7 +93,7 @@ def meet(place: Place, secret: bytes, job: str, rank: int, size: int, timeout_s:
     server = _serve(place, secret) if rank == 0 else None
     try:
         ports = place.ports if server is None else [server.port]
-        connection = _connect(place, ports, secret, end - _GRACE_S, timeout_s)
+        connection = connect(place, ports, secret, end - _GRACE_S, timeout_s)
         try:
             connection.send(Hello(job, rank, size, socket.gethostname(), os.getpid(), timeout_s), end)
             member = Member(connection, end)
@@ -110,8 +111,12 @@ def _serve(place: Place, secret: bytes) -> Server | None:
     return None if listener is None else Server(listener, secret)
 
 
-def _connect(place: Place, ports: Sequence[int], secret: bytes, end: float, timeout_s: float) -> Connection:
-    """Whoever else is there is no reason to give up: the right one may still come."""
+def connect(place: Place, ports: Sequence[int], secret: bytes, end: float, timeout_s: float) -> Connection:
+    """To whoever serves there and knows the secret. Whoever else is there is no reason to give up.
+
+    Raises:
+        StalledError: the right one has not come until `end`, after `timeout_s`.
+    """
     pause_s = 0.01
     reason: object = "nobody is there"
     while time.monotonic() < end:

@@ -15,10 +15,12 @@ import json
 import secrets
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 _MAGIC = b"ringtrv\x01"
 _NONCE, _PROOF = 16, 32
+_LENGTH = 8
 # Of one rank, and of all of them together.
 MOST_BYTES_OF_A_RANK = 1 << 20
 MOST_BYTES = 1 << 30
@@ -55,18 +57,22 @@ class Connection:
         _require(self._read(_PROOF, deadline), secret, b"rank", said)
 
     def send(self, message: Any, deadline: float) -> None:
-        data = json.dumps(message).encode()
-        self._send(len(data).to_bytes(8, "big") + data, deadline)
+        self._send(packed(message), deadline)
 
     def receive(self, most_bytes: int, deadline: float) -> Any:
         """Raises StrangerError where it is no message of at most so many bytes."""
-        size = int.from_bytes(self._read(8, deadline), "big")
+        size = int.from_bytes(self._read(_LENGTH, deadline), "big")
         if size > most_bytes:
             raise StrangerError
-        try:
-            return json.loads(self._read(size, deadline))
-        except ValueError as error:
-            raise StrangerError from error
+        return _unpacked(self._read(size, deadline))
+
+    def twin(self) -> Connection:
+        """The same connection for another thread, which may send while this one receives."""
+        return Connection(self._socket.dup())
+
+    def take_socket(self) -> socket.socket:
+        """The socket, which belongs to the caller now."""
+        return self._socket
 
     def has_come(self, longest_s: float) -> bool:
         """Whether there is something to read, or the connection is lost."""
@@ -95,6 +101,39 @@ class Connection:
                 raise ConnectionResetError("the other side has closed the connection")
             data += part
         return bytes(data)
+
+
+class Frames:
+    """Messages out of the bytes of a connection, as they come."""
+
+    def __init__(self, most_bytes: int):
+        self._most_bytes = most_bytes
+        self._data = bytearray()
+
+    def take(self, data: bytes) -> Iterator[Any]:
+        """What is whole with these bytes. Raises StrangerError where it is no message."""
+        self._data += data
+        while len(self._data) >= _LENGTH:
+            size = int.from_bytes(self._data[:_LENGTH], "big")
+            if size > self._most_bytes:
+                raise StrangerError
+            if len(self._data) < _LENGTH + size:
+                return
+            content = bytes(self._data[_LENGTH : _LENGTH + size])
+            del self._data[: _LENGTH + size]
+            yield _unpacked(content)
+
+
+def packed(message: Any) -> bytes:
+    data = json.dumps(message).encode()
+    return len(data).to_bytes(_LENGTH, "big") + data
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise StrangerError from error
 
 
 def _left(deadline: float) -> float:

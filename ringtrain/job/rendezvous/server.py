@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.job.rendezvous.door import ANSWER_S, Door, bound as bound
 from ringtrain.job.rendezvous.protocol import MOST_BYTES_OF_A_RANK, Connection, StrangerError
 
-# In which a connection must have proved that it is one of the job, and answered what it was asked.
-_STRANGER_S = 5.0
 _LOOK_S = 0.1
-# So many at the same time; the others wait at the door.
-MOST_STRANGERS = 256
-_BACKLOG = 4096
 
 
 class Hello(NamedTuple):
@@ -109,43 +103,21 @@ class Server:
 
     def __init__(self, listener: socket.socket, secret: bytes):
         self.port: int = listener.getsockname()[1]
-        self._listener = listener
-        self._secret = secret
         self._lock = threading.Lock()
         self._rooms: dict[str, _Room] = {}
-        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
-        threading.Thread(target=self._accept, name="ringtrain rendezvous", daemon=True).start()
+        self._door = Door(listener, secret, self._serve)
 
     def close(self) -> None:
         """Let nobody in any more. Who is in gets all answers."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            self._strangers.acquire()  # within _STRANGER_S one of them has gone, or is none any more
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                self._strangers.release()
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    time.sleep(_LOOK_S)
-                    continue
-                return
-            threading.Thread(target=self._serve, args=(Connection(sock),), daemon=True).start()
+        self._door.close()
 
     def _serve(self, connection: Connection) -> None:
         with contextlib.closing(connection), contextlib.suppress(StrangerError, OSError, TypeError):
-            try:
-                connection.prove_as_server(self._secret, time.monotonic() + _STRANGER_S)
-            finally:
-                self._strangers.release()
-            hello = Hello(*connection.receive(MOST_BYTES_OF_A_RANK, time.monotonic() + _STRANGER_S))
+            hello = Hello(*connection.receive(MOST_BYTES_OF_A_RANK, time.monotonic() + ANSWER_S))
             try:
                 self._serve_rank(connection, hello)
             except _Failed as failed:
-                connection.send(failed.answer, time.monotonic() + _STRANGER_S)
+                connection.send(failed.answer, time.monotonic() + ANSWER_S)
 
     def _serve_rank(self, connection: Connection, hello: Hello) -> None:
         room = self._room_for(hello)
@@ -171,7 +143,7 @@ class Server:
                     raise ConnectionResetError
                 if time.monotonic() > deadline:
                     raise room.stalled(number, hello.timeout_s)
-            connection.send({"values": values}, time.monotonic() + _STRANGER_S)
+            connection.send({"values": values}, time.monotonic() + ANSWER_S)
             number += 1
 
     def _room_for(self, hello: Hello) -> _Room:
@@ -186,35 +158,3 @@ class Server:
         with self._lock:
             if self._rooms.get(job) is room:
                 del self._rooms[job]
-
-
-def listen(host: str, ports: Sequence[int]) -> socket.socket | None:
-    """On the first of these ports that is free, at that address alone if this host has it. None: all are taken."""
-    for address in (host, ""):
-        for port in ports:
-            try:
-                return bound(address, port)
-            except OSError as error:
-                if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-                    break  # a name that others know this host by, such as that of a service, and maybe not yet
-                if error.errno != errno.EADDRINUSE:
-                    raise
-        else:
-            return None
-    return None
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 is any. Raises OSError."""
-    family, kind, _, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    sock = socket.socket(family, kind)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(_BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
-    return sock

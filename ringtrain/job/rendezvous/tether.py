@@ -1,0 +1,137 @@
+"""The connection of a process of an elastic job to its rendezvous, which stays from its first init() to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from typing import Any, NamedTuple
+
+from ringtrain import errors
+from ringtrain.job.rendezvous.generations import Arrival
+from ringtrain.job.rendezvous.member import Place, connect
+from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
+
+_SEND_S = 5.0
+_LOOK_S = 0.5
+
+
+class Seat(NamedTuple):
+    """The place of this process in a generation."""
+
+    generation: int
+    rank: int
+    size: int
+    has_newcomers: bool  # some of its ranks were not in the generation before
+    seconds_lost: float  # between all generations until now
+
+
+class AgainError(Exception):
+    """Another process of the generation has left it, so this one has to come for the next."""
+
+
+class OverError(Exception):
+    """The job has come to its end without this process."""
+
+
+class Tether:
+    """One in a process. The methods are for the thread that calls init(), unless they say otherwise.
+
+    Args:
+        member: the name of this process among all of the job.
+        timeout_s: for the rendezvous to be there; 0 waits for ever.
+    """
+
+    def __init__(self, place: Place, secret: bytes, member: str, timeout_s: float):
+        end = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
+        self._incoming = connect(place, place.ports, secret, end, timeout_s)
+        self._outgoing = self._incoming.twin()
+        self.secret = secret
+        self.own_address = self._incoming.own_address()
+        self._member = member
+        self._sending = threading.Lock()
+        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._has_news = False
+        os.register_at_fork(after_in_child=self._close)  # else nobody would notice that this process has died
+        threading.Thread(target=self._listen, name="ringtrain tether", daemon=True).start()
+
+    def come(self, arrival: Arrival) -> Seat:
+        """Wait for the next generation.
+
+        Raises:
+            OverError: there is none any more.
+            RingtrainError: the job has failed, or its rendezvous is gone.
+        """
+        self._send({"kind": "come", "member": self._member, "arrival": arrival})
+        while True:
+            answer = self._answer()
+            if answer["kind"] == "world":  # what else there is belongs to the generation before
+                return Seat(**{name: answer[name] for name in Seat._fields})
+
+    def exchange(self, generation: int, value: Any) -> list[Any]:
+        """What all ranks of the generation say, by rank. Raises AgainError, and as `come`."""
+        self._send({"kind": "say", "generation": generation, "value": value})
+        answer = self._answer()
+        if answer["kind"] == "again":
+            raise AgainError
+        values: list[Any] = answer["values"]
+        return values
+
+    def has_news(self) -> bool:
+        """Whether processes wait for the next generation, or the hosts have changed. Any thread."""
+        return self._has_news
+
+    def fail(self, text: str) -> None:
+        """The script of this process ends of an exception."""
+        with contextlib.suppress(OSError):
+            self._send({"kind": "failed", "text": text})
+
+    def done(self) -> None:
+        """The script of this process has ended well."""
+        with contextlib.suppress(OSError, errors.RingtrainError):
+            self._send({"kind": "done"})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            with self._sending:
+                self._outgoing.send(message, time.monotonic() + _SEND_S)
+        except OSError as error:
+            raise errors.RingtrainError(_gone(error)) from None
+
+    def _answer(self) -> dict[str, Any]:
+        while True:
+            try:
+                answer = self._answers.get(timeout=_LOOK_S)  # Ctrl-C interrupts it
+            except queue.Empty:
+                continue
+            if answer["kind"] == "over":
+                raise OverError
+            if answer["kind"] == "failed":
+                self._answers.put(answer)  # for ever
+                raise errors.RingtrainError(answer["text"])
+            return answer
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._incoming.receive(MOST_BYTES, float("inf"))
+                kind = message["kind"]
+                if kind == "ping":
+                    self._send({"kind": "pong"})
+                elif kind == "news":
+                    self._has_news = True
+                else:
+                    self._has_news = self._has_news and kind != "world"
+                    self._answers.put(message)
+        except (OSError, StrangerError, errors.RingtrainError) as error:
+            self._answers.put({"kind": "failed", "text": _gone(error)})
+
+    def _close(self) -> None:
+        self._incoming.close()
+        self._outgoing.close()
+
+
+def _gone(error: object) -> str:
+    return f"the rendezvous of this job is gone, and with it its launcher: {error}"
