@@ -16,6 +16,7 @@ _FINALIZE_S = 3.0
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 _previous: _Hook | None = None
+_last_words = ""
 
 
 def tell_exceptions() -> None:
@@ -47,10 +48,17 @@ def tell(error: BaseException) -> None:
     _core.give_up(_text(error), _TELLING_S)
 
 
+def last_words() -> str:
+    """The exception of which the script of this process ends, in a line; "" if there is none."""
+    return _last_words
+
+
 def _tell(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    global _last_words
     assert _previous is not None
     try:
         if not hasattr(sys, "ps1"):  # at a prompt the process lives on
+            _last_words = _text(error).partition("\n")[0]
             tell(error.with_traceback(frames))
     finally:
         _previous(kind, error, frames)

@@ -4,6 +4,7 @@ session      init(), shutdown(), rank(), size() and their like
 network      which network this job has, and joining it
 world        the ranks of a job, and what they tell each other first
 launched_by  which launcher has started this process
+elastic      jobs whose processes come and go: the generation that this process is in
 sockets      jobs whose ranks talk over TCP; rendezvous: where they meet; interfaces: addresses of this host
 mpi, ulfm    what the core must know of MPI; roll_call: who has come to its init()
 cores, gpus  what this rank may use of its host

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ringtrain.failure import exceptions
-from ringtrain.job import launched_by, mpi, sockets
+from ringtrain.job import elastic, launched_by, mpi, sockets
 from ringtrain.job.world import World, single_world
 
 
@@ -27,6 +27,8 @@ def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Choice:
         comm: what init() was given.
         launch: what `launched_by.detect` has found.
     """
+    if elastic.is_elastic():
+        return Choice("sockets", "this process belongs to an elastic job")
     if launch is None and comm is None and "mpi4py.MPI" not in sys.modules:
         return Choice("none", "no launcher has started this process, so it is a job of its own")
     if wanted != "auto":
@@ -47,8 +49,11 @@ def connect(
 ) -> tuple[World, dict[str, str]]:
     """The world that this process belongs to, and what `read_tuned` has returned on rank 0. All ranks call it together.
 
-    Raises as `mpi.connect` and `sockets.connect`.
+    Raises as `mpi.connect`, `sockets.connect` and `elastic.connect`.
     """
+    if elastic.is_elastic():
+        exceptions.tell_exceptions()
+        return elastic.connect(comm, settings, read_tuned)
     launch = launched_by.detect()
     network = choose(settings["network"], comm, launch).network
     if network == "none":

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import ringtrain._core as _core
-from ringtrain.errors import RingtrainError
+from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
 from ringtrain.failure import exceptions
 from ringtrain.handles import report_failures_to
-from ringtrain.job import gpus, mpi, network
+from ringtrain.job import elastic, gpus, mpi, network
 from ringtrain.job.world import Library, World
 from ringtrain.options import horovod_variables, table
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
@@ -25,8 +25,12 @@ class _Asked(NamedTuple):
 
     comm: Any
     process_sets: Any
+    keywords: dict[str, Any]
     settings: dict[str, str]
 
+
+# Another rank is gone or has left: in an elastic job the others go on.
+_LOST = (PeerLostError, RemoteError, ShutDownError, StalledError)
 
 _world: World | None = None
 _asked: _Asked | None = None
@@ -70,29 +74,50 @@ def init(
         ValueError: an option out of range or not the same on all ranks; a bad list of ranks; two process sets of the
             same ranks, on all ranks alike.
     """
-    global _world, _asked
     if _asked is not None and _core.is_initialized():
         _require_same(_asked, comm, process_sets, keywords)
         return
+    while not _join(comm, process_sets, keywords):
+        pass
+
+
+def begin_again() -> None:
+    """Leave this generation of an elastic job and join the next one, with the arguments of init()."""
+    asked = _asked
+    assert asked is not None
+    shutdown()
+    while not _join(asked.comm, asked.process_sets, asked.keywords):
+        pass
+
+
+def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
+    """Whether it went well. If not, another rank of an elastic job was lost meanwhile, and there is nothing of it."""
+    global _world, _asked
     settings = table.resolve(keywords)
-    asked = _Asked(comm, process_sets, dict(settings))
+    asked = _Asked(comm, process_sets, keywords, dict(settings))
     comm, process_sets = _split_communicators(comm, process_sets)
     fixed = table.set_by_user(keywords)
     set_level(settings["log_level"])
     world, tuned = network.connect(comm, settings, lambda: table.read_tuned(settings, fixed))
     settings.update(tuned)
     gpus.use(world.gpus[world.rank])
-    _start_core(world, settings, fixed)
+    try:
+        _start_core(world, settings, fixed)
+    except _LOST:
+        if elastic.is_elastic():
+            return False
+        raise
     _world, _asked = world, asked
     set_world(world.rank, len(world.names), world.communicator)
-    flight_recorder.start(world.rank, settings["flight_dir"], world.token)
-    report_failures_to(flight_recorder.on_failure)
-    atexit.unregister(shutdown)
-    atexit.register(shutdown)
+    _record_flights(world, settings)
+    atexit.unregister(_end)
+    atexit.register(_end)
     try:
         register_at_init(_checked_sets(process_sets))
-    except BaseException:  # on all ranks alike
+    except BaseException as error:  # on all ranks alike, or another one is lost
         shutdown()
+        if elastic.is_elastic() and isinstance(error, _LOST):
+            return False
         raise
     try:
         if float(settings["metrics_port"]):
@@ -101,10 +126,24 @@ def init(
         for begin in _beginnings:
             begin(settings)
         _name_what_has_no_effect(world.rank)
-    except BaseException as error:  # perhaps on this rank alone
-        exceptions.tell(error)
+    except BaseException as error:
+        if elastic.is_elastic() and isinstance(error, _LOST):
+            shutdown()
+            return False
+        exceptions.tell(error)  # it is perhaps on this rank alone
         shutdown()
         raise
+    return True
+
+
+def _record_flights(world: World, settings: dict[str, str]) -> None:
+    """Of an elastic job, in which failures are nothing special, only where somebody wants them, by generation."""
+    folder, seat = settings["flight_dir"], elastic.seat()
+    if seat is not None and folder:
+        folder = os.path.join(folder, f"generation-{seat.generation}")
+    flight_recorder.start(world.rank, folder, world.token)
+    if seat is None or folder:
+        report_failures_to(flight_recorder.on_failure)
 
 
 def _split_communicators(comm: Any, process_sets: Any) -> tuple[Any, Any]:
@@ -161,10 +200,22 @@ def _checked_sets(
     process_sets: Sequence[ProcessSet | Sequence[int]] | str | None,
 ) -> Sequence[ProcessSet | Sequence[int]]:
     if not isinstance(process_sets, str):
-        return process_sets or []
+        return _fitting(process_sets or [])
     if process_sets != "dynamic":
         raise ValueError(f'process_sets must be a list of process sets or "dynamic", not "{process_sets}"')
     return []
+
+
+def _fitting(process_sets: Sequence[ProcessSet | Sequence[int]]) -> Sequence[ProcessSet | Sequence[int]]:
+    """Those of whose ranks this generation of an elastic job has all, and more."""
+    if not elastic.is_elastic():
+        return process_sets
+    ranks = [one.ranks if isinstance(one, ProcessSet) else one for one in process_sets]
+    return [
+        one
+        for one, of_one in zip(process_sets, ranks, strict=True)
+        if max(of_one or [0]) < size() and len(of_one or []) < size()
+    ]
 
 
 def shutdown() -> None:
@@ -185,6 +236,12 @@ def shutdown() -> None:
     exceptions.keep_exceptions()
     _world = _asked = None
     forget_process_sets()
+
+
+def _end() -> None:
+    """At the end of the script."""
+    shutdown()
+    elastic.leave(exceptions.last_words())
 
 
 def is_initialized() -> bool:

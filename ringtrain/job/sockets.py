@@ -36,7 +36,7 @@ def connect(
     timeout_s = float(settings["start_timeout_s"])
     hosts = addresses_of(settings["socket_interfaces"])
     with meet(place, secret, "world", launch.rank, launch.size, timeout_s) as member:
-        return _connect(member.exchange, launch.rank, hosts or [member.own_address], secret, settings, read_tuned)
+        return connect_by(member.exchange, launch.rank, hosts or [member.own_address], secret, settings, read_tuned)
 
 
 def connect_over(
@@ -46,10 +46,10 @@ def connect_over(
     first_address, secret = exchange((usual_address(), secrets.token_hex(32)) if rank == 0 else None)[0]
     usual = first_address if rank == 0 else address_towards(first_address)
     hosts = addresses_of(settings["socket_interfaces"]) or [usual]
-    return _connect(exchange, rank, hosts, bytes.fromhex(secret), settings, read_tuned)
+    return connect_by(exchange, rank, hosts, bytes.fromhex(secret), settings, read_tuned)
 
 
-def _connect(
+def connect_by(
     exchange: Exchange,
     rank: int,
     hosts: list[str],
@@ -57,6 +57,7 @@ def _connect(
     settings: dict[str, str],
     read_tuned: Callable[[], dict[str, str]],
 ) -> tuple[World, dict[str, str]]:
+    """The world of ranks that listen at `hosts`, addresses of this one, each at its own."""
     with Listeners() as listeners:
         own = listeners.open(hosts)
         world, tuned, addresses = introduce(exchange, rank, node_name(), settings, read_tuned, own)
@@ -102,12 +103,9 @@ def place_of(launch: Launch, environ: Mapping[str, str] = os.environ) -> Place:
 
     Raises RuntimeError where nothing says so, and ValueError for what is no place.
     """
-    named = environ.get(PLACE_VARIABLE)
+    named = named_place(environ)
     if named:
-        host, _, port_text = named.rpartition(":")
-        if not host or not port_text.isdigit():
-            raise ValueError(f"{PLACE_VARIABLE}={named} is not host:port")
-        return Place(host.strip("[]"), [int(port_text)])
+        return named
     if launch.launcher in (Torchrun.NAME, ByHand.NAME):
         # torch's own store may be at the port itself
         port_of_torch = int(environ["MASTER_PORT"])
@@ -121,6 +119,17 @@ def place_of(launch: Launch, environ: Mapping[str, str] = os.environ) -> Place:
         f"network=sockets, but {launch.launcher} does not say where the ranks meet: set {PLACE_VARIABLE}=host:port, "
         "the same for all of them, or start with ringrun"
     )
+
+
+def named_place(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """That of the environment. Raises ValueError for what is no place."""
+    named = environ.get(PLACE_VARIABLE)
+    if not named:
+        return None
+    host, _, port_text = named.rpartition(":")
+    if not host or not port_text.isdigit():
+        raise ValueError(f"{PLACE_VARIABLE}={named} is not host:port")
+    return Place(host.strip("[]"), [int(port_text)])
 
 
 def is_met_at_a_place(launch: Launch, environ: Mapping[str, str] = os.environ) -> bool:

@@ -17,6 +17,14 @@ from ringtrain.job import cores, gpus
 Exchange = Callable[[Any], list[Any]]
 
 
+class SettingsError(ValueError):
+    """`ranks` have been given other options than rank 0."""
+
+    def __init__(self, text: str, ranks: list[int]):
+        super().__init__(text)
+        self.ranks = ranks
+
+
 @dataclass(frozen=True)
 class Library:
     """The MPI library of this process, as numbers: see csrc/network/mpi.h."""
@@ -97,7 +105,8 @@ def introduce(
         The world, still without its network, what `read_tuned` has returned, and `own_network` of all ranks.
 
     Raises:
-        ValueError: settings that differ between ranks, and what `read_tuned` raises, on all ranks alike.
+        SettingsError: settings that differ between ranks, on all ranks alike.
+        ValueError: what `read_tuned` raises, on all ranks alike.
     """
     places = exchange(node)
     gpu = gpus.choose(places[:rank].count(node), int(float(settings["gpus_per_rank"])))
@@ -145,7 +154,8 @@ def _require_same(settings: list[dict[str, str]]) -> None:
     for name, expected in settings[0].items():
         others = [rank for rank, one in enumerate(settings) if one.get(name) != expected]
         if others:
-            raise ValueError(
+            raise SettingsError(
                 f"{name} must be the same on all ranks: rank 0 has {expected}, "
-                f"rank {others[0]} has {settings[others[0]].get(name)}"
+                f"rank {others[0]} has {settings[others[0]].get(name)}",
+                [rank for rank, one in enumerate(settings) if one != settings[0]],
             )

@@ -1,0 +1,129 @@
+"""Jobs whose processes come and go: this process at their rendezvous, and the generation that it is in."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ringtrain.job import sockets
+from ringtrain.job.interfaces import addresses_of
+from ringtrain.job.rendezvous.generations import Arrival
+from ringtrain.job.rendezvous.secret import job_secret
+from ringtrain.job.rendezvous.tether import AgainError, OverError, Seat, Tether
+from ringtrain.job.world import SettingsError, World, introduce, node_name
+from ringtrain.record.logger import logger
+
+SWITCH = "RINGTRAIN_ELASTIC"
+MEMBER_VARIABLE = "RINGTRAIN_MEMBER"
+
+_tether: Tether | None = None
+_seat: Seat | None = None
+_commits = 0
+
+
+def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process belongs to a job whose processes come and go."""
+    return environ.get(SWITCH, "0") not in ("", "0")
+
+
+def connect(
+    comm: Any, settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]
+) -> tuple[World, dict[str, str]]:
+    """The world of the generation that is formed next. It may take as long as others are at work in the one before.
+
+    Raises:
+        ValueError: what an elastic job cannot do.
+        RuntimeError: no rendezvous is named, or MPI has been initialised in this process.
+        StalledError, RingtrainError: the rendezvous cannot be reached; the job cannot go on.
+        SystemExit: the job has come to its end.
+    """
+    global _seat
+    _check(comm, settings)
+    tether = _tethered(settings)
+    hosts = addresses_of(settings["socket_interfaces"]) or [tether.own_address]
+    while True:
+        arrival = Arrival(node_name(), os.getpid(), _commits, float(settings["stall_shutdown_time_s"]))
+        try:
+            seat = tether.come(arrival)
+            connected = _connect(tether, seat, hosts, settings, read_tuned)
+        except AgainError:
+            continue
+        except OverError:
+            logger.info("the job has come to its end, so this process ends, too")
+            raise SystemExit(0) from None
+        except SettingsError as error:
+            if seat.rank in error.ranks:
+                raise
+            continue  # without those
+        _seat = seat
+        return connected
+
+
+def set_commits(commits: int) -> None:
+    """How new the state of this process is: who has the newest is rank 0 of the next generation."""
+    global _commits
+    _commits = commits
+
+
+def has_news() -> bool:
+    """Whether this rank knows that others wait for the next generation, or that the hosts have changed."""
+    return _tether is not None and _tether.has_news()
+
+
+def seat() -> Seat | None:
+    """The place in the generation that this process is in or was in last; None in a job that is not elastic."""
+    return _seat
+
+
+def leave(failure: str) -> None:
+    """The script ends: well, or by an exception, `failure`."""
+    if _tether is None:
+        return
+    if failure:
+        _tether.fail(failure)
+    else:
+        _tether.done()
+
+
+def _check(comm: Any, settings: dict[str, str]) -> None:
+    if comm:
+        raise ValueError("init(comm=...): an elastic job has all ranks that live; make a process set of some")
+    if settings["network"] == "mpi":
+        raise ValueError("network=mpi: elastic jobs talk over sockets, since no MPI lets a job go on without a rank")
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is not None and MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
+        raise RuntimeError(
+            "this process has initialised MPI, whose launcher ends all ranks when one dies: an elastic job must not "
+            "import mpi4py.MPI, or do it with mpi4py.rc.initialize = False"
+        )
+
+
+def _tethered(settings: dict[str, str]) -> Tether:
+    global _tether
+    if _tether is None:
+        place = sockets.named_place()
+        if place is None:
+            raise RuntimeError(f"{SWITCH} is set, but not {sockets.PLACE_VARIABLE}: start with ringrun --min-np")
+        member = os.environ.get(MEMBER_VARIABLE) or f"{socket.gethostname()}/{os.getpid()}-{secrets.token_hex(4)}"
+        _tether = Tether(place, job_secret(str(place)), member, float(settings["start_timeout_s"]))
+    return _tether
+
+
+def _connect(
+    tether: Tether,
+    seat: Seat,
+    hosts: list[str],
+    settings: dict[str, str],
+    read_tuned: Callable[[], dict[str, str]],
+) -> tuple[World, dict[str, str]]:
+    def exchange(value: Any) -> list[Any]:
+        return tether.exchange(seat.generation, value)
+
+    if seat.size > 1:
+        return sockets.connect_by(exchange, seat.rank, hosts, tether.secret, settings, read_tuned)
+    world, tuned, _ = introduce(exchange, seat.rank, node_name(), settings, read_tuned)
+    return world, tuned
