@@ -110,6 +110,9 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
     _world, _asked = world, asked
     set_world(world.rank, len(world.names), world.communicator)
     _record_flights(world, settings)
+    seat = elastic.seat()
+    if seat is not None:
+        metrics.set_generation(seat.generation, seat.seconds_lost)
     atexit.unregister(_end)
     atexit.register(_end)
     try:

@@ -24,6 +24,18 @@ _OF_ALL = {
     "came_last": ("ringtrain_came_last", "Cached operations for which all others waited for this rank."),
     "rounds": ("ringtrain_rounds", "Rounds of the negotiation."),
 }
+_OF_ELASTIC = {
+    "generation": ("ringtrain_generation", "Which generation of the elastic job this is."),
+    "seconds_lost": ("ringtrain_lost_seconds", "Time in which a rank was lost and the next generation had not begun."),
+}
+
+
+_generation: dict[str, Any] = {}
+
+
+def set_generation(generation: int, seconds_lost: float) -> None:
+    """Called by init() of an elastic job."""
+    _generation.update(generation=generation, seconds_lost=seconds_lost)
 
 
 def metrics() -> dict[str, Any]:
@@ -36,13 +48,16 @@ def metrics() -> dict[str, Any]:
         "waiting_s" until all ranks were ready, "ready_s" until their turn came, and "working_s" while they were carried
         out.
 
+        In an elastic job also "generation", the number of this one, and "seconds_lost", in which all generations until
+        now had lost a rank and the next one had not begun.
+
         The straggler is the rank whose "came_last" grows: it counts the cached operations that others had announced in
         an earlier round, and that were complete as soon as this rank announced them. Its "waiting_s" is small, too.
 
     Raises:
         NotInitializedError: before init().
     """
-    return {**_core.counters(), **_core.totals()}
+    return {**_core.counters(), **_core.totals(), **_generation}
 
 
 class _Collector:
@@ -52,7 +67,7 @@ class _Collector:
         self._rank = str(rank)
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         if not _core.is_initialized():
             return
@@ -61,6 +76,11 @@ class _Collector:
             family = CounterMetricFamily(name, meaning, labels=["rank"])
             family.add_metric([self._rank], counted[key])
             yield family
+        for key in _generation:
+            name, meaning = _OF_ELASTIC[key]
+            gauge = GaugeMetricFamily(name, meaning, labels=["rank"])
+            gauge.add_metric([self._rank], counted[key])
+            yield gauge
         kinds = {kind: totals for kind, totals in counted.items() if isinstance(totals, dict)}
         for key, (name, meaning) in _OF_A_KIND.items():
             family = CounterMetricFamily(name, meaning, labels=["rank", "kind"])

@@ -16,7 +16,7 @@ import numpy as np
 import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain.errors import RingtrainError
-from ringtrain.job import session
+from ringtrain.job import elastic, session
 from ringtrain.record.logger import logger
 from ringtrain.timeline import file_checks
 from ringtrain.timeline.files import part_of
@@ -73,6 +73,9 @@ def _start(file_path: str, mark_cycles: bool, given_as: str) -> None:
         raise problem
     _core.start_timeline(str(part_of(path, session.rank())), start_s, _limit_mb, mark_cycles)
     _path = path
+    seat = elastic.seat()
+    if seat is not None:
+        _core.mark(f"generation {seat.generation}: {seat.size} ranks")
 
 
 def stop_timeline() -> None:
@@ -97,7 +100,7 @@ def _begin(settings: dict[str, str]) -> None:
     """At init(). Raises RingtrainError where the file cannot be written."""
     global _window, _limit_mb, _steps
     _limit_mb, _steps, _window = float(settings["timeline_limit_mb"]), 0, None
-    file_path, mark_cycles = settings["timeline_filename"], settings["timeline_mark_cycles"] == "on"
+    file_path, mark_cycles = _path_of_generation(settings), settings["timeline_mark_cycles"] == "on"
     steps = settings["timeline_steps"]
     if file_path and steps:
         file_checks.check(Path(file_path), "timeline_filename")
@@ -107,6 +110,15 @@ def _begin(settings: dict[str, str]) -> None:
         _start(file_path, mark_cycles, "timeline_filename")
     elif steps and session.rank() == 0:
         logger.warning("timeline_steps has no effect without timeline_filename, the file to write")
+
+
+def _path_of_generation(settings: dict[str, str]) -> str:
+    """An elastic job has a file for each generation, which says so: t.json, t.generation-2.json, ..."""
+    file_path, seat = settings["timeline_filename"], elastic.seat()
+    if not file_path or seat is None or seat.generation == 1:
+        return file_path
+    path = Path(file_path)
+    return str(path.with_name(f"{path.stem}.generation-{seat.generation}{path.suffix}"))
 
 
 def _end() -> None:

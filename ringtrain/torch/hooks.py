@@ -219,6 +219,16 @@ class GradientHooks:
             )
         self.is_synchronized = True
 
+    def forget_step(self) -> None:
+        """What has begun does not end, since a rank was lost, and there will be other ranks."""
+        self._sparse.clear()
+        self._begun.clear()
+        self._has_own = self.is_synchronized = False
+        for gradient in self._known.values():
+            gradient.forget()
+        if self._shared is not None:
+            self._shared.forget()
+
     def submit_rest(self) -> None:
         """Submit what backward() has not. `synchronize` does so by itself.
 

@@ -53,6 +53,8 @@ class LocalHooks:
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def forget_step(self) -> None: ...
+
     def submit_rest(self) -> None: ...
 
     def synchronize(self) -> None:

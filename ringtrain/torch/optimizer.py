@@ -19,6 +19,7 @@ from ringtrain._core import ReduceOp
 from ringtrain.compression import Compression, Compressor
 from ringtrain.errors import StepOrderError
 from ringtrain.failure.call_sites import warn
+from ringtrain.job import elastic, session
 from ringtrain.objects import broadcast_object
 from ringtrain.ops import Adasum, Average
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -38,6 +39,16 @@ _GradScaler: type = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler) 
 # Those that average gradients, in the order of their construction, which is the same on all ranks.
 _optimizers: weakref.WeakValueDictionary[int, Distributed] = weakref.WeakValueDictionary()
 _places = itertools.count()
+
+
+def _begin_anew() -> None:
+    """At the end of a generation: the ranks of the next one may have taken other steps until now."""
+    for optimizer in list(_optimizers.values()):
+        optimizer._gradient_hooks.forget_step()
+        optimizer._steps_taken = 0
+
+
+session.at_shutdown(_begin_anew)
 
 
 def DistributedOptimizer(
@@ -141,7 +152,7 @@ def DistributedOptimizer(
         "_distribute": distribute,
         "_compares_every": check_every,
     }
-    averages_alone = not process_set.included() or process_set.size() == 1
+    averages_alone = not process_set.included() or (process_set.size() == 1 and not elastic.is_elastic())
     if op == Adasum and not averages_alone:
         return wrap(optimizer, AdasumOptimizer, _adasum_batch=batch, _adasum_check=finite_check, **attributes)
     reduction = (

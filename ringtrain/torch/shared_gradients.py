@@ -27,6 +27,10 @@ class SharedGradients:
             parameter.grad = place
         return place
 
+    def forget(self) -> None:
+        """The next gradients get new places: the memory belongs to ranks that may not be there any more."""
+        self._places.clear()
+
 
 def _place_for(parameter: torch.Tensor) -> torch.Tensor:
     like = torch.empty_like(parameter, device="meta")  # keeps the strides if there are no gaps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -39,6 +40,16 @@ def _begin_anew(process_set: ProcessSet) -> None:
             _numbers.pop(ranks).are_valid = False
 
 
+_batches: weakref.WeakSet[GradientBatch] = weakref.WeakSet()
+
+
+def _forget_what_is_under_way() -> None:
+    """At the end of a generation, whose operations have ended with it."""
+    for batch in list(_batches):
+        batch.forget()
+
+
+session.at_shutdown(_forget_what_is_under_way)
 session.at_init(lambda _settings: _begin_anew(global_process_set))
 ops.after_join(_begin_anew)
 
@@ -95,6 +106,11 @@ class GradientBatch:
         self._group_of: dict[str, tuple[str, ...]] = {}
         self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
         self._in_flight: list[tuple[Handle[Any], str | list[_Gradient]]] = []  # of one name, or of a group
+        _batches.add(self)
+
+    def forget(self) -> None:
+        """What is ready and was not waited for, since a rank was lost."""
+        self._gathered, self._in_flight = {}, []
 
     def is_in_use(self) -> bool:
         """Whether it was used since the ranks have begun anew, by init() or by join()."""

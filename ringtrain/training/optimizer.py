@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from ringtrain import ops
 from ringtrain.compression import Compression, Compressor
+from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.timeline import recording
 from ringtrain.training.gradient_batch import GradientBatch
@@ -23,6 +25,9 @@ class _Accumulator:
     def __init__(self, passes: int) -> None:
         self._passes = passes
         self._sums: dict[tuple[str, ...], tuple[int, list[Any]]] = {}
+
+    def forget(self) -> None:
+        self._sums.clear()
 
     def add(self, names: Sequence[str], gradients: list[Any]) -> list[Any] | None:
         """Return the sums on the last pass, None before it. The sums are new arrays if there are several passes."""
@@ -39,6 +44,9 @@ class _Accumulator:
             return sums
         self._sums[key] = (passes + 1, sums)
         return None
+
+
+_optimizers: weakref.WeakSet[DistributedOptimizer] = weakref.WeakSet()
 
 
 class DistributedOptimizer:
@@ -123,6 +131,7 @@ class DistributedOptimizer:
             _finite_check=FiniteCheck(process_set, batch.full_name) if nan_check else None,
             _steps=0,
         )
+        _optimizers.add(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in _OWN_ATTRIBUTES:
@@ -287,3 +296,13 @@ def split_evenly(items: Sequence[Any], parts: int) -> list[Any]:
     shorter, longer_parts = divmod(len(items), parts)
     starts = [part * shorter + min(part, longer_parts) for part in range(parts + 1)]
     return [items[start:end] for start, end in itertools.pairwise(starts)]
+
+
+def _begin_anew() -> None:
+    """At the end of a generation: the ranks of the next one may have taken other steps until now."""
+    for optimizer in list(_optimizers):
+        optimizer._accumulator.forget()
+        optimizer._steps = 0
+
+
+session.at_shutdown(_begin_anew)

@@ -33,7 +33,7 @@ def check_replicas(params: Any, process_set: ProcessSet = global_process_set) ->
         ValueError: two parameters have the same path.
     """
     arrays = objects.by_path(params, "check_replicas")
-    digests = np.array([[_digest(array) for array in arrays.values()]], np.int64)
+    digests = np.array([[digest_of(array) for array in arrays.values()]], np.int64)
     of_ranks = ops.allgather(digests, process_set=process_set)
     differing = [place for place in range(len(arrays)) if len(set(of_ranks[:, place].tolist())) > 1]
     if not differing:
@@ -42,7 +42,8 @@ def check_replicas(params: Any, process_set: ProcessSet = global_process_set) ->
     raise ReplicaError(_describe(path, array, of_ranks[:, differing[0]].tolist(), len(differing), process_set))
 
 
-def _digest(array: Any) -> int:
+def digest_of(array: Any) -> int:
+    """64 bits that are the same for the same elements."""
     adapter = adapter_for(array)
     is_on_host = adapter.stream(array) is None
     values = array if is_on_host else adapter.on_host(array)
