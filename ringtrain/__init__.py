@@ -10,6 +10,7 @@ optimizer = hvd.DistributedOptimizer(optimizer)
 import inspect
 import typing
 
+from ringtrain import elastic as elastic
 from ringtrain.arrays.shared_memory import empty as empty
 from ringtrain.compression import Compression as Compression, Compressor as Compressor
 from ringtrain.errors import (

@@ -32,5 +32,17 @@ class StepOrderError(RingtrainError, AssertionError):
     """
 
 
+class HostsUpdatedInterrupt(RuntimeError):
+    """The ranks of an elastic job are to begin another generation, since there are others than before: no error.
+
+    Args:
+        skip_sync: whether the state of all ranks is the same, so that it need not be compared.
+    """
+
+    def __init__(self, skip_sync: bool = False):
+        super().__init__("the ranks of this elastic job change")
+        self.skip_sync = skip_sync
+
+
 # The name under which Horovod's users catch the failure of a collective.
 HorovodInternalError = RingtrainError

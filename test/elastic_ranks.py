@@ -95,6 +95,10 @@ class Job:
             )
         return Process(number, popen, output)
 
+    def process(self, member: str) -> Process:
+        (found,) = [process for process in self.processes if process.member == member]
+        return found
+
     def wait_for(self, is_it: Callable[[Event], bool]) -> Event:
         """The first event that is it, also of those that have been."""
         with self._changed:

@@ -66,7 +66,7 @@ def defining(module, name):
 def load_all_modules(package):
     """The next import of one could hide a name. Not what needs PyTorch, takes Horovod's name, or cannot be imported."""
     for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
-        if found.name not in ("__main__", "run", "torch", "horovod", "elastic"):
+        if found.name not in ("__main__", "run", "torch", "horovod"):
             importlib.import_module(f"{package.__name__}.{found.name}")
 
 

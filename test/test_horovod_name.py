@@ -67,6 +67,12 @@ import importlib, horovod.common.process_sets
 assert horovod is ringtrain.horovod and horovod.torch is ringtrain.torch
 assert horovod.torch.mpi_ops is ringtrain.torch.mpi_ops and horovod.torch.optimizer is ringtrain.torch.optimizer
 assert horovod.common.process_sets is ringtrain.process_sets
+from horovod.torch.elastic.state import TorchState
+from horovod.torch.elastic.sampler import ElasticSampler
+from horovod.common.elastic import ObjectState, State, run_fn
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+assert horovod.torch.elastic is ringtrain.torch.elastic and horovod.torch.elastic.TorchState is TorchState
+assert HostsUpdatedInterrupt is ringtrain.elastic.HostsUpdatedInterrupt and State is ringtrain.elastic.State
 assert horovod.torch.__spec__.name == horovod.torch.__name__ == "ringtrain.torch"
 assert importlib.reload(horovod.torch.functions) is ringtrain.torch.functions
 """
@@ -90,8 +96,6 @@ ABSENT = {
     "from horovod import spark": "Spark does not come",
     "import horovod.ray": "Ray does not come",
     "import horovod.mxnet": "MXNet comes later",
-    "import horovod.torch.elastic": "hvd.elastic comes later",
-    "from horovod.torch import elastic": "hvd.elastic comes later",
     "import horovod.nothing": "No module named 'horovod.nothing'",
     "import horovod.torch.nothing": "No module named 'horovod.torch.nothing'",
     # how ignite tells the Horovod of 2019 from later ones

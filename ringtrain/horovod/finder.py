@@ -21,8 +21,6 @@ _MODULES = {
 
 # What Horovod 0.28.1 has and ringtrain has not, and what to say of it. Modules below are meant too.
 _ABSENT = {
-    "horovod.common.elastic": "hvd.elastic comes later",
-    "horovod.runner.elastic": "hvd.elastic comes later",
     "horovod.mxnet": "MXNet comes later",
     "horovod.tensorflow": "TensorFlow does not come; PyTorch, CuPy and NumPy are there",
     "horovod.keras": "Keras does not come; PyTorch, CuPy and NumPy are there",

@@ -85,7 +85,7 @@ from ringtrain.process_sets import (
 )
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
-from ringtrain.torch import compression as compression, functions as functions, mpi_ops as mpi_ops
+from ringtrain.torch import compression as compression, elastic as elastic, functions as functions, mpi_ops as mpi_ops
 from ringtrain.torch.clipping import clip_grad_norm_ as clip_grad_norm_
 from ringtrain.torch.memory import empty as empty
 from ringtrain.torch.ops import (

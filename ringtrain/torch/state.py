@@ -146,6 +146,15 @@ def _send(state: dict[str, Any], root_rank: int, process_set: ProcessSet) -> Non
     _share(pickler.tensors, root_rank, process_set)
 
 
+def skeleton_of(state: dict[str, Any]) -> tuple[bytes, list[torch.Tensor]]:
+    """What state is beside the elements of its tensors, and these. Raises as `broadcast_optimizer_state`."""
+    skeleton = io.BytesIO()
+    pickler = _Pickler(skeleton)
+    pickler.dump(state)
+    kinds = [_Kind(tensor.dtype, tensor.shape, tensor.is_cuda) for tensor in pickler.tensors]
+    return skeleton.getvalue() + repr(kinds).encode(), pickler.tensors
+
+
 def _receive(root_rank: int, process_set: ProcessSet) -> dict[str, Any]:
     description = objects.broadcast_object(None, root_rank, process_set=process_set)
     if description is None:

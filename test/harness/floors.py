@@ -39,7 +39,8 @@ PYTHON_FLOORS = (
     {"objects"},
     {"timeline"},
     {"training", "optim"},
-    {"doctor", "flight", "torch", "jax", "mxnet", "kvstore", "elastic"},
+    {"elastic"},
+    {"doctor", "flight", "torch", "jax", "mxnet", "kvstore"},
     {"horovod"},
     {"__init__"},
     # These stand where users stand.

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from ringtrain.errors import HorovodInternalError
+from ringtrain.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
-
-
-class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job have changed. Not raised before hvd.elastic is there.
-
-    Args:
-        skip_sync: whether the state of the ranks is the same already.
-    """
-
-    def __init__(self, skip_sync: bool):
-        super().__init__()
-        self.skip_sync = skip_sync
 
 
 class HorovodVersionMismatchError(ImportError):

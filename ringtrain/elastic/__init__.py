@@ -1,0 +1,32 @@
+"""Jobs that go on when ranks are lost and when others come. Mirrors `horovod.elastic`.
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 1000:
+        ...
+        state.step += 1
+        state.commit()
+
+train(hvd.elastic.ArrayState(weights=weights, step=0))
+
+running     run(): again and again, in one generation of ranks after the other
+state       what a state is, and one of Python objects
+arrays      a state of arrays
+agreement   which parts of a state differ between the ranks
+checkpoint  a state on disk, for when all ranks are lost
+"""
+
+import inspect
+import typing
+
+from ringtrain.elastic.arrays import ArrayState as ArrayState
+from ringtrain.elastic.running import generation as generation, run as run, run_fn as run_fn
+from ringtrain.elastic.state import ObjectState as ObjectState, State as State
+from ringtrain.errors import (
+    HorovodInternalError as HorovodInternalError,
+    HostsUpdatedInterrupt as HostsUpdatedInterrupt,
+)
+
+if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
+    # Every name above, but none of the modules that importing them has left here.
+    __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))

@@ -1,0 +1,181 @@
+"""What a job must not lose: a state with a last commit, to which all ranks can go back."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringtrain import objects, ops
+from ringtrain.elastic import agreement
+from ringtrain.elastic.checkpoint import Checkpoint
+from ringtrain.errors import HostsUpdatedInterrupt
+from ringtrain.job import elastic, session
+
+
+class State(ABC):
+    """What `run` keeps through the generations of a job. Mirrors `horovod.common.elastic.State`.
+
+    A subclass says how it is saved, restored and made the same on all ranks.
+
+    Args:
+        bcast_object: sends an object of rank 0 to all ranks, as `broadcast_object`.
+        get_rank: returns this process' rank.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]):
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._reset_callbacks: list[Callable[[], object]] = []
+        self._commits = 0
+        self._was_told = False  # that hosts have changed
+        self._checkpoint: Checkpoint | None = None
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
+        """Have functions called in each new generation, before the state is made the same on all ranks."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """A new generation has begun. Called by `run`."""
+        self._was_told = False
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: Any) -> None:
+        """Have the next `commit` or `check_host_updates` raise HostsUpdatedInterrupt. Any thread."""
+        self._was_told = True
+
+    def commit(self) -> None:
+        """Save the state; `run` comes back to it when a rank is lost. All ranks call it together.
+
+        When it has returned on any rank, all ranks that live have saved this state. It costs a copy and one small
+        operation: with large states commit every few steps.
+
+        Raises:
+            HostsUpdatedInterrupt: on all ranks alike, as `check_host_updates`.
+        """
+        self.save()
+        self._commits += 1
+        elastic.set_commits(self._commits)
+        self.check_host_updates()
+        if self._checkpoint is not None and session.rank() == 0:
+            self._checkpoint.write_if_due(self._commits, self.saved_content)
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt on all ranks if any of them knows that others are to come or to go.
+
+        All ranks call it together.
+        """
+        has_news = self._was_told or elastic.has_news()
+        if elastic.is_elastic():
+            has_news = bool(ops.allreduce(np.array([has_news], np.uint8), op=ops.Max, name="elastic.news")[0])
+        if has_news:
+            raise HostsUpdatedInterrupt
+
+    def save_to(self, path: str | Path, every_s: float = 60.0) -> None:
+        """Write commits to a file, too, and go on from what is there: for when all ranks are lost.
+
+        Rank 0 writes the file beside its place and renames it, so it is always whole. All ranks call this before `run`
+        with the same path; where hosts share no folder, those that have the newest file have the newest state.
+
+        Args:
+            path: of the file. It is read by pickle, so it must be as trustworthy as the script.
+            every_s: how often; 0 writes every commit. A commit that is written waits for the disk.
+        """
+        self._checkpoint = Checkpoint(Path(path), every_s)
+        found = self._checkpoint.read()
+        if found is not None:
+            self._commits = found.commits
+            elastic.set_commits(self._commits)
+            self.load_content(found.content)
+            self.save()
+
+    def sync(self) -> None:
+        """Make the state that of the rank with the newest commit, on all ranks. They call it together.
+
+        What they have all alike is compared, and not sent.
+        """
+        root_rank, _ = agreement.newest_rank(self._commits)
+        self.sync_from(root_rank)
+        self.save()
+
+    def sync_from(self, root_rank: int) -> None:
+        """Make the state that of this rank, which is 0 unless `save_to` has found another one with a newer file."""
+        raise NotImplementedError(f"{type(self).__name__} has neither sync_from() nor a sync() of its own")
+
+    def count_on(self) -> None:
+        """After `sync`, in which a rank may have been lost: take over the number of commits. Called by `run`."""
+        _, self._commits = agreement.newest_rank(self._commits)
+        elastic.set_commits(self._commits)
+
+    @abstractmethod
+    def save(self) -> None:
+        """Keep a copy of the state in this process."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Go back to the copy."""
+
+    def saved_content(self) -> Any:
+        """The copy, as something that can be pickled."""
+        raise TypeError(f"{type(self).__name__} does not say how it is written to a file: define saved_content()")
+
+    def load_content(self, content: Any) -> None:
+        """Take over what `saved_content` has returned, also in another process."""
+        raise TypeError(f"{type(self).__name__} does not say how it is read from a file: define load_content()")
+
+    def reset(self) -> None:  # noqa: B027
+        """Whatever a new generation needs. Does nothing here."""
+
+
+class ObjectState(State):
+    """Python objects, each an attribute of this one. Mirrors `horovod.common.elastic.ObjectState`.
+
+    Args:
+        bcast_object, get_rank: see `State`.
+        kwargs: the attributes.
+    """
+
+    _objects: dict[str, Any]
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] = objects.broadcast_object,
+        get_rank: Callable[[], int] = session.rank,
+        **kwargs: Any,
+    ):
+        self._objects = kwargs
+        self._set_attributes()
+        super().__init__(bcast_object, get_rank)
+
+    def save(self) -> None:
+        self._objects = copy.deepcopy(self._current())
+
+    def restore(self) -> None:
+        self._set_attributes()
+
+    def sync_from(self, root_rank: int) -> None:
+        if self._objects:
+            agreement.share_object(self._current(), root_rank, "objects", self._take, self._bcast_object)
+
+    def _take(self, values: dict[str, Any]) -> None:
+        self._objects = values
+        self._set_attributes()
+
+    def saved_content(self) -> Any:
+        return self._objects
+
+    def load_content(self, content: Any) -> None:
+        self._take({name: content.get(name, value) for name, value in self._objects.items()})
+
+    def _current(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._objects}
+
+    def _set_attributes(self) -> None:
+        for name, value in copy.deepcopy(self._objects).items():
+            setattr(self, name, value)

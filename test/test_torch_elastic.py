@@ -1,0 +1,299 @@
+"""Elastic trainings in PyTorch: states of models, optimizers and samplers."""
+
+import pytest
+import torch
+from elastic_ranks import elastic_job
+
+import ringtrain.torch as hvd
+from ringtrain.elastic import agreement
+
+SLOW = pytest.mark.slow
+
+# ------------------------------------------------------------------------------------------------------- in one job
+
+
+def model_and_optimizer(seed, steps=0):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        model(torch.randn(6, 5)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def all_tensors(model, optimizer):
+    """Copies."""
+    of_optimizer = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
+    return [tensor.clone() for tensor in [*model.state_dict().values(), *of_optimizer]]
+
+
+def require_equal_tensors(found, expected):
+    assert len(found) == len(expected) and all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.ranks(1, 2)
+def test_restore_goes_back_to_the_last_commit():
+    model, optimizer = model_and_optimizer(1, steps=2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state = hvd.elastic.TorchState(model, optimizer, scheduler=scheduler, losses=[1.0], epoch=3)
+    before = all_tensors(model, optimizer)
+    for _ in range(3):  # what is restored must not be what is trained on
+        model(torch.randn(6, 5)).square().sum().backward()
+        optimizer.step()
+        scheduler.step()
+        state.losses.append(2.0)
+        state.epoch = 4
+        state.restore()
+        require_equal_tensors(all_tensors(model, optimizer), before)
+        assert (state.losses, state.epoch, scheduler.last_epoch) == ([1.0], 3, 0)
+        assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("steps", [(1, 1, 1), (2, 0, 1), (1, 0, 0)], ids=str)
+def test_sync_gives_all_ranks_the_state_of_rank_0(steps):
+    expected = all_tensors(*model_and_optimizer(0, steps[0]))
+    model, optimizer = model_and_optimizer(hvd.rank(), steps[hvd.rank()])
+    state = hvd.elastic.TorchState(model, optimizer, epoch=hvd.rank(), names=["a"] * hvd.rank())
+    state.sync()
+    require_equal_tensors(all_tensors(model, optimizer), expected)
+    assert (state.epoch, state.names) == (0, [])
+    state.epoch = 7
+    state.restore()
+    assert state.epoch == 0
+
+
+@pytest.mark.ranks(3)
+def test_sync_takes_the_state_of_the_rank_with_the_most_commits():
+    model, optimizer = model_and_optimizer(hvd.rank())
+    state = hvd.elastic.TorchState(model, optimizer, value=hvd.rank())
+    for _ in range(hvd.rank() % 2):
+        state.commit()
+    state.sync()
+    require_equal_tensors(all_tensors(model, optimizer), all_tensors(*model_and_optimizer(1)))
+    assert state.value == 1
+
+
+@pytest.mark.ranks(2)
+def test_what_all_ranks_have_alike_is_not_sent():
+    model, optimizer = model_and_optimizer(1, steps=1)
+    with torch.no_grad():
+        model[0].bias.fill_(hvd.rank())
+    sent = hvd.metrics().get("broadcast", {"bytes": 0})["bytes"]
+    hvd.elastic.TorchState(model, optimizer).sync()
+    assert hvd.metrics()["broadcast"]["bytes"] - sent == model[0].bias.nbytes
+    assert torch.equal(model[0].bias, torch.zeros(4))
+
+
+@pytest.mark.ranks(2)
+def test_differing_finds_what_is_not_the_same_on_all_ranks():
+    largest = 2**63 - 1
+    numbers = [5, -5, largest, -largest - 1, 3 + hvd.rank(), -hvd.rank(), [largest, -largest - 1][hvd.rank()]]
+    assert agreement.differing(numbers, "test") == [False] * 4 + [True] * 3
+
+
+@pytest.mark.ranks(1)
+def test_another_object_for_an_attribute_is_the_one_that_is_saved():
+    state = hvd.elastic.TorchState(*model_and_optimizer(1), epoch=1)
+    other, _ = model_and_optimizer(2)
+    state.model = other
+    expected = other[0].weight.clone()
+    with torch.no_grad():
+        other[0].weight.zero_()
+    state.restore()
+    assert torch.equal(state.model[0].weight, expected)
+
+
+@pytest.mark.ranks(1)
+def test_the_registry_takes_handlers_for_other_classes():
+    class Counter:
+        count = 0
+
+    class CounterHandler(hvd.elastic.StateHandler):
+        def save(self):
+            self.saved = self.value.count
+
+        def restore(self):
+            self.value.count = self.saved
+
+        def sync(self):
+            self.value.count = hvd.broadcast_object(self.value.count)
+
+    usual = hvd.elastic.get_handler_registry()
+    hvd.elastic.set_handler_registry([*usual, (Counter, CounterHandler)])
+    try:
+        state = hvd.elastic.TorchState(counter=Counter())
+        state.counter.count = 3
+        state.commit()
+        state.counter.count = 4
+        state.restore()
+        assert state.counter.count == 3
+        state.sync()
+    finally:
+        hvd.elastic.set_handler_registry(usual)
+
+
+@pytest.mark.ranks(1, 3)
+@pytest.mark.parametrize("samples", [1, 2, 10, 11])
+def test_a_sampler_shares_out_what_nobody_has_seen(samples):
+    sampler = hvd.elastic.ElasticSampler(range(samples), seed=3)
+    of_all = hvd.allgather_object(list(sampler))
+    assert {len(one) for one in of_all} == {len(sampler)} and set().union(*of_all) == set(range(samples))
+    if samples > hvd.size():
+        sampler.record_batch(0, 1)
+        sampler.load_state_dict(sampler.state_dict())
+        assert sampler.processed_num == hvd.size() and len(sampler.processed_indices) == hvd.size()
+        assert set(sampler.remaining_indices) == set(range(samples)) - sampler.processed_indices
+        assert sampler.processed_indices == {one[0] for one in of_all}
+    sampler.set_epoch(1)
+    assert sampler.processed_num == 0 and set(sampler.remaining_indices) == set(range(samples))
+
+
+# --------------------------------------------------------------------------------- the cases of Horovod's own tests
+
+
+@pytest.mark.ranks(1)
+def test_run_comes_back_to_the_last_commit_after_a_failure():
+    resets = []
+    state = hvd.elastic.TorchState(value=0)
+
+    def train(state, more):
+        state.value += more
+        if len(resets) < 3:
+            raise hvd.HorovodInternalError("a rank is lost")
+        return state.value
+
+    def reset():
+        resets.append(state.value)
+
+    assert hvd.elastic.run_fn(train, reset)(state, 5) == 5
+    assert resets == [0, 0, 0]
+
+
+@pytest.mark.ranks(1)
+def test_run_goes_on_with_what_it_has_when_hosts_have_changed():
+    calls = []
+    state = hvd.elastic.TorchState(value=0)
+    state.register_reset_callbacks([lambda: calls.append(state.value)])
+
+    def train(state):
+        state.value += 1
+        if state.value < 3:
+            state.on_hosts_updated(1.0, None)
+        state.commit()
+        return state.value
+
+    assert hvd.elastic.run_fn(train, lambda: None)(state) == 3
+    assert calls == [1, 2]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("error", [hvd.MismatchError, hvd.NonFiniteError, hvd.StepOrderError, ValueError])
+def test_run_raises_what_would_come_again(error):
+    def train(state):
+        raise error("again")
+
+    with pytest.raises(error, match="again"):
+        hvd.elastic.run_fn(train, lambda: pytest.fail("no reset"))(hvd.elastic.TorchState(value=0))
+
+
+@pytest.mark.ranks(2)
+def test_a_state_as_horovod_lets_one_be_written():
+    class Own(hvd.elastic.State):
+        def save(self):
+            self.saved = self.value
+
+        def restore(self):
+            self.value = self.saved
+
+        def sync(self):
+            self.value = self._bcast_object(self.value)
+            self.save()
+
+    state = Own(hvd.broadcast_object, hvd.rank)
+    state.value = hvd.rank() + 1
+    assert hvd.elastic.run(lambda state: state.value)(state) == 1
+
+
+# --------------------------------------------------------------------------------------------- ranks that are killed
+
+TRAINING = """
+import os, time, torch, ringtrain.torch as hvd
+torch.set_num_threads(1)
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), model.named_parameters(), op=hvd.OPERATION, **OPTIONS)
+random = torch.Generator().manual_seed(5)
+inputs = torch.randn(240, 8, generator=random, dtype=torch.float64)
+targets = inputs.sin().sum(1, keepdim=True)
+sampler = hvd.elastic.ElasticSampler(inputs, shuffle=False)
+
+@hvd.elastic.run
+def train(state):
+    print("synced", state.step, hvd.rank(), hvd.size(), flush=True)
+    while state.step < 40:
+        batch = torch.arange(state.step * 12 % 240, state.step * 12 % 240 + 12)[hvd.rank() :: hvd.size()]
+        optimizer.zero_grad()
+        ((model(inputs[batch]) - targets[batch]) ** 2).sum().div(12).backward()
+        time.sleep(0.005)
+        optimizer.step()
+        state.step += 1
+        state.sampler.record_batch(0, 1)
+        state.commit()
+        print("step", state.step, hvd.size(), flush=True)
+
+state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, step=0)
+train(state)
+print("sum", sum(p.sum() for p in model.parameters()).item(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"gradient_as_shared_view": True}, marks=SLOW), pytest.param({"num_groups": 2}, marks=SLOW)],
+    ids=str,
+)
+def test_a_training_loses_one_rank_and_gains_another(tmp_path, options):
+    program = TRAINING.replace("OPTIONS", repr(options)).replace("OPERATION", "Sum")
+    with elastic_job(program, tmp_path, 2) as job:
+        clean = float(job.processes[0].ends().split("sum ")[1])
+    (tmp_path / "secret").unlink()
+    with elastic_job(program, tmp_path, 3, most=3) as job:
+        job.start()  # one too many: it waits
+        victim = job.process(job.formed(1).members[0])
+        victim.wait_for("step 20 ")
+        victim.kill()
+        for process in job.processes:
+            if process is not victim:
+                text = process.ends()
+                assert abs(float(text.split("sum ")[1]) / clean - 1) < 1e-9
+                assert "step 40 3" in text
+
+
+@SLOW
+def test_a_training_begins_with_one_rank_and_grows(tmp_path):
+    program = TRAINING.replace("OPTIONS", "{}").replace("OPERATION", "Sum")
+    with elastic_job(program, tmp_path, 2) as job:
+        clean = float(job.processes[0].ends().split("sum ")[1])
+    (tmp_path / "secret").unlink()
+    waits = "\n    while hvd.size() == 1 and state.step == 3: time.sleep(0.01); state.check_host_updates()"
+    program = program.replace("while state.step < 40:", f"while state.step < 40:{waits.replace('    ', '        ')}")
+    with elastic_job(program, tmp_path, 1) as job:
+        job.start()
+        for process in job.processes:
+            text = process.ends()
+            assert "step 40 2" in text and abs(float(text.split("sum ")[1]) / clean - 1) < 1e-9
+
+
+@SLOW
+def test_adasum_goes_on_with_other_ranks(tmp_path):
+    program = TRAINING.replace("OPTIONS", "{}").replace("OPERATION", "Adasum")
+    with elastic_job(program, tmp_path, 3) as job:
+        job.processes[0].wait_for("step 10 ")
+        job.processes[1].kill()
+        sums = {process.ends().split("sum ")[1] for process in (job.processes[0], job.processes[2])}
+        assert len(sums) == 1
