@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -142,6 +142,11 @@ class ObjectState(State):
     """
 
     _objects: dict[str, Any]
+
+    if TYPE_CHECKING:  # what checks types does not know which attributes it is given
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(
         self,
