@@ -1,5 +1,6 @@
 """Trainings that go on when ranks are lost and when others come."""
 
+import json
 import random
 import time
 from pathlib import Path
@@ -83,6 +84,117 @@ def test_a_job_whose_ranks_are_all_lost_goes_on_from_its_file(tmp_path, clean):
             assert int(text.split("synced ")[1].split()[0]) >= 19 and "well 60" in text
     require_same_weights(tmp_path, clean(60))
     assert [path for path in tmp_path.iterdir() if "unfinished" in path.name] == []
+
+
+MANY_GENERATIONS = """
+import os, numpy as np, ringtrain as hvd
+from ringtrain.elastic import generation
+hvd.init()
+seen = []
+
+def resources():
+    resident = int(open("/proc/self/statm").read().split()[1]) * 4096
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), resident
+
+@hvd.elastic.run
+def train(state):
+    seen.append(resources())
+    assert hvd.metrics()["generation"] == generation() == len(seen)
+    if generation() < 60:
+        hvd.allreduce_(hvd.empty(1000), name="in the Arena")
+        state.on_hosts_updated(0.0, None)
+    state.commit()
+
+train(hvd.elastic.ArrayState(weights=np.ones(1000)))
+early, late = seen[10], seen[-1]
+print(early, late)
+assert abs(early[0] - late[0]) < 3  # two ranks may have dialled each other
+assert early[1] == late[1] and late[2] - early[2] < 4 << 20
+"""
+
+
+@OPTIONS
+def test_sixty_generations_leave_nothing_behind(tmp_path, memory):
+    before = set(Path("/dev/shm").iterdir())
+    with elastic_job(MANY_GENERATIONS, tmp_path, 2, RINGTRAIN_SHARED_MEMORY=memory) as job:
+        for process in job.processes:
+            process.ends()
+        assert job.server.summary().generations == 60
+    assert not [path for path in set(Path("/dev/shm").iterdir()) - before if "ringtrain" in path.name]
+
+
+def test_each_generation_has_a_timeline_and_a_folder_of_flight_records(tmp_path):
+    files = {"RINGTRAIN_TIMELINE_FILENAME": str(tmp_path / "t.json"), "RINGTRAIN_FLIGHT_DIR": str(tmp_path / "flights")}
+    with elastic_job(training(tmp_path), tmp_path, 3, **files) as job:
+        job.processes[1].wait_for("step 20 ")
+        job.processes[1].kill()
+        job.processes[0].ends()
+        job.processes[2].ends()
+    text = (tmp_path / "t.generation-2.json").read_text()
+    assert "generation 2: 2 ranks" in text and json.loads(text)
+    assert (tmp_path / "t.json").exists()
+    assert {path.name for path in (tmp_path / "flights").iterdir()} == {"generation-1"}
+    assert len(list((tmp_path / "flights" / "generation-1").iterdir())) == 2
+
+
+def test_a_failure_leaves_no_flight_records_that_nobody_asked_for(tmp_path):
+    with elastic_job(training(tmp_path), tmp_path, 2, TMPDIR=str(tmp_path)) as job:
+        job.processes[1].wait_for("step 20 ")
+        job.processes[1].kill()
+        assert "well" in job.processes[0].ends()
+    assert not list(tmp_path.glob("ringtrain-flight*"))
+
+
+IMPORTANT_MOMENTS = {
+    "in init": "ringtrain.job.world.introduce",
+    "in sync": "ringtrain.elastic.agreement.share_arrays",
+    "between saving and agreeing": "ringtrain.elastic.state.State.check_host_updates",
+    "in the reset": "ringtrain.elastic.state.State.on_reset",
+}
+DIES = """
+import os, pathlib, runpy, signal, sys
+import ringtrain
+where, count, victims = os.environ["DIE_IN"], int(os.environ["DIE_AT"]), os.environ["VICTIMS"].split()
+path, name = where.rsplit(".", 1)
+owner = ringtrain
+for part in path.split(".")[1:]:
+    owner = getattr(owner, part)
+original = getattr(owner, name)
+
+def dying(*args, **keywords):
+    global count
+    count -= 1
+    if count == 0 and os.environ["RINGTRAIN_MEMBER"].split("/")[1] in victims:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args, **keywords)
+
+setattr(owner, name, dying)
+for module in ("sockets", "elastic"):
+    if name == "introduce":
+        setattr(getattr(ringtrain.job, module), name, dying)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@OPTIONS
+@pytest.mark.parametrize("victims", ["0", "2", "1 3"])
+@pytest.mark.parametrize("moment", IMPORTANT_MOMENTS)
+def test_a_rank_may_die_at_any_moment(tmp_path, clean, moment, victims, memory):
+    """The second time that it comes there: another rank is killed to have it come there again."""
+    variables = {"DIE_IN": IMPORTANT_MOMENTS[moment], "DIE_AT": "2", "VICTIMS": victims}
+    if moment == "in the reset":
+        variables["DIE_AT"] = "1"
+    program = ["-c", DIES, *training(tmp_path)]
+    with elastic_job(program, tmp_path, 5, RINGTRAIN_SHARED_MEMORY=memory, **variables) as job:
+        survivors = [process for number, process in enumerate(job.processes) if str(number) not in victims.split()]
+        if moment != "between saving and agreeing":
+            survivors[0].wait_for("step 20 ")
+            survivors.pop(1).kill()
+        for process in survivors:
+            assert "well 60" in process.ends()
+        assert len(job.of(Left)) == 5 - len(survivors)
+    require_same_weights(tmp_path, clean(60))
 
 
 # Seconds from the first to the last of all that happens to a job.
