@@ -109,6 +109,7 @@ class ElasticServer:
         self._call(lambda: self._forget(member, text))
 
     def _let_in(self, connection: Connection) -> None:
+        connection.notice_silence()
         tether = _Tether(connection.take_socket())
         if self._is_closed:
             tether.socket.close()
@@ -163,7 +164,9 @@ class ElasticServer:
         kind = message["kind"]
         if kind == "come":
             self._know(tether, str(message["member"]))
-            self._do(self._generations.come(tether.member, Arrival(*message["arrival"]), now_s))
+            host, pid, commits, patience_s = message["arrival"]
+            arrival = Arrival(str(host), int(pid), int(commits), float(patience_s))
+            self._do(self._generations.come(tether.member, arrival, now_s))
         elif kind == "say":
             self._do(self._generations.say(tether.member, message["generation"], message["value"], now_s))
         elif kind == "pong":

@@ -47,6 +47,7 @@ class Tether:
     def __init__(self, place: Place, secret: bytes, member: str, timeout_s: float):
         end = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
         self._incoming = connect(place, place.ports, secret, end, timeout_s)
+        self._incoming.notice_silence()
         self._outgoing = self._incoming.twin()
         self.secret = secret
         self.own_address = self._incoming.own_address()
@@ -85,12 +86,12 @@ class Tether:
 
     def fail(self, text: str) -> None:
         """The script of this process ends of an exception."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(errors.RingtrainError):
             self._send({"kind": "failed", "text": text})
 
     def done(self) -> None:
         """The script of this process has ended well."""
-        with contextlib.suppress(OSError, errors.RingtrainError):
+        with contextlib.suppress(errors.RingtrainError):
             self._send({"kind": "done"})
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -129,6 +130,8 @@ class Tether:
             self._answers.put({"kind": "failed", "text": _gone(error)})
 
     def _close(self) -> None:
+        """In a forked child."""
+        self._sending = threading.Lock()  # another thread may have held it
         self._incoming.close()
         self._outgoing.close()
 
