@@ -138,6 +138,12 @@ def test_arguments_are_those_of_horovod_for_torch(name):
     check_arguments(hvd, name, looked_up(hvd, name), horovod_api.TORCH[name])
 
 
+@pytest.mark.parametrize("name", horovod_api.TORCH_ELASTIC)
+def test_arguments_are_those_of_horovod_for_elastic(name):
+    elastic = module_named("ringtrain.torch.elastic")
+    check_arguments(elastic, name, looked_up(elastic, name), horovod_api.TORCH_ELASTIC[name])
+
+
 @pytest.mark.parametrize("name", horovod_api.TORCH_OPTIMIZER)
 def test_a_distributed_optimizer_is_called_as_that_of_horovod(name):
     module = module_named("ringtrain.torch.optimizer")

@@ -75,6 +75,9 @@ class StateDictHandler(StateHandler):
 class ModelStateHandler(StateDictHandler):
     """A torch.nn.Module. Its parameters and buffers stay where they are."""
 
+    def __init__(self, model: Any):
+        super().__init__(model)
+
     def restore(self) -> None:
         self.value.load_state_dict(self._saved)
 
@@ -94,6 +97,9 @@ class ModelStateHandler(StateDictHandler):
 class OptimizerStateHandler(StateDictHandler):
     """A torch.optim.Optimizer. Where all ranks have state of the same shapes, what differs is overwritten in place."""
 
+    def __init__(self, optimizer: Any):
+        super().__init__(optimizer)
+
     def sync_from(self, root_rank: int) -> None:
         skeleton, tensors = skeleton_of(self.value.state_dict())
         if agreement.is_same(skeleton, "optimizer"):
@@ -106,9 +112,15 @@ class OptimizerStateHandler(StateDictHandler):
 class LRSchedulerStateHandler(StateDictHandler):
     """A learning rate scheduler."""
 
+    def __init__(self, scheduler: Any):
+        super().__init__(scheduler)
+
 
 class SamplerStateHandler(StateDictHandler):
     """An ElasticSampler. It shares out what is left whenever the state is restored or made the same."""
+
+    def __init__(self, sampler: Any):
+        super().__init__(sampler)
 
     def sync_from(self, root_rank: int) -> None:
         super().sync_from(root_rank)
