@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from hosts import SimulatedHosts
 
 from ringtrain.job.rendezvous import secret
 from ringtrain.job.rendezvous.door import bound
@@ -48,18 +52,42 @@ class Process:
         return self.output()
 
 
-class Job:
-    """The rendezvous, and the processes that were started for it."""
+def _listen_on(hosts: SimulatedHosts) -> socket.socket:
+    """At the first of the hosts, to which a thread goes for that."""
+    sockets: list[socket.socket] = []
 
-    def __init__(self, program: list[str], folder: Path, limits: Limits, variables: dict[str, str]):
+    def go_and_listen() -> None:
+        with open(f"/run/netns/{hosts.names[0]}") as place:
+            assert ctypes.CDLL(None, use_errno=True).setns(place.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
+        sockets.append(bound("", 0))
+
+    thread = threading.Thread(target=go_and_listen)
+    thread.start()
+    thread.join()
+    return sockets[0]
+
+
+class Job:
+    """The rendezvous, and the processes that were started for it, on the hosts in turn."""
+
+    def __init__(
+        self,
+        program: list[str],
+        folder: Path,
+        limits: Limits,
+        variables: dict[str, str],
+        hosts: SimulatedHosts | None = None,
+    ):
         secret.write(folder / "secret")
+        self._hosts = hosts
         self._program = program
         self._folder = folder
         self._variables = variables
         self._changed = threading.Condition()
         self.events: list[tuple[float, Event]] = []
         self.processes: list[Process] = []
-        self.server = ElasticServer(bound("127.0.0.1", 0), secret.read(folder / "secret"), limits, self._note)
+        listener = bound("127.0.0.1", 0) if hosts is None else _listen_on(hosts)
+        self.server = ElasticServer(listener, secret.read(folder / "secret"), limits, self._note)
 
     def _note(self, event: Event) -> None:
         with self._changed:
@@ -77,17 +105,20 @@ class Job:
         environment = {
             **os.environ,
             secret.FILE_VARIABLE: str(self._folder / "secret"),
-            "RINGTRAIN_RENDEZVOUS": f"127.0.0.1:{self.server.port}",
+            "RINGTRAIN_RENDEZVOUS": f"{self._hosts.names[0] if self._hosts else '127.0.0.1'}:{self.server.port}",
             "RINGTRAIN_ELASTIC": "1",
             "RINGTRAIN_MEMBER": f"here/{number}",
             "OMP_NUM_THREADS": "1",
             **self._variables,
             **variables,
         }
+        command = [sys.executable, *self._program]
+        if self._hosts is not None:
+            command = self._hosts.command_on(number % len(self._hosts.names), command)
         output = self._folder / f"output-{number}"
         with output.open("wb") as file:
             popen = subprocess.Popen(
-                [sys.executable, *self._program],
+                command,
                 env={name: value for name, value in environment.items() if value},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -128,11 +159,12 @@ def elastic_job(
     most: int = 16,
     timeout_s: float = 30.0,
     reset_limit: int | None = None,
+    hosts: SimulatedHosts | None = None,
     **variables: str,
 ) -> Iterator[Job]:
     """A job of `first` processes; what still runs at the end is killed."""
     command = ["-c", program] if isinstance(program, str) else program
-    job = Job(command, folder, Limits(first, least, most, timeout_s, reset_limit), variables)
+    job = Job(command, folder, Limits(first, least, most, timeout_s, reset_limit), variables, hosts)
     try:
         job.start(first)
         yield job

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from elastic_ranks import Left, elastic_job
+from socket_ranks import hosts_or_skip
 
 TRAINING = str(Path(__file__).with_name("elastic_training.py"))
 OPTIONS = pytest.mark.parametrize("memory", ["auto", "off"], ids=["shm", "sockets"])
@@ -228,3 +229,32 @@ def test_a_storm_of_kills_and_starts_loses_no_step_and_hangs_nowhere(tmp_path, c
                 assert process.popen.returncode == 0, f"seed {seed}:\n{job.outputs()}"
         assert kills > 3
     require_same_weights(tmp_path, clean(600))
+
+
+# ----------------------------------------------------------------------------------------------------- several hosts
+
+
+def test_a_host_may_be_lost_with_all_its_ranks_and_another_may_come(tmp_path, clean):
+    with hosts_or_skip(2) as hosts, elastic_job(training(tmp_path, 200), tmp_path, 4, hosts=hosts) as job:
+        job.processes[0].wait_for("step 20 ")
+        for process in job.processes[1::2]:
+            process.popen.kill()
+        job.formed(2)
+        job.start(2)
+        for process in (*job.processes[:4:2], *job.processes[4:]):
+            assert "well 200" in process.ends()
+        assert "step 200 4" in process.output()
+    require_same_weights(tmp_path, clean(200))
+
+
+def test_a_host_whose_link_is_silent_is_left_behind(tmp_path, clean):
+    program = training(tmp_path, 200)
+    with hosts_or_skip(2) as hosts, elastic_job(program, tmp_path, 4, hosts=hosts, RINGTRAIN_PEER_TIMEOUT_S="1") as job:
+        job.processes[0].wait_for("step 20 ")
+        struck = time.monotonic()
+        hosts.run_on(1, "ip", "link", "set", "eth0", "down")
+        assert job.formed(2).size == 2
+        assert time.monotonic() - struck < 10
+        for process in job.processes[::2]:
+            assert "well 200" in process.ends()
+    require_same_weights(tmp_path, clean(200))
