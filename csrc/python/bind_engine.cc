@@ -185,6 +185,13 @@ void bind_engine(nb::module_& module) {
              "Leaves the job and ends the engine, if there is one. Whether all was well until then.");
   module.def("give_up", &give_up, nb::arg("reason"), nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>(),
              "Tells all others that this rank has failed, and why. Returns when they know, or the time is over.");
+  module.def(
+      "report_loss",
+      [](const std::string& text) {
+        if (const auto engine = current_engine()) engine->report_loss(text);
+      },
+      nb::arg("text"), nb::call_guard<nb::gil_scoped_release>(),
+      "Another rank is gone, as somebody knows better than the network: what waits for it fails with PeerLostError.");
   module.def("is_initialized", [] { return current_engine() != nullptr; });
   module.def(
       "require_initialized", [] { require_engine(); },

@@ -105,6 +105,11 @@ void Engine::report_failure(const std::string& reason, double timeout_s) {
   while (!is_closed_ && now_s() < end) Waiter::nap(kMoment_s);
 }
 
+void Engine::report_loss(const std::string& text) {
+  fabric_.own_failure().set({ErrorKind::peer_lost, text});
+  fabric_.bell().ring();
+}
+
 // ------------------------------------------------------------------------------------------- the engine's own thread
 
 // Between turns it spins for a moment, without keeping callers from theirs, and then sleeps on the bell. While a caller

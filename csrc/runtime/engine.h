@@ -67,6 +67,8 @@ class Engine {
   // first counts, so nothing happens if the engine has ended already. Returns when they were told, after `timeout_s` at
   // most.
   void report_failure(const std::string& reason, double timeout_s);
+  // Any thread. Somebody who knows better than the network says that another rank is gone: all that waits here fails.
+  void report_loss(const std::string& text);
   // Whether it has ended because of an error, its own or that of another rank.
   bool has_failed() const { return has_failed_; }
 

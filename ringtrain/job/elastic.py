@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ringtrain._core as _core
 from ringtrain.job import sockets
 from ringtrain.job.interfaces import addresses_of
 from ringtrain.job.rendezvous.generations import Arrival
@@ -109,7 +110,8 @@ def _tethered(settings: dict[str, str]) -> Tether:
         if place is None:
             raise RuntimeError(f"{SWITCH} is set, but not {sockets.PLACE_VARIABLE}: start with ringrun --min-np")
         member = os.environ.get(MEMBER_VARIABLE) or f"{socket.gethostname()}/{os.getpid()}-{secrets.token_hex(4)}"
-        _tether = Tether(place, job_secret(str(place)), member, float(settings["start_timeout_s"]))
+        timeout_s = float(settings["start_timeout_s"])
+        _tether = Tether(place, job_secret(str(place)), member, timeout_s, _core.report_loss)
     return _tether
 
 

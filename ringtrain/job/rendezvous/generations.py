@@ -216,6 +216,8 @@ class Generations:
         self._left.append(Left(member, text))
         self._output.append(self._left[-1])
         if known.rank is not None:
+            for other in self._at_work():
+                self._tell(other, {"kind": "lost", "text": f"rank {known.rank} ({member}) is gone: {text}"})
             self._break(now_s)
 
     def _at_work(self) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ringtrain import errors
@@ -16,6 +17,8 @@ from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
 
 _SEND_S = 5.0
 _LOOK_S = 0.5
+# How long the network may take to notice a loss by itself.
+_NETWORK_S = 0.2
 
 
 class Seat(NamedTuple):
@@ -42,14 +45,19 @@ class Tether:
     Args:
         member: the name of this process among all of the job.
         timeout_s: for the rendezvous to be there; 0 waits for ever.
+        on_lost: called when another process of this one's generation is gone and this one has not come for the next
+            within a moment. The network mostly knows it earlier, and why; not of a host that is silent.
     """
 
-    def __init__(self, place: Place, secret: bytes, member: str, timeout_s: float):
+    def __init__(self, place: Place, secret: bytes, member: str, timeout_s: float, on_lost: Callable[[str], None]):
         end = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
         self._incoming = connect(place, place.ports, secret, end, timeout_s)
         self._incoming.notice_silence()
         self._outgoing = self._incoming.twin()
         self.secret = secret
+        self._on_lost = on_lost
+        self._reporting = threading.Lock()
+        self._report: threading.Timer | None = None
         self.own_address = self._incoming.own_address()
         self._member = member
         self._sending = threading.Lock()
@@ -123,11 +131,34 @@ class Tether:
                     self._send({"kind": "pong"})
                 elif kind == "news":
                     self._has_news = True
+                elif kind == "lost":
+                    self._report_soon(message["text"])
                 else:
+                    if kind == "world":
+                        self._forget_lost()
                     self._has_news = self._has_news and kind != "world"
                     self._answers.put(message)
         except (OSError, StrangerError, errors.RingtrainError) as error:
             self._answers.put({"kind": "failed", "text": _gone(error)})
+
+    def _report_soon(self, text: str) -> None:
+        with self._reporting:
+            if self._report is None:
+                self._report = threading.Timer(_NETWORK_S, self._report_lost, [text])
+                self._report.daemon = True
+                self._report.start()
+
+    def _report_lost(self, text: str) -> None:
+        with self._reporting:
+            if self._report is not None:
+                self._on_lost(text)
+
+    def _forget_lost(self) -> None:
+        """It was of the generation before. From here on nothing is reported to the next one."""
+        with self._reporting:
+            if self._report is not None:
+                self._report.cancel()
+                self._report = None
 
     def _close(self) -> None:
         """In a forked child."""
