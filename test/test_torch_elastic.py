@@ -76,6 +76,7 @@ def test_sync_takes_the_state_of_the_rank_with_the_most_commits():
     assert state.value == 1
 
 
+@pytest.mark.fast
 @pytest.mark.ranks(2)
 def test_what_all_ranks_have_alike_is_not_sent():
     model, optimizer = model_and_optimizer(1, steps=1)
@@ -87,6 +88,7 @@ def test_what_all_ranks_have_alike_is_not_sent():
     assert torch.equal(model[0].bias, torch.zeros(4))
 
 
+@pytest.mark.fast
 @pytest.mark.ranks(2)
 def test_differing_finds_what_is_not_the_same_on_all_ranks():
     largest = 2**63 - 1
