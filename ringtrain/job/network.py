@@ -51,14 +51,13 @@ def connect(
 
     Raises as `mpi.connect`, `sockets.connect` and `elastic.connect`.
     """
-    if elastic.is_elastic():
-        exceptions.tell_exceptions()
-        return elastic.connect(comm, settings, read_tuned)
     launch = launched_by.detect()
     network = choose(settings["network"], comm, launch).network
     if network == "none":
         return single_world(), {}
     exceptions.tell_exceptions()  # a rank that fails while they meet would keep the others in MPI_Finalize
+    if elastic.is_elastic():
+        return elastic.connect(comm, settings, read_tuned)
     if network == "sockets" and launch is not None and launch.size == 1 and comm is None:
         return single_world(), {}
     if network == "mpi" or launch is None or mpi.is_communicator(comm) or not sockets.is_met_at_a_place(launch):
