@@ -11,10 +11,9 @@ import base64
 import contextlib
 import os
 import secrets
-import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +24,10 @@ from ringtrain.runner.allocation.hosts import Host, is_this_host, parse_hosts
 from ringtrain.runner.launchers.travelling_variables import travelling
 from ringtrain.runner.start.agent import Order
 from ringtrain.runner.start.link import Link, Share, command_of_agent
+from ringtrain.runner.start.loop import Loop
 from ringtrain.runner.supervise.rank_wrapper import END_RANK, GRACE_VARIABLE
 
-_INTERFACES_VARIABLE = "RINGTRAIN_SOCKET_INTERFACES"
+INTERFACES_VARIABLE = "RINGTRAIN_SOCKET_INTERFACES"
 _LOOK_S = 0.5
 # From SIGTERM to SIGKILL: where a rank has failed, at most, and where this process is told to end.
 _GRACE_AFTER_FAILURE_S = 10.0
@@ -35,8 +35,8 @@ _GRACE_OF_END_S = 1.0
 # Agents that have not ended so long after they were to kill their ranks are not waited for.
 _AGENTS_END_S = 1.5
 _STDIN_BYTES = 1 << 15
-_FOR_RANKS: dict[int, int] = {END_RANK: signal.SIGTERM, signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGUSR2}
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FOR_RANKS: dict[int, int] = {END_RANK: signal.SIGTERM, signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGUSR2}
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def shares_of(num_proc: int, hosts: Sequence[Host]) -> list[Share]:
@@ -118,64 +118,27 @@ class Starter:
     def __init__(self, links: Sequence[Link], grace_s: float):
         self._links = links
         self._grace_s = grace_s
-        self._selector = selectors.PollSelector()  # that of epoll takes no files
+        self._loop = Loop(self._on_report)
         self._input = StandardInput()
         self._input_is_on_its_way = False
         self._code = 0
         self._is_ending = False
         self._give_up_at = float("inf")
         for link in links:
-            for stream, handle in link.streams():
-                self._selector.register(stream, selectors.EVENT_READ, self._reader(link, stream, handle))
-
-    def handle_signals(self) -> None:
-        """A signal that is ignored stays ignored."""
-        wake_up, wake_up_end = os.pipe()
-        for descriptor in (wake_up, wake_up_end):
-            os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
-        self._selector.register(wake_up, selectors.EVENT_READ, lambda: self._on_signals(os.read(wake_up, 4096)))
-        for number in (*_FOR_RANKS, *_ENDING_SIGNALS):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda number, frame: None)
+            self._loop.add(link)
+        self._loop.handle_signals((*FOR_RANKS, *ENDING_SIGNALS), self._on_signals)
 
     def run(self) -> int:
         """To the end of all ranks, or of the time that they had for it. Returns the code of the first that failed."""
         while any(link.is_open for link in self._links) and time.monotonic() < self._give_up_at:
-            self._select()
+            may_read = self._input.may_be_read() and not self._input_is_on_its_way
+            self._loop.wait(_LOOK_S, {self._input: self._read_input} if may_read else {})
             for link in self._links:
                 if not link.is_open and link.running:
                     self._note_loss(link)
         for link in self._links:
             link.close()
         return self._code
-
-    def _select(self) -> None:
-        wanted: dict[object, Callable[[], None]] = {
-            link.orders: link.write_orders for link in self._links if link.has_orders
-        }
-        if self._input.may_be_read() and not self._input_is_on_its_way:
-            wanted[self._input] = self._read_input
-        for stream, handle in wanted.items():
-            events = selectors.EVENT_READ if stream is self._input else selectors.EVENT_WRITE
-            self._selector.register(stream, events, handle)  # type: ignore[arg-type]
-        ready = self._selector.select(_LOOK_S)
-        for stream in wanted:
-            self._selector.unregister(stream)  # type: ignore[arg-type]
-        for key, _ in ready:
-            key.data()
-
-    def _reader(self, link: Link, stream: int, handle: Callable[[bytes], None]) -> Callable[[], None]:
-        def read() -> None:
-            data = os.read(stream, 1 << 16)
-            handle(data)
-            if not data:
-                self._selector.unregister(stream)
-                link.open_streams -= 1
-            for report in link.take_reports():
-                self._on_report(link, report)
-
-        return read
 
     def _on_report(self, link: Link, report: dict[str, Any]) -> None:
         if "ended" in report:
@@ -194,9 +157,9 @@ class Starter:
 
     def _on_signals(self, numbers: bytes) -> None:
         for number in numbers:
-            if number in _FOR_RANKS:
-                self._order_all({"signal": _FOR_RANKS[number]})
-            elif number in _ENDING_SIGNALS:
+            if number in FOR_RANKS:
+                self._order_all({"signal": FOR_RANKS[number]})
+            elif number in ENDING_SIGNALS:
                 self._code = self._code or 128 + number
                 self._end(_GRACE_OF_END_S)
 
@@ -226,7 +189,7 @@ def main() -> int:
     """Returns 0 where all ranks did."""
     arguments = _parser().parse_args()
     shares = shares_of(arguments.num_proc, parse_hosts(arguments.hosts) if arguments.hosts else [])
-    meeting = meeting_of(shares, os.environ.get(_INTERFACES_VARIABLE, ""))
+    meeting = meeting_of(shares, os.environ.get(INTERFACES_VARIABLE, ""))
     secret = secrets.token_bytes(32)
     server = Server(bound(meeting.listens_at, 0), secret)
     names = travelling(os.environ, arguments.exported)
@@ -247,7 +210,6 @@ def main() -> int:
         links.append(Link(share, command_of_agent(share, os.environ, arguments.ssh_option)))
         links[-1].order(order._asdict())
     starter = Starter(links, float(os.environ.get(GRACE_VARIABLE, _GRACE_AFTER_FAILURE_S)))
-    starter.handle_signals()
     with contextlib.suppress(BrokenPipeError):  # whoever reads has gone, and the agents with this process
         return starter.run()
     return 1
