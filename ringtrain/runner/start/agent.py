@@ -5,6 +5,9 @@ Runs as a script, on other hosts by ssh, without importing ringtrain, so that it
     standard input   orders of JSON: an Order first, then {"signal": 15}, {"end": seconds}, {"stdin": base64 or null}
     standard output  reports, REPORT and JSON: {"ended": [rank, code]}, a code as a shell gives it, {"took": "stdin"}
 
+In an elastic job it is the host's *keeper*: it starts one process for each {"start": number}, the two orders above may
+be for {"rank": number} alone, and it stays until {"finish": true}.
+
 Both outputs have besides, in whole lines, what the ranks write to theirs; under ringrun, that is frames of wrappers.
 When standard input ends, whoever gives orders has died, and the ranks are killed.
 """
@@ -33,10 +36,15 @@ _END_S = 5.0
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Nobody here takes an exit that was asked for from a launcher that would end the other ranks for it.
 _GRACE_VARIABLE = "RINGRUN_GRACE_S"
+# What the wrapper calls a process of an elastic job, whose rank changes.
+_PROCESS_VARIABLE = "RINGRUN_PROCESS"
 
 
 class Order(NamedTuple):
-    """What to start. The ranks of this host are `first`, `first + 1`, ..., `ranks` of `size`."""
+    """What to start. The ranks of this host are `first`, `first + 1`, ..., `ranks` of `size`.
+
+    In an elastic job there are none at first, and `host` is what the job calls this host.
+    """
 
     command: list[str]
     first: int
@@ -46,6 +54,11 @@ class Order(NamedTuple):
     secret: str  # in hexadecimal digits
     environment: dict[str, str]  # over that of this host
     folder: str
+    host: str = ""
+
+    @property
+    def is_of_keeper(self) -> bool:
+        return bool(self.host)
 
 
 class Lines:
@@ -83,7 +96,13 @@ class Rank:
         # by the descriptor of this process that their lines go to
         self.streams = {1: process.stdout, 2: process.stderr}
         self.drain_until = float("inf")
+        self.kill_at = float("inf")
         self.has_ended = False
+
+    def end(self, grace_s: float) -> None:
+        if self.kill_at == float("inf"):
+            self.signal(signal.SIGTERM)
+        self.kill_at = min(self.kill_at, time.monotonic() + grace_s)
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -129,25 +148,27 @@ class Input:
 class Agent:
     """One thread."""
 
-    def __init__(self, orders: Lines):
+    def __init__(self, orders: Lines, order: Order):
         self._selector = selectors.PollSelector()
         self._orders = orders
+        self._order = order
+        self._environment = {**os.environ, **order.environment, "RINGTRAIN_RENDEZVOUS": order.place}
+        self._environment.pop(_GRACE_VARIABLE, None)
         self._ranks: list[Rank] = []
         self._input: Input | None = None
-        self._kill_at = float("inf")
+        self._stays = order.is_of_keeper
         self._wake_up = self._handle_signals()
 
-    def run(self, order: Order, later: list[bytes]) -> None:
+    def run(self, later: list[bytes]) -> None:
         """Run the ranks to their end, and obey. Raises OSError where they cannot be started."""
-        environment = {**os.environ, **order.environment}
-        environment.pop(_GRACE_VARIABLE, None)
+        first = self._order.first
         try:
             with tempfile.TemporaryFile() as secret:  # it has no name, so that it goes with this process
-                secret.write(bytes.fromhex(order.secret))
+                secret.write(bytes.fromhex(self._order.secret))
                 secret.flush()
-                secret_file = f"/proc/{os.getpid()}/fd/{secret.fileno()}"
-                for number in range(order.first, order.first + order.ranks):
-                    self._start(number, order, {**environment, **_variables_of_rank(order, number, secret_file)})
+                self._environment["RINGTRAIN_SECRET_FILE"] = f"/proc/{os.getpid()}/fd/{secret.fileno()}"
+                for number in range(first, first + self._order.ranks):
+                    self._start(number)
                 self._obey(later)
                 self._follow()
         finally:
@@ -166,13 +187,14 @@ class Agent:
                 signal.signal(number, lambda number, frame: self._end(_END_S))
         return wake_up
 
-    def _start(self, number: int, order: Order, environment: dict[str, str]) -> None:
+    def _start(self, number: int) -> None:
+        has_input = number == 0 and not self._order.is_of_keeper
         process = subprocess.Popen(
-            order.command,
+            self._order.command,
             bufsize=0,
-            cwd=order.folder,
-            env=environment,
-            stdin=subprocess.PIPE if number == 0 else subprocess.DEVNULL,
+            cwd=self._order.folder,
+            env={**self._environment, **_variables_of_rank(self._order, number)},
+            stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -181,19 +203,19 @@ class Agent:
         self._ranks.append(rank)
         for to in rank.streams:
             self._register(rank, to)
-        if number == 0:
+        if has_input:
             self._input = Input(process)
 
     def _follow(self) -> None:
         self._selector.register(0, selectors.EVENT_READ, self._read_orders)
         self._selector.register(self._wake_up, selectors.EVENT_READ, lambda: os.read(self._wake_up, 4096))
-        while not all(rank.has_ended for rank in self._ranks):
+        while self._stays or not all(rank.has_ended for rank in self._ranks):
             for key, _ in self._selector.select(_LOOK_S):
                 key.data()
-            for rank in self._ranks:
+            for rank in list(self._ranks):
                 self._note_end(rank)
-            if time.monotonic() >= self._kill_at:
-                self._signal(signal.SIGKILL)
+                if time.monotonic() >= rank.kill_at:
+                    rank.signal(signal.SIGKILL)
 
     def _register(self, rank: Rank, to: int) -> None:
         stream, lines = rank.streams[to], Lines()
@@ -217,20 +239,37 @@ class Agent:
         if not rank.streams or time.monotonic() >= rank.drain_until:
             rank.has_ended = True
             _report({"ended": [rank.number, code]})
+            if self._order.is_of_keeper:
+                self._forget(rank)
+
+    def _forget(self, rank: Rank) -> None:
+        """Another one takes its place: what it has left behind goes now."""
+        rank.signal(signal.SIGKILL)
+        rank.process.poll()
+        self._ranks.remove(rank)
+        for stream in rank.streams.values():
+            self._selector.unregister(stream)
+            stream.close()
 
     def _read_orders(self) -> None:
         data = os.read(0, 1 << 16)
         if not data:
             self._selector.unregister(0)
-            self._kill_at = 0.0
+            self._stays = False
+            for rank in self._ranks:
+                rank.kill_at = 0.0
         self._obey(self._orders.feed(data))
 
     def _obey(self, orders: list[bytes]) -> None:
         for order in map(json.loads, orders):
-            if "signal" in order:
-                self._signal(order["signal"])
+            if "start" in order:
+                self._start(order["start"])
+            elif "signal" in order:
+                self._signal(order["signal"], order.get("rank"))
             elif "end" in order:
-                self._end(order["end"])
+                self._end(order["end"], order.get("rank"))
+            elif "finish" in order:
+                self._stays = False
             else:
                 self._feed(order["stdin"])
 
@@ -248,28 +287,35 @@ class Agent:
             self._selector.unregister(self._input)
             _report({"took": "stdin"})
 
-    def _signal(self, number: int) -> None:
-        for rank in self._ranks:
-            rank.signal(number)
+    def _signal(self, signal_number: int, number: int | None = None) -> None:
+        for rank in self._those(number):
+            rank.signal(signal_number)
 
-    def _end(self, grace_s: float) -> None:
-        if self._kill_at == float("inf"):
-            self._signal(signal.SIGTERM)
-        self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
+    def _end(self, grace_s: float, number: int | None = None) -> None:
+        if number is None:
+            self._stays = False
+        for rank in self._those(number):
+            rank.end(grace_s)
+
+    def _those(self, number: int | None) -> list[Rank]:
+        """That rank, or all."""
+        return [rank for rank in self._ranks if number is None or rank.number == number]
 
 
 def _report(report: dict[str, object]) -> None:
     write_lines(1, [REPORT + json.dumps(report).encode()])
 
 
-def _variables_of_rank(order: Order, number: int, secret_file: str) -> dict[str, str]:
+def _variables_of_rank(order: Order, number: int) -> dict[str, str]:
+    if order.is_of_keeper:
+        # it learns its rank whenever the processes of the job have changed
+        member = f"{order.host}/{number}"
+        return {"RINGTRAIN_ELASTIC": "1", "RINGTRAIN_MEMBER": member, _PROCESS_VARIABLE: str(number)}
     return {
         "RINGTRAIN_RANK": str(number),
         "RINGTRAIN_SIZE": str(order.size),
         "RINGTRAIN_LOCAL_RANK": str(number - order.first),
         "RINGTRAIN_LOCAL_SIZE": str(order.ranks),
-        "RINGTRAIN_RENDEZVOUS": order.place,
-        "RINGTRAIN_SECRET_FILE": secret_file,
     }
 
 
@@ -283,7 +329,7 @@ def main() -> int:
             return 1
         lines = orders.feed(data)
     try:
-        Agent(orders).run(Order(**json.loads(lines[0])), lines[1:])
+        Agent(orders, Order(**json.loads(lines[0]))).run(lines[1:])
     except BrokenPipeError:  # whoever started this has gone
         return 1
     except OSError as error:

@@ -30,7 +30,10 @@ END_RANK = signal.SIGURG
 # In the environment: how long a rank may take to end after SIGTERM, in seconds.
 GRACE_VARIABLE = "RINGRUN_GRACE_S"
 
-_RANK_VARIABLES = ("RINGTRAIN_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+# In the environment of a process of an elastic job, whose rank changes: its number.
+PROCESS_VARIABLE = "RINGRUN_PROCESS"
+
+_RANK_VARIABLES = (PROCESS_VARIABLE, "RINGTRAIN_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 # Slurm forwards lines of up to 1024 bytes in one piece, Open MPI whatever it reads at once, up to 4096.
 _PAYLOAD_BYTES = 900
 _BATCH_BYTES = 4096
@@ -130,6 +133,8 @@ class Wrapper:
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake_up_end, warn_on_full_buffer=False)
         self._handled = self._handle_signals()
+        # the end of the launcher's process wakes this one up, which then ends the rank at once
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCHLD)
 
     def run(self) -> int:
         """Run the command to its end. Returns its exit code, negative for a signal, or 0 if it was told to end."""
@@ -148,7 +153,8 @@ class Wrapper:
         age_s = time.monotonic() - ended_at
         code = os.waitstatus_to_exitcode(status)
         self._sender.send(ENDED, f"{code} {age_s:.6f} {int(self._times_told_to_end > 0)}".encode())
-        if self._times_told_to_end > 0:
+        # the keeper of an elastic job ends no other rank, and has to know how this one ended
+        if self._times_told_to_end > 0 and PROCESS_VARIABLE not in os.environ:
             self._stay()
             return 0
         return code
