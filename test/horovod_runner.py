@@ -4,7 +4,7 @@ Taken from its sources: runner/launch.py, runner/common/util/config_parser.py an
 what becomes of it here, which is ours.
 """
 
-SAME, NO_EFFECT, LATER = "the same", "no effect", "refused"
+SAME, NO_EFFECT = "the same", "no effect"
 
 # spellings of one flag -> how many words follow, whether they are numbers, and its state here
 FLAGS = {
@@ -36,12 +36,12 @@ FLAGS = {
     ("--autotune-steps-per-sample",): (1, True, NO_EFFECT),
     ("--autotune-bayes-opt-max-samples",): (1, True, NO_EFFECT),
     ("--autotune-gaussian-process-noise",): (1, True, NO_EFFECT),
-    ("--min-np", "--min-num-proc"): (1, True, LATER),
-    ("--max-np", "--max-num-proc"): (1, True, LATER),
-    ("--slots-per-host",): (1, True, LATER),
-    ("--elastic-timeout",): (1, True, LATER),
-    ("--reset-limit",): (1, True, LATER),
-    ("--blacklist-cooldown-range",): (2, True, LATER),
+    ("--min-np", "--min-num-proc"): (1, True, SAME),
+    ("--max-np", "--max-num-proc"): (1, True, SAME),
+    ("--slots-per-host",): (1, True, SAME),
+    ("--elastic-timeout",): (1, True, SAME),
+    ("--reset-limit",): (1, True, SAME),
+    ("--blacklist-cooldown-range",): (2, True, SAME),
     ("--timeline-filename",): (1, False, SAME),
     ("--timeline-mark-cycles",): (0, False, SAME),
     ("--no-timeline-mark-cycles",): (0, False, SAME),
@@ -65,7 +65,7 @@ FLAGS = {
     ("--no-log-hide-timestamp",): (0, False, NO_EFFECT),
     ("-H", "--hosts"): (1, False, SAME),
     ("-hostfile", "--hostfile"): (1, False, SAME),
-    ("--host-discovery-script",): (1, False, LATER),
+    ("--host-discovery-script",): (1, False, SAME),
     ("--gloo",): (0, False, NO_EFFECT),
     ("--mpi",): (0, False, NO_EFFECT),
     ("--jsrun",): (0, False, NO_EFFECT),
@@ -118,14 +118,14 @@ ARGUMENTS = {
     "args": ((), SAME),
     "kwargs": (None, SAME),
     "num_proc": (1, SAME),
-    "min_num_proc": (None, LATER),
-    "max_num_proc": (None, LATER),
-    "slots": (None, LATER),
-    "reset_limit": (None, LATER),
-    "cooldown_range": (None, LATER),
+    "min_num_proc": (None, SAME),
+    "max_num_proc": (None, SAME),
+    "slots": (None, SAME),
+    "reset_limit": (None, SAME),
+    "cooldown_range": (None, SAME),
     "hosts": (None, SAME),
     "hostfile": (None, SAME),
-    "host_discovery_script": (None, LATER),
+    "host_discovery_script": (None, SAME),
     "start_timeout": (None, SAME),
     "ssh_port": (None, SAME),
     "ssh_identity_file": (None, SAME),
@@ -139,6 +139,6 @@ ARGUMENTS = {
     "network_interfaces": (None, SAME),
     "executable": (None, SAME),
     "np": (None, SAME),
-    "min_np": (None, LATER),
-    "max_np": (None, LATER),
+    "min_np": (None, SAME),
+    "max_np": (None, SAME),
 }

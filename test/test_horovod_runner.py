@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from horovod_runner import ARGUMENTS, AS_WANTED, FILE, FLAGS, LATER, NO_EFFECT, SAME
+from horovod_runner import ARGUMENTS, AS_WANTED, FILE, FLAGS, NO_EFFECT, SAME
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, ringrun
 
 import ringtrain
@@ -48,14 +48,10 @@ def test_the_document_has_the_table():
 
 
 @pytest.mark.parametrize(("name", "takes", "is_number", "state"), SPELLINGS)
-def test_a_flag_is_taken_or_said_to_come_later(name, takes, is_number, state, tmp_path):
+def test_a_flag_is_taken_or_said_to_have_no_effect(name, takes, is_number, state, tmp_path):
     flag = horovod_flags.BY_NAME[name]
     assert (flag.state.value, flag.takes) == (state, takes)
     words = words_of(name, takes, is_number)
-    if state == LATER:
-        with pytest.raises(UsageError, match=f"^{name}: hvd.elastic comes later; start a fixed number of ranks"):
-            parse([*words, *TRAIN], table.TABLE)
-        return
     if name == "--config-file":
         words = [name, str(tmp_path / "config.yaml")]
         Path(words[1]).write_text("np: 2\n")
@@ -133,12 +129,6 @@ def test_the_table_has_all_places_of_its_file():
 # --- ringrun ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_flag_that_comes_later_is_one_sentence_and_exit_code_2():
-    done = ringrun("-np", "2", "--min-np", "1", "--host-discovery-script", "./hosts.sh", "python", "train.py")
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "ringrun: --min-np: hvd.elastic comes later; start a fixed number of ranks with -np\n"
-
-
 def test_the_version_and_the_build_are_printed_without_a_job():
     assert ringrun("--version").stdout == f"{ringtrain.__version__}\n"
     done = ringrun("--check-build")
@@ -212,15 +202,6 @@ def started(monkeypatch):
         return jobs.pop() if jobs else None
 
     return run
-
-
-LATER_ARGUMENTS = [name for name, (_, state) in ARGUMENTS.items() if state == LATER]
-
-
-@pytest.mark.parametrize("name", LATER_ARGUMENTS)
-def test_an_argument_that_comes_later_is_refused(name, started):
-    with pytest.raises(UsageError, match=f"^{name}: hvd.elastic comes later"):
-        started(operator.add, (1, 2), **{name: 1})
 
 
 def test_an_argument_without_effect_is_said_on_the_callers_line(started, recwarn):

@@ -124,7 +124,7 @@ class Printed:
 
 def test_lines_of_several_ranks_are_whole_and_have_their_rank() -> None:
     printed = Printed()
-    output = Output(printed.screen, has_prefix=True, num_proc=2)
+    output = Output(printed.screen, has_prefix=True, are_several=True)
     for rank, is_error, data in [
         (0, False, b"ha"),
         (1, False, b"one\ntwo\n"),
@@ -139,7 +139,7 @@ def test_lines_of_several_ranks_are_whole_and_have_their_rank() -> None:
 
 def test_one_rank_without_prefix_is_printed_at_once() -> None:
     printed = Printed()
-    Output(printed.screen, has_prefix=False, num_proc=1).add(Written(0, False, b"your name: "))
+    Output(printed.screen, has_prefix=False, are_several=False).add(Written(0, False, b"your name: "))
     assert printed.texts() == ("your name: ", "")
 
 
@@ -163,7 +163,7 @@ def test_files_of_ranks_are_in_order_and_hold_nothing_of_a_former_job(tmp_path: 
 def test_the_time_comes_before_the_rank() -> None:
     for has_prefix, rank in ((True, "[3] "), (False, "")):
         printed = Printed()
-        Output(printed.screen, has_prefix, num_proc=1, has_time=True).add(Written(3, False, b"one\ntwo\n"))
+        Output(printed.screen, has_prefix, are_several=False, has_time=True).add(Written(3, False, b"one\ntwo\n"))
         for line, text in zip(printed.texts()[0].splitlines(), ("one", "two"), strict=True):
             assert abs(time.time() - time.mktime(time.strptime(line[:20], "%Y-%m-%d %H:%M:%S "))) < TIMEOUT_S
             assert line[20:] == rank + text

@@ -137,7 +137,8 @@ def test_a_config_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> 
         ("params:\n  cycle_time_ms: [1, 2]\n", "config, line 2: params.cycle_time_ms takes one value"),
         ("env: [[1]]\n", "config, line 1: env takes texts or numbers"),
         ("controller: pigeon\n", "config, line 1: horovodrun's file has no controller: pigeon"),
-        ("np: 2\nmin-np: 1\n", "config, line 2: --min-np: hvd.elastic comes later"),
+        ("np: 2\nmin-np: [1, 2]\n", "config, line 2: min-np takes one value"),
+        ("blacklist-cooldown-range: 10\n", "config, line 1: .*expected 2 arguments"),
         (None, "No such file"),
     ],
 )

@@ -136,7 +136,7 @@ class Terminal:
 
 def output_on(terminal: Terminal, lines: int = 24, has_cursor: bool = True) -> Output:
     surface = Surface(terminal.columns, lines, has_cursor)
-    return Output(Screen(lambda data, is_error: terminal.write(data.decode()), lambda: surface), True, 4)
+    return Output(Screen(lambda data, is_error: terminal.write(data.decode()), lambda: surface), True, True)
 
 
 def show(output: Output) -> None:

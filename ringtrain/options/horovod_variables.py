@@ -31,7 +31,6 @@ _ON = frozenset({"1", *_TRUE})
 _NO_GLOO = "there is no gloo in ringtrain, MPI brings the ranks together"
 _NO_TUNER = "autotune has no samples to count; autotune_file keeps what it finds"
 _FROM_MPI = "MPI says which ranks there are and where; horovodrun sets it for gloo"
-_ELASTIC = "hvd.elastic comes later"
 _LOG_LEVEL = "HOROVOD_LOG_LEVEL"
 _LEVELS = next(row["choices"] for row in _core.option_table() if row["name"] == "log_level")
 _STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
@@ -75,8 +74,8 @@ _OWN = (
     Variable("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", False, _NO_TUNER),
     Variable("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", False, _NO_TUNER),
     Variable("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", False, _NO_TUNER),
-    Variable("HOROVOD_ELASTIC", False, _ELASTIC, _OFF),
-    Variable("HOROVOD_ELASTIC_TIMEOUT", False, _ELASTIC),
+    Variable("HOROVOD_ELASTIC", False, "ringrun --min-np makes a job elastic; horovodrun sets it", _OFF),
+    Variable("HOROVOD_ELASTIC_TIMEOUT", True, "for ringrun, as its `--elastic-timeout`"),
     Variable("HOROVOD_SPARK_START_TIMEOUT", False, "Spark does not come"),
 )
 TABLE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ringtrain.runner.allocation.hosts import (
@@ -16,6 +16,7 @@ from ringtrain.runner.allocation.hosts import (
     read_hostfile,
     total_slots,
 )
+from ringtrain.runner.elastic.asked import Asked
 
 # how long ranks may take to start if nobody says otherwise
 START_TIMEOUT_S = 120.0
@@ -108,24 +109,63 @@ def check_env(env: Any) -> dict[str, str]:
     return dict(env)
 
 
+def check_elastic(
+    num_proc: int,
+    min_num_proc: Any,
+    max_num_proc: Any,
+    slots: Any,
+    host_discovery_script: Any,
+    elastic_timeout: Any,
+    reset_limit: Any,
+    cooldown_range: Any,
+) -> Asked:
+    """Raises TypeError and ValueError. A `num_proc` of 1, which nobody may have written, is none."""
+    if host_discovery_script is not None and not isinstance(host_discovery_script, str):
+        raise TypeError(f"host_discovery_script must be a command, not {host_discovery_script!r}")
+    return Asked(
+        None if num_proc == 1 else num_proc,
+        None if min_num_proc is None else _positive_number("min_num_proc", min_num_proc),
+        None if max_num_proc is None else _positive_number("max_num_proc", max_num_proc),
+        None if slots is None else _positive_number("slots", slots),
+        host_discovery_script,
+        None if elastic_timeout is None else _seconds("elastic_timeout", elastic_timeout),
+        None if reset_limit is None else _whole_number("reset_limit", reset_limit),
+        None if cooldown_range is None else _two_times(cooldown_range),
+    )
+
+
 def check_start_timeout(start_timeout: Any) -> float:
     """Raises TypeError and ValueError."""
     if start_timeout is None:
         return START_TIMEOUT_S
+    return _seconds("start_timeout", start_timeout)
+
+
+def _seconds(name: str, value: Any) -> float:
     try:
-        seconds = start_timeout + 0.0
+        seconds = value + 0.0
     except TypeError:
-        raise TypeError(f"start_timeout must be a number of seconds, not {start_timeout!r}") from None
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
     if not 0 <= seconds < float("inf"):
-        raise ValueError(f"start_timeout must be a number of seconds from 0, not {start_timeout!r}")
+        raise ValueError(f"{name} must be a number of seconds from 0, not {value!r}")
     return float(seconds)
 
 
+def _two_times(cooldown_range: Any) -> Sequence[float]:
+    if isinstance(cooldown_range, str) or not isinstance(cooldown_range, Sequence) or len(cooldown_range) != 2:
+        raise TypeError(f"cooldown_range must be two numbers of seconds, not {cooldown_range!r}")
+    return [_seconds("cooldown_range", value) for value in cooldown_range]
+
+
 def _positive_number(name: str, value: Any) -> int:
+    return _whole_number(name, value, least=1)
+
+
+def _whole_number(name: str, value: Any, least: int = 0) -> int:
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be a whole number, not {value!r}") from None
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, not {value!r}")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, not {value!r}")
     return number

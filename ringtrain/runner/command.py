@@ -23,11 +23,20 @@ from ringtrain.runner.allocation.hosts import (
 )
 from ringtrain.runner.check.build_report import build_report
 from ringtrain.runner.check.host_check import check
+from ringtrain.runner.elastic.asked import (
+    FLAGS,
+    Asked,
+    elastic_job,
+    over_sockets,
+    refuse_without_least,
+    require_own_starter,
+)
 from ringtrain.runner.flags import option_variables, parse
 from ringtrain.runner.job import Job, environment_of_ranks
 from ringtrain.runner.launchers.choose import choose
 from ringtrain.runner.launchers.command_lines import Launcher
 from ringtrain.runner.launchers.mpi_library import MpiNotFound
+from ringtrain.runner.supervise.elastic import ElasticSupervisor
 from ringtrain.runner.supervise.end_reasons import spoken_by_ringrun
 from ringtrain.runner.supervise.printing import StandardStreams, terminal
 from ringtrain.runner.supervise.screen import Screen
@@ -69,7 +78,9 @@ def _run(argv: Sequence[str] | None) -> int:
     }
     refuse_to_run_as_a_rank(launched_by.detect())
     job = build_job(arguments, {**os.environ, **variables})
-    launcher, why = choose(arguments.launcher, job.environment)
+    if job.elastic is not None:
+        require_own_starter(arguments.launcher)
+    launcher, why = choose("ssh" if job.elastic is not None else arguments.launcher, job.environment)
     if arguments.check:
         return check(job, launcher)
     line = shell_line(launcher.arguments(job), launcher.environment(job))
@@ -88,25 +99,27 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     if not command and not arguments.check:
         raise UsageError("there is no command to run; write ringrun -np 2 python train.py")
     given = given_hosts(arguments.hosts, arguments.hostfile)
-    allocation = None if given else batch_systems.detect(environ)
+    is_given = given or arguments.host_discovery_script is not None
+    allocation = None if is_given else batch_systems.detect(environ)
     hosts = allocation.hosts if allocation is not None else given
-    num_proc = arguments.num_proc or total_slots(hosts) or int(bool(arguments.check))
-    if num_proc == 0:
-        raise UsageError("how many ranks? give -np, or hosts with -H or --hostfile")
-    if hosts and num_proc > total_slots(hosts):
-        listed = ",".join(map(str, hosts))
-        source = f", the allocation of {allocation.batch_system}" if allocation is not None else ""
-        raise UsageError(
-            f"-np {num_proc} is more than the {total_slots(hosts)} slots of {listed}{source}; give the hosts more"
-        )
     added = read_variables(arguments.env, environ)
     if arguments.horovod:
         added["PYTHONPATH"] = path_with_horovod({**environ, **added})
+    environment = environment_of_ranks({**environ, **added})
+    asked = _asked(arguments)
+    terms = None
+    if asked.is_elastic and not arguments.check:
+        num_proc, hosts, terms = elastic_job(asked, hosts, FLAGS, environ)
+        environment = over_sockets(environment)
+    else:
+        num_proc = _num_proc(arguments, hosts, allocation)
+        if not arguments.check:
+            refuse_without_least(asked, FLAGS)
     return Job(
         command,
         num_proc,
         hosts,
-        environment_of_ranks({**environ, **added}),
+        environment,
         exported=tuple(sorted(added)),
         network_interfaces=arguments.network_interfaces,
         ssh_port=arguments.ssh_port,
@@ -115,6 +128,34 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         launcher_arguments=arguments.mpi_args,
         binding_arguments=arguments.binding_args,
         has_tcp_only=bool(arguments.tcp),
+        elastic=terms,
+    )
+
+
+def _num_proc(arguments: argparse.Namespace, hosts: list[Host], allocation: batch_systems.Allocation | None) -> int:
+    """That of a job that is not elastic. Raises UsageError."""
+    num_proc: int = arguments.num_proc or total_slots(hosts) or int(bool(arguments.check))
+    if num_proc == 0:
+        raise UsageError("how many ranks? give -np, or hosts with -H or --hostfile")
+    if hosts and num_proc > total_slots(hosts):
+        listed = ",".join(map(str, hosts))
+        source = f", the allocation of {allocation.batch_system}" if allocation is not None else ""
+        raise UsageError(
+            f"-np {num_proc} is more than the {total_slots(hosts)} slots of {listed}{source}; give the hosts more"
+        )
+    return num_proc
+
+
+def _asked(arguments: argparse.Namespace) -> Asked:
+    return Asked(
+        arguments.num_proc,
+        arguments.min_np,
+        arguments.max_np,
+        arguments.slots_per_host,
+        arguments.host_discovery_script,
+        arguments.elastic_timeout,
+        arguments.reset_limit,
+        arguments.blacklist_cooldown_range,
     )
 
 
@@ -155,6 +196,8 @@ def shell_line(command: list[str], environment: Mapping[str, str]) -> str:
 
 def refuse_to_run_as_a_rank(launch: launched_by.Launch | None) -> None:
     """Raises UsageError in a process that a launcher has started as one of several ranks."""
+    if "RINGTRAIN_MEMBER" in os.environ:
+        raise UsageError("ringrun itself was started by a process of an elastic job; start it once, outside of it")
     if launch is not None and launch.size != 1:
         raise UsageError(
             f"ringrun itself was started as rank {launch.rank} by {launch.launcher}; start it once, without a launcher"
@@ -162,7 +205,7 @@ def refuse_to_run_as_a_rank(launch: launched_by.Launch | None) -> None:
 
 
 def _supervise(arguments: argparse.Namespace, job: Job, launcher: Launcher) -> int:
-    has_prefix = job.num_proc > 1 if arguments.prefix_output is None else arguments.prefix_output
+    has_prefix = job.may_have_several if arguments.prefix_output is None else arguments.prefix_output
     folder = Path(arguments.output_filename) if arguments.output_filename is not None else None
     streams = StandardStreams()
     settings = Settings(
@@ -174,7 +217,8 @@ def _supervise(arguments: argparse.Namespace, job: Job, launcher: Launcher) -> i
         has_time=bool(arguments.prefix_output_with_timestamp),
     )
     try:
-        supervisor = Supervisor(launcher, job, settings, Screen(streams.print, terminal))
+        of_its_kind = Supervisor if job.elastic is None else ElasticSupervisor
+        supervisor = of_its_kind(launcher, job, settings, Screen(streams.print, terminal))
     except OSError as error:
         raise UsageError(f"--output-filename {folder} cannot be made: {error.strerror}: {error.filename}") from error
     with signals_handled(supervisor):

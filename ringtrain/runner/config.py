@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # flags that may be given several times, so a list of values is one of them each
 _LISTS = ("env", "network-interfaces", "network-interface")
+# and the one flag that takes two words
+_RANGE = "--blacklist-cooldown-range"
 
 
 class Words(NamedTuple):
@@ -101,7 +103,9 @@ def _words(entry: _Entry, switches: Collection[str]) -> Iterator[str]:
         name, is_switch = _name(entry, switches)
         off = f"--no-{name.lstrip('-')}"
     texts = _texts(entry)
-    if not is_switch:
+    if name == _RANGE:
+        yield from (name, *texts)
+    elif not is_switch:
         yield from (f"{name}={text}" for text in texts)
     elif flag is not None and not off:
         yield name
@@ -142,6 +146,6 @@ def _texts(entry: _Entry) -> list[str]:
     nodes = entry.value.value if isinstance(entry.value, yaml.SequenceNode) else [entry.value]
     if not all(isinstance(node, yaml.ScalarNode) for node in nodes):
         raise UsageError(f"{entry.source}: {entry.name} takes texts or numbers")
-    if len(nodes) != 1 and entry.name.replace("_", "-") not in _LISTS:
+    if len(nodes) != 1 and entry.name.replace("_", "-") not in (*_LISTS, _RANGE.lstrip("-")):
         raise UsageError(f"{entry.source}: {entry.name} takes one value")
     return [node.value for node in nodes]

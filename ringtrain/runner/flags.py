@@ -68,6 +68,7 @@ def build_parser(table: Sequence[Option]) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_job(parser)
+    _add_elastic(parser)
     _add_output(parser)
     group = parser.add_argument_group("options of ringtrain, as in docs/options.md")
     for option in table:
@@ -124,9 +125,7 @@ class _HorovodsOwn(argparse.Action):
     """Keeps what there is to say or to set for a flag that ringrun knows from the table of Horovod's only."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        flag = horovod_flags.BY_NAME[option_string]
-        horovod_flags.refuse_later(option_string, flag)
-        given = Given(option_string, " ".join(values))
+        given = Given(str(option_string), " ".join(values))
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), given])
 
 
@@ -163,6 +162,24 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     add("--config-file", metavar="FILE", help="more of these flags in YAML, without hyphens; also horovodrun's file")
     add("-v", "--version", action="version", version=__version__, help="print the version of ringtrain")
     add("-cb", "--check-build", action="store_true", help="print which frameworks and libraries are there")
+
+
+def _add_elastic(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("elastic jobs, whose ranks come and go")
+    add = group.add_argument
+    add("--min-np", "--min-num-proc", type=_positive, metavar="N", help="go on with so many ranks at least")
+    add("--max-np", "--max-num-proc", type=_positive, metavar="N", help="no more ranks than these (default: the slots)")
+    add("--slots-per-host", "--slots", type=_positive, metavar="N", help="of a host that is named without a number")
+    add("--host-discovery-script", metavar="COMMAND", help="prints the hosts, as lines host:2; asked each second")
+    add("--elastic-timeout", type=_seconds, metavar="SECONDS", help="to wait for --min-np ranks (default: 600)")
+    add("--reset-limit", type=_whole, metavar="N", help="how often ranks may meet anew (default: no limit)")
+    add(
+        "--blacklist-cooldown-range",
+        nargs=2,
+        type=_seconds,
+        metavar=("MIN", "MAX"),
+        help="seconds for which a host that fails again and again gets no ranks (default: for ever)",
+    )
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -254,6 +271,12 @@ def _shell_words(text: str) -> tuple[str, ...]:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f'must be a whole number from 1, not "{text}"')
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f'must be a whole number, not "{text}"')
     return int(text)
 
 

@@ -20,6 +20,7 @@ from ringtrain.runner import horovod_flags
 from ringtrain.runner.allocation.hosts import UsageError
 from ringtrain.runner.arguments import (
     check_args,
+    check_elastic,
     check_env,
     check_file,
     check_function,
@@ -31,8 +32,10 @@ from ringtrain.runner.arguments import (
     check_words,
     require_one_at_most,
 )
+from ringtrain.runner.elastic.asked import ARGUMENTS, elastic_job, over_sockets, refuse_without_least
 from ringtrain.runner.job import Job, environment_of_ranks
 from ringtrain.runner.launchers.choose import choose
+from ringtrain.runner.supervise.elastic import ElasticSupervisor
 from ringtrain.runner.supervise.own_signals import unwinds_before_termination
 from ringtrain.runner.supervise.printing import print_to_python, terminal_or_notebook
 from ringtrain.runner.supervise.screen import Screen
@@ -88,21 +91,30 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
     *,
+    elastic_timeout: float | None = None,
     env: Mapping[str, str] | None = None,
     folder: str | None = None,
 ) -> list[Result]:
     """Call `func(*args, **kwargs)` on `num_proc` ranks and return their results, in the order of the ranks.
 
-    Mirrors `horovod.run`, with its arguments in its order; `env` and `folder` are ringtrain's. Each rank is a new
+    Mirrors `horovod.run`, with its arguments in its order; those after the star are ringtrain's. Each rank is a new
     process with this process's environment and import path; the function itself calls `ringtrain.init()`. What the
-    ranks print appears here, each line with its rank before it.
+    ranks print appears here, each line with its rank before it. Of an elastic job, which is one with `min_num_proc` or
+    `host_discovery_script`, the results are those of the processes that were its ranks at the end.
 
     Args:
         func: pickled by cloudpickle if that is installed, which also takes lambdas and what a notebook or a script
             defines; else by pickle, which takes functions of modules only. So are the arguments and the results.
-        num_proc: number of ranks; `np` is the same.
-        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np: refused,
-            until `hvd.elastic` comes.
+        num_proc: number of ranks; `np` is the same. An elastic job begins with these, and with all slots that there are
+            or else `min_num_proc` where it is 1.
+        min_num_proc: makes the job elastic, which goes on with so many ranks at least; `min_np` is the same.
+        max_num_proc: so many ranks at most; None is as many as there are slots; `max_np` is the same.
+        slots: of a host that the script names without a number.
+        reset_limit: how often the ranks of an elastic job may meet anew; None is no limit.
+        cooldown_range: for how many seconds a host whose ranks fail again and again gets no more, the first time and at
+            most; None is for ever.
+        host_discovery_script: a command that prints the hosts of an elastic job, asked each second.
+        elastic_timeout: how long, in seconds, there may be fewer ranks than `min_num_proc`; None is 600.
         hosts: `h1:2,h2:2`, as for ringrun; None is this host.
         hostfile: in place of `hosts` a file with the lines `h1 slots=2` or `h1:2`.
         start_timeout: how long the ranks may take to start, in seconds; None is 120, and 0 waits for ever.
@@ -130,17 +142,6 @@ def run(
         RuntimeError: a rank ended without a result, also by sys.exit; or the ranks did not start.
         Exception: what the function raised on the rank that failed first; its cause shows the traceback.
     """
-    without_parser = {
-        "min_num_proc": min_num_proc,
-        "max_num_proc": max_num_proc,
-        "slots": slots,
-        "reset_limit": reset_limit,
-        "cooldown_range": cooldown_range,
-        "host_discovery_script": host_discovery_script,
-        "min_np": min_np,
-        "max_np": max_np,
-        "use_gloo": use_gloo,
-    }
     launch = launched_by.detect()
     if launch is not None and launch.size != 1:
         raise UsageError(f"ringtrain.run was called by rank {launch.rank} of a job; call it outside of one")
@@ -148,28 +149,42 @@ def run(
     require_one_at_most(hosts=hosts, hostfile=hostfile)
     require_one_at_most(use_gloo=use_gloo, use_mpi=use_mpi)
     require_one_at_most(network_interface=network_interface, network_interfaces=network_interfaces)
-    for sentence in horovod_flags.sentences_of_arguments(without_parser):
+    for sentence in horovod_flags.sentences_of_arguments({"use_gloo": use_gloo}):
         warnings.warn(sentence, stacklevel=2)
     ranks, added = check_num_proc(num_proc if np is None else np), check_env(env)
+    asked = check_elastic(
+        ranks,
+        min_np if min_num_proc is None else min_num_proc,
+        max_np if max_num_proc is None else max_num_proc,
+        *(slots, host_discovery_script, elastic_timeout, reset_limit, cooldown_range),
+    )
+    environment, terms = environment_of_ranks({**os.environ, **added}), None
+    if asked.is_elastic:
+        ranks, known_hosts, terms = elastic_job(asked, check_hosts(hosts, hostfile, 0), ARGUMENTS, environment)
+        environment = over_sockets(environment)
+    else:
+        refuse_without_least(asked, ARGUMENTS)
+        known_hosts = check_hosts(hosts, hostfile, ranks)
     job = Job(
         [],
         ranks,
-        check_hosts(hosts, hostfile, ranks),
-        environment_of_ranks({**os.environ, **added}),
+        known_hosts,
+        environment,
         exported=tuple(sorted(added)),
         network_interfaces=check_interfaces(network_interfaces or network_interface),
         ssh_port=check_ssh_port(ssh_port),
         ssh_identity_file=check_file(ssh_identity_file),
         launcher_arguments=check_words(mpi_args),
+        elastic=terms,
     )
     output_folder = None if output_filename is None else Path(output_filename)
-    settings = Settings(ranks > 1, check_start_timeout(start_timeout), output_folder, bool(verbose))
+    settings = Settings(job.may_have_several, check_start_timeout(start_timeout), output_folder, bool(verbose))
     return _call(_pickled(func, check_args(args), dict(kwargs or {})), job, settings, executable, folder)
 
 
 def _call(call: bytes, job: Job, settings: Settings, executable: str | None, folder: str | None) -> list[Any]:
     """Have the ranks of `job` do the pickled call."""
-    launcher, _ = choose("auto", job.environment)
+    launcher, _ = choose("auto" if job.elastic is None else "ssh", job.environment)
     with (
         unwinds_before_termination(),
         tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder) as own_folder,
@@ -180,12 +195,14 @@ def _call(call: bytes, job: Job, settings: Settings, executable: str | None, fol
         )
         job = job._replace(command=[*worker, _import_path(), own_folder])
         screen = Screen(print_to_python, terminal_or_notebook)
+        if job.elastic is not None:
+            return _results_of_elastic(ElasticSupervisor(launcher, job, settings, screen).run(), Path(own_folder))
         outcome = Supervisor(launcher, job, settings, screen).run()
         return _results(outcome, job.num_proc, Path(own_folder))
 
 
 def result_file(folder: Path, rank: int) -> Path:
-    """Where a rank puts the pickled result."""
+    """Where a rank puts the pickled result. In an elastic job it is the number of the process."""
     return folder / f"result.{rank}"
 
 
@@ -230,6 +247,20 @@ def _results(outcome: Outcome, num_proc: int, folder: Path) -> list[Any]:
     if outcome.code != 0:
         raise RuntimeError(outcome.explanation)
     return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(num_proc)]
+
+
+def _results_of_elastic(outcome: Outcome, folder: Path) -> list[Any]:
+    """Of the processes that were its ranks at the end; of all that have one, where they never met."""
+    if outcome.code != 0:
+        for failure in outcome.failures:
+            if error_file(folder, failure.rank).exists():
+                raise _error_of(failure.rank, folder)
+        raise RuntimeError(outcome.explanation)
+    files = [result_file(folder, number) for number in outcome.generation or sorted(outcome.ended_well)]
+    results = [pickle.loads(file.read_bytes()) for file in files if file.exists()]
+    if not results:
+        raise RuntimeError("no process of the elastic job ended with a result")
+    return results
 
 
 def _require_no_exit(outcome: Outcome, num_proc: int, folder: Path) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ringtrain.options import horovod_variables
-from ringtrain.runner.allocation.hosts import UsageError
 
 
 class State(enum.Enum):
@@ -18,7 +17,6 @@ class State(enum.Enum):
 
     SAME = "the same"
     NO_EFFECT = "no effect"
-    LATER = "refused"
 
 
 class Flag(NamedTuple):
@@ -65,10 +63,6 @@ def _same(*names: str, meaning: str = "", **more: Any) -> Flag:
     return Flag(names, State.SAME, meaning, **more)
 
 
-def _later(*names: str, **more: Any) -> Flag:
-    return Flag(names, State.LATER, "hvd.elastic comes later; start a fixed number of ranks with -np", **more)
-
-
 def _of_variable(variable: str, *names: str, **more: Any) -> Flag:
     """As the variable that horovodrun sets for it."""
     has_effect, meaning = _VARIABLES[variable].has_effect, _VARIABLES[variable].meaning
@@ -78,6 +72,9 @@ def _of_variable(variable: str, *names: str, **more: Any) -> Flag:
 def _switch_of_variable(variable: str, name: str, key: str = "") -> Flag:
     return _of_variable(variable, f"--{name}", off=(f"--no-{name}",), takes=0, key=key)
 
+
+_SPARES = "of the slots beyond it, so many have a process that waits to take the place of another one"
+_RESTARTS = "a process is replaced three times within 60 s before its host gets no more"
 
 TABLE = (
     _same("-v", "--version", meaning="ringtrain's", takes=0),
@@ -119,12 +116,12 @@ TABLE = (
         "--autotune-gaussian-process-noise",
         key="autotune.gaussian_process_noise",
     ),
-    _later("--min-np", "--min-num-proc", arguments=("min_num_proc", "min_np")),
-    _later("--max-np", "--max-num-proc", arguments=("max_num_proc", "max_np")),
-    _later("--slots-per-host", arguments=("slots",)),
-    _later("--elastic-timeout"),
-    _later("--reset-limit", arguments=("reset_limit",)),
-    _later("--blacklist-cooldown-range", takes=2, arguments=("cooldown_range",)),
+    _same("--min-np", "--min-num-proc", meaning="with sockets only", arguments=("min_num_proc", "min_np")),
+    _same("--max-np", "--max-num-proc", meaning=_SPARES, arguments=("max_num_proc", "max_np")),
+    _same("--slots-per-host", meaning="also `--slots`; without it, 1", arguments=("slots",)),
+    _same("--elastic-timeout", meaning="as `HOROVOD_ELASTIC_TIMEOUT`"),
+    _same("--reset-limit", arguments=("reset_limit",)),
+    _same("--blacklist-cooldown-range", meaning=_RESTARTS, takes=2, arguments=("cooldown_range",)),
     _same("--timeline-filename", option="timeline_filename", key="timeline.filename"),
     _same(
         "--timeline-mark-cycles",
@@ -175,7 +172,7 @@ TABLE = (
     _same("-prefix-timestamp", "--prefix-output-with-timestamp", meaning="with any MPI", takes=0),
     _same("-H", "--hosts", arguments=("hosts",)),
     _same("-hostfile", "--hostfile", meaning="also `host:2`", arguments=("hostfile",)),
-    _later("--host-discovery-script", arguments=("host_discovery_script",)),
+    _same("--host-discovery-script", arguments=("host_discovery_script",)),
     _of_variable("HOROVOD_CONTROLLER", "--gloo", takes=0, key="controller: gloo", arguments=("use_gloo",)),
     Flag(
         ("--mpi",),
@@ -195,12 +192,6 @@ BY_KEY = {flag.key: flag for flag in TABLE if flag.key}
 BY_ARGUMENT = {argument: flag for flag in TABLE for argument in flag.arguments}
 
 
-def refuse_later(name: str, flag: Flag) -> None:
-    """Raises UsageError for a flag or an argument, called `name`, that ringtrain cannot fulfil yet."""
-    if flag.state is State.LATER:
-        raise UsageError(f"{name}: {flag.meaning}")
-
-
 def variables(given: Iterable[Given]) -> dict[str, str]:
     """What the ranks get in their environment for flags that are variables there; the last one wins."""
     flags = [(BY_NAME[one.name], one) for one in given]
@@ -218,12 +209,10 @@ def sentences(given: Iterable[Given]) -> list[str]:
 
 
 def sentences_of_arguments(given: Mapping[str, Any]) -> list[str]:
-    """As `sentences`, for arguments of `horovod.run` and their values. Raises UsageError as `refuse_later`."""
+    """As `sentences`, for arguments of `horovod.run` and their values."""
     said = []
     for argument, value in given.items():
         flag = BY_ARGUMENT[argument]
-        if value is not None:
-            refuse_later(argument, flag)
         if value and flag.state is State.NO_EFFECT and not flag.is_as_wanted:
             said.append(f"{argument}={value!r} has no effect: {flag.meaning}")
     return said

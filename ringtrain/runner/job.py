@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtrain.runner.allocation.hosts import Host
+from ringtrain.runner.elastic.terms import Terms
 
 
 class Job(NamedTuple):
@@ -19,7 +20,7 @@ class Job(NamedTuple):
     `network_interfaces` is a list such as "eth0,eth1"; `ssh_port` and `ssh_identity_file` are for reaching other hosts.
     `hosts_are_allotted` says that a batch system named the hosts, not the user. `launcher_arguments` are the user's
     words for the launcher, `binding_arguments` those that are to stand in place of ours about binding; `has_tcp_only`
-    keeps the network to TCP.
+    keeps the network to TCP. `elastic` is what an elastic job may become, which begins with `num_proc` ranks.
     """
 
     command: list[str]
@@ -34,6 +35,12 @@ class Job(NamedTuple):
     launcher_arguments: tuple[str, ...] = ()
     binding_arguments: tuple[str, ...] = ()
     has_tcp_only: bool = False
+    elastic: Terms | None = None
+
+    @property
+    def may_have_several(self) -> bool:
+        """Whether there may be more than one rank at the same time."""
+        return self.num_proc > 1 or self.elastic is not None
 
 
 def environment_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:

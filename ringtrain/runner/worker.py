@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import traceback
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from ringtrain.job import launched_by
 from ringtrain.pickling import pickler
 from ringtrain.runner.function import CALL_FILE, error_file, exit_file, result_file
+from ringtrain.runner.supervise.rank_wrapper import PROCESS_VARIABLE
 
 
 def main(own_folder: str) -> None:
@@ -20,7 +22,8 @@ def main(own_folder: str) -> None:
     """
     folder = Path(own_folder)
     launch = launched_by.detect()
-    rank = launch.rank if launch is not None else 0
+    # in an elastic job its rank may have changed
+    rank = int(os.environ.get(PROCESS_VARIABLE, launch.rank if launch is not None else 0))
     try:
         function, args, kwargs = pickle.loads((folder / CALL_FILE).read_bytes())
         result = _pickled_result(function(*args, **kwargs), rank)

@@ -58,6 +58,12 @@ def read_hostfile(path: str) -> list[Host]:
     return hosts
 
 
+def read_discovered(text: str, slots: int, source: str) -> list[Host]:
+    """Read lines such as `h1:2` or `h1`, which has as many as `slots`. Raises UsageError, which names `source`."""
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    return merge(_parse_host(line, source, slots) for line in lines if line)
+
+
 def existing_file(path: str | None, source: str) -> str | None:
     """Raises UsageError, which names `source`, the flag or argument that the path was given with."""
     if path is not None and not Path(path).is_file():
@@ -78,9 +84,9 @@ def total_slots(hosts: list[Host]) -> int:
     return sum(host.slots for host in hosts)
 
 
-def _parse_host(text: str, source: str) -> Host:
+def _parse_host(text: str, source: str, slots: int = 1) -> Host:
     match = _HOST.fullmatch(text)
-    return _host(text, source, match["name"], match["slots"] or "1") if match else _host(text, source, "", "")
+    return _host(text, source, match["name"], match["slots"] or str(slots)) if match else _host(text, source, "", "")
 
 
 def _parse_line(text: str, source: str) -> Host:

@@ -12,7 +12,7 @@ from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Protocol
 
 from ringtrain.job.cores import physical_cores
-from ringtrain.runner import start
+from ringtrain.runner import elastic, start
 from ringtrain.runner.allocation.hosts import UsageError
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers.mpi_library import (
@@ -169,9 +169,11 @@ class OwnStarter:
     def arguments(self, job: Job) -> list[str]:
         if job.launcher_arguments or job.binding_arguments:
             raise UsageError("without MPI ringrun starts the ranks itself, so there is no launcher to give words to")
-        arguments = [sys.executable, str(Path(start.__file__).parent), f"--num-proc={job.num_proc}"]
+        package = start.__file__ if job.elastic is None else elastic.__file__
+        arguments = [sys.executable, str(Path(package).parent), f"--num-proc={job.num_proc}"]
         if job.hosts:
             arguments.append(f"--hosts={','.join(map(str, job.hosts))}")
+        arguments += job.elastic.words() if job.elastic is not None else []
         arguments += [f"--ssh-option={option}" for option in ssh_options(job)]
         return [*arguments, *(f"--exported={name}" for name in job.exported), *job.command]
 

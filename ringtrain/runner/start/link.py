@@ -17,7 +17,7 @@ from ringtrain.runner.start import agent
 from ringtrain.runner.start.agent import REPORT, Lines, write_lines
 
 # A host that has vanished is found out in half a minute.
-_SSH_OPTIONS = ("-oServerAliveInterval=10", "-oServerAliveCountMax=3")
+_SSH_ALIVE = ("-oServerAliveInterval=10", "-oServerAliveCountMax=3")
 _REAP_S = 0.5
 
 
@@ -30,14 +30,16 @@ class Share(NamedTuple):
     is_remote: bool
 
 
-def command_of_agent(share: Share, environ: Mapping[str, str], ssh_options: Sequence[str]) -> list[str]:
+def command_of_agent(
+    share: Share, environ: Mapping[str, str], ssh_options: Sequence[str], ssh_alive: Sequence[str] = _SSH_ALIVE
+) -> list[str]:
     """Everything else goes through its standard input, where no other user can see it."""
     words = [sys.executable, "-I", "-S", agent.__file__]
     if not share.is_remote:
         return words
     # Python itself may need it
     libraries = [f"LD_LIBRARY_PATH={environ['LD_LIBRARY_PATH']}"] if environ.get("LD_LIBRARY_PATH") else []
-    return [*remote_shell(environ, ssh_options, _SSH_OPTIONS), share.host, shlex.join(["env", *libraries, *words])]
+    return [*remote_shell(environ, ssh_options, ssh_alive), share.host, shlex.join(["env", *libraries, *words])]
 
 
 class Link:

@@ -129,10 +129,15 @@ def report(failures: list[Failure]) -> str:
     lines = [f"the first to fail was {first}"]
     if later:
         lines[0] += f"; {list_of_ranks([failure.rank for failure in later])} failed after it"
-    if first.last_lines:
-        lines.append(f"the last lines of rank {first.rank} on standard error were")
-        lines += [f"    {line}" for line in first.last_lines]
-    return "\n".join(lines)
+    return "\n".join([*lines, *last_lines_of(f"rank {first.rank}", first)])
+
+
+def last_lines_of(who: str, failure: Failure) -> list[str]:
+    """What it has written at last, if anything, in words; `who` has failed."""
+    if not failure.last_lines:
+        return []
+    shown = [f"    {line}" for line in failure.last_lines]
+    return [f"the last lines of {who} on standard error were", *shown]
 
 
 def _code(rank: _Rank) -> int:

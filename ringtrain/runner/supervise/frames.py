@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from ringtrain.runner.supervise.rank_wrapper import ENDED, RECORD, STARTED, STDERR, STDOUT
 
-_FRAME = re.compile(rb"(\d+)([soexOE])(.*)", re.DOTALL)
+_FRAME = re.compile(rb"(\d+)([soexOEr])(.*)", re.DOTALL)
 
 
 class Written(NamedTuple):
@@ -40,13 +41,25 @@ class Ended(NamedTuple):
     was_told: bool
 
 
+class Reported(NamedTuple):
+    """Not from a rank, but from the starter of an elastic job."""
+
+    report: dict[str, Any]
+
+
 class LauncherSaid(NamedTuple):
     """Anything that is no frame."""
 
     data: bytes
 
 
-Event = Written | Started | Ended | LauncherSaid
+Event = Written | Started | Ended | Reported | LauncherSaid
+_REPORT = "r"
+
+
+def frame_of_report(report: Mapping[str, object]) -> bytes:
+    """For the starter of an elastic job, without the end of the line."""
+    return RECORD + b"0" + _REPORT.encode() + json.dumps(report).encode()
 
 
 class FrameReader:
@@ -85,5 +98,7 @@ def _event(rank: int, letter: str, payload: bytes) -> Event:
     if letter == ENDED:
         code, age_s, was_told = payload.decode().split()
         return Ended(rank, int(code), float(age_s), was_told == "1")
+    if letter == _REPORT:
+        return Reported(json.loads(payload))
     assert letter.lower() in (STDOUT, STDERR)
     return Written(rank, letter.lower() == STDERR, payload + b"\n" if letter.islower() else payload)

@@ -37,12 +37,17 @@ class Output:
     """
 
     def __init__(
-        self, screen: Screen, has_prefix: bool, num_proc: int, files: RankFiles | None = None, has_time: bool = False
+        self,
+        screen: Screen,
+        has_prefix: bool,
+        are_several: bool,
+        files: RankFiles | None = None,
+        has_time: bool = False,
     ):
         self._screen = screen
         self._has_prefix = has_prefix
         self._has_time = has_time
-        self._is_direct = num_proc == 1 and not has_prefix and not has_time
+        self._is_direct = not are_several and not has_prefix and not has_time
         self._files = files
         self._streams: dict[tuple[int, bool], _Stream] = {}
         self._with_bars: set[tuple[int, bool]] = set()
@@ -97,16 +102,13 @@ class RankFiles:
 
     def __init__(self, folder: Path, num_proc: int, say: Callable[[str], None]):
         """`say` is told if the files end. Raises OSError if they cannot be made."""
-        width = len(str(num_proc - 1))
+        self._width = len(str(num_proc - 1))
         self._folder = folder
-        self._folders = [folder / f"rank.{rank:0{width}}" for rank in range(num_proc)]
         self._say = say
         self._files: dict[tuple[int, bool], FileIO] = {}
         self._has_ended = False
-        for own in self._folders:
-            own.mkdir(parents=True, exist_ok=True)
-            for name in _FILE_NAMES.values():
-                (own / name).write_bytes(b"")
+        for rank in range(num_proc):
+            self._make(rank)
 
     def add(self, written: Written) -> None:
         if self._has_ended:
@@ -114,8 +116,11 @@ class RankFiles:
         key = (written.rank, written.is_error)
         try:
             if key not in self._files:
+                own = self._folder_of(written.rank)
+                if not own.exists():  # of an elastic job more processes may come
+                    self._make(written.rank)
                 # unbuffered, for whoever follows the file
-                self._files[key] = (self._folders[written.rank] / _FILE_NAMES[written.is_error]).open("wb", buffering=0)
+                self._files[key] = (own / _FILE_NAMES[written.is_error]).open("wb", buffering=0)
             write_all(self._files[key].fileno(), written.data)
         except OSError as error:
             self._has_ended = True
@@ -124,6 +129,15 @@ class RankFiles:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+
+    def _folder_of(self, rank: int) -> Path:
+        return self._folder / f"rank.{rank:0{self._width}}"
+
+    def _make(self, rank: int) -> None:
+        own = self._folder_of(rank)
+        own.mkdir(parents=True, exist_ok=True)
+        for name in _FILE_NAMES.values():
+            (own / name).write_bytes(b"")
 
 
 class LastLines:

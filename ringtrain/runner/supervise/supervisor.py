@@ -9,17 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers.command_lines import Launcher
 from ringtrain.runner.supervise import cleanup, die_with_parent, end_reasons, rank_wrapper
 from ringtrain.runner.supervise.first_failure import Failure, FailureLog, report
-from ringtrain.runner.supervise.frames import Ended, Event, FrameReader, LauncherSaid, Written
+from ringtrain.runner.supervise.frames import Ended, Event, FrameReader, LauncherSaid, Reported, Started, Written
 from ringtrain.runner.supervise.output import Output, RankFiles
 from ringtrain.runner.supervise.rank_signals import Courier
 from ringtrain.runner.supervise.screen import Screen
@@ -61,13 +61,15 @@ class Outcome(NamedTuple):
     """How a job ended.
 
     `code` is for the shell, `explanation` what there is to say of it, in one or more lines. `failures` are the ranks
-    that failed and `ended_well` those that ended with exit code 0 by themselves, the first one first.
+    that failed and `ended_well` those that ended with exit code 0 by themselves, the first one first. Of an elastic job
+    these are the numbers of its processes, and `generation` those of the last generation, by rank.
     """
 
     code: int
     explanation: str
     failures: list[Failure]
     ended_well: list[int]
+    generation: Sequence[int] = ()
 
 
 def command_of_wrappers(command: list[str]) -> list[str]:
@@ -90,7 +92,7 @@ class Supervisor:
         self._screen = screen
         folder = settings.output_folder
         self._files = RankFiles(folder, job.num_proc, screen.say) if folder else None
-        self._output = Output(screen, settings.has_prefix, job.num_proc, self._files, settings.has_time)
+        self._output = Output(screen, settings.has_prefix, job.may_have_several, self._files, settings.has_time)
         self._frames = FrameReader()
         self._failures = FailureLog()
         self._started: set[int] = set()
@@ -194,6 +196,9 @@ class Supervisor:
             if isinstance(event, LauncherSaid):
                 self._screen.print(event.data, True)
                 continue
+            if isinstance(event, Reported):
+                self._note_report(event.report)
+                continue
             self._failures.add(event)
             if isinstance(event, Written):
                 self._output.add(event)
@@ -204,7 +209,13 @@ class Supervisor:
             else:
                 self._started.add(event.rank)
                 if self._settings.is_verbose:
-                    self._screen.say(f"rank {event.rank} is process {event.pid} on {event.host}")
+                    self._screen.say(self._in_words(event))
+
+    def _in_words(self, event: Started) -> str:
+        return f"rank {event.rank} is process {event.pid} on {event.host}"
+
+    def _note_report(self, report: dict[str, Any]) -> None:
+        """No other starter than that of an elastic job reports anything."""
 
     def _note_end(self, event: Ended) -> None:
         now = time.monotonic()

@@ -1,0 +1,73 @@
+"""What has happened in an elastic job, in words: said at once, and once more at its end."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ringtrain.failure.ranks_in_words import ranges_of
+
+# The last lines of a job of days have so many at most.
+_MOST_DEPARTURES = 20
+
+
+def processes(numbers: Sequence[int]) -> str:
+    """`processes 0, 2-5`, or `process 1`."""
+    return f"process{'es' if len(numbers) > 1 else ''} {ranges_of(numbers)}"
+
+
+def ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def end_of(code: int) -> str:
+    """How a process ended whose exit code this is, as a shell gives it."""
+    if code - 128 in signal.valid_signals():
+        return f"was ended by {signal.Signals(code - 128).name}"
+    return f"ended with exit code {code}"
+
+
+class Chronicle:
+    """`say` gets each sentence as it comes."""
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say = say
+        self._generation = 0
+        self._size = 0
+        self._departures: deque[str] = deque(maxlen=_MOST_DEPARTURES)
+        self._count = 0
+        self._reason = ""
+
+    def formed(self, generation: int, size: int) -> None:
+        """Nothing is said of the first one: nobody has waited for it to say that all goes well."""
+        self._generation, self._size = generation, size
+        if generation > 1:
+            self._say(f"generation {generation}: {ranks(size)}")
+
+    def left(self, who: str, how: str) -> None:
+        """Processes are gone before they were done, such as `process 3 on h1`, which `was ended by SIGKILL`."""
+        sentence = f"{who} {how}" + (f" in generation {self._generation}" if self._generation else "")
+        self._departures.append(sentence)
+        self._count += 1
+        self._say(sentence)
+
+    def noted(self, sentence: str) -> None:
+        """Of something that is of no interest any more at the end."""
+        self._say(sentence)
+
+    def failed(self, reason: str) -> None:
+        """The job cannot go on; the first reason is the one that counts."""
+        self._reason = self._reason or reason
+
+    def last_lines(self, seconds_lost: float) -> list[str]:
+        """None for a job in which nothing has happened."""
+        lines = list(self._departures)
+        if self._count > len(lines):
+            lines.insert(0, f"{self._count - len(lines)} more processes had left before these:")
+        if self._generation > 1:
+            lines.append(
+                f"there were {self._generation} generations, the last one of {ranks(self._size)}; "
+                f"{seconds_lost:.2f} s were lost between them"
+            )
+        return [*lines, *([self._reason] if self._reason else [])]
