@@ -432,6 +432,38 @@ def test_a_host_that_cannot_be_reached_does_not_keep_the_others_from_training(
     assert said[0] == lost
 
 
+def test_the_keepers_of_an_allocation_are_started_by_srun(three_hosts: SimulatedHosts, tmp_path: Path) -> None:
+    (srun := tmp_path / "srun").write_text(f"""\
+#!/bin/sh
+echo "$@" >> {tmp_path}/calls
+for word; do
+    case $word in --nodelist=*) host=${{word#*=}};; esac
+    case $word in -*) shift;; *) break;; esac
+done
+exec ip netns exec $host unshare --uts sh -c 'hostname "$0" && exec "$@"' $host "$@"
+""")
+    srun.chmod(0o755)
+    first, second = three_hosts.names[:2]
+    nodes = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": f"{first},{second}", "SLURM_NTASKS": "4"}
+    slurm = {**nodes, "SLURM_TASKS_PER_NODE": "2(x2)", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with elastic(tmp_path, "--min-np", "1", hosts=three_hosts, **slurm) as job:
+        job.of(1, 4)[3].kill()
+        assert [one.number for one in job.of(3, 4)] == [0, 1, 2, 4]
+        job.stop()
+        job.ends()
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    where = f"--nodes=1 --ntasks=1 --nodelist={second} --overlap --mpi=none --cpu-bind=none --export=ALL"
+    assert call.startswith(f"{where} {sys.executable} -I -S ")
+
+
+def test_a_missing_ssh_is_named_with_the_host(tmp_path: Path) -> None:
+    more = {"RINGTRAIN_SSH_AGENT": "/no/such/ssh"}
+    with elastic(tmp_path, "-np", "2", "--min-np", "2", "-H", "localhost:1,192.0.2.7:1", **more) as job:
+        job.wait_until(lambda: "192.0.2.7 cannot be reached: /no/such/ssh: No such file or directory" in job.said)
+        job.process.terminate()
+        job.ends(143)
+
+
 # --- hosts that are discovered ----------------------------------------------------------------------------------------
 
 
@@ -552,7 +584,8 @@ def test_a_script_that_hangs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None
     ("words", "message"),
     [
         (["--network", "mpi", "-np", "2", "--min-np", "1"], "an elastic job never uses an MPI.*; leave out"),
-        (["--launcher", "mpirun", "-np", "2", "--min-np", "1"], "started by ringrun itself.*--launcher mpirun"),
+        (["--launcher", "mpirun", "-np", "2", "--min-np", "1"], "mpirun ends a job with the first.*leave out"),
+        (["--launcher", "srun", "-np", "2", "--min-np", "1"], "--launcher srun works only inside a Slurm allocation"),
         (["-np", "2", "--min-np", "3"], "--min-np 3 is more than the 2 of -np"),
         (["-np", "2", "--min-np", "1", "--max-np", "1"], "-np 2 is more than the 1 of --max-np"),
         (["-np", "3", "--min-np", "1", "-H", "h1:2"], "-np 3 is more than the 2 slots of h1:2"),

@@ -29,11 +29,10 @@ from ringtrain.runner.elastic.asked import (
     elastic_job,
     over_sockets,
     refuse_without_least,
-    require_own_starter,
 )
 from ringtrain.runner.flags import option_variables, parse
 from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers.choose import choose
+from ringtrain.runner.launchers.choose import choose, choose_elastic
 from ringtrain.runner.launchers.command_lines import Launcher
 from ringtrain.runner.launchers.mpi_library import MpiNotFound
 from ringtrain.runner.supervise.elastic import ElasticSupervisor
@@ -79,8 +78,9 @@ def _run(argv: Sequence[str] | None) -> int:
     refuse_to_run_as_a_rank(launched_by.detect())
     job = build_job(arguments, {**os.environ, **variables})
     if job.elastic is not None:
-        require_own_starter(arguments.launcher)
-    launcher, why = choose("ssh" if job.elastic is not None else arguments.launcher, job.environment)
+        launcher, why = choose_elastic(arguments.launcher, job)
+    else:
+        launcher, why = choose(arguments.launcher, job.environment)
     if arguments.check:
         return check(job, launcher)
     line = shell_line(launcher.arguments(job), launcher.environment(job))

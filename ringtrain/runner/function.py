@@ -34,7 +34,7 @@ from ringtrain.runner.arguments import (
 )
 from ringtrain.runner.elastic.asked import ARGUMENTS, elastic_job, over_sockets, refuse_without_least
 from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers.choose import choose
+from ringtrain.runner.launchers.choose import choose, choose_elastic
 from ringtrain.runner.supervise.elastic import ElasticSupervisor
 from ringtrain.runner.supervise.own_signals import unwinds_before_termination
 from ringtrain.runner.supervise.printing import print_to_python, terminal_or_notebook
@@ -184,7 +184,7 @@ def run(
 
 def _call(call: bytes, job: Job, settings: Settings, executable: str | None, folder: str | None) -> list[Any]:
     """Have the ranks of `job` do the pickled call."""
-    launcher, _ = choose("auto" if job.elastic is None else "ssh", job.environment)
+    launcher, _ = choose("auto", job.environment) if job.elastic is None else choose_elastic("auto", job)
     with (
         unwinds_before_termination(),
         tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder) as own_folder,

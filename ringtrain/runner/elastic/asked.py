@@ -124,12 +124,6 @@ def over_sockets(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, _NETWORK_VARIABLE: "sockets"}
 
 
-def require_own_starter(launcher: str) -> None:
-    """Raises UsageError for a launcher that would end a job for one rank."""
-    if launcher not in ("auto", "ssh"):
-        raise UsageError(f"an elastic job is started by ringrun itself, over ssh; leave out --launcher {launcher}")
-
-
 def _usual_num_proc(asked: Asked, hosts: list[Host]) -> int | None:
     """All slots that there are, as far as they are allowed."""
     slots = total_slots(hosts)

@@ -61,6 +61,9 @@ class Fleet:
         """Those whose end nobody has told of."""
         return list(self._running.values())
 
+    def is_running(self, number: int) -> bool:
+        return number in self._running
+
     def begun(self) -> None:
         """The first generation is there: now there may be more processes."""
         self._limit = 2 * self._most

@@ -139,7 +139,8 @@ class ElasticStarter:
                 self._end(self._grace_s)
             return
         for process in self._fleet.start(time.monotonic()):
-            self._start(process)
+            if self._fleet.is_running(process.number) and self._reach(process.host):
+                self._start(process)
         if not self._may_hope and self._fleet.most_from_now_on() < self._least:
             self._fail(f"fewer than {self._least} ranks (--min-np) are left, and no host can have another one")
         for host in [host for host in self._keepers if not self._fleet.has(host)]:
@@ -154,10 +155,20 @@ class ElasticStarter:
         from_outside = self._awaited - self._numbers.keys()
         return bool(self._awaited & self._processes.keys() or from_outside)
 
+    def _reach(self, host: str) -> bool:
+        """Whether there is a keeper; if not, the host is lost, with all that it should have."""
+        if host in self._keepers:
+            return True
+        try:
+            self._keepers[host] = self._open_keeper(host)
+        except OSError as error:
+            self._chronicle.noted(f"{host} cannot be reached: {error.filename}: {error.strerror}")
+            self._note_loss(host)
+            return False
+        self._loop.add(self._keepers[host])
+        return True
+
     def _start(self, process: Process) -> None:
-        if process.host not in self._keepers:
-            self._keepers[process.host] = self._open_keeper(process.host)
-            self._loop.add(self._keepers[process.host])
         keeper = self._keepers[process.host]
         keeper.running.add(process.number)
         keeper.order({"start": process.number})
@@ -225,6 +236,9 @@ class ElasticStarter:
             self._chronicle.left(processes(numbers), f"got lost: {how}")
         else:
             self._chronicle.noted(how)
+        self._note_loss(host)
+
+    def _note_loss(self, host: str) -> None:
         if self._fleet.lost(host, time.monotonic()):
             self._note_given_up(host, "it gets lost again and again")
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ringtrain.job.network import Choice
 from ringtrain.options import table
 from ringtrain.runner.allocation.hosts import UsageError
+from ringtrain.runner.job import Job
 from ringtrain.runner.launchers.command_lines import (
     Launcher,
     OwnStarter,
@@ -45,6 +46,18 @@ def choose(launcher: str, environ: Mapping[str, str] = os.environ) -> Chosen:
     mpi = probe()
     found = choose_launcher(launcher, mpi["library"], mpi["path"], environ)
     return Chosen(found, [why, f"{mpi['library']} {mpi['version']} at {mpi['path']}"])
+
+
+def choose_elastic(launcher: str, job: Job) -> Chosen:
+    """Who starts the keepers of an elastic job: srun on the hosts of an allocation, else ssh. Raises UsageError."""
+    if launcher == "mpirun":
+        raise UsageError("mpirun ends a job with the first rank that dies; leave out --launcher mpirun")
+    srun = find_srun(job.environment)
+    if launcher == "srun":
+        srun = require_srun(srun)
+    is_by_srun = launcher == "srun" or (launcher == "auto" and job.hosts_are_allotted)
+    why = "network sockets: an elastic job needs no MPI"
+    return Chosen(OwnStarter(srun if is_by_srun else None), [why])
 
 
 def choose_network(launcher: str, environ: Mapping[str, str] = os.environ) -> Choice:

@@ -160,11 +160,15 @@ class IntelHydra(Hydra):
 
 
 class OwnStarter:
-    """Our own starter, which needs no MPI, and ssh for other hosts."""
+    """Our own starter, which needs no MPI, and ssh for other hosts; in an elastic job maybe srun."""
 
     passes_on: Mapping[int, int] = {SIGTERM: END_RANK, SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
     scancel = None
     last_signal = SIGTERM
+
+    def __init__(self, srun: str | None = None):
+        """`srun` is its path, if it is to start the keepers of an elastic job."""
+        self.srun = srun
 
     def arguments(self, job: Job) -> list[str]:
         if job.launcher_arguments or job.binding_arguments:
@@ -175,6 +179,9 @@ class OwnStarter:
             arguments.append(f"--hosts={','.join(map(str, job.hosts))}")
         arguments += job.elastic.words() if job.elastic is not None else []
         arguments += [f"--ssh-option={option}" for option in ssh_options(job)]
+        if self.srun is not None:
+            _refuse_ssh_options(job)
+            arguments.append(f"--srun={self.srun}")
         return [*arguments, *(f"--exported={name}" for name in job.exported), *job.command]
 
     def environment(self, job: Job) -> dict[str, str]:
@@ -194,8 +201,7 @@ class Srun:
         self.process_manager = process_manager
 
     def arguments(self, job: Job) -> list[str]:
-        if ssh_options(job):
-            raise UsageError("srun does not use ssh, so there is no --ssh-port and no --ssh-identity-file")
+        _refuse_ssh_options(job)
         arguments = [self.path, f"--ntasks={job.num_proc}", f"--mpi={self.process_manager}"]
         arguments += [*(job.binding_arguments or ["--cpu-bind=none"]), "--export=ALL"]
         # srun knows by itself what was allotted
@@ -274,6 +280,11 @@ def ssh_options(job: Job) -> list[str]:
     port = [] if job.ssh_port is None else [f"-p{job.ssh_port}"]
     identity = [] if job.ssh_identity_file is None else [f"-i{job.ssh_identity_file}"]
     return port + identity
+
+
+def _refuse_ssh_options(job: Job) -> None:
+    if ssh_options(job):
+        raise UsageError("srun does not use ssh, so there is no --ssh-port and no --ssh-identity-file")
 
 
 def _with_ssh_options(job: Job, variable: str) -> dict[str, str]:

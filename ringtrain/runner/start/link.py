@@ -19,6 +19,7 @@ from ringtrain.runner.start.agent import REPORT, Lines, write_lines
 # A host that has vanished is found out in half a minute.
 _SSH_ALIVE = ("-oServerAliveInterval=10", "-oServerAliveCountMax=3")
 _REAP_S = 0.5
+_WORDS = [sys.executable, "-I", "-S", agent.__file__]
 
 
 class Share(NamedTuple):
@@ -34,12 +35,19 @@ def command_of_agent(
     share: Share, environ: Mapping[str, str], ssh_options: Sequence[str], ssh_alive: Sequence[str] = _SSH_ALIVE
 ) -> list[str]:
     """Everything else goes through its standard input, where no other user can see it."""
-    words = [sys.executable, "-I", "-S", agent.__file__]
     if not share.is_remote:
-        return words
+        return _WORDS
     # Python itself may need it
     libraries = [f"LD_LIBRARY_PATH={environ['LD_LIBRARY_PATH']}"] if environ.get("LD_LIBRARY_PATH") else []
-    return [*remote_shell(environ, ssh_options, ssh_alive), share.host, shlex.join(["env", *libraries, *words])]
+    return [*remote_shell(environ, ssh_options, ssh_alive), share.host, shlex.join(["env", *libraries, *_WORDS])]
+
+
+def command_of_srun(share: Share, srun: str) -> list[str]:
+    """The same by a job step of its own, beside others on that host, with all that is allotted to the job there."""
+    if not share.is_remote:
+        return _WORDS
+    where = ["--nodes=1", "--ntasks=1", f"--nodelist={share.host}", "--overlap"]
+    return [srun, *where, "--mpi=none", "--cpu-bind=none", "--export=ALL", *_WORDS]
 
 
 class Link:
