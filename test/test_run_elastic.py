@@ -121,13 +121,13 @@ class ElasticJob:
         self.wait_until(lambda: len(found()) == size)
         return sorted(found(), key=lambda one: one.rank)
 
-    def grown_to(self, size: int) -> list[Started]:
-        """Wait for a generation of that size, whichever it is, that is the last one by now. By rank."""
+    def grown_to(self, size: int, after: int = 0) -> list[Started]:
+        """Wait for a generation of that size, later than that one, that is the last one by now. By rank."""
 
         def found() -> list[Started]:
             seats = self.seats()
             last = max((one.generation for one in seats), default=0)
-            return [one for one in seats if one.generation == last and one.size == size]
+            return [one for one in seats if one.generation == last > after and one.size == size]
 
         self.wait_until(lambda: len(found()) == size)
         return sorted(found(), key=lambda one: one.rank)
@@ -233,6 +233,14 @@ def test_a_process_that_waits_takes_the_place_of_a_killed_one_at_once(tmp_path: 
         assert time.monotonic() - begin < 1
         job.stop()
         job.ends()
+
+
+def test_a_stopped_process_is_killed_and_replaced_when_the_others_have_waited_for_it(tmp_path: Path) -> None:
+    with elastic(tmp_path, "-np", "3", "--min-np", "1", "--stall-shutdown-time-s", "2") as job:
+        job.of(1, 3)[1].kill(signal.SIGSTOP)
+        assert {one.number for one in job.grown_to(3, after=1)} == {0, 2, 3}
+        job.stop()
+        assert job.ends()[0] == "process 1 on localhost was ended by SIGKILL in generation 1"
 
 
 def test_a_script_that_always_fails_ends_the_job_and_shows_why(tmp_path: Path) -> None:
