@@ -243,6 +243,28 @@ def test_a_stopped_process_is_killed_and_replaced_when_the_others_have_waited_fo
         assert job.ends()[0] == "process 1 on localhost was ended by SIGKILL in generation 1"
 
 
+@pytest.mark.slow
+def test_fifty_generations_leave_the_starter_and_the_keeper_as_they_were(tmp_path: Path) -> None:
+    with elastic(tmp_path, "-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1") as job:
+        keeper = parent_of(parent_of(job.of(1, 2)[0].pid))
+        of_both = [parent_of(keeper), keeper]
+        before = [held_by(pid) for pid in of_both]
+        last = 0
+        for turn in range(25):
+            seats = job.grown_to(2, after=last)
+            last = seats[0].generation
+            seats[turn % 2].kill()
+        assert job.grown_to(2, after=last)[0].generation > 50
+        wait_until(lambda: [held_by(pid) for pid in of_both] == before, 10)
+        job.stop()
+        job.ends()
+
+
+def held_by(pid: int) -> tuple[int, int]:
+    """Descriptors and threads."""
+    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+
 def test_a_script_that_always_fails_ends_the_job_and_shows_why(tmp_path: Path) -> None:
     script = "import sys, time; print('hello'); time.sleep(0.2); raise ValueError('no such data')"
     with elastic(tmp_path, "-np", "2", "--min-np", "2", *ringrun_line(tmp_path, script)) as job:
