@@ -372,11 +372,12 @@ def test_a_process_that_somebody_else_starts_joins_and_is_awaited(tmp_path: Path
     secret.chmod(0o600)
     port = free_port()
     more = {"RINGTRAIN_SECRET_FILE": str(secret), "RINGTRAIN_RENDEZVOUS": f"127.0.0.1:{port}"}
-    with elastic(tmp_path, "-np", "1", "--min-np", "1", "--max-np", "2", **more) as job:
+    words = ["-np", "1", "--min-np", "1", "--max-np", "2", "--slots", "1"]
+    with elastic(tmp_path, *words, **more) as job:
         job.of(1, 1)
         environment = {**os.environ, "PYTHONPATH": ROOT, MARK: str(tmp_path), **OUTSIDE, **more}
-        words = [sys.executable, "train.py"]
-        with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as outsider:
+        line = [sys.executable, "train.py"]
+        with subprocess.Popen(line, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as outsider:
             job.wait_until(lambda: "generation 2: 2 ranks" in job.errors)
             job.stop()
             assert outsider.communicate(timeout=TIMEOUT_S)[0].splitlines()[-1] == "well 2"
@@ -458,7 +459,7 @@ def test_a_host_that_cannot_be_reached_does_not_keep_the_others_from_training(
         job.stop()
         said = job.ends()
     host = three_hosts.names[1]
-    lost = f"processes 2-3 got lost: the connection to {host} has ended ({agent}: exit code 255) in generation 1"
+    lost = f"processes 2-3 got lost: the connection to {host} has ended ({agent}: exit code 255)"
     assert said[0] == lost
 
 

@@ -45,9 +45,12 @@ class Chronicle:
         if generation > 1:
             self._say(f"generation {generation}: {ranks(size)}")
 
-    def left(self, who: str, how: str) -> None:
-        """Processes are gone before they were done, such as `process 3 on h1`, which `was ended by SIGKILL`."""
-        sentence = f"{who} {how}" + (f" in generation {self._generation}" if self._generation else "")
+    def left(self, who: str, how: str, generation: int) -> None:
+        """Processes are gone before they were done, such as `process 3 on h1`, which `was ended by SIGKILL`.
+
+        `generation` is the last one that they were in, or 0.
+        """
+        sentence = f"{who} {how}" + (f" in generation {generation}" if generation else "")
         self._departures.append(sentence)
         self._count += 1
         self._say(sentence)

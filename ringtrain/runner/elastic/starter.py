@@ -98,6 +98,7 @@ class ElasticStarter:
         self._closing: list[Link] = []  # keepers of hosts that are not there any more
         self._numbers: dict[str, int] = {}  # of all processes that there were, by what the rendezvous calls them
         self._processes: dict[str, Process] = {}  # that run
+        self._last_generation: dict[str, int] = {}  # of all that were in one
         self._leaving: set[str] = set()
         self._awaited: set[str] = set()  # members of the generation, and of others since the first was done
         self._code = 0
@@ -210,7 +211,8 @@ class ElasticStarter:
     def _note_failure(self, process: Process, code: int) -> None:
         if self._someone_is_done and member_of(process) not in self._awaited:
             return  # it has come too late
-        self._chronicle.left(f"{processes([process.number])} on {process.host}", end_of(code))
+        generation = self._last_generation.get(member_of(process), 0)
+        self._chronicle.left(f"{processes([process.number])} on {process.host}", end_of(code), generation)
         is_killed = code - 128 in signal.valid_signals()
         if self._someone_is_done and not is_killed:
             self._code = self._code or code
@@ -233,7 +235,8 @@ class ElasticStarter:
             self._server.gone(member_of(process), how)
         numbers = [process.number for process in lost]
         if numbers:
-            self._chronicle.left(processes(numbers), f"got lost: {how}")
+            generation = max(self._last_generation.get(member_of(process), 0) for process in lost)
+            self._chronicle.left(processes(numbers), f"got lost: {how}", generation)
         else:
             self._chronicle.noted(how)
         self._note_loss(host)
@@ -282,6 +285,7 @@ class ElasticStarter:
     def _on_formed(self, formed: Formed) -> None:
         self._fleet.begun()
         self._chronicle.formed(formed.generation, formed.size)
+        self._last_generation.update(dict.fromkeys(formed.members, formed.generation))
         self._awaited = set(formed.members) | (self._awaited if self._someone_is_done else set())
         if not self._someone_is_done:
             _report({"generation": [self._numbers[member] for member in formed.members if member in self._numbers]})
@@ -291,7 +295,7 @@ class ElasticStarter:
     def _on_left(self, left: Left) -> None:
         """Of its own processes the keepers tell more."""
         if self._forget_outsider(left.member):
-            self._chronicle.left(left.member, f"is gone: {left.text}")
+            self._chronicle.left(left.member, f"is gone: {left.text}", self._last_generation[left.member])
 
     def _forget_outsider(self, member: str) -> bool:
         """Whether it was one, which somebody else has started."""
