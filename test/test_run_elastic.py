@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, ringrun, wait_until
+from socket_ranks import free_port
 
 import ringtrain
 from ringtrain.options import table
@@ -382,11 +382,6 @@ def test_a_process_that_somebody_else_starts_joins_and_is_awaited(tmp_path: Path
             job.stop()
             assert outsider.communicate(timeout=TIMEOUT_S)[0].splitlines()[-1] == "well 2"
         assert len(job.ends()) == 2
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 # --- several hosts ----------------------------------------------------------------------------------------------------
