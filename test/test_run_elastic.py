@@ -196,7 +196,8 @@ def test_the_others_go_on_without_a_killed_process_and_then_with_one_in_its_plac
         job.stop()
         said = job.ends()
         gone = "process 0 on localhost was ended by SIGKILL in generation 1"
-        assert said[:3] == [gone, "generation 2: 2 ranks", "generation 3: 3 ranks"] and said[3] == gone
+        # the rendezvous may be faster than the keeper
+        assert sorted(said[:3]) == ["generation 2: 2 ranks", "generation 3: 3 ranks", gone] and said[3] == gone
         assert re.fullmatch(
             r"there were 3 generations, the last one of 3 ranks; \d+\.\d\d s were lost between them", said[4]
         )
@@ -218,7 +219,7 @@ def test_a_process_that_somebody_else_tells_to_end_is_replaced(tmp_path: Path) -
         os.killpg(parent_of(job.of(1, 2)[1].pid), signal.SIGTERM)  # with its wrapper, as Slurm would
         assert [one.number for one in job.of(3, 2)] == [0, 2]
         job.stop()
-        assert job.ends()[0] == "process 1 on localhost was ended by SIGTERM in generation 1"
+        assert "process 1 on localhost was ended by SIGTERM in generation 1" in job.ends()
 
 
 def test_a_process_that_waits_takes_the_place_of_a_killed_one_at_once(tmp_path: Path) -> None:
@@ -240,7 +241,7 @@ def test_a_stopped_process_is_killed_and_replaced_when_the_others_have_waited_fo
         job.of(1, 3)[1].kill(signal.SIGSTOP)
         assert {one.number for one in job.grown_to(3, after=1)} == {0, 2, 3}
         job.stop()
-        assert job.ends()[0] == "process 1 on localhost was ended by SIGKILL in generation 1"
+        assert "process 1 on localhost was ended by SIGKILL in generation 1" in job.ends()
 
 
 @pytest.mark.slow
@@ -309,7 +310,7 @@ if rank == 1:
 """
     with elastic(tmp_path, "-np", "2", "--min-np", "1", *ringrun_line(tmp_path, script)) as job:
         said = job.ends(code)
-    assert said[0].startswith("process 1 on localhost ")
+    assert any(line.startswith("process 1 on localhost ") for line in said)
 
 
 def test_a_job_may_meet_anew_as_often_as_its_reset_limit_says(tmp_path: Path) -> None:
@@ -421,7 +422,7 @@ def test_a_process_on_another_host_is_replaced_without_another_ssh(
         assert [one.number for one in job.of(3, 4)] == [0, 1, 2, 4]
         assert (tmp_path / "calls").read_text().split() == [three_hosts.names[1]]
         job.stop()
-        assert job.ends()[0] == f"process 3 on {three_hosts.names[1]} was ended by SIGKILL in generation 1"
+        assert f"process 3 on {three_hosts.names[1]} was ended by SIGKILL in generation 1" in job.ends()
 
 
 def test_a_lost_host_costs_only_its_processes_and_is_reached_again(
@@ -438,8 +439,10 @@ def test_a_lost_host_costs_only_its_processes_and_is_reached_again(
         assert (tmp_path / "calls").read_text().split() == [host, host]
         job.stop()
         said = job.ends()
-    assert said[0].startswith(f"processes 2-3 got lost: the connection to {host} has ended (")
-    assert said[0].endswith("exit code 137) in generation 1")
+    (lost, _) = [
+        line for line in said if line.startswith(f"processes 2-3 got lost: the connection to {host} has ended (")
+    ]
+    assert lost.endswith("exit code 137) in generation 1")
 
 
 def test_a_host_that_cannot_be_reached_does_not_keep_the_others_from_training(
@@ -455,7 +458,7 @@ def test_a_host_that_cannot_be_reached_does_not_keep_the_others_from_training(
         said = job.ends()
     host = three_hosts.names[1]
     lost = f"processes 2-3 got lost: the connection to {host} has ended ({agent}: exit code 255)"
-    assert said[0] == lost
+    assert lost in said
 
 
 def test_the_keepers_of_an_allocation_are_started_by_srun(three_hosts: SimulatedHosts, tmp_path: Path) -> None:
