@@ -47,7 +47,7 @@ hvd.init()
 print("sum", hvd.allreduce(np.arange(3.0) + hvd.rank(), op=hvd.Sum).tolist())
 
 
-def send_to_nobody():
+def send_to_nobody(own):
     MPI.COMM_WORLD.send(None, dest=1000)
 
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -53,5 +54,18 @@ std::string shortened(const std::string& text);
 
 inline Error invalid(const std::string& message) { return {ErrorKind::invalid, message}; }
 inline Error failure(const std::string& message) { return {ErrorKind::failure, message}; }
+
+// What work() has thrown; nothing if it went well.
+template <typename Work>
+std::optional<Error> error_of(Work work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return failure(error.what());
+  }
+  return std::nullopt;
+}
 
 }  // namespace ringtrain

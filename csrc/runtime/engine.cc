@@ -287,14 +287,9 @@ bool Engine::has_work() {
 }
 
 bool Engine::is_called() {
-  try {
-    return fabric_.channel().is_called();
-  } catch (const Error& error) {
-    trouble_.emplace(error);
-  } catch (const std::exception& error) {
-    trouble_.emplace(failure(error.what()));
-  }
-  return true;
+  bool is_called = false;
+  if (!trouble_) trouble_ = error_of([&] { is_called = fabric_.channel().is_called(); });
+  return is_called || trouble_;
 }
 
 // A round, unless the others do not come to it before `deadline`, and the most urgent of the plans that were agreed on.
@@ -413,13 +408,7 @@ void Engine::end(const std::vector<int>& left) {
 
 template <typename Work>
 void Engine::guarded(Work work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    fail(with_reason(error));
-  } catch (const std::exception& error) {
-    fail(failure(error.what()));
-  }
+  if (const std::optional<Error> error = error_of(work)) fail(with_reason(*error));
 }
 
 // A rank that cannot go on says why before it goes, which explains more than that it has gone.
