@@ -9,7 +9,7 @@ import time
 from typing import Any, NamedTuple
 
 from ringtrain.failure.ranks_in_words import list_of_ranks
-from ringtrain.job.rendezvous.door import ANSWER_S, Door, bound as bound
+from ringtrain.job.rendezvous.door import ANSWER_S, Door
 from ringtrain.job.rendezvous.protocol import MOST_BYTES_OF_A_RANK, Connection, StrangerError
 
 _LOOK_S = 0.1

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.job.interfaces import address_towards, addresses_of, usual_address
-from ringtrain.job.rendezvous.server import Server, bound
+from ringtrain.job.rendezvous.door import bound
+from ringtrain.job.rendezvous.server import Server
 from ringtrain.runner.allocation.hosts import Host, is_this_host, parse_hosts
 from ringtrain.runner.launchers.travelling_variables import travelling
 from ringtrain.runner.start.agent import Order
