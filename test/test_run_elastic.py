@@ -31,7 +31,7 @@ pytestmark = needs_mpi
 TRAIN = ["python", "train.py"]
 MARK = "RINGRUN_TEST"
 # for a process that joins by itself
-OUTSIDE = {"RINGTRAIN_ELASTIC": "1", "RINGTRAIN_NETWORK": "sockets"}
+OUTSIDE = {"RINGTRAIN_ELASTIC": "1"}
 
 # Counts steps until the file `stop` is there, which rank 0 alone looks for.
 LOOP = """

@@ -44,6 +44,7 @@ def connect(
     """
     global _seat
     _check(comm, settings)
+    settings["network"] = "sockets"  # the same for those that ringrun has told so and those that come from outside
     tether = _tethered(settings)
     hosts = addresses_of(settings["socket_interfaces"]) or [tether.own_address]
     while True:
