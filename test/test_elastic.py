@@ -249,12 +249,12 @@ def test_a_host_may_be_lost_with_all_its_ranks_and_another_may_come(tmp_path, cl
 
 def test_a_host_whose_link_is_silent_is_left_behind(tmp_path, clean):
     program = training(tmp_path, 200)
-    with hosts_or_skip(2) as hosts, elastic_job(program, tmp_path, 4, hosts=hosts, RINGTRAIN_PEER_TIMEOUT_S="1") as job:
+    with hosts_or_skip(2) as hosts, elastic_job(program, tmp_path, 4, hosts=hosts) as job:
         job.processes[0].wait_for("step 20 ")
         struck = time.monotonic()
         hosts.run_on(1, "ip", "link", "set", "eth0", "down")
         assert job.formed(2).size == 2
-        assert time.monotonic() - struck < 10
+        assert time.monotonic() - struck < 6  # and not after the 10 s of peer_timeout_s
         for process in job.processes[::2]:
             assert "well 200" in process.ends()
     require_same_weights(tmp_path, clean(200))

@@ -23,6 +23,9 @@ from ringtrain.job.rendezvous.protocol import (
 )
 
 _TICK_S = 0.1
+# A host is lost whose system has not answered for so long; it is asked at every beat.
+_SILENT_S = 1.0
+_BEAT_S = 0.25
 _PART = 1 << 16
 
 
@@ -109,7 +112,7 @@ class ElasticServer:
         self._call(lambda: self._forget(member, text))
 
     def _let_in(self, connection: Connection) -> None:
-        connection.notice_silence()
+        connection.notice_silence(_SILENT_S)
         tether = _Tether(connection.take_socket())
         if self._is_closed:
             tether.socket.close()
@@ -125,7 +128,7 @@ class ElasticServer:
         self._is_closed = True
 
     def _run(self) -> None:
-        tick_s = time.monotonic()
+        tick_s = beat_s = time.monotonic()
         while not self._is_closed:
             for key, mask in self._selector.select(max(0.0, tick_s - time.monotonic())):
                 if key.data is None:
@@ -135,6 +138,10 @@ class ElasticServer:
             if time.monotonic() >= tick_s:
                 self._do(self._generations.tick(time.monotonic()))
                 tick_s = time.monotonic() + _TICK_S
+            if time.monotonic() >= beat_s:
+                for tether in list(self._tethers.values()):
+                    self._send(tether, {"kind": "beat"})
+                beat_s = time.monotonic() + _BEAT_S
         self._run_calls()
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
@@ -199,10 +206,12 @@ class ElasticServer:
 
     def _tell(self, one: Tell) -> None:
         tether = self._tethers.get(one.member)
-        if tether is None:
-            return
+        if tether is not None:
+            self._send(tether, one.message)
+
+    def _send(self, tether: _Tether, message: dict[str, Any]) -> None:
         try:
-            tether.send(one.message)
+            tether.send(message)
         except OSError:
             with contextlib.suppress(OSError):
                 tether.socket.shutdown(socket.SHUT_RDWR)  # which will be read as its end

@@ -21,8 +21,6 @@ from typing import Any
 _MAGIC = b"ringtrv\x01"
 _NONCE, _PROOF = 16, 32
 _LENGTH = 8
-# After so long a host that answers nothing is lost: a cable, a switch or a machine. Its processes need not do anything.
-_SILENT_S = 3
 # Of one rank, and of all of them together.
 MOST_BYTES_OF_A_RANK = 1 << 20
 MOST_BYTES = 1 << 30
@@ -68,12 +66,15 @@ class Connection:
             raise StrangerError
         return _unpacked(self._read(size, deadline))
 
-    def notice_silence(self) -> None:
-        """Have the system call the connection lost when the other host does not answer. Processes may be silent."""
-        for option, seconds in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, _SILENT_S)):
-            self._socket.setsockopt(socket.IPPROTO_TCP, option, seconds)
+    def notice_silence(self, after_s: float) -> None:
+        """Have the system call the connection lost when the other host does not answer. Processes may be silent.
+
+        It is noticed so long after something was sent, else a second or two later.
+        """
+        for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3)):
+            self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * after_s))
 
     def twin(self) -> Connection:
         """The same connection for another thread, which may send while this one receives."""

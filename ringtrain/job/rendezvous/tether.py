@@ -17,6 +17,8 @@ from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
 
 _SEND_S = 5.0
 _LOOK_S = 0.5
+# Longer than the rendezvous waits for this host: it is the end of this process, and not of one among many.
+_SILENT_S = 3.0
 # How long the network may take to notice a loss by itself.
 _NETWORK_S = 0.2
 
@@ -52,7 +54,7 @@ class Tether:
     def __init__(self, place: Place, secret: bytes, member: str, timeout_s: float, on_lost: Callable[[str], None]):
         end = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
         self._incoming = connect(place, place.ports, secret, end, timeout_s)
-        self._incoming.notice_silence()
+        self._incoming.notice_silence(_SILENT_S)
         self._outgoing = self._incoming.twin()
         self.secret = secret
         self._on_lost = on_lost
@@ -129,6 +131,8 @@ class Tether:
                 kind = message["kind"]
                 if kind == "ping":
                     self._send({"kind": "pong"})
+                elif kind == "beat":  # whether it arrives is what the rendezvous wants to know, and TCP tells it
+                    continue
                 elif kind == "news":
                     self._has_news = True
                 elif kind == "lost":
