@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 import ringtrain as hvd
+from ringtrain.optim import SGD
 
 STEPS, PAUSE_S, FILE, EXTRA_MB = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], float(sys.argv[4])
 SAMPLES, PIXELS, HIDDEN, BATCH = 2400, 64, 32, 48
@@ -45,9 +46,7 @@ def train(state):
 
 
 hvd.init()
-optimizer = hvd.DistributedOptimizer(
-    hvd_optim := __import__("ringtrain.optim").optim.SGD(0.5, momentum=0.5), op=hvd.Sum
-)
+optimizer = hvd.DistributedOptimizer(SGD(0.5, momentum=0.5), op=hvd.Sum)
 state = hvd.elastic.ArrayState(weights=weights, further=further, optimizer=optimizer, step=0)
 if "CHECKPOINT" in os.environ:
     state.save_to(os.environ["CHECKPOINT"], every_s=0)

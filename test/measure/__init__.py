@@ -3,6 +3,7 @@
 gpu          what is promised of GPUs, each figure beside its peer or its floor
 negotiation  what simulated ranks say to agree on a step
 faults/      ranks that die, stop or raise: the words of the tests of faults, and many random ones
+elastic      processes of elastic trainings that are killed at random, as many as one likes
 hosts        any command on simulated hosts
 process      what this process costs while it does nothing
 """
