@@ -1,11 +1,13 @@
 """Elastic trainings in PyTorch: states of models, optimizers and samplers."""
 
 import pytest
-import torch
 from elastic_ranks import elastic_job
 
-import ringtrain.torch as hvd
 from ringtrain.elastic import agreement
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+
+import ringtrain.torch as hvd  # noqa: E402
 
 SLOW = pytest.mark.slow
 
