@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exact import DTYPES, data, data_of_ranks, reference, require_equal
+from socket_ranks import free_port
 
 import ringtrain as hvd
 from ringtrain import _core, bench
-from ringtrain.bench import command, flags, peers, results, ringtrain_competitor
+from ringtrain.bench import command, flags, job, peers, results, ringtrain_competitor
 from ringtrain.bench.arithmetic import ComputeThread, floor, scaling
 from ringtrain.bench.busy_core import busy_core
 from ringtrain.bench.collectives import COLLECTIVES
@@ -28,6 +29,7 @@ from ringtrain.bench.rounds import Competitor, Contestant, Plan, Progress, measu
 from ringtrain.bench.session import Session
 from ringtrain.bench.torch_step import ALONE, TorchStep
 from ringtrain.job import launched_by
+from ringtrain.job.rendezvous import secret
 
 ROOT = str(Path(bench.__file__).parents[2])
 TIMEOUT_S = 120
@@ -458,3 +460,13 @@ def test_a_result_is_drawn(keys, tmp_path):
     path = tmp_path / "result.png"
     draw(result, str(path))
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_rank_that_measures_alone_does_not_wait_for_ever(tmp_path, monkeypatch):
+    secret.write(tmp_path / "secret")
+    place = {"RINGTRAIN_RENDEZVOUS": f"127.0.0.1:{free_port()}", "RINGTRAIN_RANK": "1", "RINGTRAIN_SIZE": "2"}
+    for name, value in {**place, secret.FILE_VARIABLE: str(tmp_path / "secret")}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(job, "_MEETING_S", 0.5)
+    with pytest.raises(hvd.StalledError, match="rank 0"):
+        job.join(["sockets"])

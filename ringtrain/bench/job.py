@@ -98,7 +98,8 @@ class RendezvousJob:
         place = sockets.place_of(launch)
         self._stay = contextlib.ExitStack()
         secret = job_secret(str(place))
-        self._member = self._stay.enter_context(meet(place, secret, "bench", launch.rank, launch.size, timeout_s=0))
+        meeting = meet(place, secret, "bench", launch.rank, launch.size, timeout_s=0, place_timeout_s=_MEETING_S)
+        self._member = self._stay.enter_context(meeting)
         self.rank, self.size = launch.rank, launch.size
         nodes = self.gather(node_name())
         self._on_node = [rank for rank, node in enumerate(nodes) if node == nodes[self.rank]]

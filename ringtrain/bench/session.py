@@ -88,8 +88,9 @@ class Session:
     def _on_networks(self, competitors: Sequence[Competitor]) -> Iterator[tuple[Competitor, str | None]]:
         """Each competitor, and ringtrain once more for each network but the first, under a name that says so."""
         for competitor in competitors:
-            yield competitor, self.arguments.network[0] if competitor.is_own and self.arguments.network else None
-            for network in self.arguments.network[1:] if competitor.is_own else ():
+            networks = self.arguments.network if competitor.is_own else []
+            yield competitor, networks[0] if networks else None
+            for network in networks[1:]:
                 yield replace(competitor, name=f"{competitor.name} over {network}"), network
 
     def _use(self, network: str | None) -> bool:

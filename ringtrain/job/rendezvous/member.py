@@ -79,12 +79,15 @@ class Member:
 
 
 @contextlib.contextmanager
-def meet(place: Place, secret: bytes, job: str, rank: int, size: int, timeout_s: float) -> Iterator[Member]:
+def meet(
+    place: Place, secret: bytes, job: str, rank: int, size: int, timeout_s: float, place_timeout_s: float | None = None
+) -> Iterator[Member]:
     """Come to the rendezvous.
 
     Args:
         job: names those who belong together, among all that meet there.
-        timeout_s: for all ranks to come; 0 waits for ever.
+        timeout_s: for all ranks to come, and all that they say; 0 waits for ever.
+        place_timeout_s: for somebody to serve there, if it is not the same.
 
     Raises:
         StalledError: nobody who knows the secret serves there.
@@ -93,7 +96,7 @@ def meet(place: Place, secret: bytes, job: str, rank: int, size: int, timeout_s:
     server = _serve(place, secret) if rank == 0 else None
     try:
         ports = place.ports if server is None else [server.port]
-        connection = connect(place, ports, secret, end - _GRACE_S, timeout_s)
+        connection = connect(place, ports, secret, timeout_s if place_timeout_s is None else place_timeout_s)
         try:
             connection.send(Hello(job, rank, size, socket.gethostname(), os.getpid(), timeout_s), end)
             member = Member(connection, end)
@@ -111,12 +114,13 @@ def _serve(place: Place, secret: bytes) -> Server | None:
     return None if listener is None else Server(listener, secret)
 
 
-def connect(place: Place, ports: Sequence[int], secret: bytes, end: float, timeout_s: float) -> Connection:
+def connect(place: Place, ports: Sequence[int], secret: bytes, timeout_s: float) -> Connection:
     """To whoever serves there and knows the secret. Whoever else is there is no reason to give up.
 
     Raises:
-        StalledError: the right one has not come until `end`, after `timeout_s`.
+        StalledError: the right one has not come in `timeout_s`; 0 waits for ever.
     """
+    end = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
     pause_s = 0.01
     reason: object = "nobody is there"
     while time.monotonic() < end:

@@ -52,8 +52,7 @@ class Tether:
     """
 
     def __init__(self, place: Place, secret: bytes, member: str, timeout_s: float, on_lost: Callable[[str], None]):
-        end = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
-        self._incoming = connect(place, place.ports, secret, end, timeout_s)
+        self._incoming = connect(place, place.ports, secret, timeout_s)
         self._incoming.notice_silence(_SILENT_S)
         self._outgoing = self._incoming.twin()
         self.secret = secret
