@@ -301,3 +301,51 @@ def test_adasum_goes_on_with_other_ranks(tmp_path):
         job.processes[1].kill()
         sums = {process.ends().split("sum ")[1] for process in (job.processes[0], job.processes[2])}
         assert len(sums) == 1
+
+
+@pytest.mark.ranks(2)
+def test_objects_of_a_state_go_back_and_become_those_of_rank_0():
+    state = hvd.elastic.ObjectState(seen=[hvd.rank()], epoch=3)
+    state.save()
+    state.seen.append(7)
+    state.epoch += 1
+    state.restore()
+    assert (state.seen, state.epoch) == ([hvd.rank()], 3)
+    state.sync()
+    assert (state.seen, state.epoch) == ([0], 3)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("handler", "number"),
+    [("ModelStateHandler", 0), ("OptimizerStateHandler", 1), ("LRSchedulerStateHandler", 2), ("StateDictHandler", 2)],
+)
+def test_a_handler_saves_restores_and_shares_its_object(handler, number):
+    model, optimizer = model_and_optimizer(seed=hvd.rank(), steps=1 + hvd.rank())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1 + hvd.rank())
+    it = (model, optimizer, scheduler)[number]
+    own = getattr(hvd.elastic, handler)(it)
+    before = str(it.state_dict())
+    (other_model, other_optimizer), other_scheduler = model_and_optimizer(seed=5, steps=3), None
+    if number == 2:
+        other_scheduler = torch.optim.lr_scheduler.StepLR(other_optimizer, step_size=9)
+    it.load_state_dict((other_model, other_optimizer, other_scheduler)[number].state_dict())
+    assert str(it.state_dict()) != before
+    own.restore()
+    assert str(it.state_dict()) == before
+    own.sync()
+    first, second = hvd.allgather_object(str(it.state_dict()))
+    assert first == second
+
+
+@pytest.mark.ranks(2)
+def test_the_handler_of_a_sampler_keeps_what_was_processed():
+    sampler = hvd.elastic.ElasticSampler(range(8), shuffle=False)
+    handler = hvd.elastic.SamplerStateHandler(sampler)
+    sampler.record_batch(0, 2)
+    handler.restore()
+    assert sampler.processed_num == 0
+    sampler.record_batch(0, 2)
+    handler.save()
+    handler.sync()
+    assert sampler.processed_num == 4
