@@ -23,7 +23,7 @@ from ringtrain.runner.elastic.starter import ElasticStarter, Mail
 from ringtrain.runner.elastic.terms import Terms, add_terms, terms_of
 from ringtrain.runner.launchers.travelling_variables import travelling
 from ringtrain.runner.start.agent import Order
-from ringtrain.runner.start.link import Link, Share, command_of_agent, command_of_srun
+from ringtrain.runner.start.link import Link, Share, command_by_launcher, command_of_agent
 from ringtrain.runner.start.starter import INTERFACES_VARIABLE
 from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE
 
@@ -63,7 +63,7 @@ def main() -> int:
         fleet,
         server,
         mail,
-        _opener(order_for, arguments.ssh_option, arguments.srun),
+        _opener(order_for, arguments.ssh_option, arguments.keeper_word),
         terms.least,
         _may_hope(terms, os.environ),
         float(os.environ.get(GRACE_VARIABLE, _GRACE_S)),
@@ -131,11 +131,13 @@ def _may_hope(terms: Terms, environ: Mapping[str, str]) -> bool:
     return terms.discovery_script is not None or terms.cooldown_s is not None or FILE_VARIABLE in environ
 
 
-def _opener(order_for: Callable[[str], Order], ssh_options: Sequence[str], srun: str | None) -> Callable[[str], Link]:
+def _opener(
+    order_for: Callable[[str], Order], ssh_options: Sequence[str], words: Sequence[str]
+) -> Callable[[str], Link]:
     def open_keeper(host: str) -> Link:
         share = Share(host, 0, 0, not is_this_host(host))
         by_ssh = command_of_agent(share, os.environ, ssh_options, _SSH_ALIVE)
-        link = Link(share, by_ssh if srun is None else command_of_srun(share, srun))
+        link = Link(share, command_by_launcher(share, words) if words else by_ssh)
         link.order(order_for(host)._asdict())
         return link
 
@@ -148,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hosts")
     add_terms(parser)
     parser.add_argument("--ssh-option", action="append", default=[])
-    parser.add_argument("--srun")
+    parser.add_argument("--keeper-word", action="append", default=[])
     parser.add_argument("--exported", action="append", default=[])
     parser.add_argument("command", nargs=argparse.REMAINDER)
     return parser

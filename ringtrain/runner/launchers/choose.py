@@ -49,15 +49,20 @@ def choose(launcher: str, environ: Mapping[str, str] = os.environ) -> Chosen:
 
 
 def choose_elastic(launcher: str, job: Job) -> Chosen:
-    """Who starts the keepers of an elastic job: srun on the hosts of an allocation, else ssh. Raises UsageError."""
+    """Who starts the keepers of an elastic job: srun on the hosts of an allocation, else ssh, or as `launcher` says.
+
+    Raises UsageError and, for "mpirun", MpiNotFound.
+    """
+    why = "network sockets: an elastic job needs no MPI"
     if launcher == "mpirun":
-        raise UsageError("mpirun ends a job with the first rank that dies; leave out --launcher mpirun")
+        mpi = probe()
+        found = choose_launcher(launcher, mpi["library"], mpi["path"], job.environment)
+        return Chosen(OwnStarter(found), [why, f"{mpi['library']} {mpi['version']} starts what starts the ranks"])
     srun = find_srun(job.environment)
     if launcher == "srun":
         srun = require_srun(srun)
     is_by_srun = launcher == "srun" or (launcher == "auto" and job.hosts_are_allotted)
-    why = "network sockets: an elastic job needs no MPI"
-    return Chosen(OwnStarter(srun if is_by_srun else None), [why])
+    return Chosen(OwnStarter(Srun(srun, "none") if srun is not None and is_by_srun else None), [why])
 
 
 def choose_network(launcher: str, environ: Mapping[str, str] = os.environ) -> Choice:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ringtrain.job.cores import physical_cores
 from ringtrain.runner import elastic, start
-from ringtrain.runner.allocation.hosts import UsageError
+from ringtrain.runner.allocation.hosts import Host, UsageError
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers.mpi_library import (
     INTEL_MPI,
@@ -25,6 +25,7 @@ from ringtrain.runner.launchers.mpi_library import (
     find_launcher,
 )
 from ringtrain.runner.launchers.travelling_variables import travelling
+from ringtrain.runner.start.link import ANY_HOST
 from ringtrain.runner.supervise.rank_wrapper import END_RANK
 
 # Transports are left out, not chosen: shared memory has other names in Open MPI 4 than in 5.
@@ -160,31 +161,33 @@ class IntelHydra(Hydra):
 
 
 class OwnStarter:
-    """Our own starter, which needs no MPI, and ssh for other hosts; in an elastic job maybe srun."""
+    """Our own starter, which needs no MPI, and ssh for other hosts; in an elastic job maybe another launcher."""
 
     passes_on: Mapping[int, int] = {SIGTERM: END_RANK, SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
     scancel = None
     last_signal = SIGTERM
 
-    def __init__(self, srun: str | None = None):
-        """`srun` is its path, if it is to start the keepers of an elastic job."""
-        self.srun = srun
+    def __init__(self, of_keepers: Launcher | None = None):
+        """`of_keepers` starts the keepers of an elastic job on other hosts, each by itself."""
+        self.of_keepers = of_keepers
 
     def arguments(self, job: Job) -> list[str]:
-        if job.launcher_arguments or job.binding_arguments:
+        if self.of_keepers is None and (job.launcher_arguments or job.binding_arguments):
             raise UsageError("without MPI ringrun starts the ranks itself, so there is no launcher to give words to")
         package = start.__file__ if job.elastic is None else elastic.__file__
         arguments = [sys.executable, str(Path(package).parent), f"--num-proc={job.num_proc}"]
         if job.hosts:
             arguments.append(f"--hosts={','.join(map(str, job.hosts))}")
         arguments += job.elastic.words() if job.elastic is not None else []
-        arguments += [f"--ssh-option={option}" for option in ssh_options(job)]
-        if self.srun is not None:
-            _refuse_ssh_options(job)
-            arguments.append(f"--srun={self.srun}")
+        if self.of_keepers is None:
+            arguments += [f"--ssh-option={option}" for option in ssh_options(job)]
+        else:
+            arguments += [f"--keeper-word={word}" for word in _words_of_keeper(self.of_keepers, job)]
         return [*arguments, *(f"--exported={name}" for name in job.exported), *job.command]
 
     def environment(self, job: Job) -> dict[str, str]:
+        if self.of_keepers is not None:
+            return self.of_keepers.environment(job)
         return {**_interfaces_of_others(job), **_tcp_only(job), **job.environment}
 
 
@@ -221,6 +224,14 @@ class Srun:
             of_open_mpi |= _TCP_ONLY_OF_OPEN_MPI
         of_others = {**_interfaces_of_the_library(job), **_interfaces_of_others(job), **_tcp_only(job)}
         return {**of_open_mpi, **of_others, **job.environment}
+
+
+def _words_of_keeper(launcher: Launcher, job: Job) -> list[str]:
+    """The beginning of a command line for a single process on whichever host stands in the place of ANY_HOST."""
+    # beside others on that host, with all that is allotted to the job there
+    words = (*job.launcher_arguments, *(["--overlap"] if isinstance(launcher, Srun) else []))
+    alone = job._replace(command=[], num_proc=1, hosts=[Host(ANY_HOST, 1)], hosts_are_allotted=False)
+    return launcher.arguments(alone._replace(launcher_arguments=words))
 
 
 def is_without_mpi(launcher: Launcher) -> bool:

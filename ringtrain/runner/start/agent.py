@@ -36,6 +36,7 @@ _END_S = 5.0
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Nobody here takes an exit that was asked for from a launcher that would end the other ranks for it.
 _GRACE_VARIABLE = "RINGRUN_GRACE_S"
+_TOLD_BY_LAUNCHERS = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL")
 # What the wrapper calls a process of an elastic job, whose rank changes.
 _PROCESS_VARIABLE = "RINGRUN_PROCESS"
 
@@ -152,7 +153,7 @@ class Agent:
         self._selector = selectors.PollSelector()
         self._orders = orders
         self._order = order
-        self._environment = {**os.environ, **order.environment, "RINGTRAIN_RENDEZVOUS": order.place}
+        self._environment = {**_own_environment(order), **order.environment, "RINGTRAIN_RENDEZVOUS": order.place}
         self._environment.pop(_GRACE_VARIABLE, None)
         self._ranks: list[Rank] = []
         self._input: Input | None = None
@@ -304,6 +305,15 @@ class Agent:
 
 def _report(report: dict[str, object]) -> None:
     write_lines(1, [REPORT + json.dumps(report).encode()])
+
+
+def _own_environment(order: Order) -> dict[str, str]:
+    """What a launcher tells a keeper is not for its processes: to an MPI all of them would be the same one."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not (order.is_of_keeper and name.startswith(_TOLD_BY_LAUNCHERS))
+    }
 
 
 def _variables_of_rank(order: Order, number: int) -> dict[str, str]:

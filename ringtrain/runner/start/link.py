@@ -18,6 +18,8 @@ from ringtrain.runner.start.agent import REPORT, Lines, write_lines
 
 # A host that has vanished is found out in half a minute.
 _SSH_ALIVE = ("-oServerAliveInterval=10", "-oServerAliveCountMax=3")
+# Stands for a host in a command line that starts an agent.
+ANY_HOST = "{host}"
 _REAP_S = 0.5
 _WORDS = [sys.executable, "-I", "-S", agent.__file__]
 
@@ -42,12 +44,11 @@ def command_of_agent(
     return [*remote_shell(environ, ssh_options, ssh_alive), share.host, shlex.join(["env", *libraries, *_WORDS])]
 
 
-def command_of_srun(share: Share, srun: str) -> list[str]:
-    """The same by a job step of its own, beside others on that host, with all that is allotted to the job there."""
+def command_by_launcher(share: Share, words: Sequence[str]) -> list[str]:
+    """The same by a launcher's command line, whose host is ANY_HOST."""
     if not share.is_remote:
         return _WORDS
-    where = ["--nodes=1", "--ntasks=1", f"--nodelist={share.host}", "--overlap"]
-    return [srun, *where, "--mpi=none", "--cpu-bind=none", "--export=ALL", *_WORDS]
+    return [*(word.replace(ANY_HOST, share.host) for word in words), *_WORDS]
 
 
 class Link:
