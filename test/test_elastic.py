@@ -1,6 +1,7 @@
 """Trainings that go on when ranks are lost and when others come."""
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -101,6 +102,38 @@ def test_sixty_generations_leave_nothing_behind(tmp_path, memory):
             process.ends()
         assert job.server.summary().generations == 60
     assert not [path for path in set(Path("/dev/shm").iterdir()) - before if "ringtrain" in path.name]
+
+
+TUNED = """
+import os, signal, numpy as np, ringtrain as hvd, ringtrain._core as core
+from ringtrain.job import session
+session.at_init(lambda settings: print("autotune is", settings["autotune"], flush=True))
+hvd.init(autotune=True)
+gradient = np.ones(200_000, np.float32)
+
+@hvd.elastic.run
+def train(state):
+    while not state.is_tuned:
+        hvd.allreduce(gradient, name="gradient", op=hvd.Sum)
+        state.is_tuned = bool(hvd.allreduce(np.int32(core.autotune_findings() != ""), name="found", op=hvd.Max))
+    state.commit()
+    if hvd.size() == 3:
+        if hvd.rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.barrier()
+    print("well", hvd.elastic.generation(), flush=True)
+
+train(hvd.elastic.ObjectState(is_tuned=False))
+"""
+
+
+def test_what_autotune_has_found_is_used_in_the_next_generation(tmp_path):
+    with elastic_job(TUNED, tmp_path, 3) as job:
+        job.processes[0].wait_for("well 2")
+        said = [process.ends() for process in job.processes if process.popen.poll() != -signal.SIGKILL]
+    assert len(said) == 2
+    for text in said:
+        assert text.index("autotune is on") < text.index("autotune is off") < text.index("well 2")
 
 
 def test_each_generation_has_a_timeline_and_a_folder_of_flight_records(tmp_path):

@@ -85,6 +85,7 @@ void bind_observation(nb::module_& module) {
       nb::arg("text"), "Marks this moment in the timeline, if there is one.");
   module.def("last_operations", &last_operations, "What this rank has done lately and what is pending, as dicts.");
   module.def("counters", &counters, "How much there was to agree on so far.");
+  module.def("autotune_findings", &autotune_findings, "Lines of name=value that autotune has found in this process.");
   module.def("totals", &totals, "Sums over all operations of each kind, as dicts.");
 }
 

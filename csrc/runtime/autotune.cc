@@ -143,9 +143,15 @@ std::string Autotune::report() const {
          with_digits(after_ / 1e9, 2) + " GB/s now (" + changes + ")" + when;
 }
 
+std::string Autotune::findings() const {
+  std::string lines;
+  for (const Knob& knob : knobs_) lines += knob.option + "=" + in_units(best_, knob) + "\n";
+  return lines;
+}
+
 void Autotune::write(const std::string& path) const {
   std::ofstream file(path);
-  for (const Knob& knob : knobs_) file << knob.option << "=" << in_units(best_, knob) << "\n";
+  file << findings();
   file.close();
   if (!file) warn("autotune cannot write what it found to " + path);
 }

@@ -39,7 +39,8 @@ class Autotune {
   // When it is over: the options that it found, for the person at the terminal and for the next job.
   bool is_done() const { return is_done_; }
   std::string report() const;                 // one sentence
-  void write(const std::string& path) const;  // "name=value" a line; warns if it cannot
+  std::string findings() const;               // "name=value" a line
+  void write(const std::string& path) const;  // the same to a file; warns if it cannot
 
  private:
   void begin_trial(std::vector<Tuning> candidates);

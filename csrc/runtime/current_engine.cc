@@ -49,6 +49,11 @@ std::shared_ptr<Engine> require_engine() {
                   : "ringtrain is not initialised: call init() first");
 }
 
+std::string autotune_findings() {
+  const Lock lock(mutex);
+  return resources ? resources->findings() : "";
+}
+
 void start_engine(World world, Options options) {
   std::shared_ptr<Resources> own;
   {

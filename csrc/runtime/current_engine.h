@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "runtime/engine.h"
 
@@ -12,6 +13,8 @@ namespace ringtrain {
 std::shared_ptr<Engine> current_engine();
 // The same, but throws Error(not_initialized).
 std::shared_ptr<Engine> require_engine();
+// What the Autotune of one of this process' Engines has found. Any thread.
+std::string autotune_findings();
 
 // All ranks of the world at the same time. Throws what made it impossible, as in a process that was forked from a rank.
 void start_engine(World world, Options options);

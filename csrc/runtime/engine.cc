@@ -358,6 +358,7 @@ void Engine::observe(const Plan& plan, double seconds) {
   if (const std::optional<Tuning> next = autotune_->take_proposal()) coordinator_.propose(*next);
   if (!autotune_->is_done()) return;
   inform(autotune_->report());
+  resources_->set_findings(autotune_->findings());
   if (!options_.autotune_file.empty()) autotune_->write(options_.autotune_file);
   autotune_.reset();
 }

@@ -14,6 +14,16 @@ void Resources::set_arena(SharedArena arena) {
   std::swap(arena_, arena);  // the old one goes when the lock is free again
 }
 
+std::string Resources::findings() const {
+  const Lock lock(mutex_);
+  return findings_;
+}
+
+void Resources::set_findings(std::string findings) {
+  const Lock lock(mutex_);
+  findings_ = std::move(findings);
+}
+
 GpuPtr Resources::gpu(int ordinal) {
   const Lock lock(mutex_);
   GpuPtr gpu = gpu_.lock();

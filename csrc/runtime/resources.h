@@ -24,6 +24,10 @@ class Resources {
   SharedArena arena() const;
   void set_arena(SharedArena arena);
 
+  // What Autotune has found in this process, as it says it; empty where it has not come to an end.
+  std::string findings() const;
+  void set_findings(std::string findings);
+
   // The GPU with its streams, and NCCL's memory on it: the same as before while somebody, such as an array of the
   // user's, still uses them. Throws failure where there is none.
   GpuPtr gpu(int ordinal);
@@ -32,6 +36,7 @@ class Resources {
  private:
   mutable Mutex mutex_;
   SharedArena arena_ GUARDED_BY(mutex_);
+  std::string findings_ GUARDED_BY(mutex_);
   std::weak_ptr<const Gpu> gpu_ GUARDED_BY(mutex_);
   std::weak_ptr<NcclMemory> nccl_memory_ GUARDED_BY(mutex_);  // on that GPU
 };

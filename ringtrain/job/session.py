@@ -98,7 +98,8 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
     comm, process_sets = _split_communicators(comm, process_sets)
     fixed = table.set_by_user(keywords)
     set_level(settings["log_level"])
-    world, tuned = network.connect(comm, settings, lambda: table.read_tuned(settings, fixed))
+    found = _core.autotune_findings() if elastic.is_elastic() else ""
+    world, tuned = network.connect(comm, settings, lambda: table.read_tuned(settings, fixed, found))
     settings.update(tuned)
     gpus.use(world.gpus[world.rank])
     try:

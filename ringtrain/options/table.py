@@ -83,17 +83,21 @@ def differing(keywords: Mapping[str, Any], settings: Mapping[str, str]) -> list[
     ]
 
 
-def read_tuned(settings: Mapping[str, str], fixed: Collection[str]) -> dict[str, str]:
+def read_tuned(settings: Mapping[str, str], fixed: Collection[str], found: str = "") -> dict[str, str]:
     """What a former job has found and written to `autotune_file`, but for what is fixed; nothing if there is no file.
+
+    Without a file, what autotune has `found` in this process.
 
     Raises:
         ValueError: the file holds anything else.
     """
     path = settings["autotune_file"]
-    if not path or not os.path.exists(path):
+    if path and os.path.exists(path):
+        with open(path) as file:
+            found = file.read()
+    elif not found or settings["autotune"] == "off":
         return {}
-    with open(path) as file:
-        entries = [line.strip().partition("=") for line in file if line.strip()]
+    entries = [line.strip().partition("=") for line in found.splitlines() if line.strip()]
     tuned = {name: value for name, _, value in entries}
     for name, value in tuned.items():
         try:
