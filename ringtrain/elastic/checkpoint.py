@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ringtrain import pickling
 from ringtrain.record.logger import logger
+from ringtrain.record.whole_file import whole_file
 
 _FORMAT = "ringtrain elastic state 1"
 
@@ -54,17 +54,7 @@ class Checkpoint:
             return
         self._written_s = time.monotonic()
         try:
-            self._write(pickling.dumps({"format": _FORMAT, "commits": commits, "content": content()}))
+            with whole_file(self._path) as file:
+                file.write(pickling.dumps({"format": _FORMAT, "commits": commits, "content": content()}))
         except OSError as error:
             logger.error("the state cannot be written to %s: %s", self._path, error)
-
-    def _write(self, data: bytes) -> None:
-        draft = self._path.with_name(f"{self._path.name}.{os.uname().nodename}.{os.getpid()}.unfinished")
-        try:
-            with draft.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, self._path)
-        finally:
-            draft.unlink(missing_ok=True)
