@@ -42,6 +42,9 @@ class Adapter(Protocol):
 
     def assign(self, target: Any, source: Any) -> None: ...
 
+    def assign_host(self, target: Any, values: np.ndarray[Any, Any]) -> None:
+        """Copy an array of NumPy into the target, in its dtype."""
+
     def note_change(self, array: Any) -> None:
         """Tell the library that the user has other values written where the array lies."""
 

@@ -72,6 +72,11 @@ def assign(target: Any, source: Any) -> None:
         target[...] = source
 
 
+def assign_host(target: Any, values: Any) -> None:
+    with target.device:
+        target[...] = cupy.asarray(values)
+
+
 def from_memory(memory: Any, shape: list[int], like: Any) -> Any:
     with cupy.cuda.Device(memory.device):
         array = cupy.empty(shape_from_core(shape, like), like.dtype)

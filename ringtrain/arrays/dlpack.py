@@ -64,6 +64,13 @@ def assign(target: Any, source: Any) -> None:
     cupy.finish(wrapped)  # the library of the target cannot wait for CuPy's stream
 
 
+def assign_host(target: Any, values: Any) -> None:
+    cupy = _cupy()
+    wrapped = cupy.wrap(target)
+    cupy.assign_host(wrapped, values)
+    cupy.finish(wrapped)
+
+
 def from_memory(memory: Any, shape: list[int], like: Any) -> Any:
     return _cupy().from_memory(memory, shape, like)
 

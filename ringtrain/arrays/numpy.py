@@ -76,6 +76,10 @@ def assign(target: Array, source: Array) -> None:
     target[...] = source
 
 
+def assign_host(target: Array, values: Array) -> None:
+    target[...] = values
+
+
 def note_change(array: Any) -> None:
     pass
 

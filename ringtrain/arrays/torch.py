@@ -121,6 +121,11 @@ def assign(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
 
+def assign_host(target: torch.Tensor, values: Any) -> None:
+    plain = values.astype("float32") if values.dtype == ml_dtypes.bfloat16 else values
+    assign(target, torch.from_numpy(plain))
+
+
 def note_change(tensor: torch.Tensor) -> None:
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
