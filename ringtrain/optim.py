@@ -24,6 +24,7 @@ class Optimizer(ABC):
     """
 
     lr: float
+    weight_decay: float
 
     def __init__(self) -> None:
         self._states: list[State] = []
@@ -58,9 +59,9 @@ class Optimizer(ABC):
             raise TypeError(
                 f"parameter {index} is read-only, so it cannot be updated; a single number wants a 0-d array"
             )
-        namespace = _namespace(weight)
+        namespace = namespace_of(weight)
         dtype = _COMPUTE_DTYPE[weight.dtype.name]
-        remembered = {name: namespace.zeros_like(weight, dtype=dtype) for name in self._remembers()}
+        remembered = {name: namespace.zeros_like(weight, dtype=dtype) for name in self.remembers()}
         return {"step": 0, **remembered}
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
@@ -84,13 +85,13 @@ class Optimizer(ABC):
         dtype = _COMPUTE_DTYPE[weight.dtype.name]
         computed = weight.astype(dtype, copy=False)
         state["step"] += 1
-        self._apply(computed, grad.astype(dtype, copy=False), state)
+        self.apply(computed, grad.astype(dtype, copy=False), state)
         if computed is not weight:
             weight[...] = computed
 
     def state_dict(self) -> dict[str, Any]:
         """Return the hyperparameters and the states of the parameters of `step`: a copy that can be pickled."""
-        return copy.deepcopy({"hyperparameters": self._hyperparameters(), "states": self._states})
+        return copy.deepcopy({"hyperparameters": self.hyperparameters(), "states": self._states})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned, here or in another process.
@@ -99,31 +100,32 @@ class Optimizer(ABC):
             ValueError: it was made by another kind of optimizer.
         """
         hyperparameters = state_dict["hyperparameters"]
-        if hyperparameters.keys() != self._hyperparameters().keys():
+        if hyperparameters.keys() != self.hyperparameters().keys():
             raise ValueError(f"load_state_dict: {sorted(hyperparameters)} are not those of {type(self).__name__}")
-        remembered = {"step", *type(self)(**hyperparameters)._remembers()}
+        remembered = {"step", *type(self)(**hyperparameters).remembers()}
         if any(state.keys() != remembered for state in state_dict["states"]):
             raise ValueError(f"load_state_dict: each state of {type(self).__name__} must have {sorted(remembered)}")
         vars(self).update(hyperparameters)
         self._states = copy.deepcopy(state_dict["states"])
 
-    def _hyperparameters(self) -> dict[str, Any]:
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return what it was told, by the names of the arguments."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     @abstractmethod
-    def _remembers(self) -> tuple[str, ...]:
+    def remembers(self) -> tuple[str, ...]:
         """Return the names of the arrays in the state of one parameter."""
 
     @abstractmethod
-    def _apply(self, weight: Any, grad: Any, state: State) -> None:
-        """Update weight and state in place; weight, grad and the arrays of state have one dtype."""
+    def apply(self, weight: Any, grad: Any, state: State) -> None:
+        """Update weight and state in place, after "step" was counted; all arrays have one dtype. Tensors do, too."""
 
 
 _COMPUTE_DTYPE = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 
 
-def _namespace(array: Any) -> Any:
-    """Return the array API namespace of an array: numpy or cupy."""
+def namespace_of(array: Any) -> Any:
+    """Return the namespace of an array's library: numpy, cupy or torch."""
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
     return sys.modules[type(array).__module__.partition(".")[0]]
@@ -167,10 +169,10 @@ class SGD(Optimizer):
         self.weight_decay = weight_decay
         self.nesterov = nesterov
 
-    def _remembers(self) -> tuple[str, ...]:
+    def remembers(self) -> tuple[str, ...]:
         return ("direction",) if self.momentum else ()
 
-    def _apply(self, weight: Any, grad: Any, state: State) -> None:
+    def apply(self, weight: Any, grad: Any, state: State) -> None:
         if self.weight_decay:
             grad = grad + self.weight_decay * weight
         if self.momentum:
@@ -214,10 +216,10 @@ class Adam(Optimizer):
         self.weight_decay = weight_decay
         self.amsgrad = amsgrad
 
-    def _remembers(self) -> tuple[str, ...]:
+    def remembers(self) -> tuple[str, ...]:
         return ("mean", "mean_square", "largest_mean_square") if self.amsgrad else ("mean", "mean_square")
 
-    def _apply(self, weight: Any, grad: Any, state: State) -> None:
+    def apply(self, weight: Any, grad: Any, state: State) -> None:
         if self.weight_decay:
             grad = grad + self.weight_decay * weight
         self._move(weight, grad, state)
@@ -229,7 +231,7 @@ class Adam(Optimizer):
         mean += (1 - mean_beta) * grad
         mean_square *= square_beta
         mean_square += (1 - square_beta) * (grad * grad)
-        namespace = _namespace(weight)
+        namespace = namespace_of(weight)
         if self.amsgrad:
             largest = state["largest_mean_square"]
             largest[...] = namespace.maximum(largest, mean_square)
@@ -256,6 +258,6 @@ class AdamW(Adam):
     ) -> None:
         super().__init__(lr, betas, eps, weight_decay, amsgrad)
 
-    def _apply(self, weight: Any, grad: Any, state: State) -> None:
+    def apply(self, weight: Any, grad: Any, state: State) -> None:
         weight *= 1 - self.lr * self.weight_decay
         self._move(weight, grad, state)

@@ -1,0 +1,265 @@
+"""What updates the values of a store: an optimizer, and what it remembers of each key."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringtrain.arrays.adapter import adapter_for
+from ringtrain.kvstore import formulas, recipes
+from ringtrain.kvstore.recipes import Recipe
+from ringtrain.kvstore.states import Arrays, parts_of
+from ringtrain.optim import namespace_of
+
+_WEIGHTS = ("float16", "bfloat16", "float32", "float64")
+# Rounding a weight after each update would lose the small ones, so the sum of all updates is kept beside it.
+_MASTER = {"float16": "float32", "bfloat16": "float32"}
+_NUM_UPDATE, _MASTER_NAME = "num_update", "master"
+
+
+def updater_for(optimizer: Any, numbers: Mapping[str, Any] | None = None) -> Updater:
+    """What a store calls for each sum of gradients.
+
+    Args:
+        optimizer: one of ringtrain.optim, by torch's formulas; a name such as "sgd" or an optimizer of MXNet, by
+            MXNet's. It is read now: change numbers later with `update_optimizer` of the store. Or any object with
+            `create_state(key, weight)` and `update(key, weight, grad, state)`, which gets the arrays of the store.
+        numbers: with a name, MXNet's arguments, such as `learning_rate`.
+
+    Raises:
+        ValueError: an unknown name, argument or attribute, or a number out of range.
+        TypeError: no optimizer.
+    """
+    if isinstance(optimizer, str):
+        return BuiltInUpdater(recipes.from_name(optimizer, numbers or {}))
+    if numbers:
+        raise ValueError(f"{', '.join(numbers)}: numbers come with the name of an optimizer, this is an object")
+    if recipes.is_of_optim(optimizer):
+        return BuiltInUpdater(recipes.from_optim(optimizer))
+    if recipes.is_of_mxnet(optimizer):
+        return BuiltInUpdater(recipes.from_mxnet(optimizer))
+    if isinstance(optimizer, type) or not all(hasattr(optimizer, name) for name in ("create_state", "update")):
+        kind = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__qualname__
+        raise TypeError(
+            f"a store cannot update with {kind}: give it an optimizer of ringtrain.optim or MXNet, a name such as "
+            '"sgd", or an object with create_state(key, weight) and update(key, weight, grad, state)'
+        )
+    return ObjectUpdater(optimizer)
+
+
+@dataclass
+class _Key:
+    """What is kept of one key. `remembered` is the optimizer's."""
+
+    num_update: int
+    master: Any
+    remembered: Any
+
+
+class Updater(ABC):
+    """Updates the value of a key in place with a gradient. One thread at a time."""
+
+    is_built_in: bool  # runs in the core where the arrays are in the host's memory
+
+    def __init__(self) -> None:
+        self._keys: dict[str, _Key] = {}
+        # What `load_states` brought for keys that have not been updated since.
+        self._loaded: dict[str, Arrays] = {}
+
+    def __call__(self, key: str, grad: Any, stored: Any) -> None:
+        """Update `stored` in place. Weights of 16 bits have a float32 master, of which they are the rounded copy.
+
+        Args:
+            grad: of the library, device and shape of `stored`, and not changed.
+            stored: floating-point.
+
+        Raises:
+            TypeError: the key has no floating-point values.
+            ValueError: another shape, or a loaded state that does not fit the key.
+        """
+        if tuple(grad.shape) != tuple(stored.shape):
+            raise ValueError(f'key "{key}" has shape {tuple(stored.shape)}, but its gradient {tuple(grad.shape)}')
+        kept = self._keys.get(key) or self._begin(key, stored)
+        adapter = adapter_for(stored)
+        weight = stored if kept.master is None else kept.master
+        dtype = adapter.dtype_name(weight)
+        if adapter_for(grad).dtype_name(grad) != dtype:
+            grad = adapter_for(grad).cast(grad, dtype)
+        kept.num_update += 1
+        self._update(key, weight, grad, kept)
+        if kept.master is not None:
+            adapter.assign(stored, kept.master)
+        adapter.note_change(stored)
+
+    @abstractmethod
+    def configuration(self) -> dict[str, Any]:
+        """What the ranks compare: texts, numbers, and lists and dicts of them."""
+
+    @abstractmethod
+    def change(self, **numbers: Any) -> None:
+        """Go on with other numbers, such as `lr`, and the same state. Raises ValueError for what cannot change."""
+
+    def replaced(self, key: str, stored: Any) -> None:
+        """The value of the key is `stored` now, by something else than an update, which its master has to follow."""
+        if key in self._keys and self._keys[key].master is not None:
+            adapter_for(stored).assign(self._keys[key].master, stored)
+
+    def states(self) -> Arrays:
+        """A copy of all that is kept, by "key/name": "num_update", "master", and the arrays of the optimizer."""
+        arrays: Arrays = {}
+        for key, kept in self._keys.items():
+            named: dict[str, Any] = {_NUM_UPDATE: kept.num_update}
+            named |= {part.name: part.read() for part in parts_of(kept.remembered)}
+            if kept.master is not None:
+                named[_MASTER_NAME] = adapter_for(kept.master).on_host(kept.master)
+            arrays |= {f"{key}/{name}": np.array(value) for name, value in named.items()}
+        for key, loaded in self._loaded.items():
+            arrays |= {f"{key}/{name}": array.copy() for name, array in loaded.items()}
+        return arrays
+
+    def load_states(self, states: Arrays) -> None:
+        """Go on from what `states` returned, here or elsewhere; what was kept before is forgotten.
+
+        Raises:
+            ValueError: these are no states, or those of another optimizer; nothing has changed then.
+        """
+        by_key: dict[str, Arrays] = {}
+        for name, array in states.items():
+            key, separator, part = name.rpartition("/")
+            if not separator:
+                raise ValueError(f'"{name}" is no state of a key: it should be "key/name"')
+            by_key.setdefault(key, {})[part] = array
+        for key, arrays in by_key.items():
+            self._require_own(key, arrays)
+        self._keys, self._loaded = {}, by_key
+
+    def _begin(self, key: str, stored: Any) -> _Key:
+        adapter = adapter_for(stored)
+        dtype = adapter.dtype_name(stored)
+        if dtype not in _WEIGHTS:
+            raise TypeError(f'key "{key}" is {dtype}, but an optimizer updates floating-point values only')
+        adapter.is_in_place(stored)  # raises if nobody may write to it
+        master = adapter.cast(stored, _MASTER[dtype]) if dtype in _MASTER else None
+        kept = _Key(self._first_num_update(), master, self._create_state(key, stored if master is None else master))
+        if key in self._loaded:
+            _fill(key, kept, self._loaded[key])
+            del self._loaded[key]
+        self._keys[key] = kept
+        return kept
+
+    def _first_num_update(self) -> int:
+        return 0
+
+    def _require_own(self, key: str, arrays: Arrays) -> None:
+        if _NUM_UPDATE not in arrays:
+            raise ValueError(f'the state of key "{key}" has no {_NUM_UPDATE}')
+
+    @abstractmethod
+    def _create_state(self, key: str, weight: Any) -> Any:
+        """What the optimizer remembers of a key."""
+
+    @abstractmethod
+    def _update(self, key: str, weight: Any, grad: Any, kept: _Key) -> None:
+        """Weight and grad have one dtype; `kept.num_update` counts this update already."""
+
+
+def _fill(key: str, kept: _Key, loaded: Arrays) -> None:
+    """The master is missing where another dtype was saved, and of no use where this one needs none."""
+    parts = {part.name: part for part in parts_of(kept.remembered)}
+    found = {name: array for name, array in loaded.items() if name not in (_NUM_UPDATE, _MASTER_NAME)}
+    if parts.keys() != found.keys():
+        raise ValueError(f'the loaded state of key "{key}" has {sorted(found)}, not {sorted(parts)}')
+    for name, part in parts.items():
+        if part.shape != found[name].shape:
+            raise ValueError(
+                f'"{name}" of key "{key}" has shape {part.shape}, but that of its loaded state {found[name].shape}'
+            )
+    for name, part in parts.items():
+        part.write(found[name])
+    kept.num_update = int(loaded[_NUM_UPDATE])
+    if kept.master is not None and _MASTER_NAME in loaded:
+        adapter_for(kept.master).assign_host(kept.master, loaded[_MASTER_NAME])
+
+
+class BuiltInUpdater(Updater):
+    """An update of each element by itself, as a recipe says."""
+
+    is_built_in = True
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self._recipe = recipe
+        self._rule = formulas.rule_of(recipe)
+        self._most_updates = recipe.begin_num_update
+
+    def configuration(self) -> dict[str, Any]:
+        return self._recipe.described()
+
+    def change(self, **numbers: Any) -> None:
+        recipe = self._recipe.changed(**numbers)
+        rule = formulas.rule_of(recipe)
+        if rule.state_names != self._rule.state_names:
+            changed = ", ".join(numbers)
+            raise ValueError(f"{changed}: {recipe.name} would have to remember something else; use set_optimizer")
+        self._recipe, self._rule = recipe, rule
+
+    def load_states(self, states: Arrays) -> None:
+        super().load_states(states)
+        counts = [int(loaded[_NUM_UPDATE]) for loaded in self._loaded.values()]
+        self._most_updates = max([self._recipe.begin_num_update, *counts])
+
+    def _require_own(self, key: str, arrays: Arrays) -> None:
+        super()._require_own(key, arrays)
+        found = set(arrays) - {_NUM_UPDATE, _MASTER_NAME}
+        if found != set(self._rule.state_names):
+            wanted = ", ".join(self._rule.state_names) or "nothing"
+            raise ValueError(
+                f'the state of key "{key}" has {", ".join(sorted(found)) or "nothing"}, but {self._recipe.name} '
+                f"remembers {wanted}: it is that of another optimizer"
+            )
+
+    def _first_num_update(self) -> int:
+        return self._recipe.begin_num_update
+
+    def _create_state(self, key: str, weight: Any) -> dict[str, Any]:
+        plain = adapter_for(weight).prepare(weight)
+        return {name: namespace_of(plain).zeros_like(plain) for name in self._rule.state_names}
+
+    def _update(self, key: str, weight: Any, grad: Any, kept: _Key) -> None:
+        self._most_updates = max(self._most_updates, kept.num_update)
+        recipe = self._recipe
+        rates = formulas.Rates(kept.num_update, recipe.lr_of(key, self._most_updates), recipe.wd_of(key))
+        self._rule.update(weight, grad, list(kept.remembered.values()), rates)
+
+
+class ObjectUpdater(Updater):
+    """Any object with `create_state(key, weight)` and `update(key, weight, grad, state)`, as it is."""
+
+    is_built_in = False
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+
+    def configuration(self) -> dict[str, Any]:
+        kind = type(self._optimizer)
+        public = {name: value for name, value in vars(self._optimizer).items() if not name.startswith("_")}
+        comparable = {name: value for name, value in public.items() if isinstance(value, (int, float, str))}
+        return {"optimizer": f"{kind.__module__}.{kind.__qualname__}", **comparable}
+
+    def change(self, **numbers: Any) -> None:
+        unknown = [name for name in numbers if not hasattr(self._optimizer, name)]
+        if unknown:
+            raise ValueError(f"{type(self._optimizer).__qualname__} has no attribute {', '.join(unknown)}")
+        for name, value in numbers.items():
+            setattr(self._optimizer, name, value)
+
+    def _create_state(self, key: str, weight: Any) -> Any:
+        return self._optimizer.create_state(key, weight)
+
+    def _update(self, key: str, weight: Any, grad: Any, kept: _Key) -> None:
+        self._optimizer.update(key, weight, grad, kept.remembered)
