@@ -3,6 +3,7 @@
 import json
 import pickle
 import types
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -331,3 +332,16 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         states.load(tmp_path / "pickled.npz")
     with pytest.raises(FileNotFoundError):
         states.load(tmp_path / "nothing")
+
+
+MXNET = json.loads(Path(__file__).with_name("mxnet_vectors.json").read_text())
+
+
+@pytest.mark.parametrize("case", MXNET["vectors"], ids=lambda case: f"{case['name']}-{case['numbers']}-{case['dtype']}")
+def test_the_formulas_are_those_of_mxnet(case):
+    """The vectors are what MXNet 1.9.1 computed, made by mxnet_vectors.py. Its kernels round in other places."""
+    updater = updater_for(case["name"], case["numbers"])
+    weight = np.array(MXNET["start"], case["dtype"])
+    for gradient, after in zip(MXNET["gradients"], case["after"], strict=True):
+        updater("w", np.array(gradient, np.float32), weight)
+        np.testing.assert_allclose(weight.astype(np.float64), after, rtol=4e-7, atol=4e-7)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ringtrain.kvstore import recipes
 from ringtrain.kvstore.recipes import Recipe
 from ringtrain.optim import namespace_of
@@ -35,6 +37,11 @@ def _clipped(values: Any, limit: float | None) -> Any:
     return values if limit is None else namespace_of(values).clip(values, -limit, limit)
 
 
+def _rest(share: float) -> float:
+    """1 - share as MXNet has it, in float32: of 0.999 that leaves four digits."""
+    return float(np.float32(1) - np.float32(share))
+
+
 def _sgd(w: Any, g: Any, states: _Arrays, numbers: Mapping[str, float], rates: Rates) -> None:
     g = _prepared(g, numbers) + rates.wd * w
     if not states:
@@ -47,21 +54,24 @@ def _sgd(w: Any, g: Any, states: _Arrays, numbers: Mapping[str, float], rates: R
 
 
 def _nag(w: Any, g: Any, states: _Arrays, numbers: Mapping[str, float], rates: Rates) -> None:
-    g = _prepared(g, numbers) + rates.wd * w
-    if states:
-        (direction,) = states
-        direction *= numbers["momentum"]
-        direction -= rates.lr * g
-        w += numbers["momentum"] * direction
-    w -= rates.lr * g
+    if not states:
+        _sgd(w, g, states, numbers, rates)
+        return
+    (direction,) = states
+    momentum = numbers["momentum"]
+    g = _prepared(g, numbers)
+    direction *= momentum
+    w += (momentum + 1) * (direction - rates.lr * (g + rates.wd * w)) - direction
+    # The decay of the weight that was just changed, as MXNet's kernel has it.
+    direction -= rates.lr * (g + rates.wd * w)
 
 
 def _keep_means(g: Any, states: _Arrays, numbers: Mapping[str, float]) -> None:
     mean, mean_square = states
     mean *= numbers["beta1"]
-    mean += (1 - numbers["beta1"]) * g
+    mean += _rest(numbers["beta1"]) * g
     mean_square *= numbers["beta2"]
-    mean_square += (1 - numbers["beta2"]) * (g * g)
+    mean_square += _rest(numbers["beta2"]) * (g * g)
 
 
 def _adam_direction(states: _Arrays, numbers: Mapping[str, float]) -> Any:
@@ -91,11 +101,11 @@ def _rmsprop(w: Any, g: Any, states: _Arrays, numbers: Mapping[str, float], rate
     g = _clipped(numbers["rescale_grad"] * g + rates.wd * w, numbers.get("clip_gradient"))
     mean_square = states[0]
     mean_square *= kept
-    mean_square += (1 - kept) * (g * g)
+    mean_square += _rest(kept) * (g * g)
     if numbers["centered"]:
         mean, direction = states[1:]
         mean *= kept
-        mean += (1 - kept) * g
+        mean += _rest(kept) * g
         direction *= numbers["gamma2"]
         direction -= rates.lr * (g / namespace_of(g).sqrt(mean_square - mean * mean + numbers["epsilon"]))
         w += direction
@@ -121,7 +131,7 @@ def _signum(w: Any, g: Any, states: _Arrays, numbers: Mapping[str, float], rates
         return
     (direction,) = states
     direction *= numbers["momentum"]
-    direction -= (1 - numbers["momentum"]) * (g + rates.wd * w)
+    direction -= _rest(numbers["momentum"]) * (g + rates.wd * w)
     w *= 1 - rates.lr * numbers["wd_lh"]
     w += rates.lr * sign(direction)
 
