@@ -227,7 +227,8 @@ def on(device, uuid=None, visible=4, is_kept=False):
     ],
 )
 def test_ranks_that_need_not_share_a_gpu_are_named(nodes, choices, sentence):
-    found = gpus.describe_sharing(nodes, choices)
+    local_ranks = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
+    found = gpus.describe_sharing(nodes, local_ranks, choices)
     assert sentence in found if sentence else found == ""
 
 

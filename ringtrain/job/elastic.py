@@ -127,6 +127,6 @@ def _connect(
         return tether.exchange(seat.generation, value)
 
     if seat.size > 1:
-        return sockets.connect_by(exchange, seat.rank, hosts, tether.secret, settings, read_tuned)
-    world, tuned, _ = introduce(exchange, seat.rank, node_name(), settings, read_tuned)
+        return sockets.connect_by(exchange, seat.rank, hosts, tether.secret, settings, read_tuned, seat.slot)
+    world, tuned, _ = introduce(exchange, seat.rank, node_name(), settings, read_tuned, slot=seat.slot)
     return world, tuned

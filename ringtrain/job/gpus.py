@@ -75,10 +75,10 @@ def _tell_torch(torch: Any, device: int) -> None:
     torch.cuda._lazy_call(lambda: torch.cuda.set_device(device))
 
 
-def describe_sharing(nodes: Sequence[int], choices: Sequence[Choice]) -> str:
+def describe_sharing(nodes: Sequence[int], local_ranks: Sequence[int], choices: Sequence[Choice]) -> str:
     """A sentence about two ranks of a node that share a GPU while another one is idle; "" where there are none.
 
-    Args: of every rank its node and its GPU.
+    Args: of every rank its node, its local rank and its GPU.
     """
     pair = _core.needless_sharing(
         list(nodes), [choice.uuid for choice in choices], [choice.visible for choice in choices]
@@ -90,10 +90,9 @@ def describe_sharing(nodes: Sequence[int], choices: Sequence[Choice]) -> str:
     kept = next((rank for rank in reversed(pair) if choices[rank].is_kept), None)
     if kept is None:
         return f"{beginning}: look at gpus_per_rank and CUDA_VISIBLE_DEVICES"
-    local_rank = nodes[:kept].count(nodes[kept])
     return (
-        f"{beginning}: rank {kept} had a CUDA context there before init(), although its local rank is {local_rank}; "
-        "call ringtrain.init() before anything is put on a GPU, or choose the GPU before that "
+        f"{beginning}: rank {kept} had a CUDA context there before init(), although its local rank is "
+        f"{local_ranks[kept]}; call ringtrain.init() before anything is put on a GPU, or choose the GPU before that "
         "(torch.cuda.set_device, cupy.cuda.Device.use)"
     )
 

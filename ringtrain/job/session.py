@@ -194,7 +194,7 @@ def _start_core(world: World, settings: dict[str, str], fixed: list[str]) -> Non
 
 def _warn_of_sharing(world: World) -> bool:
     """Whether there was something to say. If not, the core looks again at the first operation on GPUs."""
-    sentence = gpus.describe_sharing(world.nodes, world.gpus) if world.rank == 0 else ""
+    sentence = gpus.describe_sharing(world.nodes, world.local_ranks, world.gpus) if world.rank == 0 else ""
     if sentence:
         logger.warning(sentence)
     return bool(sentence)
@@ -269,20 +269,13 @@ def size() -> int:
     return len(_joined().names)
 
 
-def _local_ranks(world: World) -> list[int]:
-    """The local rank of every rank: how many ranks of its node come before it."""
-    seen: Counter[int] = Counter()
-    ranks = []
-    for node in world.nodes:
-        ranks.append(seen[node])
-        seen[node] += 1
-    return ranks
-
-
 def local_rank() -> int:
-    """This rank's number among those of its node."""
+    """This rank's number among those of its node.
+
+    In an elastic job, a process that takes the place of a lost one has its local rank, and the others keep theirs.
+    """
     world = _joined()
-    return _local_ranks(world)[world.rank]
+    return world.local_ranks[world.rank]
 
 
 def local_size() -> int:
@@ -294,14 +287,13 @@ def local_size() -> int:
 def cross_rank() -> int:
     """This rank's number among those with its local rank, one on each node that has so many ranks."""
     world = _joined()
-    locals_ = _local_ranks(world)
-    return locals_[: world.rank].count(locals_[world.rank])
+    return world.local_ranks[: world.rank].count(world.local_ranks[world.rank])
 
 
 def cross_size() -> int:
     """How many nodes have a rank with this local rank."""
     world = _joined()
-    return _local_ranks(world).count(local_rank())
+    return world.local_ranks.count(world.local_ranks[world.rank])
 
 
 def is_on_node_of(rank: int) -> bool:

@@ -56,11 +56,12 @@ def connect_by(
     secret: bytes,
     settings: dict[str, str],
     read_tuned: Callable[[], dict[str, str]],
+    slot: int | None = None,
 ) -> tuple[World, dict[str, str]]:
-    """The world of ranks that listen at `hosts`, addresses of this one, each at its own."""
+    """The world of ranks that listen at `hosts`, addresses of this one, each at its own. `slot`: as in `introduce`."""
     with Listeners() as listeners:
         own = listeners.open(hosts)
-        world, tuned, addresses = introduce(exchange, rank, node_name(), settings, read_tuned, own)
+        world, tuned, addresses = introduce(exchange, rank, node_name(), settings, read_tuned, own, slot)
         sockets = Sockets(
             listeners.take(),
             [[Address(str(host), int(port)) for host, port in of_rank] for of_rank in addresses],

@@ -7,7 +7,8 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,13 +59,15 @@ class Sockets:
 class World(NamedTuple):
     """The ranks of the job and where they are.
 
-    `names` are (host, pid) by rank, `nodes` the number of the node of every rank, by first appearance, `communicator`
-    is mpi4py's; without MPI it is None. `network` is None in a job of one rank.
+    `names` are (host, pid) by rank, `nodes` the number of the node of every rank, by first appearance, `local_ranks`
+    that of the rank among those of its node, `communicator` is mpi4py's; without MPI it is None. `network` is None in a
+    job of one rank.
     """
 
     rank: int
     names: list[tuple[str, int]]
     nodes: list[int]
+    local_ranks: list[int]
     cores: int
     token: str
     network: Library | Sockets | None
@@ -75,7 +78,7 @@ class World(NamedTuple):
 def single_world() -> World:
     """A job of one rank: no network, and on the GPU that the script takes."""
     here = cores.usable_together([cores.own_share()])
-    return World(0, [(socket.gethostname(), os.getpid())], [0], here, secrets.token_hex(8), None, [gpus.NO_CHOICE])
+    return World(0, [(socket.gethostname(), os.getpid())], [0], [0], here, secrets.token_hex(8), None, [gpus.NO_CHOICE])
 
 
 def node_name() -> str:
@@ -92,6 +95,7 @@ def introduce(
     settings: dict[str, str],
     read_tuned: Callable[[], dict[str, str]],
     own_network: Any = None,
+    slot: int | None = None,
 ) -> tuple[World, dict[str, str], list[Any]]:
     """What the ranks have to know of each other; all call it together.
 
@@ -100,6 +104,7 @@ def introduce(
         settings: every option; must be the same on all ranks.
         read_tuned: called on rank 0 alone; all get what it returns.
         own_network: what the Network of this rank has to tell the others.
+        slot: in which order the ranks of a node have their local ranks; by None, that of the ranks.
 
     Returns:
         The world, still without its network, what `read_tuned` has returned, and `own_network` of all ranks.
@@ -108,8 +113,10 @@ def introduce(
         SettingsError: settings that differ between ranks, on all ranks alike.
         ValueError: what `read_tuned` raises, on all ranks alike.
     """
-    places = exchange(node)
-    gpu = gpus.choose(places[:rank].count(node), int(float(settings["gpus_per_rank"])))
+    introduced = exchange((node, rank if slot is None else slot))
+    places, slots = [one for one, _ in introduced], [one for _, one in introduced]
+    local_ranks = _local_ranks(places, slots)
+    gpu = gpus.choose(local_ranks[rank], int(float(settings["gpus_per_rank"])))
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     myself = {
         "name": (socket.gethostname(), os.getpid()),
@@ -134,12 +141,22 @@ def introduce(
         rank=rank,
         names=[tuple(one["name"]) for one in everybody],
         nodes=[numbers[place] for place in places],
+        local_ranks=local_ranks,
         cores=cores.usable_together(share for share, place in zip(shares, places, strict=True) if place == node),
         token=everybody[0]["token"],
         network=None,
         gpus=[gpus.Choice(*one["gpu"]) for one in everybody],
     )
     return world, tuned, [one["network"] for one in everybody]
+
+
+def _local_ranks(places: Sequence[str], slots: Sequence[int]) -> list[int]:
+    seen: Counter[str] = Counter()
+    local_ranks = [0] * len(slots)
+    for rank in sorted(range(len(slots)), key=slots.__getitem__):
+        local_ranks[rank] = seen[places[rank]]
+        seen[places[rank]] += 1
+    return local_ranks
 
 
 def _outcome(read: Callable[[], dict[str, str]]) -> tuple[dict[str, str], str]:

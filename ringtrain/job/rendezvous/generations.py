@@ -100,6 +100,7 @@ class _Member:
     number: int  # in the order in which they first came
     heard_s: float
     rank: int | None = None  # in the generation that was formed last
+    slot: int | None = None  # among the processes of its host, from when it first has a rank to its end
     is_waiting: bool = True
     has_news: bool = False
     stuck_s: float | None = None  # since when
@@ -280,6 +281,7 @@ class Generations:
         for rank, name in enumerate(chosen):
             one = self._members[name]
             one.rank, one.is_waiting, one.has_news = rank, False, False
+            one.slot = self._free_slot(one.arrival.host) if one.slot is None else one.slot
         self._generation += 1
         self._chosen, self._is_broken, self._said = chosen, False, {}
         self._short_since = self._awaited_since = None
@@ -294,7 +296,7 @@ class Generations:
             "seconds_lost": self._seconds_lost,
         }
         for rank, name in enumerate(chosen):
-            self._tell(name, {**world, "rank": rank})
+            self._tell(name, {**world, "rank": rank, "slot": self._members[name].slot})
         self._output.append(Formed(self._generation, list(chosen), len(chosen)))
 
     def _in_order(self, waiting: list[str]) -> list[str]:
@@ -307,6 +309,11 @@ class Generations:
         ordered = sorted(waiting, key=newest)[: self._limits.most]
         hosts = {host: place for place, host in reversed(list(enumerate(map(self._host, ordered))))}
         return sorted(ordered, key=lambda name: hosts[self._host(name)])
+
+    def _free_slot(self, host: str) -> int:
+        """Where a process of that host was lost, or the next one."""
+        taken = {one.slot for one in self._members.values() if one.arrival.host == host}
+        return next(slot for slot in itertools.count() if slot not in taken)
 
     def _host(self, name: str) -> str:
         return self._members[name].arrival.host

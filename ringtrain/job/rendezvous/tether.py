@@ -29,6 +29,7 @@ class Seat(NamedTuple):
     generation: int
     rank: int
     size: int
+    slot: int  # among the processes of its host, some of which may be lost
     has_newcomers: bool  # some of its ranks were not in the generation before
     seconds_lost: float  # between all generations until now
 
