@@ -127,7 +127,7 @@ def test_a_master_follows_a_value_that_was_replaced():
     updater, weight = updater_for(SGD(lr=1.0)), START.astype(np.float16)
     updater("w", GRADIENTS[0], weight)
     weight[...] = START
-    updater.replaced("w", weight)
+    updater.replaced("w")
     updater("w", GRADIENTS[1], weight)
     assert np.array_equal(weight, (START - GRADIENTS[1]).astype(np.float16))
 

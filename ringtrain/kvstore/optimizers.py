@@ -58,12 +58,18 @@ class _Key:
     num_update: int
     master: Any
     remembered: Any
+    is_replaced: bool = False
 
 
 class Updater(ABC):
     """Updates the value of a key in place with a gradient. One thread at a time."""
 
     is_built_in: bool  # runs in the core where the arrays are in the host's memory
+    # What it multiplies gradients by, and whether `change` can give it another factor.
+    rescale_grad = 1.0
+    can_rescale = False
+    # None where it has none, or where a schedule decides it.
+    learning_rate: float | None = None
 
     def __init__(self) -> None:
         self._keys: dict[str, _Key] = {}
@@ -85,6 +91,9 @@ class Updater(ABC):
             raise ValueError(f'key "{key}" has shape {tuple(stored.shape)}, but its gradient {tuple(grad.shape)}')
         kept = self._keys.get(key) or self._begin(key, stored)
         adapter = adapter_for(stored)
+        if kept.is_replaced and kept.master is not None:
+            adapter.assign(kept.master, stored)
+        kept.is_replaced = False
         weight = stored if kept.master is None else kept.master
         dtype = adapter.dtype_name(weight)
         if adapter_for(grad).dtype_name(grad) != dtype:
@@ -103,10 +112,10 @@ class Updater(ABC):
     def change(self, **numbers: Any) -> None:
         """Go on with other numbers, such as `lr`, and the same state. Raises ValueError for what cannot change."""
 
-    def replaced(self, key: str, stored: Any) -> None:
-        """The value of the key is `stored` now, by something else than an update, which its master has to follow."""
-        if key in self._keys and self._keys[key].master is not None:
-            adapter_for(stored).assign(self._keys[key].master, stored)
+    def replaced(self, key: str) -> None:
+        """The value of the key is overwritten by something else than an update, which its master has to follow."""
+        if key in self._keys:
+            self._keys[key].is_replaced = True
 
     def states(self) -> Arrays:
         """A copy of all that is kept, by "key/name": "num_update", "master", and the arrays of the optimizer."""
@@ -192,8 +201,7 @@ class BuiltInUpdater(Updater):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        self._recipe = recipe
-        self._rule = formulas.rule_of(recipe)
+        self._use(recipe)
         self._most_updates = recipe.begin_num_update
 
     def configuration(self) -> dict[str, Any]:
@@ -201,11 +209,17 @@ class BuiltInUpdater(Updater):
 
     def change(self, **numbers: Any) -> None:
         recipe = self._recipe.changed(**numbers)
-        rule = formulas.rule_of(recipe)
-        if rule.state_names != self._rule.state_names:
+        if formulas.rule_of(recipe).state_names != self._rule.state_names:
             changed = ", ".join(numbers)
             raise ValueError(f"{changed}: {recipe.name} would have to remember something else; use set_optimizer")
-        self._recipe, self._rule = recipe, rule
+        self._use(recipe)
+
+    def _use(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._rule = formulas.rule_of(recipe)
+        self.can_rescale = "rescale_grad" in recipe.numbers
+        self.rescale_grad = recipe.numbers.get("rescale_grad", 1.0)
+        self.learning_rate = recipe.lr if recipe.schedule is None else None
 
     def load_states(self, states: Arrays) -> None:
         super().load_states(states)
