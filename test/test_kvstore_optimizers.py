@@ -127,7 +127,7 @@ def test_a_master_follows_a_value_that_was_replaced():
     updater, weight = updater_for(SGD(lr=1.0)), START.astype(np.float16)
     updater("w", GRADIENTS[0], weight)
     weight[...] = START
-    updater.replaced("w")
+    updater.replaced("w", weight)
     updater("w", GRADIENTS[1], weight)
     assert np.array_equal(weight, (START - GRADIENTS[1]).astype(np.float16))
 
@@ -202,18 +202,18 @@ def test_states_of_another_optimizer_are_refused_and_nothing_changes():
     updater("w", GRADIENTS[0], weight)
     other = updater_for(Adam())
     updated(other, START.copy())
-    with pytest.raises(ValueError, match="sgd remembers direction: it is that of another optimizer"):
+    with pytest.raises(ValueError, match="sgd remembers momentum: it is that of another optimizer"):
         updater.load_states(other.states())
     with pytest.raises(ValueError, match='"w" is no state of a key'):
         updater.load_states({"w": START})
-    assert np.array_equal(updater.states()["w/direction"], -GRADIENTS[0])
+    assert np.array_equal(updater.states()["w/momentum"], -GRADIENTS[0])
 
 
 def test_a_loaded_state_of_another_shape_is_refused():
     updater = updater_for("sgd", {"momentum": 0.5})
-    updater.load_states({"w/num_update": np.int64(3), "w/direction": np.zeros(7, np.float32)})
+    updater.load_states({"w/num_update": np.int64(3), "w/momentum": np.zeros(7, np.float32)})
     with pytest.raises(
-        ValueError, match=r'"direction" of key "w" has shape \(4,\), but that of its loaded state \(7,\)'
+        ValueError, match=r'"momentum" of key "w" has shape \(4,\), but that of its loaded state \(7,\)'
     ):
         updater("w", GRADIENTS[0], START.copy())
 

@@ -47,23 +47,23 @@ def _sgd(w: Any, g: Any, states: _Arrays, numbers: Mapping[str, float], rates: R
     if not states:
         w -= rates.lr * g
         return
-    (direction,) = states
-    direction *= numbers["momentum"]
-    direction -= rates.lr * g
-    w += direction
+    (momentum,) = states
+    momentum *= numbers["momentum"]
+    momentum -= rates.lr * g
+    w += momentum
 
 
 def _nag(w: Any, g: Any, states: _Arrays, numbers: Mapping[str, float], rates: Rates) -> None:
     if not states:
         _sgd(w, g, states, numbers, rates)
         return
-    (direction,) = states
-    momentum = numbers["momentum"]
+    (momentum,) = states
+    kept = numbers["momentum"]
     g = _prepared(g, numbers)
-    direction *= momentum
-    w += (momentum + 1) * (direction - rates.lr * (g + rates.wd * w)) - direction
+    momentum *= kept
+    w += (kept + 1) * (momentum - rates.lr * (g + rates.wd * w)) - momentum
     # The decay of the weight that was just changed, as MXNet's kernel has it.
-    direction -= rates.lr * (g + rates.wd * w)
+    momentum -= rates.lr * (g + rates.wd * w)
 
 
 def _keep_means(g: Any, states: _Arrays, numbers: Mapping[str, float]) -> None:
@@ -146,8 +146,8 @@ class _Formula:
     state_names: Callable[[Mapping[str, float]], tuple[str, ...]]
 
 
-def _direction_if_momentum(numbers: Mapping[str, float]) -> tuple[str, ...]:
-    return ("direction",) if numbers["momentum"] else ()
+def _if_momentum(name: str) -> Callable[[Mapping[str, float]], tuple[str, ...]]:
+    return lambda numbers: (name,) if numbers["momentum"] else ()
 
 
 def _two_means(numbers: Mapping[str, float]) -> tuple[str, ...]:
@@ -155,15 +155,15 @@ def _two_means(numbers: Mapping[str, float]) -> tuple[str, ...]:
 
 
 _FORMULAS = {
-    "sgd": _Formula(_sgd, _direction_if_momentum),
-    "nag": _Formula(_nag, _direction_if_momentum),
+    "sgd": _Formula(_sgd, _if_momentum("momentum")),
+    "nag": _Formula(_nag, _if_momentum("momentum")),
     "adam": _Formula(_adam, _two_means),
     "adamw": _Formula(_adamw, _two_means),
     "rmsprop": _Formula(
         _rmsprop, lambda numbers: ("mean_square", "mean", "direction") if numbers["centered"] else ("mean_square",)
     ),
-    "adagrad": _Formula(_adagrad, lambda numbers: ("sum_of_squares",)),
-    "signum": _Formula(_signum, _direction_if_momentum),
+    "adagrad": _Formula(_adagrad, lambda numbers: ("square_sum",)),
+    "signum": _Formula(_signum, _if_momentum("direction")),
     "test": _Formula(_test, lambda numbers: ()),
 }
 

@@ -58,7 +58,6 @@ class _Key:
     num_update: int
     master: Any
     remembered: Any
-    is_replaced: bool = False
 
 
 class Updater(ABC):
@@ -91,9 +90,6 @@ class Updater(ABC):
             raise ValueError(f'key "{key}" has shape {tuple(stored.shape)}, but its gradient {tuple(grad.shape)}')
         kept = self._keys.get(key) or self._begin(key, stored)
         adapter = adapter_for(stored)
-        if kept.is_replaced and kept.master is not None:
-            adapter.assign(kept.master, stored)
-        kept.is_replaced = False
         weight = stored if kept.master is None else kept.master
         dtype = adapter.dtype_name(weight)
         if adapter_for(grad).dtype_name(grad) != dtype:
@@ -112,10 +108,10 @@ class Updater(ABC):
     def change(self, **numbers: Any) -> None:
         """Go on with other numbers, such as `lr`, and the same state. Raises ValueError for what cannot change."""
 
-    def replaced(self, key: str) -> None:
-        """The value of the key is overwritten by something else than an update, which its master has to follow."""
-        if key in self._keys:
-            self._keys[key].is_replaced = True
+    def replaced(self, key: str, stored: Any) -> None:
+        """The value of the key is `stored` now, by something else than an update, which its master has to follow."""
+        if key in self._keys and self._keys[key].master is not None:
+            adapter_for(stored).assign(self._keys[key].master, stored)
 
     def states(self) -> Arrays:
         """A copy of all that is kept, by "key/name": "num_update", "master", and the arrays of the optimizer."""
