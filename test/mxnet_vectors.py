@@ -11,16 +11,17 @@ import mxnet as mx
 import numpy as np
 
 STEPS, ELEMENTS = 5, 8
-PREPARED = {"rescale_grad": 0.25, "clip_gradient": 0.375, "wd": 0.0625}
+PREPARED = {"rescale_grad": 0.3, "clip_gradient": 0.375, "wd": 0.0625}
+RESCALED = {"rescale_grad": 0.3, "wd": 0.0625}
 # Some numbers are not the defaults and large, so that each of them matters within a few steps.
 CASES = {
-    "sgd": [{}, {"momentum": 0.9}, {"momentum": 0.9, **PREPARED}, PREPARED],
-    "nag": [{}, {"momentum": 0.9}, {"momentum": 0.9, "wd": 0.0625}, {"momentum": 0.9, **PREPARED}, PREPARED],
+    "sgd": [{}, {"momentum": 0.9}, {"momentum": 0.9, **PREPARED}, {"momentum": 0.9, **RESCALED}, PREPARED, RESCALED],
+    "nag": [{}, {"momentum": 0.9}, {"momentum": 0.9, **RESCALED}, {"momentum": 0.9, **PREPARED}, PREPARED, RESCALED],
     "adam": [{}, {"beta1": 0.75, "beta2": 0.875, "epsilon": 0.125}, PREPARED],
     "adamw": [{}, {"correct_bias": False, "epsilon": 0.125}, PREPARED],
     "rmsprop": [{}, {"centered": True}, {"gamma1": 0.5, "clip_weights": 1.0}, {"centered": True, **PREPARED}, PREPARED],
     "adagrad": [{}, {"eps": 0.125}, PREPARED],
-    "signum": [{}, {"momentum": 0.0, "wd": 0.0625}, {"wd_lh": 0.0625, **PREPARED}],
+    "signum": [{}, {"momentum": 0.0, "wd": 0.0625}, {"wd_lh": 0.0625, **PREPARED}, RESCALED],
     "test": [{}, {"rescale_grad": 0.25}],
 }
 

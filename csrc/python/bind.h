@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "runtime/handle.h"
+#include "runtime/submission_builder.h"
 
 namespace ringtrain {
 
@@ -25,6 +26,9 @@ struct SharedHandle {
   std::shared_ptr<Handle> handle;
 };
 
+// What Python tells of a tensor: (address, dtype, shape), and of one on a GPU also (..., device, stream).
+TensorView to_view(const nb::tuple& tuple);
+
 // A NumPy array of bytes that keeps the memory alive.
 nb::object array_of_bytes(std::shared_ptr<char> memory, size_t bytes);
 
@@ -35,7 +39,8 @@ void bind_engine(nb::module_& module);       // init, shutdown, submit, wait
 void bind_observation(nb::module_& module);  // history, sums, timeline
 void bind_exit(nb::module_& module);         // the end of the process
 void bind_handle(nb::module_& module);
-void bind_gpu(nb::module_& module);    // drivers and GPUs
-void bind_bench(nb::module_& module);  // what only measurements need
+void bind_gpu(nb::module_& module);      // drivers and GPUs
+void bind_kernels(nb::module_& module);  // optimizers, codes of gradients
+void bind_bench(nb::module_& module);    // what only measurements need
 
 }  // namespace ringtrain

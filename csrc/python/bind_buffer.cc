@@ -1,4 +1,4 @@
-// Memory of objects with the buffer protocol, such as NumPy arrays.
+// Memory of arrays: what Python tells of it, and what objects with the buffer protocol tell.
 #include <nanobind/ndarray.h>
 
 #include <optional>
@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/dtype.h"
+#include "base/error.h"
 #include "base/tensor.h"
 #include "kernels/digest.h"
 #include "python/bind.h"
@@ -73,7 +74,28 @@ uintptr_t address(nb::handle object) {
   return result;
 }
 
+// Of every gradient in every step: without the references that nanobind would count.
+uint64_t number(const nb::tuple& tuple, Py_ssize_t field) {
+  const uint64_t value = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(tuple.ptr(), field));
+  if (value == static_cast<uint64_t>(-1) && PyErr_Occurred()) throw nb::python_error();
+  return value;
+}
+
 }  // namespace
+
+TensorView to_view(const nb::tuple& tuple) {
+  constexpr Py_ssize_t kInHostMemory = 3, kOnGpu = 5;
+  const Py_ssize_t fields = PyTuple_GET_SIZE(tuple.ptr());
+  if (fields != kInHostMemory && fields != kOnGpu) throw invalid("a view has 3 or 5 fields");
+  TensorView view;
+  view.address = reinterpret_cast<void*>(number(tuple, 0));
+  view.spec.dtype = static_cast<DType>(number(tuple, 1));
+  view.spec.shape = nb::cast<Shape>(nb::handle(PyTuple_GET_ITEM(tuple.ptr(), 2)));
+  if (fields != kOnGpu) return view;
+  view.device = static_cast<int>(number(tuple, 3));
+  view.stream = reinterpret_cast<CudaStream>(number(tuple, 4));
+  return view;
+}
 
 nb::object array_of_bytes(std::shared_ptr<char> memory, size_t bytes) {
   using Array = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>;

@@ -7,28 +7,6 @@
 namespace ringtrain {
 namespace {
 
-// Of every gradient in every step: without the references that nanobind would count.
-uint64_t number(const nb::tuple& tuple, Py_ssize_t field) {
-  const uint64_t value = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(tuple.ptr(), field));
-  if (value == static_cast<uint64_t>(-1) && PyErr_Occurred()) throw nb::python_error();
-  return value;
-}
-
-// What Python tells of a tensor: (address, dtype, shape), and of one on a GPU also (..., device, stream).
-TensorView to_view(const nb::tuple& tuple) {
-  constexpr Py_ssize_t kInHostMemory = 3, kOnGpu = 5;
-  const Py_ssize_t fields = PyTuple_GET_SIZE(tuple.ptr());
-  if (fields != kInHostMemory && fields != kOnGpu) throw invalid("a view has 3 or 5 fields");
-  TensorView view;
-  view.address = reinterpret_cast<void*>(number(tuple, 0));
-  view.spec.dtype = static_cast<DType>(number(tuple, 1));
-  view.spec.shape = nb::cast<Shape>(nb::handle(PyTuple_GET_ITEM(tuple.ptr(), 2)));
-  if (fields != kOnGpu) return view;
-  view.device = static_cast<int>(number(tuple, 3));
-  view.stream = reinterpret_cast<CudaStream>(number(tuple, 4));
-  return view;
-}
-
 template <typename Value>
 Value field(const nb::object& object, const char* name) {
   return nb::cast<Value>(object.attr(name));
