@@ -11,7 +11,9 @@ PYTHON ?= python3
 VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 BIN := $(VENV)/bin
 comma := ,
-BUT_SLOW := $(if $(SLOW),, and not slow)
+BUT_SLOW := $(if $(SLOW),,-m "not slow")
+# Hardly a test has work for two cores all the time.
+TWO_AT_A_TIME := -n 2 --dist loadgroup
 # PyTorch is large and does not care which MPI there is. One version for all who run the tests.
 FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch)
 
@@ -29,28 +31,17 @@ fi
 endef
 export ALLOW_ROOT
 
-.PHONY: demo test test-of-ranks test-of-others quick browser lint format docs clean
+.PHONY: demo test quick browser lint format docs clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
 
-# The bodies of some tests run in ranks that others share, the rest start processes of their own. Neither half has work
-# for two cores all the time, so they run side by side. TESTS, anything that pytest takes, is one run.
+# TESTS, anything that pytest takes, is one run, one test after the other.
 test: $(VENV)/.installed
-ifdef TESTS
-	$(BIN)/python -m pytest $(TESTS)
-else
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-of-ranks test-of-others
-endif
-
-test-of-ranks: $(VENV)/.installed
-	$(BIN)/python -m pytest --durations=15 -m "ranks$(BUT_SLOW)" test
-
-test-of-others: $(VENV)/.installed
-	$(BIN)/python -m pytest --durations=15 -m "not ranks$(BUT_SLOW)" test
+	$(BIN)/python -m pytest $(if $(TESTS),$(TESTS),$(TWO_AT_A_TIME) --durations=30 $(BUT_SLOW) test)
 
 quick: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -m "fast and not slow" test
+	$(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "fast and not slow" test
 
 browser:
 	command -v chromium || { apt-get update && apt-get install -y --no-install-recommends chromium; }

@@ -91,12 +91,16 @@ class Ranks:
         sizes = [pytest.param(size, marks=of_size) for size, of_size in zip(marker.sizes, marks, strict=True)]
         metafunc.parametrize(_SIZE, sizes, ids=ids)
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Bring tests of equal spec together, of all files, and within a job those that want the same of init().
 
-        Those that need no job are first, and in a job those that call init() themselves.
+        Those that need no job are first, and in a job those that call init() themselves. Where pytest runs several
+        tests side by side, one process has all that need jobs, and each file of others is left together.
         """
         items.sort(key=lambda item: (_spec_of(item) or (), _world_of(item)))
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group("ranks" if Marker.of(item) else item.path.name))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object | None:
