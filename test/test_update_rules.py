@@ -99,9 +99,7 @@ def test_what_is_wrong_with_an_update_rule_is_named():
         _core.UpdateRule("sgd", "keras", {})
     with pytest.raises(ValueError, match='no optimizer "nag" of the form "torch"; there are sgd, adam, adamw'):
         _core.UpdateRule("nag", "torch", {})
-    with pytest.raises(
-        ValueError, match=r'"sgd" of the form "torch" has no number "rescale_grad".*dampening'
-    ):
+    with pytest.raises(ValueError, match=r'"sgd" of the form "torch" has no number "rescale_grad".*dampening'):
         _core.UpdateRule("sgd", "torch", {"rescale_grad": 1.0})
 
 
