@@ -267,10 +267,10 @@ struct MxnetAdaGrad {
   static void update(const Numbers& numbers, const Step& step, const Arrays& arrays) {
     const T lr = step.lr, wd = step.wd, eps = numbers["eps"];
     const Rescaled<T> rescaled(numbers);
-    for_each<1, T>(arrays, [=](T& weight, T plain, T& sum_of_squares) {
+    for_each<1, T>(arrays, [=](T& weight, T plain, T& square_sum) {
       const T grad = rescaled(plain);
-      sum_of_squares += grad * grad;
-      weight += (grad / std::sqrt(sum_of_squares + eps) + weight * wd) * -lr;
+      square_sum += grad * grad;
+      weight += (grad / std::sqrt(square_sum + eps) + weight * wd) * -lr;
     });
   }
 };
@@ -339,7 +339,7 @@ const std::vector<UpdateRule::Kind>& kinds() {
   const auto of_rmsprop = [](const Numbers& numbers) {
     return numbers.is("centered") ? Names{"mean_square", "mean", "direction"} : Names{"mean_square"};
   };
-  const auto sum_of_squares = [](const Numbers&) { return Names{"sum_of_squares"}; };
+  const auto square_sum = [](const Numbers&) { return Names{"square_sum"}; };
   const auto nothing = [](const Numbers&) { return Names{}; };
   const Defaults adam = {{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"amsgrad", 0}};
   static const std::vector<UpdateRule::Kind> all = {
@@ -354,7 +354,7 @@ const std::vector<UpdateRule::Kind>& kinds() {
       kind_of_mxnet<MxnetRmsProp>(
           "rmsprop", {{"gamma1", 0.9}, {"gamma2", 0.9}, {"epsilon", 1e-8}, {"centered", 0}, {"clip_weights", 0}},
           of_rmsprop),
-      kind_of_mxnet<MxnetAdaGrad>("adagrad", {{"eps", 1e-7}}, sum_of_squares),
+      kind_of_mxnet<MxnetAdaGrad>("adagrad", {{"eps", 1e-7}}, square_sum),
       kind_of_mxnet<MxnetSignum>("signum", {{"momentum", 0.9}, {"wd_lh", 0}}, direction),
       kind_of_mxnet<MxnetTest>("test", {}, nothing),
   };
