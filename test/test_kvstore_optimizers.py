@@ -240,7 +240,7 @@ def test_what_changes_the_state_cannot_be_changed():
         ("adam", {"epsilon": float("nan")}, ValueError, "epsilon of adam must be a number"),
         ("sgd", {"momentum": -0.5}, ValueError, "must not be negative"),
         ("sgd", {"clip_gradient": 0}, ValueError, "None is without"),
-        (SGD(lr=0.1), {"momentum": 0.9}, ValueError, "this is an object"),
+        pytest.param(SGD(lr=0.1), {"momentum": 0.9}, ValueError, "this is an object", id="an SGD object"),
         (SGD, {}, TypeError, "cannot update with SGD"),
         (3, {}, TypeError, r"an object with create_state\(key, weight\)"),
     ],
