@@ -128,6 +128,7 @@ def submit(
     priority: int = 0,
     is_awaited: bool = False,
     site: Site = ...,
+    waits_for_name: bool = False,
 ) -> Handle: ...
 def allreduce_in_place(
     view: View,

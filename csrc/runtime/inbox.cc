@@ -24,7 +24,7 @@ std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
   const bool is_unnamed = operation.name.empty();
   if (is_unnamed) name_it(operation);
   if (!in_flight_.emplace(view_of(operation), submission).second) {
-    if (!is_unnamed && has_twin(operation))
+    if (!is_unnamed && !submission->waits_for_name && has_twin(operation))
       throw invalid(title_of(operation) + ": an operation of this name is in flight; wait for it, or use another name");
     waiting_[key_of(operation)].push_back(submission);
     return submission->handle;

@@ -27,7 +27,8 @@ class Inbox {
  public:
   // Any thread. Throws Error(invalid) for a name that is in flight for the same kind of operation or a process set that
   // this rank cannot use, and the error of close() after that. Different kinds may share a name, as in Horovod: the
-  // later one waits here for the earlier one, so that ranks that confuse them are still told.
+  // later one waits here for the earlier one, so that ranks that confuse them are still told. So does one of the same
+  // kind that wants it.
   std::shared_ptr<Handle> add(SubmissionPtr submission);
   bool has_new() const { return has_new_.load(std::memory_order_acquire); }
   // How many were ever added.
@@ -77,8 +78,8 @@ class Inbox {
   std::vector<SubmissionPtr> new_ GUARDED_BY(mutex_);
   // The names live in the submissions.
   std::unordered_map<KeyView, SubmissionPtr, HashOfKey> in_flight_ GUARDED_BY(mutex_);
-  // Without a name of their own or of another kind, while their name is in flight. A join is announced after all of
-  // its process set.
+  // Without a name of their own, of another kind or willing to wait, while their name is in flight. A join is announced
+  // after all of its process set.
   std::map<Key, std::deque<SubmissionPtr>> waiting_ GUARDED_BY(mutex_);
   History history_ GUARDED_BY(mutex_);
   std::shared_ptr<Timeline> timeline_ GUARDED_BY(mutex_);

@@ -26,6 +26,7 @@ struct Submission {
   std::vector<void*> inputs;    // one for each tensor of the request
   std::vector<void*> outputs;   // as many, or none where the operation allocates them; may be the inputs
   std::vector<int64_t> splits;  // alltoall: for each tensor the rows for each rank
+  bool waits_for_name = false;  // while it is in flight, where another one would be refused
   // On a GPU: where the user's streams were when it was submitted, by stream.
   std::vector<std::pair<CudaStream, GpuEventPtr>> ready;
   std::shared_ptr<Handle> handle = std::make_shared<Handle>();

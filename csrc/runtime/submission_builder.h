@@ -31,6 +31,8 @@ class SubmissionBuilder {
   // alltoall: for each tensor the rows for each rank.
   void set_splits(std::vector<int64_t> splits) { submission_->splits = std::move(splits); }
 
+  void let_wait_for_name() { submission_->waits_for_name = true; }
+
   // Once. As Engine::submit.
   std::shared_ptr<Handle> submit(Engine::Caller caller) { return engine_->submit(std::move(submission_), caller); }
 
