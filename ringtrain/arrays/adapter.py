@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -20,6 +21,8 @@ View = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], int, 
 
 class Adapter(Protocol):
     """What one array library can do for ringtrain. This folder has a module of these functions for each."""
+
+    MAKES: str  # the library of the arrays that `empty_like` makes
 
     def accepts(self, array: Any) -> bool:
         """Whether the library made it."""
@@ -79,6 +82,18 @@ class Adapter(Protocol):
 
     def on_host(self, array: Any) -> np.ndarray[Any, Any]:
         """The values as a NumPy array; a copy, unless they are in the host's memory."""
+
+    def in_host_memory(self, array: Any) -> Any:
+        """As `on_host`, as an array of the library itself where it has arrays there."""
+
+    def at_place_of(self, array: Any, like: Any) -> Any:
+        """The array, or a copy of it where `like` lies, which the same library made."""
+
+    def at_device_of(self, array: Any) -> AbstractContextManager[Any]:
+        """Within it the library computes on the device of the array."""
+
+    def on_device(self, array: Any, device: Any) -> Any:
+        """The array, or a copy of it on what the library calls a device. Raises ValueError where it has none such."""
 
     def require_results(self) -> None:
         """Raises TypeError if `empty_like` and `from_memory` cannot make arrays here."""

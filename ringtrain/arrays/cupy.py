@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import cupy
@@ -21,6 +22,7 @@ from ringtrain.arrays.numpy import (
     spec_of,
 )
 
+MAKES = "cupy"
 _DeviceView = tuple[int, int, tuple[int, ...], int, int]
 _current_stream = cupy.cuda.get_current_stream
 
@@ -119,6 +121,43 @@ def stack(arrays: Sequence[Any]) -> Any:
 def on_host(array: Any) -> Any:
     with array.device:
         return array.get()
+
+
+def in_host_memory(array: Any) -> Any:
+    return on_host(array)
+
+
+def at_place_of(array: Any, like: Any) -> Any:
+    if array.device == like.device:
+        return array
+    return _copied_to(array, like.device)
+
+
+def _copied_to(array: Any, device: Any) -> Any:
+    """In the order of the current streams of both devices."""
+    here, there = _current_stream(array.data.device_id), _current_stream(device.id)
+    with array.device:
+        contiguous = prepare(array)
+        ready = here.record()
+    with device:
+        there.wait_event(ready)
+        copy = contiguous.copy()
+        copied = there.record()
+    with array.device:
+        here.wait_event(copied)
+    return copy
+
+
+def at_device_of(array: Any) -> AbstractContextManager[Any]:
+    device: AbstractContextManager[Any] = array.device
+    return device
+
+
+def on_device(array: Any, device: Any) -> Any:
+    number = getattr(device, "id", device)
+    if not isinstance(number, int) or not 0 <= number < cupy.cuda.runtime.getDeviceCount():
+        raise ValueError(f"CuPy has no device {device!r}: give the number of a GPU")
+    return array if array.device.id == number else _copied_to(array, cupy.cuda.Device(number))
 
 
 def wrap(array: Any) -> Any:

@@ -6,6 +6,7 @@ An operation in place works where they lie. New arrays are CuPy's, as are copies
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from ringtrain.arrays.dlpack_memory import Borrowed, borrow, is_on_gpu
 from ringtrain.arrays.numpy import note_change as note_change, returned as returned, spec_of
 
+MAKES = "cupy"
 _DeviceView = tuple[int, int, tuple[int, ...], int, int]
 
 
@@ -117,6 +119,23 @@ def stack(arrays: Sequence[Any]) -> Any:
 
 def on_host(array: Any) -> Any:
     return _cupy().on_host(_as_cupy(array))
+
+
+def in_host_memory(array: Any) -> Any:
+    return on_host(array)
+
+
+def at_place_of(array: Any, like: Any) -> Any:
+    return _cupy().at_place_of(_as_cupy(array), _as_cupy(like))
+
+
+def at_device_of(array: Any) -> AbstractContextManager[Any]:
+    device: AbstractContextManager[Any] = _cupy().at_device_of(_as_cupy(array))
+    return device
+
+
+def on_device(array: Any, device: Any) -> Any:
+    return _cupy().on_device(_as_cupy(array), device)
 
 
 def require_results() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,8 @@ import ringtrain._core as _core
 
 Array = npt.NDArray[Any]
 
+MAKES = "numpy"
+_NOWHERE_ELSE: AbstractContextManager[None] = nullcontext()
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # CuPy and `borrowing` have NumPy's dtypes too.
 DTYPES: dict[Any, int] = {
@@ -132,6 +135,26 @@ def stack(arrays: Sequence[Any]) -> Array:
 
 def on_host(array: Any) -> Array:
     return np.asarray(array)
+
+
+def in_host_memory(array: Any) -> Array:
+    return np.asarray(array)
+
+
+def at_place_of(array: Array, like: Any) -> Array:
+    return array
+
+
+def at_device_of(array: Any) -> AbstractContextManager[Any]:
+    return _NOWHERE_ELSE
+
+
+def on_device(array: Array, device: Any) -> Array:
+    if not str(device).startswith("cpu"):
+        raise ValueError(
+            f"NumPy's arrays lie in the host's memory, not on {device!r}; give an array of CuPy or PyTorch"
+        )
+    return array
 
 
 def require_results() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +15,7 @@ import torch
 
 import ringtrain._core as _core
 
+MAKES = "torch"
 _DTYPES: dict[torch.dtype, int] = {
     getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
 }
@@ -195,6 +197,25 @@ def on_host(tensor: torch.Tensor) -> Any:
     if values.dtype == torch.bfloat16:
         return values.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return values.numpy()
+
+
+def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu()
+
+
+def at_place_of(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(like.device)
+
+
+def at_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    return torch.cuda.device(tensor.device) if _is_on_gpu(tensor) else nullcontext()
+
+
+def on_device(tensor: torch.Tensor, device: Any) -> torch.Tensor:
+    try:
+        return tensor.to(device)
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"PyTorch has no device {device!r}: {error}") from None
 
 
 def require_results() -> None:
