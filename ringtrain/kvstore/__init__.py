@@ -1,1 +1,37 @@
-"""A parameter server beside the allreduce: one array for each key, pushed to and pulled from."""
+"""Key-value stores: push gradients, pull weights. Mirrors `mxnet.kvstore`.
+
+from ringtrain import kvstore
+
+kv = kvstore.create("dist_sync")
+kv.init(3, weights)
+kv.push(3, gradient)
+kv.pull(3, out=weights)
+
+by_name      the store of a name
+base         the interface, and stores of your own
+entries      the keys that have values, and what fits them
+kinds        the types
+store        what users call, checked
+local        the store of one process
+collective   the store of many workers, by allreduce
+keys         keys and values as a call gives them
+places       copies and sums of arrays anywhere
+compression  gradients in fewer bits
+optimizers, recipes, formulas
+             what updates values, and whose formulas it takes
+snapshot     all that a store keeps
+states       what a store keeps, in files
+data         shares of the data
+"""
+
+import inspect
+import typing
+
+from ringtrain.kvstore.base import KVStoreBase as KVStoreBase
+from ringtrain.kvstore.by_name import create as create
+from ringtrain.kvstore.data import part as part, split_and_load as split_and_load, split_data as split_data
+from ringtrain.kvstore.store import KVStore as KVStore, Pushes as Pushes
+
+if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
+    # Every name above, but none of the modules that importing them has left here.
+    __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))

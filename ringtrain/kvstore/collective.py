@@ -1,0 +1,335 @@
+"""The store of many workers without servers: sums by allreduce, and the same values on every rank.
+
+Operations are called `kv/<number of the store>/<key>`. A key has one operation in flight; the next one of the same key
+waits in the core for the one before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ringtrain._core as _core
+from ringtrain import ops
+from ringtrain._core import OpKind, ReduceOp
+from ringtrain.arrays.adapter import adapter_for
+from ringtrain.errors import MismatchError, NotInitializedError
+from ringtrain.failure.call_sites import first_call_site
+from ringtrain.handles import Handle, OnGpu
+from ringtrain.job import session
+from ringtrain.kvstore import places
+from ringtrain.kvstore.entries import Entry
+from ringtrain.kvstore.keys import Key
+from ringtrain.kvstore.kinds import Kind
+from ringtrain.kvstore.store import KVStore
+from ringtrain.objects import allgather_object, broadcast_object
+from ringtrain.process_sets import ProcessSet
+
+# From this many workers on the codes of all of them are more bytes than an allreduce of what they mean.
+_TOO_MANY_FOR_CODES = 32
+
+
+# And under which name the place of its first call is remembered.
+_Named = tuple[_core.Operation, str]
+
+
+class _Generation:
+    """Of ranks, from one init() to the next: its stores are numbered as they are made."""
+
+    def __init__(self) -> None:
+        self.stores = 0
+
+
+_generation = _Generation()
+
+
+def _begin_generation(_settings: dict[str, str]) -> None:
+    global _generation
+    _generation = _Generation()
+
+
+session.at_init(_begin_generation)
+
+
+class CollectiveStore(KVStore):
+    """All workers make their stores in the same order."""
+
+    def __init__(self, kind: Kind, process_set: ProcessSet, averages: bool = False) -> None:
+        super().__init__(kind)
+        _core.require_initialized()
+        self._generation = _generation
+        self._process_set = process_set
+        self._prefix = f"kv/{_generation.stores}/"
+        _generation.stores += 1
+        self._op = ReduceOp.Average if averages else ReduceOp.Sum
+        self._rank = process_set.rank() or 0
+        self._ranks = list(process_set.ranks or [])
+        self._nodes = [rank for rank in self._ranks if session.is_on_node_of(rank)]
+        self._sends_codes = 1 < len(self._ranks) < _TOO_MANY_FOR_CODES and len(self._nodes) < len(self._ranks)
+        self._operations: dict[tuple[OpKind, str], _Named] = {}
+        self._beginning: list[tuple[Entry, Handle[Any], bool]] = []
+
+    # ---------------------------------------------------------------------------------------------------- values
+
+    def _begin(self, key: Key, array: Any) -> Entry:
+        here = array if self._kind.on_device else places.in_host_memory(array)
+        known = self._entries.get(key)
+        if known is None:
+            entry = Entry(key, places.shared_like(here))
+        else:
+            entry = known
+            if entry.stored is None:
+                entry.stored = places.shared_like(here)
+        places.copy_into(entry.stored, here)
+        operation = self._operation(OpKind.BROADCAST, entry)
+        self._beginning.append((entry, self._submit(operation, entry.stored, entry.stored, 0), known is None))
+        return entry
+
+    def _settle(self) -> None:
+        """Wait for the values that init has begun to send: so that its order need not be the same on all ranks."""
+        beginning, self._beginning = self._beginning, []
+        first_error = None
+        for entry, handle, is_new in beginning:
+            try:
+                handle.wait()
+            except Exception as error:
+                first_error = first_error or error
+                if is_new:
+                    self._entries.pop(entry.key, None)
+        if first_error is not None:
+            raise first_error
+
+    def _push(self, entry: Entry, values: list[Any], priority: int, copies: bool) -> Handle[Any] | None:
+        self._finish_what_is_done(entry)
+        total, is_own = self._total(entry, values)
+        if self._compression is None:
+            target = total if is_own else self._memory_for(entry, total)
+            if copies and not is_own:
+                places.copy_into(target, total)
+                total = target
+            handle = self._submit(self._operation(OpKind.ALLREDUCE, entry), total, target, priority)
+        else:
+            handle, target = self._push_compressed(entry, total, priority)
+        entry.rounds.append((handle, target))
+        return handle
+
+    def _push_compressed(self, entry: Entry, total: Any, priority: int) -> tuple[Handle[Any], Any]:
+        compression = self._compression
+        assert compression is not None
+        if compression.dtype is not None:
+            sent = places.cast(total, compression.dtype)
+            return self._submit(self._operation(OpKind.ALLREDUCE, entry), sent, sent, priority), sent
+        if not self._sends_codes:
+            sent = compression.rounded(total, entry.residuals)
+            return self._submit(self._operation(OpKind.ALLREDUCE, entry), sent, sent, priority), sent
+        codes = compression.encode(total, entry.residuals)
+        target = self._memory_for(entry, total)
+        operation, site = self._operation(OpKind.ALLGATHER, entry)
+        view = adapter_for(codes).view(codes)
+        core = _core.submit(operation, [view], [], priority=priority, site=first_call_site(site), waits_for_name=True)
+        return Handle(core, (codes, target), lambda done: self._decode_all(done, target)), target
+
+    def _decode_all(self, done: _core.Handle, target: Any) -> None:
+        """Add up what all workers mean, in the order of their ranks."""
+        assert self._compression is not None
+        ((memory, _, _),) = done.tensors()
+        there = places.in_host_memory(target)
+        values = adapter_for(there).on_host(there)
+        for place, codes in enumerate(memory.reshape(len(self._ranks), -1)):
+            self._compression.decode(codes, values, add=place > 0)
+        if self._op is ReduceOp.Average:
+            values /= len(self._ranks)
+        if there is not target:
+            places.copy_into(target, values)
+
+    def _pushpull(self, groups: list[tuple[Entry, list[Any], list[Any]]], priority: int) -> None:
+        self._settle()
+        waiting = [self._start_pushpull(*group, priority) for group in groups]
+        first_error = None
+        for (entry, _, outs), handle in zip(groups, waiting, strict=True):
+            try:
+                self._finish(entry)
+                if handle is None:
+                    for one in outs:
+                        places.copy_into(one, self._current(entry))
+                else:
+                    handle.wait()
+                    adapter_for(outs[0]).note_change(outs[0])
+            except Exception as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    def _start_pushpull(self, entry: Entry, values: list[Any], outs: list[Any], priority: int) -> Handle[Any] | None:
+        """The Handle of an allreduce from where the value lies to where it is wanted; None for any other push."""
+        if self._updater is None and self._function is None and self._compression is None:
+            handle = self._start_direct(entry, values, outs, priority)
+            if handle is not None:
+                self._finish(entry)
+                entry.stored = entry.free = None
+                return handle
+        self._push(entry, values, priority, copies=False)
+        return None
+
+    def _start_direct(self, entry: Entry, values: list[Any], outs: list[Any], priority: int) -> Handle[Any] | None:
+        if len(values) > 1 or len(outs) > 1:
+            return None
+        value, out = values[0], outs[0]
+        adapter = adapter_for(out)
+        view = adapter.view_in_place(out)
+        if view is None or adapter is not adapter_for(value) or value.dtype != out.dtype:
+            return None
+        if len(view) == 5 and (not self._kind.on_device or adapter.device(value) != view[3]):
+            return None
+        return self._submit(self._operation(OpKind.ALLREDUCE, entry), value, out, priority, is_awaited=True)
+
+    def _finish(self, entry: Entry) -> None:
+        self._settle()
+        while entry.rounds:
+            self._finish_one(entry)
+
+    def _finish_what_is_done(self, entry: Entry) -> None:
+        """So that who pushes and never pulls does not keep what all workers have pushed."""
+        self._settle()
+        while entry.rounds and entry.rounds[0][0].poll():
+            self._finish_one(entry)
+
+    def _finish_one(self, entry: Entry) -> None:
+        handle, total = entry.rounds.popleft()
+        handle.wait()
+        if self._compression is not None:
+            total = places.cast(total, "float32")
+        if entry.stored is None:
+            entry.stored = places.shared_like(total)
+        if not self._apply(entry, total) and total.nbytes == entry.stored.nbytes:
+            entry.free = total
+
+    def _assign(self, entry: Entry, total: Any) -> bool:
+        """The sum becomes the value, and where the value was is free for the next sum."""
+        if adapter_for(total) is not adapter_for(entry.stored) or total.dtype != entry.stored.dtype:
+            return super()._assign(entry, total)
+        entry.free, entry.stored = entry.stored, total
+        return True
+
+    def _total(self, entry: Entry, values: list[Any]) -> tuple[Any, bool]:
+        """The sum of this worker's values, and whether it is the store's own array."""
+        here = values if self._kind.on_device else [places.in_host_memory(one) for one in values]
+        if len(here) == 1:
+            return here[0], here[0] is not values[0]
+        return places.sum_of(here, here[0]), True
+
+    def _memory_for(self, entry: Entry, total: Any) -> Any:
+        """An array like `total` for the sum over the workers."""
+        free, entry.free = entry.free, None
+        fits = free is not None and adapter_for(free) is adapter_for(total) and free.dtype == total.dtype
+        return free if fits and places.is_same_place(free, total) else places.shared_like(total)
+
+    # ------------------------------------------------------------------------------------------------ operations
+
+    def _operation(self, kind: OpKind, entry: Entry) -> _Named:
+        operation = self._operations.get((kind, entry.name))
+        if operation is None:
+            name = self._prefix + entry.name
+            root = self._ranks[0] if kind == OpKind.BROADCAST else 0
+            made = _core.Operation(kind, name, process_set=self._number(), op=self._op, root=root)
+            operation = self._operations[kind, entry.name] = made, f"{kind.name} {name}"
+        return operation
+
+    def _submit(self, named: _Named, source: Any, target: Any, priority: int, is_awaited: bool = False) -> Handle[Any]:
+        operation, site = named
+        adapter = adapter_for(target)
+        view = adapter.view(target)
+        core = _core.submit(
+            operation,
+            [view if source is target else adapter.view(source)],
+            [view],
+            priority=priority,
+            is_awaited=is_awaited,
+            site=first_call_site(site),
+            waits_for_name=True,
+        )
+        return Handle(core, (source, target), None, OnGpu(adapter, target, view[4]) if len(view) == 5 else None)
+
+    def _number(self) -> int:
+        number = self._process_set.process_set_id
+        if number is None:
+            raise ValueError(f"the process set of this store is not registered any more: {self._process_set}")
+        return number
+
+    # --------------------------------------------------------------------------------------------------- workers
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._ranks)
+
+    @property
+    def local_rank(self) -> int:
+        return self._nodes.index(self._ranks[self._rank])
+
+    @property
+    def num_local_workers(self) -> int:
+        return len(self._nodes)
+
+    def barrier(self) -> None:
+        self._require_usable()
+        ops.barrier(self._process_set)
+
+    def join(self) -> None:
+        self.wait()
+        if self._sends_codes and self._compression is not None and self._compression.dtype is None:
+            raise ValueError(
+                f"join: the others' pushes wait for the codes of this worker, since {self._compression.kind} is sent "
+                'between hosts; use "fp16" or "bf16", or give all workers as many batches'
+            )
+        last = ops.join(process_set=self._process_set)
+        self._take_over(last)
+
+    def _take_over(self, last: int) -> None:
+        """What the last worker to join has: those before it did not see its last sums."""
+        entries = sorted(self._entries.values(), key=lambda entry: entry.name)
+        own = self._updater.states() if self._updater is not None and self._ranks[self._rank] == last else None
+        has_value = {entry.name for entry in entries if entry.stored is not None}
+        names, remembered = broadcast_object((has_value, own), last, process_set=self._process_set)
+        if self._updater is not None and own is None:
+            self._updater.load_states(remembered)
+        handles = []
+        for entry in entries:
+            if entry.name not in names:
+                entry.stored = entry.free = None
+            elif entry.stored is not None or entry.free is not None:
+                handles.append(ops.broadcast_async_(entry.stored, last, process_set=self._process_set))
+        for handle in handles:
+            handle.wait()
+
+    def _require_usable(self) -> None:
+        if self._generation is not _generation or not _core.is_initialized():
+            raise NotInitializedError(
+                f'this "{self.type}" store was made before the last init() or the last change of the ranks; make a new '
+                "one after it, such as at the beginning of the function that hvd.elastic.run calls"
+            )
+
+    def _require_same(self, call: str, given: dict[str, Any]) -> None:
+        everybody = allgather_object(given, process_set=self._process_set)
+        first = everybody[0]
+        for rank, other in zip(self._ranks, everybody, strict=True):
+            for name in sorted({*first, *other}):
+                if first.get(name) != other.get(name):
+                    raise MismatchError(
+                        f"{call}: rank {self._ranks[0]} has {name}={first.get(name)!r}, rank {rank} has "
+                        f"{name}={other.get(name)!r}; give all workers the same"
+                    )
+
+    def _of_rank_0(self, read: Any) -> Any:
+        result: Any = None
+        if self._rank == 0:
+            try:
+                result = read()
+            except (OSError, ValueError) as error:
+                result = error
+        result = broadcast_object(result, self._ranks[0], process_set=self._process_set)
+        if isinstance(result, Exception):
+            raise result
+        return result

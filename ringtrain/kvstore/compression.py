@@ -1,0 +1,78 @@
+"""What becomes of a gradient that a store sends in fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import ringtrain._core as _core
+from ringtrain.arrays import numpy as numpy_adapter
+from ringtrain.arrays.adapter import adapter_for
+
+_CASTS = {"fp16": "float16", "bf16": "bfloat16"}
+_QUANTIZERS = ("2bit", "1bit")
+_THRESHOLD = 0.5
+
+Array = np.ndarray[Any, Any]
+# What was left of each value when it was sent the last time, by its place among the values of the key.
+Residuals = dict[int, Array]
+
+
+class GradientCompression(NamedTuple):
+    """From the parameters of `set_gradient_compression`."""
+
+    kind: str
+    threshold: float = 0.0  # of the quantizers
+
+    @staticmethod
+    def of(params: Mapping[str, Any]) -> GradientCompression:
+        """Raises ValueError for an unknown kind or argument, or a threshold that is not positive."""
+        if not isinstance(params, Mapping) or "type" not in params:
+            raise ValueError(
+                f'set_gradient_compression takes a dict such as {{"type": "2bit", "threshold": 0.5}}, not {params!r}'
+            )
+        kind = params["type"]
+        if kind not in _CASTS and kind not in _QUANTIZERS:
+            raise ValueError(f'gradient compression "{kind}" is none of {", ".join((*_QUANTIZERS, *_CASTS))}')
+        takes = {"type", "threshold"} if kind in _QUANTIZERS else {"type"}
+        unknown = sorted(set(params) - takes)
+        if unknown:
+            raise ValueError(f'gradient compression "{kind}" does not take {", ".join(unknown)}')
+        if kind in _CASTS:
+            return GradientCompression(kind)
+        threshold = float(params.get("threshold", _THRESHOLD))
+        if not threshold > 0 or (kind == "2bit" and threshold == float("inf")):
+            raise ValueError(f"the threshold of gradient compression must be positive, but is {threshold}")
+        return GradientCompression(kind, threshold)
+
+    @property
+    def dtype(self) -> str | None:
+        """In which dtype values travel; None for codes."""
+        return _CASTS.get(self.kind)
+
+    def encode(self, value: Any, residuals: Residuals, place: int = 0) -> Array:
+        """The codes of a float32 value of any library. What they do not say is added to the next one."""
+        values = np.ascontiguousarray(adapter_for(value).on_host(value))
+        if place not in residuals:
+            residuals[place] = np.zeros_like(values)
+        codes = np.empty(_core.quantized_bytes(self.kind, values.size), np.uint8)
+        view = numpy_adapter.view
+        _core.quantize(self.kind, self.threshold, view(values), view(residuals[place]), view(codes))
+        return codes
+
+    def decode(self, codes: Array, values: Array, add: bool = False) -> None:
+        """What the codes say, written to float32 values in the host's memory or added to them."""
+        _core.dequantize(self.kind, self.threshold, numpy_adapter.view(codes), numpy_adapter.view(values), add)
+
+    def rounded(self, value: Any, residuals: Residuals, place: int = 0) -> Any:
+        """A new array of the same dtype and library, in the same place: the value as whoever receives it sees it."""
+        adapter = adapter_for(value)
+        if self.dtype is not None:
+            return adapter.cast(adapter.cast(value, self.dtype), adapter.dtype_name(value))
+        values = np.empty(tuple(value.shape), np.float32)
+        self.decode(self.encode(value, residuals, place), values)
+        new = adapter.empty_like(value)
+        adapter.assign_host(new, values)
+        return new

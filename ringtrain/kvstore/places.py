@@ -1,0 +1,109 @@
+"""Copies and sums of arrays, wherever they lie and whoever made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import ringtrain._core as _core
+from ringtrain.arrays.adapter import adapter_for
+from ringtrain.arrays.dlpack_memory import Borrowed
+
+_SIXTEEN_BITS = ("float16", "bfloat16")
+
+
+def readable(array: Any) -> Any:
+    """The array, or a contiguous copy, as one of NumPy, PyTorch or CuPy.
+
+    Raises TypeError for what cannot be sent.
+    """
+    adapter = adapter_for(array)
+    prepared = adapter.prepare(array)
+    return adapter.at_place_of(prepared, prepared) if isinstance(prepared, Borrowed) else prepared
+
+
+def shape_of(array: Any) -> tuple[int, ...]:
+    # A foreign array may have no more than DLPack.
+    shape = getattr(array, "shape", None)
+    return tuple(readable(array).shape if shape is None else shape)
+
+
+def in_host_memory(array: Any) -> Any:
+    adapter = adapter_for(array)
+    return array if adapter.device(array) < 0 else adapter.in_host_memory(array)
+
+
+def copy_into(target: Any, source: Any) -> None:
+    """Give `target` the values of `source`, in its own dtype. They may be of different libraries and devices."""
+    adapter, of_source = adapter_for(target), adapter_for(source)
+    if adapter.MAKES == of_source.MAKES:
+        adapter.assign(target, adapter.at_place_of(source, target))
+    else:
+        adapter.assign_host(target, of_source.on_host(source))
+    adapter.note_change(target)
+
+
+def copy_of(array: Any) -> Any:
+    """A new array of the same values in the same place."""
+    new = adapter_for(array).empty_like(array)
+    adapter_for(new).assign(new, array)
+    return new
+
+
+def like(array: Any, other: Any) -> Any:
+    """The array if `other` is of the same library and place; else a copy, of another library in the other's dtype."""
+    adapter, of_array = adapter_for(other), adapter_for(array)
+    if adapter is of_array:
+        return adapter.at_place_of(array, other)
+    new = adapter.empty_like(other)
+    adapter.assign_host(new, of_array.on_host(array))
+    return new
+
+
+def cast(array: Any, dtype_name: str) -> Any:
+    """A copy in another dtype, or the array itself if that is its own."""
+    adapter = adapter_for(array)
+    return array if adapter.dtype_name(array) == dtype_name else adapter.cast(array, dtype_name)
+
+
+def sum_of(arrays: Sequence[Any], place: Any) -> Any:
+    """A new array: the sum of several of one dtype, where `place` lies. 16-bit floats are summed in float32."""
+    first, *others = arrays
+    if adapter_for(first) is adapter_for(place):
+        first = adapter_for(first).at_place_of(first, place)
+    dtype = adapter_for(first).dtype_name(first)
+    is_short = dtype in _SIXTEEN_BITS
+    total = adapter_for(first).cast(first, "float32") if is_short else copy_of(first)
+    with adapter_for(total).at_device_of(total):
+        for one in others:
+            here = like(one, first)
+            total += cast(here, "float32") if is_short else here
+    return cast(total, dtype)
+
+
+def shared_like(array: Any) -> Any:
+    """A new array of the same dtype and shape, in memory that the ranks of a node share if there is such memory."""
+    adapter = adapter_for(array)
+    if adapter.device(array) >= 0:
+        return adapter.empty_like(array)
+    memory = _core.empty_bytes(array.nbytes)
+    return adapter.empty_like(array) if memory is None else adapter.from_memory(memory, _core_shape(array), array)
+
+
+def _core_shape(array: Any) -> list[int]:
+    return list(adapter_for(array).view(array)[2])
+
+
+def for_reading(array: Any) -> Any:
+    """The array as one that its holder cannot change: a read-only view of NumPy's, a copy elsewhere."""
+    if not isinstance(array, np.ndarray):
+        return copy_of(array)
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def is_same_place(one: Any, other: Any) -> bool:
+    return adapter_for(one).device(one) == adapter_for(other).device(other)
