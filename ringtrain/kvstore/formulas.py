@@ -168,7 +168,7 @@ _FORMULAS = {
 }
 
 
-class MxnetRule:
+class MxnetFormula:
     """The update of a recipe in the form of MXNet."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -180,7 +180,7 @@ class MxnetRule:
         self._formula.update(weight, grad, states, self._numbers, rates)
 
 
-class TorchRule:
+class TorchFormula:
     """The update of a recipe in the form of torch."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -193,6 +193,6 @@ class TorchRule:
         self._optimizer.apply(weight, grad, {"step": rates.num_update, **named})
 
 
-def rule_of(recipe: Recipe) -> MxnetRule | TorchRule:
-    """What updates a weight and its states in place; all have one library, dtype and shape, and begin as zeros."""
-    return MxnetRule(recipe) if recipe.form == "mxnet" else TorchRule(recipe)
+def formula_of(recipe: Recipe) -> MxnetFormula | TorchFormula:
+    """What updates a weight and its states in place. All have one library, dtype and shape; states begin as zeros."""
+    return MxnetFormula(recipe) if recipe.form == "mxnet" else TorchFormula(recipe)

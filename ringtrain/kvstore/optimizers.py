@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import ringtrain._core as _core
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.kvstore import formulas, recipes
 from ringtrain.kvstore.recipes import Recipe
@@ -205,14 +206,15 @@ class BuiltInUpdater(Updater):
 
     def change(self, **numbers: Any) -> None:
         recipe = self._recipe.changed(**numbers)
-        if formulas.rule_of(recipe).state_names != self._rule.state_names:
+        if _core.UpdateRule(recipe.name, recipe.form, recipe.numbers).state_names != self._rule.state_names:
             changed = ", ".join(numbers)
             raise ValueError(f"{changed}: {recipe.name} would have to remember something else; use set_optimizer")
         self._use(recipe)
 
     def _use(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._rule = formulas.rule_of(recipe)
+        self._rule = _core.UpdateRule(recipe.name, recipe.form, recipe.numbers)
+        self._formula = formulas.formula_of(recipe)  # for GPUs
         self.can_rescale = "rescale_grad" in recipe.numbers
         self.rescale_grad = recipe.numbers.get("rescale_grad", 1.0)
         self.learning_rate = recipe.lr if recipe.schedule is None else None
@@ -243,7 +245,15 @@ class BuiltInUpdater(Updater):
         self._most_updates = max(self._most_updates, kept.num_update)
         recipe = self._recipe
         rates = formulas.Rates(kept.num_update, recipe.lr_of(key, self._most_updates), recipe.wd_of(key))
-        self._rule.update(weight, grad, list(kept.remembered.values()), rates)
+        adapter, states = adapter_for(weight), list(kept.remembered.values())
+        if adapter.device(weight) >= 0:
+            self._formula.update(weight, grad, states, rates)
+            return
+        plain, plain_grad = adapter.prepare(weight), adapter_for(grad).prepare(grad)
+        views = [adapter.view(one) for one in states]
+        self._rule.update(adapter.view(plain), adapter_for(grad).view(plain_grad), views, *rates)
+        if plain is not weight:
+            adapter.assign(weight, plain)
 
 
 class ObjectUpdater(Updater):
