@@ -22,6 +22,7 @@ optimizers, recipes, formulas
 snapshot     all that a store keeps
 states       what a store keeps, in files
 data         shares of the data
+trainer      a training of PyTorch's parameters
 """
 
 import inspect
@@ -31,6 +32,7 @@ from ringtrain.kvstore.base import KVStoreBase as KVStoreBase
 from ringtrain.kvstore.by_name import create as create
 from ringtrain.kvstore.data import part as part, split_and_load as split_and_load, split_data as split_data
 from ringtrain.kvstore.store import KVStore as KVStore, Pushes as Pushes
+from ringtrain.kvstore.trainer import Trainer as Trainer
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     # Every name above, but none of the modules that importing them has left here.

@@ -1,0 +1,195 @@
+"""Training PyTorch's parameters through a store, as `mxnet.gluon.Trainer` trains those of MXNet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ringtrain.kvstore import states
+from ringtrain.kvstore.by_name import create
+from ringtrain.kvstore.optimizers import Updater, updater_for
+
+_VARIABLE = "MXNET_UPDATE_ON_KVSTORE"
+
+
+class Trainer:
+    """Sums the gradients of all workers through a store, and has the weights updated: by the store, or on each worker.
+
+    Call `step` after `backward`. Making a Trainer gives all workers the weights of rank 0. All workers make and call it
+    together, with the same parameters in the same order.
+
+    Args:
+        params: tensors with gradients, pairs of names and tensors, or a dict; those that want no gradient are left out.
+        optimizer: as for `set_optimizer` of a store; or one of torch.optim, which updates on each worker.
+        optimizer_params: with a name, MXNet's arguments, such as {"learning_rate": 0.1}.
+        kvstore: a store, or the name of one.
+        compression_params: as for `set_gradient_compression` of a store.
+        update_on_kvstore: whether the store updates the weights, or each worker does with the sums of the gradients.
+            Unless given, what the environment variable MXNET_UPDATE_ON_KVSTORE or else the type of the store says.
+
+    Raises:
+        ValueError: nothing to train, or a store that cannot update has to.
+        TypeError: an optimizer that is none.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any] | Mapping[str, Any],
+        optimizer: Any,
+        optimizer_params: Mapping[str, Any] | None = None,
+        kvstore: Any = "device",
+        compression_params: Any = None,
+        update_on_kvstore: bool | None = None,
+    ) -> None:
+        self._params = [param for param in _tensors(params) if param.requires_grad]
+        if not self._params:
+            raise ValueError("Trainer: there is no parameter that wants a gradient")
+        self._keys = list(range(len(self._params)))
+        self._store = create(kvstore) if isinstance(kvstore, str) else kvstore
+        self._of_torch = optimizer if hasattr(optimizer, "param_groups") else None
+        self._updates_on_store = self._decide(update_on_kvstore)
+        self._updater = None if self._of_torch is not None else updater_for(optimizer, dict(optimizer_params or {}))
+        if self._of_torch is not None and optimizer_params:
+            raise ValueError("optimizer_params come with the name of an optimizer, this is an object")
+        if compression_params is not None:
+            self._store.set_gradient_compression(compression_params)
+        if self._updates_on_store:
+            self._store.set_optimizer(optimizer, **(optimizer_params or {}))
+        self._given_scale = self._scale = self._updater.rescale_grad if self._updater is not None else 1.0
+        weights = self._weights()
+        self._store.broadcast(self._keys, weights, out=weights)
+
+    @property
+    def learning_rate(self) -> float:
+        """Raises ValueError where a schedule decides it, or an optimizer that has none of that name."""
+        rate = self._require_updater("learning_rate").learning_rate
+        if rate is None:
+            raise ValueError("learning_rate: a schedule decides it, or the optimizer itself; ask that")
+        return rate
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Go on with another learning rate; all workers together. Raises ValueError where a schedule decides it."""
+        self._change("set_learning_rate", lr=lr)
+
+    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Sum the gradients of all workers, divide them by `batch_size`, and update the weights.
+
+        Args:
+            batch_size: of all workers together, where a loss is the sum over its batch; the number of workers, where it
+                is the mean.
+            ignore_stale_grad: whether parameters without a gradient count with zeros.
+
+        Raises:
+            ValueError: a parameter has no gradient.
+        """
+        grads = self._grads(ignore_stale_grad)
+        if self._updates_on_store:
+            self._store.pushpull(self._keys, self._divided(grads, batch_size), out=self._weights())
+        else:
+            self._store.pushpull(self._keys, grads)
+            self._update(self._divided(grads, batch_size))
+
+    def allreduce_grads(self) -> None:
+        """Sum the gradients of all workers where they are, for who changes them before `update`, such as clips them.
+
+        Raises:
+            ValueError: the store updates the weights, or a parameter has no gradient.
+        """
+        self._require_own_updates("allreduce_grads")
+        self._store.pushpull(self._keys, self._grads(False))
+
+    def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Divide the gradients by `batch_size` as they are, and update the weights; after `allreduce_grads`.
+
+        Raises as `allreduce_grads`.
+        """
+        self._require_own_updates("update")
+        self._update(self._divided(self._grads(ignore_stale_grad), batch_size))
+
+    def save_states(self, fname: str) -> None:
+        """Write what the optimizer remembers, on rank 0: an .npz without pickle. Raises ValueError for torch's."""
+        if self._updates_on_store:
+            self._store.save_optimizer_states(fname, dump_optimizer=True)
+            return
+        updater = self._require_updater("save_states")
+        if self._store.rank == 0:
+            states.save(fname, updater.states(), updater.configuration())
+
+    def load_states(self, fname: str) -> None:
+        """Go on from what `save_states` has written, where all workers find it.
+
+        Raises:
+            OSError, ValueError: the file cannot be read, or is that of another optimizer.
+        """
+        if self._updates_on_store:
+            self._store.load_optimizer_states(fname)
+        else:
+            self._require_updater("load_states").load_states(states.load(fname).arrays)
+
+    def _weights(self) -> list[Any]:
+        return [param.detach() for param in self._params]
+
+    def _grads(self, ignore_stale_grad: bool) -> list[Any]:
+        for number, param in enumerate(self._params):
+            if param.grad is not None:
+                continue
+            if not ignore_stale_grad:
+                raise ValueError(
+                    f"parameter {number} of shape {tuple(param.shape)} has no gradient: call backward() first, or "
+                    "step(ignore_stale_grad=True) if this batch does not reach it"
+                )
+            param.grad = param.detach().new_zeros(param.shape)
+        return [param.grad for param in self._params]
+
+    def _divided(self, grads: list[Any], batch_size: float) -> list[Any]:
+        """The gradients to update with. MXNet's optimizers divide them themselves, torch's take them where they are."""
+        scale = self._given_scale / batch_size
+        if self._of_torch is not None:
+            return [grad.mul_(scale) for grad in grads] if scale != 1 else grads
+        if self._updater is not None and self._updater.can_rescale:
+            if scale != self._scale:
+                self._change("step", rescale_grad=scale)
+                self._scale = scale
+            return grads
+        return [grad * scale for grad in grads] if scale != 1 else grads
+
+    def _update(self, grads: list[Any]) -> None:
+        if self._of_torch is not None:
+            self._of_torch.step()
+            return
+        updater = self._require_updater("update")
+        for key, weight, grad in zip(self._keys, self._weights(), grads, strict=True):
+            updater(str(key), grad, weight)
+
+    def _change(self, call: str, **numbers: float) -> None:
+        updater = self._require_updater(call)
+        if self._updates_on_store:
+            self._store.update_optimizer(**numbers)
+        updater.change(**numbers)
+
+    def _decide(self, wanted: bool | None) -> bool:
+        """Whether the store updates."""
+        can = self._of_torch is None and self._store.is_capable("optimizer")
+        if wanted and not can:
+            who = "an optimizer of torch" if self._of_torch is not None else f'a "{self._store.type}" store'
+            raise ValueError(f"update_on_kvstore=True: {who} does not update on the store; leave it out")
+        if wanted is None and _VARIABLE in os.environ:
+            wanted = os.environ[_VARIABLE] != "0"
+        if wanted is None:
+            wanted = getattr(self._store, "update_on_kvstore_default", True)
+        return can and wanted
+
+    def _require_own_updates(self, call: str) -> None:
+        if self._updates_on_store:
+            raise ValueError(f"{call}: the store updates the weights; make the Trainer with update_on_kvstore=False")
+
+    def _require_updater(self, call: str) -> Updater:
+        if self._updater is None:
+            raise ValueError(f"{call}: the optimizer is one of torch, which has this itself")
+        return self._updater
+
+
+def _tensors(params: Iterable[Any] | Mapping[str, Any]) -> list[Any]:
+    given = list(params.values() if isinstance(params, Mapping) else params)
+    return [one[1] if isinstance(one, tuple) else one for one in given]
