@@ -27,9 +27,9 @@ class Model:
         self.values[key] = (total - self.values[key]).astype(total.dtype) if self.updates else total
         self.is_given_away[key] = False
 
-    def pushpull(self, key: Any, of_workers: list[list[np.ndarray]], is_direct: bool) -> None:
+    def pushpull(self, key: Any, of_workers: list[list[np.ndarray]]) -> None:
         self.push(key, of_workers)
-        self.is_given_away[key] = is_direct and self.is_distributed and not self.updates
+        self.is_given_away[key] = self.is_distributed and not self.updates
 
 
 def update(key: Any, total: Any, stored: Any) -> None:
@@ -102,7 +102,7 @@ class Program:
     def pushpull(self, keys: list[Any], devices: int) -> None:
         mine = {key: [self.to(array) for array in self.of_workers(key, devices)[self.kv.rank]] for key in keys}
         for key in keys:
-            self.model.pushpull(key, self.of_workers(key, devices), is_direct=devices == 1)
+            self.model.pushpull(key, self.of_workers(key, devices))
         if self.random.integers(2):
             self.kv.pushpull(keys, [mine[key] for key in keys])
             outs = mine

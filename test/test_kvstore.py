@@ -110,20 +110,32 @@ def test_random_programs_of_every_dtype_in_one_process(dtype, library):
     run_program("local", dtype, INT_KEYS, library, False, 5)
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, 4, fast=[2, 3])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_random_programs_of_sums(library):
+def run_programs_of_sums(library):
     for seed, (kind, keys) in enumerate([("dist_sync", INT_KEYS), ("horovod", STR_KEYS)]):
         run_program(kind, "float32", keys, library, False, seed)
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, 4, fast=[2, 3])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_random_programs_of_updates(library):
+def run_programs_of_updates(library):
     for seed, (kind, keys) in enumerate([("dist", STR_KEYS), ("dist_device_sync", INT_KEYS)]):
         run_program(kind, "float32", keys, library, True, seed)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, 4, fast=[2, 3])
+def test_random_programs_of_sums():
+    run_programs_of_sums("numpy")
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, 4, fast=[2, 3])
+def test_random_programs_of_updates():
+    run_programs_of_updates("numpy")
+
+
+@pytest.mark.ranks(2)
+def test_random_programs_of_torch():
+    run_programs_of_sums("torch")
+    run_programs_of_updates("torch")
 
 
 @pytest.mark.ranks(2)

@@ -56,7 +56,6 @@ def require_pushes(params, rounds=6):
         else:
             kv.pushpull("a", mine, out=out)
         require_equal(out, total)
-        assert kv.pull("a").dtype == np.float32
 
 
 @pytest.mark.fast

@@ -139,6 +139,13 @@ def test_a_value_that_pushpull_has_put_elsewhere_cannot_be_pulled():
             call()
     kv.push("a", ones())
     assert (kv.pull("a") == kv.num_workers).all()
+    kv.pushpull("a", [ones(), ones()], out=[out, out])
+    kv.set_updater(print)
+    kv.push("a", ones())
+    with pytest.raises(ValueError, match="key 'a': pushpull without an updater has put its value where"):
+        kv.pull("a")
+    kv.broadcast("a", ones(), out)
+    assert (kv.pull("a") == 1).all()
 
 
 @pytest.mark.fast

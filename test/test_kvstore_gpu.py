@@ -16,8 +16,7 @@ TWO_GPUS = environment(guard=1, gpus=2)
 def run_program(kind, dtype, updates, seed):
     kv = kvstore.create(kind)
     is_distributed = "dist" in kind or kind == "horovod"
-    # Of arrays on a GPU a "dist_sync" store works on copies in the host's memory, so it always has their sums.
-    model = Model(kv.num_workers, updates, is_distributed and kind != "dist_sync")
+    model = Model(kv.num_workers, updates, is_distributed)
     keys = ["a", "b", "c", "d", "e"]
     Program(kv, model, seed, np.dtype(dtype), keys, on_gpu, lambda array: array.get()).run(15)
     if is_distributed:

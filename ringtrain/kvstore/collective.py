@@ -147,13 +147,7 @@ class CollectiveStore(KVStore):
         first_error = None
         for (entry, _, outs), handle in zip(groups, waiting, strict=True):
             try:
-                self._finish(entry)
-                if handle is None:
-                    for one in outs:
-                        places.copy_into(one, self._current(entry))
-                else:
-                    handle.wait()
-                    adapter_for(outs[0]).note_change(outs[0])
+                self._finish_pushpull(entry, outs, handle)
             except Exception as error:
                 first_error = first_error or error
         if first_error is not None:
@@ -161,14 +155,24 @@ class CollectiveStore(KVStore):
 
     def _start_pushpull(self, entry: Entry, values: list[Any], outs: list[Any], priority: int) -> Handle[Any] | None:
         """The Handle of an allreduce from where the value lies to where it is wanted; None for any other push."""
-        if self._updater is None and self._function is None and self._compression is None:
+        if not self._updates() and self._compression is None:
             handle = self._start_direct(entry, values, outs, priority)
             if handle is not None:
-                self._finish(entry)
-                entry.stored = entry.free = None
                 return handle
         self._push(entry, values, priority, copies=False)
         return None
+
+    def _finish_pushpull(self, entry: Entry, outs: list[Any], handle: Handle[Any] | None) -> None:
+        self._finish(entry)
+        if handle is not None:
+            handle.wait()
+            adapter_for(outs[0]).note_change(outs[0])
+        else:
+            for one in outs:
+                places.copy_into(one, entry.value())
+        if not self._updates():
+            # On all ranks and for all arrays alike, also where the store has the sum.
+            entry.stored = entry.free = None
 
     def _start_direct(self, entry: Entry, values: list[Any], outs: list[Any], priority: int) -> Handle[Any] | None:
         if len(values) > 1 or len(outs) > 1:
@@ -178,7 +182,8 @@ class CollectiveStore(KVStore):
         view = adapter.view_in_place(out)
         if view is None or adapter is not adapter_for(value) or value.dtype != out.dtype:
             return None
-        if len(view) == 5 and (not self._kind.on_device or adapter.device(value) != view[3]):
+        device = view[3] if len(view) == 5 else -1
+        if adapter.device(value) != device or (device >= 0 and not self._kind.on_device):
             return None
         return self._submit(self._operation(OpKind.ALLREDUCE, entry), value, out, priority, is_awaited=True)
 
@@ -198,9 +203,9 @@ class CollectiveStore(KVStore):
         handle.wait()
         if self._compression is not None:
             total = places.cast(total, "float32")
-        if entry.stored is None:
-            entry.stored = places.shared_like(total)
-        if not self._apply(entry, total) and total.nbytes == entry.stored.nbytes:
+        if entry.stored is None and not self._updates():
+            entry.stored = places.cast(total, entry.dtype_name)
+        elif not self._apply(entry, total) and total.nbytes == entry.value().nbytes:
             entry.free = total
 
     def _assign(self, entry: Entry, total: Any) -> bool:

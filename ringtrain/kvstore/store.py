@@ -385,15 +385,19 @@ class KVStore(KVStoreBase):
 
     def _apply(self, entry: Entry, total: Any) -> bool:
         """Update the value of a key with a sum, or overwrite it. Whether `total` has become the value itself."""
-        if self._updater is None and self._function is None:
+        if not self._updates():
             return self._assign(entry, total)
-        gradient = places.like(total, entry.stored)
-        with adapter_for(entry.stored).at_device_of(entry.stored):
+        stored = entry.value()
+        gradient = places.like(total, stored)
+        with adapter_for(stored).at_device_of(stored):
             if self._updater is not None:
-                self._updater(entry.name, gradient, entry.stored)
+                self._updater(entry.name, gradient, stored)
             elif self._function is not None:
-                self._function(entry.key, gradient, entry.stored)
+                self._function(entry.key, gradient, stored)
         return False
+
+    def _updates(self) -> bool:
+        return self._updater is not None or self._function is not None
 
     def _assign(self, entry: Entry, total: Any) -> bool:
         places.copy_into(entry.stored, total)
