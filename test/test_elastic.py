@@ -10,6 +10,8 @@ from elastic_ranks import Left, elastic_job
 from elastic_storm import STEPS_OF_STORM, require_same_weights, storm, training, undisturbed
 from socket_ranks import hosts_or_skip
 
+from ringtrain.job.reach import hosts_to_leave_out
+
 OPTIONS = pytest.mark.parametrize("memory", ["auto", "off"], ids=["shm", "sockets"])
 
 
@@ -140,6 +142,8 @@ def test_each_generation_has_a_timeline_and_a_folder_of_flight_records(tmp_path)
     files = {"RINGTRAIN_TIMELINE_FILENAME": str(tmp_path / "t.json"), "RINGTRAIN_FLIGHT_DIR": str(tmp_path / "flights")}
     with elastic_job(training(tmp_path), tmp_path, 3, **files) as job:
         job.processes[1].wait_for("step 20 ")
+        job.processes[1].popen.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)  # now the others wait for it, and do not hear of its end in the middle of a step of their own
         job.processes[1].kill()
         job.processes[0].ends()
         job.processes[2].ends()
@@ -248,3 +252,30 @@ def test_a_host_whose_link_is_silent_is_left_behind(tmp_path, clean):
         for process in job.processes[::2]:
             assert "well 200" in process.ends()
     require_same_weights(tmp_path, clean(200))
+
+
+def test_of_two_hosts_that_do_not_reach_each_other_one_goes(tmp_path):
+    program = training(tmp_path, 4000)
+    with hosts_or_skip(3) as hosts, elastic_job(program, tmp_path, 3, hosts=hosts, RINGTRAIN_PEER_TIMEOUT_S="2") as job:
+        job.processes[0].wait_for("step 20 ")
+        for host, other in ((1, "10.99.0.3"), (2, "10.99.0.2")):
+            of_nobody = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
+            hosts.run_on(host, "ip", "neigh", "replace", other, *of_nobody, "dev", "eth0")
+        assert job.formed(2).size == 3 and job.formed(3).members == ["here/0", "here/1"]
+        one, other = hosts.names[1:]
+        assert f"UnreachableError: {one} and {other} do not reach each other" in job.processes[2].ends(1)
+        job.processes[0].wait_for(" 2 3\n", 5)  # steps of two ranks in generation 3
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cuts", "left_out"),
+    [
+        ([0, 1, 2], [(1, 2)], {2}),
+        ([0, 1, 2, 2], [(1, 2)], {1}),
+        ([0, 0, 1, 1, 2, 3], [(0, 2), (1, 2), (2, 3)], {2}),
+        ([0, 1, 2, 3], [(0, 1), (2, 3)], {1, 3}),
+        ([0, 0, 1], [(0, 1)], {1}),
+    ],
+)
+def test_as_few_hosts_as_possible_are_left_out(nodes, cuts, left_out):
+    assert hosts_to_leave_out(nodes, {frozenset(pair) for pair in cuts}) == left_out

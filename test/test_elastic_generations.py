@@ -114,6 +114,21 @@ def test_who_says_something_in_a_broken_generation_is_told_to_come_again(how):
     assert kinds_of(machine.say("b", 1, 0, 1.0), "b") == ["again"]
 
 
+def test_hosts_that_are_new_or_have_failed_without_a_loss_are_to_be_looked_at():
+    machine = Generations(LIMITS._replace(first=2, most=3))
+
+    def generation(output):
+        worlds = [one.message for one in output if isinstance(one, Tell) and one.message["kind"] == "world"]
+        return {(world["generation"], world["may_be_cut"]) for world in worlds}
+
+    assert generation(all_come(machine, "ab")) == {(1, False)}
+    assert generation(all_come(machine, "ab")) == {(2, True)}  # nobody is lost
+    all_come(machine, "c")
+    assert generation(all_come(machine, "ab")) == {(3, True)}  # c is new
+    machine.lose("a", "killed", 1.0)
+    assert generation(all_come(machine, "bc")) == {(4, False)}
+
+
 def test_too_few_may_wait_for_a_time():
     machine = Generations(LIMITS._replace(timeout_s=5.0))
     all_come(machine, "abc")

@@ -12,6 +12,7 @@ from typing import Any
 import ringtrain._core as _core
 from ringtrain.job import sockets
 from ringtrain.job.interfaces import addresses_of
+from ringtrain.job.reach import UnreachableError
 from ringtrain.job.rendezvous.generations import Arrival
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.rendezvous.tether import AgainError, OverError, Seat, Tether
@@ -39,7 +40,7 @@ def connect(
     Raises:
         ValueError: what an elastic job cannot do.
         RuntimeError: no rendezvous is named, or MPI has been initialised in this process.
-        StalledError, RingtrainError: the rendezvous cannot be reached; the job cannot go on.
+        StalledError, RingtrainError: the rendezvous cannot be reached; the job cannot go on, or not with this host.
         SystemExit: the job has come to its end.
     """
     global _seat
@@ -57,7 +58,7 @@ def connect(
         except OverError:
             logger.info("the job has come to its end, so this process ends, too")
             raise SystemExit(0) from None
-        except SettingsError as error:
+        except (SettingsError, UnreachableError) as error:
             if seat.rank in error.ranks:
                 raise
             continue  # without those
@@ -127,6 +128,7 @@ def _connect(
         return tether.exchange(seat.generation, value)
 
     if seat.size > 1:
-        return sockets.connect_by(exchange, seat.rank, hosts, tether.secret, settings, read_tuned, seat.slot)
+        secret, may_be_cut = tether.secret, seat.may_be_cut
+        return sockets.connect_by(exchange, seat.rank, hosts, secret, settings, read_tuned, seat.slot, may_be_cut)
     world, tuned, _ = introduce(exchange, seat.rank, node_name(), settings, read_tuned, slot=seat.slot)
     return world, tuned

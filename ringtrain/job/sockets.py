@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from ringtrain.job.interfaces import address_towards, addresses_of, usual_address
 from ringtrain.job.launched_by import ByHand, Launch, Ringrun, SlurmStep, Torchrun, expand_node_list
+from ringtrain.job.reach import require_reach
 from ringtrain.job.rendezvous.door import bound
 from ringtrain.job.rendezvous.member import Place, meet
 from ringtrain.job.rendezvous.secret import job_secret
@@ -57,14 +58,22 @@ def connect_by(
     settings: dict[str, str],
     read_tuned: Callable[[], dict[str, str]],
     slot: int | None = None,
+    may_be_cut: bool = False,
 ) -> tuple[World, dict[str, str]]:
-    """The world of ranks that listen at `hosts`, addresses of this one, each at its own. `slot`: as in `introduce`."""
+    """The world of ranks that listen at `hosts`, addresses of this one, each at its own.
+
+    `slot`: as in `introduce`. `may_be_cut`: there is reason to look whether all hosts reach each other; then it raises
+    UnreachableError.
+    """
     with Listeners() as listeners:
         own = listeners.open(hosts)
-        world, tuned, addresses = introduce(exchange, rank, node_name(), settings, read_tuned, own, slot)
+        world, tuned, told = introduce(exchange, rank, node_name(), settings, read_tuned, own, slot)
+        addresses = [[Address(str(host), int(port)) for host, port in of_rank] for of_rank in told]
+        if may_be_cut:
+            require_reach(exchange, world, addresses)
         sockets = Sockets(
             listeners.take(),
-            [[Address(str(host), int(port)) for host, port in of_rank] for of_rank in addresses],
+            addresses,
             secret,
             world.token,
             int(float(settings["socket_streams"])),

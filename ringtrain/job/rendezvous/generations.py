@@ -275,7 +275,8 @@ class Generations:
             self._fail(f"the job has begun another generation {limit} times, which is the reset limit")
             return
         chosen = self._in_order(waiting)[: self._limits.most]
-        before = {name: self._members[name].rank for name in chosen}
+        has_newcomers = any(self._members[name].rank is None for name in chosen)
+        is_as_before = set(self._chosen) <= set(chosen)  # nobody was lost, and yet the last one has ended
         for one in self._members.values():
             one.rank = None
         for rank, name in enumerate(chosen):
@@ -292,7 +293,8 @@ class Generations:
             "kind": "world",
             "generation": self._generation,
             "size": len(chosen),
-            "has_newcomers": any(rank is None for rank in before.values()),
+            "has_newcomers": has_newcomers,
+            "may_be_cut": self._generation > 1 and (has_newcomers or is_as_before),
             "seconds_lost": self._seconds_lost,
         }
         for rank, name in enumerate(chosen):

@@ -31,6 +31,7 @@ class Seat(NamedTuple):
     size: int
     slot: int  # among the processes of its host, some of which may be lost
     has_newcomers: bool  # some of its ranks were not in the generation before
+    may_be_cut: bool  # it has hosts that have never worked together, or have just failed to
     seconds_lost: float  # between all generations until now
 
 
