@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import numpy as np
 
 from ringtrain.arrays.adapter import adapter_for
 
@@ -10,7 +13,8 @@ from ringtrain.arrays.adapter import adapter_for
 class Compressor:
     """Makes an array smaller for its way between the ranks, and makes the result what the array was.
 
-    Subclass it for a compression of your own; both methods are static, so a class is passed, never an instance.
+    Subclass it for a compression of your own, and pass the class. An instance is taken, too, as of a compression with
+    numbers.
     """
 
     @staticmethod
@@ -72,9 +76,54 @@ class BF16Compressor(_Cast):
     _dtype_name = "bfloat16"
 
 
+class QuantizingCompressor(NoneCompressor):
+    """Sums the ranks of each host in full, and sends the sums between the hosts in two bits or one.
+
+    What a code leaves out is kept, under the name of the operation, and goes with the next one of that name.
+    """
+
+    def __init__(self, codes: str, name: str, threshold: float, force: bool) -> None:
+        if not (threshold > 0 and math.isfinite(np.float32(threshold))):
+            raise ValueError(f"{name}: the threshold must be a finite number above 0, but is {threshold}")
+        self.codes = codes  # the core's word
+        self.threshold = float(threshold)
+        self.is_forced = force
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"Compression.{self._name}({self.threshold:g})"
+
+
+AnyCompressor = type[Compressor] | Compressor
+
+
 class Compression:
     """The compressions to choose from, for `compression=` of an allreduce or a DistributedOptimizer."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+    @staticmethod
+    def two_bit(threshold: float = 0.5, force: bool = False) -> QuantizingCompressor:
+        """Send float32 between hosts in two bits: `threshold`, `-threshold` or 0, as MXNet's "2bit".
+
+        Sums and averages of float32 with a name, over 2 to 16 hosts. The sum of the ranks of a host, after the prescale
+        factor, is what is compared with the threshold; what it leaves out goes with the next operation of that name.
+
+        Args:
+            threshold: about as large as a large gradient; smaller values wait until they have added up to it.
+            force: also where all ranks are on one host. That takes time and changes values, and saves nothing.
+
+        Raises:
+            ValueError: the threshold is not a finite number above 0.
+        """
+        return QuantizingCompressor("2bit", "two_bit", threshold, force)
+
+    @staticmethod
+    def one_bit(threshold: float = 0.5, force: bool = False) -> QuantizingCompressor:
+        """Send float32 between hosts in one bit: 1 above the threshold, else -1, as MXNet's "1bit".
+
+        Args and errors are those of `two_bit`.
+        """
+        return QuantizingCompressor("1bit", "one_bit", threshold, force)

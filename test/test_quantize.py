@@ -3,49 +3,13 @@
 import numpy as np
 import pytest
 from exact import require_equal
+from quantization import DEQUANTIZE, QUANTIZE
 
 from ringtrain import _core
 from ringtrain.arrays.numpy import view
 
 KINDS = ["2bit", "1bit"]
 THRESHOLD = 0.5
-
-
-def quantize_2bit(grad, residual, threshold):
-    """Change the residual in place and return the codes."""
-    residual += grad
-    high = residual >= threshold
-    low = (residual <= -threshold) & ~high
-    residual[high] -= np.float32(threshold)
-    residual[low] += np.float32(threshold)
-    codes = np.zeros(-(-len(grad) // 16) * 16, np.uint8)
-    codes[: len(grad)][high] = 3
-    codes[: len(grad)][low] = 2
-    quads = codes.reshape(-1, 4)
-    return (quads[:, 0] << 6) | (quads[:, 1] << 4) | (quads[:, 2] << 2) | quads[:, 3]
-
-
-def quantize_1bit(grad, residual, threshold):
-    residual += grad
-    high = residual > threshold
-    residual[high] -= 1
-    residual[~high] += 1
-    bits = np.zeros(-(-len(grad) // 32) * 32, np.uint8)
-    bits[: len(grad)] = high
-    return np.packbits(bits)
-
-
-def dequantize_2bit(codes, count, threshold):
-    quads = np.stack([codes >> 6, codes >> 4 & 3, codes >> 2 & 3, codes & 3], axis=1).reshape(-1)[:count]
-    return np.array([0, 0, -threshold, threshold], "f4")[quads]
-
-
-def dequantize_1bit(codes, count, threshold):
-    return np.array([-1, 1], "f4")[np.unpackbits(codes)[:count]]
-
-
-QUANTIZE = {"2bit": quantize_2bit, "1bit": quantize_1bit}
-DEQUANTIZE = {"2bit": dequantize_2bit, "1bit": dequantize_1bit}
 
 
 def core_quantize(kind, threshold, grad, residual):

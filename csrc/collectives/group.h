@@ -96,6 +96,15 @@ class Group {
 
   virtual void barrier() = 0;
 
+  // For what treats the links between the nodes in another way than those within. Ranks that share no memory are nodes
+  // of their own.
+  struct Levels {
+    Group* node;   // the ranks of this rank's node; null where it is alone
+    Group* cross;  // this rank's lane: its like on every node; null where it has none, or there is one node
+    int nodes, lanes;
+  };
+  virtual Levels levels() { return {nullptr, this, size_, 1}; }
+
  private:
   const int rank_;
   const int size_;

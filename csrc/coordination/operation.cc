@@ -50,6 +50,14 @@ std::string factors_text(const Factors& factors) {
   return text;
 }
 
+std::string quantizer_text(const Quantizer& quantizer) {
+  if (quantizer.kind == Quantizer::Kind::none) return "sent all bits";
+  const char* name = quantizer.kind == Quantizer::Kind::two_bit ? "two_bit" : "one_bit";
+  char text[64];
+  std::snprintf(text, sizeof(text), "used Compression.%s(%.9g)", name, static_cast<double>(quantizer.threshold));
+  return text;
+}
+
 namespace {
 
 template <typename Value>

@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/fields.h"
 #include "base/tensor.h"
+#include "kernels/quantize.h"
 
 namespace ringtrain {
 
@@ -54,6 +55,7 @@ struct Operation {
   // All tensors lie in the node's Arena, or on a GPU in memory of NCCL, and are worked on in place; agreed if all
   // ranks' do.
   bool is_registered = false;
+  Quantizer quantizer;  // of an allreduce whose sums travel between the nodes as codes
 
   bool operator==(const Operation& other) const;
   size_t bytes() const;
@@ -74,6 +76,7 @@ struct Field {
 std::string tensors_text(const std::vector<TensorSpec>& tensors);
 std::string process_sets_text(const std::vector<int64_t>& numbers);
 std::string factors_text(const Factors& factors);
+std::string quantizer_text(const Quantizer& quantizer);
 
 // The one list of the fields: comparing, sending, joining and the search for mismatches all go over it. A new field of
 // Operation is a line there and a line here, or this does not compile. Ranks that differ in several are told the first.
@@ -94,7 +97,8 @@ constexpr auto kFields = std::make_tuple(
     Field<int32_t>{&Operation::root, true, [](const int32_t& root) { return "used root_rank=" + std::to_string(root); },
                    "Give the same root_rank on all ranks."},
     Field<Factors>{&Operation::factors, true, factors_text, "Give the same scale factors on all ranks."},
-    Field<bool>{&Operation::is_registered, true, nullptr, nullptr});
+    Field<bool>{&Operation::is_registered, true, nullptr, nullptr},
+    Field<Quantizer>{&Operation::quantizer, true, quantizer_text, "Give the same compression on all ranks."});
 static_assert(std::tuple_size_v<decltype(kFields)> == count_of_fields<Operation>());
 
 // Calls visit(field) for each of them, in this order.

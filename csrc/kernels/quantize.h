@@ -10,7 +10,7 @@ namespace ringtrain {
 
 struct Quantizer {
   // two_bit: threshold, -threshold or 0. one_bit: 1 above the threshold, else -1.
-  enum class Kind : uint8_t { none, two_bit, one_bit };
+  enum class Kind : uint32_t { none, two_bit, one_bit };
   Kind kind = Kind::none;
   float threshold = 0.0f;  // more than 0
 

@@ -83,7 +83,7 @@ struct Site {
 Engine::Caller caller_that(bool is_awaited) { return is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on; }
 
 Operation make_operation(OpKind kind, std::string name, int process_set, ReduceOp op, int root, double prescale,
-                         double postscale, std::vector<int64_t> numbers) {
+                         double postscale, std::vector<int64_t> numbers, const std::string& codes, double threshold) {
   Operation operation;
   operation.kind = kind;
   operation.name = std::move(name);
@@ -92,6 +92,7 @@ Operation make_operation(OpKind kind, std::string name, int process_set, ReduceO
   operation.root = root;
   operation.factors = {prescale, postscale};
   operation.numbers = std::move(numbers);
+  if (!codes.empty()) operation.quantizer = make_quantizer(codes, threshold);
   return operation;
 }
 
@@ -173,12 +174,15 @@ void bind_engine(nb::module_& module) {
       "Another rank is gone, as somebody knows better than the network: what waits for it fails with PeerLostError.");
   module.def("is_initialized", [] { return current_engine() != nullptr; });
   module.def(
+      "node_count", [](const std::vector<int>& ranks) { return require_engine()->node_count(ranks); }, nb::arg("ranks"),
+      "On how many nodes these ranks are.");
+  module.def(
       "require_initialized", [] { require_engine(); },
       "Raises NotInitializedError before init(), after shutdown() and in a forked child.");
   nb::class_<Operation>(module, "Operation", "What the ranks agree on.")
       .def(nb::new_(&make_operation), nb::arg("kind"), nb::arg("name"), nb::arg("process_set") = 0,
            nb::arg("op") = ReduceOp::sum, nb::arg("root") = 0, nb::arg("prescale") = 1.0, nb::arg("postscale") = 1.0,
-           nb::arg("numbers") = std::vector<int64_t>());
+           nb::arg("numbers") = std::vector<int64_t>(), nb::arg("codes") = "", nb::arg("threshold") = 0.0);
   module.def("submit", &submit, nb::arg("operation"), nb::arg("inputs"), nb::arg("outputs"),
              nb::arg("splits") = std::vector<int64_t>(), nb::arg("priority") = 0, nb::arg("is_awaited") = false,
              nb::arg("site") = Site(), nb::arg("waits_for_name") = false,

@@ -80,8 +80,8 @@ void Engine::say_blocked(std::vector<std::shared_ptr<Handle>> awaited) {
 bool Engine::is_registered(const Submission& submission) {
   const Arena* arena = fabric_.arena().get();
   const Operation& operation = submission.operation();
-  if (operation.kind != OpKind::allreduce || operation.op == ReduceOp::adasum || (!arena && !operation.is_on_gpu))
-    return false;
+  const bool is_plain = operation.op != ReduceOp::adasum && operation.quantizer.kind == Quantizer::Kind::none;
+  if (operation.kind != OpKind::allreduce || !is_plain || (!arena && !operation.is_on_gpu)) return false;
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     const void* output = submission.outputs[t];
     const size_t bytes = operation.tensors[t].bytes();

@@ -61,6 +61,10 @@ class Engine {
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations() { return inbox_.last_operations(); }
   std::map<OpKind, Totals> totals() { return inbox_.totals(); }
   Coordinator::Counts counts() const { return coordinator_.counts(); }
+  // Any thread. On how many nodes these ranks are.
+  int node_count(const std::vector<int>& ranks) const {
+    return static_cast<int>(world_.place(ranks).distinct_nodes().size());
+  }
   // Leaves the job: what other ranks still want from this one fails there. Returns when the thread has ended.
   void shutdown();
   // Any thread. This rank cannot go on: all others get a RemoteError that names it and gives the reason. What came

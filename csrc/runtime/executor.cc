@@ -100,7 +100,8 @@ void Executor::carry_out_on_gpu(const Plan& plan, const Submissions& submissions
 
 void Executor::carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) {
   const Operation& operation = plan.parts.front()->operation;
-  const auto loan = std::make_shared<Loan>(Loan{sets_.shared_group(operation.process_set), adasum_, std::move(memory)});
+  const auto loan =
+      std::make_shared<Loan>(Loan{sets_.shared_group(operation.process_set), adasum_, quantized_, std::move(memory)});
   const Network::Lending lending(sets_.network(), loan);
   try {
     if (operation.kind == OpKind::allreduce)
@@ -165,7 +166,11 @@ void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan&
   }
   for (const auto& [dtype, list] : pieces) {
     const Reduction reduction = reduction_of(common, dtype, group.size());
-    if (common.op == ReduceOp::adasum)
+    if (common.quantizer.kind != Quantizer::Kind::none)
+      memory.on_host(common.process_set, dtype, list, [&](Group& host, const std::vector<Piece>& pieces) {
+        quantized_sum(plan, host, pieces, *loan.quantized);
+      });
+    else if (common.op == ReduceOp::adasum)
       memory.on_host(common.process_set, dtype, list,
                      [&, dtype = dtype](Group& host, const std::vector<Piece>& pieces) {
                        loan.adasum->allreduce(host, dtype, reduction.scale, pieces);
@@ -180,6 +185,16 @@ void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan&
   inbox_.remove(submissions);
   for (const SubmissionPtr& submission : submissions)
     if (submission) submission->handle->finish(result);
+}
+
+// `pieces`: one for each tensor of the plan. A rank that has joined still has what it has left out before.
+void Executor::quantized_sum(const Plan& plan, Group& host, const std::vector<Piece>& pieces, Quantized& quantized) {
+  const Operation& common = plan.parts.front()->operation;
+  std::vector<Quantized::Tensor> tensors;
+  for (const AgreementPtr& part : plan.parts)
+    for (float* residual : residuals_.of(part->operation)) tensors.push_back({pieces[tensors.size()], residual});
+  const double ranks = common.op == ReduceOp::average ? host.size() : 1;
+  quantized.allreduce(host, common.quantizer, {common.factors.prescale, common.factors.postscale / ranks}, tensors);
 }
 
 void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan) {
@@ -289,6 +304,7 @@ void Executor::remove_process_set(const Agreement& agreement, const SubmissionPt
   const int id = static_cast<int>(agreement.operation.numbers.front());
   inbox_.forbid(id);
   gpus_.close(id);
+  residuals_.forget(id);
   sets_.close(id);
   finish(submission, {});
 }

@@ -5,11 +5,13 @@
 #include <vector>
 
 #include "collectives/adasum.h"
+#include "collectives/quantized.h"
 #include "coordination/plan.h"
 #include "runtime/gpus.h"
 #include "runtime/inbox.h"
 #include "runtime/memory.h"
 #include "runtime/process_sets.h"
+#include "runtime/residuals.h"
 
 namespace ringtrain {
 
@@ -28,6 +30,7 @@ class Executor {
   struct Loan {
     const std::shared_ptr<Group> on_host;
     const std::shared_ptr<Adasum> adasum;
+    const std::shared_ptr<Quantized> quantized;
     const std::shared_ptr<Memory> memory;
     Result result = {};
     std::vector<int64_t> sent_rows = {}, received_rows = {};
@@ -40,6 +43,8 @@ class Executor {
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
   void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) REQUIRES(turn);
   void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
+  void quantized_sum(const Plan& plan, Group& host, const std::vector<Piece>& pieces, Quantized& quantized)
+      REQUIRES(turn);
   void run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan) REQUIRES(turn);
   void add_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);
   void remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);
@@ -59,6 +64,8 @@ class Executor {
   Gpus& gpus_;
   const std::shared_ptr<HostMemory> host_ = std::make_shared<HostMemory>(sets_);
   const std::shared_ptr<Adasum> adasum_ = std::make_shared<Adasum>();
+  const std::shared_ptr<Quantized> quantized_ = std::make_shared<Quantized>();
+  Residuals residuals_;
 };
 
 }  // namespace ringtrain

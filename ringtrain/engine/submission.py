@@ -12,7 +12,7 @@ import numpy as np
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import Adapter, View, adapter_for
-from ringtrain.compression import Compression, Compressor
+from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
 from ringtrain.failure.call_sites import call_site, first_call_site
 from ringtrain.failure.ranks_in_words import ranges_of
 from ringtrain.handles import Handle, OnGpu
@@ -29,7 +29,7 @@ class Reduction(NamedTuple):
     op: ReduceOp = ReduceOp.Sum
     prescale: float = 1.0
     postscale: float = 1.0
-    compression: type[Compressor] = Compression.none
+    compression: AnyCompressor = Compression.none
 
     @staticmethod
     def of(
@@ -37,7 +37,7 @@ class Reduction(NamedTuple):
         average: bool | None,
         prescale_factor: float,
         postscale_factor: float,
-        compression: type[Compressor],
+        compression: AnyCompressor,
     ) -> Reduction:
         """From Horovod's arguments. Raises ValueError if both `op` and `average` are given."""
         if op is not None and average is not None:
@@ -50,7 +50,7 @@ class Reduction(NamedTuple):
 
 
 _NO_REDUCTION = Reduction()
-_How = tuple[ReduceOp | None, bool | None, float, float, type[Compressor]]
+_How = tuple[ReduceOp | None, bool | None, float, float, AnyCompressor]
 
 
 @dataclass
@@ -105,6 +105,10 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     except Exception as error:
         _name_if_out_of_memory(error, operation)
         raise
+    compression = operation.reduction.compression
+    quantization = compression if isinstance(compression, QuantizingCompressor) else None
+    if quantization is not None:
+        _check_quantization(operation, inputs, quantization)
     on_gpu = _place_of(operation, inputs)
     splits = _splits_of(operation, inputs)
     if operation.kind == OpKind.BROADCAST:
@@ -118,6 +122,8 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
             root=operation.root,
             prescale=operation.reduction.prescale,
             postscale=operation.reduction.postscale,
+            codes=quantization.codes if quantization else "",
+            threshold=quantization.threshold if quantization else 0.0,
         ),
         [one.view for one in inputs],
         [one.output_view() for one in inputs if one.output is not None],
@@ -153,7 +159,7 @@ def start_in_place(
 def start_plain(
     tensor: Any,
     name: str,
-    reduction: tuple[ReduceOp, float, float, type[Compressor]],
+    reduction: tuple[ReduceOp, float, float, AnyCompressor],
     process_set: ProcessSet,
     priority: int,
     is_awaited: bool = False,
@@ -239,6 +245,33 @@ def _check_dtype_and_shape(operation: Operation, adapter: Adapter, sent: Any, dt
         raise ValueError(f"{operation.title}: Adasum wants whole tensors; use allreduce")
     if operation.kind == OpKind.REDUCESCATTER and len(sent.shape) == 0:
         raise ValueError(f"{operation.title}: a number has no first dimension to scatter")
+
+
+def _check_quantization(operation: Operation, inputs: list[_Input], quantization: QuantizingCompressor) -> None:
+    # Every host adds up the codes of all the others, which with more hosts takes as long as sums in full.
+    most_hosts = 16
+    what = f"{operation.title}: {quantization!r}"
+    if operation.kind != OpKind.ALLREDUCE:
+        raise ValueError(f"{what} is for allreduce; use Compression.fp16")
+    if operation.reduction.op not in _FOR_COMPLEX:
+        raise ValueError(f"{what} is for op=Sum and op=Average, not for op={operation.reduction.op.name}")
+    if not operation.name:
+        raise ValueError(f"{what} needs a name, under which it keeps what it leaves out: give one")
+    for one in inputs:
+        dtype = one.adapter.dtype_name(one.sent)
+        if dtype != "float32":
+            raise ValueError(f"{what} is for float32, not for {dtype}; use Compression.fp16 or none for this tensor")
+    hosts = _core.node_count(operation.process_set.ranks or [])
+    if hosts == 1 and not quantization.is_forced:
+        raise ValueError(
+            f"{what} sends codes between hosts, but all ranks of the process set are on one, where it would take time "
+            "and change values for nothing; use Compression.none, or give force=True to try it"
+        )
+    if hosts > most_hosts:
+        raise ValueError(
+            f"{what} is for {most_hosts} hosts at most, not {hosts}: each adds up the codes of all; "
+            "use Compression.fp16"
+        )
 
 
 def _have(op: ReduceOp, dtype: int) -> bool:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.compression import Compression, Compressor
+from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.engine.submission import Operation, Reduction, start, start_in_place
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -26,7 +26,7 @@ def allreduce(
     tensor: Array,
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -74,7 +74,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     priority: int = 0,
 ) -> Handle[Array]:
     """As `allreduce`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async`."""
@@ -91,7 +91,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     priority: int = 0,
 ) -> Array:
     """Reduce a tensor over the ranks in place. Mirrors `horovod.allreduce_`.
@@ -131,7 +131,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     priority: int = 0,
 ) -> Handle[Array]:
     """As `allreduce_`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async_`."""
@@ -145,7 +145,7 @@ def grouped_allreduce(
     tensors: Sequence[Array],
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -189,7 +189,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     priority: int = 0,
 ) -> Handle[list[Array]]:
     """As `grouped_allreduce`, at once. Mirrors `horovod.grouped_allreduce_async`."""
@@ -206,7 +206,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     priority: int = 0,
 ) -> list[Array]:
     """Reduce a list of tensors over the ranks in place, as one operation. Mirrors `horovod.grouped_allreduce_`.
@@ -244,7 +244,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     priority: int = 0,
 ) -> Handle[list[Array]]:
     """As `grouped_allreduce_`, at once. Mirrors `horovod.grouped_allreduce_async_`."""
@@ -277,7 +277,7 @@ def _start_group_in_place(
 def reducescatter(
     tensor: Array,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -317,7 +317,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     *,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
 ) -> Handle[Array]:
     """As `reducescatter`, at once: give the Handle to `synchronize`. Mirrors `horovod.reducescatter_async`."""
     reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
@@ -327,7 +327,7 @@ def reducescatter_async(
 def grouped_reducescatter(
     tensors: Sequence[Array],
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -366,7 +366,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     *,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
 ) -> Handle[list[Array]]:
     """As `grouped_reducescatter`, at once. Mirrors `horovod.grouped_reducescatter_async`."""
     reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)

@@ -15,7 +15,7 @@ import torch
 
 from ringtrain import ops
 from ringtrain._core import ReduceOp
-from ringtrain.compression import Compression, Compressor
+from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.objects import part_of
 from ringtrain.ops import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -51,7 +51,7 @@ def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -99,7 +99,7 @@ def grouped_allreduce(
     tensors: Tensors,
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -155,7 +155,7 @@ def _check_has_gradient(op: ReduceOp | None) -> None:
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -199,7 +199,7 @@ def reducescatter(
 def grouped_reducescatter(
     tensors: Tensors,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,

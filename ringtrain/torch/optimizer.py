@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ringtrain._core import ReduceOp
-from ringtrain.compression import Compression, Compressor
+from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.errors import StepOrderError
 from ringtrain.failure.call_sites import warn
 from ringtrain.job import elastic, session
@@ -54,7 +54,7 @@ session.at_shutdown(_begin_anew)
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: NamedParameters | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,

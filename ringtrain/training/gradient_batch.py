@@ -11,7 +11,7 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.compression import Compression, Compressor
+from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.engine.submission import Operation, Reduction, start, start_plain
 from ringtrain.handles import Handle, current_point
 from ringtrain.job import session
@@ -85,7 +85,7 @@ class GradientBatch:
     def __init__(
         self,
         prefix: str | None = None,
-        compression: type[Compressor] = Compression.none,
+        compression: AnyCompressor = Compression.none,
         op: Any = ops.Average,
         gradient_predivide_factor: float = 1.0,
         scale: float = 1.0,

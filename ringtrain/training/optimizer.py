@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain import ops
-from ringtrain.compression import Compression, Compressor
+from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.timeline import recording
@@ -95,7 +95,7 @@ class DistributedOptimizer:
         self,
         optimizer: Any,
         named_parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
-        compression: type[Compressor] = Compression.none,
+        compression: AnyCompressor = Compression.none,
         backward_passes_per_step: int = 1,
         op: Any = ops.Average,
         gradient_predivide_factor: float = 1.0,

@@ -37,6 +37,7 @@ class HierarchicalGroup final : public GroupWithFallback {
   const char* name() const override { return "hierarchical"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+  Levels levels() override { return {parts_.node.get(), parts_.cross.get(), parts_.nodes, parts_.lanes}; }
 
  private:
   class Overlapped;

@@ -60,6 +60,7 @@ class ShmGroup final : public Group {
   void broadcast(void* data, size_t bytes, int root) override;
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
   void barrier() override;
+  Levels levels() override { return {this, nullptr, 1, 1}; }
 
  private:
   friend class ShmAllreduce;

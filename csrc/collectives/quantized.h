@@ -1,0 +1,50 @@
+// Sums of which only codes of two bits or one travel between the nodes.
+//
+// The ranks of a node sum in full. Each lane of the node makes codes of its slice of that sum, with what it has left
+// out before, and gets those of its slice from the same lanes of the other nodes. The ranks of a node give each other
+// the codes of all lanes, and every rank adds up what they mean in the order of the nodes: the same bits everywhere.
+//
+// Which lane has which elements depends on each tensor alone, so its residual stays right however tensors are joined
+// into plans.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "collectives/group.h"
+#include "collectives/scratch.h"
+#include "kernels/quantize.h"
+
+namespace ringtrain {
+
+// Keeps its buffers. Requires Engine::turn_.
+class Quantized {
+ public:
+  // What the sum of a node is multiplied by before it is quantized, and the sum of the nodes after it.
+  struct Scales {
+    double before, after;
+  };
+  // One tensor, and what was left out of it so far: as many elements, of which each rank changes those of its lane.
+  struct Tensor {
+    Piece piece;  // of float32
+    float* residual;
+  };
+  // Of all ranks of `group`, as Group::allreduce.
+  void allreduce(Group& group, const Quantizer& quantizer, const Scales& scales, const std::vector<Tensor>& tensors);
+
+ private:
+  // The codes of all lanes, one lane after the other, each with those of all nodes.
+  struct Codes {
+    uint8_t* data;
+    Counts lane_bytes;  // of one node
+    Counts offsets;     // of each lane
+    size_t nodes;
+
+    uint8_t* of(size_t lane, size_t node) const { return data + offsets[lane] + node * lane_bytes[lane]; }
+  };
+
+  Codes make_room(const Group::Levels& levels, const Quantizer& quantizer, const std::vector<Tensor>& tensors);
+  Scratch codes_;
+};
+
+}  // namespace ringtrain
