@@ -77,6 +77,10 @@ class Sweep:
         parser.add_argument("--max-bytes", type=parse_bytes, default="64M", metavar="SIZE", help="default: %(default)s")
         parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: %(default)s)")
         parser.add_argument("--dtype", default="float32", help="default: %(default)s")
+        if self.name == "allreduce":
+            parser.add_argument(
+                "--compression", choices=tuple(ringtrain_competitor.COMPRESSIONS), help="beside the one without"
+            )
         parser.add_argument("--link-gbit", type=float, metavar="X", help="speed of a host's link: adds its share")
 
     def measure(self, session: Session) -> list[Row]:
@@ -92,8 +96,12 @@ class Sweep:
         job = session.job
         array = np.empty(count // job.size if self._collective.gives_part else count, dtype)
         values = [1 + rank % 4 for rank in range(job.size)]  # their sums are exact in every dtype
-        expected = self._collective.expected(values)
         competitors = [ringtrain_competitor.collective(self.name)]
+        compression = getattr(session.arguments, "compression", None)
+        if compression:
+            values = [int(local_rank == 0) for local_rank in job.gather(job.local_rank)]  # 1 on each host
+            competitors = ringtrain_competitor.compressed_allreduce(compression)
+        expected = self._collective.expected(values)
         competitors += [competitor for peer in session.peers() for competitor in peer.collective(self.name)]
         contestants = session.admit(
             competitors, [array], lambda: array.fill(values[job.rank]), lambda result: _is_full_of(result, expected)

@@ -10,6 +10,7 @@ import numpy as np
 import ringtrain as hvd
 from ringtrain.bench import horovod_api
 from ringtrain.bench.rounds import Array, Competitor
+from ringtrain.compression import AnyCompressor
 
 NAME = "ringtrain"
 
@@ -17,6 +18,27 @@ NAME = "ringtrain"
 def collective(kind: str) -> Competitor:
     """A collective on one array, under a name that is cached."""
     return Competitor(NAME, lambda tensors: horovod_api.collective(hvd, kind, tensors[0]), is_own=True)
+
+
+# Of what is 1 on each host these send all. force: whoever asks for one wants to see it on one host, too.
+COMPRESSIONS: dict[str, AnyCompressor] = {
+    "fp16": hvd.Compression.fp16,
+    "bf16": hvd.Compression.bf16,
+    "two_bit": hvd.Compression.two_bit(1.0, force=True),
+    "one_bit": hvd.Compression.one_bit(0.5, force=True),
+}
+
+
+def compressed_allreduce(compression: str) -> list[Competitor]:
+    """An allreduce of one array with a compression, beside the one without."""
+
+    def prepare(tensors: Sequence[Array]) -> Callable[[], Any]:
+        tensor, how = tensors[0], COMPRESSIONS[compression]
+        name = f"{compression}.{tensor.nbytes}"
+        return lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name, compression=how)
+
+    plain = collective("allreduce")
+    return [Competitor(NAME, prepare, is_own=True), Competitor("uncompressed", plain.prepare, is_own=True)]
 
 
 def step() -> Competitor:
