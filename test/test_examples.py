@@ -94,6 +94,30 @@ def test_the_digits_take_uneven_batches_and_draw_the_loss(tmp_path):
         np.testing.assert_allclose(together[name], alone[name], rtol=0, atol=1e-5)
 
 
+def last_loss(printed):
+    return float(re.findall(r"test loss ([\d.]+)", printed)[-1])
+
+
+def test_the_digits_have_the_same_loss_through_stores_of_any_kind_and_any_number_of_workers():
+    for module in ("sklearn", "tqdm"):
+        pytest.importorskip(module)
+    alone = last_loss(run(1, "kvstore_digits.py", "--kv-store", "local"))
+    for ranks, kind, updates in ((2, "dist_sync", 1), (2, "dist_sync", 0), (4, "dist_sync", 1), (2, "ringtrain", 0)):
+        options = ["--kv-store", kind, "--update-on-kvstore", updates]
+        printed = run(ranks, "kvstore_digits.py", *options)
+        assert last_loss(printed) == alone
+        where = "the store" if updates else "each worker"
+        assert re.search(rf"^test accuracy 0\.9\d+ with {ranks} workers, updated by {where}$", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", ["2bit", "bf16"])
+def test_the_digits_are_learned_from_compressed_gradients(kind):
+    for module in ("sklearn", "tqdm"):
+        pytest.importorskip(module)
+    printed = run(2, "kvstore_digits.py", "--gc-type", kind)
+    assert float(re.search(r"^test accuracy ([\d.]+) with 2 workers", printed, re.MULTILINE)[1]) >= 0.93
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_process_sets_reduce_apart(ranks):
     printed = run(ranks, "process_sets.py").splitlines()

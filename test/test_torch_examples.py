@@ -49,6 +49,12 @@ def test_the_digits_are_learned(ranks):
     assert accuracy_in(run(ranks, "torch_digits.py")) >= 0.97
 
 
+@pytest.mark.parametrize("options", [["--update-on-kvstore", 0], ["--kv-store", "ringtrain"], []], ids=str)
+def test_the_digits_are_learned_through_a_store(options):
+    printed = run(2, "kvstore_torch.py", *options)
+    assert float(re.search(r"^test accuracy ([\d.]+) with 2 workers", printed, re.MULTILINE)[1]) >= 0.96
+
+
 @pytest.mark.parametrize("flag", ["--use-adasum", "--fp16-allreduce"])
 def test_the_digits_are_learned_in_other_ways(flag):
     assert accuracy_in(run(2, "torch_digits.py", flag, "--epochs", 4)) >= 0.9
