@@ -183,11 +183,12 @@ void bind_engine(nb::module_& module) {
       .def(nb::new_(&make_operation), nb::arg("kind"), nb::arg("name"), nb::arg("process_set") = 0,
            nb::arg("op") = ReduceOp::sum, nb::arg("root") = 0, nb::arg("prescale") = 1.0, nb::arg("postscale") = 1.0,
            nb::arg("numbers") = std::vector<int64_t>(), nb::arg("codes") = "", nb::arg("threshold") = 0.0);
-  module.def("submit", &submit, nb::arg("operation"), nb::arg("inputs"), nb::arg("outputs"),
-             nb::arg("splits") = std::vector<int64_t>(), nb::arg("priority") = 0, nb::arg("is_awaited") = false,
-             nb::arg("site") = Site(), nb::arg("waits_for_name") = false,
-             "Hands an operation to the engine. The memory must stay until the Handle is done. A name that is in flight "
-             "is an error, unless the operation waits for it: then it is begun when the one before has ended.");
+  module.def(
+      "submit", &submit, nb::arg("operation"), nb::arg("inputs"), nb::arg("outputs"),
+      nb::arg("splits") = std::vector<int64_t>(), nb::arg("priority") = 0, nb::arg("is_awaited") = false,
+      nb::arg("site") = Site(), nb::arg("waits_for_name") = false,
+      "Hands an operation to the engine. The memory must stay until the Handle is done. A name that is in flight "
+      "is an error, unless the operation waits for it: then it is begun when the one before has ended.");
   module.def("empty_bytes", &empty_bytes, nb::arg("bytes"),
              "An array of bytes in memory that the ranks of the node share, or None where there is no such memory.");
   module.def(
