@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import ringtrain._core as _core
 from ringtrain.arrays.adapter import Adapter
@@ -33,6 +33,7 @@ def report_failures_to(report: Callable[[BaseException], None] | None) -> None:
 
 
 Result = TypeVar("Result")
+ResultOut = TypeVar("ResultOut", covariant=True)
 
 
 class OnGpu(NamedTuple):
@@ -41,6 +42,16 @@ class OnGpu(NamedTuple):
     adapter: Adapter  # of the array
     array: Any
     submitted: int  # the stream that was the library's current one then
+
+
+class Pending(Protocol[ResultOut]):
+    """What can be waited for: a Handle, or many of them."""
+
+    def poll(self) -> bool:
+        """Whether it is complete."""
+
+    def wait(self) -> ResultOut:
+        """Wait until it is complete and return its result."""
 
 
 class Handle(Generic[Result]):
@@ -160,12 +171,12 @@ def _forget_done() -> None:
             _abandoned.append(entry)
 
 
-def poll(handle: Handle[Any]) -> bool:
+def poll(handle: Pending[Any]) -> bool:
     """Whether the operation is complete, on a GPU, too. Mirrors `horovod.poll`."""
     return handle.poll()
 
 
-def synchronize(handle: Handle[Result]) -> Result:
+def synchronize(handle: Pending[Result]) -> Result:
     """Wait for an operation and return its result. Mirrors `horovod.synchronize`.
 
     On a GPU the current stream waits instead of the host, as in Horovod and PyTorch's DDP: what is put into it from

@@ -1,5 +1,7 @@
 """Stores: what each call means, beside a model of forty lines."""
 
+import time
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -130,6 +132,31 @@ def test_random_programs_of_sums():
 @pytest.mark.ranks(1, 2, 3, 4, fast=[2, 3])
 def test_random_programs_of_updates():
     run_programs_of_updates("numpy")
+
+
+@pytest.mark.ranks(2)
+def test_parameters_of_torch_are_pulled_without_autograd():
+    import torch
+
+    kv = kvstore.create("dist_sync")
+    layer = torch.nn.Linear(3, 2)
+    kv.init("weight", layer.weight)
+    layer(torch.ones(1, 3)).sum().backward()
+    kv.push("weight", layer.weight.grad)
+    before = layer.weight._version
+    kv.pull("weight", out=layer.weight)
+    assert (layer.weight == 2).all() and layer.weight.is_leaf and layer.weight._version > before
+    kv.pushpull("weight", layer.weight.grad)
+    assert (layer.weight.grad == 2).all()
+    kv.init("half", torch.zeros(4, dtype=torch.bfloat16))
+    kv.push("half", torch.full((4,), 1.5))
+    pulled = kv.pull("half")
+    assert pulled.dtype == torch.bfloat16 and (pulled == 3).all()
+    out = np.zeros(4, "float64")
+    kv.pull("half", out=out)
+    assert (out == 3).all()
+    kv.push("half", np.full(4, 0.5, ml_dtypes.bfloat16))
+    assert (kv.pull("half") == 1).all()
 
 
 @pytest.mark.ranks(2)
@@ -301,6 +328,22 @@ def test_a_worker_without_data_counts_with_zeros_and_has_all_values_in_the_end()
     kv.push("a", np.ones(3))
     values = hvd.allgather_object(kv.pull("a").tolist())
     assert values == [values[0]] * hvd.size()
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, 4, fast=[3])
+def test_all_workers_have_the_same_bits_whoever_is_late():
+    kv = kvstore.create("dist_sync")
+    kv.set_optimizer("adam", learning_rate=0.01)
+    keys, random = list(range(6)), np.random.default_rng(kv.rank)
+    weights = [np.ones(500 * 10**key % 60_001, "float32") for key in keys]
+    kv.init(keys, weights)
+    for _ in range(4):
+        for key in random.permutation(keys).tolist():
+            time.sleep(random.random() * 0.004)
+            kv.push(key, random.normal(size=weights[key].shape).astype("float32"))
+        kv.pull(keys, out=weights)
+    hvd.check_replicas({str(key): weight for key, weight in zip(keys, weights, strict=True)})
 
 
 @pytest.mark.ranks(2)

@@ -78,6 +78,12 @@ MISTAKES = [
     (lambda kv: kv.save_optimizer_states("f"), ValueError, "save_optimizer_states: the store has no optimizer"),
     (lambda kv: kv.load_optimizer_states("f"), ValueError, "load_optimizer_states: the store has no optimizer"),
     (lambda kv: kv.load("/no/such/file"), OSError, "No such file"),
+    (
+        lambda kv: kv.row_sparse_pull("a", out=ones(), row_ids=[1]),
+        ValueError,
+        "dense values only",
+    ),
+    (lambda kv: kv.send_command_to_servers(20, "x"), ValueError, "there are no servers"),
     (lambda kv: kv.is_capable("flying"), ValueError, 'unknown capability "flying"'),
     (lambda kv: kv.set_gradient_compression({"type": "2bit"}), ValueError, "before the first init|nothing to compress"),
     (lambda kv: kv.set_gradient_compression({"type": "3bit"}), ValueError, '"3bit" is none of 2bit, 1bit, fp16, bf16'),

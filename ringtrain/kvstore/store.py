@@ -348,6 +348,14 @@ class KVStore(KVStoreBase):
 
     # For MXNet's scripts.
 
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Raises ValueError: no value is sparse."""
+        raise ValueError("row_sparse_pull: a store has dense values only; use pull")
+
+    def send_command_to_servers(self, head: int, body: str) -> None:
+        """Raises ValueError: there are no servers."""
+        raise ValueError("send_command_to_servers: there are no servers; every worker has all values")
+
     def _barrier(self) -> None:
         self.barrier()
 
