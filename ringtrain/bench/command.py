@@ -20,6 +20,7 @@ from ringtrain.bench.collectives import COLLECTIVES, Sweep
 from ringtrain.bench.flags import EXAMPLES, build_parser
 from ringtrain.bench.idle import Idle
 from ringtrain.bench.job import Job, join
+from ringtrain.bench.kvstore import KVStore
 from ringtrain.bench.latency import Latency
 from ringtrain.bench.launches import LaunchFailed, launch
 from ringtrain.bench.overlap import Overlap
@@ -53,6 +54,7 @@ class Measurement(Protocol):
 MEASUREMENTS: tuple[Measurement, ...] = (
     *map(Sweep, COLLECTIVES),
     Step(),
+    KVStore(),
     Latency(),
     Overlap(),
     Idle(),

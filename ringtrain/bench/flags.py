@@ -17,6 +17,7 @@ examples:
   python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option mailbox_kb=256
   python -m ringtrain.bench torch -np 2 --models resnet50,transformer --peers gloo
   python -m ringtrain.bench latency -np 2 --rounds 21
+  python -m ringtrain.bench kvstore -np 2 --peers ps-lite --plot kvstore.png
   python -m ringtrain.bench allreduce -np 3 -H h1,h2,h3 --network mpi,sockets --cpu --peers none
   mpirun -np 2 python -m ringtrain.bench straggler
 """

@@ -40,7 +40,7 @@ class Gradients:
     ) -> None:
         dtype = ringtrain_competitor.dtype_of(session.arguments.dtype)
         shapes = MODELS[session.arguments.model]()
-        ranks = session.job.size
+        ranks = self._ranks = session.job.size
         self.arrays: list[Array] = [zeros(shape, dtype) for shape in shapes]
         self.bytes = sum(array.nbytes for array in self.arrays)
         self.key = {"model": session.arguments.model, "tensors": len(shapes), "bytes": self.bytes}
@@ -55,12 +55,16 @@ class Gradients:
 
     def are_averaged(self, results: Any) -> bool:
         """Within the precision of the dtype."""
-        tolerance = self._average / 100
-        return all(
-            abs(float(extreme) - self._average) <= tolerance
-            for array in results
-            for extreme in (array.min(), array.max())
-        )
+        return _all_are(results, self._average)
+
+    def are_summed(self, results: Any) -> bool:
+        """Likewise."""
+        return _all_are(results, self._average * self._ranks)
+
+
+def _all_are(arrays: Any, value: float) -> bool:
+    tolerance = value / 100
+    return all(abs(float(extreme) - value) <= tolerance for array in arrays for extreme in (array.min(), array.max()))
 
 
 class Step:

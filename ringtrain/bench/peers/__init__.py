@@ -11,8 +11,10 @@ from ringtrain.bench.rounds import Competitor, Distribution
 
 NAMES = ("mpi", "gloo", "horovod")
 _OVER_MPI = ("mpi", "horovod")
+# Those that take part in measurements of a store.
+OF_STORES = ("ps-lite",)
 # Where each is; measurements elsewhere add their own.
-MODULES = {name: f"ringtrain.bench.peers.{name}" for name in NAMES}
+MODULES = {name: f"ringtrain.bench.peers.{name.replace('-', '_')}" for name in (*NAMES, *OF_STORES)}
 
 
 class CannotTakePart(Exception):

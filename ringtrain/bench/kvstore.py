@@ -1,0 +1,111 @@
+"""Allreduce beside a parameter server: each rank pushes the gradients of a network and pulls their sums."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringtrain import kvstore
+from ringtrain.bench.models import MODELS
+from ringtrain.bench.peers import OF_STORES
+from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
+from ringtrain.bench.results import Result, Row
+from ringtrain.bench.rounds import Array, Competitor, Contestant, cost_for_all
+from ringtrain.bench.session import CannotMeasure, Session
+from ringtrain.bench.step import Gradients
+
+_THRESHOLD = 0.5
+
+
+class KVStore:
+    name = "kvstore"
+    help = "all gradients of a network, pushed to a store and pulled from it"
+    peers = OF_STORES
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--model", choices=tuple(MODELS), default="resnet50", help="default: %(default)s")
+        parser.set_defaults(dtype="float32")  # the only one that a gradient may have in both
+
+    def measure(self, session: Session) -> list[Row]:
+        if len(session.arguments.network) > 1:
+            raise CannotMeasure("kvstore wants one --network: a store belongs to one init()")
+        gradients = Gradients(session)
+        session.init()
+        outs = [np.empty_like(one) for one in gradients.arrays]
+        # Every store is made here, on all ranks in the same order.
+        competitors = [
+            Competitor("pushpull", lambda arrays: _pushpull(_store(arrays), arrays, outs), is_own=True),
+            Competitor("push(copy=False), pull", lambda arrays: _push_and_pull(arrays, outs, False), is_own=True),
+            Competitor("push, pull", lambda arrays: _push_and_pull(arrays, outs, True), is_own=True),
+        ]
+        peers = [competitor for peer in session.peers() for competitor in peer.step()]
+        compressed = Competitor("pushpull, 2bit", lambda arrays: _pushpull(_store(arrays, True), arrays, outs))
+        contestants = [
+            *session.admit(competitors, gradients.arrays, gradients.fill, _as_numpy(gradients.are_summed)),
+            *session.admit([compressed], gradients.arrays, gradients.fill, _are_all(_THRESHOLD * session.job.size)),
+            *session.admit(peers, gradients.arrays, gradients.fill, _as_numpy(gradients.are_summed)),
+        ]
+        session.expect(1)
+
+        def sample(contestant: Contestant) -> dict[str, float]:
+            if hasattr(contestant.run, "refill"):
+                contestant.run.refill()
+            return cost_for_all(session.job, contestant.run)
+
+        return [Row(gradients.key, session.rounds(contestants, sample))]
+
+    def table(self, result: Result) -> list[str]:
+        (row,) = result.rows
+        peers = [name for name in row.competitors() if name.startswith("ps-lite")]
+        has_cpu = result.arguments["cpu"]
+        cpu = ["cpu ms"] if has_cpu else []
+        table = Table(["", "ms [min-max]", *cpu, *(f"time of {peer.split(',')[0]} / this" for peer in peers)], True)
+        for name in row.competitors():
+            cells = [name, milliseconds_text(row.spread(name))]
+            if has_cpu:
+                cells.append(milliseconds_text(row.spread(name, "cpu")))
+            table.add([*cells, *("" if name == peer else spread_text(row.ratio(peer, name)) for peer in peers)])
+        megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
+        return [f"{row.key['model']}: {row.key['tensors']} keys, {megabytes} float32", "", *lines_of(table)]
+
+
+def _store(arrays: Sequence[Array], compresses: bool = False) -> Any:
+    """A store with a key for each array."""
+    store = kvstore.create("dist_sync")
+    if compresses:
+        store.set_gradient_compression({"type": "2bit", "threshold": _THRESHOLD})
+    store.init(list(range(len(arrays))), list(arrays))
+    return store
+
+
+def _pushpull(store: Any, arrays: Sequence[Array], outs: Sequence[Array]) -> Callable[[], Any]:
+    keys = list(range(len(arrays)))
+
+    def run() -> Sequence[Array]:
+        store.pushpull(keys, arrays, out=outs)
+        return outs
+
+    return run
+
+
+def _push_and_pull(arrays: Sequence[Array], outs: Sequence[Array], copies: bool) -> Callable[[], Any]:
+    store, keys = _store(arrays), list(range(len(arrays)))
+
+    def run() -> Sequence[Array]:
+        store.push(keys, arrays, copy=copies)
+        store.pull(keys, out=outs)
+        return outs
+
+    return run
+
+
+def _as_numpy(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """For the results of a peer, too, whose arrays are its own."""
+    return lambda results: is_right([one.asnumpy() if hasattr(one, "asnumpy") else one for one in results])
+
+
+def _are_all(value: float) -> Callable[[Any], bool]:
+    return lambda results: all((one == value).all() for one in results)
