@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -87,6 +88,18 @@ class Group {
   // Rank r gives bytes[r] bytes; `destination` gets all of them, in rank order. The source may lie at its own place in
   // the destination.
   virtual void allgather(const void* source, void* destination, const Counts& bytes) = 0;
+
+  // As allgather of `bytes` bytes of each rank, where each is made at its own place in `destination`, part by part,
+  // while the parts before it travel, and used when the same part of all ranks is there.
+  struct Parts {
+    std::function<void(size_t begin, size_t bytes)> make, use;
+  };
+  virtual void allgather_parts(const Parts& parts, void* destination, size_t bytes) {
+    parts.make(0, bytes);
+    char* all = static_cast<char*>(destination);
+    allgather(all + static_cast<size_t>(rank_) * bytes, all, Counts(static_cast<size_t>(size_), bytes));
+    parts.use(0, bytes);
+  }
 
   virtual void broadcast(void* data, size_t bytes, int root) = 0;
 

@@ -7,14 +7,6 @@ namespace {
 
 using Tensor = Quantized::Tensor;
 
-// Calls visit(lane, begin, count) for each slice of the tensor that is not empty. Slices begin on whole words of codes.
-template <typename Visit>
-void for_each_slice(const Tensor& tensor, int lanes, Visit visit) {
-  const Counts counts = even_slices(tensor.piece.count, lanes), offsets = offsets_of(counts);
-  for (size_t lane = 0; lane < counts.size(); ++lane)
-    if (counts[lane] > 0) visit(lane, offsets[lane], counts[lane]);
-}
-
 // The tensors with the sums of this node as their sources.
 std::vector<Tensor> summed_on_node(const Group::Levels& levels, double factor, std::vector<Tensor> tensors) {
   const Reduction reduction = {DType::float32, Reduce::sum, factor};
@@ -33,70 +25,135 @@ std::vector<Tensor> summed_on_node(const Group::Levels& levels, double factor, s
   return tensors;
 }
 
-size_t place_of(const Group::Levels& levels) { return levels.node ? static_cast<size_t>(levels.node->rank()) : 0; }
+}  // namespace
 
-void add_up(const Quantizer& quantizer, double factor, const std::vector<const uint8_t*>& codes, float* values,
-            size_t count) {
-  constexpr size_t kBlock = 1 << 14;  // stays in the cache, and begins on a whole word
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t some = std::min(kBlock, count - begin), offset = quantized_bytes(quantizer.kind, begin);
-    dequantize(quantizer, codes.front() + offset, values + begin, some);
-    for (size_t node = 1; node < codes.size(); ++node)
-      add_dequantized(quantizer, codes[node] + offset, values + begin, some);
-    if (factor != 1.0) scale(DType::float32, factor, values + begin, values + begin, some);
+// One allreduce.
+class Quantized::Operation {
+ public:
+  Operation(const Group::Levels& levels, const Quantizer& quantizer, double factor, const std::vector<Tensor>& sums,
+            Scratch& memory);
+  void run();
+
+ private:
+  // What a lane has of one tensor, and where its codes are among those of the lane.
+  struct Slice {
+    const float* sum;
+    float *residual, *result;
+    size_t count, codes_begin;
+  };
+  struct Lane {
+    std::vector<Slice> slices = {};
+    size_t bytes = 0;   // of the codes of one node
+    size_t offset = 0;  // of the codes of all nodes
+  };
+
+  // Calls visit(slice, first element, count, offset of its codes) for what has codes in [begin, begin + bytes).
+  template <typename Visit>
+  void for_each_part(const Lane& lane, size_t begin, size_t bytes, Visit visit) const;
+  uint8_t* codes(const Lane& lane, size_t node) const { return codes_ + lane.offset + node * lane.bytes; }
+  void quantize_part(const Lane& lane, size_t node, size_t begin, size_t bytes);
+  void add_up_part(const Lane& lane, size_t begin, size_t bytes);
+  void gather_own_lane(const Lane& lane);
+  void gather_on_node();
+
+  const Group::Levels levels_;
+  const Quantizer quantizer_;
+  const double factor_;
+  const size_t nodes_, place_;
+  std::vector<Lane> lanes_;
+  uint8_t* codes_;  // of all lanes, each with those of all nodes
+};
+
+Quantized::Operation::Operation(const Group::Levels& levels, const Quantizer& quantizer, double factor,
+                                const std::vector<Tensor>& sums, Scratch& memory)
+    : levels_(levels),
+      quantizer_(quantizer),
+      factor_(factor),
+      nodes_(static_cast<size_t>(levels.nodes)),
+      place_(levels.node ? static_cast<size_t>(levels.node->rank()) : 0),
+      lanes_(static_cast<size_t>(levels.lanes)) {
+  for (const Tensor& tensor : sums) {
+    const Counts counts = even_slices(tensor.piece.count, levels.lanes), offsets = offsets_of(counts);
+    for (size_t i = 0; i < lanes_.size(); ++i) {
+      Lane& lane = lanes_[i];
+      lane.slices.push_back({static_cast<const float*>(tensor.piece.source) + offsets[i], tensor.residual + offsets[i],
+                             static_cast<float*>(tensor.piece.destination) + offsets[i], counts[i], lane.bytes});
+      lane.bytes += quantized_bytes(quantizer.kind, counts[i]);
+    }
+  }
+  size_t total = 0;
+  for (Lane& lane : lanes_) {
+    lane.offset = total;
+    total += nodes_ * lane.bytes;
+  }
+  codes_ = reinterpret_cast<uint8_t*>(memory.get(total));
+}
+
+void Quantized::Operation::run() {
+  if (place_ < lanes_.size()) gather_own_lane(lanes_[place_]);
+  if (!levels_.node) return;
+  gather_on_node();
+  for (const Lane& lane : lanes_) add_up_part(lane, 0, lane.bytes);
+}
+
+// A rank that is alone on its node adds up what has come while the rest is on its way.
+void Quantized::Operation::gather_own_lane(const Lane& lane) {
+  const size_t own = levels_.cross ? static_cast<size_t>(levels_.cross->rank()) : 0;
+  const auto make = [&](size_t begin, size_t bytes) { quantize_part(lane, own, begin, bytes); };
+  const auto use = [&](size_t begin, size_t bytes) {
+    if (!levels_.node) add_up_part(lane, begin, bytes);
+  };
+  if (levels_.cross)
+    levels_.cross->allgather_parts({make, use}, codes(lane, 0), lane.bytes);
+  else
+    make(0, lane.bytes);
+}
+
+void Quantized::Operation::gather_on_node() {
+  Counts bytes(static_cast<size_t>(levels_.node->size()));
+  for (size_t i = 0; i < lanes_.size(); ++i) bytes[i] = nodes_ * lanes_[i].bytes;
+  levels_.node->allgather(place_ < lanes_.size() ? codes(lanes_[place_], 0) : codes_, codes_, bytes);
+}
+
+template <typename Visit>
+void Quantized::Operation::for_each_part(const Lane& lane, size_t begin, size_t bytes, Visit visit) const {
+  constexpr size_t kWordBytes = 4;
+  const size_t elements = elements_per_word(quantizer_.kind);
+  const auto begins_after = [&](size_t offset, const Slice& slice) { return offset < slice.codes_begin; };
+  auto slice = std::upper_bound(lane.slices.begin(), lane.slices.end(), begin, begins_after);
+  if (slice != lane.slices.begin()) --slice;
+  for (; slice != lane.slices.end() && slice->codes_begin < begin + bytes; ++slice) {
+    const size_t from = std::max(begin, slice->codes_begin),
+                 first = (from - slice->codes_begin) / kWordBytes * elements;
+    if (first >= slice->count) continue;
+    const size_t count = std::min(slice->count - first, (begin + bytes - from) / kWordBytes * elements);
+    visit(*slice, first, count, from);
   }
 }
 
-}  // namespace
+void Quantized::Operation::quantize_part(const Lane& lane, size_t node, size_t begin, size_t bytes) {
+  for_each_part(lane, begin, bytes, [&](const Slice& slice, size_t first, size_t count, size_t offset) {
+    quantize(quantizer_, slice.sum + first, slice.residual + first, count, codes(lane, node) + offset);
+  });
+}
 
-Quantized::Codes Quantized::make_room(const Group::Levels& levels, const Quantizer& quantizer,
-                                      const std::vector<Tensor>& tensors) {
-  Codes codes;
-  codes.nodes = static_cast<size_t>(levels.nodes);
-  codes.lane_bytes.resize(static_cast<size_t>(levels.lanes));
-  for (const Tensor& tensor : tensors)
-    for_each_slice(tensor, levels.lanes, [&](size_t lane, size_t, size_t count) {
-      codes.lane_bytes[lane] += quantized_bytes(quantizer.kind, count);
-    });
-  Counts all = in_bytes(codes.lane_bytes, codes.nodes);
-  codes.offsets = offsets_of(all);
-  codes.data = reinterpret_cast<uint8_t*>(codes_.get(total_of(all)));
-  return codes;
+void Quantized::Operation::add_up_part(const Lane& lane, size_t begin, size_t bytes) {
+  constexpr size_t kBlockBytes = 4096;  // what they mean stays in the cache
+  for (size_t block = begin; block < begin + bytes; block += kBlockBytes)
+    for_each_part(lane, block, std::min(kBlockBytes, begin + bytes - block),
+                  [&](const Slice& slice, size_t first, size_t count, size_t offset) {
+                    float* result = slice.result + first;
+                    dequantize(quantizer_, codes(lane, 0) + offset, result, count);
+                    for (size_t node = 1; node < nodes_; ++node)
+                      add_dequantized(quantizer_, codes(lane, node) + offset, result, count);
+                    if (factor_ != 1.0) scale(DType::float32, factor_, result, result, count);
+                  });
 }
 
 void Quantized::allreduce(Group& group, const Quantizer& quantizer, const Scales& scales,
                           const std::vector<Tensor>& tensors) {
   const Group::Levels levels = group.levels();
-  const std::vector<Tensor> sums = summed_on_node(levels, scales.before, tensors);
-  const Codes codes = make_room(levels, quantizer, tensors);
-  const size_t place = place_of(levels);
-
-  if (place < codes.lane_bytes.size()) {
-    const size_t own = levels.cross ? static_cast<size_t>(levels.cross->rank()) : 0;
-    uint8_t* next = codes.of(place, own);
-    for (const Tensor& sum : sums)
-      for_each_slice(sum, levels.lanes, [&](size_t lane, size_t begin, size_t count) {
-        if (lane != place) return;
-        quantize(quantizer, static_cast<const float*>(sum.piece.source) + begin, sum.residual + begin, count, next);
-        next += quantized_bytes(quantizer.kind, count);
-      });
-    if (levels.cross)
-      levels.cross->allgather(codes.of(place, own), codes.of(place, 0), Counts(codes.nodes, codes.lane_bytes[place]));
-  }
-  if (levels.node) {
-    Counts bytes = in_bytes(codes.lane_bytes, codes.nodes);
-    bytes.resize(static_cast<size_t>(levels.node->size()));
-    levels.node->allgather(place < codes.lane_bytes.size() ? codes.of(place, 0) : codes.data, codes.data, bytes);
-  }
-
-  Counts next(codes.lane_bytes.size());
-  std::vector<const uint8_t*> of_nodes(codes.nodes);
-  for (const Tensor& tensor : tensors)
-    for_each_slice(tensor, levels.lanes, [&](size_t lane, size_t begin, size_t count) {
-      for (size_t node = 0; node < codes.nodes; ++node) of_nodes[node] = codes.of(lane, node) + next[lane];
-      next[lane] += quantized_bytes(quantizer.kind, count);
-      add_up(quantizer, scales.after, of_nodes, static_cast<float*>(tensor.piece.destination) + begin, count);
-    });
+  Operation(levels, quantizer, scales.after, summed_on_node(levels, scales.before, tensors), codes_).run();
 }
 
 }  // namespace ringtrain

@@ -33,17 +33,7 @@ class Quantized {
   void allreduce(Group& group, const Quantizer& quantizer, const Scales& scales, const std::vector<Tensor>& tensors);
 
  private:
-  // The codes of all lanes, one lane after the other, each with those of all nodes.
-  struct Codes {
-    uint8_t* data;
-    Counts lane_bytes;  // of one node
-    Counts offsets;     // of each lane
-    size_t nodes;
-
-    uint8_t* of(size_t lane, size_t node) const { return data + offsets[lane] + node * lane_bytes[lane]; }
-  };
-
-  Codes make_room(const Group::Levels& levels, const Quantizer& quantizer, const std::vector<Tensor>& tensors);
+  class Operation;
   Scratch codes_;
 };
 

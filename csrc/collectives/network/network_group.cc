@@ -6,6 +6,7 @@
 
 #include "collectives/network/doubling.h"
 #include "collectives/network/exchange.h"
+#include "collectives/network/made_parts.h"
 #include "collectives/network/packing.h"
 #include "collectives/network/ring.h"
 #include "collectives/network/tree.h"
@@ -150,6 +151,13 @@ void NetworkGroup::allgather(const void* source, void* destination, const Counts
   char* own = all + offsets_of(bytes)[rank()];
   if (own != source && bytes[rank()] > 0) std::memcpy(own, source, bytes[rank()]);
   run_ring(Phases::allgather, {DType::uint8}, {{all, all, bytes}});
+}
+
+void NetworkGroup::allgather_parts(const Parts& parts, void* destination, size_t bytes) {
+  constexpr size_t kLineBytes = 64;
+  const size_t part_bytes = std::max(kLineBytes, tuning_.ring_chunk_bytes / kLineBytes * kLineBytes);
+  MadeParts messages(peers_, parts, static_cast<char*>(destination), bytes, part_bytes);
+  run(peers_, messages);
 }
 
 void NetworkGroup::broadcast(void* data, size_t bytes, int root) {

@@ -29,6 +29,7 @@ class NetworkGroup final : public Group {
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;
+  void allgather_parts(const Parts& parts, void* destination, size_t bytes) override;
   void broadcast(void* data, size_t bytes, int root) override;
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
   void barrier() override;
