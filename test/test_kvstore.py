@@ -1,5 +1,6 @@
 """Stores: what each call means, beside a model of forty lines."""
 
+import importlib.util
 import time
 
 import ml_dtypes
@@ -38,7 +39,9 @@ def from_torch(tensor):
     return torch.on_host(tensor)
 
 
-LIBRARIES = {"numpy": (same, same), "torch": (to_torch, from_torch)}
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+with_torch = pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed in this environment")
+LIBRARIES = {"numpy": (same, same), **({"torch": (to_torch, from_torch)} if HAS_TORCH else {})}
 
 
 def run_program(kind, dtype, keys, library, updates, seed):
@@ -134,6 +137,7 @@ def test_random_programs_of_updates():
     run_programs_of_updates("numpy")
 
 
+@with_torch
 @pytest.mark.ranks(2)
 def test_parameters_of_torch_are_pulled_without_autograd():
     import torch
@@ -159,6 +163,7 @@ def test_parameters_of_torch_are_pulled_without_autograd():
     assert (kv.pull("half") == 1).all()
 
 
+@with_torch
 @pytest.mark.ranks(2)
 def test_random_programs_of_torch():
     run_programs_of_sums("torch")
@@ -367,6 +372,26 @@ def test_what_nobody_pulls_is_not_kept():
     assert (kv.pull(0) == 2 * 49).all()
 
 
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("kind", ["local", "dist_sync"])
+def test_complex_strided_and_single_numbers(kind):
+    kv = kvstore.create(kind)
+    size = kv.num_workers
+    value = np.arange(6, dtype="complex128").reshape(2, 3) * (1 + 2j)
+    kv.init(["complex", "number", "truth"], [value, 3.0, np.array([True, False])])
+    kv.push("complex", [value, value])
+    out = np.zeros((3, 4), "complex64").T[:2]
+    kv.pull("complex", out=out)
+    assert not out.flags.c_contiguous and (out == 2 * size * value).all()
+    strided = np.zeros((3, 2), "complex128").T
+    strided[...] = value
+    kv.pushpull("complex", strided)
+    assert (strided == size * value).all()
+    assert kv.pull("number") == 3
+    kv.push(["number", "truth"], [np.float64(1.5), np.array([False, True])])
+    assert kv.pull("number") == 1.5 * size and kv.pull("truth").tolist() == [False, True]
+
+
 # Optimizers and files
 
 
@@ -451,6 +476,14 @@ def test_a_class_that_is_registered_is_found_by_its_name():
     del kvstore.KVStoreBase.kv_registry["ofthetest"]
 
 
+@with_torch
+def test_data_of_torch_are_split_onto_devices():
+    loaded = kvstore.split_and_load(to_torch(np.arange(14).reshape(7, 2)), ["cpu", "cpu"], even_split=False)
+    assert [tuple(one.shape) for one in loaded] == [(4, 2), (3, 2)]
+    with pytest.raises(ValueError, match="PyTorch has no device"):
+        kvstore.split_and_load(loaded[0], ["no such device"])
+
+
 def test_parts_are_everything_once():
     for count in (0, 1, 7, 100):
         for parts in (1, 2, 3, 8):
@@ -470,7 +503,7 @@ def test_data_are_split_as_in_mxnet():
         kvstore.split_data(data, 3)
     with pytest.raises(ValueError, match="too few"):
         kvstore.split_data(data, 8, even_split=False)
-    loaded = kvstore.split_and_load(to_torch(data[:6]), ["cpu", "cpu"])
-    assert [tuple(one.shape) for one in loaded] == [(3, 2), (3, 2)]
+    loaded = kvstore.split_and_load(data[:6], ["cpu", "cpu"])
+    assert [one.shape for one in loaded] == [(3, 2), (3, 2)]
     with pytest.raises(ValueError, match="host's memory"):
         kvstore.split_and_load(data[:6], ["cpu", "cuda:0"])

@@ -119,3 +119,21 @@ def test_data_are_split_onto_devices():
     require_equal(second.get(), np.arange(3.0, 6.0))
     with pytest.raises(ValueError, match="CuPy has no device 99"):
         kvstore.split_and_load(data, [0, 99])
+
+
+@pytest.mark.ranks(2, env=GPU)
+@pytest.mark.parametrize("kind", ["local", "device", "dist_sync", "dist_sync_device", "horovod"])
+def test_tensors_of_torch(kind):
+    pytest.importorskip("torch")
+    from exact_torch_gpu import on_gpu, require_on_gpu
+
+    kv = kvstore.create(kind)
+    values, out = np.full(50, 2.0, "float32"), on_gpu(np.zeros(50, "float32"))
+    kv.init("a", on_gpu(values))
+    kv.push("a", [on_gpu(values), on_gpu(values)])
+    kv.pull("a", out=out)
+    require_on_gpu(out, 2 * kv.num_workers * values)
+    kv.pushpull("a", on_gpu(values), out=out)
+    require_on_gpu(out, kv.num_workers * values)
+    kv.pushpull("a", out)
+    require_on_gpu(out, kv.num_workers * kv.num_workers * values)

@@ -204,7 +204,7 @@ def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def at_place_of(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to(like.device)
+    return tensor if tensor.device == like.device else tensor.detach().to(like.device)
 
 
 def at_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:

@@ -234,6 +234,7 @@ def pretend() -> None:
     adapter.PLAIN_TYPES.add(GpuTensor)
     torch.cuda.current_stream = _current_stream  # type: ignore[assignment]
     torch.cuda.Event = _Event  # type: ignore[misc, assignment]
+    torch.cuda.device = lambda device: cupy.cuda.Device(device.index)  # type: ignore[misc, assignment]
 
 
 def _current_stream(device: torch.device | int) -> Any:
