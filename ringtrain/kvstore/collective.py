@@ -119,7 +119,8 @@ class CollectiveStore(KVStore):
             sent = places.cast(total, compression.dtype)
             return self._submit(self._operation(OpKind.ALLREDUCE, entry), sent, sent, priority), sent
         if not self._sends_codes:
-            sent = compression.rounded(total, entry.residuals)
+            sent = self._memory_for(entry, total)
+            compression.round_into(sent, total, entry.residuals)
             return self._submit(self._operation(OpKind.ALLREDUCE, entry), sent, sent, priority), sent
         codes = compression.encode(total, entry.residuals)
         target = self._memory_for(entry, total)
@@ -171,8 +172,8 @@ class CollectiveStore(KVStore):
             for one in outs:
                 places.copy_into(one, entry.value())
         if not self._updates():
-            # On all ranks and for all arrays alike, also where the store has the sum.
-            entry.stored = entry.free = None
+            # On all ranks and for all arrays alike, also where the store has the sum, whose memory the next one takes.
+            entry.free, entry.stored = entry.stored if handle is None else None, None
 
     def _start_direct(self, entry: Entry, values: list[Any], outs: list[Any], priority: int) -> Handle[Any] | None:
         if len(values) > 1 or len(outs) > 1:

@@ -71,8 +71,16 @@ class GradientCompression(NamedTuple):
         adapter = adapter_for(value)
         if self.dtype is not None:
             return adapter.cast(adapter.cast(value, self.dtype), adapter.dtype_name(value))
-        values = np.empty(tuple(value.shape), np.float32)
-        self.decode(self.encode(value, residuals, place), values)
         new = adapter.empty_like(value)
-        adapter.assign_host(new, values)
+        self.round_into(new, value, residuals, place)
         return new
+
+    def round_into(self, target: Any, value: Any, residuals: Residuals, place: int = 0) -> None:
+        """Write there what whoever receives the codes of the value sees. Of the types that have codes."""
+        adapter, codes = adapter_for(target), self.encode(value, residuals, place)
+        if adapter.device(target) < 0:
+            self.decode(codes, adapter.on_host(target))
+            return
+        values = np.empty(tuple(target.shape), np.float32)
+        self.decode(codes, values)
+        adapter.assign_host(target, values)
