@@ -331,6 +331,13 @@ def test_latency_has_percentiles_for_each_network(measured):
 
 
 @needs_mpi
+def test_a_compression_is_measured_beside_the_allreduce_without(tmp_path):
+    result, printed = run(["allreduce", "-np", "2", *QUICK, *SMALL, "--compression", "two_bit"], tmp_path)
+    require_sane(result, ["ringtrain", "uncompressed", "mpi"])
+    assert "uncompressed" in printed
+
+
+@needs_mpi
 def test_ranks_without_mpi_measure_sockets(tmp_path):
     result, printed = run(["allreduce", "-np", "2", *QUICK, *SMALL, "--network", "sockets", "--cpu"], tmp_path)
     require_sane(result, ["ringtrain"])
