@@ -335,6 +335,22 @@ def test_a_worker_without_data_counts_with_zeros_and_has_all_values_in_the_end()
     assert values == [values[0]] * hvd.size()
 
 
+@pytest.mark.ranks(2, 3)
+def test_what_some_have_given_away_before_they_joined_is_gone_for_all():
+    kv = kvstore.create("dist_sync")
+    kv.init(["a", "b"], [np.zeros(3), np.zeros(2)])
+    kv.pushpull("a", np.ones(3))
+    if kv.rank == 0:
+        kv.push(["a", "b"], [np.ones(3), np.ones(2)])
+        assert (kv.pull("a") == 1).all()
+    kv.join()
+    with pytest.raises(ValueError, match="key 'a': pushpull"):
+        kv.pull("a")
+    assert (kv.pull("b") == 1).all()
+    kv.push("a", np.ones(3))
+    assert (kv.pull("a") == kv.num_workers).all()
+
+
 @pytest.mark.fast
 @pytest.mark.ranks(2, 3, 4, fast=[3])
 def test_all_workers_have_the_same_bits_whoever_is_late():

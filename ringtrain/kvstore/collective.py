@@ -297,16 +297,18 @@ class CollectiveStore(KVStore):
         """What the last worker to join has: those before it did not see its last sums."""
         entries = sorted(self._entries.values(), key=lambda entry: entry.name)
         own = self._updater.states() if self._updater is not None and self._ranks[self._rank] == last else None
-        has_value = {entry.name for entry in entries if entry.stored is not None}
-        names, remembered = broadcast_object((has_value, own), last, process_set=self._process_set)
+        remembered = broadcast_object(own, last, process_set=self._process_set)
         if self._updater is not None and own is None:
             self._updater.load_states(remembered)
+        # What one worker has given away by its last pushpull is gone for all.
+        with_value = {entry.name for entry in entries if entry.stored is not None}
+        kept = set.intersection(*allgather_object(with_value, process_set=self._process_set))
         handles = []
         for entry in entries:
-            if entry.name not in names:
-                entry.stored = entry.free = None
-            elif entry.stored is not None or entry.free is not None:
+            if entry.name in kept:
                 handles.append(ops.broadcast_async_(entry.stored, last, process_set=self._process_set))
+            else:
+                entry.stored = entry.free = None
         for handle in handles:
             handle.wait()
 
