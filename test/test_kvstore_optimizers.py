@@ -370,6 +370,28 @@ def test_the_formulas_for_gpus_are_those_of_mxnet(case):
     np.testing.assert_allclose(weight, case["after"][-1], rtol=1e-3 if case["dtype"] == "float16" else 5e-7, atol=5e-7)
 
 
+def updated_tensor(recipe):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    formula, weight = formulas.formula_of(recipe), torch.from_numpy(START.copy())
+    remembered = [torch.zeros_like(weight) for _ in formula.state_names]
+    for number, gradient in enumerate(GRADIENTS, start=1):
+        rates = formulas.Rates(number, recipe.lr, recipe.wd)
+        formula.update(weight, torch.from_numpy(gradient), remembered, rates)
+    return weight.numpy()
+
+
+@OF_MXNET
+def test_the_formulas_for_gpus_take_tensors(case):
+    recipe = recipes.from_name(case["name"], case["numbers"])
+    np.testing.assert_allclose(updated_tensor(recipe), updated_by_formula(recipe, START, GRADIENTS), rtol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", OF_OPTIM, ids=IDS)
+def test_the_formulas_for_gpus_that_are_ringtrains_take_tensors(optimizer):
+    recipe = recipes.from_optim(optimizer)
+    np.testing.assert_allclose(updated_tensor(recipe), updated_by_formula(recipe, START, GRADIENTS), rtol=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", OF_OPTIM, ids=IDS)
 def test_the_formulas_for_gpus_are_those_of_ringtrain(optimizer):
     recipe = recipes.from_optim(optimizer)
