@@ -84,6 +84,11 @@ def test_two_hosts_have_the_bits_of_the_model():
     check_all((1, 1))
 
 
+@pytest.mark.ranks(2, env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "sockets"})
+def test_codes_over_sockets_have_the_bits_of_the_model():
+    check_all((1, 1), force=True)
+
+
 @pytest.mark.ranks(3, hosts=(2, 1), timeout=120)
 def test_hosts_with_different_numbers_of_ranks_have_the_bits_of_the_model():
     check_all((2, 1))
