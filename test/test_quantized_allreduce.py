@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from exact import require_equal
+from exact_cupy import on_gpu, require_on_gpu
+from harness.gpu_arrays import GPU
 from quantization import QuantizedSum
 
 import ringtrain as hvd
@@ -87,6 +89,16 @@ def test_two_hosts_have_the_bits_of_the_model():
 @pytest.mark.ranks(2, env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_NETWORK": "sockets"})
 def test_codes_over_sockets_have_the_bits_of_the_model():
     check_all((1, 1), force=True)
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_arrays_on_a_gpu_have_the_bits_of_the_model():
+    compression = hvd.Compression.two_bit(THRESHOLD, force=True)
+    model = QuantizedSum((hvd.size(),), "2bit", THRESHOLD)
+    for step in range(STEPS):
+        arrays = gradients(step, 5000)
+        result = hvd.allreduce(on_gpu(arrays[hvd.rank()]), op=hvd.Sum, name="on GPU", compression=compression)
+        require_on_gpu(result, model("on GPU", arrays))
 
 
 @pytest.mark.ranks(3, hosts=(2, 1), timeout=120)
