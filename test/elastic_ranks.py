@@ -42,6 +42,14 @@ class Process:
             assert self.popen.poll() is None and time.monotonic() < deadline, f"no {text!r} in:\n{self.output()}"
             time.sleep(0.003)
 
+    def wait_for_tether(self) -> None:
+        """Until it is connected to the rendezvous."""
+        deadline = time.monotonic() + END_S
+        descriptors = Path(f"/proc/{self.popen.pid}/fd")
+        while not any(os.readlink(one).startswith("socket:") for one in descriptors.iterdir()):
+            assert self.popen.poll() is None and time.monotonic() < deadline, f"not connected:\n{self.output()}"
+            time.sleep(0.01)
+
     def kill(self) -> None:
         self.popen.send_signal(signal.SIGKILL)
         self.popen.wait()

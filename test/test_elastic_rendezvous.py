@@ -81,7 +81,8 @@ def test_a_spare_waits_for_its_turn(tmp_path):
     with elastic_job(LONG, tmp_path, 2, most=2) as job:
         job.formed(1)
         (spare,) = job.start()
-        time.sleep(1)
+        spare.wait_for_tether()
+        time.sleep(0.5)
         assert spare.output() == ""
         job.processes[0].kill()
         assert job.formed(2).members == [job.processes[1].member, spare.member]
@@ -95,11 +96,11 @@ def test_a_process_that_comes_when_others_are_done_ends_well(tmp_path):
 
 
 def test_too_few_processes_fail_with_a_sentence(tmp_path):
-    with elastic_job(LONG, tmp_path, 2, least=2, timeout_s=1.0) as job:
+    with elastic_job(LONG, tmp_path, 2, least=2, timeout_s=4.0) as job:
         job.processes[0].wait_for("generation 1")
         job.processes[1].kill()
         job.wait_for(lambda one: isinstance(one, Failed))
-        assert "RingtrainError: 1 process of at least 2 have come in 1 s" in job.processes[0].ends(1)
+        assert "RingtrainError: 1 process of at least 2 have come in 4 s" in job.processes[0].ends(1)
 
 
 def test_an_exception_of_a_script_is_told_to_the_others_and_to_the_launcher(tmp_path):
