@@ -46,7 +46,13 @@ class Process:
         """Until it is connected to the rendezvous."""
         deadline = time.monotonic() + END_S
         descriptors = Path(f"/proc/{self.popen.pid}/fd")
-        while not any(os.readlink(one).startswith("socket:") for one in descriptors.iterdir()):
+
+        def is_socket(descriptor: Path) -> bool:
+            with contextlib.suppress(FileNotFoundError):  # closed by now
+                return os.readlink(descriptor).startswith("socket:")
+            return False
+
+        while not any(map(is_socket, descriptors.iterdir())):
             assert self.popen.poll() is None and time.monotonic() < deadline, f"not connected:\n{self.output()}"
             time.sleep(0.01)
 
