@@ -22,7 +22,7 @@ _UNKNOWN = -1
 _LEGACY_STREAM = 1
 # What each thread calls its default stream, where a library asks for that: another one in another thread.
 _STREAM_OF_THREAD = 2
-# Told of failures that end the job, by whoever waits; see `report_failures_to`.
+# Told of failures that end the job, by whoever waits or submits; see `report_failures_to`.
 _report: Callable[[BaseException], None] | None = None
 
 
@@ -30,6 +30,12 @@ def report_failures_to(report: Callable[[BaseException], None] | None) -> None:
     """Who is to be told when an operation fails because a rank is lost or has stalled; None for nobody."""
     global _report
     _report = report
+
+
+def report_failure(error: BaseException) -> None:
+    """An operation has failed, or could not begin: if that ends the job, it is told."""
+    if _report is not None and isinstance(error, (PeerLostError, RemoteError, StalledError)):
+        _report(error)
 
 
 Result = TypeVar("Result")
@@ -95,9 +101,8 @@ class Handle(Generic[Result]):
                 self._wait_long()
             if self._on_gpu is not None:
                 self._let_stream_wait(self._on_gpu)
-        except (PeerLostError, RemoteError, StalledError) as error:
-            if _report is not None:
-                _report(error)
+        except BaseException as error:
+            report_failure(error)
             raise
         if self._finish is not None:
             self._make_result()

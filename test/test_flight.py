@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ringtrain as hvd
+import ringtrain._core as _core
 from ringtrain import flight
 
 
@@ -48,6 +49,19 @@ def test_a_stall_is_written_down_with_the_lines_that_submitted(tmp_path):
     difference = flight.first_difference(flight.read_folder(tmp_path))
     assert difference.startswith('allreduce "slow" (allreduce Average float64[4]) was submitted by rank ')
     assert f"but not by rank {last}." in difference and f"Of rank {last} there is no file" in difference
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_a_rank_that_hears_of_a_failure_when_it_submits_writes_it_down_too(tmp_path):
+    hvd.init(flight_dir=str(tmp_path))
+    never = hvd.allreduce_async(np.ones(4), name=f"of rank {hvd.rank()} alone")
+    _core.report_loss("rank 7 is gone")
+    wait_for(never.poll)  # it has failed, and nobody waits for it
+    assert not (tmp_path / f"rank-{hvd.rank()}.json").exists()
+    for submit in (hvd.allreduce_async_, hvd.allgather_async):
+        with pytest.raises(hvd.PeerLostError, match="rank 7 is gone"):
+            submit(np.ones(4), name="next")
+        assert written(tmp_path, hvd.rank())["reason"] == "PeerLostError: rank 7 is gone"
 
 
 @pytest.mark.ranks(2, initialised=False)

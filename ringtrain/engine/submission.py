@@ -15,7 +15,7 @@ from ringtrain.arrays.adapter import Adapter, View, adapter_for
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
 from ringtrain.failure.call_sites import call_site, first_call_site
 from ringtrain.failure.ranks_in_words import ranges_of
-from ringtrain.handles import Handle, OnGpu
+from ringtrain.handles import Handle, OnGpu, report_failure
 from ringtrain.process_sets import ProcessSet
 
 _BOOL = _core.DTYPES["bool"]
@@ -113,25 +113,26 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     splits = _splits_of(operation, inputs)
     if operation.kind == OpKind.BROADCAST:
         _check_root(operation)
-    handle = _core.submit(
-        _core.Operation(
-            operation.kind,
-            operation.name or "",
-            process_set=number,
-            op=operation.reduction.op,
-            root=operation.root,
-            prescale=operation.reduction.prescale,
-            postscale=operation.reduction.postscale,
-            codes=quantization.codes if quantization else "",
-            threshold=quantization.threshold if quantization else 0.0,
-        ),
-        [one.view for one in inputs],
-        [one.output_view() for one in inputs if one.output is not None],
-        splits=splits,
-        priority=operation.priority,
-        is_awaited=is_awaited,
-        site=call_site(),
+    agreed = _core.Operation(
+        operation.kind,
+        operation.name or "",
+        process_set=number,
+        op=operation.reduction.op,
+        root=operation.root,
+        prescale=operation.reduction.prescale,
+        postscale=operation.reduction.postscale,
+        codes=quantization.codes if quantization else "",
+        threshold=quantization.threshold if quantization else 0.0,
     )
+    views = [one.view for one in inputs]
+    outputs = [one.output_view() for one in inputs if one.output is not None]
+    try:
+        handle = _core.submit(
+            agreed, views, outputs, splits, operation.priority, is_awaited=is_awaited, site=call_site()
+        )
+    except Exception as error:
+        report_failure(error)
+        raise
     return Handle(handle, inputs, lambda core: _finish_or_name(operation, inputs, core), on_gpu)
 
 
@@ -177,7 +178,11 @@ def start_plain(
     ):
         return None
     site = first_call_site(name)
-    handle = _core.allreduce_in_place(view, name, op, prescale, postscale, number, priority, is_awaited, site)
+    try:
+        handle = _core.allreduce_in_place(view, name, op, prescale, postscale, number, priority, is_awaited, site)
+    except Exception as error:
+        report_failure(error)
+        raise
     return Handle(handle, tensor, None, OnGpu(adapter, tensor, view[4]) if len(view) == 5 else None)
 
 
