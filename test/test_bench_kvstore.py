@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringtrain import bench
-from ringtrain.bench import results
+from ringtrain.bench import command, results
 from ringtrain.job import launched_by
 
 ROOT = Path(bench.__file__).parents[2]
@@ -39,8 +39,8 @@ def test_stores_are_measured_beside_a_parameter_server(tmp_path):
     result, printed = run(words, tmp_path, ROOT / "test/mxnet_double", environment={"MXNET_DOUBLE": str(tmp_path)})
     (row,) = result.rows
     assert row.competitors() == [*OWN, "ps-lite, push, pull"] and len(row.rounds) == 1
-    assert row.key == {"model": "resnet50", "tensors": 161, "bytes": 102_228_128}
-    assert "ps-lite / this" in printed and "161 keys, 102.2 MB float32" in printed
+    assert row.key == {"model": "resnet50", "tensors": 161, "bytes": 102_228_128, "workers": 2}
+    assert "ps-lite / this" in printed and "161 keys, 102.2 MB float32, 2 workers" in printed
     assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
     servers = [json.loads(file.read_text()) for file in tmp_path.glob("s*.*") if file.suffix[1:].isdecimal()]
     assert sorted(one["DMLC_ROLE"] for one in servers) == ["scheduler", "server", "server"]
@@ -49,7 +49,22 @@ def test_stores_are_measured_beside_a_parameter_server(tmp_path):
     assert not [name for one in servers for name in one if name.startswith(("OMPI_", "PMIX_", "PMI_"))]
 
 
-def test_stores_are_measured_without_it(tmp_path):
-    result, printed = run(["--rounds", "1", "--warmup", "0"], tmp_path)
-    assert result.rows[0].competitors() == OWN
+def test_several_numbers_of_workers_are_measured_one_after_the_other(tmp_path):
+    words = ["-np", "1,2", "--rounds", "1", "--warmup", "0", "--plot", str(tmp_path / "result.png")]
+    result, printed = run(words, tmp_path)
+    assert [row.key["workers"] for row in result.rows] == [1, 2]
+    assert all(row.competitors() == OWN for row in result.rows)
+    assert "kvstore: 1, 2 ranks on 1 host" in printed and "float32, 1 worker\n" in printed
     assert "ps-lite does not take part: No module named 'mxnet'" in printed
+    assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_number_of_ranks_is_a_number_and_elsewhere_one(capsys):
+    for words, sentence in [
+        (["kvstore", "-np", "1,x"], 'must be a number of ranks, such as 2, not "1,x"'),
+        (["kvstore", "-np", "2,2"], 'not "2,2"'),
+        (["step", "-np", "1,2"], "step wants one number of ranks for -np"),
+    ]:
+        with pytest.raises(SystemExit):
+            command.main(words)
+        assert sentence in capsys.readouterr().err

@@ -38,7 +38,8 @@ class Measurement(Protocol):
     """A subcommand. `measure` runs on all ranks; `table` makes lines of a result, on one.
 
     It may have `peers`, the names of its own in place of the usual ones, and `library`, which must be installed, or a
-    function of the arguments that says which; and `require_here`, which raises CannotMeasure before ranks are started.
+    function of the arguments that says which; `require_here`, which raises CannotMeasure before ranks are started; and
+    `scales`, where its rows say on how many ranks they were measured.
     """
 
     name: str
@@ -91,6 +92,8 @@ def main(
         if arguments.launches > 1 or arguments.hosts:
             parser.error("--launches and -H start ranks, so they need -np")
         result = run_here(measurement, arguments)
+    elif len(arguments.num_proc) > 1 and not hasattr(measurement, "scales"):
+        parser.error(f"{measurement.name} wants one number of ranks for -np")
     elif launched_by.detect() is not None:
         parser.error("-np starts ranks, and this is one; leave it out under mpirun")
     else:

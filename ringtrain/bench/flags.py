@@ -17,7 +17,7 @@ examples:
   python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option mailbox_kb=256
   python -m ringtrain.bench torch -np 2 --models resnet50,transformer --peers gloo
   python -m ringtrain.bench latency -np 2 --rounds 21
-  python -m ringtrain.bench kvstore -np 2 --peers ps-lite --plot kvstore.png
+  python -m ringtrain.bench kvstore -np 1,2,4 --peers ps-lite --plot kvstore.png
   python -m ringtrain.bench allreduce -np 3 -H h1,h2,h3 --network mpi,sockets --cpu --peers none
   mpirun -np 2 python -m ringtrain.bench straggler
 """
@@ -29,7 +29,13 @@ def launching_flags() -> argparse.ArgumentParser:
     """Flags of who starts the ranks and keeps the result; they are not passed on to the ranks."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add = parser.add_argument_group("launching and results").add_argument
-    add("-np", dest="num_proc", type=int, metavar="N", help="start N ranks; without it, this is one of those of mpirun")
+    add(
+        "-np",
+        dest="num_proc",
+        type=_counts,
+        metavar="N",
+        help="start N ranks; without it, this is one of those of mpirun. kvstore takes several, such as 1,2,4",
+    )
     add("-H", dest="hosts", metavar="h1:2,h2:2", help="hosts and how many ranks each takes, as for ringrun")
     add("--launches", type=int, default=1, metavar="N", help="with -np: start so often, and report all rounds together")
     add("--json", metavar="FILE", help="write all rounds, their medians and ratios")
@@ -83,6 +89,13 @@ def _peers(known: Sequence[str], text: str) -> list[str]:
     if unknown:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the peers are {', '.join(known)}, or none")
     return names
+
+
+def _counts(text: str) -> list[int]:
+    counts = [int(one) if one.isdecimal() else 0 for one in text.split(",")]
+    if 0 in counts or len(set(counts)) < len(counts):
+        raise argparse.ArgumentTypeError(f'must be a number of ranks, such as 2, not "{text}"')
+    return counts
 
 
 def _networks(text: str) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from ringtrain import kvstore
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.peers import OF_STORES
-from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
+from ringtrain.bench.report import Table, count_text, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Array, Competitor, Contestant, cost_for_all
 from ringtrain.bench.session import CannotMeasure, Session
@@ -24,6 +24,7 @@ class KVStore:
     name = "kvstore"
     help = "all gradients of a network, pushed to a store and pulled from it"
     peers = OF_STORES
+    scales = True
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--model", choices=tuple(MODELS), default="resnet50", help="default: %(default)s")
@@ -55,12 +56,13 @@ class KVStore:
                 contestant.run.refill()
             return cost_for_all(session.job, contestant.run)
 
-        return [Row(gradients.key, session.rounds(contestants, sample))]
+        return [Row({**gradients.key, "workers": session.job.size}, session.rounds(contestants, sample))]
 
     def table(self, result: Result) -> list[str]:
-        (row,) = result.rows
+        return [line for row in result.rows for line in (*self._table_of(row, bool(result.arguments["cpu"])), "")][:-1]
+
+    def _table_of(self, row: Row, has_cpu: bool) -> list[str]:
         peers = [name for name in row.competitors() if name.startswith("ps-lite")]
-        has_cpu = result.arguments["cpu"]
         cpu = ["cpu ms"] if has_cpu else []
         table = Table(["", "ms [min-max]", *cpu, *(f"time of {peer.split(',')[0]} / this" for peer in peers)], True)
         for name in row.competitors():
@@ -69,7 +71,8 @@ class KVStore:
                 cells.append(milliseconds_text(row.spread(name, "cpu")))
             table.add([*cells, *("" if name == peer else spread_text(row.ratio(peer, name)) for peer in peers)])
         megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
-        return [f"{row.key['model']}: {row.key['tensors']} keys, {megabytes} float32", "", *lines_of(table)]
+        what = f"{row.key['model']}: {row.key['tensors']} keys, {megabytes} float32"
+        return [f"{what}, {count_text(row.key['workers'], 'worker')}", "", *lines_of(table)]
 
 
 def _store(arrays: Sequence[Array], compresses: bool = False) -> Any:

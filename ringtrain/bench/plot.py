@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.bench.report import count_text
+from ringtrain.bench.report import count_text, ranks_text
 from ringtrain.bench.results import Result, Row
 
 # what a measurement has along an axis is drawn as lines over it: quantity, factor, and the label of both
-_AXES = {"bytes": ("seconds", 1e6, "us"), "ranks": ("messages", 1.0, "messages of the busiest rank")}
+_AXES = {
+    "bytes": ("seconds", 1e6, "us"),
+    "ranks": ("messages", 1.0, "messages of the busiest rank"),
+    "workers": ("seconds", 1e3, "ms"),
+}
 
 
 def draw(result: Result, path: str) -> None:
@@ -32,9 +36,7 @@ def draw(result: Result, path: str) -> None:
         if has_parts:
             axes.set_title(rows[0].key["part"])
     place = result.environment
-    figure.suptitle(
-        f"{result.measurement}, {count_text(place['ranks'], 'rank')} on {count_text(place['hosts'], 'host')}"
-    )
+    figure.suptitle(f"{result.measurement}, {ranks_text(result)} on {count_text(place['hosts'], 'host')}")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -57,6 +59,10 @@ def _draw_lines(axes: Any, all_rows: list[Row], axis: str) -> None:
         axes.plot(at, median, marker="o", label=name)
         axes.fill_between(at, least, most, alpha=0.2)
     axes.set(xscale="log", yscale="log", xlabel=axis, ylabel=label)
+    if axis == "workers":
+        counts = sorted({row.key[axis] for row in all_rows})
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.minorticks_off()
     axes.legend()
 
 

@@ -43,10 +43,16 @@ def heading(result: Result) -> list[str]:
     """What was measured, where, and in which state the cores were."""
     place = result.environment
     launches = 1 + max((one.launch for row in result.rows for one in row.rounds), default=0)
-    where = f"{count_text(place['ranks'], 'rank')} on {count_text(place['hosts'], 'host')}"
+    where = f"{ranks_text(result)} on {count_text(place['hosts'], 'host')}"
     words = [where, count_text(place["cpus"], "CPU"), place["mpi"] or "no MPI"]
     words += [f"ringtrain {place['ringtrain']} ({place['simd']})", count_text(launches, "launch", "launches")]
     return [f"{result.measurement}: {', '.join(words)}", *_cores(result), *result.notes, ""]
+
+
+def ranks_text(result: Result) -> str:
+    """On how many ranks it was measured, or on how many at a time."""
+    counts = result.arguments.get("num_proc") or [result.environment["ranks"]]
+    return count_text(counts[0], "rank") if len(counts) == 1 else f"{', '.join(map(str, counts))} ranks"
 
 
 def count_text(count: int, one: str, many: str = "") -> str:
