@@ -36,6 +36,15 @@ Reduction reduction_of(const Operation& operation, DType dtype, int ranks) {
   return reduction;
 }
 
+// `pieces` and `residuals`: one for each tensor of a plan.
+void quantized_sum(const Operation& common, Group& host, const std::vector<Piece>& pieces,
+                   const std::vector<float*>& residuals, Quantized& quantized) {
+  std::vector<Quantized::Tensor> tensors;
+  for (size_t t = 0; t < pieces.size(); ++t) tensors.push_back({pieces[t], residuals[t]});
+  const double ranks = common.op == ReduceOp::average ? host.size() : 1;
+  quantized.allreduce(host, common.quantizer, {common.factors.prescale, common.factors.postscale / ranks}, tensors);
+}
+
 // Where the reduction reads from: `source`, or `destination` after the prescale factor was applied there.
 const void* prescaled(Memory& memory, const Operation& operation, DType dtype, const void* source, void* destination,
                       size_t count) {
@@ -166,19 +175,21 @@ void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan&
   }
   for (const auto& [dtype, list] : pieces) {
     const Reduction reduction = reduction_of(common, dtype, group.size());
-    if (common.quantizer.kind != Quantizer::Kind::none)
+    if (common.quantizer.kind != Quantizer::Kind::none) {
+      const std::vector<float*> residuals = residuals_of(plan);
       memory.on_host(common.process_set, dtype, list, [&](Group& host, const std::vector<Piece>& pieces) {
-        quantized_sum(plan, host, pieces, *loan.quantized);
+        quantized_sum(common, host, pieces, residuals, *loan.quantized);
       });
-    else if (common.op == ReduceOp::adasum)
+    } else if (common.op == ReduceOp::adasum) {
       memory.on_host(common.process_set, dtype, list,
                      [&, dtype = dtype](Group& host, const std::vector<Piece>& pieces) {
                        loan.adasum->allreduce(host, dtype, reduction.scale, pieces);
                      });
-    else if (common.is_registered)
+    } else if (common.is_registered) {
       group.allreduce_registered(reduction, list);
-    else
+    } else {
       group.allreduce(reduction, list);
+    }
   }
   Result result;
   result.done = memory.done(plan.title);
@@ -187,14 +198,12 @@ void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan&
     if (submission) submission->handle->finish(result);
 }
 
-// `pieces`: one for each tensor of the plan. A rank that has joined still has what it has left out before.
-void Executor::quantized_sum(const Plan& plan, Group& host, const std::vector<Piece>& pieces, Quantized& quantized) {
-  const Operation& common = plan.parts.front()->operation;
-  std::vector<Quantized::Tensor> tensors;
+// Of each tensor of the plan. A rank that has joined still has what it has left out before.
+std::vector<float*> Executor::residuals_of(const Plan& plan) {
+  std::vector<float*> all;
   for (const AgreementPtr& part : plan.parts)
-    for (float* residual : residuals_.of(part->operation)) tensors.push_back({pieces[tensors.size()], residual});
-  const double ranks = common.op == ReduceOp::average ? host.size() : 1;
-  quantized.allreduce(host, common.quantizer, {common.factors.prescale, common.factors.postscale / ranks}, tensors);
+    for (float* residual : residuals_.of(part->operation)) all.push_back(residual);
+  return all;
 }
 
 void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan) {

@@ -43,8 +43,7 @@ class Executor {
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
   void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) REQUIRES(turn);
   void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
-  void quantized_sum(const Plan& plan, Group& host, const std::vector<Piece>& pieces, Quantized& quantized)
-      REQUIRES(turn);
+  std::vector<float*> residuals_of(const Plan& plan) REQUIRES(turn);
   void run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan) REQUIRES(turn);
   void add_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);
   void remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);
