@@ -315,6 +315,13 @@ def test_the_workers_may_be_those_of_a_process_set():
         assert (kv.pull(1) == 1).all()
         kv.push(1, np.full(3, float(hvd.rank())))
         assert (kv.pull(1) == 4).all()
+    of_all = kvstore.create("dist_sync")  # of whose number not all ranks have made as many stores
+    of_all.init(1, np.zeros(3))
+    of_all.push(1, np.ones(3))
+    if some.included():
+        kv.push(1, np.ones(3))
+        assert (kv.pull(1) == 2).all()
+    assert (of_all.pull(1) == 4).all()
     hvd.remove_process_set(some)
 
 

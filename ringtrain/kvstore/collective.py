@@ -1,11 +1,12 @@
 """The store of many workers without servers: sums by allreduce, and the same values on every rank.
 
-Operations are called `kv/<number of the store>/<key>`. A key has one operation in flight; the next one of the same key
-waits in the core for the one before it.
+Operations are called `kv/<number of the store in its process set>/<key>`. A key has one operation in flight; the next
+one of the same key waits in the core for the one before it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import ringtrain._core as _core
@@ -33,10 +34,11 @@ _Named = tuple[_core.Operation, str]
 
 
 class _Generation:
-    """Of ranks, from one init() to the next: its stores are numbered as they are made."""
+    """Of ranks, from one init() to the next. The stores of each process set are numbered as they are made: of those of
+    other sets a rank may not know."""
 
     def __init__(self) -> None:
-        self.stores = 0
+        self.stores: Counter[int] = Counter()  # by process set
 
 
 _generation = _Generation()
@@ -58,8 +60,9 @@ class CollectiveStore(KVStore):
         _core.require_initialized()
         self._generation = _generation
         self._process_set = process_set
-        self._prefix = f"kv/{_generation.stores}/"
-        _generation.stores += 1
+        of_set = self._number()
+        self._prefix = f"kv/{_generation.stores[of_set]}/"
+        _generation.stores[of_set] += 1
         self._op = ReduceOp.Average if averages else ReduceOp.Sum
         self._rank = process_set.rank() or 0
         self._ranks = list(process_set.ranks or [])
