@@ -1,4 +1,4 @@
-// Arithmetic on arrays in host memory, for what keeps weights: optimizers, and gradients in a few bits.
+// Arithmetic on arrays in host memory, for what keeps weights: sums, optimizers, and gradients in a few bits.
 #include "base/error.h"
 #include "kernels/optimize.h"
 #include "kernels/quantize.h"
@@ -23,6 +23,18 @@ TensorView on_host(const nb::tuple& tuple, DType dtype, int64_t count) {
     throw invalid("an array of " + to_string(view.spec) +
                   " does not lie on a multiple of its element's bytes: copy it");
   return view;
+}
+
+void sum(const std::vector<nb::tuple>& sources, const nb::tuple& destination) {
+  if (sources.empty()) throw invalid("a sum wants one array at least");
+  const TensorSpec spec = on_host(destination).spec;
+  std::vector<const void*> addresses;
+  for (const nb::tuple& source : sources) addresses.push_back(on_host(source, spec.dtype, spec.count()).address);
+  void* const there = on_host(destination, spec.dtype, spec.count()).address;
+  nb::gil_scoped_release release;
+  const KeptDenormals kept;
+  reduce({spec.dtype, Reduce::sum, 1.0}, &there, 1, addresses.data(), static_cast<int>(addresses.size()),
+         static_cast<size_t>(spec.count()));
 }
 
 void update(const UpdateRule& rule, const nb::tuple& weight, const nb::tuple& grad,
@@ -81,6 +93,8 @@ void bind_kernels(nb::module_& module) {
       .def_prop_ro("state_names", &UpdateRule::state_names)
       .def("update", &update, nb::arg("weight"), nb::arg("grad"), nb::arg("states"), nb::arg("num_update"),
            nb::arg("lr"), nb::arg("wd"));
+  module.def("sum", &sum, nb::arg("sources"), nb::arg("destination"),
+             "One pass over arrays of one dtype; the destination may be one of them. See csrc/kernels/reduce.h.");
   module.def(
       "quantized_bytes",
       [](const std::string& kind, size_t count) { return quantized_bytes(make_quantizer(kind, 1).kind, count); },

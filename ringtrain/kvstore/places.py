@@ -71,6 +71,8 @@ def cast(array: Any, dtype_name: str) -> Any:
 def sum_of(arrays: Sequence[Any], place: Any) -> Any:
     """A new array: the sum of several of one dtype, where `place` lies. 16-bit floats are summed in float32."""
     first, *others = arrays
+    if all(adapter_for(one).device(one) < 0 for one in (*arrays, place)):
+        return _sum_on_host([like(one, first) for one in arrays])
     if adapter_for(first) is adapter_for(place):
         first = adapter_for(first).at_place_of(first, place)
     dtype = adapter_for(first).dtype_name(first)
@@ -81,6 +83,15 @@ def sum_of(arrays: Sequence[Any], place: Any) -> Any:
             here = like(one, first)
             total += cast(here, "float32") if is_short else here
     return cast(total, dtype)
+
+
+def _sum_on_host(arrays: Sequence[Any]) -> Any:
+    """Of arrays of one library."""
+    adapter = adapter_for(arrays[0])
+    prepared = [adapter.prepare(one) for one in arrays]
+    total = adapter.empty_like(prepared[0])
+    _core.sum([adapter.view(one) for one in prepared], adapter.view(total))
+    return total
 
 
 def shared_like(array: Any) -> Any:
