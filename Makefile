@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 comma := ,
 BUT_SLOW := $(if $(SLOW),,-m "not slow")
 # Hardly a test has work for two cores all the time.
-TWO_AT_A_TIME := -n 2 --dist loadgroup
+TWO_AT_A_TIME := -n 2 --dist loadgroup --no-loadscope-reorder
 # PyTorch is large and does not care which MPI there is. One version for all who run the tests.
 FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch)
 

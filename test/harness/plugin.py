@@ -95,10 +95,17 @@ class Ranks:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Bring tests of equal spec together, of all files, and within a job those that want the same of init().
 
-        Those that need no job are first, and in a job those that call init() themselves. Where pytest runs several
-        tests side by side, one process has all that need jobs, and each file of others is left together.
+        In a job those that call init() themselves are first. Where pytest runs several tests side by side, one process
+        has all that need jobs, and each file of others is left together: those with slow tests first, so that no
+        process is left alone with one in the end.
         """
-        items.sort(key=lambda item: (_spec_of(item) or (), _world_of(item)))
+        slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+
+        def place(item: pytest.Item) -> tuple[bool, bool, object, object]:
+            is_other = Marker.of(item) is None
+            return is_other, is_other and item.path not in slow_files, _spec_of(item) or (), _world_of(item)
+
+        items.sort(key=place)
         for item in items:
             item.add_marker(pytest.mark.xdist_group("ranks" if Marker.of(item) else item.path.name))
 
