@@ -60,9 +60,7 @@ def _draw_lines(axes: Any, all_rows: list[Row], axis: str) -> None:
         axes.fill_between(at, least, most, alpha=0.2)
     axes.set(xscale="log", yscale="log", xlabel=axis, ylabel=label)
     if axis == "workers":
-        counts = sorted({row.key[axis] for row in all_rows})
-        axes.set_xticks(counts, [str(count) for count in counts])
-        axes.minorticks_off()
+        axes.set(xscale="linear", yscale="linear", xticks=[row.key[axis] for row in all_rows], ylim=(0, None))
     axes.legend()
 
 
