@@ -227,6 +227,7 @@ def test_a_key_that_only_some_workers_have_does_not_keep_them_for_ever():
 def test_a_store_belongs_to_the_ranks_that_have_made_it():
     kv = started()  # init() is called by create
     assert hvd.size() == kv.num_workers == 2
+    kv.barrier()  # init() has not waited for the other rank
     hvd.shutdown()
     hvd.init()
     for call in (lambda: kv.push("a", ones()), lambda: kv.pull("a"), kv.wait, kv.barrier):
