@@ -163,6 +163,15 @@ def test_parameters_of_torch_are_pulled_without_autograd():
     assert (kv.pull("half") == 1).all()
 
 
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_float32_may_come_beside_sixteen_bits(kind):
+    kv = kvstore.create(kind)
+    kv.init("half", np.zeros(4, np.float16))
+    for dtypes in (("float16", "float32"), ("float32", "float16")):
+        kv.push("half", [np.full(4, number + 0.5, dtype) for number, dtype in enumerate(dtypes)])
+        assert kv.pull("half").tolist() == [2.0] * 4 and kv.pull("half").dtype == np.float16
+
+
 @with_torch
 @pytest.mark.ranks(2)
 def test_random_programs_of_torch():

@@ -12,8 +12,6 @@ from ringtrain.kvstore import places
 from ringtrain.kvstore.compression import Residuals
 from ringtrain.kvstore.keys import Key, grouped
 
-_SIXTEEN_BITS = ("float16", "bfloat16")
-
 
 class Entry:
     """The value of one key."""
@@ -97,5 +95,5 @@ def require_fitting(call: str, entry: Entry, array: Any) -> None:
     if array.dtype == entry.dtype:
         return
     dtype = adapter_for(array).dtype_name(array)
-    if dtype != entry.dtype_name and not (dtype == "float32" and entry.dtype_name in _SIXTEEN_BITS):
+    if dtype != entry.dtype_name and not (dtype == "float32" and entry.dtype_name in places.SIXTEEN_BITS):
         raise ValueError(f"{call}: key {entry.key!r} is {entry.dtype_name}, but the value is {dtype}; convert it")

@@ -11,7 +11,7 @@ import ringtrain._core as _core
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.arrays.dlpack_memory import Borrowed
 
-_SIXTEEN_BITS = ("float16", "bfloat16")
+SIXTEEN_BITS = ("float16", "bfloat16")
 
 
 def readable(array: Any) -> Any:
@@ -69,14 +69,17 @@ def cast(array: Any, dtype_name: str) -> Any:
 
 
 def sum_of(arrays: Sequence[Any], place: Any) -> Any:
-    """A new array: the sum of several of one dtype, where `place` lies. 16-bit floats are summed in float32."""
+    """A new array of the dtype of the first: the sum of several, where `place` lies.
+
+    16-bit floats are summed in float32, which may be among them.
+    """
     first, *others = arrays
     if all(adapter_for(one).device(one) < 0 for one in (*arrays, place)):
         return _sum_on_host([like(one, first) for one in arrays])
     if adapter_for(first) is adapter_for(place):
         first = adapter_for(first).at_place_of(first, place)
     dtype = adapter_for(first).dtype_name(first)
-    is_short = dtype in _SIXTEEN_BITS
+    is_short = dtype in SIXTEEN_BITS
     total = adapter_for(first).cast(first, "float32") if is_short else copy_of(first)
     with adapter_for(total).at_device_of(total):
         for one in others:
@@ -88,10 +91,13 @@ def sum_of(arrays: Sequence[Any], place: Any) -> Any:
 def _sum_on_host(arrays: Sequence[Any]) -> Any:
     """Of arrays of one library."""
     adapter = adapter_for(arrays[0])
+    dtypes = [adapter.dtype_name(one) for one in arrays]
+    if len(set(dtypes)) > 1:
+        arrays = [cast(one, "float32") for one in arrays]
     prepared = [adapter.prepare(one) for one in arrays]
     total = adapter.empty_like(prepared[0])
     _core.sum([adapter.view(one) for one in prepared], adapter.view(total))
-    return total
+    return cast(total, dtypes[0])
 
 
 def shared_like(array: Any) -> Any:
