@@ -1,5 +1,6 @@
 """Mistakes with stores: an error on the caller's line, or on every worker, and afterwards everything works."""
 
+import os
 import re
 import time
 
@@ -92,6 +93,11 @@ MISTAKES = [
         lambda kv: kv.set_gradient_compression({"type": "2bit", "threshold": 0}),
         ValueError,
         "must be positive, but is 0",
+    ),
+    (
+        lambda kv: kv.set_gradient_compression({"type": "1bit", "threshold": float("inf")}),
+        ValueError,
+        "must be finite, but is inf",
     ),
     (lambda kv: kv.set_gradient_compression({"type": "fp16", "threshold": 1}), ValueError, "does not take threshold"),
     (lambda kv: kv.set_gradient_compression({"type": "2bit", "x": 1}), ValueError, "does not take x"),
@@ -221,6 +227,26 @@ def test_a_key_that_only_some_workers_have_does_not_keep_them_for_ever():
         time.sleep(2)
     kv.push("a", ones())
     assert (kv.pull("a") == 2).all()
+
+
+@pytest.mark.ranks(2)
+def test_a_forked_child_is_told_what_it_is():
+    kv = started()
+    kv.wait()
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            kv.push("a", ones())
+        except hvd.NotInitializedError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as said:
+        assert said.read().startswith("this process was forked from a rank of ringtrain")
+    kv.push("a", ones())
+    assert (kv.pull("a") == hvd.size()).all()
 
 
 @pytest.mark.ranks(2, initialised=False)

@@ -316,7 +316,8 @@ class CollectiveStore(KVStore):
             handle.wait()
 
     def _require_usable(self) -> None:
-        if self._generation is not _generation or not _core.is_initialized():
+        _core.require_initialized()  # in a forked child it says that
+        if self._generation is not _generation:
             raise NotInitializedError(
                 f'this "{self.type}" store was made before the last init() or the last change of the ranks; make a new '
                 "one after it, such as at the beginning of the function that hvd.elastic.run calls"

@@ -43,8 +43,9 @@ class GradientCompression(NamedTuple):
         if kind in _CASTS:
             return GradientCompression(kind)
         threshold = float(params.get("threshold", _THRESHOLD))
-        if not threshold > 0 or (kind == "2bit" and threshold == float("inf")):
-            raise ValueError(f"the threshold of gradient compression must be positive, but is {threshold}")
+        if not 0 < threshold < float("inf"):
+            wanted = "finite" if threshold > 0 else "positive"
+            raise ValueError(f"the threshold of gradient compression must be {wanted}, but is {threshold}")
         return GradientCompression(kind, threshold)
 
     @property
