@@ -13,13 +13,14 @@ from typing import Any
 from ringtrain.bench.job import Job, address_of_rank_0
 from ringtrain.bench.peers import CannotTakePart
 from ringtrain.bench.rounds import Array, Competitor, Distribution
+from ringtrain.runner.start.agent import TOLD_BY_LAUNCHERS
 
 if importlib.util.find_spec("mxnet") is None:
     raise ImportError("No module named 'mxnet'")
 
 NAME = "ps-lite, push, pull"
 # A server that has them believes that it is a rank of our job.
-_OF_LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_", "RINGTRAIN_")
+_OF_LAUNCHERS = (*TOLD_BY_LAUNCHERS, "RINGTRAIN_")
 _END_S = 20
 
 

@@ -36,7 +36,8 @@ _END_S = 5.0
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Nobody here takes an exit that was asked for from a launcher that would end the other ranks for it.
 _GRACE_VARIABLE = "RINGRUN_GRACE_S"
-_TOLD_BY_LAUNCHERS = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL")
+# How variables begin that a launcher sets for each of its processes, or its own daemons.
+TOLD_BY_LAUNCHERS = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL")
 # What the wrapper calls a process of an elastic job, whose rank changes.
 _PROCESS_VARIABLE = "RINGRUN_PROCESS"
 
@@ -312,7 +313,7 @@ def _own_environment(order: Order) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if not (order.is_of_keeper and name.startswith(_TOLD_BY_LAUNCHERS))
+        if not (order.is_of_keeper and name.startswith(TOLD_BY_LAUNCHERS))
     }
 
 
