@@ -3,6 +3,7 @@
 secret      what the processes of one job know and nobody else
 protocol    proofs and messages over a connection
 door        lets in who knows the secret
+hub         listens to many connections
 server      gathers what the ranks say; knows nothing of arrays
 member      a rank's side
 

@@ -1,0 +1,191 @@
+"""Many connections of one job, which one thread listens to and never waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ringtrain.job.rendezvous.door import Door
+from ringtrain.job.rendezvous.protocol import (
+    MOST_BYTES,
+    MOST_BYTES_OF_A_RANK,
+    Connection,
+    Frames,
+    StrangerError,
+    packed,
+)
+
+_PART = 1 << 16
+
+
+class Line:
+    """The connection of one process. Of the hub's thread."""
+
+    def __init__(self, sock: socket.socket, most_bytes: int):
+        sock.setblocking(False)
+        self.socket = sock
+        self.name = ""  # what the listener calls its process
+        self._frames = Frames(most_bytes)
+        self._unsent = bytearray()
+
+    def receive(self) -> list[dict[str, Any]]:
+        """What has come. Raises OSError at the end of the connection and StrangerError where it is no message."""
+        with contextlib.suppress(BlockingIOError):
+            data = self.socket.recv(_PART)
+            if not data:
+                raise ConnectionResetError("its process has ended")
+            return list(self._frames.take(data))
+        return []
+
+    def send(self, message: dict[str, Any]) -> None:
+        """As much as goes; the rest goes with `send_rest`. Raises OSError."""
+        self._unsent += packed(message)
+        if len(self._unsent) > MOST_BYTES:
+            raise ConnectionResetError("it does not take what it is told")
+        self.send_rest()
+
+    def send_rest(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: self.socket.send(self._unsent[:_PART])]
+
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    def is_open(self) -> bool:
+        return self.socket.fileno() >= 0
+
+
+class Listener(Protocol):
+    """Who decides what messages mean. Called on the hub's thread; must not block."""
+
+    def hear(self, line: Line, message: dict[str, Any]) -> None:
+        """KeyError, TypeError and ValueError are mistakes of the other side, which is lost then."""
+
+    def lose(self, line: Line, text: str) -> None:
+        """The connection is closed, not by `drop`."""
+
+    def tick(self) -> None: ...
+
+
+class Hub:
+    """Lets processes in and listens to them until close().
+
+    Args:
+        sock: where they connect; belongs to the hub.
+        silent_s: a host is lost whose system has not answered for so long. It is asked when something is sent.
+        tick_s: between two calls of `tick`.
+        most_bytes: of one message.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        secret: bytes,
+        listener: Listener,
+        silent_s: float,
+        tick_s: float,
+        most_bytes: int = MOST_BYTES_OF_A_RANK,
+    ):
+        self.port: int = sock.getsockname()[1]
+        self._listener = listener
+        self._silent_s = silent_s
+        self._tick_s = tick_s
+        self._most_bytes = most_bytes
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # from other threads
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._is_closed = False
+        self._door = Door(sock, secret, self._let_in)
+        self._thread = threading.Thread(target=self._run, name="ringtrain hub", daemon=True)
+
+    def start(self) -> None:
+        """From here on the listener is called."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Cut all lines. Not from the hub's thread."""
+        self._door.close()
+        self.call(self._end)
+        self._thread.join()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Have the hub's thread call it. Any thread."""
+        self._calls.put(function)
+        with contextlib.suppress(OSError):  # full: it will wake up; closed: nobody wants to know
+            self._wake.send(b"\0")
+
+    def send(self, line: Line, message: dict[str, Any]) -> None:
+        """If it is lost, the listener hears of it later."""
+        try:
+            line.send(message)
+        except OSError:
+            with contextlib.suppress(OSError):
+                line.socket.shutdown(socket.SHUT_RDWR)  # which will be read as its end
+        self._watch(line)
+
+    def drop(self, line: Line) -> None:
+        if line.is_open():
+            self._selector.unregister(line.socket)
+            line.socket.close()
+
+    def _let_in(self, connection: Connection) -> None:
+        connection.notice_silence(self._silent_s)
+        line = Line(connection.take_socket(), self._most_bytes)
+        if self._is_closed:
+            line.socket.close()
+        else:
+            self.call(lambda: self._selector.register(line.socket, selectors.EVENT_READ, line))
+
+    def _end(self) -> None:
+        self._is_closed = True
+
+    def _run(self) -> None:
+        due_s = time.monotonic()
+        while not self._is_closed:
+            for key, mask in self._selector.select(max(0.0, due_s - time.monotonic())):
+                if key.data is None:
+                    self._run_calls()
+                elif key.data.is_open():  # not dropped by one before it
+                    self._serve(key.data, mask)
+            if time.monotonic() >= due_s:
+                self._listener.tick()
+                due_s = time.monotonic() + self._tick_s
+        self._run_calls()
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+        self._wake.close()
+
+    def _run_calls(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(_PART)
+        while not self._calls.empty():
+            self._calls.get()()
+
+    def _serve(self, line: Line, mask: int) -> None:
+        try:
+            if mask & selectors.EVENT_WRITE:
+                line.send_rest()
+                self._watch(line)
+            if mask & selectors.EVENT_READ:
+                for message in line.receive():
+                    if line.is_open():  # nothing is expected behind what has it dropped
+                        self._listener.hear(line, message)
+        except (OSError, StrangerError, KeyError, TypeError, ValueError) as error:
+            self.drop(line)
+            self._listener.lose(line, str(error) or "it has said what nobody understands")
+
+    def _watch(self, line: Line) -> None:
+        if line.is_open():
+            more = selectors.EVENT_WRITE if line.has_unsent() else 0
+            self._selector.modify(line.socket, selectors.EVENT_READ | more, line)
