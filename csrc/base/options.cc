@@ -123,6 +123,44 @@ const std::vector<Entry>& entries() {
       text(&Options::metrics_address, "metrics_address",
            "Address at which the metrics are served, to whoever asks: by default 127.0.0.1, for this host alone; "
            "0.0.0.0 serves them to all hosts."),
+      number(
+          &Options::kv_servers, "kv_servers", 0, 1 << 16,
+          "How many of the ranks that MPI has started become servers of key-value stores, which init() never leaves; "
+          "0 has a server in each worker."),
+      number(&Options::kv_threads, "kv_threads", 0, 64,
+             "Threads of a server of key-value stores that talk to workers; 0 takes two, or one where there are fewer "
+             "cores."),
+      number(&Options::kv_bound, "kv_bound", 32, 1LL << 40,
+             "From this many elements on a key of a store is cut over all servers; a smaller one lies on one of them.",
+             "MXNET_KVSTORE_BIGARRAY_BOUND"),
+      number(&Options::kv_outbox_mb, "kv_outbox_mb", 1, 1 << 20,
+             "Megabytes that a worker has on their way to a server on another host before a push waits."),
+      number(&Options::kv_heartbeat_s, "kv_heartbeat_s", 0.05, kDay,
+             "Seconds between the signs of life of workers and servers of key-value stores.", "PS_HEARTBEAT_INTERVAL"),
+      number(&Options::kv_timeout_s, "kv_timeout_s", 0.2, kDay,
+             "Seconds of silence after which a worker or server of key-value stores is dead.", "PS_HEARTBEAT_TIMEOUT"),
+      number(&Options::kv_rejoin_s, "kv_rejoin_s", 0, kDay,
+             "Seconds for which the other workers wait for one that comes in the place of a dead one, before they hear "
+             "of it."),
+      number(&Options::kv_resend_ms, "kv_resend_ms", 1, 1e6,
+             "Milliseconds after which a worker sends a request to a server again, ten times at most.",
+             "PS_RESEND_TIMEOUT"),
+      number(&Options::kv_drop_percent, "kv_drop_percent", 0, 90,
+             "For tests: of the frames that workers and servers receive, this share is thrown away.", "PS_DROP_MSG"),
+      number(
+          &Options::kv_verbose, "kv_verbose", 0, 2,
+          "What workers and servers of key-value stores write on standard error: 1 who listens where, comes, goes and "
+          "dies, 2 each frame as well.",
+          "PS_VERBOSE"),
+      text(&Options::kv_interface, "kv_interface",
+           "Where servers of key-value stores listen: interfaces or ranges of addresses, as socket_interfaces; by "
+           "default the one that leads to the scheduler.",
+           "DMLC_INTERFACE"),
+      text(&Options::kv_snapshot_dir, "kv_snapshot_dir",
+           "Folder to which servers of key-value stores write what they keep, and from which one that is started again "
+           "goes on."),
+      number(&Options::kv_snapshot_s, "kv_snapshot_s", 0, kDay,
+             "Seconds between these snapshots; 0 writes none but the one that `save` of the store asks for."),
   };
   return all;
 }

@@ -11,7 +11,7 @@ namespace ringtrain {
 
 struct OptionInfo {
   std::string name;                  // "fusion_threshold_mb"; the variable is RINGTRAIN_FUSION_THRESHOLD_MB
-  std::string alias;                 // Horovod's variable for the same knob, or ""
+  std::string alias;                 // Horovod's or MXNet's variable for the same knob, or ""
   double alias_factor;               // multiplies the alias' number (Horovod counts bytes where we count megabytes)
   std::string type;                  // "number", "choice", "steps" or "text"
   double default_number = 0;         // numbers only
@@ -51,6 +51,19 @@ struct Options {
   std::string log_level              = "info";
   int64_t     metrics_port           = 0;
   std::string metrics_address        = "";
+  int64_t     kv_servers             = 0;
+  int64_t     kv_threads             = 0;
+  int64_t     kv_bound               = 65536;
+  double      kv_outbox_mb           = 64;
+  double      kv_heartbeat_s         = 5;
+  double      kv_timeout_s           = 30;
+  double      kv_rejoin_s            = 0;
+  double      kv_resend_ms           = 1000;
+  double      kv_drop_percent        = 0;
+  int64_t     kv_verbose             = 0;
+  std::string kv_interface           = "";
+  std::string kv_snapshot_dir        = "";
+  double      kv_snapshot_s          = 0;
   // clang-format on
 
   std::set<std::string> set_by_user;  // names; autotune leaves these alone

@@ -79,7 +79,11 @@ _OWN = (
     Variable("HOROVOD_SPARK_START_TIMEOUT", False, "Spark does not come"),
 )
 TABLE = (
-    *(Variable(row["alias"], True, f"`{row['name']}`") for row in _core.option_table() if row["alias"]),
+    *(
+        Variable(row["alias"], True, f"`{row['name']}`")
+        for row in _core.option_table()
+        if row["alias"].startswith("HOROVOD_")
+    ),
     *_OWN,
 )
 

@@ -1,7 +1,7 @@
 """The options: what they are stands in one table in the core; here are the ways to set them.
 
-A keyword of `init()` beats the environment variable `RINGTRAIN_<NAME>`, which beats Horovod's variable for the same
-knob, which beats the default. What is on or off may also be 1 or 0, true or false, yes or no.
+A keyword of `init()` beats the environment variable `RINGTRAIN_<NAME>`, which beats Horovod's or MXNet's variable
+for the same knob, which beats the default. What is on or off may also be 1 or 0, true or false, yes or no.
 """
 
 from __future__ import annotations
@@ -151,7 +151,10 @@ def _from_alias(option: Option, text: str) -> str:
 
 def markdown() -> str:
     """The table as docs/options.md has it."""
-    lines = ["| option | default | range | Horovod's variable | meaning |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| option | default | range | Horovod's or MXNet's variable | meaning |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for option in TABLE:
         if option.type == "number":
             default, values = f"{option.default:g}", f"{option.minimum:g} to {option.maximum:g}"
