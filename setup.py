@@ -28,9 +28,9 @@ class BuildExt(build_ext):
     """Compiles the sources side by side; setuptools would take one after the other."""
 
     def build_extension(self, ext: Extension) -> None:
-        # Several environments (one for each MPI) may share one checkout: they run the same binary.
+        # Whatever is installed from one checkout, an environment for each MPI or a wheel, has the same binary.
         built = ROOT / self.get_ext_filename(ext.name)
-        if self.editable_mode and is_newer(built, [*ext.sources, *ext.depends, __file__]):
+        if is_newer(built, [*own_sources(), *ext.depends, "setup.py", "pyproject.toml"]):
             target = Path(self.get_ext_fullpath(ext.name))
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(built, target)
@@ -51,16 +51,15 @@ def is_newer(built: Path, sources: list[str]) -> bool:
     return built.exists() and all(built.stat().st_mtime > (ROOT / source).stat().st_mtime for source in sources)
 
 
-def sources() -> list[str]:
-    own = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cc"))
-    return [*own, str(NANOBIND / "src" / "nb_combined.cpp")]
+def own_sources() -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cc"))
 
 
 setup(
     ext_modules=[
         Extension(
             "ringtrain._core",
-            sources=sources(),
+            sources=[*own_sources(), str(NANOBIND / "src" / "nb_combined.cpp")],
             depends=[str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.h")],
             include_dirs=["csrc", str(NANOBIND / "include"), str(NANOBIND / "ext" / "robin_map" / "include")],
             extra_compile_args=FLAGS,
