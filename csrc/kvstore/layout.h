@@ -1,0 +1,100 @@
+// What one server keeps of the keys of one create(), and where each thing lies in the memory of that Part.
+//
+// A key is cut into pieces, one for each server that has some of it; a piece into chunks of at most 64 KB. Whoever
+// knows the pieces knows the layout.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/dtype.h"
+
+namespace ringtrain {
+
+struct KeyPiece {
+  uint32_t key;           // its number in the store
+  DType dtype;            // of the values
+  uint64_t begin, count;  // elements of the key
+};
+
+// The same at all servers and workers.
+struct PartSpec {
+  static constexpr int64_t kNoBound = -1;
+
+  bool is_synchronous = false;
+  int64_t max_staleness = kNoBound;  // of asynchronous stores
+  int capacity = 1;                  // the most workers there may ever be
+  std::vector<KeyPiece> pieces;
+
+  void put(Writer& writer) const;
+  // Throws failure where the bytes are not those of a spec that can be.
+  static PartSpec get(Reader& reader);
+};
+
+// In what dtype values are summed and updated: 16-bit floats in float32.
+constexpr DType wide(DType dtype) { return is_half(dtype) ? DType::float32 : dtype; }
+
+struct Chunk {
+  uint32_t piece, count;  // elements
+  uint64_t begin;         // element of the piece
+  DType dtype;            // of the values
+  uint64_t value_at;      // byte of the values
+  uint64_t wide_at;       // byte of each of the arrays that are in the wide dtype
+
+  size_t value_bytes() const { return count * size_of(dtype); }
+  size_t wide_bytes() const { return count * size_of(wide(dtype)); }
+};
+
+class Layout {
+ public:
+  static constexpr size_t kChunkBytes = 64 << 10;  // of the wide dtype
+  static constexpr size_t kStates = 3;             // the most that a rule remembers
+  static constexpr size_t kArrays = 2 + kStates;   // value, master, states
+
+  explicit Layout(PartSpec spec);
+
+  const PartSpec& spec() const { return spec_; }
+  size_t capacity() const { return static_cast<size_t>(spec_.capacity); }
+  // Those who change chunks: workers, and then the server itself.
+  size_t actors() const { return capacity() + 1; }
+  uint32_t actor_of_server() const { return static_cast<uint32_t>(capacity()); }
+
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+  // The chunks of a piece follow each other: first(piece) up to first(piece + 1).
+  size_t first_chunk(size_t piece) const { return first_chunks_[piece]; }
+  uint32_t slots() const { return slots_; }  // of each worker, numbered from 1
+
+  // Bytes from the beginning of the memory.
+  size_t chunk_control_at(size_t chunk) const { return controls_at_ + chunk * control_stride_; }
+  size_t journal_at(size_t actor) const { return journals_at_ + actor * journal_stride_; }
+  // 0: the value, 1: the master, from 2 on: the states.
+  size_t journal_array_at(size_t actor, size_t array) const {
+    return journal_at(actor) + journal_header_bytes_ + array * kChunkBytes;
+  }
+  size_t slot_control_at(size_t worker, uint32_t slot) const;
+  size_t slot_at(size_t worker, uint32_t slot) const { return slots_at_ + (worker * slots_ + slot - 1) * kChunkBytes; }
+  size_t array_at(size_t array) const { return array == 0 ? values_at_ : wide_at_ + (array - 1) * wide_stride_; }
+  size_t array_at(size_t array, const Chunk& chunk) const {
+    return array_at(array) + (array == 0 ? chunk.value_at : chunk.wide_at);
+  }
+  size_t control_bytes() const { return journals_at_; }  // header and controls of chunks
+  size_t journal_header_bytes() const { return journal_header_bytes_; }
+  size_t slot_control_bytes() const;  // of each worker
+  size_t value_bytes() const { return value_bytes_; }
+  size_t wide_bytes() const { return wide_stride_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  PartSpec spec_;
+  std::vector<Chunk> chunks_;
+  std::vector<size_t> first_chunks_;
+  uint32_t slots_ = 0;
+  size_t value_bytes_ = 0;
+  size_t controls_at_ = 0, control_stride_ = 0, journals_at_ = 0, journal_stride_ = 0, journal_header_bytes_ = 0;
+  size_t slot_controls_at_ = 0, values_at_ = 0, wide_at_ = 0, wide_stride_ = 0, slots_at_ = 0, bytes_ = 0;
+};
+
+}  // namespace ringtrain

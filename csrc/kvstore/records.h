@@ -1,0 +1,93 @@
+// What stands in the memory of a Part besides arrays: plain records that all processes of a host share.
+//
+// Memory that is all zero is a valid beginning for each of them but the mutexes.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/wait.h"
+
+namespace ringtrain {
+
+// Whether others wait for a worker.
+enum class Presence : uint32_t {
+  absent,  // never came: nobody waits for it
+  here,
+  joined,  // has no more data: rounds close without it
+  gone,    // dead: rounds wait for its return, staleness does not
+};
+
+// The rule of the chunks whose `rule` is its number.
+struct RuleRecord {
+  static constexpr size_t kLongestName = 24, kMostNumbers = 16;
+
+  struct Number {
+    char name[kLongestName];
+    double value;
+  };
+
+  uint32_t number;
+  uint32_t count;
+  char name[kLongestName], form[kLongestName];
+  Number numbers[kMostNumbers];
+};
+
+struct PartHeader {
+  static constexpr size_t kRules = 4;  // the latest ones
+
+  // Rung when a round is closed, or when what others wait for has changed.
+  Flag doorbell;
+  // Whether the server has requests that wait for that: then it wants to be told.
+  alignas(64) std::atomic<uint32_t> has_parked;
+  // Whether it is over, because the server has ended well.
+  std::atomic<uint32_t> is_closed;
+  std::atomic<uint32_t> rule;  // the number of the latest one; 0: none
+  RuleRecord rules[kRules];
+  // Here follows the Presence of each worker, as std::atomic<Presence>.
+};
+
+constexpr uint32_t kNoSlot = 0;  // slots are numbered from 1
+
+// Of one worker in one chunk. Guarded by the chunk's mutex.
+struct WorkerRecord {
+  uint64_t pushes;                 // that were counted
+  uint64_t offset;                 // its n-th push belongs to round n + offset
+  uint32_t first_slot, last_slot;  // of what it has pushed for rounds that are open, in order
+};
+
+struct ChunkRecord {
+  pthread_mutex_t mutex;         // robust, shared by processes
+  std::atomic<uint32_t> writer;  // who is changing it: its number as an actor + 1; 0: nobody
+  std::atomic<uint32_t> holder;  // who had the mutex last, likewise
+  // Rounds of synchronous stores; of others, pushes of all workers. Written last: from then on a change has happened.
+  alignas(64) std::atomic<uint64_t> closed;
+
+  // Guarded by the mutex. A journal keeps it from here on.
+  uint64_t updates;  // of the rule: num_update
+  uint32_t rule;     // number of its rule; 0: none
+  uint32_t unused;
+  // Here follows the WorkerRecord of each worker.
+};
+constexpr size_t kChunkKeptAt = offsetof(ChunkRecord, updates);
+
+// Of what an actor is changing: how it was before.
+struct JournalRecord {
+  uint32_t chunk;
+  uint32_t arrays;  // which of them were kept: bit i for array i
+  uint64_t closed;
+  // Here follow the chunk's kept record and those of its workers.
+};
+
+// What a worker has put into a slot. Written by that worker, read by who closes the round.
+struct SlotRecord {
+  uint64_t seq;
+  double lr, wd;
+  uint32_t next;  // slot of its next push of the same chunk
+  uint32_t unused;
+};
+
+}  // namespace ringtrain
