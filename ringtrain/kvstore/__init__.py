@@ -12,6 +12,7 @@ base         the interface, and stores of your own
 entries      the keys that have values, and what fits them
 kinds        the types
 store        what users call, checked
+engine       what carries it out
 local        the store of one process
 collective   the store of many workers, by allreduce
 keys         keys and values as a call gives them

@@ -1,26 +1,24 @@
-"""A store as users see it: keys and values are checked here, and engines carry out what is left."""
+"""A store as users see it: keys and values are checked here, and an engine carries out what is left."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringtrain.arrays.adapter import adapter_for
-from ringtrain.handles import Handle
-from ringtrain.kvstore import places, snapshot, states
+from ringtrain.handles import Pending
+from ringtrain.kvstore import places, states
 from ringtrain.kvstore.base import KVStoreBase
 from ringtrain.kvstore.compression import GradientCompression
-from ringtrain.kvstore.entries import Entries, Entry, require_fitting
+from ringtrain.kvstore.engine import Engine
+from ringtrain.kvstore.entries import require_fitting
 from ringtrain.kvstore.keys import Key, grouped, listed
-from ringtrain.kvstore.kinds import Kind
-from ringtrain.kvstore.optimizers import Updater, updater_for
+from ringtrain.kvstore.optimizers import updater_for
 
 
 class Pushes:
     """Pushes under way, as `push(copy=False)` returns them: for `ringtrain.synchronize` and `ringtrain.poll`."""
 
-    def __init__(self, handles: Sequence[Handle[Any]]) -> None:
+    def __init__(self, handles: Sequence[Pending[Any]]) -> None:
         self._handles = handles
 
     def poll(self) -> bool:
@@ -33,20 +31,13 @@ class Pushes:
             handle.wait()
 
 
-class KVStore(KVStoreBase):
+class KVStore(Engine):
     """Holds an array for each key; `create` makes one. Mirrors `mxnet.kvstore.KVStore`.
 
     Keys are of one kind, int or str. A key is given alone, with an array, or with a list of arrays that belong to it,
     such as one for each device. A list of keys comes with a list of as many of either. Arrays are those of NumPy,
     PyTorch and CuPy, and what else lies on a CUDA device and knows DLPack. Called by one thread at a time.
     """
-
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
-        self._entries = Entries()
-        self._updater: Updater | None = None
-        self._function: Callable[[Key, Any, Any], object] | None = None  # of set_updater
-        self._compression: GradientCompression | None = None
 
     # --------------------------------------------------------------------------------------------------- values
 
@@ -67,9 +58,7 @@ class KVStore(KVStoreBase):
                 raise ValueError(f"init: key {one!r} has a value already; broadcast gives it another one")
             if len(values) > 1:
                 raise ValueError(f"init: key {one!r} comes with {len(values)} values, but takes one")
-        ready = {one: self._first_value(one, values[0]) for one, values in groups.items()}
-        for one, array in ready.items():
-            self._entries[one] = self._begin(one, array)
+        self._begin_all({one: self._first_value(one, values[0]) for one, values in groups.items()})
 
     def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> Pushes | None:
         """Add up the values of each key, of all workers, and give the sum to the updater; without one, to the key.
@@ -92,9 +81,8 @@ class KVStore(KVStoreBase):
             ValueError: another shape or dtype.
             TypeError: no array, or a key of another kind.
         """
-        groups = self._given("push", key, value)
-        handles = [self._push(entry, values, priority, copy) for entry, values in groups]
-        return None if copy else Pushes([handle for handle in handles if handle is not None])
+        handles = self._push_all(self._given("push", key, value), priority, copy)
+        return None if copy else Pushes(handles)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> Any:
         """Wait for this worker's own pushes of the keys and give their values.
@@ -119,10 +107,7 @@ class KVStore(KVStoreBase):
         if out is None:
             values = [places.for_reading(self._current(self._entries.find("pull", one))) for one in listed("pull", key)]
             return values if isinstance(key, list | tuple) else values[0]
-        for entry, outs in self._entries.pulled("pull", key, out):
-            current = self._current(entry)
-            for one in outs:
-                places.copy_into(one, current)
+        self._pull_all(self._entries.pulled("pull", key, out), priority)
         return None
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -152,8 +137,7 @@ class KVStore(KVStoreBase):
         for one in ready:
             if one in self._entries:
                 self._finish(self._entries[one])
-        for one, array in ready.items():
-            self._entries[one] = self._begin(one, array)
+        self._begin_all(ready)
         if self._updater is not None:
             for one in ready:
                 self._updater.replaced(str(one), self._current(self._entries[one]))
@@ -171,7 +155,7 @@ class KVStore(KVStoreBase):
         if not callable(updater):
             raise TypeError(f"set_updater takes a function of key, sum and stored value, not {updater!r}")
         self.wait()
-        self._function, self._updater = updater, None
+        self._use(None, updater)
 
     def set_optimizer(self, optimizer: Any, **numbers: Any) -> None:
         """Have the store update its values. All workers call it, with the same optimizer.
@@ -193,7 +177,7 @@ class KVStore(KVStoreBase):
         updater = updater_for(optimizer, numbers)
         self._require_same("set_optimizer", updater.configuration())
         self.wait()
-        self._function, self._updater = None, updater
+        self._use(updater, None)
 
     def update_optimizer(self, **numbers: Any) -> None:
         """Go on with other numbers, such as `lr=0.01`, and what the optimizer remembers. All workers call it.
@@ -263,7 +247,7 @@ class KVStore(KVStoreBase):
         """
         updater = self._require_optimizer("load_optimizer_states")
         self.wait()
-        updater.load_states(self._of_rank_0(lambda: states.load(fname)).arrays)
+        self._load_states(updater, fname)
 
     def save(self, fname: str) -> None:
         """Write all values, and what the optimizer remembers: rank 0 does, alone."""
@@ -271,7 +255,7 @@ class KVStore(KVStoreBase):
         for entry in self._entries.values():
             entry.value()  # raises on all workers alike
         if self.rank == 0:
-            states.save(fname, snapshot.of(self._entries, self._updater))
+            self._save(fname)
 
     def load(self, fname: str) -> None:
         """Go on from what `save` has written: its keys are to have values already. Others keep theirs.
@@ -283,7 +267,7 @@ class KVStore(KVStoreBase):
         """
         self._require_usable()
         self.wait()
-        snapshot.restore(self._of_rank_0(lambda: states.load(fname)).arrays, self._entries, self._updater)
+        self._load(fname)
 
     # --------------------------------------------------------------------------------------------------- workers
 
@@ -324,6 +308,9 @@ class KVStore(KVStoreBase):
     def barrier(self) -> None:
         """Wait until all workers have come here."""
 
+    def set_barrier_before_exit(self, barrier_before_exit: bool = True) -> None:
+        """Whether workers with servers wait for each other at their end; accepted by stores without."""
+
     def wait(self, keys: Any = None) -> None:
         """Wait until all own pushes are in the values, or those of some keys.
 
@@ -361,84 +348,3 @@ class KVStore(KVStoreBase):
 
     def _set_updater(self, updater: Callable[[Key, Any, Any], object]) -> None:
         self.set_updater(updater)
-
-    # --------------------------------------------------------------------------------------------------- engines
-
-    @abstractmethod
-    def _begin(self, key: Key, array: Any) -> Entry:
-        """Give a key the value that `array` is on rank 0: a copy, in the entry that it has or in a new one."""
-
-    @abstractmethod
-    def _push(self, entry: Entry, values: list[Any], priority: int, copies: bool) -> Handle[Any] | None:
-        """Begin to push. None, or what to wait for before the values may be changed."""
-
-    @abstractmethod
-    def _pushpull(self, groups: list[tuple[Entry, list[Any], list[Any]]], priority: int) -> None: ...
-
-    def _place(self, groups: list[tuple[Entry, list[Any]]]) -> None:
-        """Decide where the values of keys are, which are about to be pushed."""
-
-    def _finish(self, entry: Entry) -> None:
-        """Wait until all that was pushed is in the value."""
-
-    def _require_usable(self) -> None:
-        """Raises if the workers are others than those that have made the store."""
-
-    def _require_same(self, call: str, given: dict[str, Any]) -> None:
-        """Raises MismatchError unless all workers have given the same."""
-
-    def _of_rank_0(self, read: Callable[[], Any]) -> Any:
-        """What `read` returns or raises on rank 0."""
-        return read()
-
-    def _apply(self, entry: Entry, total: Any) -> bool:
-        """Update the value of a key with a sum, or overwrite it. Whether `total` has become the value itself."""
-        if not self._updates():
-            return self._assign(entry, total)
-        stored = entry.value()
-        gradient = places.like(total, stored)
-        with adapter_for(stored).at_device_of(stored):
-            if self._updater is not None:
-                self._updater(entry.name, gradient, stored)
-            elif self._function is not None:
-                self._function(entry.key, gradient, stored)
-        return False
-
-    def _updates(self) -> bool:
-        return self._updater is not None or self._function is not None
-
-    def _assign(self, entry: Entry, total: Any) -> bool:
-        places.copy_into(entry.stored, total)
-        return False
-
-    # --------------------------------------------------------------------------------------------------- checks
-
-    def _first_value(self, key: Key, value: Any) -> Any:
-        array = places.readable(value)
-        if self._compression is not None and adapter_for(array).dtype_name(array) != "float32":
-            raise ValueError(
-                f"key {key!r} is {adapter_for(array).dtype_name(array)}, but gradient compression is for float32"
-            )
-        return array
-
-    def _given(self, call: str, key: Any, value: Any) -> list[tuple[Entry, list[Any]]]:
-        self._require_usable()
-        groups = self._entries.pushed(call, key, value)
-        self._place(groups)
-        return groups
-
-    def _current(self, entry: Entry) -> Any:
-        self._finish(entry)
-        return entry.value()
-
-    def _require_can_update(self) -> None:
-        if not self._kind.can_update:
-            raise ValueError(
-                f'a "{self.type}" store only adds up: update the weights yourself, or use "dist_sync_device"'
-            )
-
-    def _require_optimizer(self, call: str) -> Updater:
-        self._require_usable()
-        if self._updater is None:
-            raise ValueError(f"{call}: the store has no optimizer; call set_optimizer first")
-        return self._updater
