@@ -24,6 +24,7 @@ snapshot     all that a store keeps
 states       what a store keeps, in files
 data         shares of the data
 trainer      a training of PyTorch's parameters
+servers/     workers, servers and their scheduler
 """
 
 import inspect
@@ -32,9 +33,12 @@ import typing
 from ringtrain.kvstore.base import KVStoreBase as KVStoreBase
 from ringtrain.kvstore.by_name import create as create
 from ringtrain.kvstore.data import part as part, split_and_load as split_and_load, split_data as split_data
+from ringtrain.kvstore.servers.serve import run_server as run_server, serve_if_told as _serve_if_told
 from ringtrain.kvstore.store import KVStore as KVStore, Pushes as Pushes
 from ringtrain.kvstore.trainer import Trainer as Trainer
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     # Every name above, but none of the modules that importing them has left here.
     __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))
+
+_serve_if_told()  # a server or the scheduler does not come back from here

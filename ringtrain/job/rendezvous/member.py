@@ -114,8 +114,11 @@ def _serve(place: Place, secret: bytes) -> Server | None:
     return None if listener is None else Server(listener, secret)
 
 
-def connect(place: Place, ports: Sequence[int], secret: bytes, timeout_s: float) -> Connection:
+def connect(place: Place, ports: Sequence[int], secret: bytes, timeout_s: float, whom: str = "") -> Connection:
     """To whoever serves there and knows the secret. Whoever else is there is no reason to give up.
+
+    Args:
+        whom: who waits for whom, for errors; by default a rank for rank 0.
 
     Raises:
         StalledError: the right one has not come in `timeout_s`; 0 waits for ever.
@@ -135,9 +138,8 @@ def connect(place: Place, ports: Sequence[int], secret: bytes, timeout_s: float)
                 reason = error
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.5)
-    raise errors.StalledError(
-        f"init() has waited {timeout_s:g} s (start_timeout_s) for rank 0 at {place}, where the ranks meet: {reason}"
-    )
+    whom = whom or f"init() has waited for rank 0 at {place}, where the ranks meet,"
+    raise errors.StalledError(f"{whom} {timeout_s:g} s (start_timeout_s): {reason}")
 
 
 def _prove(sock: socket.socket, secret: bytes, end: float) -> Connection:

@@ -10,6 +10,7 @@ As between the ranks (csrc/network/handshake.h), a proof is the HMAC of all that
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import secrets
@@ -93,6 +94,11 @@ class Connection:
     def own_address(self) -> str:
         """Of this host, as the other side sees it."""
         return str(self._socket.getsockname()[0])
+
+    def shut(self) -> None:
+        """Let whoever reads or writes hear that it is over, in another thread, too; what was sent arrives."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()

@@ -1,0 +1,100 @@
+"""A process comes to its job: it listens where it may be a server, and takes its place at the scheduler."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ringtrain.job.interfaces import addresses_of
+from ringtrain.job.rendezvous.door import listen
+from ringtrain.job.rendezvous.member import Place
+from ringtrain.job.rendezvous.secret import job_secret
+from ringtrain.job.sockets import Listeners
+from ringtrain.kvstore.servers.roles import WORKER, Role
+from ringtrain.kvstore.servers.roster import Limits
+from ringtrain.kvstore.servers.scheduler import Scheduler
+from ringtrain.kvstore.servers.seat import Seat, World
+from ringtrain.kvstore.servers.verbose import say
+
+KEEP_VARIABLE = "RINGTRAIN_KV_KEEP"
+# Variables of ps-lite that are not needed here, and why.
+_NEEDLESS = {
+    "PS_RESEND": "what gets no answer is always sent again",
+    "DMLC_LOCAL": "processes of one host share memory wherever they can",
+    "DMLC_PS_VAN_TYPE": "there is one way over the network, TCP",
+    "DMLC_PS_WATER_MARK": "kv_outbox_mb bounds what is on its way",
+    "MXNET_ENABLE_GPU_P2P": "NCCL decides about that",
+    "MXNET_KVSTORE_USETREE": "NCCL decides about that",
+    "MXNET_KVSTORE_SERIAL_PUSH": "a worker's pushes of a key are always in order",
+}
+# Workers that may come to a job beside those that it has begun with.
+_LEAST_CAPACITY = 8
+
+
+class Arrival(NamedTuple):
+    """This process at its place; `name` and `number` are those of its place."""
+
+    name: str
+    number: int
+    seat: Seat
+    listeners: list[int]  # descriptors, for a server of this process
+    secret: bytes
+    settings: dict[str, str]
+
+    def world(self) -> World:
+        """Wait for all others. Raises as `Seat.world`."""
+        return self.seat.world()
+
+    def say(self, text: str) -> None:
+        say(int(float(self.settings["kv_verbose"])), f"{self.name} {self.number}", text)
+
+
+def secret_of(role: Role) -> bytes:
+    """What the processes of a job with this scheduler know. Raises as `job_secret`."""
+    return job_secret(f"kvstore {role.host}:{role.port}")
+
+
+def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
+    """Raises as `Seat` and `Seat.come`, and OSError where this process cannot listen."""
+    seat = Seat(
+        *(Place(role.host, [role.port]), secret, float(settings["start_timeout_s"])),
+        *(float(settings["kv_heartbeat_s"]), float(settings["kv_timeout_s"])),
+    )
+    with Listeners() as listeners:
+        hosts = addresses_of(settings["kv_interface"]) or [role.address or seat.own_address]
+        is_server = role.name != WORKER or role.servers == 0
+        addresses = [(host, port) for host, port in listeners.open(hosts)] if is_server else []
+        name, number = seat.come(role.name, role.task, role.attempt, addresses)
+        if name == WORKER and role.servers:
+            return Arrival(name, number, seat, [], secret, settings)
+        arrival = Arrival(name, number, seat, listeners.take(), secret, settings)
+    arrival.say(f"listens at {', '.join(f'{host}:{port}' for host, port in addresses)}")
+    return arrival
+
+
+def make_scheduler(role: Role, sock: socket.socket, secret: bytes, settings: dict[str, str]) -> Scheduler:
+    """In this process."""
+    limits = Limits(
+        *(role.workers, role.servers, max(_LEAST_CAPACITY, 2 * role.workers)),
+        *(float(settings["kv_timeout_s"]), float(settings["kv_rejoin_s"])),
+        keeps=os.environ.get(KEEP_VARIABLE) == "1",
+    )
+    return Scheduler(sock, secret, limits, int(float(settings["kv_verbose"])))
+
+
+def socket_of_scheduler(role: Role) -> socket.socket:
+    """Where the others look for it. Raises OSError where another process is there."""
+    sock = listen(role.host, [role.port])
+    if sock is None:
+        raise OSError(f"another process listens at {role.host}:{role.port} (DMLC_PS_ROOT_PORT); take another port")
+    return sock
+
+
+def name_what_is_needless(verbose: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Of the variables that a script for ps-lite sets."""
+    for name, reason in _NEEDLESS.items():
+        if name in environ:
+            say(verbose, os.path.basename(sys.argv[0]) or "python", f"{name} is not needed: {reason}")

@@ -1,0 +1,374 @@
+"""Who takes part in a job of workers and servers. Knows no sockets, no threads and no clock: time is an argument.
+
+A place is a role and a number. Whoever has one keeps it until it is done or lost, and then another process may take it.
+Every message that is answered has an id, and the answer the same one; whoever waits says how long.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ringtrain.kvstore.servers.directory import Directory
+from ringtrain.kvstore.servers.places import Place, Process, in_words
+from ringtrain.kvstore.servers.roles import SERVER, WORKER
+from ringtrain.kvstore.servers.rounds import Failure, Rounds
+
+Message = dict[str, Any]
+
+
+class Limits(NamedTuple):
+    """What the scheduler was told."""
+
+    workers: int
+    servers: int  # 0: one in each worker
+    capacity: int  # most workers that there may ever be
+    timeout_s: float  # of silence, after which a process is dead
+    rejoin_s: float  # before the others hear of a dead worker
+    keeps: bool  # whether the servers stay when all workers are done
+
+
+class Tell(NamedTuple):
+    """To be sent to a process."""
+
+    member: int
+    message: Message
+
+
+class Drop(NamedTuple):
+    """A process of which nothing is expected any more."""
+
+    member: int
+
+
+class Over(NamedTuple):
+    """All are done."""
+
+
+class Note(NamedTuple):
+    """For people."""
+
+    text: str
+
+
+Output = Tell | Drop | Over | Note
+
+
+@dataclass
+class _Order:
+    """A command that servers carry out."""
+
+    member: int
+    id: int
+    missing: set[Place]
+    failure: Message | None = None
+
+
+@dataclass
+class _State:
+    is_running: bool = False
+    is_elastic: bool = False
+    is_over: bool = False
+    lonely_s: float | None = None  # since when no worker lives, though not all are done
+
+
+class Roster:
+    """The state machine. Every method returns what is to be done now, in this order."""
+
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self._token = secrets.token_hex(8)
+        self._processes: dict[Place, Process] = {}
+        self._places: dict[int, Place] = {}  # of who is connected
+        self._directory = Directory()
+        self._rounds = Rounds()
+        self._orders: dict[int, _Order] = {}
+        self._numbers = itertools.count()
+        self._state = _State()
+
+    # --------------------------------------------------------------------------------------------------- processes
+
+    def come(self, member: int, message: Message, now_s: float) -> list[Output]:
+        """A process wants a place: the one of its role and task, or any."""
+        process = Process.of(member, message, now_s)
+        try:
+            place = self._place_for(str(message["role"]), message["task"], process)
+        except ValueError as error:
+            failure = {"kind": "error", "id": message["id"], "error": "ValueError", "text": str(error)}
+            return [Tell(member, failure), Note(str(error))]
+        output: list[Output] = []
+        if place in self._processes and self._processes[place].is_here():
+            output += self.lose(self._processes[place].member, "another process has taken its place", now_s)
+        self._processes[place], self._places[member] = process, place
+        process.is_recovery = self._state.is_running
+        output += [
+            Note(f"{in_words(place, process)} has come"),
+            Tell(member, {"kind": "place", "id": message["id"], "role": place.role, "number": place.number}),
+        ]
+        if not self._state.is_running:
+            return output + self._begin_if_all_are_here()
+        self._state.lonely_s = None
+        back = {"kind": "back", "role": place.role, "number": place.number, "addresses": process.addresses}
+        output += [Tell(one.member, back) for one in self._here() if one is not process]
+        return [*output, Tell(member, self._world(place))]
+
+    def lose(self, member: int, text: str, now_s: float) -> list[Output]:
+        """A process has died, or is taken for dead."""
+        place = self._places.pop(member, None)
+        if place is None:
+            return []
+        process = self._processes[place]
+        process.lost_s, process.text = now_s, text
+        output: list[Output] = [Note(f"{in_words(place, process)} is lost: {text}"), Drop(member)]
+        if not self._state.is_running:
+            del self._processes[place]  # another one may come before the others begin
+            return output
+        output += self._forget_orders(place)
+        if place.role == SERVER or self._limits.rejoin_s == 0 or self._state.is_elastic:
+            output += self._announce(place)
+        return output + self._end_if_done(now_s)
+
+    def done(self, member: int, now_s: float) -> list[Output]:
+        """A process ends well."""
+        place = self._places.pop(member, None)
+        if place is None:
+            return []
+        process = self._processes[place]
+        process.is_done = True
+        output: list[Output] = [Note(f"{in_words(place, process)} is done"), Drop(member)]
+        left = {"kind": "left", "role": place.role, "number": place.number}
+        output += [Tell(one.member, left) for one in self._here()]
+        return output + self._close_rounds() + self._end_if_done(now_s)
+
+    def tick(self, now_s: float) -> list[Output]:
+        """What time alone brings."""
+        output: list[Output] = []
+        for member, place in list(self._places.items()):
+            silent_s = now_s - self._processes[place].heard_s
+            if silent_s > self._limits.timeout_s:
+                text = f"it has said nothing for {silent_s:.1f} s (kv_timeout_s)"
+                output += [Tell(member, {"kind": "expelled", "text": text}), *self.lose(member, text, now_s)]
+        for place, process in self._processes.items():
+            if process.is_overdue(now_s, self._limits.rejoin_s):
+                output += self._announce(place)
+        output += [Tell(member, failure) for member, failure in self._directory.overdue(now_s)]
+        output += [Tell(member, failure) for member, failure in self._rounds.overdue(now_s, self._workers_here())]
+        output += self._say_who_has_not_come(now_s)
+        lonely_s = self._state.lonely_s
+        if lonely_s is not None and now_s - lonely_s > self._limits.timeout_s and not self._limits.keeps:
+            output += self._end("no worker is left")
+        return output
+
+    def end(self) -> list[Output]:
+        """The scheduler was told to end."""
+        return self._end("the scheduler was told to end")
+
+    # ---------------------------------------------------------------------------------------------------- messages
+
+    def hear(self, member: int, message: Message, now_s: float) -> list[Output]:
+        """Of a process that has a place. KeyError, TypeError and ValueError are its mistakes."""
+        place = self._places[member]
+        self._processes[place].heard_s = now_s
+        kind = message["kind"]
+        if kind == "say":
+            return self._say(place, message, now_s)
+        if kind == "publish":
+            return [Tell(*one) for one in self._directory.publish(message["store"], message["entries"])]
+        if kind == "find":
+            return [Tell(*one) for one in self._directory.find(member, message, now_s)]
+        if kind == "dead":
+            return [self._answer(member, message, self._count_dead(message["who"], message["silent_s"], now_s))]
+        if kind == "command":
+            return self._order(member, message)
+        if kind == "obeyed":
+            return self._obeyed(place, message)
+        if kind == "elastic":
+            self._state.is_elastic = True
+            return self._close_rounds()
+        return []  # a sign of life
+
+    def _say(self, place: Place, message: Message, now_s: float) -> list[Output]:
+        member = self._processes[place].member
+        self._rounds.say(message, place.number, member, now_s)
+        return self._close_rounds()
+
+    def _close_rounds(self) -> list[Output]:
+        """Of those that are expected all have said something, or one of them will not."""
+        gone = {
+            place.number: Failure(process.is_done, in_words(place, process), process.text)
+            for place, process in self._processes.items()
+            if place.role == WORKER and not process.is_here() and (process.is_done or process.is_announced)
+        }
+        return [Tell(*one) for one in self._rounds.close(self._workers_here(), gone, self._state.is_elastic)]
+
+    def _count_dead(self, who: int, silent_s: float, now_s: float) -> int:
+        """`who`: 1 is the scheduler, which answers, 2 the servers and 4 the workers."""
+        bits = {SERVER: 2, WORKER: 4}
+        dead = sum(
+            bool(bits[place.role] & who) and process.is_dead(now_s, silent_s)
+            for place, process in self._processes.items()
+        )
+        # Where they are in the workers, servers die with them.
+        with_workers = who & 6 == 2 and self._limits.servers == 0
+        return self._count_dead(4, silent_s, now_s) if with_workers else dead
+
+    def _order(self, member: int, message: Message) -> list[Output]:
+        servers = {place: one for place, one in self._processes.items() if place.role == SERVER and one.is_here()}
+        number = next(self._numbers)
+        self._orders[number] = _Order(member, message["id"], set(servers))
+        order = {"kind": "command", "order": number, "head": message["head"], "body": message["body"]}
+        return [Tell(one.member, order) for one in servers.values()] + self._finish_order(number)
+
+    def _obeyed(self, place: Place, message: Message) -> list[Output]:
+        order = self._orders.get(message["order"])
+        if order is None:
+            return []
+        order.missing.discard(place)
+        if message["text"] and order.failure is None:
+            order.failure = {"kind": "error", "id": order.id, "error": "RemoteError", "text": message["text"]}
+        return self._finish_order(message["order"])
+
+    def _forget_orders(self, place: Place) -> list[Output]:
+        for order in self._orders.values():
+            if place in order.missing:
+                order.missing.discard(place)
+                text = f"{in_words(place, self._processes[place])} has died: {self._processes[place].text}"
+                order.failure = {"kind": "error", "id": order.id, "error": "PeerLostError", "text": text}
+        return [one for number in list(self._orders) for one in self._finish_order(number)]
+
+    def _finish_order(self, number: int) -> list[Output]:
+        order = self._orders[number]
+        if order.missing:
+            return []
+        del self._orders[number]
+        return [Tell(order.member, order.failure or {"kind": "answer", "id": order.id, "value": None})]
+
+    # ------------------------------------------------------------------------------------------------------ places
+
+    def _place_for(self, role: str, task: int | None, process: Process) -> Place:
+        if self._state.is_over:
+            raise ValueError("the job is over")
+        if not role:
+            has_all_servers = len(list(self._of(SERVER))) >= self._limits.servers
+            role = WORKER if has_all_servers and not self._lost(SERVER) else SERVER
+        most = self._limits.workers if role == WORKER else self._limits.servers
+        if self._state.is_running and role == WORKER and (self._state.is_elastic or self._limits.keeps):
+            most = self._limits.capacity
+        if role == SERVER and most == 0:
+            raise ValueError("a server has come to a job without any (DMLC_NUM_SERVER=0): they are in the workers")
+        if task is not None:
+            return self._place_of_task(Place(role, int(task)), most, process)
+        if self._lost(role):
+            return min(self._lost(role))
+        for number in range(most):
+            place = Place(role, number)
+            if place not in self._processes or (self._limits.keeps and not self._processes[place].is_here()):
+                return self._checked(place, process)
+        raise ValueError(f"a {role} has come to a job that has all its {most} {role}s (DMLC_NUM_{role.upper()})")
+
+    def _place_of_task(self, place: Place, most: int, process: Process) -> Place:
+        if not 0 <= place.number < most:
+            raise ValueError(f"{place.role} {place.number} (DMLC_TASK_ID) has come to a job of {most} {place.role}s")
+        before = self._processes.get(place)
+        if before is not None and before.is_here() and process.attempt <= before.attempt:
+            raise ValueError(
+                f"two processes are {place.role} {place.number} (DMLC_TASK_ID): {before.name()} and {process.name()}"
+            )
+        return self._checked(place, process)
+
+    def _checked(self, place: Place, process: Process) -> Place:
+        """Raises ValueError where the values of a server that was in a lost worker are gone."""
+        if place in self._processes and self._limits.servers == 0 and self._state.is_running:
+            raise ValueError(
+                f"worker {place.number} cannot come back: a part of the values was in it; start servers of their own "
+                "(DMLC_NUM_SERVER)"
+            )
+        return place
+
+    def _lost(self, role: str) -> list[Place]:
+        return [place for place, one in self._of(role) if not one.is_here() and not one.is_done]
+
+    def _of(self, role: str) -> Iterator[tuple[Place, Process]]:
+        return ((place, one) for place, one in self._processes.items() if place.role == role)
+
+    def _here(self) -> list[Process]:
+        return [one for one in self._processes.values() if one.is_here()]
+
+    def _workers_here(self) -> dict[int, Process]:
+        """Also those of whose loss nobody has heard yet."""
+        return {place.number: one for place, one in self._of(WORKER) if one.is_here() or one.may_come_back()}
+
+    # ------------------------------------------------------------------------------------------- beginning and end
+
+    def _begin_if_all_are_here(self) -> list[Output]:
+        if len(self._processes) < self._limits.workers + self._limits.servers:
+            return []
+        self._state.is_running = True
+        return [Tell(one.member, self._world(place)) for place, one in self._processes.items()]
+
+    def _world(self, own: Place) -> Message:
+        servers = dict(self._of(SERVER if self._limits.servers else WORKER))
+        workers = dict(self._of(WORKER))
+        return {
+            "kind": "world",
+            "number": own.number,
+            "workers": self._limits.workers,
+            "capacity": self._limits.capacity,
+            "servers": [servers[place].addresses for place in sorted(servers)],
+            "names": {str(place.number): one.name() for place, one in workers.items()},
+            "hosts": {str(place.number): one.host for place, one in workers.items()},
+            "living": [place.number for place, one in workers.items() if one.is_here()],
+            "lost_servers": [place.number for place in self._lost(SERVER)],
+            "token": self._token,
+            "is_recovery": self._processes[own].is_recovery,
+        }
+
+    def _say_who_has_not_come(self, now_s: float) -> list[Output]:
+        overdue = [one for one in self._here() if one.waits_until_s < now_s]
+        if self._state.is_running or not overdue:
+            return []
+        wanted = [(WORKER, self._limits.workers), (SERVER, self._limits.servers)]
+        missing = [
+            f"{role} {number}"
+            for role, count in wanted
+            for number in range(count)
+            if Place(role, number) not in self._processes
+        ]
+        text = f"the store has waited for all workers and servers (start_timeout_s): {', '.join(missing)} did not come"
+        failure = {"kind": "failed", "error": "StalledError", "text": text}
+        output: list[Output] = [Tell(one.member, failure) for one in overdue]
+        for one in overdue:
+            place = self._places.pop(one.member)
+            del self._processes[place]
+            output.append(Drop(one.member))
+        return output
+
+    def _announce(self, place: Place) -> list[Output]:
+        """All hear that a process is lost."""
+        process = self._processes[place]
+        process.is_announced = True
+        text = f"{in_words(place, process)} has died: {process.text}"
+        lost = {"kind": "lost", "role": place.role, "number": place.number, "text": text}
+        found = [Tell(*one) for one in self._directory.lose(place, text)] if place == Place(WORKER, 0) else []
+        return [*(Tell(one.member, lost) for one in self._here()), *found, *self._close_rounds()]
+
+    def _end_if_done(self, now_s: float) -> list[Output]:
+        workers = dict(self._of(WORKER))
+        if any(one.is_here() for one in workers.values()):
+            return []
+        if all(one.is_done for one in workers.values()) and not self._limits.keeps:
+            return self._end("all workers are done")
+        self._state.lonely_s = now_s
+        return []
+
+    def _end(self, text: str) -> list[Output]:
+        if self._state.is_over:
+            return []
+        self._state.is_over = True
+        return [Note(f"the job is over: {text}"), *(Tell(one.member, {"kind": "over"}) for one in self._here()), Over()]
+
+    def _answer(self, member: int, message: Message, value: Any) -> Tell:
+        return Tell(member, {"kind": "answer", "id": message["id"], "value": value})

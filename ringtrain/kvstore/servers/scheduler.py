@@ -1,0 +1,96 @@
+"""The scheduler: the connections of all workers and servers, and what `Roster` makes of what they say."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from typing import Any
+
+from ringtrain.job.rendezvous.hub import Hub, Line
+from ringtrain.kvstore.servers.roster import Drop, Limits, Note, Output, Over, Roster, Tell
+from ringtrain.kvstore.servers.verbose import say
+
+_TICK_S = 0.1
+# The directory of a large model in one message.
+_MOST_BYTES = 1 << 26
+# For the others to take what they were told at the end.
+_FAREWELL_S = 2.0
+
+
+class Scheduler:
+    """Threads of this process, until close().
+
+    Args:
+        listener: where the processes connect; belongs to the scheduler.
+        verbose: option kv_verbose.
+    """
+
+    def __init__(self, listener: socket.socket, secret: bytes, limits: Limits, verbose: int):
+        self._roster = Roster(limits)
+        self._lines: dict[int, Line] = {}
+        self._members: dict[Line, int] = {}
+        self._numbers = itertools.count()
+        self._verbose = verbose
+        self._is_over = threading.Event()
+        self._hub = Hub(listener, secret, self, limits.timeout_s, _TICK_S, _MOST_BYTES)
+        self.port = self._hub.port
+        self._hub.start()
+
+    def wait(self, longest_s: float) -> bool:
+        """Whether the job is over, at the latest after so many seconds."""
+        return self._is_over.wait(longest_s)
+
+    def end(self) -> None:
+        """Tell all that the job is over."""
+        self._hub.call(lambda: self._do(self._roster.end()))
+
+    def close(self) -> None:
+        """Cut all connections, once the processes have taken what they were told."""
+        end_s = time.monotonic() + _FAREWELL_S
+        while self._lines and time.monotonic() < end_s:
+            time.sleep(0.01)
+        self._hub.close()
+
+    # The hub's thread.
+
+    def tick(self) -> None:
+        self._do(self._roster.tick(time.monotonic()))
+
+    def hear(self, line: Line, message: dict[str, Any]) -> None:
+        now_s = time.monotonic()
+        if message["kind"] == "come":
+            member = next(self._numbers)
+            self._lines[member], self._members[line] = line, member
+            self._do(self._roster.come(member, message, now_s))
+        elif message["kind"] == "done":
+            self._do(self._roster.done(self._members[line], now_s))
+        elif message["kind"] == "failed":
+            self._do(self._roster.lose(self._members[line], str(message["text"]), now_s))
+        else:
+            self._do(self._roster.hear(self._members[line], message, now_s))
+
+    def lose(self, line: Line, text: str) -> None:
+        member = self._members.pop(line, None)
+        if member is not None:
+            self._lines.pop(member, None)
+            self._do(self._roster.lose(member, text, time.monotonic()))
+
+    def _do(self, output: list[Output]) -> None:
+        for one in output:
+            if isinstance(one, Tell):
+                if one.member in self._lines:
+                    self._hub.send(self._lines[one.member], one.message)
+            elif isinstance(one, Drop):
+                self._drop(one.member)
+            elif isinstance(one, Note):
+                say(self._verbose, "scheduler", one.text)
+            elif isinstance(one, Over):
+                self._is_over.set()
+
+    def _drop(self, member: int) -> None:
+        line = self._lines.pop(member, None)
+        if line is not None:
+            self._members.pop(line, None)
+            self._hub.drop(line)

@@ -1,0 +1,265 @@
+"""A process's side of the scheduler: its place in the job, what it asks and hears there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ringtrain import errors
+from ringtrain.job.rendezvous.member import Place, connect
+from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
+from ringtrain.kvstore.servers.rounds import END
+
+_SEND_S = 5.0
+_LOOK_S = 0.2
+# How much longer than the scheduler, which knows who is missing.
+_GRACE_S = 5.0
+_KINDS = {
+    "StalledError": errors.StalledError,
+    "PeerLostError": errors.PeerLostError,
+    "RemoteError": errors.RemoteError,
+    "ValueError": ValueError,
+}
+
+Notice = dict[str, Any]
+
+
+class World(NamedTuple):
+    """The job, when this process has its place in it."""
+
+    number: int
+    workers: int
+    capacity: int
+    servers: list[list[tuple[str, int]]]  # their addresses
+    names: dict[int, str]  # of the workers: host and pid
+    hosts: dict[int, str]
+    living: list[int]  # workers
+    lost_servers: list[int]
+    token: str
+    is_recovery: bool
+
+
+class Seat:
+    """Until leave() or close(). Any thread, but `place` and `world`, which come first.
+
+    Args:
+        place: of the scheduler.
+        timeout_s: for the scheduler and all others to come; 0 waits for ever.
+        heartbeat_s: between signs of life.
+        silent_s: the scheduler is lost when its host has not answered for so long.
+    """
+
+    def __init__(self, place: Place, secret: bytes, timeout_s: float, heartbeat_s: float, silent_s: float):
+        self._incoming = connect(
+            place, place.ports, secret, timeout_s, f"nobody who is the scheduler of this job was at {place} for"
+        )
+        self._incoming.notice_silence(silent_s)
+        self._outgoing = self._incoming.twin()
+        self._timeout_s = timeout_s
+        self._heartbeat_s = heartbeat_s
+        self.own_address = self._incoming.own_address()
+        self._sending = threading.Lock()
+        self._answers: dict[int, queue.SimpleQueue[Notice]] = {}
+        self._next_id = 1
+        self._gone = ""  # why there is no scheduler
+        self._world: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self._notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self._on_notice: Callable[[Notice], None] | None = None
+        self._is_closed = False
+        self._process = os.getpid()
+        os.register_at_fork(after_in_child=self._close_in_child)
+        threading.Thread(target=self._listen, name="ringtrain seat", daemon=True).start()
+
+    def come(self, role: str, task: int | None, attempt: int, addresses: list[tuple[str, int]]) -> tuple[str, int]:
+        """Take a place. Returns its role and number.
+
+        Raises:
+            ValueError: there is none for this process.
+            PeerLostError: the scheduler is gone.
+        """
+        about = {"host": socket.gethostname(), "pid": os.getpid(), "attempt": attempt, "patience_s": self._timeout_s}
+        answer = self._ask({"kind": "come", "role": role, "task": task, "addresses": addresses, **about}, _GRACE_S)
+        return str(answer["role"]), int(answer["number"])
+
+    def world(self) -> World:
+        """Wait for all workers and servers. Raises StalledError, which says who has not come, and as `come`."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                message = self._world.get(timeout=_LOOK_S)  # Ctrl-C interrupts it
+                if message["kind"] != "world":
+                    raise _error(message)
+                return _world_of(message)
+            self._require_scheduler()
+
+    def listen_with(self, on_notice: Callable[[Notice], None]) -> None:
+        """Have this called with each notice from now on, and those that have come: on a thread of the seat."""
+        self._on_notice = on_notice
+        threading.Thread(target=self._hand_on, name="ringtrain notices", daemon=True).start()
+
+    def say(self, label: str, value: Any = None, patience_s: float = 0) -> dict[int, Any]:
+        """A round of the workers: what all of them have said, by number. Of a label there is one at a time.
+
+        Raises:
+            StalledError: not all have come in time; 0 waits for ever.
+            PeerLostError: one is lost, or has ended; or the scheduler has.
+        """
+        answer = self._ask({"kind": "say", "label": label, "value": value, "patience_s": patience_s}, patience_s)
+        return {int(number): said for number, said in answer["value"].items()}
+
+    def publish(self, store: int, entries: dict[str, Any]) -> None:
+        """Tell the directory of keys; an entry has at least a "version"."""
+        self._send({"kind": "publish", "store": store, "entries": entries})
+
+    def find(self, store: int, versions: dict[str, int], patience_s: float) -> dict[str, Any]:
+        """The entries of keys in the directory, at least of these versions; None for what need not be there.
+
+        Raises StalledError and PeerLostError.
+        """
+        request = {"kind": "find", "store": store, "versions": versions, "patience_s": patience_s}
+        entries: dict[str, Any] = self._ask(request, patience_s)["value"]
+        return entries
+
+    def count_dead(self, who: int, silent_s: float) -> int:
+        """Of whom the scheduler has heard nothing for so long. `who`: 2 for servers, 4 for workers, 6 for both."""
+        return int(self._ask({"kind": "dead", "who": who, "silent_s": silent_s}, _GRACE_S)["value"])
+
+    def command(self, head: int, body: str, patience_s: float) -> None:
+        """Wait until all servers have carried it out. Raises RemoteError with the traceback of one that has not."""
+        self._ask({"kind": "command", "head": head, "body": body}, patience_s)
+
+    def obeyed(self, order: int, text: str) -> None:
+        """A command is carried out, or has failed."""
+        self._send({"kind": "obeyed", "order": order, "text": text})
+
+    def be_elastic(self) -> None:
+        """Workers may come and go from now on."""
+        self._send({"kind": "elastic"})
+
+    def has_scheduler(self) -> bool:
+        return not self._gone
+
+    def leave(self, patience_s: float) -> None:
+        """This process ends well. First it waits for the other workers, unless the scheduler is gone."""
+        with contextlib.suppress(errors.RingtrainError):
+            if patience_s > 0:
+                self.say(END, None, patience_s)
+        with contextlib.suppress(errors.RingtrainError):
+            self._send({"kind": "done"})
+        self.close()
+
+    def fail(self, text: str) -> None:
+        """This process ends of an error."""
+        with contextlib.suppress(errors.RingtrainError):
+            self._send({"kind": "failed", "text": text})
+        self.close()
+
+    def close(self) -> None:
+        """Cut the connection."""
+        self._is_closed = True
+        self._incoming.shut()
+
+    def _ask(self, request: Notice, patience_s: float) -> Notice:
+        self._require_scheduler()
+        answers: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        with self._sending:
+            number, self._next_id = self._next_id, self._next_id + 1
+            self._answers[number] = answers
+        end_s = time.monotonic() + patience_s + _GRACE_S if patience_s > 0 else float("inf")
+        try:
+            self._send({**request, "id": number})
+            while True:
+                with contextlib.suppress(queue.Empty):
+                    answer = answers.get(timeout=_LOOK_S)  # Ctrl-C interrupts it
+                    if answer["kind"] == "error":
+                        raise _error(answer)
+                    return answer
+                self._require_scheduler()
+                if time.monotonic() > end_s:
+                    raise errors.StalledError(f"the scheduler has not answered for {patience_s + _GRACE_S:g} s")
+        finally:
+            del self._answers[number]
+
+    def _send(self, message: Notice) -> None:
+        self._require_scheduler()
+        try:
+            with self._sending:
+                self._outgoing.send(message, time.monotonic() + _SEND_S)
+        except OSError as error:
+            raise errors.PeerLostError(_lost(error)) from None
+
+    def _require_scheduler(self) -> None:
+        if self._process != os.getpid():
+            raise errors.NotInitializedError("this process was forked from one that has a place in a job; it has none")
+        if self._gone:
+            raise errors.PeerLostError(self._gone)
+
+    def _listen(self) -> None:
+        beat_s = time.monotonic() + self._heartbeat_s
+        try:
+            while not self._is_closed:
+                if time.monotonic() >= beat_s:
+                    beat_s = time.monotonic() + self._heartbeat_s
+                    with self._sending:
+                        self._outgoing.send({"kind": "beat"}, time.monotonic() + _SEND_S)
+                if self._incoming.has_come(max(0.0, beat_s - time.monotonic())):
+                    self._hear(self._incoming.receive(MOST_BYTES, time.monotonic() + _SEND_S))
+        except (OSError, StrangerError, ValueError) as error:
+            self._gone = self._gone or _lost(error)
+            if not self._is_closed:
+                self._notices.put({"kind": "gone", "text": self._gone})
+        self._incoming.close()
+        self._outgoing.close()
+
+    def _hear(self, message: Notice) -> None:
+        kind = message["kind"]
+        if kind in ("answer", "error", "place"):
+            answers = self._answers.get(message["id"])
+            if answers is not None:
+                answers.put(message)
+        elif kind in ("world", "failed"):
+            self._world.put(message)
+        elif kind == "expelled":
+            self._gone = f"the others take this process for dead: {message['text']}"
+        else:
+            self._notices.put(message)
+
+    def _hand_on(self) -> None:
+        assert self._on_notice is not None
+        while not self._is_closed:
+            with contextlib.suppress(queue.Empty):
+                self._on_notice(self._notices.get(timeout=1.0))
+
+    def _close_in_child(self) -> None:
+        """Else nobody would notice that this process has died."""
+        self._sending = threading.Lock()  # another thread may have held it
+        self._incoming.close()
+        self._outgoing.close()
+
+
+def _world_of(message: Notice) -> World:
+    return World(
+        number=message["number"],
+        workers=message["workers"],
+        capacity=message["capacity"],
+        servers=[[(str(host), int(port)) for host, port in of_one] for of_one in message["servers"]],
+        names={int(number): str(name) for number, name in message["names"].items()},
+        hosts={int(number): str(host) for number, host in message["hosts"].items()},
+        living=message["living"],
+        lost_servers=message["lost_servers"],
+        token=message["token"],
+        is_recovery=message["is_recovery"],
+    )
+
+
+def _error(message: Notice) -> Exception:
+    return _KINDS[message["error"]](message["text"])
+
+
+def _lost(error: object) -> str:
+    return f"the scheduler of this job is gone: {error}; nobody can come any more, and no round is held"

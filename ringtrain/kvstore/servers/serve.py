@@ -1,0 +1,162 @@
+"""Processes that are servers or the scheduler of their job, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ringtrain.kvstore.servers import roles
+from ringtrain.kvstore.servers.arrival import (
+    Arrival,
+    arrive,
+    make_scheduler,
+    name_what_is_needless,
+    secret_of,
+    socket_of_scheduler,
+)
+from ringtrain.kvstore.servers.core import make_server
+from ringtrain.kvstore.servers.roles import SCHEDULER, SERVER, WORKER
+from ringtrain.kvstore.servers.seat import Notice
+from ringtrain.options import table
+
+# What MXNet's servers do with a command of the user: head and body are those of send_command_to_servers.
+Controller = Callable[[int, str], object]
+
+NO_AUTOSERVE_VARIABLE = "RINGTRAIN_NO_AUTOSERVE"
+_LOOK_S = 0.2
+# The place of a worker that did not know what it was until the scheduler said so.
+_worker: Arrival | None = None
+
+
+def serve_if_told() -> None:
+    """At the import of the package: a server or the scheduler serves, and then ends. Others go on."""
+    global _worker
+    if os.environ.get(NO_AUTOSERVE_VARIABLE, "") not in ("", "0") or "DMLC_PS_ROOT_URI" not in os.environ:
+        return
+    role = roles.of_environment()
+    if role is None or role.name == WORKER:
+        return
+    if role.name:
+        run_server()
+        sys.exit(0)
+    arrival = arrive(role, secret_of(role), _settings())
+    if arrival.name == WORKER:
+        _worker = arrival
+        return
+    serve(arrival)
+    sys.exit(0)
+
+
+def take_worker() -> Arrival | None:
+    """The place that this process has already, if it has one; it belongs to the caller now."""
+    global _worker
+    taken, _worker = _worker, None
+    return taken
+
+
+def run_server(controller: Controller | None = None, *, role: str | None = None) -> None:
+    """Serve until the job is over. Mirrors `mxnet.kvstore_server.KVStoreServer.run`.
+
+    Args:
+        controller: called with head and body of each command of `send_command_to_servers`.
+        role: "server" or "scheduler"; by default DMLC_ROLE.
+
+    Raises:
+        ValueError: the environment does not say where the scheduler is, or the job has no place for this process.
+        StalledError: not all workers and servers came in time (start_timeout_s).
+        PeerLostError: the scheduler has died before that.
+    """
+    found = roles.of_environment(name=role)
+    if found is None or found.name not in (SERVER, SCHEDULER):
+        raise ValueError("run_server is for processes whose DMLC_ROLE is server or scheduler")
+    settings = _settings()
+    if found.name == SERVER:
+        name_what_is_needless(int(float(settings["kv_verbose"])))
+        serve(arrive(found, secret_of(found), settings), controller)
+        return
+    scheduler = make_scheduler(found, socket_of_scheduler(found), secret_of(found), settings)
+    with _ends_by_signal(scheduler.end):
+        while not scheduler.wait(_LOOK_S):
+            pass
+    scheduler.close()
+
+
+def serve(arrival: Arrival, controller: Controller | None = None) -> None:
+    """Be the server of this place until the job is over."""
+    try:
+        world = arrival.world()
+        server = make_server(arrival, world)
+    except BaseException as error:
+        arrival.seat.fail(f"{type(error).__name__}: {error}")
+        raise
+    notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    arrival.seat.listen_with(notices.put)
+    try:
+        _follow(arrival, server, notices, controller)
+    finally:
+        server.close()
+    arrival.seat.leave(0)
+
+
+def _follow(arrival: Arrival, server: Any, notices: queue.SimpleQueue[Notice], controller: Controller | None) -> None:
+    lonely_s: float | None = None  # since when there is neither a scheduler nor a worker
+    while True:
+        with contextlib.suppress(queue.Empty):
+            notice = notices.get(timeout=_LOOK_S)
+            if notice["kind"] == "over":
+                return
+            _obey(arrival, server, notice, controller)
+        if arrival.seat.has_scheduler() or server.metrics()["connections"] > 0:
+            lonely_s = None
+            continue
+        lonely_s = lonely_s or time.monotonic()
+        if time.monotonic() - lonely_s > float(arrival.settings["kv_timeout_s"]):
+            return
+
+
+def _obey(arrival: Arrival, server: Any, notice: Notice, controller: Controller | None) -> None:
+    kind = notice["kind"]
+    if kind == "command":
+        arrival.seat.obeyed(notice["order"], _carry_out(notice, controller))
+    elif kind == "gone":
+        arrival.say(notice["text"])
+    elif notice["role"] == WORKER and kind == "lost":
+        server.lost(notice["number"])
+    elif notice["role"] == WORKER and kind == "back":
+        server.back(notice["number"])
+
+
+def _carry_out(notice: Notice, controller: Controller | None) -> str:
+    """The traceback of what went wrong, or nothing."""
+    if controller is None:
+        return "send_command_to_servers: this server has no controller; start servers with run_server(controller)"
+    try:
+        controller(int(notice["head"]), str(notice["body"]))
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+@contextlib.contextmanager
+def _ends_by_signal(end: Callable[[], object]) -> Any:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        end()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _settings() -> dict[str, str]:
+    return table.resolve({})
