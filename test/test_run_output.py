@@ -16,7 +16,7 @@ from ringrun_job import RANK_VARIABLES, ROOT, TIMEOUT_S, needs_mpi, on_each_netw
 
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.supervise import rank_wrapper
-from ringtrain.runner.supervise.end_reasons import spoken_by_ringrun
+from ringtrain.runner.supervise.end_reasons import spoken
 from ringtrain.runner.supervise.first_failure import FailureLog, report
 from ringtrain.runner.supervise.frames import Ended, FrameReader, LauncherSaid, Started, Written
 from ringtrain.runner.supervise.output import LastLines, Output, RankFiles
@@ -189,7 +189,7 @@ def test_a_traceback_counts_although_its_rank_ends_later() -> None:
     log.add(Ended(1, -15, 0.0, True))
     failures = log.failures()
     assert [(failure.rank, failure.code) for failure in failures] == [(1, 1), (0, 1)]
-    lines = spoken_by_ringrun(report(failures)).splitlines()
+    lines = spoken(report(failures)).splitlines()
     assert lines[0] == "ringrun: the first to fail was rank 1 on h1, with exit code 1; rank 0 failed after it"
     assert lines[1] == "ringrun: the last lines of rank 1 on standard error were"
     assert lines[2:] == ["    " + line for line in TRACEBACK.decode().splitlines()]

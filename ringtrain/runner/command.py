@@ -7,7 +7,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ringtrain.job import launched_by
@@ -36,7 +36,7 @@ from ringtrain.runner.launchers.choose import choose, choose_elastic
 from ringtrain.runner.launchers.command_lines import Launcher
 from ringtrain.runner.launchers.mpi_library import MpiNotFound
 from ringtrain.runner.supervise.elastic import ElasticSupervisor
-from ringtrain.runner.supervise.end_reasons import spoken_by_ringrun
+from ringtrain.runner.supervise.end_reasons import spoken
 from ringtrain.runner.supervise.printing import StandardStreams, terminal
 from ringtrain.runner.supervise.screen import Screen
 from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_handled
@@ -51,10 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns 0 where all ranks did, else the exit code of the rank that failed first, 128 + signal where a signal ended
     it or ringrun; 2 for a command line that cannot be, 1 where MPI is missing or ranks do not start.
     """
+    return said_by("ringrun", lambda: _run(argv))
+
+
+def said_by(speaker: str, run: Callable[[], int]) -> int:
+    """The exit code of `run`, or of what it raises, which is said."""
     try:
-        return _run(argv)
+        return run()
     except (UsageError, MpiNotFound) as error:
-        print(f"ringrun: {error}", file=sys.stderr)
+        print(f"{speaker}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         # nobody reads on; the interpreter would complain once more when it flushes at its end
@@ -90,7 +95,16 @@ def _run(argv: Sequence[str] | None) -> int:
     if arguments.verbose:
         for text in (*why, line):
             print(f"ringrun: {text}", file=sys.stderr, flush=True)
-    return _supervise(arguments, job, launcher)
+    folder = Path(arguments.output_filename) if arguments.output_filename is not None else None
+    settings = Settings(
+        job.may_have_several if arguments.prefix_output is None else arguments.prefix_output,
+        arguments.start_timeout,
+        folder,
+        bool(arguments.verbose),
+        grace_s=arguments.grace_s,
+        has_time=bool(arguments.prefix_output_with_timestamp),
+    )
+    return supervise(Supervisor if job.elastic is None else ElasticSupervisor, launcher, job, settings)
 
 
 def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
@@ -204,26 +218,19 @@ def refuse_to_run_as_a_rank(launch: launched_by.Launch | None) -> None:
         )
 
 
-def _supervise(arguments: argparse.Namespace, job: Job, launcher: Launcher) -> int:
-    has_prefix = job.may_have_several if arguments.prefix_output is None else arguments.prefix_output
-    folder = Path(arguments.output_filename) if arguments.output_filename is not None else None
-    streams = StandardStreams()
-    settings = Settings(
-        has_prefix,
-        arguments.start_timeout,
-        folder,
-        bool(arguments.verbose),
-        grace_s=arguments.grace_s,
-        has_time=bool(arguments.prefix_output_with_timestamp),
-    )
+def supervise(
+    of_its_kind: type[Supervisor], launcher: Launcher, job: Job, settings: Settings, speaker: str = "ringrun"
+) -> int:
+    """Run a job to its end, as `speaker`. Returns the exit code. Raises UsageError where no output file can be."""
+    streams = StandardStreams(speaker)
     try:
-        of_its_kind = Supervisor if job.elastic is None else ElasticSupervisor
-        supervisor = of_its_kind(launcher, job, settings, Screen(streams.print, terminal))
+        supervisor = of_its_kind(launcher, job, settings, Screen(streams.print, terminal, speaker))
     except OSError as error:
+        folder = settings.output_folder
         raise UsageError(f"--output-filename {folder} cannot be made: {error.strerror}: {error.filename}") from error
     with signals_handled(supervisor):
         outcome = supervisor.run()
     if outcome.explanation:
         with contextlib.suppress(BrokenPipeError):
-            streams.print(f"{spoken_by_ringrun(outcome.explanation)}\n".encode(), True)
+            streams.print(f"{spoken(outcome.explanation, speaker)}\n".encode(), True)
     return outcome.code

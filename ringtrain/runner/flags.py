@@ -53,14 +53,16 @@ class Option(Protocol):
     def meaning(self) -> str: ...
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError where argparse would end the process."""
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
 
 def build_parser(table: Sequence[Option]) -> argparse.ArgumentParser:
     """The parser of ringrun; everything from the first word that is no option is the command."""
-    parser = _Parser(
+    parser = Parser(
         prog="ringrun",
         usage="ringrun -np N [options] COMMAND ...",
         description=_DESCRIPTION,
@@ -70,9 +72,7 @@ def build_parser(table: Sequence[Option]) -> argparse.ArgumentParser:
     _add_job(parser)
     _add_elastic(parser)
     _add_output(parser)
-    group = parser.add_argument_group("options of ringtrain, as in docs/options.md")
-    for option in table:
-        _add_option(group, option)
+    add_options(parser, table)
     _add_horovods(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each rank runs")
     return parser
@@ -129,9 +129,16 @@ class _HorovodsOwn(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), given])
 
 
+def add_options(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
+    """A flag for each entry of the option table."""
+    group = parser.add_argument_group("options of ringtrain, as in docs/options.md")
+    for option in table:
+        _add_option(group, option)
+
+
 def _add_job(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-np", "-n", "--num-proc", type=_positive, metavar="N", help="number of ranks (default: the hosts' slots)")
+    add("-np", "-n", "--num-proc", type=positive, metavar="N", help="number of ranks (default: the hosts' slots)")
     add("-H", "--hosts", metavar="h1:2,h2:2", help="hosts and how many ranks each takes (default: the allocation's)")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same as lines `host slots=2` or `host:2`")
     add(
@@ -148,17 +155,17 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         metavar="NICS",
         help="what the hosts talk through, such as eth0 or ib0,ib1; several add up",
     )
-    add(*("-p", "--ssh-port"), type=_positive, metavar="PORT", help="where ssh listens on the other hosts")
+    add(*("-p", "--ssh-port"), type=positive, metavar="PORT", help="where ssh listens on the other hosts")
     add(*("-i", "--ssh-identity-file"), metavar="FILE", help="the private key for ssh")
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks; may be repeated")
     add(
         "--start-timeout",
-        type=_seconds,
+        type=seconds,
         default=START_TIMEOUT_S,
         metavar="SECONDS",
         help="0 waits for ever (default: 120)",
     )
-    add("--grace-s", type=_seconds, default=30.0, metavar="SECONDS", help="from SIGTERM to SIGKILL (default: 30)")
+    add("--grace-s", type=seconds, default=30.0, metavar="SECONDS", help="from SIGTERM to SIGKILL (default: 30)")
     add("--config-file", metavar="FILE", help="more of these flags in YAML, without hyphens; also horovodrun's file")
     add("-v", "--version", action="version", version=__version__, help="print the version of ringtrain")
     add("-cb", "--check-build", action="store_true", help="print which frameworks and libraries are there")
@@ -167,16 +174,16 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def _add_elastic(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("elastic jobs, whose ranks come and go")
     add = group.add_argument
-    add("--min-np", "--min-num-proc", type=_positive, metavar="N", help="go on with so many ranks at least")
-    add("--max-np", "--max-num-proc", type=_positive, metavar="N", help="no more ranks than these (default: the slots)")
-    add("--slots-per-host", "--slots", type=_positive, metavar="N", help="of a host that is named without a number")
+    add("--min-np", "--min-num-proc", type=positive, metavar="N", help="go on with so many ranks at least")
+    add("--max-np", "--max-num-proc", type=positive, metavar="N", help="no more ranks than these (default: the slots)")
+    add("--slots-per-host", "--slots", type=positive, metavar="N", help="of a host that is named without a number")
     add("--host-discovery-script", metavar="COMMAND", help="prints the hosts, as lines host:2; asked each second")
-    add("--elastic-timeout", type=_seconds, metavar="SECONDS", help="to wait for --min-np ranks (default: 600)")
-    add("--reset-limit", type=_whole, metavar="N", help="how often ranks may meet anew (default: no limit)")
+    add("--elastic-timeout", type=seconds, metavar="SECONDS", help="to wait for --min-np ranks (default: 600)")
+    add("--reset-limit", type=whole, metavar="N", help="how often ranks may meet anew (default: no limit)")
     add(
         "--blacklist-cooldown-range",
         nargs=2,
-        type=_seconds,
+        type=seconds,
         metavar=("MIN", "MAX"),
         help="seconds for which a host that fails again and again gets no ranks (default: for ever)",
     )
@@ -268,26 +275,26 @@ def _shell_words(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(f"{error}: {text}") from error
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f'must be a whole number from 1, not "{text}"')
     return int(text)
 
 
-def _whole(text: str) -> int:
+def whole(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f'must be a whole number, not "{text}"')
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
+        number = -1.0
+    if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f'must be a number of seconds, not "{text}"')
-    return seconds
+    return number
 
 
 def _is_switch(option: Option) -> bool:

@@ -1,4 +1,4 @@
-"""Why a job ended: the sentences for where no rank failed first, and the prefix that they all get from ringrun."""
+"""Why a job ended: the sentences for where no rank failed first, and the prefix that they all get."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import signal
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.job import Job
 from ringtrain.runner.supervise.first_failure import Ends
+from ringtrain.runner.supervise.names import RANKS, Names
 
 
-def spoken_by_ringrun(text: str) -> str:
-    """`text` with ringrun's name before each line that is not indented, as quoted lines are."""
-    return "\n".join(line if line.startswith(" ") else f"ringrun: {line}" for line in text.splitlines())
+def spoken(text: str, speaker: str = "ringrun") -> str:
+    """`text` with the speaker's name before each line that is not indented, as quoted lines are."""
+    return "\n".join(line if line.startswith(" ") else f"{speaker}: {line}" for line in text.splitlines())
 
 
-def of_late_ranks(job: Job, missing: list[int], timeout_s: float) -> str:
+def of_late_ranks(job: Job, missing: list[int], timeout_s: float, names: Names = RANKS) -> str:
     """For the ranks `missing`, at least one, that did not start within `timeout_s`."""
     remedies = [*_remedies(job), "a longer start timeout"]
-    return f"{list_of_ranks(missing)} did not start in {timeout_s:g} s; try {', or '.join(remedies)}"
+    return f"{names.listed(missing)} did not start in {timeout_s:g} s; try {', or '.join(remedies)}"
 
 
 def of_launcher(job: Job, code: int, missing: list[int], ends: Ends) -> str:

@@ -6,8 +6,8 @@ import signal
 import time
 from typing import NamedTuple
 
-from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.supervise.frames import Ended, Started, Written
+from ringtrain.runner.supervise.names import RANKS, Names
 from ringtrain.runner.supervise.output import LastLines
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -36,8 +36,8 @@ class Failure(NamedTuple):
     is_consequence: bool
     last_lines: list[str]
 
-    def __str__(self) -> str:
-        where = f"rank {self.rank}" + (f" on {self.host}" if self.host else "")
+    def in_words(self, names: Names) -> str:
+        where = names.listed([self.rank]) + (f" on {self.host}" if self.host else "")
         number = self.code - 128
         if number in signal.valid_signals():
             return f"{where}, ended by {signal.Signals(number).name} (exit code {self.code})"
@@ -123,13 +123,13 @@ class FailureLog:
         return Failure(number, rank.host, failed_at, code, is_consequence or is_late, _tail(lines))
 
 
-def report(failures: list[Failure]) -> str:
+def report(failures: list[Failure], names: Names = RANKS) -> str:
     """What to say of the failures, at least one: who was first, the end of what it wrote, and who followed."""
     first, *later = failures
-    lines = [f"the first to fail was {first}"]
+    lines = [f"the first to fail was {first.in_words(names)}"]
     if later:
-        lines[0] += f"; {list_of_ranks([failure.rank for failure in later])} failed after it"
-    return "\n".join([*lines, *last_lines_of(f"rank {first.rank}", first)])
+        lines[0] += f"; {names.listed([failure.rank for failure in later])} failed after it"
+    return "\n".join([*lines, *last_lines_of(names.listed([first.rank]), first)])
 
 
 def last_lines_of(who: str, failure: Failure) -> list[str]:

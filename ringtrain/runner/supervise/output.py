@@ -9,6 +9,7 @@ from io import FileIO
 from pathlib import Path
 
 from ringtrain.runner.supervise.frames import Written
+from ringtrain.runner.supervise.names import RANKS, Names
 from ringtrain.runner.supervise.printing import write_all
 from ringtrain.runner.supervise.progress_bars import Rows
 from ringtrain.runner.supervise.screen import Screen
@@ -43,10 +44,12 @@ class Output:
         are_several: bool,
         files: RankFiles | None = None,
         has_time: bool = False,
+        names: Names = RANKS,
     ):
         self._screen = screen
         self._has_prefix = has_prefix
         self._has_time = has_time
+        self._names = names
         self._is_direct = not are_several and not has_prefix and not has_time
         self._files = files
         self._streams: dict[tuple[int, bool], _Stream] = {}
@@ -91,7 +94,7 @@ class Output:
 
     def _prefix(self, rank: int) -> bytes:
         now = time.strftime("%Y-%m-%d %H:%M:%S ").encode() if self._has_time else b""
-        return now + (b"[%d] " % rank if self._has_prefix else b"")
+        return now + (f"[{self._names.label(rank)}] ".encode() if self._has_prefix else b"")
 
 
 class RankFiles:

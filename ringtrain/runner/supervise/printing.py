@@ -41,7 +41,8 @@ class StandardStreams:
     That its reader has gone is another matter: BrokenPipeError.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, speaker: str = "ringrun") -> None:
+        self._speaker = speaker
         self._is_dropped = {False: sys.stdout is None, True: sys.stderr is None}
 
     def print(self, data: bytes, is_error: bool) -> None:
@@ -54,9 +55,8 @@ class StandardStreams:
         except OSError as error:
             self._is_dropped[is_error] = True
             name = "error" if is_error else "output"
-            self.print(
-                f"ringrun: standard {name} ends here: {error.strerror}; the job goes on\n".encode(), not is_error
-            )
+            sentence = f"{self._speaker}: standard {name} ends here: {error.strerror}; the job goes on\n"
+            self.print(sentence.encode(), not is_error)
 
 
 def print_to_python(data: bytes, is_error: bool) -> None:

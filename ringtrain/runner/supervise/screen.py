@@ -17,9 +17,10 @@ _NO_COLOUR = "\x1b[0m"
 class Screen:
     """For one thread. Nothing else may print to the same terminal."""
 
-    def __init__(self, write: Print, find_surface: FindSurface = lambda: None):
+    def __init__(self, write: Print, find_surface: FindSurface = lambda: None, speaker: str = "ringrun"):
         self._write = write
         self._find_surface = find_surface
+        self._speaker = speaker
         self._painted: list[str] = []
         self._painted_at = 0.0
         self._erasing = b""
@@ -33,8 +34,8 @@ class Screen:
             self._is_at_line_start = data.endswith(b"\n")
 
     def say(self, text: str) -> None:
-        """Print a sentence of ringrun's own."""
-        self.print(f"ringrun: {text}\n".encode(), True)
+        """Print a sentence of this program's own."""
+        self.print(f"{self._speaker}: {text}\n".encode(), True)
 
     def show(self, rows: list[bytes]) -> None:
         """Have these rows, and no others, stand below what was printed."""

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.runner.supervise.names import RANKS, Names
 from ringtrain.runner.supervise.rank_signals import Courier
 
 # How long a launcher may take to end what still runs, also on other hosts.
@@ -19,10 +19,13 @@ _KILLED_S = 10.0
 class Shutdown:
     """For the thread that supervises the job, which calls `go_on` several times in a second."""
 
-    def __init__(self, process: subprocess.Popen[bytes], courier: Courier, say: Callable[[str], None]):
+    def __init__(
+        self, process: subprocess.Popen[bytes], courier: Courier, say: Callable[[str], None], names: Names = RANKS
+    ):
         self._process = process
         self._courier = courier
         self._say = say
+        self._names = names
         self._grace_s: float | None = None
         self._launcher_at = float("inf")
         self._kill_at = float("inf")
@@ -54,7 +57,8 @@ class Shutdown:
         now, running = time.monotonic(), self._courier.running
         if not self.has_told_launcher and (now >= self._launcher_at or (self._grace_s is not None and not running)):
             if self._grace_s and running:
-                self._say(f"{list_of_ranks(running)} did not end within {self._grace_s:g} s of SIGTERM, see --grace-s")
+                late = self._names.listed(running)
+                self._say(f"{late} did not end within {self._grace_s:g} s of SIGTERM, see --grace-s")
             self._process.terminate()
             self._kill_at = now + _LAUNCHER_S
         if now >= self._kill_at:

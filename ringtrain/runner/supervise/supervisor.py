@@ -20,6 +20,7 @@ from ringtrain.runner.launchers.command_lines import Launcher
 from ringtrain.runner.supervise import cleanup, die_with_parent, end_reasons, rank_wrapper
 from ringtrain.runner.supervise.first_failure import Failure, FailureLog, report
 from ringtrain.runner.supervise.frames import Ended, Event, FrameReader, LauncherSaid, Reported, Started, Written
+from ringtrain.runner.supervise.names import RANKS, Names
 from ringtrain.runner.supervise.output import Output, RankFiles
 from ringtrain.runner.supervise.rank_signals import Courier
 from ringtrain.runner.supervise.screen import Screen
@@ -46,7 +47,7 @@ class Settings(NamedTuple):
     """How a job is watched.
 
     `has_prefix` is for the rank before each line, `has_time` for the time before that. `start_timeout_s` is 0 for no
-    limit; `output_folder` None writes no files; `grace_s` is from SIGTERM to SIGKILL.
+    limit; `output_folder` None writes no files; `grace_s` is from SIGTERM to SIGKILL. `names` are the processes'.
     """
 
     has_prefix: bool
@@ -55,6 +56,7 @@ class Settings(NamedTuple):
     is_verbose: bool
     grace_s: float = 30.0
     has_time: bool = False
+    names: Names = RANKS
 
 
 class Outcome(NamedTuple):
@@ -92,7 +94,9 @@ class Supervisor:
         self._screen = screen
         folder = settings.output_folder
         self._files = RankFiles(folder, job.num_proc, screen.say) if folder else None
-        self._output = Output(screen, settings.has_prefix, job.may_have_several, self._files, settings.has_time)
+        self._output = Output(
+            screen, settings.has_prefix, job.may_have_several, self._files, settings.has_time, settings.names
+        )
         self._frames = FrameReader()
         self._failures = FailureLog()
         self._started: set[int] = set()
@@ -115,7 +119,7 @@ class Supervisor:
             start_new_session=True,
         )
         self._courier = Courier(self._launcher, process)
-        self._shutdown = Shutdown(process, self._courier, self._screen.say)
+        self._shutdown = Shutdown(process, self._courier, self._screen.say, self._settings.names)
         try:
             self._watch(process)
         finally:
