@@ -11,6 +11,10 @@ from ringtrain.version import __version__
 # name -> the module whose main() it is, and what it does
 COMMANDS = {
     "run": ("ringtrain.runner.command", "start a job on this host or on several; the same as ringrun"),
+    "launch": (
+        "ringtrain.runner.roles.command",
+        "start workers and servers as MXNet does; the same as ringlaunch",
+    ),
     "doctor": ("ringtrain.doctor.__main__", "say what ringtrain finds on this machine, and what is wrong with it"),
     "flight": ("ringtrain.flight", "compare what the ranks wrote down when a job went wrong"),
     "timeline": ("ringtrain.timeline.__main__", "merge the parts of a timeline, or say where the time of a step goes"),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ringtrain.runner.allocation.hosts import Host
 from ringtrain.runner.elastic.terms import Terms
+from ringtrain.runner.roles.terms import RoleTerms
 
 
 class Job(NamedTuple):
@@ -20,7 +21,8 @@ class Job(NamedTuple):
     `network_interfaces` is a list such as "eth0,eth1"; `ssh_port` and `ssh_identity_file` are for reaching other hosts.
     `hosts_are_allotted` says that a batch system named the hosts, not the user. `launcher_arguments` are the user's
     words for the launcher, `binding_arguments` those that are to stand in place of ours about binding; `has_tcp_only`
-    keeps the network to TCP. `elastic` is what an elastic job may become, which begins with `num_proc` ranks.
+    keeps the network to TCP. `elastic` is what an elastic job may become, which begins with `num_proc` ranks. `roles`
+    is what a job with servers has, where `num_proc` counts all processes.
     """
 
     command: list[str]
@@ -36,6 +38,7 @@ class Job(NamedTuple):
     binding_arguments: tuple[str, ...] = ()
     has_tcp_only: bool = False
     elastic: Terms | None = None
+    roles: RoleTerms | None = None
 
     @property
     def may_have_several(self) -> bool:

@@ -44,7 +44,7 @@ PYTHON_FLOORS = (
     {"horovod"},
     {"__init__"},
     # These stand where users stand.
-    {"bench", "run", "__main__"},
+    {"bench", "launch", "run", "__main__"},
 )
 # A name of `ringtrain` that is no module of it is one of its face.
 _FACE = "__init__"

@@ -12,7 +12,7 @@ from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Protocol
 
 from ringtrain.job.cores import physical_cores
-from ringtrain.runner import elastic, start
+from ringtrain.runner import elastic, roles, start
 from ringtrain.runner.allocation.hosts import Host, UsageError
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers.mpi_library import (
@@ -161,7 +161,7 @@ class IntelHydra(Hydra):
 
 
 class OwnStarter:
-    """Our own starter, which needs no MPI, and ssh for other hosts; in an elastic job maybe another launcher."""
+    """Our own starters, which need no MPI, and ssh for other hosts; in an elastic job maybe another launcher."""
 
     passes_on: Mapping[int, int] = {SIGTERM: END_RANK, SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
     scancel = None
@@ -174,8 +174,13 @@ class OwnStarter:
     def arguments(self, job: Job) -> list[str]:
         if self.of_keepers is None and (job.launcher_arguments or job.binding_arguments):
             raise UsageError("without MPI ringrun starts the ranks itself, so there is no launcher to give words to")
-        package = start.__file__ if job.elastic is None else elastic.__file__
-        arguments = [sys.executable, str(Path(package).parent), f"--num-proc={job.num_proc}"]
+        package = elastic if job.elastic is not None else roles if job.roles is not None else start
+        assert package.__file__ is not None
+        arguments = [sys.executable, str(Path(package.__file__).parent)]
+        if job.roles is None:
+            arguments.append(f"--num-proc={job.num_proc}")
+        else:
+            arguments += job.roles.words()
         if job.hosts:
             arguments.append(f"--hosts={','.join(map(str, job.hosts))}")
         arguments += job.elastic.words() if job.elastic is not None else []

@@ -5,8 +5,9 @@ Runs as a script, on other hosts by ssh, without importing ringtrain, so that it
     standard input   orders of JSON: an Order first, then {"signal": 15}, {"end": seconds}, {"stdin": base64 or null}
     standard output  reports, REPORT and JSON: {"ended": [rank, code]}, a code as a shell gives it, {"took": "stdin"}
 
-In an elastic job it is the host's *keeper*: it starts one process for each {"start": number}, the two orders above may
-be for {"rank": number} alone, and it stays until {"finish": true}.
+In an elastic job, and in one with servers, it is the host's *keeper*: it starts one process for each {"start": number},
+the two orders above may be for {"rank": number} alone, and it stays until {"finish": true}. In a job with servers it
+tells a process the "variables" of its order, and nothing of ranks.
 
 Both outputs have besides, in whole lines, what the ranks write to theirs; under ringrun, that is frames of wrappers.
 When standard input ends, whoever gives orders has died, and the ranks are killed.
@@ -38,21 +39,21 @@ _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_VARIABLE = "RINGRUN_GRACE_S"
 # How variables begin that a launcher sets for each of its processes, or its own daemons.
 TOLD_BY_LAUNCHERS = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL")
-# What the wrapper calls a process of an elastic job, whose rank changes.
+# What the wrapper calls a process of a keeper, whose rank changes or which has none.
 _PROCESS_VARIABLE = "RINGRUN_PROCESS"
 
 
 class Order(NamedTuple):
     """What to start. The ranks of this host are `first`, `first + 1`, ..., `ranks` of `size`.
 
-    In an elastic job there are none at first, and `host` is what the job calls this host.
+    For a keeper there are none at first, and `host` is what the job calls this host.
     """
 
     command: list[str]
     first: int
     ranks: int
     size: int
-    place: str  # where all ranks meet
+    place: str  # where all ranks meet; empty where they do not
     secret: str  # in hexadecimal digits
     environment: dict[str, str]  # over that of this host
     folder: str
@@ -154,7 +155,9 @@ class Agent:
         self._selector = selectors.PollSelector()
         self._orders = orders
         self._order = order
-        self._environment = {**_own_environment(order), **order.environment, "RINGTRAIN_RENDEZVOUS": order.place}
+        self._environment = {**_own_environment(order), **order.environment}
+        if order.place:
+            self._environment["RINGTRAIN_RENDEZVOUS"] = order.place
         self._environment.pop(_GRACE_VARIABLE, None)
         self._ranks: list[Rank] = []
         self._input: Input | None = None
@@ -189,13 +192,13 @@ class Agent:
                 signal.signal(number, lambda number, frame: self._end(_END_S))
         return wake_up
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int, variables: dict[str, str] | None = None) -> None:
         has_input = number == 0 and not self._order.is_of_keeper
         process = subprocess.Popen(
             self._order.command,
             bufsize=0,
             cwd=self._order.folder,
-            env={**self._environment, **_variables_of_rank(self._order, number)},
+            env={**self._environment, **_variables_of_process(self._order, number, variables)},
             stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -265,7 +268,7 @@ class Agent:
     def _obey(self, orders: list[bytes]) -> None:
         for order in map(json.loads, orders):
             if "start" in order:
-                self._start(order["start"])
+                self._start(order["start"], order.get("variables"))
             elif "signal" in order:
                 self._signal(order["signal"], order.get("rank"))
             elif "end" in order:
@@ -317,7 +320,10 @@ def _own_environment(order: Order) -> dict[str, str]:
     }
 
 
-def _variables_of_rank(order: Order, number: int) -> dict[str, str]:
+def _variables_of_process(order: Order, number: int, told: dict[str, str] | None) -> dict[str, str]:
+    """`told` is what came with the order to start it, if anything."""
+    if told is not None:
+        return {**told, _PROCESS_VARIABLE: str(number)}
     if order.is_of_keeper:
         # it learns its rank whenever the processes of the job have changed
         member = f"{order.host}/{number}"
