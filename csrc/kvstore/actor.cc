@@ -107,7 +107,7 @@ Outcome Actor::push_in_round(size_t chunk, uint64_t seq, const Source& source, c
 Outcome Actor::deposit(size_t chunk, uint64_t seq, const Source& source, const Rates& rates) {
   const uint32_t slot = slots_->take();
   if (slot == kNoSlot) return Outcome::full;
-  const Chunk& place = part_->chunk(chunk);
+  const KeyChunk& place = part_->chunk(chunk);
   if (source.quantizer.kind == Quantizer::Kind::none)
     convert(source.values, source.dtype, part_->slot_data(number_, slot), wide(place.dtype), place.count);
   else
@@ -154,7 +154,7 @@ std::vector<Actor::Contribution> Actor::contributions(size_t chunk, const Contri
 }
 
 void Actor::close(size_t chunk, uint64_t seq, const Contribution* own) {
-  const Chunk& place = part_->chunk(chunk);
+  const KeyChunk& place = part_->chunk(chunk);
   const UpdateRule* rule = rule_of(chunk);
   const std::vector<Contribution> all = contributions(chunk, own);
   const void* total = all.front().values;
@@ -208,13 +208,13 @@ bool Actor::is_ready(size_t chunk, uint64_t pushes) const {
 }
 
 void Actor::answer_from(size_t chunk, Answer& answer) {
-  const Chunk& place = part_->chunk(chunk);
+  const KeyChunk& place = part_->chunk(chunk);
   convert(part_->value(chunk), place.dtype, answer.place, answer.dtype, place.count);
   answer.num_update = num_update(chunk);
   answer.is_there = true;
 }
 
-const void* Actor::widened(const Chunk& chunk, const Source& source) {
+const void* Actor::widened(const KeyChunk& chunk, const Source& source) {
   if (source.quantizer.kind != Quantizer::Kind::none) {
     if (chunk.dtype != DType::float32) throw invalid("codes are for float32 keys only");
     dequantize(source.quantizer, static_cast<const uint8_t*>(source.values), reinterpret_cast<float*>(own_.get()),
@@ -235,7 +235,7 @@ const UpdateRule* Actor::rule_of(size_t chunk) {
   return rule_.get();
 }
 
-uint32_t Actor::arrays_of(const Chunk& chunk, const UpdateRule* rule) const {
+uint32_t Actor::arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const {
   uint32_t arrays = kValue;
   if (rule) arrays |= states_of(*rule) | (is_half(chunk.dtype) ? kMaster : 0);
   return arrays;
@@ -250,7 +250,7 @@ uint32_t Actor::kept(uint32_t arrays) {
 }
 
 void Actor::apply(size_t chunk, const UpdateRule& rule, const void* gradient, const Rates& rates) {
-  const Chunk& place = part_->chunk(chunk);
+  const KeyChunk& place = part_->chunk(chunk);
   const bool has_master = is_half(place.dtype);
   UpdateRule::Arrays arrays;
   arrays.dtype = wide(place.dtype);
@@ -264,14 +264,14 @@ void Actor::apply(size_t chunk, const UpdateRule& rule, const void* gradient, co
 }
 
 void Actor::store(size_t chunk, const void* wide_values) {
-  const Chunk& place = part_->chunk(chunk);
+  const KeyChunk& place = part_->chunk(chunk);
   convert(wide_values, wide(place.dtype), part_->value(chunk), place.dtype, place.count);
 }
 
 bool Actor::assign(size_t chunk, const void* values) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
-  const Chunk& place = part_->chunk(chunk);
+  const KeyChunk& place = part_->chunk(chunk);
   const bool has_master = is_half(place.dtype) && rule_of(chunk);
   ChunkChange change(*part_, chunk, number_, kept(kValue | (has_master ? kMaster : 0)));
   std::memcpy(part_->value(chunk), values, place.value_bytes());
@@ -316,7 +316,7 @@ bool Actor::take_rule(size_t chunk, uint32_t rule, uint64_t num_update) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
   ChunkRecord& record = part_->record(chunk);
-  const Chunk& place = part_->chunk(chunk);
+  const KeyChunk& place = part_->chunk(chunk);
   const std::shared_ptr<const UpdateRule> next = part_->rule(rule);
   ChunkChange change(*part_, chunk, number_, 0);
   record.rule = rule;
@@ -329,10 +329,19 @@ bool Actor::take_rule(size_t chunk, uint32_t rule, uint64_t num_update) {
   return true;
 }
 
+bool Actor::take_numbers(size_t chunk, uint32_t rule) {
+  const HeldChunk held(*part_, chunk, number_);
+  if (!held) return false;
+  ChunkChange change(*part_, chunk, number_, 0);
+  part_->record(chunk).rule = rule;
+  change.commit(0);
+  return true;
+}
+
 bool Actor::read_array(size_t chunk, size_t array, void* place) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
-  const Chunk& one = part_->chunk(chunk);
+  const KeyChunk& one = part_->chunk(chunk);
   std::memcpy(place, part_->array(array, chunk), array == 0 ? one.value_bytes() : one.wide_bytes());
   return true;
 }
@@ -340,7 +349,7 @@ bool Actor::read_array(size_t chunk, size_t array, void* place) {
 bool Actor::write_array(size_t chunk, size_t array, const void* values) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
-  const Chunk& one = part_->chunk(chunk);
+  const KeyChunk& one = part_->chunk(chunk);
   ChunkChange change(*part_, chunk, number_, kept(1u << array));
   std::memcpy(part_->array(array, chunk), values, array == 0 ? one.value_bytes() : one.wide_bytes());
   change.commit(0);

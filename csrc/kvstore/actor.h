@@ -65,8 +65,10 @@ class Actor {
 
   // The following are true when done, and false when busy. `values` is in the dtype of the key.
   bool assign(size_t chunk, const void* values);
-  // From now on the rule is this one (0: none), its states are zero, and it has updated the chunk so many times.
+  // From now on the rule is this one (0: none), its states are zero, and it has updated the chunk so many times. Or it
+  // is the one that was there with other numbers, and states and count go on.
   bool take_rule(size_t chunk, uint32_t rule, uint64_t num_update);
+  bool take_numbers(size_t chunk, uint32_t rule);
   // Closes the rounds that now can be, after somebody has joined.
   bool settle(size_t chunk);
   // Before a worker that was absent, gone or has joined is here again: nobody waits for what it has not pushed.
@@ -92,8 +94,8 @@ class Actor {
 
   void put_in_order(double timeout_s);
   const UpdateRule* rule_of(size_t chunk);
-  const void* widened(const Chunk& chunk, const Source& source);
-  uint32_t arrays_of(const Chunk& chunk, const UpdateRule* rule) const;
+  const void* widened(const KeyChunk& chunk, const Source& source);
+  uint32_t arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const;
   // The same arrays, for which the journal now has room.
   uint32_t kept(uint32_t arrays);
   // Within a ChunkChange.

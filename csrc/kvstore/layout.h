@@ -37,7 +37,7 @@ struct PartSpec {
 // In what dtype values are summed and updated: 16-bit floats in float32.
 constexpr DType wide(DType dtype) { return is_half(dtype) ? DType::float32 : dtype; }
 
-struct Chunk {
+struct KeyChunk {
   uint32_t piece, count;  // elements
   uint64_t begin;         // element of the piece
   DType dtype;            // of the values
@@ -62,7 +62,7 @@ class Layout {
   size_t actors() const { return capacity() + 1; }
   uint32_t actor_of_server() const { return static_cast<uint32_t>(capacity()); }
 
-  const std::vector<Chunk>& chunks() const { return chunks_; }
+  const std::vector<KeyChunk>& chunks() const { return chunks_; }
   // The chunks of a piece follow each other: first(piece) up to first(piece + 1).
   size_t first_chunk(size_t piece) const { return first_chunks_[piece]; }
   uint32_t slots() const { return slots_; }  // of each worker, numbered from 1
@@ -77,7 +77,7 @@ class Layout {
   size_t slot_control_at(size_t worker, uint32_t slot) const;
   size_t slot_at(size_t worker, uint32_t slot) const { return slots_at_ + (worker * slots_ + slot - 1) * kChunkBytes; }
   size_t array_at(size_t array) const { return array == 0 ? values_at_ : wide_at_ + (array - 1) * wide_stride_; }
-  size_t array_at(size_t array, const Chunk& chunk) const {
+  size_t array_at(size_t array, const KeyChunk& chunk) const {
     return array_at(array) + (array == 0 ? chunk.value_at : chunk.wide_at);
   }
   size_t control_bytes() const { return journals_at_; }  // header and controls of chunks
@@ -89,7 +89,7 @@ class Layout {
 
  private:
   PartSpec spec_;
-  std::vector<Chunk> chunks_;
+  std::vector<KeyChunk> chunks_;
   std::vector<size_t> first_chunks_;
   uint32_t slots_ = 0;
   size_t value_bytes_ = 0;

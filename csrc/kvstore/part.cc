@@ -16,7 +16,9 @@ size_t kept_bytes(const Layout& layout) {
   return sizeof(ChunkRecord) - kChunkKeptAt + layout.capacity() * sizeof(WorkerRecord);
 }
 
-size_t array_bytes(const Chunk& chunk, size_t array) { return array == 0 ? chunk.value_bytes() : chunk.wide_bytes(); }
+size_t array_bytes(const KeyChunk& chunk, size_t array) {
+  return array == 0 ? chunk.value_bytes() : chunk.wide_bytes();
+}
 
 // What a journal keeps beside arrays.
 char* kept_of(Part& part, size_t chunk) { return reinterpret_cast<char*>(&part.record(chunk)) + kChunkKeptAt; }
@@ -116,7 +118,7 @@ std::shared_ptr<const UpdateRule> Part::rule(uint32_t number) {
 
 void Part::reserve_states(const UpdateRule& rule) {
   for (size_t i = 0; i < rule.state_names().size(); ++i) memory_.reserve(layout_.array_at(2 + i), layout_.wide_bytes());
-  for (const Chunk& chunk : layout_.chunks())
+  for (const KeyChunk& chunk : layout_.chunks())
     if (is_half(chunk.dtype)) memory_.reserve(layout_.array_at(1, chunk), chunk.wide_bytes());
 }
 

@@ -29,7 +29,7 @@ class Part {
 
   const Layout& layout() const { return layout_; }
   const PartSpec& spec() const { return layout_.spec(); }
-  const Chunk& chunk(size_t number) const { return layout_.chunks()[number]; }
+  const KeyChunk& chunk(size_t number) const { return layout_.chunks()[number]; }
   size_t chunk_count() const { return layout_.chunks().size(); }
   PartMemory& memory() { return memory_; }
 
