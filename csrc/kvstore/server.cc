@@ -1,0 +1,112 @@
+#include "kvstore/server.h"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/thread_annotations.h"
+
+namespace ringtrain {
+namespace {
+
+// The servers of this process.
+struct Registry {
+  Mutex mutex;
+  std::map<uint64_t, std::weak_ptr<PartTable>> tables GUARDED_BY(mutex);
+};
+
+Registry& registry() {
+  static Registry* const one = new Registry;
+  return *one;
+}
+
+uint64_t random_number() {
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof(number), 0) != sizeof(number)) throw failure("getrandom has failed");
+  return number;
+}
+
+}  // namespace
+
+StoreServer::StoreServer(const ServerOptions& options)
+    : capacity_(options.capacity),
+      credentials_{options.secret, options.token, options.capacity + options.number,
+                   options.capacity + options.number + 1},
+      shared_(options.shares_memory, options.timeout_s) {
+  shared_.words = {random_number(), getpid(), name_of_host(), options.shares_memory};
+  shared_.traffic.name = "server " + std::to_string(options.number);
+  shared_.traffic.drop_percent = options.drop_percent;
+  shared_.traffic.verbose = options.verbose;
+  shared_.tell_others = [this](Part& part, size_t chunk) {
+    if (threads_.size() > 1 && part.has_parked())
+      for (const auto& thread : threads_) thread->look_at(part, chunk);
+  };
+  shared_.tell_others_of_all = [this] { look_at_all(); };
+  for (int i = 0; i < std::max(1, options.threads); ++i) threads_.push_back(std::make_unique<ServerThread>(shared_));
+  {
+    const Lock lock(registry().mutex);
+    registry().tables[shared_.words.identity] = shared_.stores.table();
+  }
+  Connector::Owner& owner = *this;
+  const auto listen = [this, &owner, &options](Poller& poller) {
+    std::vector<std::vector<SocketAddress>> nobody(static_cast<size_t>(credentials_.size));
+    return std::make_unique<Connector>(poller, owner, credentials_, Directory{std::move(nobody), 1, options.timeout_s},
+                                       options.listeners);
+  };
+  for (size_t i = 0; i < threads_.size(); ++i)
+    threads_[i]->start(i == 0 ? ServerThread::MakeConnector(listen) : nullptr);
+}
+
+StoreServer::~StoreServer() {
+  close();
+  const Lock lock(registry().mutex);
+  registry().tables.erase(shared_.words.identity);
+}
+
+std::shared_ptr<PartTable> StoreServer::table_of(uint64_t identity) {
+  const Lock lock(registry().mutex);
+  const auto found = registry().tables.find(identity);
+  return found == registry().tables.end() ? nullptr : found->second.lock();
+}
+
+void StoreServer::connected(int rank, int, Descriptor socket) {
+  if (rank >= capacity_) return;  // another server has nothing to ask for
+  threads_[static_cast<size_t>(rank) % threads_.size()]->adopt(rank, std::move(socket));
+}
+
+void StoreServer::lost(int worker) {
+  if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
+  threads_[static_cast<size_t>(worker) % threads_.size()]->end_session(worker);
+  shared_.stores.set_presence(worker, Presence::gone);
+  look_at_all();
+}
+
+void StoreServer::back(int worker) {
+  if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
+  shared_.stores.set_presence(worker, Presence::here);
+  look_at_all();
+}
+
+void StoreServer::look_at_all() {
+  for (const auto& thread : threads_) thread->look_at_all();
+}
+
+std::map<std::string, double> StoreServer::metrics() const {
+  const auto number = [](const std::atomic<uint64_t>& counter) { return static_cast<double>(counter.load()); };
+  size_t waiting = 0;
+  for (const auto& thread : threads_) waiting += thread->waiting();
+  const Traffic& traffic = shared_.traffic;
+  return {{"sent_bytes", number(traffic.sent_bytes)},         {"sent_messages", number(traffic.sent_messages)},
+          {"received_bytes", number(traffic.received_bytes)}, {"received_messages", number(traffic.received_messages)},
+          {"dropped_messages", number(traffic.dropped)},      {"connections", number(shared_.sessions)},
+          {"waiting_requests", static_cast<double>(waiting)}};
+}
+
+void StoreServer::close() {
+  for (const auto& thread : threads_) thread->stop();
+}
+
+}  // namespace ringtrain

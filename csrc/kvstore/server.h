@@ -1,0 +1,59 @@
+// A server of key-value stores: threads that keep values, update them with what workers push, and give them out. In a
+// process of its own or in a worker's.
+//
+// Workers that share memory with it come only to ask for that: they update the values themselves.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvstore/server_thread.h"
+#include "network/connector.h"
+#include "network/handshake.h"
+
+namespace ringtrain {
+
+struct ServerOptions {
+  int number = 0, capacity = 1;  // of this server; how many workers there may be
+  std::vector<int> listeners;    // sockets, which it owns from now on
+  std::string secret, token;     // see Credentials
+  int threads = 1;
+  bool shares_memory = true;
+  double timeout_s = 30, drop_percent = 0;
+  int verbose = 0;
+};
+
+// Any thread.
+class StoreServer final : Connector::Owner {
+ public:
+  explicit StoreServer(const ServerOptions& options);
+  ~StoreServer() override;
+
+  ServerStores& stores() { return shared_.stores; }
+  const ServerWords& words() const { return shared_.words; }
+  // What the server of this identity keeps, if it is one of this process; else null.
+  static std::shared_ptr<PartTable> table_of(uint64_t identity);
+
+  // A worker is dead: its connection ends, and nobody waits for it. And it is back.
+  void lost(int worker);
+  void back(int worker);
+  std::map<std::string, double> metrics() const;
+  // Its threads end. What it keeps is there as long as this.
+  void close();
+
+ private:
+  bool is_connected(int) const override { return false; }
+  void connected(int rank, int dialler, Descriptor socket) override;
+  void is_out_of_reach(int, const std::string&) override {}
+  void look_at_all();
+
+  const int capacity_;
+  const Credentials credentials_;
+  ServerShared shared_;
+  std::vector<std::unique_ptr<ServerThread>> threads_;
+};
+
+}  // namespace ringtrain

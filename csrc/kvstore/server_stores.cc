@@ -1,0 +1,123 @@
+#include "kvstore/server_stores.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace ringtrain {
+
+ServerStores::ServerStores(bool shares_memory, double timeout_s)
+    : shares_memory_(shares_memory), timeout_s_(timeout_s) {}
+
+std::shared_ptr<Part> ServerStores::part(uint32_t store, uint32_t number) const {
+  const std::vector<std::shared_ptr<Part>> parts = table_->parts(store);
+  return number < parts.size() ? parts[number] : nullptr;
+}
+
+Bytes ServerStores::answer(int worker, const Head& question, const Bytes& body) {
+  const Lock lock(mutex_);
+  if (question.number == 0) return answer_now(worker, question, body);
+  Answered& last = answered_[worker];
+  if (last.number != question.number) {
+    last.body = answer_now(worker, question, body);
+    last.number = question.number;
+  }
+  return last.body;
+}
+
+Bytes ServerStores::answer_now(int worker, const Head& question, const Bytes& body) {
+  switch (question.said) {
+    case Said::create:
+      return create(worker, question, body);
+    case Said::attach:
+      return attach(worker, question);
+    case Said::rule:
+      set_rule(question.store, words_of<RuleWords>(body));
+      return {};
+    case Said::join:
+      for (const auto& actor : stores_[question.store].actors) set_presence(*actor, worker, Presence::joined);
+      return {};
+    default:
+      throw failure("a server cannot answer this");
+  }
+}
+
+Bytes ServerStores::create(int worker, const Head& question, const Bytes& body) {
+  Reader reader(body);
+  const PartSpec spec = PartSpec::get(reader);
+  const auto workers = static_cast<int>(question.chunk);
+  if (workers < 0 || workers > spec.capacity)
+    throw invalid("a store for " + std::to_string(spec.capacity) + " workers cannot begin with " +
+                  std::to_string(workers));
+  const auto part = Part::create(spec, workers, shares_memory_ ? Part::Memory::shared : Part::Memory::of_process);
+  auto actor = std::make_unique<Actor>(part, part->layout().actor_of_server(), timeout_s_);
+  Store& store = stores_[question.store];
+  if (store.rule) put_rule(*actor, *store.rule, false);
+  table_->add(question.store, part);
+  store.actors.push_back(std::move(actor));
+  return bytes_of(words_of_part(static_cast<uint32_t>(store.actors.size() - 1), *part, worker));
+}
+
+Bytes ServerStores::attach(int worker, const Head& question) {
+  Store& store = stores_[question.store];
+  std::vector<PartWords> words;
+  for (size_t i = question.part; i < store.actors.size(); ++i) {
+    set_presence(*store.actors[i], worker, Presence::here);
+    words.push_back(words_of_part(static_cast<uint32_t>(i), store.actors[i]->part(), worker));
+  }
+  Writer writer;
+  write_list(writer, words);
+  return writer.take();
+}
+
+PartWords ServerStores::words_of_part(uint32_t number, Part& part, int worker) const {
+  PartWords words;
+  words.number = number;
+  if (part.memory().is_shared()) {
+    words.ticket = part.memory().ticket();
+    words.bytes = part.memory().bytes();
+  }
+  words.spec = part.spec();
+  for (size_t i = 0; i < part.chunk_count(); ++i)
+    words.pushes.push_back(part.worker(i, static_cast<size_t>(worker)).pushes);
+  return words;
+}
+
+void ServerStores::set_rule(uint32_t number, const RuleWords& rule) {
+  Store& store = stores_[number];
+  const bool keeps_states = rule.keeps_states && store.rule && store.rule->name == rule.name;
+  for (const auto& actor : store.actors) put_rule(*actor, rule, keeps_states);
+  store.rule = rule;
+  store.rule->begin_num_update = 0;  // of keys that come later
+}
+
+void ServerStores::put_rule(Actor& actor, const RuleWords& rule, bool keeps_states) {
+  Part& part = actor.part();
+  const std::map<std::string, double> numbers(rule.numbers.begin(), rule.numbers.end());
+  const uint32_t number = rule.name.empty() ? 0 : part.add_rule(rule.name, rule.form, numbers);
+  visit_all(part, 0, part.chunk_count(), timeout_s_, [&](size_t chunk) {
+    return keeps_states ? actor.take_numbers(chunk, number)
+                        : actor.take_rule(chunk, number, static_cast<uint64_t>(rule.begin_num_update));
+  });
+}
+
+void ServerStores::set_presence(int worker, Presence presence) {
+  const Lock lock(mutex_);
+  for (auto& [number, store] : stores_)
+    for (const auto& actor : store.actors) set_presence(*actor, worker, presence);
+}
+
+void ServerStores::set_presence(Actor& actor, int worker, Presence presence) {
+  Part& part = actor.part();
+  const auto number = static_cast<size_t>(worker);
+  if (number >= part.layout().capacity()) return;
+  std::atomic<Presence>& now = part.presence(number);
+  if (now.load() == presence) return;
+  const auto for_all = [&](auto visit) { visit_all(part, 0, part.chunk_count(), timeout_s_, visit); };
+  if (presence == Presence::here) for_all([&](size_t chunk) { return actor.let_in(chunk, number); });
+  now.store(presence, std::memory_order_seq_cst);
+  if (presence == Presence::joined) for_all([&](size_t chunk) { return actor.settle(chunk); });
+  part.ring();
+}
+
+}  // namespace ringtrain

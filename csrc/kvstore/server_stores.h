@@ -1,0 +1,63 @@
+// What a server keeps, and what workers ask of it that is about more than one chunk.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/thread_annotations.h"
+#include "kvstore/actor.h"
+#include "kvstore/message.h"
+#include "kvstore/part_table.h"
+
+namespace ringtrain {
+
+// Any thread. What it throws is for who has asked.
+class ServerStores {
+ public:
+  // `timeout_s`: how long another process may keep a chunk.
+  ServerStores(bool shares_memory, double timeout_s);
+
+  const std::shared_ptr<PartTable>& table() const { return table_; }
+  // Null where there is none.
+  std::shared_ptr<Part> part(uint32_t store, uint32_t number) const;
+
+  // Answers a question of a worker, see Said. A question that has come before gets the same answer, and nothing
+  // happens.
+  Bytes answer(int worker, const Head& question, const Bytes& body);
+
+  // Whether others wait for a worker.
+  void set_presence(int worker, Presence presence);
+
+ private:
+  struct Answered {
+    int64_t number = 0;
+    Bytes body;
+  };
+  struct Store {
+    std::optional<RuleWords> rule;
+    std::vector<std::unique_ptr<Actor>> actors;  // the server's, by part
+  };
+
+  Bytes answer_now(int worker, const Head& question, const Bytes& body) REQUIRES(mutex_);
+  Bytes create(int worker, const Head& question, const Bytes& body) REQUIRES(mutex_);
+  Bytes attach(int worker, const Head& question) REQUIRES(mutex_);
+  void set_rule(uint32_t store, const RuleWords& rule) REQUIRES(mutex_);
+  void put_rule(Actor& actor, const RuleWords& rule, bool keeps_states);
+  void set_presence(Actor& actor, int worker, Presence presence);
+  PartWords words_of_part(uint32_t number, Part& part, int worker) const;
+
+  const bool shares_memory_;
+  const double timeout_s_;
+  const std::shared_ptr<PartTable> table_ = std::make_shared<PartTable>();
+  Mutex mutex_;
+  std::map<uint32_t, Store> stores_ GUARDED_BY(mutex_);
+  std::map<int, Answered> answered_ GUARDED_BY(mutex_);  // the last question of each worker
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,103 @@
+#include "kvstore/server_thread.h"
+
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/signals.h"
+#include "kernels/reduce.h"
+
+namespace ringtrain {
+
+ServerThread::ServerThread(ServerShared& shared) : shared_(shared) {}
+
+ServerThread::~ServerThread() { stop(); }
+
+void ServerThread::start(MakeConnector listen) {
+  if (listen) connector_ = listen(poller_);
+  thread_ = start_thread([this] { run(); });
+}
+
+void ServerThread::stop() {
+  if (!thread_.joinable()) return;
+  mailbox_.post([this] { stops_ = true; });
+  thread_.join();
+}
+
+// A worker has one connection: another one is that of its successor, or its own after the first was broken.
+void ServerThread::adopt(int worker, Descriptor socket) {
+  const auto shared_socket = std::make_shared<Descriptor>(std::move(socket));
+  mailbox_.post([this, worker, shared_socket] {
+    end(worker);
+    const uint64_t number = shared_.sessions.fetch_add(1) + 1;
+    Session::Home& home = *this;
+    sessions_[worker] = std::make_unique<Session>(home, worker, number, std::move(*shared_socket));
+    if (shared_.traffic.verbose >= 1)
+      inform(shared_.traffic.name + ": worker " + std::to_string(worker) + " has connected");
+  });
+}
+
+void ServerThread::end_session(int worker) {
+  mailbox_.post([this, worker] { end(worker); });
+}
+
+void ServerThread::look_at(Part& part, size_t chunk) {
+  mailbox_.post([this, &part, chunk] { waiting_room_.try_chunk(part, chunk); });
+}
+
+void ServerThread::look_at_all() {
+  mailbox_.post([this] { waiting_room_.try_all(); });
+}
+
+void ServerThread::has_changed(Part& part, size_t chunk) {
+  waiting_room_.try_chunk(part, chunk);
+  shared_.tell_others(part, chunk);
+}
+
+void ServerThread::has_changed() { shared_.tell_others_of_all(); }
+
+void ServerThread::has_ended(Session& session) {
+  if (shared_.traffic.verbose >= 1)
+    inform(shared_.traffic.name + ": the connection of worker " + std::to_string(session.worker()) + " has ended");
+  end(session.worker());
+}
+
+void ServerThread::end(int worker) {
+  const auto found = sessions_.find(worker);
+  if (found == sessions_.end()) return;
+  poller_.bury(found->second->take_connection());
+  sessions_.erase(found);
+}
+
+// Whether there is something that will not say when it can be done.
+bool ServerThread::go_on() {
+  bool is_busy = false;
+  for (const auto& [worker, session] : sessions_) is_busy = session->try_again() || is_busy;
+  for (const auto& [worker, session] : sessions_) session->flush();
+  return is_busy;
+}
+
+void ServerThread::run() {
+  // A process that dies after a change and before it says so leaves others waiting: they look themselves, too.
+  constexpr double kLook_s = 0.1, kBusy_s = 1e-3, kStrangers_s = 2;
+  const KeptDenormals kept;
+  double looked_at = now_s();
+  while (true) {
+    mailbox_.empty();
+    if (stops_) break;
+    poller_.run();
+    if (connector_) connector_->look();
+    if (waiting_room_.size() > 0 && now_s() - looked_at > kLook_s) {
+      waiting_room_.try_all();
+      looked_at = now_s();
+    }
+    const bool is_busy = go_on();
+    waiting_.store(waiting_room_.size(), std::memory_order_relaxed);
+    mailbox_.sleep(is_busy ? kBusy_s : waiting_room_.size() > 0 ? kLook_s : kStrangers_s);
+  }
+  while (!sessions_.empty()) end(sessions_.begin()->first);
+  connector_.reset();
+  poller_.run();
+}
+
+}  // namespace ringtrain
