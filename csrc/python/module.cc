@@ -13,5 +13,6 @@ NB_MODULE(_core, module) {
   ringtrain::bind_observation(module);
   ringtrain::bind_gpu(module);
   ringtrain::bind_kernels(module);
+  ringtrain::bind_store_server(module);
   ringtrain::bind_bench(module);
 }
