@@ -207,6 +207,30 @@ bool Actor::is_ready(size_t chunk, uint64_t pushes) const {
   return true;
 }
 
+bool Actor::may_be_ready(size_t chunk, uint64_t pushes) const {
+  return !part_->spec().is_synchronous || is_ready(chunk, pushes);
+}
+
+std::string Actor::missing(size_t chunk, uint64_t pushes) const {
+  const uint64_t ahead = part_->spec().is_synchronous ? 0 : static_cast<uint64_t>(part_->spec().max_staleness);
+  const uint64_t wanted = pushes + part_->worker(chunk, number_).offset;
+  std::string text;
+  for (size_t i = 0; i < part_->layout().capacity(); ++i) {
+    const WorkerRecord& other = part_->worker(chunk, i);
+    const Presence presence = part_->presence(i).load(std::memory_order_seq_cst);
+    const bool is_awaited = presence == Presence::here || (presence == Presence::gone && part_->spec().is_synchronous);
+    if (i == number_ || !is_awaited || other.pushes + other.offset + ahead >= wanted) continue;
+    text += "worker " + std::to_string(i) + " has pushed it " + std::to_string(other.pushes) + " times, ";
+  }
+  return text + "worker " + std::to_string(number_) + " " + std::to_string(pushes) + " times";
+}
+
+size_t Actor::held() {
+  if (!slots_) return 0;
+  slots_->look();
+  return slots_->open();
+}
+
 void Actor::answer_from(size_t chunk, Answer& answer) {
   const KeyChunk& place = part_->chunk(chunk);
   convert(part_->value(chunk), place.dtype, answer.place, answer.dtype, place.count);

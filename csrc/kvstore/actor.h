@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -84,7 +85,12 @@ class Actor {
   uint64_t fewest_pushes(size_t piece, size_t worker) const;
   uint64_t num_update(size_t chunk) const { return part_->record(chunk).updates; }
   // How many of its pushes are held.
-  size_t open() const { return slots_ ? slots_->open() : 0; }
+  size_t held();
+  // Whether read() is worth a try: rounds are looked at without the mutex.
+  bool may_be_ready(size_t chunk, uint64_t pushes) const;
+  // Whom that read() waits for, for a message: "worker 1 has pushed it 3 times, worker 0 4 times".
+  std::string missing(size_t chunk, uint64_t pushes) const;
+  const std::shared_ptr<Part>& shared_part() const { return part_; }
 
  private:
   struct Contribution {

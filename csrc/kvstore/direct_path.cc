@@ -1,0 +1,245 @@
+#include "kvstore/direct_path.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/wait.h"
+
+namespace ringtrain {
+namespace {
+
+bool is_synchronous(const DirectItem& item) { return item.actor->part().spec().is_synchronous; }
+
+std::vector<Actor*> actors_of(const std::vector<DirectItem>& items) {
+  std::set<Actor*> actors;
+  for (const DirectItem& item : items) actors.insert(item.actor);
+  return {actors.begin(), actors.end()};
+}
+
+// Spins a little, then lets others have the processor.
+void pause(int times) {
+  constexpr int kSpins = 200;
+  if (times < kSpins)
+    relax();
+  else
+    sched_yield();
+}
+
+}  // namespace
+
+// Rounds: workers go through groups of as many chunks as there are workers, each from another one on, so that they all
+// come to a group together, and each closes its share. Without rounds each begins elsewhere.
+std::vector<size_t> DirectPath::order_of(const std::vector<DirectItem>& items) const {
+  const auto worker = static_cast<size_t>(worker_), workers = static_cast<size_t>(workers_);
+  std::vector<size_t> order;
+  order.reserve(items.size());
+  if (items.empty() || !is_synchronous(items.front())) {
+    for (size_t i = 0; i < items.size(); ++i) order.push_back((i + worker * items.size() / workers) % items.size());
+    return order;
+  }
+  for (size_t begin = 0; begin < items.size(); begin += workers)
+    for (size_t i = 0; i < workers; ++i)
+      if (const size_t place = begin + (worker + i) % workers; place < items.size()) order.push_back(place);
+  return order;
+}
+
+void DirectPath::carry_out(std::vector<DirectItem> items, const StoreHandle& handle, Interrupt interrupt) {
+  const KeptDenormals kept;
+  try {
+    begin_in_order(items, interrupt);
+  } catch (...) {
+    const Lock lock(mutex_);
+    const auto is_of_it = [&](const DirectItem& item) { return item.handle.get() == &handle; };
+    open_.erase(std::remove_if(open_.begin(), open_.end(), is_of_it), open_.end());
+    throw;
+  }
+}
+
+void DirectPath::begin_in_order(std::vector<DirectItem>& items, Interrupt interrupt) {
+  const std::vector<size_t> order = order_of(items);
+  const std::vector<Actor*> actors = actors_of(items);
+  const size_t at_once = std::max(static_cast<size_t>(workers_), size_t{4});
+  std::vector<size_t> chosen;
+  for (size_t next = 0; next < order.size();) {
+    for (const size_t end = std::min(next + at_once, order.size()); next < end; ++next) chosen.push_back(order[next]);
+    begin_all(items, chosen);
+    let_others_come(actors);
+  }
+  size_t left = chosen.size();
+  double moved_at = now_s();
+  for (int times = 0; !chosen.empty(); ++times) {
+    begin_all(items, chosen);
+    if (chosen.size() < left) moved_at = now_s();
+    left = chosen.size();
+    pause(times);
+    if (times % 64 != 63) continue;
+    interrupt();
+    if (now_s() - moved_at > timeout_s_) {
+      const DirectItem& item = items[chosen.front()];
+      throw_busy(item.actor->part(), item.chunk, timeout_s_);
+    }
+  }
+}
+
+// Of those that others use it leaves the numbers.
+void DirectPath::begin_all(std::vector<DirectItem>& items, std::vector<size_t>& chosen) {
+  const Lock lock(mutex_);
+  size_t left = 0;
+  for (const size_t i : chosen) {
+    DirectItem& item = items[i];
+    const Step step = item.source.values ? begin(item) : look(item);
+    if (step == Step::busy)
+      chosen[left++] = i;
+    else if (step == Step::open)
+      open_.push_back(std::move(item));
+    else
+      item.handle->end_one(std::nullopt);
+  }
+  chosen.resize(left);
+  collect(kAhead);
+}
+
+DirectPath::Step DirectPath::begin(DirectItem& item) {
+  Answer* const answer = item.answer.place ? &item.answer : nullptr;
+  switch (item.actor->push(item.chunk, item.pushes, item.source, item.rates, answer)) {
+    case Outcome::busy:
+    case Outcome::full:
+    case Outcome::early:  // another thread is about to push what comes before it
+      return Step::busy;
+    case Outcome::applied:
+    case Outcome::held:
+    case Outcome::duplicate:
+      break;
+  }
+  item.source.values = nullptr;
+  item.handle->note_change();
+  return !answer || answer->is_there ? Step::over : Step::open;
+}
+
+DirectPath::Step DirectPath::look(DirectItem& item) {
+  if (!item.actor->may_be_ready(item.chunk, item.pushes)) return Step::open;
+  switch (item.actor->read(item.chunk, item.pushes, item.answer)) {
+    case Reading::done:
+      return Step::over;
+    case Reading::not_yet:
+      return Step::open;
+    case Reading::busy:
+      break;
+  }
+  return Step::busy;
+}
+
+// Of those that are open it looks at the first ones.
+bool DirectPath::collect(size_t most) {
+  bool has_some = false;
+  size_t left = 0;
+  const size_t end = std::min(most, open_.size());
+  for (size_t i = 0; i < end; ++i) {
+    if (look(open_[i]) == Step::over) {
+      open_[i].handle->end_one(std::nullopt);
+      has_some = true;
+    } else {
+      if (left != i) open_[left] = std::move(open_[i]);
+      ++left;
+    }
+  }
+  open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(left), open_.begin() + static_cast<std::ptrdiff_t>(end));
+  return has_some;
+}
+
+// What is pushed into a round is read by who closes it, best while it is in the cache: so workers stay near each other.
+void DirectPath::let_others_come(const std::vector<Actor*>& actors) {
+  constexpr size_t kMostHeld = 32;
+  constexpr double kPatience_s = 5e-3;
+  const double begin = now_s();
+  for (int times = 0;; ++times) {
+    {
+      const Lock lock(mutex_);
+      size_t held = 0;
+      for (Actor* const actor : actors) held += actor->held();
+      if (held <= kMostHeld) is_ahead_ = false;
+      if (is_ahead_ || held <= kMostHeld) return;
+      collect(kAhead);
+      is_ahead_ = now_s() - begin > kPatience_s;
+    }
+    pause(times);
+  }
+}
+
+bool DirectPath::advance() {
+  const KeptDenormals kept;
+  const Lock lock(mutex_);
+  return collect(kAll);
+}
+
+bool DirectPath::wait(StoreHandle& handle, double longest_s) {
+  const KeptDenormals kept;
+  thread_local Waiter waiter;
+  const double end = now_s() + longest_s;
+  while (!handle.is_done()) {
+    const auto has_moved = [&] {
+      const Lock lock(mutex_);
+      return collect(kAhead) || handle.is_done();
+    };
+    if (waiter.is_quick(has_moved)) continue;
+    std::shared_ptr<Part> awaited;
+    uint32_t seen = 0;
+    {
+      const Lock lock(mutex_);
+      for (const DirectItem& item : open_)
+        if (item.handle.get() == &handle) {
+          awaited = item.actor->shared_part();
+          seen = awaited->header().doorbell.value.load(std::memory_order_acquire);
+          break;
+        }
+      if (collect(kAll)) continue;
+    }
+    const double left_s = end - now_s();
+    if (left_s <= 0) break;
+    if (awaited)
+      awaited->header().doorbell.sleep(seen, left_s);
+    else
+      handle.sleep(left_s);
+  }
+  return handle.is_done();
+}
+
+std::string DirectPath::missing(const StoreHandle& handle) {
+  const Lock lock(mutex_);
+  for (const DirectItem& item : open_)
+    if (item.handle.get() == &handle)
+      return "key \"" + *item.key + "\": " + item.actor->missing(item.chunk, item.pushes);
+  return "";
+}
+
+void DirectPath::fail_rounds(const Error& error) {
+  const Lock lock(mutex_);
+  fail_open(error, &is_synchronous);
+}
+
+void DirectPath::fail_all(const Error& error) {
+  const Lock lock(mutex_);
+  fail_open(error, [](const DirectItem&) { return true; });
+}
+
+void DirectPath::fail_of(const Actor& actor, const Error& error) {
+  const Lock lock(mutex_);
+  fail_open(error, [&](const DirectItem& item) { return item.actor == &actor; });
+}
+
+template <typename Fails>
+void DirectPath::fail_open(const Error& error, Fails fails) {
+  std::deque<DirectItem> kept;
+  for (DirectItem& item : open_)
+    if (fails(item))
+      item.handle->end_one(Error(error.kind(), std::string(error.what()) + " (key \"" + *item.key + "\")"));
+    else
+      kept.push_back(std::move(item));
+  open_.swap(kept);
+}
+
+}  // namespace ringtrain

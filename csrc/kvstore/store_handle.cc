@@ -1,0 +1,23 @@
+#include "kvstore/store_handle.h"
+
+namespace ringtrain {
+
+void StoreHandle::require_success() {
+  const Lock lock(mutex_);
+  if (error_) throw Error(*error_);
+}
+
+void StoreHandle::end_one(const std::optional<Error>& error) {
+  if (error) fail(*error);
+  if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) done_.publish(1);
+}
+
+void StoreHandle::fail(const Error& error) {
+  {
+    const Lock lock(mutex_);
+    if (!error_) error_ = error;
+  }
+  done_.publish(1);
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,43 @@
+// The completion of one push or pull of some keys.
+#pragma once
+
+#include <atomic>
+#include <optional>
+
+#include "base/error.h"
+#include "base/thread_annotations.h"
+#include "base/wait.h"
+
+namespace ringtrain {
+
+// Any thread.
+class StoreHandle {
+ public:
+  // Whether it is done, or has failed.
+  bool is_done() const { return done_.reached(1); }
+  // Whether nobody reads or writes its arrays any more.
+  bool is_memory_free() const { return left_.load(std::memory_order_acquire) == 0; }
+  // Once it is done. Throws what it has failed with.
+  void require_success();
+  // Sleeps until it is done, or so long.
+  void sleep(double longest_s) { done_.sleep(0, longest_s); }
+
+  // Who carries it out: it has so many more parts; one of them has ended, well or not. The first part is that of who
+  // begins it, and ends when all others have begun.
+  void expect(int parts) { left_.fetch_add(parts, std::memory_order_relaxed); }
+  void end_one(const std::optional<Error>& error);
+  // Something of it has happened, and cannot be taken back.
+  void note_change() { has_changed_.store(true, std::memory_order_relaxed); }
+  bool has_changed() const { return has_changed_.load(std::memory_order_relaxed); }
+  // It has failed, whatever becomes of its parts.
+  void fail(const Error& error);
+
+ private:
+  std::atomic<int> left_{1};
+  std::atomic<bool> has_changed_{false};
+  Flag done_;
+  Mutex mutex_;
+  std::optional<Error> error_ GUARDED_BY(mutex_);
+};
+
+}  // namespace ringtrain
