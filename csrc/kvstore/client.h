@@ -1,0 +1,144 @@
+// A worker's side of key-value stores that servers keep: what it shares with a server of its host it changes itself,
+// all else goes by TCP.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/tensor.h"
+#include "base/thread_annotations.h"
+#include "kvstore/client_store.h"
+#include "kvstore/direct_path.h"
+#include "kvstore/remote.h"
+#include "kvstore/store_handle.h"
+
+namespace ringtrain {
+
+struct StoreClientOptions {
+  RemoteOptions remote;
+  int workers = 1;  // at the beginning
+  bool shares_memory = true;
+};
+
+// An array of a caller: dense, in host memory.
+struct HostArray {
+  void* address;
+  DType dtype;
+  uint64_t count;  // elements
+};
+
+// What is pushed of one key.
+struct Pushed {
+  HostArray values;
+  Rates rates;
+  Quantizer quantizer;  // of a kind: the values are codes
+};
+
+// Any thread, without the GIL: calls may wait. They throw what goes wrong: peer_lost where a server is lost, or, for
+// stores in rounds, a worker.
+class StoreClient {
+ public:
+  using Interrupt = DirectPath::Interrupt;
+
+  // Dials all servers; may wait for them as long as they are not lost. `interrupt` is asked now and then by whoever
+  // waits, and throws if one should not wait any longer.
+  StoreClient(StoreClientOptions options, Interrupt interrupt);
+  ~StoreClient();
+
+  // The same at all workers.
+  void open(uint32_t store, bool is_synchronous, int64_t max_staleness);
+  // One worker makes keys and gives them their values; the others come to know them afterwards.
+  void create_keys(uint32_t store, const std::vector<StoreKey>& keys, const std::vector<HostArray>& values);
+  void attach_keys(uint32_t store, const std::vector<StoreKey>& keys);
+  void assign(uint32_t store, const std::vector<uint32_t>& ids, const std::vector<HostArray>& values);
+  // No name takes the rule away. One worker tells the servers, before the others say that they know.
+  void set_rule(uint32_t store, const RuleWords& rule, bool tells_servers);
+
+  using Ids = std::vector<uint32_t>;
+  // `copies`: the values may change as soon as this has returned; else when the handle is done.
+  std::shared_ptr<StoreHandle> push(uint32_t store, const Ids& ids, const std::vector<Pushed>& values, int priority,
+                                    bool copies);
+  std::shared_ptr<StoreHandle> pull(uint32_t store, const Ids& ids, const std::vector<HostArray>& outs, int priority);
+  // The values must not change until the handle is done; each may be its own out.
+  std::shared_ptr<StoreHandle> push_pull(uint32_t store, const Ids& ids, const std::vector<Pushed>& values,
+                                         const std::vector<HostArray>& outs, int priority);
+
+  bool wait(StoreHandle& handle, double longest_s);
+  // Goes on with what this worker can do; whether the handle is done.
+  bool look(StoreHandle& handle);
+  // What it waits for, for a message.
+  std::string missing(StoreHandle& handle);
+
+  // Updates of each key by the rule, as far as this worker has heard; where it shares memory, as they are.
+  std::vector<int64_t> num_updates(uint32_t store, const Ids& ids);
+  // The same, having asked the servers.
+  std::vector<int64_t> read_num_updates(uint32_t store, const Ids& ids);
+  // "master", or a name of the rule's state_names, in the dtype in which the rule computes.
+  void read_state(uint32_t store, uint32_t id, const std::string& name, const HostArray& out);
+  void write_state(uint32_t store, uint32_t id, const std::string& name, const HostArray& values);
+  void write_num_updates(uint32_t store, const Ids& ids, const std::vector<int64_t>& counts);
+
+  // This worker has no more data: rounds close without it.
+  void join(uint32_t store);
+  // What others have heard. A worker that is lost holds up nobody but rounds, which fail.
+  void lost(int worker, const std::string& text);
+  void back(int worker);
+  void lost_server(int server, const std::string& text);
+  void back_server(int server, std::vector<SocketAddress> addresses);
+
+  std::map<std::string, double> metrics() const { return remote_.metrics(); }
+  // What is under way fails.
+  void close();
+
+ private:
+  // One operation on some keys, as it is put together.
+  struct Work {
+    std::shared_ptr<StoreHandle> handle = std::make_shared<StoreHandle>();
+    std::vector<DirectItem> direct;
+    std::vector<RemoteOperation> remote;
+    int priority = 0;
+    bool copies = false;
+  };
+  using Reply = std::pair<int, RemoteReplyPtr>;  // of which server
+
+  ClientStore& store_of(uint32_t store) REQUIRES(mutex_);
+  void require_workers(const ClientStore& store) REQUIRES(mutex_);
+  void note_round(const std::shared_ptr<StoreHandle>& handle) REQUIRES(mutex_);
+  void await(RemoteReply& reply);
+  std::vector<PartWords> ask_for_parts(int server, uint32_t store, uint32_t first);
+  std::shared_ptr<Part> shared_part(int server, uint32_t store, const PartWords& words);
+  void add_part(int server, uint32_t store, const PartWords& words) EXCLUDES(mutex_);
+  void add_keys(uint32_t store, const std::vector<StoreKey>& keys) EXCLUDES(mutex_);
+  void begin(const Work& work, uint32_t store) REQUIRES(mutex_);
+  void add(Work& work, uint32_t store, uint32_t id, const Pushed* pushed, const HostArray* out) REQUIRES(mutex_);
+  void add_direct(Work& work, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
+                  const HostArray* out);
+  void add_remote(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
+                  const HostArray* out);
+  std::shared_ptr<StoreHandle> carry_out(Work work, uint32_t store, const Ids& pushed);
+  void start(const RemoteOperation& operation);
+  // Something else with all of a key, until it is done: on_chunk(actor, chunk, place in the array), or by TCP.
+  template <typename OnChunk>
+  void visit_key(uint32_t store, uint32_t id, Said said, int64_t number, const HostArray& array, OnChunk on_chunk);
+
+  const StoreClientOptions options_;
+  const Interrupt interrupt_;
+  Remote remote_;
+  const std::vector<ServerWords> servers_;
+  DirectPath direct_;
+  Mutex mutex_;
+  std::map<uint32_t, ClientStore> stores_ GUARDED_BY(mutex_);
+  std::map<int, std::string> lost_ GUARDED_BY(mutex_);  // workers, and what is known of each
+  // Of rounds, by TCP: they fail when a worker is lost.
+  std::vector<std::weak_ptr<StoreHandle>> in_rounds_ GUARDED_BY(mutex_);
+  // Of servers that others have taken the place of: something may still be at work with them.
+  std::vector<std::unique_ptr<Actor>> former_ GUARDED_BY(mutex_);
+  bool is_closed_ GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace ringtrain
