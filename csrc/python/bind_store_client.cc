@@ -1,0 +1,221 @@
+// A worker's side of key-value stores that servers keep.
+#include "kvstore/client.h"
+#include "python/bind.h"
+
+namespace ringtrain {
+namespace {
+
+using Piece = std::tuple<int, uint64_t, uint64_t>;
+using Ids = StoreClient::Ids;
+
+// An exception that Python has raised since, in the handler of a signal: it goes on from here.
+void require_no_signal() {
+  nb::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+HostArray to_array(const nb::handle& handle) {
+  const TensorView view = to_view(nb::cast<nb::tuple>(handle));
+  if (view.device != TensorView::kHost) throw invalid("a server's store works on arrays in host memory, not on a GPU");
+  return {view.address, view.spec.dtype, static_cast<uint64_t>(view.spec.count())};
+}
+
+std::vector<HostArray> to_arrays(const nb::list& views) {
+  std::vector<HostArray> arrays;
+  arrays.reserve(views.size());
+  for (const nb::handle view : views) arrays.push_back(to_array(view));
+  return arrays;
+}
+
+std::vector<Pushed> to_pushed(const nb::list& views, const std::vector<std::pair<double, double>>& rates,
+                              const std::string& codes, double threshold) {
+  if (rates.size() != views.size() && !rates.empty()) throw invalid("as many rates as arrays, or none");
+  const Quantizer quantizer = codes.empty() ? Quantizer() : make_quantizer(codes, threshold);
+  std::vector<Pushed> pushed;
+  pushed.reserve(views.size());
+  for (const nb::handle view : views) {
+    const auto [lr, wd] = rates.empty() ? std::pair(0.0, 0.0) : rates[pushed.size()];
+    pushed.push_back({to_array(view), {lr, wd}, quantizer});
+  }
+  return pushed;
+}
+
+std::vector<std::vector<SocketAddress>> to_addresses(
+    const std::vector<std::vector<std::pair<std::string, int>>>& servers) {
+  std::vector<std::vector<SocketAddress>> addresses;
+  for (const auto& of_server : servers) {
+    auto& own = addresses.emplace_back();
+    for (const auto& [host, port] : of_server) own.push_back({host, port});
+  }
+  return addresses;
+}
+
+std::shared_ptr<StoreClient> make_client(int worker, int workers, int capacity,
+                                         const std::vector<std::vector<std::pair<std::string, int>>>& servers,
+                                         const nb::bytes& secret, const std::string& token, bool shares_memory,
+                                         double resend_s, double timeout_s, double return_s, double outbox_mb,
+                                         double drop_percent, int verbose) {
+  StoreClientOptions options;
+  options.workers = workers;
+  options.shares_memory = shares_memory;
+  options.remote.worker = worker;
+  options.remote.capacity = capacity;
+  options.remote.servers = to_addresses(servers);
+  options.remote.secret.assign(secret.c_str(), secret.size());
+  options.remote.token = token;
+  options.remote.resend_s = resend_s;
+  options.remote.timeout_s = timeout_s;
+  options.remote.return_s = return_s;
+  options.remote.outbox_bytes = static_cast<size_t>(outbox_mb * (1 << 20));
+  options.remote.drop_percent = drop_percent;
+  options.remote.verbose = verbose;
+  nb::gil_scoped_release release;
+  return std::make_shared<StoreClient>(std::move(options), &require_no_signal);
+}
+
+StoreKey make_key(uint32_t id, std::string name, int dtype, uint64_t count, const std::vector<Piece>& pieces) {
+  if (dtype < 0 || dtype >= kDTypes) throw invalid("there is no dtype number " + std::to_string(dtype));
+  StoreKey key = {id, std::move(name), static_cast<DType>(dtype), count, {}};
+  for (const auto& [server, begin, of_piece] : pieces) key.pieces.push_back({server, begin, of_piece});
+  return key;
+}
+
+// What Python keeps of an operation.
+struct SharedStoreHandle {
+  std::shared_ptr<StoreHandle> handle;
+  StoreClient* client;
+};
+
+void create_keys(StoreClient& client, uint32_t store, const std::vector<StoreKey>& keys, const nb::list& values) {
+  const std::vector<HostArray> arrays = to_arrays(values);
+  nb::gil_scoped_release release;
+  client.create_keys(store, keys, arrays);
+}
+
+void assign(StoreClient& client, uint32_t store, const Ids& ids, const nb::list& values) {
+  const std::vector<HostArray> arrays = to_arrays(values);
+  nb::gil_scoped_release release;
+  client.assign(store, ids, arrays);
+}
+
+void set_rule(StoreClient& client, uint32_t store, const std::string& name, const std::string& form,
+              const std::map<std::string, double>& numbers, int64_t begin_num_update, bool keeps_states,
+              bool tells_servers) {
+  RuleWords rule;
+  rule.name = name;
+  rule.form = form;
+  rule.numbers.assign(numbers.begin(), numbers.end());
+  rule.begin_num_update = begin_num_update;
+  rule.keeps_states = keeps_states;
+  client.set_rule(store, rule, tells_servers);
+}
+
+SharedStoreHandle push(StoreClient& client, uint32_t store, const Ids& ids, const nb::list& values,
+                       const std::vector<std::pair<double, double>>& rates, int priority, bool copies,
+                       const std::string& codes, double threshold) {
+  const std::vector<Pushed> pushed = to_pushed(values, rates, codes, threshold);
+  nb::gil_scoped_release release;
+  return {client.push(store, ids, pushed, priority, copies), &client};
+}
+
+SharedStoreHandle pull(StoreClient& client, uint32_t store, const Ids& ids, const nb::list& outs, int priority) {
+  const std::vector<HostArray> arrays = to_arrays(outs);
+  nb::gil_scoped_release release;
+  return {client.pull(store, ids, arrays, priority), &client};
+}
+
+SharedStoreHandle push_pull(StoreClient& client, uint32_t store, const Ids& ids, const nb::list& values,
+                            const nb::list& outs, const std::vector<std::pair<double, double>>& rates, int priority,
+                            const std::string& codes, double threshold) {
+  const std::vector<Pushed> pushed = to_pushed(values, rates, codes, threshold);
+  const std::vector<HostArray> arrays = to_arrays(outs);
+  nb::gil_scoped_release release;
+  return {client.push_pull(store, ids, pushed, arrays, priority), &client};
+}
+
+void read_state(StoreClient& client, uint32_t store, uint32_t id, const std::string& name, const nb::tuple& out) {
+  const HostArray array = to_array(out);
+  nb::gil_scoped_release release;
+  client.read_state(store, id, name, array);
+}
+
+void write_state(StoreClient& client, uint32_t store, uint32_t id, const std::string& name, const nb::tuple& values) {
+  const HostArray array = to_array(values);
+  nb::gil_scoped_release release;
+  client.write_state(store, id, name, array);
+}
+
+void back_server(StoreClient& client, int server, const std::vector<std::pair<std::string, int>>& addresses) {
+  client.back_server(server, to_addresses({addresses}).front());
+}
+
+void bind_store_handle(nb::module_& module) {
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<SharedStoreHandle>(module, "StoreHandle", "Completion of a push or pull; see csrc/kvstore/store_handle.h.")
+      .def(
+          "is_done", [](const SharedStoreHandle& shared) { return shared.client->look(*shared.handle); }, Release())
+      .def(
+          "is_memory_free",
+          [](const SharedStoreHandle& shared) {
+            shared.client->look(*shared.handle);
+            return shared.handle->is_memory_free();
+          },
+          Release(), "Whether nobody reads or writes its arrays any more, be it done or failed.")
+      .def(
+          "wait",
+          [](const SharedStoreHandle& shared, double timeout_s) {
+            return shared.client->wait(*shared.handle, timeout_s);
+          },
+          nb::arg("timeout_s"), Release(), "Whether it is done now; raises what it has failed with.")
+      .def(
+          "missing", [](const SharedStoreHandle& shared) { return shared.client->missing(*shared.handle); }, Release(),
+          "For whom it waits, for a message.");
+}
+
+}  // namespace
+
+void bind_store_client(nb::module_& module) {
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<StoreKey>(module, "StoreKey", "A key of a store; see csrc/kvstore/client_store.h.")
+      .def(nb::new_(&make_key), nb::arg("id"), nb::arg("name"), nb::arg("dtype"), nb::arg("count"), nb::arg("pieces"))
+      .def_ro("id", &StoreKey::id)
+      .def_ro("name", &StoreKey::name);
+  bind_store_handle(module);
+  nb::class_<StoreClient>(module, "StoreClient", "A worker's side of stores; see csrc/kvstore/client.h.")
+      .def(nb::new_(&make_client), nb::kw_only(), nb::arg("worker"), nb::arg("workers"), nb::arg("capacity"),
+           nb::arg("servers"), nb::arg("secret"), nb::arg("token"), nb::arg("shares_memory"), nb::arg("resend_s"),
+           nb::arg("timeout_s"), nb::arg("return_s"), nb::arg("outbox_mb"), nb::arg("drop_percent"), nb::arg("verbose"))
+      .def(
+          "open",
+          [](StoreClient& client, uint32_t store, bool is_synchronous, std::optional<int64_t> max_staleness) {
+            client.open(store, is_synchronous, max_staleness.value_or(PartSpec::kNoBound));
+          },
+          nb::arg("store"), nb::arg("is_synchronous"), nb::arg("max_staleness").none())
+      .def("create_keys", &create_keys, nb::arg("store"), nb::arg("keys"), nb::arg("values"))
+      .def("attach_keys", &StoreClient::attach_keys, nb::arg("store"), nb::arg("keys"), Release())
+      .def("assign", &assign, nb::arg("store"), nb::arg("ids"), nb::arg("values"))
+      .def("set_rule", &set_rule, nb::arg("store"), nb::arg("name"), nb::arg("form"), nb::arg("numbers"),
+           nb::arg("begin_num_update"), nb::arg("keeps_states"), nb::arg("tells_servers"), Release())
+      .def("push", &push, nb::arg("store"), nb::arg("ids"), nb::arg("values"), nb::arg("rates"), nb::arg("priority"),
+           nb::arg("copies"), nb::arg("codes") = "", nb::arg("threshold") = 0.0, nb::keep_alive<0, 1>())
+      .def("pull", &pull, nb::arg("store"), nb::arg("ids"), nb::arg("outs"), nb::arg("priority"),
+           nb::keep_alive<0, 1>())
+      .def("push_pull", &push_pull, nb::arg("store"), nb::arg("ids"), nb::arg("values"), nb::arg("outs"),
+           nb::arg("rates"), nb::arg("priority"), nb::arg("codes") = "", nb::arg("threshold") = 0.0,
+           nb::keep_alive<0, 1>())
+      .def("num_updates", &StoreClient::num_updates, nb::arg("store"), nb::arg("ids"), Release())
+      .def("read_num_updates", &StoreClient::read_num_updates, nb::arg("store"), nb::arg("ids"), Release())
+      .def("write_num_updates", &StoreClient::write_num_updates, nb::arg("store"), nb::arg("ids"), nb::arg("counts"),
+           Release())
+      .def("read_state", &read_state, nb::arg("store"), nb::arg("id"), nb::arg("name"), nb::arg("out"))
+      .def("write_state", &write_state, nb::arg("store"), nb::arg("id"), nb::arg("name"), nb::arg("values"))
+      .def("join", &StoreClient::join, nb::arg("store"), Release())
+      .def("lost", &StoreClient::lost, nb::arg("worker"), nb::arg("text"), Release())
+      .def("back", &StoreClient::back, nb::arg("worker"), Release())
+      .def("lost_server", &StoreClient::lost_server, nb::arg("server"), nb::arg("text"), Release())
+      .def("back_server", &back_server, nb::arg("server"), nb::arg("addresses"), Release())
+      .def("metrics", &StoreClient::metrics, Release())
+      .def("close", &StoreClient::close, Release());
+}
+
+}  // namespace ringtrain
