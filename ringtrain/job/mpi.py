@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ringtrain._core as _core
-from ringtrain.job import launched_by, sockets, ulfm
+from ringtrain.job import launched_by, sockets, srun_mpi, ulfm
 from ringtrain.job.roll_call import meet
 from ringtrain.job.world import Library, World, introduce, single_world
 
@@ -96,8 +97,14 @@ def _initialise(MPI: Any, timeout_s: float) -> None:
     launch = launched_by.detect()
     if launch is not None and launched_by.is_of_another_mpi(launch, MPI.get_vendor()[0]):
         launched_by.require_world(launch, 1, MPI.Get_library_version())
+    if launch is not None:
+        srun_mpi.prepare(launch, MPI.get_vendor()[0], _was_built_with_pmix)
     with _end_of_process_after(timeout_s):
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+
+
+def _was_built_with_pmix() -> bool:
+    return hasattr(ctypes.CDLL(loaded_library()), "PMIx_Init")
 
 
 def _finalise(MPI: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,10 @@ from ringtrain.runner.supervise.rank_wrapper import END_RANK
 
 # Transports are left out, not chosen: shared memory has other names in Open MPI 4 than in 5.
 _TCP_ONLY_OF_OPEN_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib,uct,ofi,usnic,ugni,portals4"}
+
+
+# How long srun may take to say what it has.
+_LIST_S = 10
 
 
 class Launcher(Protocol):
@@ -338,4 +343,17 @@ def _tcp_only(job: Job) -> dict[str, str]:
 
 
 def _srun(path: str, library: str) -> Srun:
-    return Srun(path, "pmix" if family_of(library) is OPEN_MPI else "pmi2")
+    family = family_of(library)
+    if family is OPEN_MPI:
+        return Srun(path, "pmix")
+    # Intel MPI speaks both; with pmi2 it wants a library of Slurm's, too.
+    return Srun(path, "pmix" if family is INTEL_MPI and "pmix" in _process_managers(path) else "pmi2")
+
+
+def _process_managers(srun: str) -> list[str]:
+    """What this Slurm has for --mpi."""
+    try:
+        listed = subprocess.run([srun, "--mpi=list"], capture_output=True, text=True, timeout=_LIST_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return (listed.stdout + listed.stderr).split()
