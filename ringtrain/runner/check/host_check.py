@@ -19,7 +19,7 @@ from ringtrain.runner.allocation.hosts import Host, is_this_host
 from ringtrain.runner.check.host_report import HostReport
 from ringtrain.runner.check.pairwise import RESULT, Pair
 from ringtrain.runner.job import Job
-from ringtrain.runner.launchers.command_lines import Launcher, Srun, is_without_mpi, ssh_options
+from ringtrain.runner.launchers.command_lines import Launcher, Srun, find_srun, is_without_mpi, ssh_options
 from ringtrain.runner.launchers.remote_shell import remote_shell
 from ringtrain.runner.supervise.screen import Screen
 from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_handled
@@ -98,7 +98,13 @@ def _row_of_host(one: Reached) -> tuple[str, str, str, str]:
 
 def _ask(host: Host, job: Job) -> subprocess.Popen[str] | OSError:
     words = [sys.executable, "-m", "ringtrain.runner.check.host_report"]
-    if not is_this_host(host.name):
+    srun = find_srun(job.environment) if job.hosts_are_allotted else None
+    if is_this_host(host.name):
+        pass
+    elif srun is not None:
+        # there all launchers start their daemons by Slurm, and ssh is often forbidden
+        words = [srun, "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", f"--nodelist={host.name}", *words]
+    else:
         variables = [f"{name}={job.environment[name]}" for name in _PASSED_ON if name in job.environment]
         words = [*remote_shell(job.environment, ssh_options(job)), host.name, shlex.join(["env", *variables, *words])]
     try:
