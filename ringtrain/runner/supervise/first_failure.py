@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ringtrain.runner.supervise.frames import Ended, Started, Written
@@ -49,12 +50,14 @@ class Ends(NamedTuple):
 
     `early` ended with exit code 0 without being told to, each with its host, the first one first; `told` were told to
     end and did not return 0; of the end of `lost` nobody has heard. `returned_0` counts exit codes of 0, told or not.
+    All ranks of the `silent_hosts` are lost.
     """
 
     early: list[tuple[int, str]]
     told: list[int]
     lost: list[int]
     returned_0: int
+    silent_hosts: list[str]
 
 
 class _Rank:
@@ -110,7 +113,12 @@ class FailureLog:
             [number for number, rank in by_time if rank.ended is not None and rank.ended.was_told and _code(rank) != 0],
             [number for number, rank in by_time if rank.ended is None],
             sum(rank.ended is not None and rank.ended.code == 0 for _, rank in by_time),
+            self._silent_hosts(),
         )
+
+    def _silent_hosts(self) -> list[str]:
+        lost = {rank.host for rank in self._ranks.values() if rank.ended is None}
+        return sorted(lost - {rank.host for rank in self._ranks.values() if rank.ended is not None})
 
     def _failure(self, number: int, rank: _Rank, first_end: float) -> Failure | None:
         """`first_end` is when the first rank ended by a failure of its own, whereupon the others may be told to end."""
@@ -123,12 +131,13 @@ class FailureLog:
         return Failure(number, rank.host, failed_at, code, is_consequence or is_late, _tail(lines))
 
 
-def report(failures: list[Failure], names: Names = RANKS) -> str:
+def report(failures: list[Failure], names: Names = RANKS, silent_hosts: Sequence[str] = ()) -> str:
     """What to say of the failures, at least one: who was first, the end of what it wrote, and who followed."""
     first, *later = failures
     lines = [f"the first to fail was {first.in_words(names)}"]
     if later:
         lines[0] += f"; {names.listed([failure.rank for failure in later])} failed after it"
+    lines += [f"from {host} nothing was heard any more: it may have failed before" for host in silent_hosts]
     return "\n".join([*lines, *last_lines_of(names.listed([first.rank]), first)])
 
 

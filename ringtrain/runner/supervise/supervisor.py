@@ -263,7 +263,7 @@ class Supervisor:
             return Outcome(1, f"{late}\n{report(failures)}" if failures else late, failures, early)
         # ranks that saw their launcher die are a consequence of that
         if failures and not (launcher_code < 0 and failures[0].is_consequence):
-            return Outcome(failures[0].code, report(failures), failures, early)
+            return Outcome(failures[0].code, report(failures, silent_hosts=ends.silent_hosts), failures, early)
         if launcher_code == 0 and ends.returned_0 == self._job.num_proc:
             return Outcome(0, "", [], early)
         code = 128 - launcher_code if launcher_code < 0 else 1 if missing else launcher_code or 1
