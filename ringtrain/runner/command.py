@@ -35,6 +35,7 @@ from ringtrain.runner.job import Job, environment_of_ranks
 from ringtrain.runner.launchers.choose import choose, choose_elastic
 from ringtrain.runner.launchers.command_lines import Launcher
 from ringtrain.runner.launchers.mpi_library import MpiNotFound
+from ringtrain.runner.submit import slurm
 from ringtrain.runner.supervise.elastic import ElasticSupervisor
 from ringtrain.runner.supervise.end_reasons import spoken
 from ringtrain.runner.supervise.printing import StandardStreams, terminal
@@ -70,7 +71,8 @@ def said_by(speaker: str, run: Callable[[], int]) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     from ringtrain.options import table
 
-    arguments = parse(sys.argv[1:] if argv is None else argv, table.TABLE)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parse(words, table.TABLE)
     if arguments.check_build:
         print(build_report())
         return 0
@@ -82,6 +84,8 @@ def _run(argv: Sequence[str] | None) -> int:
     }
     refuse_to_run_as_a_rank(launched_by.detect())
     job = build_job(arguments, {**os.environ, **variables})
+    if arguments.launcher == "slurm":
+        return _submit(arguments, job, words[: len(words) - len(arguments.command)])
     if job.elastic is not None:
         launcher, why = choose_elastic(arguments.launcher, job)
     else:
@@ -216,6 +220,15 @@ def refuse_to_run_as_a_rank(launch: launched_by.Launch | None) -> None:
         raise UsageError(
             f"ringrun itself was started as rank {launch.rank} by {launch.launcher}; start it once, without a launcher"
         )
+
+
+def _submit(arguments: argparse.Namespace, job: Job, words: Sequence[str]) -> int:
+    if arguments.check:
+        raise UsageError("--check asks the hosts of an allocation; call it in one, with salloc or sbatch")
+    if arguments.dry_run:
+        print(slurm.batch_script(job, words), end="")
+        return 0
+    return slurm.submit(job, words)
 
 
 def supervise(
