@@ -72,7 +72,7 @@ void Connection::send(uint32_t id, const Head& head, const char* body, std::shar
   traffic_.sent_bytes.fetch_add(sizeof(FrameHeader) + sizeof(Head) + head.body_bytes, std::memory_order_relaxed);
   if (traffic_.verbose >= 2) say("sends", id, head);
   if (stream_.queued_bytes() > kLittle) was_full_ = true;
-  if (stream_.queued_bytes() >= kMuch) flush();
+  if (stream_.queued_bytes() >= kMuch && !waits_for_room_) flush();
 }
 
 void Connection::send(uint32_t id, const Head& head, Bytes body) {
@@ -84,21 +84,26 @@ void Connection::send(uint32_t id, const Head& head, Bytes body) {
 
 // The owner hears of an end when the Poller says so, which the kernel then tells in any case.
 void Connection::flush() {
-  if (has_ended_ || stream_.queued_bytes() == 0) return;
+  if (has_ended_ || waits_for_room_ || stream_.queued_bytes() == 0) return;
   if (!stream_.write()) is_broken_ = true;
-  poller_.wait_for_writing(stream_.socket(), *this, stream_.queued_bytes() > 0);
+  note_what_is_left();
+}
+
+void Connection::note_what_is_left() {
+  waits_for_room_ = stream_.queued_bytes() > 0;
+  poller_.wait_for_writing(stream_.socket(), *this, waits_for_room_);
 }
 
 void Connection::is_ready(uint32_t events) {
   const bool may_write = (events & EPOLLOUT) != 0, may_read = (events & ~uint32_t{EPOLLOUT}) != 0;
   if (is_broken_ || (may_write && !stream_.write()) || (may_read && !stream_.read(*this)) || is_broken_)
     return end(stream_.error());
+  if (may_write) note_what_is_left();
   if (was_full_ && stream_.queued_bytes() <= kLittle) {
     was_full_ = false;
     owner_.has_room();
   }
   flush();
-  poller_.wait_for_writing(stream_.socket(), *this, stream_.queued_bytes() > 0);
 }
 
 std::shared_ptr<IncomingFrame> Connection::place(const FrameHeader& header) {

@@ -59,6 +59,7 @@ class Connection final : public Watched, FrameStream::Receiver {
   void complete(IncomingFrame& frame) override;
   void begin_message();
   bool is_dropped();
+  void note_what_is_left();
   void end(int error);
   void say(const char* what, uint32_t id, const Head& head) const;
 
@@ -69,6 +70,7 @@ class Connection final : public Watched, FrameStream::Receiver {
   const std::shared_ptr<IncomingFrame> head_frame_, body_frame_;
   Head head_;  // of the message that comes
   bool waits_for_body_ = false, drops_ = false, is_broken_ = false, has_ended_ = false, was_full_ = false;
+  bool waits_for_room_ = false;  // the Poller says when the socket has some
   uint64_t random_;
 };
 
