@@ -1,0 +1,226 @@
+"""A worker of a key-value store that says to a server whatever a test wants: the messages of csrc/kvstore/message.h."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtrain._core import DTYPES
+
+SAID = [
+    "hello",
+    "create",
+    "attach",
+    "rule",
+    "join",
+    "push",
+    "pull",
+    "push_pull",
+    "assign",
+    "read_state",
+    "write_state",
+    "read_updates",
+    "write_updates",
+    "poke",
+    "held",
+    "done",
+    "refused",
+]
+SECRET, TOKEN, CAPACITY = b"secret of a test", "stores", 8
+ALL = 0xFFFFFFFF
+FRAME = struct.Struct("<IIQ")
+HEAD = struct.Struct("<HBBIIIIIfIqdd")
+HEAD_TAG, BODY_TAG = 0x4B560001, 0x4B560002
+_MAGIC = b"ringtrn\x01"
+_WITHIN_S = 20
+
+_SERVER = f"""
+import socket, sys
+from ringtrain import _core
+shares, drop, threads = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+door = socket.create_server(("127.0.0.1", 0), backlog=64)
+door.setblocking(False)
+print(door.getsockname()[1], flush=True)
+server = _core.StoreServer(number=0, capacity={CAPACITY}, listeners=[door.detach()], secret={SECRET!r},
+                           token={TOKEN!r}, threads=threads, shares_memory=bool(shares), timeout_s=20,
+                           drop_percent=drop, verbose=0)
+for line in sys.stdin:
+    what, worker = line.split()
+    getattr(server, what)(int(worker))
+    print("ok", flush=True)
+server.close()
+"""
+
+
+class Server:
+    """A server in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]):
+        self.process = process
+        assert process.stdout
+        self.port = int(process.stdout.readline())
+
+    def tell(self, what: str, worker: int) -> None:
+        """`lost` or `back`."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{what} {worker}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "ok\n"
+
+    def resident_kb(self) -> int:
+        with open(f"/proc/{self.process.pid}/status") as status:
+            return int(next(line for line in status if line.startswith("VmRSS")).split()[1])
+
+
+@contextlib.contextmanager
+def served(shares_memory: bool = False, drop_percent: float = 0, threads: int = 1) -> Iterator[Server]:
+    """It must end well when its input does."""
+    command = [sys.executable, "-c", _SERVER, str(int(shares_memory)), str(drop_percent), str(threads)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield Server(process)
+        process.communicate(timeout=_WITHIN_S)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Message(NamedTuple):
+    said: str
+    number: int
+    body: bytes
+    id: int
+
+
+def head(said: str | int, **fields: float) -> bytes:
+    """Its fields by their names in message.h."""
+    values = {"dtype": DTYPES["float32"], "wanted": DTYPES["float32"], "ranges": ALL} | fields
+    names = [
+        "dtype",
+        "wanted",
+        "store",
+        "part",
+        "chunk",
+        "body_bytes",
+        "codes",
+        "threshold",
+        "ranges",
+        "number",
+        "lr",
+        "wd",
+    ]
+    number = SAID.index(said) if isinstance(said, str) else said
+    return HEAD.pack(number, *(values.get(name, 0) for name in names))
+
+
+def part_spec(counts: Sequence[int], is_sync: bool = False, staleness: int = -1, dtype: str = "float32") -> bytes:
+    """Keys 0, 1, ... of so many elements, wholly at one server."""
+    pieces = b"".join(struct.pack("<IIQQ", key, DTYPES[dtype], 0, count) for key, count in enumerate(counts))
+    return struct.pack("<IqiQ", is_sync, staleness, CAPACITY, len(counts)) + pieces
+
+
+def rule(name: str, form: str = "mxnet", **numbers: float) -> bytes:
+    def text(word: str) -> bytes:
+        return struct.pack("<Q", len(word)) + word.encode()
+
+    values = b"".join(text(key) + struct.pack("<d", value) for key, value in numbers.items())
+    return text(name) + text(form) + struct.pack("<Q", len(numbers)) + values + struct.pack("<Bq", 0, 0)
+
+
+class Worker:
+    """A connection whose handshake is done."""
+
+    def __init__(self, server: Server, number: int, secret: bytes = SECRET):
+        self.sock = socket.create_connection(("127.0.0.1", server.port), timeout=_WITHIN_S)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        said = _MAGIC + struct.pack("<ii", number, CAPACITY) + os.urandom(16)
+        self.sock.sendall(said)
+        challenge = self._receive(16 + 32)
+        said += challenge[:16]
+        proof = hmac.digest(SECRET, b"answers" + TOKEN.encode() + said, "sha256")
+        assert hmac.compare_digest(proof, challenge[16:])
+        self.sock.sendall(hmac.digest(secret, b"dials" + TOKEN.encode() + said, "sha256"))
+        self._id = 0
+        self._question = int.from_bytes(os.urandom(6), "little")
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.sock.close()
+
+    def say(self, said: str, body: bytes = b"", **fields: float) -> int:
+        self._id += 1
+        words = head(said, body_bytes=len(body), **fields)
+        data = FRAME.pack(HEAD_TAG, self._id, len(words)) + words
+        if body:
+            data += FRAME.pack(BODY_TAG, self._id, len(body)) + body
+        self.sock.sendall(data)
+        return self._id
+
+    def hear(self) -> Message:
+        tag, number, size = FRAME.unpack(self._receive(FRAME.size))
+        assert (tag, size) == (HEAD_TAG, HEAD.size)
+        fields = HEAD.unpack(self._receive(HEAD.size))
+        body = b""
+        if fields[6]:
+            assert FRAME.unpack(self._receive(FRAME.size)) == (BODY_TAG, number, fields[6])
+            body = self._receive(fields[6])
+        return Message(SAID[fields[0]], fields[10], body, number)
+
+    def ask(self, said: str, body: bytes = b"", **fields: float) -> Message:
+        """A question with its answer, which must not be a refusal."""
+        if said in ("create", "attach", "rule", "join"):
+            self._question += 1
+            fields = {"number": self._question} | fields
+        sent = self.say(said, body, **fields)
+        answer = self.hear()
+        assert answer.id == sent
+        assert answer.said != "refused", answer.body
+        return answer
+
+    def push(self, values: npt.NDArray[np.float32], number: int, said: str = "push", **fields: float) -> Message:
+        return self.ask(said, values.tobytes(), number=number, lr=1.0, **fields)
+
+    def pull(self, number: int = 0, **fields: float) -> npt.NDArray[np.float32]:
+        answer = self.ask("pull", number=number, **fields)
+        assert answer.said == "done"
+        return np.frombuffer(answer.body, np.float32)
+
+    def has_heard_nothing(self, within_s: float = 0.3) -> bool:
+        self.sock.settimeout(within_s)
+        try:
+            return not self.sock.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+        finally:
+            self.sock.settimeout(_WITHIN_S)
+
+    def is_ended(self) -> bool:
+        """Whether the server ends the connection; what it still says does not matter."""
+        try:
+            while self.sock.recv(1 << 16):
+                pass
+        except ConnectionError:
+            pass
+        return True
+
+    def _receive(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.sock.recv(size - len(data))
+            if not part:
+                raise ConnectionError("the server has ended the connection")
+            data += part
+        return data
