@@ -49,6 +49,15 @@ def test_stores_are_measured_beside_a_parameter_server(tmp_path):
     assert not [name for one in servers for name in one if name.startswith(("OMPI_", "PMIX_", "PMI_"))]
 
 
+def test_updates_are_measured_beside_a_parameter_server(tmp_path):
+    words = ["-np", "2", "--rounds", "1", "--warmup", "0", "--optimizer", "sgd"]
+    result, printed = run(words, tmp_path, ROOT / "test/mxnet_double", environment={"MXNET_DOUBLE": str(tmp_path)})
+    (row,) = result.rows
+    assert row.competitors() == [*OWN[:3], "ps-lite, push, pull"]
+    assert (row.key["type"], row.key["optimizer"]) == ("dist_sync", "sgd")
+    assert "102.2 MB float32, dist_sync, sgd, 2 workers" in printed
+
+
 def test_several_numbers_of_workers_are_measured_one_after_the_other(tmp_path):
     words = ["-np", "1,2", "--rounds", "1", "--warmup", "0", "--plot", str(tmp_path / "result.png")]
     result, printed = run(words, tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ringtrain import kvstore
 from ringtrain.bench.models import MODELS
-from ringtrain.bench.peers import OF_STORES
+from ringtrain.bench.peers import OF_STORES, HasUpdates
 from ringtrain.bench.report import Table, count_text, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Array, Competitor, Contestant, cost_for_all
@@ -18,6 +18,8 @@ from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import Gradients
 
 _THRESHOLD = 0.5
+# Of the optimizer, by MXNet's names. The rate is so small that the weights stay finite in thousands of rounds.
+_SGD = {"learning_rate": 1e-6, "momentum": 0.9}
 
 
 class KVStore:
@@ -28,6 +30,10 @@ class KVStore:
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--model", choices=tuple(MODELS), default="resnet50", help="default: %(default)s")
+        parser.add_argument("--type", choices=("dist_sync", "dist_async"), default="dist_sync", help="of the store")
+        parser.add_argument(
+            "--optimizer", choices=("none", "sgd"), default="none", help="SGD with momentum; always in dist_async"
+        )
         parser.set_defaults(dtype="float32")  # the only one that a gradient may have in both
 
     def measure(self, session: Session) -> list[Row]:
@@ -35,20 +41,9 @@ class KVStore:
             raise CannotMeasure("kvstore wants one --network: a store belongs to one init()")
         gradients = Gradients(session)
         session.init()
-        outs = [np.empty_like(one) for one in gradients.arrays]
-        # Every store is made here, on all ranks in the same order.
-        competitors = [
-            Competitor("pushpull", lambda arrays: _pushpull(_store(arrays), arrays, outs), is_own=True),
-            Competitor("push(copy=False), pull", lambda arrays: _push_and_pull(arrays, outs, False), is_own=True),
-            Competitor("push, pull", lambda arrays: _push_and_pull(arrays, outs, True), is_own=True),
-        ]
-        peers = [competitor for peer in session.peers() for competitor in peer.step()]
-        compressed = Competitor("pushpull, 2bit", lambda arrays: _pushpull(_store(arrays, True), arrays, outs))
-        contestants = [
-            *session.admit(competitors, gradients.arrays, gradients.fill, _as_numpy(gradients.are_summed)),
-            *session.admit([compressed], gradients.arrays, gradients.fill, _are_all(_THRESHOLD * session.job.size)),
-            *session.admit(peers, gradients.arrays, gradients.fill, _as_numpy(gradients.are_summed)),
-        ]
+        kind = session.arguments.type
+        updates = session.arguments.optimizer != "none" or kind == "dist_async"
+        contestants = _of_updates(session, kind, gradients) if updates else _of_sums(session, gradients)
         session.expect(1)
 
         def sample(contestant: Contestant) -> dict[str, float]:
@@ -56,7 +51,8 @@ class KVStore:
                 contestant.run.refill()
             return cost_for_all(session.job, contestant.run)
 
-        return [Row({**gradients.key, "workers": session.job.size}, session.rounds(contestants, sample))]
+        what = {"type": kind, "optimizer": "sgd"} if updates else {}
+        return [Row({**gradients.key, **what, "workers": session.job.size}, session.rounds(contestants, sample))]
 
     def table(self, result: Result) -> list[str]:
         return [line for row in result.rows for line in (*self._table_of(row, bool(result.arguments["cpu"])), "")][:-1]
@@ -71,8 +67,58 @@ class KVStore:
                 cells.append(milliseconds_text(row.spread(name, "cpu")))
             table.add([*cells, *("" if name == peer else spread_text(row.ratio(peer, name)) for peer in peers)])
         megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
-        what = f"{row.key['model']}: {row.key['tensors']} keys, {megabytes} float32"
+        how = "".join(f", {row.key[name]}" for name in ("type", "optimizer") if name in row.key)
+        what = f"{row.key['model']}: {row.key['tensors']} keys, {megabytes} float32{how}"
         return [f"{what}, {count_text(row.key['workers'], 'worker')}", "", *lines_of(table)]
+
+
+def _of_sums(session: Session, gradients: Gradients) -> list[Contestant]:
+    """Stores without optimizer. Every store is made here, on all ranks in the same order."""
+    outs = [np.empty_like(one) for one in gradients.arrays]
+    competitors = _ways(_store, outs)
+    compressed = Competitor("pushpull, 2bit", lambda arrays: _pushpull(_store(arrays, True), arrays, outs))
+    peers = [competitor for peer in session.peers() for competitor in peer.step()]
+    return [
+        *session.admit(competitors, gradients.arrays, gradients.fill, _as_numpy(gradients.are_summed)),
+        *session.admit([compressed], gradients.arrays, gradients.fill, _are_all(_THRESHOLD * session.job.size)),
+        *session.admit(peers, gradients.arrays, gradients.fill, _as_numpy(gradients.are_summed)),
+    ]
+
+
+def _of_updates(session: Session, kind: str, gradients: Gradients) -> list[Contestant]:
+    """Stores of weights that begin as zeros."""
+
+    def store(arrays: Sequence[Array]) -> Any:
+        made = kvstore.create(kind)
+        made.set_optimizer("sgd", **_SGD)
+        made.init(list(range(len(arrays))), [np.zeros_like(one) for one in arrays])
+        return made
+
+    peers = [
+        competitor
+        for peer in session.peers()
+        if isinstance(peer, HasUpdates)
+        for competitor in peer.updates(kind, _SGD)
+    ]
+    own, every = gradients.value, gradients.sum
+    rate, workers = _SGD["learning_rate"], session.job.size
+    # The first round of all. What a worker sees of an asynchronous one has its own update, and maybe those of others,
+    # which momentum repeats.
+    least, most = (every, every) if kind == "dist_sync" else (own, workers * every)
+    is_right = _as_numpy(_are_between(-1.01 * rate * most, -0.99 * rate * least))
+    outs = [np.empty_like(one) for one in gradients.arrays]
+    return session.admit([*_ways(store, outs), *peers], gradients.arrays, gradients.fill, is_right)
+
+
+def _ways(store: Callable[[Sequence[Array]], Any], outs: Sequence[Array]) -> list[Competitor]:
+    """To push all gradients and have the values in `outs`."""
+    return [
+        Competitor("pushpull", lambda arrays: _pushpull(store(arrays), arrays, outs), is_own=True),
+        Competitor(
+            "push(copy=False), pull", lambda arrays: _push_and_pull(store(arrays), arrays, outs, False), is_own=True
+        ),
+        Competitor("push, pull", lambda arrays: _push_and_pull(store(arrays), arrays, outs, True), is_own=True),
+    ]
 
 
 def _store(arrays: Sequence[Array], compresses: bool = False) -> Any:
@@ -94,8 +140,8 @@ def _pushpull(store: Any, arrays: Sequence[Array], outs: Sequence[Array]) -> Cal
     return run
 
 
-def _push_and_pull(arrays: Sequence[Array], outs: Sequence[Array], copies: bool) -> Callable[[], Any]:
-    store, keys = _store(arrays), list(range(len(arrays)))
+def _push_and_pull(store: Any, arrays: Sequence[Array], outs: Sequence[Array], copies: bool) -> Callable[[], Any]:
+    keys = list(range(len(arrays)))
 
     def run() -> Sequence[Array]:
         store.push(keys, arrays, copy=copies)
@@ -112,3 +158,7 @@ def _as_numpy(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 def _are_all(value: float) -> Callable[[Any], bool]:
     return lambda results: all((one == value).all() for one in results)
+
+
+def _are_between(least: float, most: float) -> Callable[[Any], bool]:
+    return lambda results: all(least <= float(one.min()) and float(one.max()) <= most for one in results)

@@ -30,7 +30,10 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class Gradients:
-    """The gradients of a model, and data whose average is known. `zeros` and `fill_array`: of the array library."""
+    """The gradients of a model, and data whose average is known. `zeros` and `fill_array`: of the array library.
+
+    All are `value` on this rank, and `sum` is that of all ranks.
+    """
 
     def __init__(
         self,
@@ -45,21 +48,21 @@ class Gradients:
         self.bytes = sum(array.nbytes for array in self.arrays)
         self.key = {"model": session.arguments.model, "tensors": len(shapes), "bytes": self.bytes}
         self._fill_array = fill_array
-        self._value = 1 + session.job.rank % 4
-        self._average = sum(1 + rank % 4 for rank in range(ranks)) / ranks
+        self.value = 1 + session.job.rank % 4
+        self.sum = sum(1 + rank % 4 for rank in range(ranks))
         self.fill()
 
     def fill(self) -> None:
         for array in self.arrays:
-            self._fill_array(array, self._value)
+            self._fill_array(array, self.value)
 
     def are_averaged(self, results: Any) -> bool:
         """Within the precision of the dtype."""
-        return _all_are(results, self._average)
+        return _all_are(results, self.sum / self._ranks)
 
     def are_summed(self, results: Any) -> bool:
         """Likewise."""
-        return _all_are(results, self._average * self._ranks)
+        return _all_are(results, self.sum)
 
 
 def _all_are(arrays: Any, value: float) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from ringtrain.bench.job import Job, RendezvousJob
 from ringtrain.bench.rounds import Competitor, Distribution
@@ -35,6 +35,14 @@ class Peer(Protocol):
 
     def close(self) -> None:
         """Leave; all ranks together."""
+
+
+@runtime_checkable
+class HasUpdates(Protocol):
+    """A peer whose servers update weights."""
+
+    def updates(self, kind: str, sgd: Mapping[str, float]) -> list[Competitor]:
+        """Its ways to push gradients to a store of this kind and pull the weights, which begin as zeros."""
 
 
 class Peers(NamedTuple):

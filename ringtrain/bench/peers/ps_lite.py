@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ringtrain.bench.job import Job, address_of_rank_0
@@ -63,20 +64,30 @@ def _start(role: str, place: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 class PsLitePeer:
-    """A "dist_sync" store without optimizer: the servers add up."""
+    """One store, of the kind that is asked for first: a process cannot have several with the same servers."""
 
     def __init__(self, job: Job, mxnet: Any, servers: Sequence[subprocess.Popen[bytes]]) -> None:
         self._job = job
         self._mxnet = mxnet
         self._servers = servers
-        self._store = mxnet.kv.create("dist_sync")
+        self._store: Any = None
 
     def collective(self, kind: str) -> list[Competitor]:
         return []
 
     def step(self) -> list[Competitor]:
-        """Sums, not averages."""
-        return [Competitor(NAME, lambda gradients: _Exchange(self._mxnet, self._store, gradients))]
+        """Sums, not averages: a "dist_sync" store without optimizer, whose servers add up."""
+        return [Competitor(NAME, lambda gradients: self._exchange("dist_sync", None, gradients))]
+
+    def updates(self, kind: str, sgd: Mapping[str, float]) -> list[Competitor]:
+        """The weights after updates by the servers, from zeros on; `sgd` has the numbers of MXNet's SGD."""
+        return [Competitor(NAME, lambda gradients: self._exchange(kind, sgd, gradients))]
+
+    def _exchange(self, kind: str, sgd: Mapping[str, float] | None, gradients: Sequence[Array]) -> _Exchange:
+        self._store = self._mxnet.kv.create(kind)
+        if sgd is not None:
+            self._store.set_optimizer(self._mxnet.optimizer.create("sgd", **sgd))
+        return _Exchange(self._mxnet, self._store, gradients)
 
     def training(self) -> list[Distribution]:
         return []
@@ -84,7 +95,8 @@ class PsLitePeer:
     def close(self) -> None:
         self._mxnet.nd.waitall()
         self._job.barrier()
-        del self._store  # tells the servers to end
+        del self._store
+        gc.collect()  # where nothing refers to the store any more, it tells the servers to end
         for server in self._servers:
             try:
                 server.wait(_END_S)
@@ -93,15 +105,15 @@ class PsLitePeer:
 
 
 class _Exchange:
-    """Pushes all gradients and pulls their sums, the first ones first."""
+    """Pushes all gradients and pulls the values, the first ones first."""
 
     def __init__(self, mxnet: Any, store: Any, gradients: Sequence[Array]) -> None:
         self._store = store
         self._given = gradients
         self._gradients = [mxnet.nd.array(one) for one in gradients]
-        self._sums = [mxnet.nd.zeros(one.shape) for one in gradients]
+        self._values = [mxnet.nd.zeros(one.shape) for one in gradients]
         self._wait_for_all: Callable[[], None] = mxnet.nd.waitall
-        for key, one in enumerate(self._sums):
+        for key, one in enumerate(self._values):
             store.init(key, one)
 
     def refill(self) -> None:
@@ -111,11 +123,11 @@ class _Exchange:
         self._wait_for_all()
 
     def __call__(self) -> list[Any]:
-        """The sums, in MXNet's arrays."""
+        """The values, in MXNet's arrays."""
         for key, gradient in enumerate(self._gradients):
             self._store.push(key, gradient, priority=-key)
-        for key, one in enumerate(self._sums):
+        for key, one in enumerate(self._values):
             self._store.pull(key, out=one, priority=-key)
-        for one in self._sums:
+        for one in self._values:
             one.wait_to_read()
-        return self._sums
+        return self._values

@@ -82,6 +82,8 @@ def variables_of(
         "DMLC_NUM_ATTEMPT": str(attempt),
         "DMLC_JOB_CLUSTER": "ssh" if terms.hosts else "local",
     }
+    if terms.keeps_servers:
+        variables["RINGTRAIN_KV_KEEP"] = "1"
     # who names an interface is asked for the address that this has on each host
     address = None if environ.get(_INTERFACE_VARIABLE) else _address_of(host, root)
     if address is not None:

@@ -35,6 +35,10 @@ class NDArray:
 class Store:
     def __init__(self):
         self.pushed = {}
+        self.sgd = None
+
+    def set_optimizer(self, sgd):
+        self.sgd = sgd
 
     def init(self, key, value):
         self.pushed[key] = value
@@ -46,7 +50,10 @@ class Store:
         assert priority == -key
         # As MXNet does, it overwrites what was pushed, too.
         hvd.allreduce_(self.pushed[key].values, op=hvd.Sum, name=f"double/{key}")
-        out[:] = self.pushed[key].values
+        if self.sgd is None:
+            out[:] = self.pushed[key].values
+        else:  # a first push alone: there is no momentum yet
+            out[:] = -self.sgd["learning_rate"] * self.pushed[key].values
 
 
 class kv:
@@ -54,6 +61,13 @@ class kv:
     def create(kind):
         assert kind == "dist_sync"
         return Store()
+
+
+class optimizer:
+    @staticmethod
+    def create(name, **numbers):
+        assert name == "sgd"
+        return numbers
 
 
 class nd:
