@@ -45,7 +45,7 @@ _MAGIC = b"ringtrn\x01"
 _WITHIN_S = 20
 
 _SERVER = f"""
-import socket, sys
+import json, socket, sys
 from ringtrain import _core
 shares, drop, threads = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 door = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -55,8 +55,21 @@ server = _core.StoreServer(number=0, capacity={CAPACITY}, listeners=[door.detach
                            token={TOKEN!r}, threads=threads, shares_memory=bool(shares), timeout_s=20,
                            drop_percent=drop, verbose=0)
 for line in sys.stdin:
-    what, worker = line.split()
-    getattr(server, what)(int(worker))
+    what, text = line.split()
+    if what == "copies":
+        kept = []
+        for part, (store, chunks) in enumerate(server.parts()):
+            blocks = [(first, server.read(part, first, first + 2).hex()) for first in range(0, chunks, 2)]
+            kept.append((store, server.describe(part).hex(), blocks))
+        print(json.dumps(kept).encode().hex(), flush=True)
+        continue
+    if what == "restored":
+        for part, (store, description, blocks) in enumerate(json.loads(bytes.fromhex(text))):
+            server.restore(store, bytes.fromhex(description))
+            for first, block in blocks:
+                server.write(part, first, bytes.fromhex(block))
+    else:
+        getattr(server, what)(int(text))
     print("ok", flush=True)
 server.close()
 """
@@ -72,10 +85,14 @@ class Server:
 
     def tell(self, what: str, worker: int) -> None:
         """`lost` or `back`."""
+        assert self.ask(what, str(worker)) == "ok"
+
+    def ask(self, what: str, text: str = "-") -> str:
+        """`copies`: all that it keeps; `restored`: it keeps that."""
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(f"{what} {worker}\n")
+        self.process.stdin.write(f"{what} {text}\n")
         self.process.stdin.flush()
-        assert self.process.stdout.readline() == "ok\n"
+        return self.process.stdout.readline().strip()
 
     def resident_kb(self) -> int:
         with open(f"/proc/{self.process.pid}/status") as status:

@@ -11,6 +11,8 @@ import pytest
 from exact import require_equal
 from store_wire import BODY_TAG, FRAME, HEAD, HEAD_TAG, SAID, Server, Worker, head, part_spec, rule, served
 
+from ringtrain._core import DTYPES
+
 COUNT = 1021
 
 
@@ -99,8 +101,29 @@ def test_codes_are_read_by_the_server() -> None:
     with served() as server, Worker(server, 0) as worker:
         _store(worker, (32,))
         codes = bytes([0b11100000]) + bytes(7)  # of the first four values: + - 0 0
-        worker.ask("push", codes, number=1, lr=1, codes=1, threshold=0.5)
+        worker.ask("push", codes, number=1, lr=1, codes=1, threshold=0.5, dtype=DTYPES["uint8"])
         require_equal(worker.pull(1), np.array([0.5, -0.5] + [0] * 30, np.float32))
+
+
+def test_a_server_can_take_the_place_of_another_one() -> None:
+    values = np.arange(40000, dtype=np.float32)
+    with served() as server, Worker(server, 0) as worker, served() as successor:
+        worker.ask("create", part_spec((len(values), 7)), chunk=2)
+        worker.ask("rule", rule("sgd", momentum=0.5))
+        for chunk in range(3):
+            worker.ask("assign", values[chunk * 16384 : (chunk + 1) * 16384].tobytes(), chunk=chunk)
+        worker.push(values[:16384], 1)
+        kept = server.ask("copies")
+        successor.ask("restored", kept)
+        worker.push(values[:16384], 2)
+        wanted = worker.pull(2)
+        with Worker(successor, 0) as after:
+            words = after.ask("attach").body
+            assert struct.unpack("<4Q", words[-32:]) == (1, 0, 0, 0)  # pushes of this worker, by chunk
+            after.push(values[:16384], 2)
+            require_equal(after.pull(2), wanted)
+            require_equal(after.pull(chunk=2), values[32768:])
+            assert after.ask("read_updates").number == 2
 
 
 def test_a_question_that_comes_twice_has_one_effect() -> None:

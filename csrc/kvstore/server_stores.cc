@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kvstore/chunk_copies.h"
 
 namespace ringtrain {
 
@@ -49,13 +50,20 @@ Bytes ServerStores::create(int worker, const Head& question, const Bytes& body) 
   if (workers < 0 || workers > spec.capacity)
     throw invalid("a store for " + std::to_string(spec.capacity) + " workers cannot begin with " +
                   std::to_string(workers));
+  Actor& actor = add(question.store, spec, workers);
+  const Store& store = stores_[question.store];
+  if (store.rule) put_rule(actor, *store.rule, false);
+  return bytes_of(words_of_part(static_cast<uint32_t>(store.actors.size() - 1), actor.part(), worker));
+}
+
+Actor& ServerStores::add(uint32_t store, const PartSpec& spec, int workers) {
   const auto part = Part::create(spec, workers, shares_memory_ ? Part::Memory::shared : Part::Memory::of_process);
   auto actor = std::make_unique<Actor>(part, part->layout().actor_of_server(), timeout_s_);
-  Store& store = stores_[question.store];
-  if (store.rule) put_rule(*actor, *store.rule, false);
-  table_->add(question.store, part);
-  store.actors.push_back(std::move(actor));
-  return bytes_of(words_of_part(static_cast<uint32_t>(store.actors.size() - 1), *part, worker));
+  table_->add(store, part);
+  auto& actors = stores_[store].actors;
+  order_.emplace_back(store, actors.size());
+  actors.push_back(std::move(actor));
+  return *actors.back();
 }
 
 Bytes ServerStores::attach(int worker, const Head& question) {
@@ -118,6 +126,54 @@ void ServerStores::set_presence(Actor& actor, int worker, Presence presence) {
   now.store(presence, std::memory_order_seq_cst);
   if (presence == Presence::joined) for_all([&](size_t chunk) { return actor.settle(chunk); });
   part.ring();
+}
+
+// ------------------------------------------------------------------------------------------------------------- copies
+
+Actor& ServerStores::actor_of(size_t part) {
+  if (part >= order_.size()) throw invalid("this server has no part " + std::to_string(part));
+  const auto [store, number] = order_[part];
+  return *stores_[store].actors[number];
+}
+
+std::vector<std::pair<uint32_t, size_t>> ServerStores::parts() {
+  const Lock lock(mutex_);
+  std::vector<std::pair<uint32_t, size_t>> all;
+  for (size_t i = 0; i < order_.size(); ++i) all.emplace_back(order_[i].first, actor_of(i).part().chunk_count());
+  return all;
+}
+
+Bytes ServerStores::describe(size_t part) {
+  const Lock lock(mutex_);
+  Part& one = actor_of(part).part();
+  const Store& store = stores_[order_[part].first];
+  Writer writer;
+  one.spec().put(writer);
+  for (size_t i = 0; i < one.layout().capacity(); ++i) writer.put(one.presence(i).load());
+  writer.put(static_cast<uint8_t>(store.rule.has_value()));
+  if (store.rule) store.rule->write(writer);
+  return writer.take();
+}
+
+void ServerStores::restore(uint32_t number, const Bytes& description) {
+  Reader reader(description);
+  const PartSpec spec = PartSpec::get(reader);
+  const Lock lock(mutex_);
+  Actor& actor = add(number, spec, 0);
+  for (size_t i = 0; i < actor.part().layout().capacity(); ++i) actor.part().presence(i).store(reader.get<Presence>());
+  if (reader.get<uint8_t>() == 0) return;
+  stores_[number].rule = RuleWords::read(reader);
+  put_rule(actor, *stores_[number].rule, false);
+}
+
+Bytes ServerStores::copy(size_t part, size_t first, size_t last) {
+  const Lock lock(mutex_);
+  return copy_chunks(actor_of(part), first, last, timeout_s_);
+}
+
+size_t ServerStores::put(size_t part, size_t first, const Bytes& chunks) {
+  const Lock lock(mutex_);
+  return put_chunks(actor_of(part), first, chunks, timeout_s_);
 }
 
 }  // namespace ringtrain

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -34,6 +35,15 @@ class ServerStores {
   // Whether others wait for a worker.
   void set_presence(int worker, Presence presence);
 
+  // All that is kept, for a server that takes the place of this one: of each Part its store and its chunks, what it is,
+  // and these (chunk_copies.h).
+  std::vector<std::pair<uint32_t, size_t>> parts();
+  Bytes describe(size_t part);
+  Bytes copy(size_t part, size_t first, size_t last);
+  // Makes the next Part from its description; then it is given the chunks. put() returns the number of the next one.
+  void restore(uint32_t store, const Bytes& description);
+  size_t put(size_t part, size_t first, const Bytes& chunks);
+
  private:
   struct Answered {
     int64_t number = 0;
@@ -44,6 +54,8 @@ class ServerStores {
     std::vector<std::unique_ptr<Actor>> actors;  // the server's, by part
   };
 
+  Actor& actor_of(size_t part) REQUIRES(mutex_);
+  Actor& add(uint32_t store, const PartSpec& spec, int workers) REQUIRES(mutex_);
   Bytes answer_now(int worker, const Head& question, const Bytes& body) REQUIRES(mutex_);
   Bytes create(int worker, const Head& question, const Bytes& body) REQUIRES(mutex_);
   Bytes attach(int worker, const Head& question) REQUIRES(mutex_);
@@ -57,7 +69,8 @@ class ServerStores {
   const std::shared_ptr<PartTable> table_ = std::make_shared<PartTable>();
   Mutex mutex_;
   std::map<uint32_t, Store> stores_ GUARDED_BY(mutex_);
-  std::map<int, Answered> answered_ GUARDED_BY(mutex_);  // the last question of each worker
+  std::vector<std::pair<uint32_t, size_t>> order_ GUARDED_BY(mutex_);  // store and number of each Part, as they came
+  std::map<int, Answered> answered_ GUARDED_BY(mutex_);                // the last question of each worker
 };
 
 }  // namespace ringtrain

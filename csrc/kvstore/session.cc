@@ -63,7 +63,7 @@ void require_fitting(const Head& head, const Part& part) {
   require(head.codes <= static_cast<uint32_t>(Quantizer::Kind::one_bit), "the kind of codes");
   if (pushes) {
     require(head.number > 0, "pushes count from 1");
-    require(fits(head.dtype), "the dtype of the values");
+    require(head.codes != 0 || fits(head.dtype), "the dtype of the values");
     require(head.codes == 0 || head.threshold > 0, "the threshold of codes");
     require(head.body_bytes == source_bytes(head, chunk), "the number of bytes");
   } else if (head.said == Said::assign) {

@@ -24,6 +24,38 @@ void make_server(StoreServer* place, int number, int capacity, std::vector<int> 
   new (place) StoreServer(options);
 }
 
+Bytes to_bytes(const nb::bytes& bytes) { return {bytes.c_str(), bytes.c_str() + bytes.size()}; }
+
+template <typename Call>
+nb::bytes bytes_from(Call call) {
+  Bytes bytes;
+  {
+    const nb::gil_scoped_release release;
+    bytes = call();
+  }
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+nb::bytes describe_part(StoreServer& server, size_t part) {
+  return bytes_from([&] { return server.stores().describe(part); });
+}
+
+nb::bytes read_chunks(StoreServer& server, size_t part, size_t first, size_t last) {
+  return bytes_from([&] { return server.stores().copy(part, first, last); });
+}
+
+void restore_part(StoreServer& server, uint32_t store, const nb::bytes& description) {
+  const Bytes bytes = to_bytes(description);
+  const nb::gil_scoped_release release;
+  server.stores().restore(store, bytes);
+}
+
+size_t write_chunks(StoreServer& server, size_t part, size_t first, const nb::bytes& chunks) {
+  const Bytes bytes = to_bytes(chunks);
+  const nb::gil_scoped_release release;
+  return server.stores().put(part, first, bytes);
+}
+
 }  // namespace
 
 void bind_store_server(nb::module_& module) {
@@ -34,6 +66,16 @@ void bind_store_server(nb::module_& module) {
            nb::arg("drop_percent"), nb::arg("verbose"))
       .def("lost", &StoreServer::lost, nb::arg("worker"), Release(), "A worker is dead: nobody waits for it.")
       .def("back", &StoreServer::back, nb::arg("worker"), Release(), "A worker that was dead is there again.")
+      .def(
+          "parts", [](StoreServer& server) { return server.stores().parts(); }, Release(),
+          "(store, number of chunks) of all that it keeps.")
+      .def("describe", &describe_part, nb::arg("part"), "What one of the parts is.")
+      .def("read", &read_chunks, nb::arg("part"), nb::arg("first"), nb::arg("last"),
+           "Chunks first to last - 1 of a part.")
+      .def("restore", &restore_part, nb::arg("store"), nb::arg("description"),
+           "Make the next part as it was described.")
+      .def("write", &write_chunks, nb::arg("part"), nb::arg("first"), nb::arg("chunks"),
+           "Give a part chunks that were read; returns the number of the next one.")
       .def("metrics", &StoreServer::metrics, "What has gone over its connections, and how many requests wait.")
       .def("close", &StoreServer::close, Release(), "Ends its threads and connections.");
 }
