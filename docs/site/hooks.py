@@ -1,0 +1,81 @@
+"""What mkdocs does besides: a page of reference for each module that users import, with all its public names, and what
+pages link to outside of docs/."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+MODULES = {
+    "ringtrain": "For NumPy, CuPy, DLPack arrays and numbers, and for PyTorch's tensors as well.",
+    "ringtrain.torch": "What PyTorch has besides: autograd, optimizers, modules.",
+    "ringtrain.elastic": "Jobs that go on when ranks are lost, and when others come.",
+    "ringtrain.torch.elastic": "The same for PyTorch's modules and optimizers.",
+    "ringtrain.kvstore": "Key-value stores, with the interface of MXNet's.",
+    "ringtrain.optim": "SGD, Adam and AdamW for arrays.",
+    "ringtrain.errors": "What the library raises.",
+}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    pages = [{module: f"reference/{module}.md"} for module in MODULES]
+    config.nav = [{"Reference": pages} if "Reference" in entry else entry for entry in config.nav or []]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    files.append(File.generated(config, "CONTRIBUTING.md", content=_of_site(Path("CONTRIBUTING.md").read_text())))
+    for example in Path("examples").glob("*.py"):
+        files.append(File.generated(config, example.as_posix(), content=example.read_text()))
+    written: set[str] = set()
+    for module, about in MODULES.items():
+        files.append(File.generated(config, f"reference/{module}.md", content=_page(module, about, written)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return _of_site(markdown)
+
+
+def _of_site(markdown: str) -> str:
+    """With links to where the site has what lies outside of docs/, for the pages are read in the repository, too."""
+    inside = markdown.replace("](../examples/", "](examples/").replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md")
+    return inside.replace("](docs/", "](")
+
+
+def _page(module: str, about: str, written: set[str]) -> str:
+    """The Markdown of a module. What is `written` on a page before is only named."""
+    parts, again, values = [f"# {module}", about], [], []
+    imported = importlib.import_module(module)
+    for name in _public_names(imported):
+        value = getattr(imported, name)
+        if not (inspect.isclass(value) or inspect.isroutine(value)):
+            values.append(f"`{name}`")
+            continue
+        place = f"{value.__module__}.{value.__qualname__}"
+        if place in written:
+            again.append(f"[`{name}`][{place}]")
+            continue
+        written.add(place)
+        # read from the source where it is defined, under the name by which users know it
+        parts.append(f"::: {place}\n    options:\n      heading: {name}\n      toc_label: {name}")
+    if values:
+        parts.insert(2, f"Values: {', '.join(values)}.")
+    if again:
+        parts.insert(2, f"It also has {', '.join(again)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _public_names(module: Any) -> list[str]:
+    """Those of `__all__`, or else what the module itself defines."""
+    own = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+    return sorted(getattr(module, "__all__", own))
