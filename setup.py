@@ -30,7 +30,7 @@ class BuildExt(build_ext):
     def build_extension(self, ext: Extension) -> None:
         # Whatever is installed from one checkout, an environment for each MPI or a wheel, has the same binary.
         built = ROOT / self.get_ext_filename(ext.name)
-        if is_newer(built, [*own_sources(), *ext.depends, "setup.py", "pyproject.toml"]):
+        if is_newer(built, [*own_sources(), *ext.depends, "setup.py"]):
             target = Path(self.get_ext_fullpath(ext.name))
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(built, target)
