@@ -99,9 +99,12 @@ std::map<std::string, double> StoreServer::metrics() const {
   size_t waiting = 0;
   for (const auto& thread : threads_) waiting += thread->waiting();
   const Traffic& traffic = shared_.traffic;
-  return {{"sent_bytes", number(traffic.sent_bytes)},         {"sent_messages", number(traffic.sent_messages)},
-          {"received_bytes", number(traffic.received_bytes)}, {"received_messages", number(traffic.received_messages)},
-          {"dropped_messages", number(traffic.dropped)},      {"connections", number(shared_.sessions)},
+  return {{"sent_bytes", number(traffic.sent_bytes)},
+          {"sent_messages", number(traffic.sent_messages)},
+          {"received_bytes", number(traffic.received_bytes)},
+          {"received_messages", number(traffic.received_messages)},
+          {"dropped_messages", number(traffic.dropped)},
+          {"connections", static_cast<double>(shared_.connections.load())},
           {"waiting_requests", static_cast<double>(waiting)}};
 }
 

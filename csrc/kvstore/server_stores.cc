@@ -36,7 +36,7 @@ Bytes ServerStores::answer_now(int worker, const Head& question, const Bytes& bo
       set_rule(question.store, words_of<RuleWords>(body));
       return {};
     case Said::join:
-      for (const auto& actor : stores_[question.store].actors) set_presence(*actor, worker, Presence::joined);
+      for (const auto& actor : stores_[question.store].actors) join(*actor, worker);
       return {};
     default:
       throw failure("a server cannot answer this");
@@ -107,6 +107,18 @@ void ServerStores::put_rule(Actor& actor, const RuleWords& rule, bool keeps_stat
     return keeps_states ? actor.take_numbers(chunk, number)
                         : actor.take_rule(chunk, number, static_cast<uint64_t>(rule.begin_num_update));
   });
+}
+
+void ServerStores::join(Actor& actor, int worker) {
+  set_presence(actor, worker, Presence::joined);
+  Part& part = actor.part();
+  std::vector<int> joined;
+  for (size_t i = 0; i < part.layout().capacity(); ++i) {
+    const Presence presence = part.presence(i).load(std::memory_order_seq_cst);
+    if (presence == Presence::here) return;
+    if (presence == Presence::joined) joined.push_back(static_cast<int>(i));
+  }
+  for (const int other : joined) set_presence(actor, other, Presence::here);
 }
 
 void ServerStores::set_presence(int worker, Presence presence) {

@@ -31,6 +31,7 @@ void ServerThread::adopt(int worker, Descriptor socket) {
     end(worker);
     const uint64_t number = shared_.sessions.fetch_add(1) + 1;
     Session::Home& home = *this;
+    shared_.connections.fetch_add(1);
     sessions_[worker] = std::make_unique<Session>(home, worker, number, std::move(*shared_socket));
     if (shared_.traffic.verbose >= 1)
       inform(shared_.traffic.name + ": worker " + std::to_string(worker) + " has connected");
@@ -67,6 +68,7 @@ void ServerThread::end(int worker) {
   if (found == sessions_.end()) return;
   poller_.bury(found->second->take_connection());
   sessions_.erase(found);
+  shared_.connections.fetch_sub(1);
 }
 
 // Whether there is something that will not say when it can be done.

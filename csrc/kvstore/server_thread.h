@@ -23,7 +23,8 @@ struct ServerShared {
   ServerWords words;
   Traffic traffic;
   double timeout_s;
-  std::atomic<uint64_t> sessions{0};
+  std::atomic<uint64_t> sessions{0};                          // that there have been
+  std::atomic<int64_t> connections{0};                        // that there are
   std::function<void(Part& part, size_t chunk)> tell_others;  // what one thread has seen happen to a chunk
   std::function<void()> tell_others_of_all;
 };
