@@ -28,6 +28,7 @@ from ringtrain.errors import (
     StepOrderError as StepOrderError,
 )
 from ringtrain.handles import Handle as Handle, poll as poll, synchronize as synchronize
+from ringtrain.job import session as _session
 from ringtrain.job.session import (
     ccl_built as ccl_built,
     cross_rank as cross_rank,
@@ -107,6 +108,15 @@ from ringtrain.timeline.recording import start_timeline as start_timeline, stop_
 from ringtrain.training.optimizer import DistributedOptimizer as DistributedOptimizer
 from ringtrain.training.replicas import check_replicas as check_replicas
 from ringtrain.version import __version__ as __version__
+
+
+def _set_servers_aside(count: int, settings: dict[str, str]) -> list[int]:
+    from ringtrain.kvstore.servers.ranks import set_aside  # which a job without servers does not need
+
+    return set_aside(count, settings)
+
+
+_session.set_servers_aside_with(_set_servers_aside)
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     # Every name above, but none of the modules that importing them has left here.

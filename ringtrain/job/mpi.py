@@ -66,6 +66,19 @@ def connect(
     return meet(MPI, parent, ranks, timeout_s, work)
 
 
+def tell_all(value: Any, settings: dict[str, str]) -> list[Any]:
+    """What all ranks of MPI.COMM_WORLD say, by rank. Raises as `connect`."""
+    timeout_s = float(settings["start_timeout_s"])
+    MPI = _import_mpi(timeout_s)
+    everybody = range(MPI.COMM_WORLD.Get_size())
+
+    def work(own: Any) -> list[Any]:
+        said: list[Any] = own.allgather(value)
+        return said
+
+    return meet(MPI, MPI.COMM_WORLD, everybody, timeout_s, work)
+
+
 def _import_mpi(timeout_s: float) -> Any:
     """mpi4py's MPI, initialised, after it is certain that the launcher fits."""
     if "mpi4py.MPI" not in sys.modules:

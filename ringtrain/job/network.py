@@ -44,6 +44,28 @@ def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Choice:
     return Choice("mpi", f"{launch.launcher} has started this process")
 
 
+def rank_of_all() -> int:
+    """This process among all that its launcher has started; 0 without a launcher."""
+    launch = launched_by.detect()
+    return 0 if launch is None else launch.rank
+
+
+def tell_all(value: Any, settings: dict[str, str]) -> list[Any]:
+    """What all processes that were started say, by rank, before some of them begin a job. All call it together.
+
+    Raises as `mpi.tell_all` and `sockets.tell_all`.
+    """
+    launch = launched_by.detect()
+    if elastic.is_elastic():
+        raise ValueError("an elastic job has no ranks to set aside; start its servers with ringlaunch")
+    if launch is None or choose(settings["network"], None, launch).network == "none":
+        return [value]
+    exceptions.tell_exceptions()
+    if sockets.is_met_at_a_place(launch) and choose(settings["network"], None, launch).network == "sockets":
+        return sockets.tell_all(launch, value, settings)
+    return mpi.tell_all(value, settings)
+
+
 def connect(
     comm: Any, settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]
 ) -> tuple[World, dict[str, str]]:
@@ -62,6 +84,8 @@ def connect(
         return single_world(), {}
     if network == "mpi" or launch is None or mpi.is_communicator(comm) or not sockets.is_met_at_a_place(launch):
         return mpi.connect(comm, settings, read_tuned, over_sockets=network == "sockets")
+    if comm and int(float(settings["kv_servers"])):
+        return sockets.connect(launch._replace(rank=comm.index(launch.rank), size=len(comm)), settings, read_tuned)
     if comm:
         raise ValueError(
             f"init(comm={list(comm)}): over sockets a job has all ranks that were started; make a process set of "

@@ -35,8 +35,18 @@ _LOST = (PeerLostError, RemoteError, ShutDownError, StalledError)
 _world: World | None = None
 _asked: _Asked | None = None
 _variables_are_named = False
+_set_aside: Callable[[int, dict[str, str]], list[int]] | None = None
 _beginnings: list[Callable[[dict[str, str]], None]] = []
 _endings: list[Callable[[], None]] = []
+
+
+def set_servers_aside_with(set_aside: Callable[[int, dict[str, str]], list[int]]) -> None:
+    """Have a higher floor called before init() joins the job, with option kv_servers if that is not 0, and with all.
+
+    It returns the ranks of the job, and not at all on the others.
+    """
+    global _set_aside
+    _set_aside = set_aside
 
 
 def at_init(begin: Callable[[dict[str, str]], None]) -> None:
@@ -98,6 +108,11 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
     comm, process_sets = _split_communicators(comm, process_sets)
     fixed = table.set_by_user(keywords)
     set_level(settings["log_level"])
+    servers = int(float(settings["kv_servers"]))
+    if servers and _set_aside is not None:
+        if comm:
+            raise ValueError("kv_servers takes some of all ranks that were started: init() takes no comm beside it")
+        comm = _set_aside(servers, settings)
     found = _core.autotune_findings() if elastic.is_elastic() else ""
     world, tuned = network.connect(comm, settings, lambda: table.read_tuned(settings, fixed, found))
     settings.update(tuned)
@@ -251,6 +266,13 @@ def _end() -> None:
 def is_initialized() -> bool:
     """Whether init() was called, and shutdown() not since."""
     return _core.is_initialized()
+
+
+def settings() -> dict[str, str]:
+    """Every option, as text. Raises NotInitializedError."""
+    _joined()
+    assert _asked is not None
+    return dict(_asked.settings)
 
 
 def _joined() -> World:

@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ringtrain.job.interfaces import address_towards, addresses_of, usual_address
 from ringtrain.job.launched_by import ByHand, Launch, Ringrun, SlurmStep, Torchrun, expand_node_list
@@ -38,6 +39,16 @@ def connect(
     hosts = addresses_of(settings["socket_interfaces"])
     with meet(place, secret, "world", launch.rank, launch.size, timeout_s) as member:
         return connect_by(member.exchange, launch.rank, hosts or [member.own_address], secret, settings, read_tuned)
+
+
+def tell_all(launch: Launch, value: Any, settings: dict[str, str]) -> list[Any]:
+    """What all ranks of this launch say, by rank. Raises as `rendezvous.member.meet`."""
+    place = place_of(launch)
+    if launch.size is None:
+        raise RuntimeError(f"{launch.launcher} does not say how many ranks there are; set RINGTRAIN_SIZE")
+    timeout_s = float(settings["start_timeout_s"])
+    with meet(place, job_secret(str(place)), "all", launch.rank, launch.size, timeout_s) as member:
+        return member.exchange(value)
 
 
 def connect_over(

@@ -9,28 +9,42 @@ from ringtrain.kvstore.base import KVStoreBase
 from ringtrain.kvstore.collective import CollectiveStore
 from ringtrain.kvstore.kinds import KINDS
 from ringtrain.kvstore.local import LocalStore
+from ringtrain.kvstore.served import ServedStore
+from ringtrain.kvstore.servers.membership import is_worker_by_environment, membership_by_environment, membership_of
+from ringtrain.kvstore.servers.ranks import has_plan
 from ringtrain.process_sets import ProcessSet, global_process_set
 
-_OF_SERVERS = ("dist_async", "dist_async_device", "dist_device_async")
 
-
-def create(name: str = "local", *, average: bool = False, process_set: ProcessSet = global_process_set) -> Any:
+def create(
+    name: str = "local",
+    *,
+    average: bool = False,
+    process_set: ProcessSet = global_process_set,
+    max_staleness: int | None = None,
+    elastic: bool = False,
+) -> Any:
     """Make a store. Mirrors `mxnet.kvstore.create`.
 
     Args:
         name: its type, in letters of any size. local, local_update_cpu and local_allreduce_cpu add up the values of one
             process in the host's memory; device, local_allreduce_device and nccl where they lie. dist and dist_sync add
             up those of all workers in the host's memory, dist_sync_device and dist_device_sync where they lie; horovod
-            and ringtrain do, too, and update nothing. Or the name of a class that is registered.
+            and ringtrain do, too, and update nothing. dist_async and dist_async_device update with each worker's push
+            at once, on servers. Or the name of a class that is registered.
         average: of horovod and ringtrain: whether sums are divided by the number of workers.
         process_set: of distributed stores: the ranks that are its workers.
+        max_staleness: of asynchronous stores: a pull waits while the slowest worker is that many pushes of the key
+            behind this one; 0 keeps all in step, None never waits.
+        elastic: of asynchronous stores: workers may come and go, and `num_workers` is how many there are.
 
     Returns:
         A KVStore; of a class that is registered, what that makes of no arguments. A distributed one calls
         `ringtrain.init()` if nobody has. All workers make their distributed stores in the same order.
 
     Raises:
-        ValueError: an unknown name, one that needs servers, or an argument that this type does not take.
+        ValueError: an unknown name, or an argument that this type does not take.
+        StalledError: of stores with servers: not all processes of the job came in time.
+        PeerLostError: of stores with servers: the scheduler or a server is gone.
         TypeError: the name is no str.
     """
     if not isinstance(name, str):
@@ -38,18 +52,25 @@ def create(name: str = "local", *, average: bool = False, process_set: ProcessSe
     name = name.lower()
     if name in KVStoreBase.kv_registry:
         return KVStoreBase.kv_registry[name]()
-    if name in _OF_SERVERS:
-        raise ValueError(f'a "{name}" store needs servers, which ringtrain does not have; use "dist_sync"')
     kind = KINDS.get(name)
     if kind is None:
         known = ", ".join([*KINDS, *KVStoreBase.kv_registry])
         raise ValueError(f'there is no type "{name}" of store; there are {known}')
     if average and kind.can_update:
         raise ValueError(f'a "{name}" store adds up; average=True is for "horovod" and "ringtrain"')
+    if not kind.is_asynchronous and (max_staleness is not None or elastic):
+        raise ValueError(f'max_staleness and elastic are for "dist_async" stores, not for a "{name}" one')
+    if max_staleness is not None and max_staleness < 0:
+        raise ValueError(f"max_staleness is a number of pushes from 0 on, or None, not {max_staleness}")
     if not kind.is_distributed:
         if process_set is not global_process_set:
             raise ValueError(f'a "{name}" store has one worker; a process set is for the distributed ones')
         return LocalStore(kind)
+    if kind.can_update and process_set is global_process_set and is_worker_by_environment():
+        return ServedStore(kind, membership_by_environment(), max_staleness, elastic)
     if not session.is_initialized():
         session.init()
+    has_servers = process_set is global_process_set and has_plan()
+    if kind.is_asynchronous or (kind.can_update and has_servers):
+        return ServedStore(kind, membership_of(process_set), max_staleness, elastic)
     return CollectiveStore(kind, process_set, average)

@@ -38,6 +38,10 @@ class Entry:
             )
         return self.stored
 
+    def overwrite(self, array: Any) -> None:
+        """Give the key another value. Raises as `value`."""
+        places.copy_into(self.value(), array)
+
     def move_to(self, stored: Any) -> None:
         """Keep the value in another array, of the same shape and dtype."""
         self.stored, self.dtype = stored, stored.dtype

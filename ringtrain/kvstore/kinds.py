@@ -13,6 +13,7 @@ class Kind(NamedTuple):
     on_device: bool = False  # sums are made, and values kept, where the arrays lie
     can_update: bool = True
     updates_by_default: bool = True  # what trainers do unless they are told
+    is_asynchronous: bool = False  # each push is an update of its own
 
 
 KINDS = {
@@ -28,6 +29,9 @@ KINDS = {
         Kind("dist_sync", is_distributed=True),
         Kind("dist_sync_device", is_distributed=True, on_device=True),
         Kind("dist_device_sync", is_distributed=True, on_device=True),
+        Kind("dist_async", is_distributed=True, is_asynchronous=True),
+        Kind("dist_async_device", is_distributed=True, on_device=True, is_asynchronous=True),
+        Kind("dist_device_async", is_distributed=True, on_device=True, is_asynchronous=True),
         Kind("horovod", is_distributed=True, on_device=True, can_update=False),
         Kind("ringtrain", is_distributed=True, on_device=True, can_update=False),
     )

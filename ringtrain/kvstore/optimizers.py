@@ -201,6 +201,14 @@ class BuiltInUpdater(Updater):
         self._use(recipe)
         self._most_updates = recipe.begin_num_update
 
+    @property
+    def recipe(self) -> Recipe:
+        return self._recipe
+
+    @property
+    def state_names(self) -> list[str]:
+        return self._rule.state_names
+
     def configuration(self) -> dict[str, Any]:
         return self._recipe.described()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.kvstore import places
 from ringtrain.kvstore.entries import Entries
 from ringtrain.kvstore.optimizers import Updater
 from ringtrain.kvstore.states import Arrays
@@ -35,7 +34,7 @@ def restore(arrays: Arrays, entries: Entries, updater: Updater | None) -> None:
     if updater is not None:
         updater.load_states(remembered)
     for name, array in values.items():
-        places.copy_into(by_name[name].value(), array)
+        by_name[name].overwrite(array)
 
 
 def _part(arrays: Arrays, prefix: str) -> Arrays:

@@ -64,7 +64,7 @@ def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
         *(float(settings["kv_heartbeat_s"]), float(settings["kv_timeout_s"])),
     )
     with Listeners() as listeners:
-        hosts = addresses_of(settings["kv_interface"]) or [role.address or seat.own_address]
+        hosts = addresses_of(settings["kv_interface"]) or [_numbers_of(role.address) or seat.own_address]
         is_server = role.name != WORKER or role.servers == 0
         addresses = [(host, port) for host, port in listeners.open(hosts)] if is_server else []
         name, number = seat.come(role.name, role.task, role.attempt, addresses)
@@ -73,6 +73,11 @@ def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
         arrival = Arrival(name, number, seat, listeners.take(), secret, settings)
     arrival.say(f"listens at {', '.join(f'{host}:{port}' for host, port in addresses)}")
     return arrival
+
+
+def _numbers_of(host: str) -> str:
+    """The address of a host that others know by this name; "" of none."""
+    return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]) if host else ""
 
 
 def make_scheduler(role: Role, sock: socket.socket, secret: bytes, settings: dict[str, str]) -> Scheduler:

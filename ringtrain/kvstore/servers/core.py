@@ -13,10 +13,10 @@ from ringtrain.kvstore.servers.seat import World
 _MOST_THREADS = 2
 
 
-def make_server(arrival: Arrival, world: World) -> Any:
+def make_server(arrival: Arrival, world: World) -> _core.StoreServer:
     """Owns the listeners of the arrival from here on."""
     settings = arrival.settings
-    return vars(_core)["StoreServer"](
+    return _core.StoreServer(
         number=arrival.number,
         capacity=world.capacity,
         listeners=arrival.listeners,
@@ -25,14 +25,16 @@ def make_server(arrival: Arrival, world: World) -> Any:
     )
 
 
-def make_client(arrival: Arrival, world: World) -> Any:
+def make_client(arrival: Arrival, world: World) -> _core.StoreClient:
     """Connects to all servers. Raises PeerLostError where one of them is not there."""
-    return vars(_core)["StoreClient"](
+    return _core.StoreClient(
         worker=arrival.number,
         workers=world.workers,
         capacity=world.capacity,
         servers=world.servers,
         resend_s=float(arrival.settings["kv_resend_ms"]) / 1000,
+        return_s=float(arrival.settings["kv_rejoin_s"]),
+        outbox_mb=float(arrival.settings["kv_outbox_mb"]),
         **_of_both(arrival, world),
     )
 

@@ -8,6 +8,8 @@ from typing import Any
 from ringtrain.kvstore.servers.places import Place
 
 Message = dict[str, Any]
+# Names of keys begin so.
+KEY = "key/"
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Directory:
         failures = []
         for of_store in self._stores.values():
             for wait in of_store.waits:
-                key = ", ".join(self._missing(of_store, wait))
+                key = ", ".join(_keys(self._missing(of_store, wait)))
                 whole = f'{text}; nobody else gives key "{key}" a value'
                 failures.append((wait.member, _failure(wait, "PeerLostError", whole)))
             of_store.waits.clear()
@@ -63,8 +65,9 @@ class Directory:
         for of_store in self._stores.values():
             for wait in [one for one in of_store.waits if one.end_s < now_s]:
                 of_store.waits.remove(wait)
+                names = ", ".join(_keys(self._missing(of_store, wait)))
                 text = (
-                    f'key "{", ".join(self._missing(of_store, wait))}" has no value after {now_s - wait.began_s:.1f} s '
+                    f'key "{names}" has no value after {now_s - wait.began_s:.1f} s '
                     "(stall_shutdown_time_s): worker 0, whose value counts, has not called init or broadcast with it"
                 )
                 failures.append((wait.member, _failure(wait, "StalledError", text)))
@@ -86,6 +89,10 @@ class Directory:
     def _answer(self, of_store: _Store, wait: _Wait) -> Message:
         entries = {name: of_store.entries.get(name) for name in wait.message["versions"]}
         return {"kind": "answer", "id": wait.message["id"], "value": entries}
+
+
+def _keys(names: list[str]) -> list[str]:
+    return [name.removeprefix(KEY) for name in names]
 
 
 def _failure(wait: _Wait, error: str, text: str) -> Message:

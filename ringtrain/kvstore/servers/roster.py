@@ -139,7 +139,8 @@ class Roster:
         process = self._processes[place]
         process.is_done = True
         output: list[Output] = [Note(f"{in_words(place, process)} is done"), Drop(member)]
-        left = {"kind": "left", "role": place.role, "number": place.number}
+        text = f"{in_words(place, process)} has ended"
+        left = {"kind": "left", "role": place.role, "number": place.number, "text": text}
         output += [Tell(one.member, left) for one in self._here()]
         return output + self._close_rounds() + self._end_if_done(now_s)
 
@@ -192,8 +193,8 @@ class Roster:
 
     def _say(self, place: Place, message: Message, now_s: float) -> list[Output]:
         member = self._processes[place].member
-        self._rounds.say(message, place.number, member, now_s)
-        return self._close_rounds()
+        answers = [Tell(*one) for one in self._rounds.say(message, place.number, member, now_s)]
+        return answers + self._close_rounds()
 
     def _close_rounds(self) -> list[Output]:
         """Of those that are expected all have said something, or one of them will not."""

@@ -41,26 +41,36 @@ class Rounds:
     def __init__(self) -> None:
         self._open: dict[str, _Round] = {}
 
-    def say(self, message: Message, number: int, member: int, now_s: float) -> None:
+    def say(self, message: Message, number: int, member: int, now_s: float) -> list[tuple[int, Message]]:
+        """The answer to who only joins a round that others wait in, if nobody does."""
+        label = str(message["label"])
+        if message["joins_only"] and label not in self._open:
+            return [(member, {"kind": "answer", "id": message["id"], "value": {str(number): message["value"]}})]
         patience_s = float(message["patience_s"]) or float("inf")
         said = _Said(message["value"], member, message["id"], now_s, now_s + patience_s)
-        self._open.setdefault(str(message["label"]), _Round()).said[number] = said
+        self._open.setdefault(label, _Round()).said[number] = said
+        return []
 
     def close(
         self, workers: Mapping[int, Any], gone: Mapping[int, Failure], is_elastic: bool
     ) -> list[tuple[int, Message]]:
         """The answers of rounds in which all workers have spoken, and the failures of those in which one never will."""
         answers = []
+        ending = self._open[END].said if END in self._open else {}
         for label, of_label in list(self._open.items()):
             said = of_label.said
             for number in [number for number in said if number in gone]:
                 del said[number]  # of one that has died since
-            missed = {number: one for number, one in gone.items() if not is_elastic and label != END}
-            if missed:
+            missed: dict[int, Failure] = {}
+            awaited = set(workers)
+            if label != END:
+                awaited -= ending.keys()
+                missed = {**gone, **{number: Failure(True, f"worker {number}", "") for number in ending}}
+            if missed and not is_elastic:
                 answers += [
                     (one.member, _failure(one.id, "PeerLostError", _why(label, missed))) for one in said.values()
                 ]
-            elif workers.keys() <= said.keys():
+            elif awaited <= said.keys():
                 values = {str(number): said[number].value for number in sorted(said)}
                 answers += [(one.member, {"kind": "answer", "id": one.id, "value": values}) for one in said.values()]
             else:

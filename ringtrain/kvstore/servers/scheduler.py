@@ -42,6 +42,10 @@ class Scheduler:
         """Whether the job is over, at the latest after so many seconds."""
         return self._is_over.wait(longest_s)
 
+    def has(self, processes: int) -> bool:
+        """Whether so many have come."""
+        return len(self._lines) >= processes
+
     def end(self) -> None:
         """Tell all that the job is over."""
         self._hub.call(lambda: self._do(self._roster.end()))

@@ -24,6 +24,7 @@ _KINDS = {
     "StalledError": errors.StalledError,
     "PeerLostError": errors.PeerLostError,
     "RemoteError": errors.RemoteError,
+    "ShutDownError": errors.ShutDownError,
     "ValueError": ValueError,
 }
 
@@ -88,7 +89,13 @@ class Seat:
         return str(answer["role"]), int(answer["number"])
 
     def world(self) -> World:
-        """Wait for all workers and servers. Raises StalledError, which says who has not come, and as `come`."""
+        """Wait for all workers and servers.
+
+        Raises:
+            StalledError: they have not come in time; says who.
+            ShutDownError: the job is over before it has begun.
+            PeerLostError: the scheduler is gone.
+        """
         while True:
             with contextlib.suppress(queue.Empty):
                 message = self._world.get(timeout=_LOOK_S)  # Ctrl-C interrupts it
@@ -102,14 +109,19 @@ class Seat:
         self._on_notice = on_notice
         threading.Thread(target=self._hand_on, name="ringtrain notices", daemon=True).start()
 
-    def say(self, label: str, value: Any = None, patience_s: float = 0) -> dict[int, Any]:
+    def say(self, label: str, value: Any = None, patience_s: float = 0, joins_only: bool = False) -> dict[int, Any]:
         """A round of the workers: what all of them have said, by number. Of a label there is one at a time.
 
+        Args:
+            patience_s: how long to wait for the others; 0 is for ever.
+            joins_only: if nobody waits in such a round, hold it alone.
+
         Raises:
-            StalledError: not all have come in time; 0 waits for ever.
+            StalledError: not all have come in time.
             PeerLostError: one is lost, or has ended; or the scheduler has.
         """
-        answer = self._ask({"kind": "say", "label": label, "value": value, "patience_s": patience_s}, patience_s)
+        said = {"label": label, "value": value, "patience_s": patience_s, "joins_only": joins_only}
+        answer = self._ask({"kind": "say", **said}, patience_s)
         return {int(number): said for number, said in answer["value"].items()}
 
     def publish(self, store: int, entries: dict[str, Any]) -> None:
@@ -224,6 +236,9 @@ class Seat:
                 answers.put(message)
         elif kind in ("world", "failed"):
             self._world.put(message)
+        elif kind == "over":
+            self._world.put({"error": "ShutDownError", "text": "the job of this store is over", **message})
+            self._notices.put(message)
         elif kind == "expelled":
             self._gone = f"the others take this process for dead: {message['text']}"
         else:

@@ -9,10 +9,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
+import ringtrain._core as _core
+from ringtrain.errors import ShutDownError
 from ringtrain.kvstore.servers import roles
 from ringtrain.kvstore.servers.arrival import (
     Arrival,
@@ -94,6 +95,9 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
     try:
         world = arrival.world()
         server = make_server(arrival, world)
+    except ShutDownError:  # no worker wants a server
+        arrival.seat.leave(0)
+        return
     except BaseException as error:
         arrival.seat.fail(f"{type(error).__name__}: {error}")
         raise
@@ -106,7 +110,9 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
     arrival.seat.leave(0)
 
 
-def _follow(arrival: Arrival, server: Any, notices: queue.SimpleQueue[Notice], controller: Controller | None) -> None:
+def _follow(
+    arrival: Arrival, server: _core.StoreServer, notices: queue.SimpleQueue[Notice], controller: Controller | None
+) -> None:
     lonely_s: float | None = None  # since when there is neither a scheduler nor a worker
     while True:
         with contextlib.suppress(queue.Empty):
@@ -122,7 +128,7 @@ def _follow(arrival: Arrival, server: Any, notices: queue.SimpleQueue[Notice], c
             return
 
 
-def _obey(arrival: Arrival, server: Any, notice: Notice, controller: Controller | None) -> None:
+def _obey(arrival: Arrival, server: _core.StoreServer, notice: Notice, controller: Controller | None) -> None:
     kind = notice["kind"]
     if kind == "command":
         arrival.seat.obeyed(notice["order"], _carry_out(notice, controller))
@@ -146,7 +152,7 @@ def _carry_out(notice: Notice, controller: Controller | None) -> str:
 
 
 @contextlib.contextmanager
-def _ends_by_signal(end: Callable[[], object]) -> Any:
+def _ends_by_signal(end: Callable[[], object]) -> Iterator[None]:
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         end()
 

@@ -1,0 +1,406 @@
+"""The store of many workers with servers: they hold the values, sum what is pushed, and update."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import ringtrain._core as _core
+from ringtrain.arrays import numpy as numpy_adapter
+from ringtrain.arrays.adapter import adapter_for
+from ringtrain.errors import MismatchError, PeerLostError
+from ringtrain.handles import Pending
+from ringtrain.kvstore import places
+from ringtrain.kvstore.engine import Function, Groups
+from ringtrain.kvstore.entries import Entry
+from ringtrain.kvstore.keys import Key
+from ringtrain.kvstore.kinds import Kind
+from ringtrain.kvstore.optimizers import BuiltInUpdater, Updater
+from ringtrain.kvstore.recipes import Recipe
+from ringtrain.kvstore.served_entry import ServedEntry
+from ringtrain.kvstore.served_updates import ServedUpdater
+from ringtrain.kvstore.servers.keys import KeyTable
+from ringtrain.kvstore.servers.membership import Membership
+from ringtrain.kvstore.store import KVStore
+from ringtrain.kvstore.under_way import Limits, UnderWay
+
+_NO_RATES = (0.0, 0.0)
+# Of send_command_to_servers: smaller numbers are MXNet's own.
+_FIRST_COMMAND = 16
+
+
+class ServedStore(KVStore):
+    """All workers make their stores in the same order.
+
+    Args:
+        max_staleness: of an asynchronous store: a pull waits while the slowest worker is that many pushes of the key
+            behind this one. None never waits.
+        elastic: workers may come and go.
+    """
+
+    def __init__(self, kind: Kind, job: Membership, max_staleness: int | None, elastic: bool) -> None:
+        super().__init__(kind)
+        self._job = job
+        self._client = job.client
+        self._number = job.stores
+        job.stores += 1
+        self._client.open(self._number, not kind.is_asynchronous, max_staleness)
+        self._keys = KeyTable(job, self._number)
+        self._under_way: deque[UnderWay] = deque()
+        self._limits = Limits(job.seconds("stall_warning_time_s"), job.seconds("stall_shutdown_time_s"))
+        if elastic:
+            job.is_elastic = True
+            job.seat.be_elastic()
+
+    # ---------------------------------------------------------------------------------------------------- values
+
+    def _begin(self, key: Key, array: Any) -> Entry:
+        self._begin_all({key: array})
+        return self._entries[key]
+
+    def _begin_all(self, arrays: dict[Key, Any]) -> None:
+        new = {key: places.in_host_memory(array) for key, array in arrays.items() if key not in self._entries}
+        known = {key: places.in_host_memory(array) for key, array in arrays.items() if key in self._entries}
+        for key, array in zip(new, self._keys.begin(new), strict=True):
+            self._entries[key] = ServedEntry(self, array.id, key, new[key], array.version)
+        for key, array in known.items():
+            entry = self._served(key)
+            self._finish(entry)
+            entry.version = self._keys.replace(entry.name, entry.id, array, entry.version)
+        for key in arrays:
+            if self._replicates():
+                self._renew(self._served(key))
+
+    def _push(self, entry: Entry, values: list[Any], priority: int, copies: bool) -> Pending[Any] | None:
+        return self._push_all([(entry, values)], priority, copies)[0]
+
+    def _push_all(self, groups: Groups, priority: int, copies: bool) -> list[Pending[Any]]:
+        entries, totals = self._totals(groups)
+        views = [adapter_for(total).view(total) for total in totals]
+        ids, rates = [entry.id for entry in entries], self._rates(entries)
+        core = self._client.push(self._number, ids, views, rates, priority, copies, *self._codes())
+        return [self._keep(entries, self._handle(core, None if copies else totals))]
+
+    def _pull_all(self, groups: Groups, priority: int) -> None:
+        if self._replicates():
+            super()._pull_all(groups, priority)
+            return
+        entries = [self._served(entry.key) for entry, _ in groups]
+        targets = [_target(entry, outs) for entry, (_, outs) in zip(entries, groups, strict=True)]
+        views = [adapter_for(target).view(target) for target in targets]
+        core = self._client.pull(self._number, [entry.id for entry in entries], views, priority)
+        self._wait_for(core, targets)
+        _hand_out(targets, [outs for _, outs in groups])
+
+    def _pushpull(self, groups: list[tuple[Entry, list[Any], list[Any]]], priority: int) -> None:
+        given: Groups = [(entry, values) for entry, values, _ in groups]
+        wanted: Groups = [(entry, outs) for entry, _, outs in groups]
+        if self._replicates():
+            self._push_all(given, priority, copies=False)
+            self._pull_all(wanted, priority)
+            return
+        entries, totals = self._totals(given)
+        targets = [_target(entry, outs) for entry, (_, outs) in zip(entries, wanted, strict=True)]
+        values = [adapter_for(total).view(total) for total in totals]
+        views = [adapter_for(target).view(target) for target in targets]
+        ids, rates = [entry.id for entry in entries], self._rates(entries)
+        core = self._client.push_pull(self._number, ids, values, views, rates, priority, *self._codes())
+        self._wait_for(core, (totals, targets))
+        _hand_out(targets, [outs for _, outs in wanted])
+
+    def _finish(self, entry: Entry) -> None:
+        served = self._served(entry.key)
+        under_way, served.under_way = served.under_way, None
+        if under_way is None:
+            return
+        if self._replicates():
+            self._apply(served, self._sum_of(served))
+        under_way.wait()
+
+    def _totals(self, groups: Groups) -> tuple[list[ServedEntry], list[Any]]:
+        """What this worker pushes of each key: the sum of its values, in the host's memory."""
+        if self._kind.is_asynchronous and self._updater is None:
+            raise ValueError(
+                f'a "{self.type}" store without an optimizer would replace weights by gradients; call set_optimizer '
+                "first"
+            )
+        entries = [self._served(entry.key) for entry, _ in groups]
+        if self._replicates():
+            for entry in entries:
+                self._finish(entry)  # each sum is an update of its own
+        totals = []
+        for entry, (_, values) in zip(entries, groups, strict=True):
+            here = values if self._kind.on_device else [places.in_host_memory(one) for one in values]
+            total = places.in_host_memory(here[0] if len(here) == 1 else places.sum_of(here, here[0]))
+            if self._compression is None:
+                totals.append(total)
+            elif self._compression.dtype is not None:
+                totals.append(places.cast(total, self._compression.dtype))
+            else:
+                totals.append(self._compression.encode(total, entry.residuals))
+        return entries, totals
+
+    def _codes(self) -> tuple[str, float]:
+        """What the servers are to make of what is pushed: its codes' kind and threshold, or nothing."""
+        compression = self._compression
+        return ("", 0.0) if compression is None or compression.dtype is not None else compression
+
+    def _rates(self, entries: Sequence[ServedEntry]) -> list[tuple[float, float]]:
+        rates = [_NO_RATES] * len(entries)
+        if isinstance(self._updater, ServedUpdater):
+            rates = self._updater.rates(entries)
+        for entry in entries:
+            entry.num_update += 1
+        return rates
+
+    def _handle(self, core: _core.StoreHandle, arrays: Any) -> UnderWay:
+        return UnderWay(core, arrays, self._limits)
+
+    def _keep(self, entries: Sequence[ServedEntry], under_way: UnderWay) -> UnderWay:
+        for entry in entries:
+            entry.under_way = under_way
+        while self._under_way and self._under_way[0].is_over():
+            self._under_way.popleft()
+        self._under_way.append(under_way)
+        return under_way
+
+    def _wait_for(self, core: _core.StoreHandle, arrays: Any) -> None:
+        under_way = self._handle(core, arrays)
+        self._under_way.append(under_way)  # if the wait is interrupted, servers still write to the arrays
+        under_way.wait()
+        self._under_way.remove(under_way)
+
+    def _served(self, key: Key) -> ServedEntry:
+        entry = self._entries[key]
+        assert isinstance(entry, ServedEntry)
+        return entry
+
+    # Of a holder of entries.
+
+    def read_into(self, entry: ServedEntry, array: Any) -> None:
+        core = self._client.pull(self._number, [entry.id], [numpy_adapter.view(array)], 0)
+        self._wait_for(core, array)
+
+    def write(self, entry: ServedEntry, array: Any) -> None:
+        self._client.assign(self._number, [entry.id], [numpy_adapter.view(array)])
+
+    # --------------------------------------------------------------------------------------------------- updates
+
+    def _replicates(self) -> bool:
+        """Whether every worker updates a value of its own with the sums, which all make the same."""
+        return self._function is not None or (self._updater is not None and not self._updater.is_built_in)
+
+    def _renew(self, entry: ServedEntry) -> None:
+        """Take over the value of the servers, before they hold sums in its place."""
+        entry.replica = None
+        entry.replica = entry.value()
+
+    def _sum_of(self, entry: ServedEntry) -> Any:
+        total = np.empty(entry.shape, entry.dtype_of_numpy)
+        self.read_into(entry, total)
+        return total
+
+    def _use(self, updater: Updater | None, function: Function | None) -> None:
+        replicated = self._replicates()
+        is_built_in = isinstance(updater, BuiltInUpdater)
+        if self._kind.is_asynchronous and not is_built_in:
+            raise ValueError(
+                f'a "{self.type}" store updates on its servers, with the optimizers that are built in: a name such as '
+                '"sgd", or one of ringtrain.optim or MXNet; for any other one use "dist_sync"'
+            )
+        if replicated and is_built_in:
+            self._give_back_replicas()
+        super()._use(updater, function)
+        if isinstance(updater, BuiltInUpdater):
+            self._updater = ServedUpdater(updater, self)
+            self.set_rule(updater.recipe, keeps_states=False)
+        elif not replicated:
+            self._take_rule_away()
+
+    def _give_back_replicas(self) -> None:
+        for entry in self.entries():
+            if self.rank == 0:
+                self.write(entry, entry.replica)
+            entry.replica = None
+        self._job.say(self._label("values"))
+
+    def _take_rule_away(self) -> None:
+        for entry in self.entries():
+            self._renew(entry)
+        self._job.say(self._label("replicas"))  # nobody pushes before all have the value
+        self._set_rule("", "", {}, 0, keeps_states=False)
+
+    # Of rules.
+
+    def entries(self) -> Sequence[ServedEntry]:
+        return [self._served(key) for key in self._entries]
+
+    def set_rule(self, recipe: Recipe, keeps_states: bool) -> None:
+        self._set_rule(recipe.name, recipe.form, recipe.numbers, recipe.begin_num_update, keeps_states)
+        if not keeps_states:
+            for entry in self.entries():
+                entry.num_update = recipe.begin_num_update
+
+    def _set_rule(self, name: str, form: str, numbers: dict[str, float], begin: int, keeps_states: bool) -> None:
+        """Worker 0 tells the servers, and then the others know that they know."""
+        given = (self._number, name, form, numbers, begin)
+        has_rule = self._keys.has_rule_already()
+        if self.rank == 0 and not has_rule:
+            self._client.set_rule(*given, keeps_states, tells_servers=True)
+            self._keys.publish_rule()
+        if not has_rule:
+            self._job.say_unless_missed(self._label("rule"))
+        if self.rank != 0 or has_rule:
+            self._client.set_rule(*given, keeps_states, tells_servers=False)
+
+    def num_updates(self, entries: Sequence[ServedEntry]) -> list[int]:
+        if self._kind.is_asynchronous or self._job.is_recovery:
+            return self._client.num_updates(self._number, [entry.id for entry in entries])
+        return [entry.num_update for entry in entries]
+
+    def read_num_updates(self, entries: Sequence[ServedEntry]) -> list[int]:
+        return self._client.read_num_updates(self._number, [entry.id for entry in entries])
+
+    def write_num_updates(self, entries: Sequence[ServedEntry], counts: Sequence[int]) -> None:
+        self._client.write_num_updates(self._number, [entry.id for entry in entries], list(counts))
+
+    def read_state(self, entry: ServedEntry, name: str, array: np.ndarray[Any, Any]) -> None:
+        self._client.read_state(self._number, entry.id, name, numpy_adapter.view(array))
+
+    def write_state(self, entry: ServedEntry, name: str, array: np.ndarray[Any, Any]) -> None:
+        self._client.write_state(self._number, entry.id, name, numpy_adapter.view(array))
+
+    # ----------------------------------------------------------------------------------------------------- files
+
+    def _load(self, fname: str) -> None:
+        self._on_rank_0("load", lambda: super(ServedStore, self)._load(fname))
+        for entry in self.entries() if self._replicates() else ():
+            self._renew(entry)
+
+    def _load_states(self, updater: Updater, fname: str) -> None:
+        if updater.is_built_in:
+            self._on_rank_0("load_optimizer_states", lambda: super(ServedStore, self)._load_states(updater, fname))
+        else:
+            super()._load_states(updater, fname)
+
+    def _on_rank_0(self, call: str, body: Callable[[], None]) -> None:
+        """What it raises there, all workers raise."""
+        outcome: list[str] = []
+        if self.rank == 0:
+            try:
+                body()
+            except (OSError, ValueError) as error:
+                outcome = ["ValueError" if isinstance(error, ValueError) else "OSError", str(error)]
+        said = self._job.say(self._label(call), outcome)
+        first = said[min(said)]
+        if first:
+            raise (ValueError if first[0] == "ValueError" else OSError)(first[1])
+
+    def _require_same(self, call: str, given: dict[str, Any]) -> None:
+        everybody = self._job.say_unless_missed(self._label(call), given)
+        first_number = min(everybody)
+        first = everybody[first_number]
+        for number, other in everybody.items():
+            for name in sorted({*first, *other}):
+                if first.get(name) != other.get(name):
+                    raise MismatchError(
+                        f"{call}: rank {first_number} has {name}={first.get(name)!r}, rank {number} has "
+                        f"{name}={other.get(name)!r}; give all workers the same"
+                    )
+
+    def _label(self, call: str) -> str:
+        return f"{call} of store {self._number}"
+
+    # --------------------------------------------------------------------------------------------------- workers
+
+    @property
+    def rank(self) -> int:
+        return self._job.number
+
+    @property
+    def num_workers(self) -> int:
+        return self._job.workers
+
+    @property
+    def local_rank(self) -> int:
+        return self._job.on_this_host().index(self._job.number)
+
+    @property
+    def num_local_workers(self) -> int:
+        return len(self._job.on_this_host())
+
+    @property
+    def is_recovery(self) -> bool:
+        return self._job.is_recovery
+
+    def get_num_dead_node(self, node_id: int = 7, timeout: int = 60) -> int:
+        """How many processes the scheduler has not heard of for so long, or knows to be dead.
+
+        Args:
+            node_id: the sum of 1 for the scheduler, 2 for the servers and 4 for the workers.
+            timeout: in seconds.
+        """
+        try:
+            return self._job.seat.count_dead(node_id & 6, float(timeout))
+        except PeerLostError:
+            return node_id & 1
+
+    def placement(self) -> dict[Key, list[tuple[int, int, int]]]:
+        """By key its pieces: number of the server, first element, elements."""
+        return {key: self._keys.pieces(str(key)) for key in self._entries}
+
+    def barrier(self) -> None:
+        self._require_usable()
+        self._job.say_unless_missed("barrier")
+
+    def join(self) -> None:
+        self.wait()
+        self._client.join(self._number)
+        self._job.say(self._label("join"))
+
+    def set_barrier_before_exit(self, barrier_before_exit: bool = True) -> None:
+        """Whether this worker waits for the others at its end, for kv_timeout_s at most. With servers in the workers it
+        always does, since they need this one.
+        """
+        self._job.waits_before_exit = barrier_before_exit
+
+    def send_command_to_servers(self, head: int, body: str) -> None:
+        """Have the controllers of all servers called with it, and wait until they are done.
+
+        Raises:
+            ValueError: a number that is one of MXNet's own, or servers in the workers, which have no controller.
+            RemoteError: a controller has failed; with its traceback.
+        """
+        self._require_usable()
+        if head < _FIRST_COMMAND:
+            raise ValueError(f"send_command_to_servers: {head} is one of MXNet's own; take {_FIRST_COMMAND} or more")
+        if not self._job.has_servers_of_their_own():
+            raise ValueError(
+                "send_command_to_servers: the servers are threads of the workers; start servers of their own "
+                "(DMLC_NUM_SERVER) with kvstore.run_server(controller)"
+            )
+        self._job.seat.command(head, str(body), self._job.seconds("stall_shutdown_time_s"))
+
+    def _require_usable(self) -> None:
+        self._job.require_usable()
+
+
+def _target(entry: ServedEntry, outs: list[Any]) -> Any:
+    """Where the value of a key is written to: one of the arrays that are to have it, if it can be."""
+    for out in outs:
+        adapter = adapter_for(out)
+        if adapter.device(out) < 0 and adapter.dtype_name(out) == entry.dtype_name and adapter.view_in_place(out):
+            return out
+    return np.empty(entry.shape, entry.dtype_of_numpy)
+
+
+def _hand_out(targets: list[Any], wanted: list[list[Any]]) -> None:
+    for target, outs in zip(targets, wanted, strict=True):
+        for out in outs:
+            if out is target:
+                adapter_for(out).note_change(out)
+            else:
+                places.copy_into(out, target)

@@ -1,0 +1,128 @@
+"""The keys of one store as its workers know them: worker 0 places them and tells the directory, the others ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import ringtrain._core as _core
+from ringtrain.arrays.adapter import adapter_for
+from ringtrain.errors import MismatchError
+from ringtrain.kvstore.servers.directory import KEY
+from ringtrain.kvstore.servers.membership import Membership
+from ringtrain.kvstore.servers.placement import Placement
+
+Pieces = list[tuple[int, int, int]]
+# Of a store, beside its keys, whose names begin otherwise.
+_RULE, _NEXT = "rule", "next"
+
+
+class Known(NamedTuple):
+    """A key that has a value; `version` counts its values."""
+
+    id: int
+    version: int
+
+
+class KeyTable:
+    """One of each store on each worker."""
+
+    def __init__(self, job: Membership, store: int) -> None:
+        self._job = job
+        self._store = store
+        self._placement = Placement(len(job.world.servers), int(job.seconds("kv_bound")))
+        self._next_id = 0
+        self._pieces: dict[str, Pieces] = {}
+        self._rule_version = 0
+
+    def begin(self, arrays: Mapping[Any, Any]) -> list[Known]:
+        """Give keys their first value, that of worker 0, and return when the servers have it.
+
+        Raises:
+            MismatchError: worker 0 gives another shape or dtype.
+            StalledError: worker 0 does not give a key a value in time.
+            PeerLostError: worker 0, a server or the scheduler is lost.
+        """
+        names = [str(key) for key in arrays]
+        wanted = dict(zip(names, arrays.values(), strict=True))
+        found = self._find(names, 0) if self._job.is_recovery else {}
+        new = {name: wanted[name] for name in names if found.get(name) is None}
+        is_first = self._job.number == 0
+        if new and is_first:
+            self._create(new)
+        known = self._find(names, 1)
+        self._attach({name: known[name] for name in names if not is_first or name not in new}, wanted)
+        return [Known(known[name]["id"], known[name]["version"]) for name in names]
+
+    def replace(self, name: str, number: int, array: Any, version: int) -> int:
+        """Give a key another value, that of worker 0. Returns its version."""
+        if self._job.number == 0:
+            self._job.client.assign(self._store, [number], [adapter_for(array).view(array)])
+            entry = self._find([name], version)[name]
+            self._publish({name: {**entry, "version": version + 1}})
+        return int(self._find([name], version + 1)[name]["version"])
+
+    def pieces(self, name: str) -> Pieces:
+        return self._pieces[name]
+
+    def has_rule_already(self) -> bool:
+        """Whether the others have set up an optimizer that this worker, which was not there, has not."""
+        if not self._job.is_recovery or self._rule_version:
+            return False
+        self._rule_version = 1
+        return self._job.seat.find(self._store, {_RULE: 0}, 0)[_RULE] is not None
+
+    def publish_rule(self) -> None:
+        self._rule_version += 1
+        self._job.seat.publish(self._store, {_RULE: {"version": self._rule_version}})
+
+    def _create(self, arrays: Mapping[str, Any]) -> None:
+        if self._job.is_recovery:
+            before = self._job.seat.find(self._store, {_NEXT: 0}, 0)[_NEXT]
+            self._next_id = max(self._next_id, before["id"] if before else 0)
+        sizes = [(prod(array.shape), int(array.nbytes) // max(1, prod(array.shape))) for array in arrays.values()]
+        entries = {}
+        for (name, array), pieces in zip(arrays.items(), self._placement.place(sizes), strict=True):
+            entries[name] = {
+                "id": self._next_id,
+                "version": 1,
+                "dtype": adapter_for(array).dtype_name(array),
+                "shape": list(array.shape),
+                "pieces": [list(piece) for piece in pieces],
+            }
+            self._next_id += 1
+        prepared = [adapter_for(array).prepare(array) for array in arrays.values()]
+        views = [adapter_for(array).view(array) for array in prepared]
+        self._job.client.create_keys(self._store, self._core_keys(entries), views)
+        self._job.seat.publish(self._store, {_NEXT: {"version": 1, "id": self._next_id}})
+        self._publish(entries)
+
+    def _attach(self, entries: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        for name, entry in entries.items():
+            array = arrays[name]
+            own = adapter_for(array).dtype_name(array), list(array.shape)
+            if own != (entry["dtype"], entry["shape"]):
+                raise MismatchError(
+                    f'key "{name}" is {entry["dtype"]}{entry["shape"]} on worker 0, but {own[0]}{own[1]} on worker '
+                    f"{self._job.number}; give all workers the same shape and dtype"
+                )
+        if entries:
+            self._job.client.attach_keys(self._store, self._core_keys(entries))
+
+    def _core_keys(self, entries: Mapping[str, Any]) -> list[_core.StoreKey]:
+        keys = []
+        for name, entry in entries.items():
+            pieces = self._pieces[name] = [(server, begin, count) for server, begin, count in entry["pieces"]]
+            keys.append(_core.StoreKey(entry["id"], name, _core.DTYPES[entry["dtype"]], prod(entry["shape"]), pieces))
+        return keys
+
+    def _publish(self, entries: Mapping[str, Any]) -> None:
+        self._job.seat.publish(self._store, {KEY + name: entry for name, entry in entries.items()})
+
+    def _find(self, names: list[str], version: int) -> dict[str, Any]:
+        if not names:
+            return {}
+        patience_s = self._job.seconds("stall_shutdown_time_s")
+        found = self._job.seat.find(self._store, {KEY + name: version for name in names}, patience_s)
+        return {name: found[KEY + name] for name in names}

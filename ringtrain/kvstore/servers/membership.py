@@ -1,0 +1,235 @@
+"""A worker's part in a job of servers: its place, its client, and its server where servers are in the workers."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ringtrain._core as _core
+from ringtrain.errors import NotInitializedError
+from ringtrain.job import session
+from ringtrain.job.interfaces import usual_address
+from ringtrain.job.rendezvous.door import bound
+from ringtrain.kvstore.servers import roles
+from ringtrain.kvstore.servers.arrival import (
+    Arrival,
+    arrive,
+    make_scheduler,
+    name_what_is_needless,
+    secret_of,
+)
+from ringtrain.kvstore.servers.core import make_client, make_server
+from ringtrain.kvstore.servers.ranks import has_plan, take_plan
+from ringtrain.kvstore.servers.roles import SERVER, WORKER, Role
+from ringtrain.kvstore.servers.scheduler import Scheduler
+from ringtrain.kvstore.servers.seat import Notice
+from ringtrain.kvstore.servers.serve import take_worker
+from ringtrain.objects import broadcast_object
+from ringtrain.options import table
+from ringtrain.process_sets import ProcessSet
+from ringtrain.record.logger import logger
+
+_DAY_S = 86400.0
+_LOOPBACK = "127.0.0.1"
+
+
+class Membership:
+    """Until close(). One thread makes and uses the stores; a thread of the seat brings notices.
+
+    Args:
+        scheduler: that of this process, if it has it.
+    """
+
+    def __init__(self, arrival: Arrival, scheduler: Scheduler | None = None) -> None:
+        self.seat, self.settings = arrival.seat, arrival.settings
+        self._arrival, self._scheduler = arrival, scheduler
+        self._is_closed = False
+        self._held: set[str] = set()  # labels of rounds
+        self._process = os.getpid()
+        self._server: _core.StoreServer | None = None
+        self.stores = 0  # that were made
+        self.waits_before_exit = True
+        self.is_elastic = False
+        try:
+            self.world = arrival.world()
+            if arrival.listeners:
+                self._server = make_server(arrival, self.world)
+            self.client = make_client(arrival, self.world)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        self.number, self.is_recovery = self.world.number, self.world.is_recovery
+        self.living = set(self.world.living)
+        self.seat.listen_with(self._notice)
+        arrival.say(f"is one of {self.world.workers} workers, with {len(self.world.servers)} servers")
+
+    @property
+    def workers(self) -> int:
+        """How many there are; in an elastic job, those that live."""
+        return len(self.living) if self.is_elastic else self.world.workers
+
+    def on_this_host(self) -> list[int]:
+        """The numbers of its workers."""
+        hosts = self.world.hosts
+        return sorted(number for number, host in hosts.items() if host == hosts[self.number])
+
+    def has_servers_of_their_own(self) -> bool:
+        return self._server is None
+
+    def seconds(self, option: str) -> float:
+        return float(self.settings[option])
+
+    def say(self, label: str, value: Any = None) -> dict[int, Any]:
+        """A round of the workers, which ends after stall_shutdown_time_s. Raises as `Seat.say`."""
+        return self.seat.say(label, value, self.seconds("stall_shutdown_time_s"))
+
+    def say_unless_missed(self, label: str, value: Any = None) -> dict[int, Any]:
+        """The same. Who has come in the place of another one may have missed a round: it holds the first one of this
+        label alone, unless the others wait in it."""
+        may_have_missed = self.is_recovery and label not in self._held
+        self._held.add(label)
+        return self.seat.say(label, value, self.seconds("stall_shutdown_time_s"), joins_only=may_have_missed)
+
+    def require_usable(self) -> None:
+        """Raises NotInitializedError where this process has left the job, or is a forked child."""
+        if self._process != os.getpid():
+            raise NotInitializedError("this process was forked from a worker of a store; make a store of its own")
+        if self._is_closed:
+            raise NotInitializedError("this store was made before the last init() or shutdown(); make a new one")
+
+    def close(self) -> None:
+        """Leave the job: after all others have come to their end, too, or with the error of which the script ends."""
+        if self._is_closed or self._process != os.getpid():
+            return
+        self._is_closed = True
+        error = getattr(sys, "last_value", None)  # what the script ends of, if nobody has caught it
+        if error is not None and not hasattr(sys, "ps1"):  # at a prompt the process has lived on
+            self._give_up(error)
+            return
+        # Where servers are in the workers, the others need this process until they are done.
+        longest_s = _DAY_S if self._server is not None else self.seconds("kv_timeout_s")
+        self.client.close()
+        with contextlib.suppress(KeyboardInterrupt):
+            self.seat.leave(longest_s if self.waits_before_exit or self._server is not None else 0)
+        if self._server is not None:
+            self._server.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
+
+    def _give_up(self, error: BaseException) -> None:
+        self._is_closed = True
+        self.seat.fail(f"{type(error).__name__}: {error}")
+        for one in (self._server, self._scheduler):
+            if one is not None:
+                one.close()
+
+    def _notice(self, notice: Notice) -> None:
+        kind, role, number = notice["kind"], notice.get("role"), int(notice.get("number", 0))
+        if kind == "gone":
+            self._arrival.say(notice["text"])
+        elif role == WORKER and kind in ("lost", "left"):
+            self.living.discard(number)
+            text = notice["text"]
+            self.client.lost(number, text)
+            if self._server is not None:
+                self._server.lost(number)
+                self.client.lost_server(number, text)
+        elif role == WORKER and kind == "back":
+            self.living.add(number)
+            self.client.back(number)
+            if self._server is not None:
+                self._server.back(number)
+        elif role == SERVER and kind == "lost":
+            self.client.lost_server(number, notice["text"])
+        elif role == SERVER and kind == "back":
+            self.client.back_server(number, [(str(host), int(port)) for host, port in notice["addresses"]])
+
+
+_of_environment: Membership | None = None
+_of_sets: dict[int, Membership] = {}
+
+
+def is_worker_by_environment() -> bool:
+    """Whether MXNet's variables make this process a worker."""
+    return roles.of_environment() is not None
+
+
+def membership_by_environment() -> Membership:
+    """That which MXNet's variables describe; there is one in a process.
+
+    Raises:
+        ValueError: a variable is missing or wrong, or the job has no place for this process.
+        StalledError: not all workers and servers came in time (start_timeout_s).
+        PeerLostError: the scheduler or a server is gone.
+    """
+    global _of_environment
+    if _of_environment is None or _of_environment._is_closed:
+        role = roles.of_environment()
+        assert role is not None
+        settings = session.settings() if session.is_initialized() else table.resolve({})
+        name_what_is_needless(int(float(settings["kv_verbose"])))
+        arrival = take_worker() or arrive(role._replace(name=WORKER), secret_of(role), settings)
+        _of_environment = Membership(arrival)
+        _before_others(_of_environment.close)
+        _warn_of_collectives(role)
+    return _of_environment
+
+
+def membership_of(process_set: ProcessSet) -> Membership:
+    """That of the ranks of a process set, with a server in each; its first rank has the scheduler.
+
+    All of them call it together. Raises as `membership_by_environment`.
+    """
+    number = process_set.process_set_id
+    assert number is not None
+    known = _of_sets.get(number)
+    if known is not None:
+        return known
+    if number == 0 and has_plan():
+        planned = take_plan()
+        arrival = arrive(planned.role, planned.secret, session.settings())
+        membership = _of_sets[number] = Membership(arrival, planned.scheduler)
+        return membership
+    ranks, rank = list(process_set.ranks or []), process_set.rank()
+    assert rank is not None
+    settings = session.settings()
+    scheduler: Scheduler | None = None
+    told: tuple[str, int, bytes] | None = None
+    if rank == 0:
+        is_one_node = all(session.is_on_node_of(one) for one in ranks)
+        host, secret = _LOOPBACK if is_one_node else usual_address(), secrets.token_bytes(32)
+        listener = bound(host, 0)
+        role = Role(WORKER, host, listener.getsockname()[1], len(ranks), 0, rank, 0, "")
+        scheduler = make_scheduler(role, listener, secret, settings)
+        told = host, role.port, secret
+    host, port, secret = broadcast_object(told, ranks[0], process_set=process_set)
+    role = Role(WORKER, host, port, len(ranks), 0, rank, 0, "")
+    membership = _of_sets[number] = Membership(arrive(role, secret, settings), scheduler)
+    return membership
+
+
+def _close_those_of_sets() -> None:
+    for membership in list(_of_sets.values()):
+        membership.close()
+    _of_sets.clear()
+
+
+def _before_others(end: Callable[[], None]) -> None:
+    """At the end of the script, while the core still works."""
+    atexit.register(end)
+
+
+def _warn_of_collectives(role: Role) -> None:
+    if session.is_initialized() and session.size() == 1 and role.workers > 1:
+        logger.warning(
+            f"DMLC_* variables make this process one of {role.workers} workers of a store, but rank 0 of 1 of "
+            "ringtrain.init(): nothing but the store knows of the others; start with ringrun or mpirun for both"
+        )
+
+
+session.at_shutdown(_close_those_of_sets)

@@ -1,0 +1,640 @@
+"""Stores with servers, in jobs that are started by hand: no launcher, no MPI."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvstore_jobs import Job, job
+
+EXAMPLE = str(Path(__file__).resolve().parent.parent / "examples" / "kvstore_digits.py")
+
+BEGIN = """
+import os, signal, sys, time
+import numpy as np
+import ringtrain as hvd
+from ringtrain import kvstore
+"""
+
+
+def run(of_all: Job, servers: int, programs: list[str], **variables: str) -> list[str]:
+    """What each worker has printed; all processes must end well."""
+    scheduler = of_all.scheduler(**variables)
+    serving = [of_all.server(**variables) for _ in range(servers)]
+    workers = [
+        of_all.worker(BEGIN + program, DMLC_TASK_ID=str(number), **variables) for number, program in enumerate(programs)
+    ]
+    said = [worker.end() for worker in workers]
+    for one in (*serving, scheduler):
+        one.end()
+    return said
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
+def test_five_commands_by_hand_train_digits_without_mpi(tmp_path, kind):
+    command = [EXAMPLE, "--kv-store", kind, "--epochs", "6"]
+    with job(tmp_path, 2, 2) as five:
+        scheduler = five.start("scheduler", command)
+        servers = [five.start("server", command) for _ in range(2)]
+        workers = [five.start("worker", command) for _ in range(2)]
+        said = "".join(worker.end() for worker in workers)
+        for one in (*servers, scheduler):
+            one.end()
+    (accuracy,) = re.findall(r"^test accuracy (0\.\d+) with 2 workers, updated by the store", said, re.MULTILINE)
+    assert float(accuracy) > 0.9
+
+
+EXACT_ASYNC = """
+kv = kvstore.create("dist_async")
+assert (kv.type, kv.num_workers, kv.num_local_workers) == ("dist_async", 2, 2) and kv.local_rank == kv.rank
+kv.set_optimizer("test", rescale_grad=1.0)
+keys, shapes = ["a", "b", "c"], [(3,), (100, 1000), (7, 11)]
+kv.init(keys, [np.full(shape, number, np.float32) for number, shape in enumerate(shapes)])
+rounds = 50
+for turn in range(rounds):
+    kv.push(keys, [np.full(shape, kv.rank + 1, np.float32) for shape in shapes])
+    outs = [np.empty(shape, np.float32) for shape in shapes]
+    kv.pull(keys, out=outs)
+    assert all(out.min() >= (kv.rank + 1) * (turn + 1) for out in outs)
+kv.wait()
+kv.barrier()
+for number, (key, shape) in enumerate(zip(keys, shapes)):
+    assert (kv.pull(key) == np.full(shape, number + 3 * rounds)).all(), kv.pull(key)
+    out = np.empty(shape, np.float64)
+    kv.pull(key, out=out)
+    assert (out == number + 3 * rounds).all()
+print("exact", kv.get_num_dead_node(7))
+"""
+
+EXACT_SYNC = """
+kv = kvstore.create("dist_sync")
+keys, shapes = [3, 5], [(4, 5), (300, 1000)]
+order = keys if kv.rank == 0 else keys[::-1]
+for key in order:
+    kv.init(key, np.full(shapes[keys.index(key)], key, np.float32))
+outs = [np.empty(shape, np.float32) for shape in shapes]
+kv.pull(keys, out=outs)
+assert all((out == key).all() for key, out in zip(keys, outs))
+for turn in range(20):
+    pushed = [np.full(shape, (kv.rank + 1) * (turn + 1), np.float32) for shape in shapes]
+    kv.push(keys, pushed)
+    kv.pull(keys, out=outs)
+    assert all((out == 3 * (turn + 1)).all() for out in outs), (turn, [out.flat[0] for out in outs])
+    assert all((one == (kv.rank + 1) * (turn + 1)).all() for one in pushed)
+kv.push(3, [np.ones((4, 5), np.float32), np.ones((4, 5), np.float32)])
+kv.push(3, np.full((4, 5), kv.rank, np.float32))  # a round of its own
+assert (kv.pull(3) == 1).all()
+value = np.full((300, 1000), kv.rank + 1.0, np.float32)
+kv.pushpull(5, value)
+assert (value == 3).all() and (kv.pull(5) == 3).all()
+handle = kv.push(5, value, copy=False)
+hvd.synchronize(handle)
+out = np.full((4, 5), kv.rank, np.float32)
+kv.broadcast(3, np.full((4, 5), 70 + kv.rank, np.float32), out=out)
+assert (out == 70).all()
+print("exact", {server for pieces in kv.placement().values() for server, _, _ in pieces})
+"""
+
+
+@pytest.mark.parametrize("program", [EXACT_ASYNC, EXACT_SYNC], ids=["async", "sync"])
+@pytest.mark.parametrize("servers", [0, 1, 2])
+@pytest.mark.parametrize("memory", ["auto", "off"])
+def test_values_are_exact(tmp_path, program, servers, memory):
+    with job(tmp_path, 2, servers, RINGTRAIN_SHARED_MEMORY=memory) as one:
+        assert all("exact" in said for said in run(one, servers, [program] * 2))
+
+
+OPTIMIZER = """
+kv = kvstore.create("KIND")
+kv.set_optimizer(*OPTIMIZER)
+random = np.random.default_rng(1)
+first = [random.standard_normal(shape).astype(np.float32) for shape in ((5, 3), (70000,))]
+kv.init([0, 1], first)
+for turn in range(6):
+    if turn == 3:
+        kv.update_optimizer(**{NAME: 0.05})
+    grads = [random.standard_normal(one.shape).astype(np.float32) for one in first]
+    kv.push([0, 1], [grad * (kv.rank == turn % kv.num_workers) for grad in grads])
+    outs = [np.empty_like(one) for one in first]
+    kv.pull([0, 1], out=outs)
+np.savez(f"{FOLDER}/weights-{kv.rank}", *outs)
+kv.save_optimizer_states(f"{FOLDER}/states")
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        ('("sgd",), {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}', "learning_rate"),
+        ('("adam",), {"learning_rate": 0.1}', "learning_rate"),
+        ("(hvd.optim.SGD(0.1, momentum=0.9),), {}", "lr"),
+        ("(hvd.optim.Adam(0.1),), {}", "lr"),
+    ],
+    ids=["sgd", "adam", "optim-sgd", "optim-adam"],
+)
+def test_an_optimizer_on_servers_makes_the_weights_that_it_makes_alone(tmp_path, optimizer, name):
+    def program(kind: str, folder: Path) -> str:
+        words = OPTIMIZER.replace("KIND", kind).replace("NAME", repr(name)).replace("{FOLDER}", str(folder))
+        positional, numbers = optimizer.split(", {", 1)
+        call = f"*{positional.strip()}, **{{{numbers}" if numbers != "}" else f"*{positional.strip()}"
+        return "import ringtrain.optim\n" + words.replace("*OPTIMIZER", call)
+
+    (alone := tmp_path / "alone").mkdir()
+    (here := tmp_path / "here").mkdir()
+    with job(alone, 1, 0) as one:
+        one.start("", ["-c", BEGIN + program("local", alone)], DMLC_PS_ROOT_URI="").end()
+    with job(here, 2, 2) as two:
+        run(two, 2, [program("dist_sync", here)] * 2)
+    expected = np.load(alone / "weights-0.npz")
+    for rank in range(2):
+        found = np.load(here / f"weights-{rank}.npz")
+        for array in expected.files:
+            assert (found[array] == expected[array]).all()
+    states, expected_states = np.load(here / "states"), np.load(alone / "states")
+    assert sorted(states.files) == sorted(expected_states.files)
+    for array in states.files:
+        if array != "head":
+            assert (states[array] == expected_states[array]).all(), array
+
+
+MISTAKES = """
+kv = kvstore.create("dist_async")
+kv.init("a", np.zeros((2, 3), np.float32))
+
+def expect(error, text, call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except error as raised:
+        assert text in str(raised), raised
+    else:
+        raise AssertionError(f"no {error}")
+
+expect(ValueError, "without an optimizer would replace weights by gradients", kv.push, "a", np.ones((2, 3), np.float32))
+expect(ValueError, "updates on its servers, with the optimizers that are built in", kv.set_updater, print)
+kv.set_optimizer("sgd", learning_rate=1.0)
+expect(KeyError, "push: key 'b' has no value", kv.push, "b", np.ones(3, np.float32))
+expect(ValueError, "push: key 'a' has shape", kv.push, "a", np.ones(3, np.float32))
+expect(ValueError, "has a value already", kv.init, "a", np.zeros((2, 3), np.float32))
+expect(ValueError, "is one of MXNet's own", kv.send_command_to_servers, 3, "x")
+expect(hvd.MismatchError, "update_optimizer: rank 0 has learning_rate=0", kv.update_optimizer, learning_rate=kv.rank)
+kv.push("a", np.ones((2, 3), np.float32))
+kv.wait()
+kv.barrier()
+assert (kv.pull("a") == -2).all()
+print("good")
+"""
+
+
+def test_a_mistake_is_told_on_its_line_and_changes_nothing(tmp_path):
+    with job(tmp_path, 2, 1) as one:
+        assert all("good" in said for said in run(one, 1, [MISTAKES] * 2))
+
+
+def test_a_key_of_another_shape_is_told(tmp_path):
+    program = """
+kv = kvstore.create("dist_sync")
+try:
+    kv.init("b", np.zeros(3 + kv.rank, np.float32))
+except hvd.MismatchError as error:
+    print(error)
+"""
+    with job(tmp_path, 2, 1) as one:
+        assert 'key "b" is float32[3] on worker 0, but float32[4] on worker 1' in run(one, 1, [program] * 2)[1]
+
+
+def test_a_key_that_worker_0_does_not_have_is_told(tmp_path):
+    program = """
+kv = kvstore.create("dist_sync")
+try:
+    if kv.rank == 1: kv.init("b", np.zeros(3, np.float32))
+except hvd.StalledError as error:
+    print(error)
+"""
+    with job(tmp_path, 2, 1, RINGTRAIN_STALL_SHUTDOWN_TIME_S="1") as one:
+        assert 'key "b" has no value after 1' in run(one, 1, [program] * 2)[1]
+
+
+SYNC_WITH_A_DEATH = """
+kv = kvstore.create("dist_sync")
+kv.init("w", np.zeros(100000, np.float32))
+print("here", flush=True)
+try:
+    while True:
+        kv.pushpull("w", np.ones(100000, np.float32))
+        print("round", flush=True)
+        time.sleep(0.01)
+except hvd.PeerLostError as error:
+    print("PeerLostError", error)
+"""
+
+
+def test_when_a_worker_dies_the_rounds_of_the_others_fail(tmp_path):
+    with job(tmp_path, 2, 1) as one:
+        scheduler, server = one.scheduler(), one.server()
+        first, second = (one.worker(BEGIN + SYNC_WITH_A_DEATH, DMLC_TASK_ID=str(number)) for number in range(2))
+        first.wait_for("round", 3)
+        second.kill()
+        assert f"PeerLostError worker 1 ({os.uname().nodename}, pid {second.pid}) has died" in first.end(within_s=10)
+        server.end()
+        scheduler.end()
+
+
+ASYNC_WITH_A_DEATH = """
+kv = kvstore.create("dist_async")
+kv.set_optimizer("test")
+kv.init("w", np.zeros(100000, np.float32))
+for turn in range(1000):
+    kv.push("w", np.ones(100000, np.float32))
+    kv.pull("w")
+    print("round", flush=True)
+    if kv.get_num_dead_node(4, 60) == 1:
+        break
+try:
+    kv.barrier()
+except hvd.PeerLostError as error:
+    print("PeerLostError", error)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_asynchronous_workers_go_on_when_one_dies(tmp_path, how):
+    with job(tmp_path, 2, 2) as one:
+        scheduler, servers = one.scheduler(), [one.server() for _ in range(2)]
+        first, second = (one.worker(BEGIN + ASYNC_WITH_A_DEATH, DMLC_TASK_ID=str(number)) for number in range(2))
+        second.wait_for("round", 5)
+        os.kill(second.pid, how)
+        assert "PeerLostError barrier: worker 1 (" in first.end(within_s=30)
+        for process in (*servers, scheduler):
+            process.end()
+
+
+def test_when_a_server_dies_its_keys_are_lost(tmp_path):
+    program = SYNC_WITH_A_DEATH.replace("dist_sync", "dist_async").replace(
+        'kv.init("w"', 'kv.set_optimizer("test")\nkv.init("w"'
+    )
+    with job(tmp_path, 1, 1, RINGTRAIN_SHARED_MEMORY="off") as one:
+        one.scheduler()
+        server = one.server()
+        worker = one.worker(BEGIN + program)
+        worker.wait_for("round", 3)
+        server.kill()
+        said = worker.end(within_s=15)
+        assert "PeerLostError" in said
+        assert "server 0" in said
+
+
+def test_when_the_scheduler_dies_training_goes_on(tmp_path):
+    program = ASYNC_WITH_A_DEATH.replace("kv.get_num_dead_node(4, 60) == 1", "turn > 20 and kv.get_num_dead_node(1)")
+    with job(tmp_path, 1, 1, RINGTRAIN_KV_TIMEOUT_S="1") as one:
+        scheduler, server = one.scheduler(), one.server()
+        worker = one.worker(BEGIN + program)
+        worker.wait_for("round", 3)
+        scheduler.kill()
+        assert "PeerLostError the scheduler of this job is gone" in worker.end()
+        server.end(within_s=20)
+
+
+AGAIN = """
+kv = kvstore.create("dist_async")
+kv.set_optimizer("test")
+kv.init("w", np.zeros(100000, np.float32))
+kv.barrier()
+print("recovery", kv.is_recovery, kv.rank, flush=True)
+if kv.rank == 1 and not kv.is_recovery:
+    for turn in range(7):
+        kv.push("w", np.ones(100000, np.float32))
+    kv.wait()
+    print("pushed", flush=True)
+    time.sleep(60)
+if kv.is_recovery:
+    kv.push("w", np.ones(100000, np.float32))
+    kv.wait()
+while kv.pull("w")[0] < 8:
+    time.sleep(0.01)
+kv.barrier()
+print("value", kv.pull("w").min(), kv.pull("w").max())
+"""
+
+
+def test_a_worker_that_is_started_again_goes_on(tmp_path):
+    with job(tmp_path, 2, 1) as one:
+        scheduler, server = one.scheduler(), one.server()
+        first, second = (one.worker(BEGIN + AGAIN, DMLC_TASK_ID=str(number)) for number in range(2))
+        second.wait_for("pushed")
+        second.kill()
+        again = one.worker(BEGIN + AGAIN, DMLC_TASK_ID="1")
+        said = again.end()
+        assert "recovery True 1" in said
+        assert "value 8.0 8.0" in said
+        assert "value 8.0 8.0" in first.end()
+        server.end()
+        scheduler.end()
+
+
+def test_a_pull_waits_for_who_is_too_far_behind(tmp_path):
+    program = """
+kv = kvstore.create("dist_async", max_staleness=2)
+kv.set_optimizer("test")
+kv.init("w", np.zeros(10, np.float32))
+kv.barrier()
+for turn in range(1, 11):
+    if kv.rank == 1:
+        time.sleep(0.05)
+    kv.push("w", np.ones(10, np.float32))
+    seen = kv.pull("w")[0]
+    # mine, and of the other one at least mine less two
+    assert seen >= turn + (turn - 2 if kv.rank == 0 else 0), (turn, seen)
+print("bound")
+"""
+    with job(tmp_path, 2, 1) as one:
+        assert all("bound" in said for said in run(one, 1, [program] * 2))
+
+
+def test_commands_reach_the_servers(tmp_path):
+    server = """
+import ast
+import os
+os.environ["RINGTRAIN_NO_AUTOSERVE"] = "1"
+from ringtrain import kvstore
+
+def control(head, body):
+    if head == 99:
+        raise ValueError("no such command")
+    print("command", head, body, flush=True)
+
+kvstore.run_server(control)
+"""
+    program = """
+kv = kvstore.create("dist_async")
+if kv.rank == 0:
+    kv.send_command_to_servers(20, "hello")
+    try:
+        kv.send_command_to_servers(99, "")
+    except hvd.RemoteError as error:
+        print(error)
+"""
+    with job(tmp_path, 2, 2) as one:
+        one.scheduler()
+        servers = [one.start("server", ["-c", server]) for _ in range(2)]
+        workers = [one.worker(BEGIN + program, DMLC_TASK_ID=str(number)) for number in range(2)]
+        assert "ValueError: no such command" in workers[0].end()
+        assert all("command 20 hello" in process.end() for process in servers)
+
+
+def test_who_waits_for_a_worker_that_has_come_to_its_end_hears_of_it(tmp_path):
+    program = """
+kv = kvstore.create("dist_async")
+try:
+    if kv.rank == 0: kv.barrier()
+except hvd.PeerLostError as error:
+    print("PeerLostError", error)
+"""
+    with job(tmp_path, 2, 1) as one:
+        assert "PeerLostError barrier: worker 1 has ended, so it does not come" in run(one, 1, [program] * 2)[0]
+
+
+def test_a_worker_waits_for_the_others_at_its_end(tmp_path):
+    program = """
+kv = kvstore.create("dist_async")
+kv.set_optimizer("test")
+kv.init("w", np.zeros(10, np.float32))
+if kv.rank == 0:
+    time.sleep(2)
+    kv.push("w", np.ones(10, np.float32))
+    assert (kv.pull("w") == 1).all()
+    print("served")
+"""
+    with job(tmp_path, 2, 0) as one:
+        began_s = time.monotonic()
+        assert "served" in run(one, 0, [program] * 2)[0]
+        assert time.monotonic() - began_s > 2
+
+
+UPDATER = """
+kv = kvstore.create("dist_sync")
+kv.init("w", np.full(1000, 5, np.float32))
+kv.push("w", np.full(1000, 2.0, np.float32))
+assert (kv.pull("w") == 4).all()
+
+def update(key, total, stored):
+    stored += 10 * total
+
+kv.set_updater(update)
+for turn in range(3):
+    kv.push("w", np.full(1000, kv.rank + 1.0, np.float32))
+kv.push("w", np.ones(1000, np.float32), copy=False)
+out = np.empty(1000, np.float32)
+kv.pull("w", out=out)
+assert (out == 4 + 10 * (3 * 3 + 2)).all(), out[0]
+kv.init("v", np.full(5, kv.rank, np.float32))
+kv.pushpull("v", np.ones(5, np.float32), out=out[:5])
+assert (out[:5] == 20).all()
+kv.set_optimizer("test")
+assert (kv.pull("w") == 114).all()
+kv.push("w", np.ones(1000, np.float32))
+assert (kv.pull("w") == 116).all()
+print("good")
+"""
+
+
+def test_a_function_updates_on_every_worker(tmp_path):
+    with job(tmp_path, 2, 2) as one:
+        assert all("good" in said for said in run(one, 2, [UPDATER] * 2))
+
+
+SAVES = """
+kv = kvstore.create("dist_sync")
+keys, shapes = ["a", "b"], [(5,), (400, 300)]
+kv.set_optimizer("adam", learning_rate=0.1)
+kv.init(keys, [np.full(shape, 3, np.float32) for shape in shapes])
+random = np.random.default_rng(7)
+if LOADS:
+    kv.load(f"{FOLDER}/store")
+for turn in range(6):
+    grads = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+    if LOADS and turn < 3:
+        continue
+    kv.push(keys, [grad / kv.num_workers for grad in grads])
+    kv.wait()
+    if turn == 2 and not LOADS:
+        kv.save(f"{FOLDER}/store")
+        kv.save_optimizer_states(f"{FOLDER}/states", dump_optimizer=True)
+        kv.barrier()
+        kv.load_optimizer_states(f"{FOLDER}/states")
+        kv.barrier()
+if kv.rank == 0:
+    np.savez(f"{FOLDER}/weights-{LOADS}", **{key: kv.pull(key) for key in keys})
+try:
+    kv.load("/no/such/file")
+except OSError as error:
+    print("OSError", error)
+"""
+
+
+def test_a_store_that_was_saved_is_loaded_with_other_servers(tmp_path):
+    for servers, loads in ((2, False), (3, True)):
+        (folder := tmp_path / str(servers)).mkdir()
+        program = SAVES.replace("LOADS", str(loads)).replace("{FOLDER}", str(tmp_path))
+        with job(folder, 2, servers) as one:
+            assert all("OSError" in said for said in run(one, servers, [program] * 2))
+    first, second = (np.load(tmp_path / f"weights-{loads}.npz") for loads in (False, True))
+    assert all((first[key] == second[key]).all() for key in ("a", "b"))
+
+
+JOIN = """
+kv = kvstore.create("dist_sync")
+kv.set_optimizer("test")
+kv.init("w", np.zeros(70000, np.float32))
+for turn in range(3 + 4 * kv.rank):
+    kv.push("w", np.ones(70000, np.float32))
+kv.join()
+assert (kv.pull("w") == 3 * 2 + 4).all(), kv.pull("w")
+kv.push("w", np.ones(70000, np.float32))
+assert (kv.pull("w") == 12).all(), kv.pull("w")
+print("good")
+"""
+
+
+def test_a_worker_with_less_data_joins(tmp_path):
+    with job(tmp_path, 2, 1) as one:
+        assert all("good" in said for said in run(one, 1, [JOIN] * 2))
+
+
+COMPRESSED = """
+kv = kvstore.create("KIND")
+kv.set_gradient_compression(PARAMS)
+kv.set_optimizer("test")
+kv.init("w", np.zeros(70000, np.float32))
+for turn in range(4):
+    kv.push("w", np.full(70000, 0.4, np.float32))
+    kv.wait()
+kv.barrier()
+print(sorted(set(kv.pull("w").tolist())))
+"""
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
+@pytest.mark.parametrize("memory", ["auto", "off"])
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [({"type": "2bit", "threshold": 0.5}, 3.0), ({"type": "fp16"}, 8 * float(np.float16(0.4)))],
+    ids=["2bit", "fp16"],
+)
+def test_gradients_go_in_fewer_bits(tmp_path, kind, memory, params, expected):
+    program = COMPRESSED.replace("KIND", kind).replace("PARAMS", repr(params))
+    with job(tmp_path, 2, 2, RINGTRAIN_SHARED_MEMORY=memory) as one:
+        for said in run(one, 2, [program] * 2):
+            (found,) = ast.literal_eval(said)
+            assert found == pytest.approx(expected, rel=1e-6)
+
+
+ELASTIC = """
+kv = kvstore.create("dist_async", elastic=True)
+kv.set_optimizer("test")
+kv.init("w", np.zeros(1000, np.float32))
+kv.barrier()
+print("worker", kv.rank, kv.num_workers, kv.is_recovery, flush=True)
+if kv.rank == 1:
+    kv.push("w", np.ones(1000, np.float32))
+    kv.wait()
+    print("pushed", flush=True)
+    time.sleep(60)
+while kv.pull("w")[0] < 5:
+    time.sleep(0.01)
+    if kv.rank == 2:
+        kv.push("w", np.full(1000, 4, np.float32))
+        kv.wait()
+kv.barrier()
+print("end", kv.num_workers, kv.pull("w")[0])
+"""
+
+
+def test_workers_of_an_elastic_store_come_and_go(tmp_path):
+    with job(tmp_path, 2, 1) as one:
+        scheduler, server = one.scheduler(), one.server()
+        first, second = (one.worker(BEGIN + ELASTIC, DMLC_TASK_ID=str(number)) for number in range(2))
+        second.wait_for("pushed")
+        third = one.worker(BEGIN + ELASTIC, DMLC_TASK_ID="2")
+        third.wait_for("worker 2 3 True")
+        second.kill()
+        for worker in (first, third):
+            assert "end 2 5.0" in worker.end()
+        server.end()
+        scheduler.end()
+
+
+FAILS = """
+kv = kvstore.create("dist_sync")
+kv.init("w", np.zeros(10, np.float32))
+if kv.rank == 1:
+    raise ArithmeticError("too small")
+try:
+    kv.pushpull("w", np.ones(10, np.float32))
+except hvd.PeerLostError as error:
+    print("PeerLostError", error)
+"""
+
+
+def test_the_exception_of_a_worker_is_told_to_the_others(tmp_path):
+    with job(tmp_path, 2, 1) as one:
+        scheduler, server = one.scheduler(), one.server()
+        first, second = (one.worker(BEGIN + FAILS, DMLC_TASK_ID=str(number)) for number in range(2))
+        assert "ArithmeticError: too small" in second.end(1)
+        assert "has died: ArithmeticError: too small" in first.end()
+        server.end()
+        scheduler.end()
+
+
+TRAINER = """
+import torch
+torch.manual_seed(1)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 2))
+trainer = kvstore.Trainer(model.parameters(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore="KIND")
+kv = trainer._store
+data = torch.randn(64, 20, generator=torch.Generator().manual_seed(2))
+labels = (data.sum(1) > 0).long()
+for step in range(60):
+    batch = slice(kv.rank, None, kv.num_workers)
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss = torch.nn.functional.cross_entropy(model(data[batch]), labels[batch], reduction="sum")
+    loss.backward()
+    trainer.step(64)
+kv.barrier()
+print("loss", float(torch.nn.functional.cross_entropy(model(data), labels)))
+"""
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
+def test_a_trainer_updates_on_servers(tmp_path, kind):
+    with job(tmp_path, 2, 2) as one:
+        for said in run(one, 2, [TRAINER.replace("KIND", kind)] * 2):
+            assert float(said.split()[-1]) < 0.2
+
+
+DROPS = """
+kv = kvstore.create("KIND")
+kv.set_optimizer("test")
+kv.init(["a", "b"], [np.zeros(70000, np.float32), np.zeros(10, np.float32)])
+for turn in range(100):
+    kv.push(["a", "b"], [np.ones(70000, np.float32), np.ones(10, np.float32)])
+    kv.pull(["a", "b"])
+kv.wait()
+kv.barrier()
+assert (kv.pull("a") == 200).all() and (kv.pull("b") == 200).all()
+print("exact")
+"""
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
+def test_frames_that_are_dropped_are_sent_again(tmp_path, kind):
+    variables = {"PS_DROP_MSG": "10", "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "50", "RINGTRAIN_SHARED_MEMORY": "off"}
+    with job(tmp_path, 2, 2, **variables) as one:
+        assert all("exact" in said for said in run(one, 2, [DROPS.replace("KIND", kind)] * 2))
