@@ -64,6 +64,12 @@ class Actor {
   // The value, when `pushes` of this worker are in it, and the others are not too far behind.
   Reading read(size_t chunk, uint64_t pushes, Answer& answer);
 
+  // The same of some elements of a chunk, whose values lie one behind the other. What is not pushed is not updated; in
+  // a round it counts as zero.
+  Outcome push_ranges(size_t chunk, uint64_t seq, const ElementRanges& ranges, const Source& source,
+                      const Rates& rates);
+  Reading read_ranges(size_t chunk, uint64_t pushes, const ElementRanges& ranges, Answer& answer);
+
   // The following are true when done, and false when busy. `values` is in the dtype of the key.
   bool assign(size_t chunk, const void* values);
   // From now on the rule is this one (0: none), its states are zero, and it has updated the chunk so many times. Or it
@@ -99,6 +105,9 @@ class Actor {
   };
 
   void put_in_order(double timeout_s);
+  const void* spread(const KeyChunk& chunk, const ElementRanges& ranges, const Source& source);
+  void apply_to(size_t chunk, const UpdateRule& rule, const ElementRanges& ranges, const void* gradient,
+                const Rates& rates);
   const UpdateRule* rule_of(size_t chunk);
   const void* widened(const KeyChunk& chunk, const Source& source);
   uint32_t arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const;
@@ -119,7 +128,7 @@ class Actor {
   const std::shared_ptr<Part> part_;
   const uint32_t number_;
   std::unique_ptr<SlotPool> slots_;  // of a worker in a synchronous store
-  std::unique_ptr<char[]> own_, sum_;
+  std::unique_ptr<char[]> own_, sum_, spread_;
   uint32_t rule_number_ = 0;
   std::shared_ptr<const UpdateRule> rule_;
   uint32_t reserved_arrays_ = 0;  // of the journal

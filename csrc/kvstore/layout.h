@@ -48,6 +48,18 @@ struct KeyChunk {
   size_t wide_bytes() const { return count * size_of(wide(dtype)); }
 };
 
+// Elements [begin, begin + count) of a chunk.
+struct ElementRange {
+  uint32_t begin, count;
+};
+using ElementRanges = std::vector<ElementRange>;  // in order, none twice
+
+inline size_t count_of(const ElementRanges& ranges) {
+  size_t count = 0;
+  for (const ElementRange& range : ranges) count += range.count;
+  return count;
+}
+
 class Layout {
  public:
   static constexpr size_t kChunkBytes = 64 << 10;  // of the wide dtype

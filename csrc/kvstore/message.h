@@ -63,11 +63,6 @@ struct Head {
 };
 static_assert(sizeof(Head) == 56, "no bytes that nobody has set");
 
-// Elements [begin, begin + count) of a chunk.
-struct ElementRange {
-  uint32_t begin, count;
-};
-
 // What claims to be longer is none.
 constexpr size_t kLongestBody = 16 << 20;
 

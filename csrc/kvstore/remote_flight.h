@@ -17,8 +17,8 @@ struct RemoteFlight {
   // One of the messages that it takes: a chunk, or the rows of one.
   struct Leg {
     uint32_t chunk;
-    size_t begin, count;                      // elements of the values that are given, and of the answer's place
-    const std::vector<ElementRange>* ranges;  // null: all of the chunk
+    size_t begin, count;          // elements of the values that are given, and of the answer's place
+    const ElementRanges* ranges;  // null: all of the chunk
   };
 
   explicit RemoteFlight(RemoteOperation of) : operation(std::move(of)) {}
@@ -43,8 +43,9 @@ struct RemoteFlight {
     return quantized_bytes(operation.quantizer.kind, element);
   }
   size_t value_bytes() const {
-    const Leg last = leg(legs() - 1);
-    return operation.values ? bytes_up_to(last.begin + last.count) : 0;
+    size_t end = 0;
+    for (size_t i = 0; i < legs(); ++i) end = std::max(end, leg(i).begin + leg(i).count);
+    return operation.values ? bytes_up_to(end) : 0;
   }
 
   bool is_all_sent() const { return sent == legs(); }

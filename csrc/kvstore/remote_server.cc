@@ -282,7 +282,7 @@ void RemoteServer::transmit(uint32_t id, Request& request, bool is_again) {
   const RemoteFlight& flight = *request.flight;
   Head head = head_of(request);
   const bool has_values = flight.operation.values && head.said != Said::pull;
-  const std::vector<ElementRange>* ranges = request.leg.ranges;
+  const ElementRanges* ranges = request.leg.ranges;
   const size_t begin = has_values ? flight.bytes_up_to(request.leg.begin) : 0;
   const size_t value_bytes = has_values ? flight.bytes_up_to(request.leg.begin + request.leg.count) - begin : 0;
   request.sent_at = now_s();

@@ -13,8 +13,8 @@ namespace ringtrain {
 // Of one chunk: which of its elements, and where these lie together in an array of the rows, one behind the other.
 struct RowsOfChunk {
   uint32_t chunk;
-  std::vector<ElementRange> ranges;  // in order
-  size_t begin, count;               // elements of that array
+  ElementRanges ranges;
+  size_t begin, count;  // elements of that array
 };
 
 using ChunkRows = std::vector<RowsOfChunk>;

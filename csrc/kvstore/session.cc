@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <string>
 #include <vector>
@@ -47,29 +48,45 @@ void require(bool fits, const char* what) {
   if (!fits) throw failure(std::string("a worker's message does not fit: ") + what);
 }
 
-size_t source_bytes(const Head& head, const KeyChunk& chunk) {
+size_t ranges_bytes(const Head& head) { return head.ranges == Head::kAll ? 0 : head.ranges * sizeof(ElementRange); }
+
+// What the body begins with. Throws where it is not about elements of the chunk.
+std::shared_ptr<const ElementRanges> ranges_of(const Head& head, const KeyChunk& chunk, const char* body) {
+  if (head.ranges == Head::kAll) return nullptr;
+  require(head.ranges <= chunk.count && head.body_bytes >= ranges_bytes(head), "the number of ranges");
+  auto ranges = std::make_shared<ElementRanges>(head.ranges);
+  if (head.ranges > 0) std::memcpy(ranges->data(), body, ranges_bytes(head));
+  uint64_t end = 0;
+  for (const ElementRange& range : *ranges) {
+    require(range.begin >= end && uint64_t{range.begin} + range.count <= chunk.count, "the ranges");
+    end = uint64_t{range.begin} + range.count;
+  }
+  return ranges;
+}
+
+size_t source_bytes(const Head& head, const KeyChunk& chunk, const ElementRanges* ranges) {
   const auto kind = static_cast<Quantizer::Kind>(head.codes);
+  if (ranges) return ranges_bytes(head) + count_of(*ranges) * size_of(head.dtype);
   return kind == Quantizer::Kind::none ? chunk.count * size_of(head.dtype) : quantized_bytes(kind, chunk.count);
 }
 
 // What a head may say about a chunk.
-void require_fitting(const Head& head, const Part& part) {
-  require(head.chunk < part.chunk_count(), "there is no such chunk");
-  const KeyChunk& chunk = part.chunk(head.chunk);
+void require_fitting(const Head& head, const KeyChunk& chunk, const ElementRanges* ranges) {
   const bool pushes = head.said == Said::push || head.said == Said::push_pull;
   const auto fits = [&](DType dtype) { return dtype == chunk.dtype || (is_float(dtype) && size_of(dtype) <= 4); };
   require(head.number >= 0, "a negative number");
+  require(!ranges || head.said == Said::pull || (head.said == Said::push && head.codes == 0), "ranges");
   require(fits(head.wanted), "the dtype of the answer");
   require(head.codes <= static_cast<uint32_t>(Quantizer::Kind::one_bit), "the kind of codes");
   if (pushes) {
     require(head.number > 0, "pushes count from 1");
     require(head.codes != 0 || fits(head.dtype), "the dtype of the values");
     require(head.codes == 0 || head.threshold > 0, "the threshold of codes");
-    require(head.body_bytes == source_bytes(head, chunk), "the number of bytes");
+    require(head.body_bytes == source_bytes(head, chunk, ranges), "the number of bytes");
   } else if (head.said == Said::assign) {
     require(head.dtype == chunk.dtype && head.body_bytes == chunk.value_bytes(), "the number of bytes");
   } else if (head.said != Said::write_state) {
-    require(head.body_bytes == 0, "the number of bytes");
+    require(head.body_bytes == (ranges ? ranges_bytes(head) : 0), "the number of bytes");
   }
 }
 
@@ -172,8 +189,10 @@ void Session::take_request(uint32_t id, const Head& head) {
   if (deferred_.count(id) || home_.waiting_room().has({number_, id})) return say(id, Said::held);
   const auto error = error_of([&] {
     Actor& actor = actor_of(head);
-    require_fitting(head, actor.part());
-    const Request request{id, head, body_, &actor};
+    require(head.chunk < actor.part().chunk_count(), "there is no such chunk");
+    const KeyChunk& chunk = actor.part().chunk(head.chunk);
+    const Request request{id, head, body_, ranges_of(head, chunk, body_.get()), &actor};
+    require_fitting(head, chunk, request.ranges.get());
     const auto is_same = [&](const Request& other) { return other.actor == &actor && other.head.chunk == head.chunk; };
     if (std::any_of(busy_.begin(), busy_.end(), is_same) || carry_out(request) == Result::busy) defer(request, busy_);
   });
@@ -232,13 +251,17 @@ Session::Result Session::carry_out(const Request& request) {
 
 Session::Result Session::push(const Request& request) {
   const Head& head = request.head;
-  const Source source{request.body.get(), head.dtype, {static_cast<Quantizer::Kind>(head.codes), head.threshold}};
+  const Source source{
+      request.body.get() + ranges_bytes(head), head.dtype, {static_cast<Quantizer::Kind>(head.codes), head.threshold}};
   const bool pulls = head.said == Said::push_pull;
   std::shared_ptr<char> buffer;
   if (pulls && !is_full()) buffer = answer_buffer();
   Answer answer{buffer.get(), head.wanted};
-  const Outcome outcome = request.actor->push(head.chunk, static_cast<uint64_t>(head.number), source,
-                                              {head.lr, head.wd}, buffer ? &answer : nullptr);
+  const auto number = static_cast<uint64_t>(head.number);
+  const Rates rates{head.lr, head.wd};
+  const Outcome outcome = request.ranges
+                              ? request.actor->push_ranges(head.chunk, number, *request.ranges, source, rates)
+                              : request.actor->push(head.chunk, number, source, rates, buffer ? &answer : nullptr);
   if (outcome == Outcome::early) return Result::over;  // it is sent again, after the one before it
   if (outcome == Outcome::busy || outcome == Outcome::full) return Result::busy;
   if (!pulls)
@@ -251,6 +274,12 @@ Session::Result Session::push(const Request& request) {
   return Result::over;
 }
 
+Reading Session::read(const Request& request, Answer& answer) {
+  const auto number = static_cast<uint64_t>(request.head.number);
+  return request.ranges ? request.actor->read_ranges(request.head.chunk, number, *request.ranges, answer)
+                        : request.actor->read(request.head.chunk, number, answer);
+}
+
 Session::Result Session::pull(const Request& request) {
   if (is_full()) {
     wait_for_value(request);
@@ -258,7 +287,7 @@ Session::Result Session::pull(const Request& request) {
   }
   auto buffer = answer_buffer();
   Answer answer{buffer.get(), request.head.wanted};
-  const Reading reading = request.actor->read(request.head.chunk, static_cast<uint64_t>(request.head.number), answer);
+  const Reading reading = read(request, answer);
   if (reading == Reading::busy) return Result::busy;
   if (reading == Reading::done)
     send_value(request, answer, std::move(buffer));
@@ -283,8 +312,7 @@ bool Session::try_to_answer(const Request& request) {
   }
   auto buffer = answer_buffer();
   Answer answer{buffer.get(), request.head.wanted};
-  if (request.actor->read(request.head.chunk, static_cast<uint64_t>(request.head.number), answer) != Reading::done)
-    return false;
+  if (read(request, answer) != Reading::done) return false;
   send_value(request, answer, std::move(buffer));
   return true;
 }
@@ -294,7 +322,8 @@ void Session::send_value(const Request& request, const Answer& answer, std::shar
   head.said = Said::done;
   head.number = static_cast<int64_t>(answer.num_update);
   const KeyChunk& chunk = request.actor->part().chunk(request.head.chunk);
-  head.body_bytes = static_cast<uint32_t>(chunk.count * size_of(answer.dtype));
+  const size_t count = request.ranges ? count_of(*request.ranges) : chunk.count;
+  head.body_bytes = static_cast<uint32_t>(count * size_of(answer.dtype));
   connection_->send(request.id, head, buffer.get(), buffer);
 }
 

@@ -52,6 +52,7 @@ class Session final : Connection::Owner {
     uint32_t id;
     Head head;
     std::shared_ptr<char> body;
+    std::shared_ptr<const ElementRanges> ranges;  // null: all of the chunk
     Actor* actor;
   };
   enum class Result { over, busy };
@@ -66,6 +67,7 @@ class Session final : Connection::Owner {
   Actor& actor_of(const Head& head);
   Result carry_out(const Request& request);
   Result push(const Request& request);
+  Reading read(const Request& request, Answer& answer);
   Result pull(const Request& request);
   Result change(const Request& request);
   Result read_state(const Request& request);
