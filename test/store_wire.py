@@ -47,11 +47,11 @@ _WITHIN_S = 20
 _SERVER = f"""
 import json, socket, sys
 from ringtrain import _core
-shares, drop, threads = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+shares, drop, threads, number = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 door = socket.create_server(("127.0.0.1", 0), backlog=64)
 door.setblocking(False)
 print(door.getsockname()[1], flush=True)
-server = _core.StoreServer(number=0, capacity={CAPACITY}, listeners=[door.detach()], secret={SECRET!r},
+server = _core.StoreServer(number=number, capacity={CAPACITY}, listeners=[door.detach()], secret={SECRET!r},
                            token={TOKEN!r}, threads=threads, shares_memory=bool(shares), timeout_s=20,
                            drop_percent=drop, verbose=0)
 for line in sys.stdin:
@@ -100,9 +100,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def served(shares_memory: bool = False, drop_percent: float = 0, threads: int = 1) -> Iterator[Server]:
+def served(shares_memory: bool = False, drop_percent: float = 0, threads: int = 1, number: int = 0) -> Iterator[Server]:
     """It must end well when its input does."""
-    command = [sys.executable, "-c", _SERVER, str(int(shares_memory)), str(drop_percent), str(threads)]
+    options = (int(shares_memory), drop_percent, threads, number)
+    command = [sys.executable, "-c", _SERVER, *map(str, options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield Server(process)

@@ -22,17 +22,6 @@ bool can_be_of(DType given, DType kept) {
   return given == kept || (is_half(given) && kept == DType::float32) || (given == DType::float32 && is_half(kept));
 }
 
-void require_fitting(const HostArray& array, const ClientKey& key, bool is_codes) {
-  if (is_codes) return;
-  if (array.count != key.count)
-    throw invalid("key \"" + *key.name + "\" has " + std::to_string(key.count) + " elements, but the array has " +
-                  std::to_string(array.count));
-  if (!can_be_of(array.dtype, key.dtype))
-    throw invalid("key \"" + *key.name + "\" is " + name_of(key.dtype) + ", but the array is " + name_of(array.dtype));
-  if (reinterpret_cast<uintptr_t>(array.address) % size_of(array.dtype) != 0)
-    throw invalid("the array of key \"" + *key.name + "\" does not lie on a multiple of its element's bytes: copy it");
-}
-
 // From one element of the key on.
 char* from(const HostArray& array, uint64_t element) {
   return static_cast<char*>(array.address) + element * size_of(array.dtype);
@@ -49,12 +38,24 @@ void require_one_of_each(size_t ids, size_t others) {
 
 }  // namespace
 
+void require_fitting(const HostArray& array, const ClientKey& key, uint64_t count) {
+  if (array.count != count)
+    throw invalid("key \"" + *key.name + "\" has " + std::to_string(count) + " elements, but the array has " +
+                  std::to_string(array.count));
+  if (!can_be_of(array.dtype, key.dtype))
+    throw invalid("key \"" + *key.name + "\" is " + name_of(key.dtype) + ", but the array is " + name_of(array.dtype));
+  if (reinterpret_cast<uintptr_t>(array.address) % size_of(array.dtype) != 0)
+    throw invalid("the array of key \"" + *key.name + "\" does not lie on a multiple of its element's bytes: copy it");
+}
+
 StoreClient::StoreClient(StoreClientOptions options, Interrupt interrupt)
     : options_(std::move(options)),
       interrupt_(interrupt),
       remote_(options_.remote),
       servers_(meet(remote_, interrupt)),
-      direct_(options_.remote.worker, options_.workers, options_.remote.timeout_s) {}
+      direct_(options_.remote.worker, options_.workers, options_.remote.timeout_s, [this](const DirectItem& item) {
+        remote_.poke(item.server, item.store, item.part, static_cast<uint32_t>(item.chunk));
+      }) {}
 
 StoreClient::~StoreClient() { close(); }
 
@@ -237,22 +238,23 @@ void StoreClient::begin(const Work& work, uint32_t store) {
 void StoreClient::add(Work& work, uint32_t store, uint32_t id, const Pushed* pushed, const HostArray* out) {
   ClientStore& own = store_of(store);
   ClientKey& key = own.key(id);
-  if (pushed) require_fitting(pushed->values, key, pushed->quantizer.kind != Quantizer::Kind::none);
-  if (out) require_fitting(*out, key, false);
+  if (pushed && pushed->quantizer.kind == Quantizer::Kind::none) require_fitting(pushed->values, key, key.count);
+  if (out) require_fitting(*out, key, key.count);
   if (pushed) ++key.pushes;
   for (const ClientPiece& piece : key.pieces)
     if (piece.part->actor)
-      add_direct(work, key, piece, pushed, out);
+      add_direct(work, store, key, piece, pushed, out);
     else
       add_remote(work, store, key, piece, pushed, out);
 }
 
-void StoreClient::add_direct(Work& work, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
-                             const HostArray* out) {
+void StoreClient::add_direct(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece,
+                             const Pushed* pushed, const HostArray* out) {
   const Layout& layout = *piece.part->layout;
   for (size_t chunk = layout.first_chunk(piece.number); chunk < layout.first_chunk(piece.number + 1); ++chunk) {
     const uint64_t begin = piece.begin + layout.chunks()[chunk].begin;
-    DirectItem item = {piece.part->actor.get(), chunk, key.pushes, {}, {}, {}, work.handle, key.name};
+    DirectItem item = {piece.part->actor.get(), chunk, key.pushes,         {},     {}, {}, work.handle, key.name,
+                       piece.part->server,      store, piece.part->number, nullptr};
     if (pushed) {
       item.source = {from(*pushed, begin), pushed->values.dtype, pushed->quantizer};
       item.rates = pushed->rates;

@@ -39,6 +39,9 @@ struct Pushed {
   Quantizer quantizer;  // of a kind: the values are codes
 };
 
+// Throws invalid where the array cannot be so many elements of the key.
+void require_fitting(const HostArray& array, const ClientKey& key, uint64_t count);
+
 // Any thread, without the GIL: calls may wait. They throw what goes wrong: peer_lost where a server is lost, or, for
 // stores in rounds, a worker.
 class StoreClient {
@@ -67,6 +70,16 @@ class StoreClient {
   // The values must not change until the handle is done; each may be its own out.
   std::shared_ptr<StoreHandle> push_pull(uint32_t store, const Ids& ids, const std::vector<Pushed>& values,
                                          const std::vector<HostArray>& outs, int priority);
+
+  // Some rows of a key, of so many elements each: in order, each once. Their values lie one behind the other.
+  struct Rows {
+    std::vector<int64_t> numbers;
+    uint64_t elements;
+  };
+  std::shared_ptr<StoreHandle> push_rows(uint32_t store, uint32_t id, const Rows& rows, const Pushed& values,
+                                         int priority, bool copies);
+  std::shared_ptr<StoreHandle> pull_rows(uint32_t store, uint32_t id, const Rows& rows, const HostArray& out,
+                                         int priority);
 
   bool wait(StoreHandle& handle, double longest_s);
   // Goes on with what this worker can do; whether the handle is done.
@@ -116,10 +129,12 @@ class StoreClient {
   void add_keys(uint32_t store, const std::vector<StoreKey>& keys) EXCLUDES(mutex_);
   void begin(const Work& work, uint32_t store) REQUIRES(mutex_);
   void add(Work& work, uint32_t store, uint32_t id, const Pushed* pushed, const HostArray* out) REQUIRES(mutex_);
-  void add_direct(Work& work, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
+  void add_direct(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
                   const HostArray* out);
   void add_remote(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
                   const HostArray* out);
+  void add_rows(Work& work, uint32_t store, uint32_t id, const Rows& rows, const Pushed* pushed, const HostArray* out)
+      REQUIRES(mutex_);
   std::shared_ptr<StoreHandle> carry_out(Work work, uint32_t store, const Ids& pushed);
   void start(const RemoteOperation& operation);
   // Something else with all of a key, until it is done: on_chunk(actor, chunk, place in the array), or by TCP.

@@ -105,7 +105,10 @@ void DirectPath::begin_all(std::vector<DirectItem>& items, std::vector<size_t>& 
 
 DirectPath::Step DirectPath::begin(DirectItem& item) {
   Answer* const answer = item.answer.place ? &item.answer : nullptr;
-  switch (item.actor->push(item.chunk, item.pushes, item.source, item.rates, answer)) {
+  const Outcome outcome = item.ranges
+                              ? item.actor->push_ranges(item.chunk, item.pushes, *item.ranges, item.source, item.rates)
+                              : item.actor->push(item.chunk, item.pushes, item.source, item.rates, answer);
+  switch (outcome) {
     case Outcome::busy:
     case Outcome::full:
     case Outcome::early:  // another thread is about to push what comes before it
@@ -117,12 +120,14 @@ DirectPath::Step DirectPath::begin(DirectItem& item) {
   }
   item.source.values = nullptr;
   item.handle->note_change();
+  if (outcome == Outcome::applied && item.actor->part().has_parked()) tell_server_(item);
   return !answer || answer->is_there ? Step::over : Step::open;
 }
 
 DirectPath::Step DirectPath::look(DirectItem& item) {
   if (!item.actor->may_be_ready(item.chunk, item.pushes)) return Step::open;
-  switch (item.actor->read(item.chunk, item.pushes, item.answer)) {
+  switch (item.ranges ? item.actor->read_ranges(item.chunk, item.pushes, *item.ranges, item.answer)
+                      : item.actor->read(item.chunk, item.pushes, item.answer)) {
     case Reading::done:
       return Step::over;
     case Reading::not_yet:

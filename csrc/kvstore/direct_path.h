@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/thread_annotations.h"
@@ -28,6 +30,12 @@ struct DirectItem {
   Answer answer;  // no place: nothing is wanted
   std::shared_ptr<StoreHandle> handle;
   std::shared_ptr<const std::string> key;  // for messages
+
+  // Where the server has it.
+  int server = 0;
+  uint32_t store = 0, part = 0;
+  // Of some elements only; null: all of the chunk.
+  std::shared_ptr<const ElementRanges> ranges;
 };
 
 // Any thread.
@@ -35,9 +43,12 @@ class DirectPath {
  public:
   // Asked now and then by who waits; it throws if one should not wait any longer.
   using Interrupt = void (*)();
+  // Told of a change for which workers may wait at the server.
+  using TellServer = std::function<void(const DirectItem& item)>;
 
   // `workers`: how many push the same keys in the same order. `timeout_s`: how long a chunk may be in use by others.
-  DirectPath(int worker, int workers, double timeout_s) : worker_(worker), workers_(workers), timeout_s_(timeout_s) {}
+  DirectPath(int worker, int workers, double timeout_s, TellServer tell_server)
+      : worker_(worker), workers_(workers), timeout_s_(timeout_s), tell_server_(std::move(tell_server)) {}
 
   // Pushes them, in an order that makes workers meet seldom, and answers those whose values are there. Each is a part
   // of the handle, which ends now or later. Throws what goes wrong at once; then nothing of it is open.
@@ -80,6 +91,7 @@ class DirectPath {
 
   const int worker_, workers_;
   const double timeout_s_;
+  const TellServer tell_server_;
   Mutex mutex_;
   std::deque<DirectItem> open_ GUARDED_BY(mutex_);
   // Others have not come for a while, so this worker does not wait for them until they have.

@@ -133,6 +133,30 @@ SharedStoreHandle push_pull(StoreClient& client, uint32_t store, const Ids& ids,
   return {client.push_pull(store, ids, pushed, arrays, priority), &client};
 }
 
+StoreClient::Rows to_rows(const nb::tuple& view, uint64_t elements) {
+  const HostArray array = to_array(view);
+  if (array.dtype != DType::int64) throw invalid("numbers of rows are int64");
+  const auto* const first = static_cast<const int64_t*>(array.address);
+  return {{first, first + array.count}, elements};
+}
+
+SharedStoreHandle push_rows(StoreClient& client, uint32_t store, uint32_t id, const nb::tuple& rows, uint64_t elements,
+                            const nb::tuple& values, const std::pair<double, double>& rates, int priority,
+                            bool copies) {
+  const StoreClient::Rows numbers = to_rows(rows, elements);
+  const Pushed pushed = {to_array(values), {rates.first, rates.second}, {}};
+  nb::gil_scoped_release release;
+  return {client.push_rows(store, id, numbers, pushed, priority, copies), &client};
+}
+
+SharedStoreHandle pull_rows(StoreClient& client, uint32_t store, uint32_t id, const nb::tuple& rows, uint64_t elements,
+                            const nb::tuple& out, int priority) {
+  const StoreClient::Rows numbers = to_rows(rows, elements);
+  const HostArray array = to_array(out);
+  nb::gil_scoped_release release;
+  return {client.pull_rows(store, id, numbers, array, priority), &client};
+}
+
 void read_state(StoreClient& client, uint32_t store, uint32_t id, const std::string& name, const nb::tuple& out) {
   const HostArray array = to_array(out);
   nb::gil_scoped_release release;
@@ -203,6 +227,11 @@ void bind_store_client(nb::module_& module) {
       .def("push_pull", &push_pull, nb::arg("store"), nb::arg("ids"), nb::arg("values"), nb::arg("outs"),
            nb::arg("rates"), nb::arg("priority"), nb::arg("codes") = "", nb::arg("threshold") = 0.0,
            nb::keep_alive<0, 1>())
+      .def("push_rows", &push_rows, nb::arg("store"), nb::arg("id"), nb::arg("rows"), nb::arg("elements"),
+           nb::arg("values"), nb::arg("rates"), nb::arg("priority"), nb::arg("copies"), nb::keep_alive<0, 1>(),
+           "Rows of a key, in order and each once, of so many elements each.")
+      .def("pull_rows", &pull_rows, nb::arg("store"), nb::arg("id"), nb::arg("rows"), nb::arg("elements"),
+           nb::arg("out"), nb::arg("priority"), nb::keep_alive<0, 1>())
       .def("num_updates", &StoreClient::num_updates, nb::arg("store"), nb::arg("ids"), Release())
       .def("read_num_updates", &StoreClient::read_num_updates, nb::arg("store"), nb::arg("ids"), Release())
       .def("write_num_updates", &StoreClient::write_num_updates, nb::arg("store"), nb::arg("ids"), nb::arg("counts"),
