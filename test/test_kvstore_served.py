@@ -638,3 +638,51 @@ def test_frames_that_are_dropped_are_sent_again(tmp_path, kind):
     variables = {"PS_DROP_MSG": "10", "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "50", "RINGTRAIN_SHARED_MEMORY": "off"}
     with job(tmp_path, 2, 2, **variables) as one:
         assert all("exact" in said for said in run(one, 2, [DROPS.replace("KIND", kind)] * 2))
+
+
+SURVIVES = """
+kv = kvstore.create("dist_async")
+kv.set_optimizer("test")
+kv.init(["a", "b"], [np.zeros(200000, np.float32), np.zeros(7, np.float32)])
+for turn in range(400):
+    kv.push(["a", "b"], [np.ones(200000, np.float32), np.ones(7, np.float32)])
+    kv.pull("a")
+    kv.pull("b")
+    print("round", flush=True)
+    time.sleep(0.01)
+kv.wait()
+print("value", kv.pull("a").min(), kv.pull("a").max(), kv.pull("b").max())
+"""
+
+
+def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path):
+    variables = {
+        "RINGTRAIN_KV_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
+        "RINGTRAIN_KV_SNAPSHOT_S": "0.3",
+        "RINGTRAIN_KV_REJOIN_S": "30",
+        "RINGTRAIN_SHARED_MEMORY": "off",
+    }
+    with job(tmp_path, 1, 2, **variables) as one:
+        scheduler = one.scheduler()
+        servers = [one.server(DMLC_TASK_ID=str(number)) for number in range(2)]
+        worker = one.worker(BEGIN + SURVIVES)
+        worker.wait_for("round", 100)
+        servers[1].kill()
+        servers[1] = one.server(DMLC_TASK_ID="1", PS_VERBOSE="1")
+        servers[1].wait_for("goes on from a snapshot of")
+        said = worker.end().splitlines()[-1].split()
+        least, most = float(said[1]), float(said[2])
+        # The pieces of server 0 have all pushes, those of server 1 lack what came after the snapshot.
+        assert most == 400
+        assert 300 < least <= 400
+        for process in (*servers, scheduler):
+            process.end()
+
+
+def test_without_a_snapshot_no_server_takes_the_place_of_a_lost_one(tmp_path):
+    with job(tmp_path, 1, 1) as one:
+        one.scheduler()
+        server = one.server(DMLC_TASK_ID="0")
+        one.worker(BEGIN + SURVIVES).wait_for("round", 3)
+        server.kill()
+        assert "cannot come in the place of a lost one without a snapshot" in one.server(DMLC_TASK_ID="0").end(1)

@@ -12,5 +12,9 @@ core         the server and the client of the core
 scheduler    the connections of all processes
 seat         a process's side of the scheduler
 placement    at which servers the values of keys lie
+keys         the keys of a store, as workers know them
+membership   a worker's part in a job
+ranks        ranks that are set aside as servers
+snapshots    what a server keeps, in files
 verbose      what they all say of themselves
 """

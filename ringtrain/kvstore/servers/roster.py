@@ -111,8 +111,8 @@ class Roster:
         if not self._state.is_running:
             return output + self._begin_if_all_are_here()
         self._state.lonely_s = None
-        back = {"kind": "back", "role": place.role, "number": place.number, "addresses": process.addresses}
-        output += [Tell(one.member, back) for one in self._here() if one is not process]
+        if place.role == WORKER:  # a server says when it is ready
+            output += self._announce_return(place)
         return [*output, Tell(member, self._world(place))]
 
     def lose(self, member: int, text: str, now_s: float) -> list[Output]:
@@ -186,6 +186,8 @@ class Roster:
             return self._order(member, message)
         if kind == "obeyed":
             return self._obeyed(place, message)
+        if kind == "ready":
+            return self._announce_return(place)
         if kind == "elastic":
             self._state.is_elastic = True
             return self._close_rounds()
@@ -346,6 +348,11 @@ class Roster:
             del self._processes[place]
             output.append(Drop(one.member))
         return output
+
+    def _announce_return(self, place: Place) -> list[Output]:
+        process = self._processes[place]
+        back = {"kind": "back", "role": place.role, "number": place.number, "addresses": process.addresses}
+        return [Tell(one.member, back) for one in self._here() if one is not process]
 
     def _announce(self, place: Place) -> list[Output]:
         """All hear that a process is lost."""

@@ -149,6 +149,10 @@ class Seat:
         """A command is carried out, or has failed."""
         self._send({"kind": "obeyed", "order": order, "text": text})
 
+    def be_ready(self) -> None:
+        """A server that has come in the place of another one has what that had: the workers may come to it."""
+        self._send({"kind": "ready"})
+
     def be_elastic(self) -> None:
         """Workers may come and go from now on."""
         self._send({"kind": "elastic"})

@@ -25,7 +25,8 @@ from ringtrain.kvstore.servers.arrival import (
 )
 from ringtrain.kvstore.servers.core import make_server
 from ringtrain.kvstore.servers.roles import SCHEDULER, SERVER, WORKER
-from ringtrain.kvstore.servers.seat import Notice
+from ringtrain.kvstore.servers.seat import Notice, World
+from ringtrain.kvstore.servers.snapshots import Snapshots
 from ringtrain.options import table
 
 # What MXNet's servers do with a command of the user: head and body are those of send_command_to_servers.
@@ -95,6 +96,9 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
     try:
         world = arrival.world()
         server = make_server(arrival, world)
+        snapshots = _snapshots(arrival)
+        if world.is_recovery:
+            _take_over(arrival, world, server, snapshots)
     except ShutDownError:  # no worker wants a server
         arrival.seat.leave(0)
         return
@@ -104,14 +108,34 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
     notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     arrival.seat.listen_with(notices.put)
     try:
-        _follow(arrival, server, notices, controller)
+        _follow(arrival, server, snapshots, notices, controller)
     finally:
         server.close()
     arrival.seat.leave(0)
 
 
+def _snapshots(arrival: Arrival) -> Snapshots:
+    settings = arrival.settings
+    return Snapshots(settings["kv_snapshot_dir"], arrival.number, float(settings["kv_snapshot_s"]))
+
+
+def _take_over(arrival: Arrival, world: World, server: _core.StoreServer, snapshots: Snapshots) -> None:
+    """Go on with what a lost server has left; then the workers may hear where this one is."""
+    age_s = snapshots.restore(server)
+    for worker in set(range(world.capacity)) - set(world.living):
+        server.lost(worker)
+    for worker in world.living:
+        server.back(worker)
+    arrival.say(f"goes on from a snapshot of {age_s:.1f} s ago")
+    arrival.seat.be_ready()
+
+
 def _follow(
-    arrival: Arrival, server: _core.StoreServer, notices: queue.SimpleQueue[Notice], controller: Controller | None
+    arrival: Arrival,
+    server: _core.StoreServer,
+    snapshots: Snapshots,
+    notices: queue.SimpleQueue[Notice],
+    controller: Controller | None,
 ) -> None:
     lonely_s: float | None = None  # since when there is neither a scheduler nor a worker
     while True:
@@ -120,6 +144,7 @@ def _follow(
             if notice["kind"] == "over":
                 return
             _obey(arrival, server, notice, controller)
+        snapshots.write_if_due(server)
         if arrival.seat.has_scheduler() or server.metrics()["connections"] > 0:
             lonely_s = None
             continue

@@ -1,0 +1,75 @@
+"""What a server keeps, in a file, from which one that takes its place goes on."""
+
+from __future__ import annotations
+
+import time
+import zipfile
+from pathlib import Path
+
+import ringtrain._core as _core
+from ringtrain.record.whole_file import whole_file
+
+# So many chunks are read at once: others change no more than these meanwhile.
+_CHUNKS = 64
+_FORMAT = b"ringtrain kvstore server 1"
+
+
+class Snapshots:
+    """Of one server. Each is written beside the one before, which it then replaces.
+
+    Args:
+        interval_s: between two of them; 0 writes none.
+    """
+
+    def __init__(self, folder: str, server: int, interval_s: float) -> None:
+        self._path = Path(folder) / f"store.{server}.snapshot"
+        self._interval_s = interval_s if folder else 0.0
+        self._due_s = time.monotonic() + self._interval_s
+
+    def write_if_due(self, server: _core.StoreServer) -> None:
+        if self._interval_s > 0 and time.monotonic() >= self._due_s:
+            self.write(server)
+            self._due_s = time.monotonic() + self._interval_s
+
+    def write(self, server: _core.StoreServer) -> None:
+        """Raises OSError."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(self._path) as file, zipfile.ZipFile(file, "w") as members:
+            members.writestr("format", _FORMAT)
+            for part, (store, chunks) in enumerate(server.parts()):
+                members.writestr(f"{part}/store", str(store))
+                members.writestr(f"{part}/description", server.describe(part))
+                with members.open(f"{part}/chunks", "w", force_zip64=True) as member:
+                    for first in range(0, chunks, _CHUNKS):
+                        data = server.read(part, first, min(chunks, first + _CHUNKS))
+                        member.write(len(data).to_bytes(8, "big") + data)
+
+    def restore(self, server: _core.StoreServer) -> float:
+        """Give a new server what the last snapshot has. Returns how old that is, in seconds.
+
+        Raises ValueError where there is none, or the file is something else.
+        """
+        if self._interval_s == 0 or not self._path.exists():
+            raise ValueError(
+                "another server cannot come in the place of a lost one without a snapshot: its values are gone; set "
+                "kv_snapshot_dir and kv_snapshot_s from the beginning"
+            )
+        age_s = time.time() - self._path.stat().st_mtime
+        try:
+            with zipfile.ZipFile(self._path) as members:
+                self._restore(server, members)
+        except (zipfile.BadZipFile, KeyError, RuntimeError) as error:
+            raise ValueError(f"{self._path} is no snapshot of a server: {error}") from None
+        return age_s
+
+    def _restore(self, server: _core.StoreServer, members: zipfile.ZipFile) -> None:
+        if members.read("format") != _FORMAT:
+            raise KeyError("it has another format")
+        names, part = set(members.namelist()), 0
+        while f"{part}/store" in names:
+            server.restore(int(members.read(f"{part}/store")), members.read(f"{part}/description"))
+            first = 0
+            with members.open(f"{part}/chunks") as member:
+                while size := member.read(8):
+                    first = server.write(part, first, member.read(int.from_bytes(size, "big")))
+            part += 1
