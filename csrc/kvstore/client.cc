@@ -1,5 +1,7 @@
 #include "kvstore/client.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -78,7 +80,6 @@ ClientStore& StoreClient::store_of(uint32_t store) {
   if (is_closed_) throw Error(ErrorKind::shut_down, "this worker has left the store");
   const auto found = stores_.find(store);
   if (found == stores_.end()) throw invalid("there is no store number " + std::to_string(store));
-  if (!found->second.broken.empty()) throw failure(found->second.broken);
   return found->second;
 }
 
@@ -129,7 +130,8 @@ void StoreClient::attach_keys(uint32_t store, const std::vector<StoreKey>& keys)
 // In this process, or as shared memory; null where it is neither.
 std::shared_ptr<Part> StoreClient::shared_part(int server, uint32_t store, const PartWords& words) {
   const ServerWords& there = servers_[static_cast<size_t>(server)];
-  if (const std::shared_ptr<PartTable> table = StoreServer::table_of(there.identity))
+  const std::shared_ptr<PartTable> table = StoreServer::table_of(there.identity);
+  if (table && there.pid == getpid())  // a forked child has the tables of its parent as they were
     return options_.shares_memory ? table->parts(store).at(words.number) : nullptr;
   if (!options_.shares_memory || words.bytes == 0 || there.host != name_of_host()) return nullptr;
   std::shared_ptr<Part> part;
@@ -297,22 +299,27 @@ void StoreClient::add_remote(Work& work, uint32_t store, const ClientKey& key, c
 std::shared_ptr<StoreHandle> StoreClient::carry_out(Work work, uint32_t store, const Ids& pushed) {
   const std::shared_ptr<StoreHandle> handle = work.handle;
   handle->expect(static_cast<int>(work.direct.size() + work.remote.size()));
+  bool has_begun_all = false;
   try {
-    for (const RemoteOperation& operation : work.remote) {
-      start(operation);
-      handle->note_change();
-    }
+    for (const RemoteOperation& operation : work.remote) start(operation);
+    has_begun_all = true;
     if (!work.direct.empty()) direct_.carry_out(std::move(work.direct), *handle, interrupt_);
-  } catch (const std::exception& error) {
+  } catch (...) {
     const Lock lock(mutex_);
-    for (const uint32_t id : pushed)
-      if (!handle->has_changed()) --store_of(store).key(id).pushes;
-    if (handle->has_changed() && !pushed.empty())
-      store_of(store).broken = std::string("a push to this store was not completed: ") + error.what();
+    for (const uint32_t id : pushed) count_again(store_of(store).key(id), has_begun_all);
     throw;
   }
   handle->end_one(std::nullopt);
   return handle;
+}
+
+// After a push that not all of a key has: the next one has its number, and what has this one drops that.
+void StoreClient::count_again(ClientKey& key, bool servers_have_it) {
+  const auto worker = static_cast<size_t>(options_.remote.worker);
+  if (!servers_have_it) --key.pushes;
+  for (const ClientPiece& piece : key.pieces)
+    if (piece.part->actor && piece.count > 0)
+      key.pushes = std::min(key.pushes, piece.part->actor->fewest_pushes(piece.number, worker));
 }
 
 void StoreClient::start(const RemoteOperation& operation) {

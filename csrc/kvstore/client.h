@@ -136,6 +136,7 @@ class StoreClient {
   void add_rows(Work& work, uint32_t store, uint32_t id, const Rows& rows, const Pushed* pushed, const HostArray* out)
       REQUIRES(mutex_);
   std::shared_ptr<StoreHandle> carry_out(Work work, uint32_t store, const Ids& pushed);
+  void count_again(ClientKey& key, bool servers_have_it) REQUIRES(mutex_);
   void start(const RemoteOperation& operation);
   // Something else with all of a key, until it is done: on_chunk(actor, chunk, place in the array), or by TCP.
   template <typename OnChunk>

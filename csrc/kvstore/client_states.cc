@@ -171,6 +171,7 @@ void StoreClient::lost(int worker, const std::string& text) {
 void StoreClient::back(int worker) {
   const Lock lock(mutex_);
   lost_.erase(worker);
+  if (lost_.empty()) direct_.resume_rounds();
 }
 
 // What lies in shared memory outlives it.

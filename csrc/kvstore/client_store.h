@@ -73,9 +73,6 @@ class ClientStore {
   size_t array_of(const std::string& name) const;
   void set_state_names(std::vector<std::string> names) { state_names_ = std::move(names); }
 
-  // Why nothing works any more; "" while it does.
-  std::string broken;
-
  private:
   const uint32_t number_;
   const bool is_synchronous_;

@@ -78,11 +78,18 @@ void DirectPath::begin_in_order(std::vector<DirectItem>& items, Interrupt interr
     pause(times);
     if (times % 64 != 63) continue;
     interrupt();
-    if (now_s() - moved_at > timeout_s_) {
-      const DirectItem& item = items[chosen.front()];
-      throw_busy(item.actor->part(), item.chunk, timeout_s_);
-    }
+    require_progress(items[chosen.front()], now_s() - moved_at);
   }
+}
+
+// An update takes no time, but another worker may come late for a good reason.
+void DirectPath::require_progress(DirectItem& item, double waited_s) const {
+  constexpr double kPatience = 20;
+  if (waited_s <= timeout_s_) return;
+  if (!item.is_too_far_ahead) throw_busy(item.actor->part(), item.chunk, timeout_s_);
+  if (waited_s > kPatience * timeout_s_)
+    throw Error(ErrorKind::stalled, "there is no room for more of key \"" + *item.key +
+                                        "\" in rounds that are open: " + item.actor->missing(item.chunk, item.pushes));
 }
 
 // Of those that others use it leaves the numbers.
@@ -91,6 +98,7 @@ void DirectPath::begin_all(std::vector<DirectItem>& items, std::vector<size_t>& 
   size_t left = 0;
   for (const size_t i : chosen) {
     DirectItem& item = items[i];
+    if (rounds_error_ && is_synchronous(item)) throw Error(*rounds_error_);
     const Step step = item.source.values ? begin(item) : look(item);
     if (step == Step::busy)
       chosen[left++] = i;
@@ -108,6 +116,7 @@ DirectPath::Step DirectPath::begin(DirectItem& item) {
   const Outcome outcome = item.ranges
                               ? item.actor->push_ranges(item.chunk, item.pushes, *item.ranges, item.source, item.rates)
                               : item.actor->push(item.chunk, item.pushes, item.source, item.rates, answer);
+  item.is_too_far_ahead = outcome == Outcome::full;
   switch (outcome) {
     case Outcome::busy:
     case Outcome::full:
@@ -119,7 +128,6 @@ DirectPath::Step DirectPath::begin(DirectItem& item) {
       break;
   }
   item.source.values = nullptr;
-  item.handle->note_change();
   if (outcome == Outcome::applied && item.actor->part().has_parked()) tell_server_(item);
   return !answer || answer->is_there ? Step::over : Step::open;
 }
@@ -223,7 +231,13 @@ std::string DirectPath::missing(const StoreHandle& handle) {
 
 void DirectPath::fail_rounds(const Error& error) {
   const Lock lock(mutex_);
+  rounds_error_ = error;
   fail_open(error, &is_synchronous);
+}
+
+void DirectPath::resume_rounds() {
+  const Lock lock(mutex_);
+  rounds_error_.reset();
 }
 
 void DirectPath::fail_all(const Error& error) {

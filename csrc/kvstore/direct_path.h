@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,8 @@ struct DirectItem {
   uint32_t store = 0, part = 0;
   // Of some elements only; null: all of the chunk.
   std::shared_ptr<const ElementRanges> ranges;
+
+  bool is_too_far_ahead = false;  // others have not pushed for long
 };
 
 // Any thread.
@@ -68,8 +71,9 @@ class DirectPath {
   bool advance() EXCLUDES(mutex_);
   // Which chunk of a handle is open, and who has not pushed it; "" where there is none.
   std::string missing(const StoreHandle& handle) EXCLUDES(mutex_);
-  // What waits for others in rounds fails.
+  // What waits for others in rounds fails, and what is pushed into them, until they can close again.
   void fail_rounds(const Error& error) EXCLUDES(mutex_);
+  void resume_rounds() EXCLUDES(mutex_);
   void fail_all(const Error& error) EXCLUDES(mutex_);
   // What waits for others in one Part does.
   void fail_of(const Actor& actor, const Error& error) EXCLUDES(mutex_);
@@ -84,6 +88,7 @@ class DirectPath {
   Step look(DirectItem& item) REQUIRES(mutex_);
   void begin_in_order(std::vector<DirectItem>& items, Interrupt interrupt) EXCLUDES(mutex_);
   void begin_all(std::vector<DirectItem>& items, std::vector<size_t>& chosen) EXCLUDES(mutex_);
+  void require_progress(DirectItem& item, double waited_s) const;
   void let_others_come(const std::vector<Actor*>& actors) EXCLUDES(mutex_);
   bool collect(size_t most) REQUIRES(mutex_);
   template <typename Fails>
@@ -94,6 +99,7 @@ class DirectPath {
   const TellServer tell_server_;
   Mutex mutex_;
   std::deque<DirectItem> open_ GUARDED_BY(mutex_);
+  std::optional<Error> rounds_error_ GUARDED_BY(mutex_);  // why no round can close
   // Others have not come for a while, so this worker does not wait for them until they have.
   bool is_ahead_ GUARDED_BY(mutex_) = false;
 };

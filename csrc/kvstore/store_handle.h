@@ -26,15 +26,11 @@ class StoreHandle {
   // begins it, and ends when all others have begun.
   void expect(int parts) { left_.fetch_add(parts, std::memory_order_relaxed); }
   void end_one(const std::optional<Error>& error);
-  // Something of it has happened, and cannot be taken back.
-  void note_change() { has_changed_.store(true, std::memory_order_relaxed); }
-  bool has_changed() const { return has_changed_.load(std::memory_order_relaxed); }
   // It has failed, whatever becomes of its parts.
   void fail(const Error& error);
 
  private:
   std::atomic<int> left_{1};
-  std::atomic<bool> has_changed_{false};
   Flag done_;
   Mutex mutex_;
   std::optional<Error> error_ GUARDED_BY(mutex_);
