@@ -686,3 +686,47 @@ def test_without_a_snapshot_no_server_takes_the_place_of_a_lost_one(tmp_path):
         one.worker(BEGIN + SURVIVES).wait_for("round", 3)
         server.kill()
         assert "cannot come in the place of a lost one without a snapshot" in one.server(DMLC_TASK_ID="0").end(1)
+
+
+ROWS = """
+kv = kvstore.create("KIND")
+kv.set_optimizer("test")
+kv.init(["e", "b"], [np.arange(3000, dtype=np.float32).reshape(1000, 3), np.zeros(4, np.float32)])
+first = np.arange(3000, dtype=np.float32).reshape(1000, 3)
+out = kvstore.RowSparse()
+kv.row_sparse_pull("e", out=out, row_ids=np.array([3, 1, 1]))
+assert out.indices.tolist() == [1, 3] and (out.rows == first[[1, 3]]).all()
+kv.barrier()
+kv.push("e", kvstore.RowSparse([5, 2, 5], np.ones((3, 3), np.float32)))
+kv.push(["e", "b"], [[kvstore.RowSparse([2], np.ones((1, 3), np.float32))], np.ones(4, np.float32)])
+kv.wait()
+kv.barrier()
+first[5] += 2 * kv.num_workers
+first[2] += 2 * kv.num_workers
+assert (kv.pull("e") == first).all() and (kv.pull("b") == kv.num_workers).all()
+rows = kv.row_sparse_pull("e", row_ids=[5, 999])
+assert (rows.rows == first[[5, 999]]).all()
+for call, text in [
+    (lambda: kv.row_sparse_pull("e", row_ids=[1000]), "has rows 0 to 999"),
+    (lambda: kv.row_sparse_pull("e"), "comes without row_ids"),
+    (lambda: kv.push("e", kvstore.RowSparse([1], np.ones((1, 4), np.float32))), "has rows of shape"),
+]:
+    try:
+        call()
+    except ValueError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(text)
+before = kv._client.metrics()
+kv.row_sparse_pull("e", row_ids=np.arange(10))
+after = kv._client.metrics()
+print("moved", sum(after[name] - before[name] for name in after if name.endswith("_bytes")))
+"""
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
+@pytest.mark.parametrize("memory", ["auto", "off"])
+def test_some_rows_are_pushed_and_pulled(tmp_path, kind, memory):
+    with job(tmp_path, 2, 2, RINGTRAIN_SHARED_MEMORY=memory) as one:
+        for said in run(one, 2, [ROWS.replace("KIND", kind)] * 2):
+            assert float(said.split()[-1]) < 0.03 * 12000

@@ -15,6 +15,10 @@ store        what users call, checked
 engine       what carries it out
 local        the store of one process
 collective   the store of many workers, by allreduce
+served       the store of many workers, with servers
+served_entry, served_updates, under_way, store_of_job
+             a key, an optimizer and a request of that one, and its workers
+sparse       some rows of a value
 keys         keys and values as a call gives them
 places       copies and sums of arrays anywhere
 compression  gradients in fewer bits
@@ -34,6 +38,7 @@ from ringtrain.kvstore.base import KVStoreBase as KVStoreBase
 from ringtrain.kvstore.by_name import create as create
 from ringtrain.kvstore.data import part as part, split_and_load as split_and_load, split_data as split_data
 from ringtrain.kvstore.servers.serve import run_server as run_server, serve_if_told as _serve_if_told
+from ringtrain.kvstore.sparse import RowSparse as RowSparse
 from ringtrain.kvstore.store import KVStore as KVStore, Pushes as Pushes
 from ringtrain.kvstore.trainer import Trainer as Trainer
 

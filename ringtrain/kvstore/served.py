@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,11 @@ import numpy as np
 import ringtrain._core as _core
 from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.errors import MismatchError, PeerLostError
 from ringtrain.handles import Pending
 from ringtrain.kvstore import places
 from ringtrain.kvstore.engine import Function, Groups
 from ringtrain.kvstore.entries import Entry
-from ringtrain.kvstore.keys import Key
+from ringtrain.kvstore.keys import Key, grouped, listed
 from ringtrain.kvstore.kinds import Kind
 from ringtrain.kvstore.optimizers import BuiltInUpdater, Updater
 from ringtrain.kvstore.recipes import Recipe
@@ -24,15 +24,15 @@ from ringtrain.kvstore.served_entry import ServedEntry
 from ringtrain.kvstore.served_updates import ServedUpdater
 from ringtrain.kvstore.servers.keys import KeyTable
 from ringtrain.kvstore.servers.membership import Membership
-from ringtrain.kvstore.store import KVStore
+from ringtrain.kvstore.sparse import RowSparse, numbers_of, sum_of as sparse_sum
+from ringtrain.kvstore.store import Pushes
+from ringtrain.kvstore.store_of_job import StoreOfJob
 from ringtrain.kvstore.under_way import Limits, UnderWay
 
 _NO_RATES = (0.0, 0.0)
-# Of send_command_to_servers: smaller numbers are MXNet's own.
-_FIRST_COMMAND = 16
 
 
-class ServedStore(KVStore):
+class ServedStore(StoreOfJob):
     """All workers make their stores in the same order.
 
     Args:
@@ -42,11 +42,8 @@ class ServedStore(KVStore):
     """
 
     def __init__(self, kind: Kind, job: Membership, max_staleness: int | None, elastic: bool) -> None:
-        super().__init__(kind)
-        self._job = job
+        super().__init__(kind, job)
         self._client = job.client
-        self._number = job.stores
-        job.stores += 1
         self._client.open(self._number, not kind.is_asynchronous, max_staleness)
         self._keys = KeyTable(job, self._number)
         self._under_way: deque[UnderWay] = deque()
@@ -120,13 +117,79 @@ class ServedStore(KVStore):
             self._apply(served, self._sum_of(served))
         under_way.wait()
 
-    def _totals(self, groups: Groups) -> tuple[list[ServedEntry], list[Any]]:
-        """What this worker pushes of each key: the sum of its values, in the host's memory."""
+    # ------------------------------------------------------------------------------------------------------- rows
+
+    def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> Pushes | None:
+        """As `KVStore.push`; a key's values may also be `RowSparse`, whose other rows are zero."""
+        groups = grouped("push", key, value)
+        sparse = {one: values for one, values in groups.items() if isinstance(values[0], RowSparse)}
+        if not sparse:
+            return super().push(key, value, priority, copy)
+        self._require_usable()
+        handles: list[Pending[Any]] = [
+            self._push_rows(self._with_rows("push", one), values, priority) for one, values in sparse.items()
+        ]
+        dense = {one: values for one, values in groups.items() if one not in sparse}
+        if dense:
+            handles += self._push_all(self._given("push", list(dense), list(dense.values())), priority, copy)
+        return None if copy else Pushes(handles)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> Any:
+        """Wait for this worker's own pushes of the keys and give some of their rows.
+
+        Args:
+            key: of keys of at least one dimension.
+            out: a RowSparse, which gets them; or a list, of one key or of one each of a list of keys.
+            priority: what is higher is sent first.
+            row_ids: numbers of rows, in any order; or a list of them, one for each of `out`.
+
+        Returns:
+            Without `out`, a RowSparse of a key, or a list of those of a list of keys.
+        """
+        self._require_usable()
+        keys = listed("row_sparse_pull", key)
+        outs = [RowSparse() for _ in keys] if out is None else out if isinstance(out, (list, tuple)) else [out]
+        ids = row_ids if isinstance(row_ids, (list, tuple)) and len(row_ids) == len(outs) > 1 else [row_ids] * len(outs)
+        if len(keys) not in (1, len(outs)):
+            raise ValueError(f"row_sparse_pull: {len(keys)} keys take as many outs, not {len(outs)}")
+        for one, target, numbers in zip(keys * (len(outs) // len(keys)), outs, ids, strict=True):
+            self._pull_rows(self._with_rows("row_sparse_pull", one), target, numbers, priority)
+        return None if out is not None else outs if isinstance(key, (list, tuple)) else outs[0]
+
+    def _with_rows(self, call: str, key: Key) -> ServedEntry:
+        entry = self._served(self._entries.find(call, key).key)
+        if not entry.shape or self._replicates():
+            reason = "is updated on every worker" if entry.shape else "has no rows"
+            raise ValueError(f"{call}: key {key!r} {reason}; use pushes and pulls of the whole value")
+        return entry
+
+    def _push_rows(self, entry: ServedEntry, values: list[Any], priority: int) -> UnderWay:
+        self._require_updates()
+        total = sparse_sum(entry.key, values, entry.shape, entry.dtype_of_numpy)
+        (rates,) = self._rates([entry])
+        views = numpy_adapter.view(total.indices), prod(entry.shape[1:]), numpy_adapter.view(total.rows)
+        core = self._client.push_rows(self._number, entry.id, *views, rates, priority, copies=False)
+        return self._keep([entry], self._handle(core, total))
+
+    def _pull_rows(self, entry: ServedEntry, out: RowSparse, row_ids: Any, priority: int) -> None:
+        numbers = numbers_of("row_sparse_pull", entry.key, row_ids, entry.shape[0])
+        rows = np.empty((numbers.size, *entry.shape[1:]), entry.dtype_of_numpy)
+        views = numpy_adapter.view(numbers), prod(entry.shape[1:]), numpy_adapter.view(rows)
+        self._wait_for(self._client.pull_rows(self._number, entry.id, *views, priority), (numbers, rows))
+        out.indices, out.rows = numbers, rows
+
+    # ---------------------------------------------------------------------------------------------------- totals
+
+    def _require_updates(self) -> None:
         if self._kind.is_asynchronous and self._updater is None:
             raise ValueError(
                 f'a "{self.type}" store without an optimizer would replace weights by gradients; call set_optimizer '
                 "first"
             )
+
+    def _totals(self, groups: Groups) -> tuple[list[ServedEntry], list[Any]]:
+        """What this worker pushes of each key: the sum of its values, in the host's memory."""
+        self._require_updates()
         entries = [self._served(entry.key) for entry, _ in groups]
         if self._replicates():
             for entry in entries:
@@ -299,93 +362,14 @@ class ServedStore(KVStore):
         if first:
             raise (ValueError if first[0] == "ValueError" else OSError)(first[1])
 
-    def _require_same(self, call: str, given: dict[str, Any]) -> None:
-        everybody = self._job.say_unless_missed(self._label(call), given)
-        first_number = min(everybody)
-        first = everybody[first_number]
-        for number, other in everybody.items():
-            for name in sorted({*first, *other}):
-                if first.get(name) != other.get(name):
-                    raise MismatchError(
-                        f"{call}: rank {first_number} has {name}={first.get(name)!r}, rank {number} has "
-                        f"{name}={other.get(name)!r}; give all workers the same"
-                    )
-
-    def _label(self, call: str) -> str:
-        return f"{call} of store {self._number}"
-
-    # --------------------------------------------------------------------------------------------------- workers
-
-    @property
-    def rank(self) -> int:
-        return self._job.number
-
-    @property
-    def num_workers(self) -> int:
-        return self._job.workers
-
-    @property
-    def local_rank(self) -> int:
-        return self._job.on_this_host().index(self._job.number)
-
-    @property
-    def num_local_workers(self) -> int:
-        return len(self._job.on_this_host())
-
-    @property
-    def is_recovery(self) -> bool:
-        return self._job.is_recovery
-
-    def get_num_dead_node(self, node_id: int = 7, timeout: int = 60) -> int:
-        """How many processes the scheduler has not heard of for so long, or knows to be dead.
-
-        Args:
-            node_id: the sum of 1 for the scheduler, 2 for the servers and 4 for the workers.
-            timeout: in seconds.
-        """
-        try:
-            return self._job.seat.count_dead(node_id & 6, float(timeout))
-        except PeerLostError:
-            return node_id & 1
-
     def placement(self) -> dict[Key, list[tuple[int, int, int]]]:
         """By key its pieces: number of the server, first element, elements."""
         return {key: self._keys.pieces(str(key)) for key in self._entries}
-
-    def barrier(self) -> None:
-        self._require_usable()
-        self._job.say_unless_missed("barrier")
 
     def join(self) -> None:
         self.wait()
         self._client.join(self._number)
         self._job.say(self._label("join"))
-
-    def set_barrier_before_exit(self, barrier_before_exit: bool = True) -> None:
-        """Whether this worker waits for the others at its end, for kv_timeout_s at most. With servers in the workers it
-        always does, since they need this one.
-        """
-        self._job.waits_before_exit = barrier_before_exit
-
-    def send_command_to_servers(self, head: int, body: str) -> None:
-        """Have the controllers of all servers called with it, and wait until they are done.
-
-        Raises:
-            ValueError: a number that is one of MXNet's own, or servers in the workers, which have no controller.
-            RemoteError: a controller has failed; with its traceback.
-        """
-        self._require_usable()
-        if head < _FIRST_COMMAND:
-            raise ValueError(f"send_command_to_servers: {head} is one of MXNet's own; take {_FIRST_COMMAND} or more")
-        if not self._job.has_servers_of_their_own():
-            raise ValueError(
-                "send_command_to_servers: the servers are threads of the workers; start servers of their own "
-                "(DMLC_NUM_SERVER) with kvstore.run_server(controller)"
-            )
-        self._job.seat.command(head, str(body), self._job.seconds("stall_shutdown_time_s"))
-
-    def _require_usable(self) -> None:
-        self._job.require_usable()
 
 
 def _target(entry: ServedEntry, outs: list[Any]) -> Any:

@@ -335,9 +335,9 @@ class KVStore(Engine):
 
     # For MXNet's scripts.
 
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Raises ValueError: no value is sparse."""
-        raise ValueError("row_sparse_pull: a store has dense values only; use pull")
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> Any:
+        """Raises ValueError: only servers give some rows of a value."""
+        raise ValueError("row_sparse_pull: this store has dense values only; use pull, or a store with servers")
 
     def send_command_to_servers(self, head: int, body: str) -> None:
         """Raises ValueError: there are no servers."""

@@ -70,7 +70,8 @@ class Seat:
         self._next_id = 1
         self._gone = ""  # why there is no scheduler
         self._world: queue.SimpleQueue[Notice] = queue.SimpleQueue()
-        self._notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self._notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
+        self._handing: threading.Thread | None = None
         self._on_notice: Callable[[Notice], None] | None = None
         self._is_closed = False
         self._process = os.getpid()
@@ -107,7 +108,8 @@ class Seat:
     def listen_with(self, on_notice: Callable[[Notice], None]) -> None:
         """Have this called with each notice from now on, and those that have come: on a thread of the seat."""
         self._on_notice = on_notice
-        threading.Thread(target=self._hand_on, name="ringtrain notices", daemon=True).start()
+        self._handing = threading.Thread(target=self._hand_on, name="ringtrain notices", daemon=True)
+        self._handing.start()
 
     def say(self, label: str, value: Any = None, patience_s: float = 0, joins_only: bool = False) -> dict[int, Any]:
         """A round of the workers: what all of them have said, by number. Of a label there is one at a time.
@@ -176,9 +178,13 @@ class Seat:
         self.close()
 
     def close(self) -> None:
-        """Cut the connection."""
+        """Cut the connection, and hand on no notice any more."""
         self._is_closed = True
         self._incoming.shut()
+        self._notices.put(None)
+        if self._handing is not None and self._handing is not threading.current_thread():
+            # A thread that comes back from the core after the interpreter has ended would take the process with it.
+            self._handing.join(_SEND_S)
 
     def _ask(self, request: Notice, patience_s: float) -> Notice:
         self._require_scheduler()
@@ -250,9 +256,8 @@ class Seat:
 
     def _hand_on(self) -> None:
         assert self._on_notice is not None
-        while not self._is_closed:
-            with contextlib.suppress(queue.Empty):
-                self._on_notice(self._notices.get(timeout=1.0))
+        while (notice := self._notices.get()) is not None and not self._is_closed:
+            self._on_notice(notice)
 
     def _close_in_child(self) -> None:
         """Else nobody would notice that this process has died."""

@@ -1,0 +1,61 @@
+"""Some rows of an array, such as those of an embedding that one batch needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ringtrain.arrays.adapter import adapter_for
+
+Array = np.ndarray[Any, Any]
+
+
+class RowSparse:
+    """Rows of a key: what `row_sparse_pull` gives, and what `push` takes, where all other rows are zero.
+
+    Args:
+        indices: numbers of the rows, integers. In what is pulled each is there once, in order.
+        rows: as many, each of the shape of a row of the key.
+    """
+
+    def __init__(self, indices: Any = (), rows: Any = ()) -> None:
+        self.indices: Array = np.asarray(_on_host(indices), np.int64)
+        self.rows: Array = _on_host(rows)
+
+    def __repr__(self) -> str:
+        return f"RowSparse({self.indices.tolist()}, {self.rows.shape} {self.rows.dtype})"
+
+
+def numbers_of(call: str, key: Any, row_ids: Any, rows: int) -> Array:
+    """Each of the rows that are asked for once, in order. Raises ValueError for one that the key does not have."""
+    if row_ids is None:
+        raise ValueError(f"{call}: key {key!r} comes without row_ids, the numbers of the rows")
+    numbers = np.unique(np.asarray(_on_host(row_ids), np.int64))
+    if numbers.size and not (numbers[0] >= 0 and numbers[-1] < rows):
+        raise ValueError(f"{call}: key {key!r} has rows 0 to {rows - 1}, not {numbers[0]} to {numbers[-1]}")
+    return numbers
+
+
+def sum_of(key: Any, values: Sequence[RowSparse], shape: tuple[int, ...], dtype: Any) -> RowSparse:
+    """One of several, with each row once.
+
+    Raises ValueError for rows that the key does not have, or of another shape.
+    """
+    indices = np.concatenate([value.indices for value in values])
+    for value in values:
+        if value.rows.shape != (value.indices.size, *shape[1:]):
+            raise ValueError(
+                f"push: key {key!r} has rows of shape {shape[1:]}, but {value.indices.size} indices come with "
+                f"{value.rows.shape}"
+            )
+    numbers = numbers_of("push", key, indices, shape[0])
+    rows = np.concatenate([value.rows for value in values])
+    total = np.zeros((numbers.size, *shape[1:]), rows.dtype)
+    np.add.at(total, np.searchsorted(numbers, indices), rows)
+    return RowSparse(numbers, np.ascontiguousarray(total, dtype))
+
+
+def _on_host(array: Any) -> Array:
+    return np.asarray(array) if isinstance(array, (list, tuple, np.ndarray)) else adapter_for(array).on_host(array)
