@@ -58,6 +58,19 @@ def test_updates_are_measured_beside_a_parameter_server(tmp_path):
     assert "102.2 MB float32, dist_sync, sgd, 2 workers" in printed
 
 
+def test_jobs_are_measured_from_outside_beside_what_they_are_to_hold(tmp_path):
+    words = ["kvstore-job", "--rounds", "1", "--seconds", "0.2", "--json", str(tmp_path / "result.json")]
+    done = subprocess.run(
+        [sys.executable, "-m", "ringtrain.bench", *words], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row.key["part"]: row for row in results.load(str(tmp_path / "result.json")).rows}
+    cost, straggler = (rows[part].rounds[0].values["ringtrain"] for part in ("cost", "straggler"))
+    assert 0 < cost["start_s"] < 60 and cost["all_bytes"] > 2 * 102e6 and cost["server_bytes"] > 0
+    assert straggler["kept"] == straggler["late"] / straggler["alone"]
+    assert rows["hot"].competitors() == ["1 server of 1 thread, 4 workers", "2 servers of 2 threads, 4 workers"]
+
+
 def test_several_numbers_of_workers_are_measured_one_after_the_other(tmp_path):
     words = ["-np", "1,2", "--rounds", "1", "--warmup", "0", "--plot", str(tmp_path / "result.png")]
     result, printed = run(words, tmp_path)

@@ -21,6 +21,7 @@ from ringtrain.bench.flags import EXAMPLES, build_parser
 from ringtrain.bench.idle import Idle
 from ringtrain.bench.job import Job, join
 from ringtrain.bench.kvstore import KVStore
+from ringtrain.bench.kvstore_job import KVStoreJob
 from ringtrain.bench.latency import Latency
 from ringtrain.bench.launches import LaunchFailed, launch
 from ringtrain.bench.overlap import Overlap
@@ -56,6 +57,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     *map(Sweep, COLLECTIVES),
     Step(),
     KVStore(),
+    KVStoreJob(),
     Latency(),
     Overlap(),
     Idle(),

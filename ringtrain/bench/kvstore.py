@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain import kvstore
+from ringtrain.bench.kvstore_worker import SGD
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.peers import OF_STORES, HasUpdates
 from ringtrain.bench.report import Table, count_text, lines_of, milliseconds_text, spread_text
@@ -18,8 +19,6 @@ from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import Gradients
 
 _THRESHOLD = 0.5
-# Of the optimizer, by MXNet's names. The rate is so small that the weights stay finite in thousands of rounds.
-_SGD = {"learning_rate": 1e-6, "momentum": 0.9}
 
 
 class KVStore:
@@ -77,11 +76,13 @@ def _of_sums(session: Session, gradients: Gradients) -> list[Contestant]:
     outs = [np.empty_like(one) for one in gradients.arrays]
     competitors = _ways(_store, outs)
     compressed = Competitor("pushpull, 2bit", lambda arrays: _pushpull(_store(arrays, True), arrays, outs))
-    peers = [competitor for peer in session.peers() for competitor in peer.step()]
+    is_right = _as_numpy(gradients.are_summed)
     return [
-        *session.admit(competitors, gradients.arrays, gradients.fill, _as_numpy(gradients.are_summed)),
+        *session.admit(competitors, gradients.arrays, gradients.fill, is_right),
         *session.admit([compressed], gradients.arrays, gradients.fill, _are_all(_THRESHOLD * session.job.size)),
-        *session.admit(peers, gradients.arrays, gradients.fill, _as_numpy(gradients.are_summed)),
+        *session.admit(
+            [one for peer in session.peers() for one in peer.step()], gradients.arrays, gradients.fill, is_right
+        ),
     ]
 
 
@@ -90,24 +91,21 @@ def _of_updates(session: Session, kind: str, gradients: Gradients) -> list[Conte
 
     def store(arrays: Sequence[Array]) -> Any:
         made = kvstore.create(kind)
-        made.set_optimizer("sgd", **_SGD)
+        made.set_optimizer("sgd", **SGD)
         made.init(list(range(len(arrays))), [np.zeros_like(one) for one in arrays])
         return made
 
-    peers = [
-        competitor
-        for peer in session.peers()
-        if isinstance(peer, HasUpdates)
-        for competitor in peer.updates(kind, _SGD)
-    ]
     own, every = gradients.value, gradients.sum
-    rate, workers = _SGD["learning_rate"], session.job.size
+    rate, workers = SGD["learning_rate"], session.job.size
     # The first round of all. What a worker sees of an asynchronous one has its own update, and maybe those of others,
     # which momentum repeats.
     least, most = (every, every) if kind == "dist_sync" else (own, workers * every)
     is_right = _as_numpy(_are_between(-1.01 * rate * most, -0.99 * rate * least))
     outs = [np.empty_like(one) for one in gradients.arrays]
-    return session.admit([*_ways(store, outs), *peers], gradients.arrays, gradients.fill, is_right)
+    contestants = session.admit(_ways(store, outs), gradients.arrays, gradients.fill, is_right)
+    # Last of all: a peer sets variables, by which our own stores would take its servers for theirs.
+    peers = [one for peer in session.peers() if isinstance(peer, HasUpdates) for one in peer.updates(kind, SGD)]
+    return [*contestants, *session.admit(peers, gradients.arrays, gradients.fill, is_right)]
 
 
 def _ways(store: Callable[[Sequence[Array]], Any], outs: Sequence[Array]) -> list[Competitor]:

@@ -1,0 +1,144 @@
+"""A worker of a job with servers that is measured from outside: `python -m ringtrain.bench.kvstore_worker`.
+
+It prints what it has to say as lines of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringtrain.bench.models import MODELS
+from ringtrain.bench.rounds import Array
+
+# The numbers by MXNet's names. The rate is so small that the weights stay finite in thousands of rounds.
+SGD = {"learning_rate": 1e-6, "momentum": 0.9}
+LATE_S = 0.05
+_ROUNDS_BEFORE_READY = 3
+_HOT_BYTES = 8 << 20
+
+
+class Store(Protocol):
+    """Weights under SGD with momentum, on servers."""
+
+    rank: int
+
+    def init(self, arrays: Sequence[Array]) -> None:
+        """All workers give the first weights."""
+
+    def round(self, keys: Sequence[int]) -> None:
+        """Push the gradients of these keys, and pull the weights."""
+
+    def barrier(self) -> None:
+        """Of all workers."""
+
+
+class OwnStore:
+    """That of ringtrain."""
+
+    def __init__(self, kind: str) -> None:
+        from ringtrain import kvstore
+
+        self._store = kvstore.create(kind)
+        self._store.set_optimizer("sgd", **SGD)
+        self.rank = self._store.rank
+
+    def init(self, arrays: Sequence[Array]) -> None:
+        self._gradients = [np.ones_like(one) for one in arrays]
+        self._weights = list(arrays)
+        self._store.init(list(range(len(arrays))), self._weights)
+
+    def round(self, keys: Sequence[int]) -> None:
+        gradients, weights = ([of[key] for key in keys] for of in (self._gradients, self._weights))
+        self._store.pushpull(list(keys), gradients, out=weights)
+
+    def barrier(self) -> None:
+        self._store.barrier()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A worker that is measured.", allow_abbrev=False)
+    parser.add_argument("part", choices=tuple(_PARTS))
+    parser.add_argument("--peer", metavar="MODULE", help="of ringtrain.bench.peers, in place of ringtrain")
+    parser.add_argument("--type", default="dist_async")
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--seconds", type=float, default=2.0)
+    arguments = parser.parse_args()
+    make: Callable[[str], Store] = (
+        OwnStore
+        if arguments.peer is None
+        else importlib.import_module(f"ringtrain.bench.peers.{arguments.peer}").UpdatedStore
+    )
+    _PARTS[arguments.part](make(arguments.type), arguments)
+
+
+def _cost(store: Store, arguments: argparse.Namespace) -> None:
+    """Says when its first round was over and when it is ready, then waits for its standard input to end."""
+    arrays = _weights_of(arguments.model)
+    store.init(arrays)
+    keys = range(len(arrays))
+    store.round(keys)
+    at = time.monotonic()
+    for _ in range(_ROUNDS_BEFORE_READY):
+        store.round(keys)
+    store.barrier()
+    _say({"first_round_at": at, "own_bytes": 2 * sum(one.nbytes for one in arrays)})
+    sys.stdin.read()
+
+
+def _straggler(store: Store, arguments: argparse.Namespace) -> None:
+    """Worker 0 counts its rounds: alone, beside the others, and beside others of which each is late."""
+    arrays = _weights_of(arguments.model)
+    store.init(arrays)
+    keys = range(len(arrays))
+    rates = {}
+    is_first = store.rank == 0
+    for name, pause_s in (("alone", None), ("in time", 0.0), ("late", LATE_S)):
+        store.barrier()
+        if name == "alone" and (not is_first or arguments.type == "dist_sync"):
+            continue
+        rates[name] = _rounds_in(arguments, lambda: store.round(keys), 0.0 if is_first else pause_s or 0.0)
+    store.barrier()
+    _say(rates)
+
+
+def _hot(store: Store, arguments: argparse.Namespace) -> None:
+    """Each worker counts how often it updates one key, beside others that nobody pushes."""
+    arrays = [np.zeros(1000, np.float32)] * 160 + [np.zeros(_HOT_BYTES // 4, np.float32)]
+    store.init(arrays)
+    store.barrier()
+    rate = _rounds_in(arguments, lambda: store.round([len(arrays) - 1]), 0.0)
+    store.barrier()
+    _say({"updates": rate})
+
+
+def _rounds_in(arguments: argparse.Namespace, run: Callable[[], None], pause_s: float) -> float:
+    """How many there are in a second. Synchronous ones are as many on each worker, so that nobody is left alone."""
+    begin = time.perf_counter()
+    count = 0
+    while count < 20 if arguments.type == "dist_sync" else time.perf_counter() < begin + arguments.seconds:
+        time.sleep(pause_s)
+        run()
+        count += 1
+    return count / (time.perf_counter() - begin)
+
+
+def _weights_of(model: str) -> list[Array]:
+    return [np.zeros(shape, np.float32) for shape in MODELS[model]()]
+
+
+def _say(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+_PARTS: dict[str, Callable[[Store, argparse.Namespace], None]] = {"cost": _cost, "straggler": _straggler, "hot": _hot}
+
+if __name__ == "__main__":
+    main()
