@@ -118,6 +118,37 @@ def test_the_digits_are_learned_from_compressed_gradients(kind):
     assert float(re.search(r"^test accuracy ([\d.]+) with 2 workers", printed, re.MULTILINE)[1]) >= 0.93
 
 
+def launch(*words):
+    """Run an example under ringlaunch and return what it printed, and what ringlaunch said."""
+    pytest.importorskip("sklearn")
+    command = [sys.executable, "-m", "ringtrain.launch", "--launcher", "local", *words]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=variables, timeout=TIMEOUT_S, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_a_slow_worker_keeps_the_others_only_where_they_go_in_step(tmp_path):
+    pytest.importorskip("matplotlib")
+    words = ["-n", "2", "-s", "1", "python", "examples/kvstore_async_straggler.py", "--seconds", "3"]
+    printed, _ = launch(*words, "--plot", str(tmp_path / "plot.png"))
+    steps = {kind: int(count) for kind, count in re.findall(r"(dist_\w+): (\d+) steps of worker 0", printed)}
+    # its worker sleeps 50 ms before each step
+    assert steps["dist_sync"] <= 3 / 0.05 + 1 < steps["dist_async"]
+    assert float(re.search(r"dist_async.*accuracy ([\d.]+)", printed)[1]) > 0.8
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_trainer_that_dies_comes_back_to_what_the_others_have_learned():
+    words = ["-n", "2", "-s", "1", "--restarts", "1", "--min-workers", "1", "python", "examples/kvstore_online.py"]
+    printed, said = launch(*words, "--kill", "1", "--seconds", "6")
+    assert "worker 1 on localhost was ended by SIGKILL; it is started again, 1 of 1 times" in said
+    found = re.search(r"trainer 1 came back: right (\d+)% of the time", printed)
+    assert found and int(found[1]) > 70, printed
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_process_sets_reduce_apart(ranks):
     printed = run(ranks, "process_sets.py").splitlines()
