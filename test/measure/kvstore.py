@@ -1,0 +1,67 @@
+"""Faults and storms over jobs with servers, with one seed after the other.
+
+    python -m measure.kvstore faults --count 200
+    python -m measure.kvstore storms --minutes 10
+
+A fault strikes one process in a random phase: all others must end in time, and of nothing else. A storm kills workers,
+and servers that have snapshots, and starts them again: the training must learn, and no push may count twice.
+"""
+
+import argparse
+import itertools
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from kvstore_storm import Storm, fault, storm
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill processes of jobs with servers at random.")
+    parser.add_argument("what", choices=("faults", "storms"))
+    parser.add_argument("--count", type=int, default=200, help="faults (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of storms (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first one (default: %(default)s)")
+    arguments = parser.parse_args()
+    return _faults(arguments.seed, arguments.count) if arguments.what == "faults" else _storms(arguments)
+
+
+def _faults(first: int, count: int) -> int:
+    failures = 0
+    for seed in range(first, first + count):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                print(f"seed {seed}: {fault(Path(folder), seed)}", flush=True)
+            except Storm as error:
+                failures += 1
+                print(f"seed {seed}: {error}", file=sys.stderr, flush=True)
+    print(f"{count} faults, {failures} of which did not end as they must")
+    return int(failures > 0)
+
+
+def _storms(arguments: argparse.Namespace) -> int:
+    kills: Counter[str] = Counter()
+    failures, accuracy = 0, 1.0
+    end = time.monotonic() + 60 * arguments.minutes
+    for seed in itertools.count(arguments.seed):
+        if time.monotonic() > end:
+            break
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                memory, servers_return = ["auto", "off"][seed % 2], seed % 4 > 1
+                of_storm, least = storm(Path(folder), seed, memory, servers_return)
+                kills += of_storm
+                accuracy = min(accuracy, least)
+                print(f"seed {seed}: {dict(of_storm)} killed, accuracy {least}", flush=True)
+            except Storm as error:
+                failures += 1
+                print(f"seed {seed}: {error}", file=sys.stderr, flush=True)
+    storms = seed - arguments.seed
+    print(f"{dict(kills)} killed in {storms} storms, {failures} of which failed; the least accuracy was {accuracy}")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
