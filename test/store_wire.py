@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -93,6 +95,19 @@ class Server:
         self.process.stdin.write(f"{what} {text}\n")
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
+
+    def stop(self) -> None:
+        """All its threads: they may run on for a moment after the signal."""
+        self.process.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + _WITHIN_S
+        while any(state != "T" for state in self._states()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    def _states(self) -> Iterator[str]:
+        for task in os.listdir(f"/proc/{self.process.pid}/task"):
+            with open(f"/proc/{self.process.pid}/task/{task}/stat") as stat:
+                yield stat.read().rsplit(")", 1)[1].split()[0]
 
     def resident_kb(self) -> int:
         with open(f"/proc/{self.process.pid}/status") as status:

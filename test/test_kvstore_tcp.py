@@ -135,6 +135,22 @@ def test_a_push_keeps_nothing_of_its_arrays_and_more_than_the_outbox_can_be_push
             wait(handle)
 
 
+def test_a_worker_that_shared_memory_goes_on_over_tcp_with_the_server_in_the_place_of_the_first() -> None:
+    with served(shares_memory=True) as server, served() as successor:
+        worker = Worker(0, [server.port], workers=1, return_s=20.0, shares_memory=True)
+        worker.open()
+        require_all(worker.push_pull(1), 1)
+        kept = server.ask("copies")
+        require_all(worker.push_pull(2), 3)
+        server.stop()
+        successor.ask("restored", kept)
+        worker.client.back_server(0, [("127.0.0.1", successor.port)])
+        require_all(worker.push_pull(4), 1 + 4)
+        require_all(worker.push_pull(8), 1 + 4 + 8)
+        worker.client.close()
+        server.process.send_signal(signal.SIGCONT)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_sync", [True, False], ids=["sync", "async"])
 def test_500_rounds_are_exact_when_a_tenth_of_all_messages_is_dropped(is_sync: bool) -> None:
@@ -215,7 +231,7 @@ def test_a_server_that_is_killed_is_lost_at_once() -> None:
 
 def test_a_server_that_is_stopped_is_lost_after_a_while() -> None:
     with served() as server:
-        text = _lost(server, lambda process: process.send_signal(signal.SIGSTOP), resend_s=0.1, timeout_s=2.0)
+        text = _lost(server, lambda _: server.stop(), resend_s=0.1, timeout_s=2.0)
         assert "has not answered for" in text
         server.process.send_signal(signal.SIGCONT)
 
@@ -227,7 +243,7 @@ def test_what_a_server_has_not_kept_is_pushed_again_to_the_one_in_its_place() ->
         require_all(worker.push_pull(1), 1)
         kept = server.ask("copies")
         require_all(worker.push_pull(2), 3)
-        server.process.send_signal(signal.SIGSTOP)
+        server.stop()
         late = worker.push(4)
         successor.ask("restored", kept)
         worker.client.back_server(0, [("127.0.0.1", successor.port)])

@@ -48,6 +48,23 @@ struct RemoteFlight {
     return operation.values ? bytes_up_to(end) : 0;
   }
 
+  Head head(const Leg& leg) const {
+    Head head;
+    head.said = operation.said;
+    head.dtype = operation.dtype;
+    head.wanted = operation.wanted;
+    head.store = operation.store;
+    head.part = operation.part;
+    head.chunk = leg.chunk;
+    head.codes = static_cast<uint32_t>(operation.quantizer.kind);
+    head.threshold = operation.quantizer.threshold;
+    if (leg.ranges) head.ranges = static_cast<uint32_t>(leg.ranges->size());
+    head.number = operation.number;
+    head.lr = operation.lr;
+    head.wd = operation.wd;
+    return head;
+  }
+
   bool is_all_sent() const { return sent == legs(); }
   bool is_over() const { return sent == answered && (is_all_sent() || error.has_value()); }
   void answer(int64_t num_update) {

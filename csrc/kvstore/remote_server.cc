@@ -147,6 +147,7 @@ void RemoteServer::take_parts(uint32_t store) {
 void RemoteServer::take_part(const PartWords& part, uint32_t store) {
   auto& shifts = shifts_[{store, part.number}];
   shifts.resize(part.pushes.size());
+  for (size_t piece = 0; piece < part.spec.pieces.size(); ++piece) untold_.erase({store, part.number, piece});
   std::vector<int64_t> next(part.pushes.size(), std::numeric_limits<int64_t>::max());
   const auto note = [&](const RemoteFlight& flight, uint32_t chunk) {
     const RemoteOperation& operation = flight.operation;
@@ -161,9 +162,25 @@ void RemoteServer::take_part(const PartWords& part, uint32_t store) {
   for (size_t chunk = 0; chunk < std::min(next.size(), layout.chunks().size()); ++chunk) {
     const auto line = lines_.find({store, part.number, layout.chunks()[chunk].piece});
     if (line != lines_.end()) next[chunk] = std::min(next[chunk], line->second.last_number + 1);
-    if (next[chunk] == std::numeric_limits<int64_t>::max()) continue;
+    if (next[chunk] == std::numeric_limits<int64_t>::max()) {
+      untold_[{store, part.number, layout.chunks()[chunk].piece}].push_back(part.pushes[chunk]);
+      continue;
+    }
     shifts[chunk] = std::min(shifts[chunk], static_cast<int64_t>(part.pushes[chunk]) + 1 - next[chunk]);
   }
+}
+
+// This worker shared memory with the server before, and counts its pushes on from there.
+void RemoteServer::begin_piece(const RemoteOperation& operation) {
+  const auto untold = untold_.find({operation.store, operation.part, operation.piece});
+  if (untold == untold_.end()) return;
+  const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
+  const int64_t next = pushes ? operation.number : operation.number + 1;
+  auto& shifts = shifts_[{operation.store, operation.part}];
+  const size_t first = operation.layout->first_chunk(operation.piece);
+  for (size_t i = 0; i < untold->second.size() && first + i < shifts.size(); ++i)
+    shifts[first + i] = std::min(shifts[first + i], static_cast<int64_t>(untold->second[i]) + 1 - next);
+  untold_.erase(untold);
 }
 
 // ---------------------------------------------------------------------------------------------------------- questions
@@ -224,6 +241,7 @@ void RemoteServer::add(RemoteFlightPtr flight) {
   if (lost_ || flight->legs() == 0) return finish(flight);
   const RemoteOperation& operation = flight->operation;
   stores_.insert(operation.store);
+  if (operation.said <= Said::push_pull) begin_piece(operation);
   Line& line = lines_[{operation.store, operation.part, operation.piece}];
   const int64_t place = -int64_t{operation.priority};
   line.place = line.waiting > 0 ? std::max(line.place, place) : place;
@@ -256,19 +274,9 @@ void RemoteServer::send_leg(const RemoteFlightPtr& flight) {
 
 Head RemoteServer::head_of(const Request& request) const {
   const RemoteOperation& operation = request.flight->operation;
-  Head head;
+  Head head = request.flight->head(request.leg);
   // What the server has is not sent again: only its answer is wanted.
-  head.said = request.is_held && operation.said == Said::push_pull ? Said::pull : operation.said;
-  head.dtype = operation.dtype;
-  head.wanted = operation.wanted;
-  head.store = operation.store;
-  head.part = operation.part;
-  head.chunk = request.leg.chunk;
-  head.codes = static_cast<uint32_t>(operation.quantizer.kind);
-  head.threshold = operation.quantizer.threshold;
-  head.number = operation.number;
-  head.lr = operation.lr;
-  head.wd = operation.wd;
+  if (request.is_held && operation.said == Said::push_pull) head.said = Said::pull;
   const bool counts_pushes = operation.said <= Said::push_pull;
   const auto shifts = shifts_.find({operation.store, operation.part});
   if (counts_pushes && shifts != shifts_.end() && request.leg.chunk < shifts->second.size())
@@ -290,7 +298,6 @@ void RemoteServer::transmit(uint32_t id, Request& request, bool is_again) {
     request.window_bytes = value_bytes;
     window_bytes_ += value_bytes;
   }
-  if (ranges) head.ranges = static_cast<uint32_t>(ranges->size());
   const char* const values = has_values ? flight.operation.values + begin : nullptr;
   if (!ranges && !is_again) {
     head.body_bytes = static_cast<uint32_t>(value_bytes);

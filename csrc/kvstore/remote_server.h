@@ -83,6 +83,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void ask_again_for_parts();
   void take_parts(uint32_t store);
   void take_part(const PartWords& part, uint32_t store);
+  void begin_piece(const RemoteOperation& operation);
   void ask_next();
   void open();
   void send_question();
@@ -124,6 +125,8 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   std::map<std::pair<int64_t, uint64_t>, RemoteFlightPtr> waiting_;  // by place and order
   std::map<PieceName, Line> lines_;
   std::map<PartName, std::vector<int64_t>> shifts_;  // by chunk: what the numbers of pushes are more at the server
+  // Of pieces of which nothing has gone this way before: what another server in the place of the first one has of them.
+  std::map<PieceName, std::vector<uint64_t>> untold_;
   std::unordered_map<uint32_t, Request> requests_;
   std::set<uint32_t> stores_;                 // that it was asked for
   size_t window_bytes_ = 0, unanswered_ = 0;  // of what it has not said that it has
