@@ -4,6 +4,7 @@
 // of the server. All of them keep denormals (KeptDenormals).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -141,16 +142,41 @@ void visit_all(Part& part, size_t first, size_t last, double timeout_s, Visit vi
 
 [[noreturn]] void throw_busy(Part& part, size_t chunk, double timeout_s);
 
+// How long somebody else keeps a chunk without coming to an end. While this thread does not run, or is stopped itself,
+// it cannot tell.
+class Standstill {
+ public:
+  double waited_s(Part& part, size_t chunk) {
+    constexpr double kLongestLook_s = 0.02;
+    const uint64_t closed = part.record(chunk).closed.load(std::memory_order_relaxed);
+    const double now = now_s();
+    const bool is_same = &part == part_ && chunk == chunk_ && closed == closed_;
+    waited_s_ = is_same ? waited_s_ + std::min(now - looked_at_, kLongestLook_s) : 0;
+    part_ = &part;
+    chunk_ = chunk;
+    closed_ = closed;
+    looked_at_ = now;
+    return waited_s_;
+  }
+
+ private:
+  const Part* part_ = nullptr;
+  size_t chunk_ = 0;
+  uint64_t closed_ = 0;
+  double looked_at_ = 0, waited_s_ = 0;
+};
+
 template <typename Visit>
 void visit_all(Part& part, size_t first, size_t last, double timeout_s, Visit visit) {
   std::vector<size_t> left;
   for (size_t i = first; i < last; ++i)
     if (!visit(i)) left.push_back(i);
-  for (const double begin = now_s(); !left.empty(); Waiter::nap(0)) {
+  for (Standstill standstill; !left.empty(); Waiter::nap(0)) {
     std::vector<size_t> still;
     for (const size_t chunk : left)
       if (!visit(chunk)) still.push_back(chunk);
-    if (still.size() == left.size() && now_s() - begin > timeout_s) throw_busy(part, left.front(), timeout_s);
+    if (!still.empty() && standstill.waited_s(part, still.front()) > timeout_s)
+      throw_busy(part, still.front(), timeout_s);
     left.swap(still);
   }
 }

@@ -69,16 +69,14 @@ void DirectPath::begin_in_order(std::vector<DirectItem>& items, Interrupt interr
     begin_all(items, chosen);
     let_others_come(actors);
   }
-  size_t left = chosen.size();
-  double moved_at = now_s();
+  Standstill standstill;
   for (int times = 0; !chosen.empty(); ++times) {
     begin_all(items, chosen);
-    if (chosen.size() < left) moved_at = now_s();
-    left = chosen.size();
     pause(times);
-    if (times % 64 != 63) continue;
+    if (chosen.empty() || times % 64 != 63) continue;
     interrupt();
-    require_progress(items[chosen.front()], now_s() - moved_at);
+    DirectItem& item = items[chosen.front()];
+    require_progress(item, standstill.waited_s(item.actor->part(), item.chunk));
   }
 }
 
