@@ -131,6 +131,27 @@ def test_who_has_not_pushed_is_named():
         run(workers, body)
 
 
+def test_who_is_too_far_ahead_waits_and_is_told_for_whom():
+    def body(worker):
+        worker.make([("float32", 10)])
+        if worker.number == 0:
+            with pytest.raises(
+                _core.StalledError, match=r'no room for more of key "key 0".*worker 1 has pushed it 0 times'
+            ):
+                for _ in range(300):
+                    worker.push(np.ones(10, "float32"))
+        worker.barrier(3)
+        out = np.zeros(10, "float32")
+        for number in range(300):  # and nothing of what was pushed is lost
+            if worker.number == 1 or number > 255:
+                worker.push(np.ones(10, "float32"))
+        worker.pull(out)
+        require_all([out], 2)
+
+    with store(2, synchronous=True, timeout_s=0.05) as workers:
+        run(workers, body)
+
+
 @pytest.mark.parametrize("way", ["shared", "tcp"])
 def test_rounds_fail_when_a_worker_is_lost_and_nothing_else_does(way):
     def body(worker):
