@@ -141,6 +141,15 @@ def test_a_slow_worker_keeps_the_others_only_where_they_go_in_step(tmp_path):
 
 
 @pytest.mark.slow
+def test_words_come_together_although_a_step_touches_a_few_rows():
+    printed, _ = launch("-n", "2", "-s", "1", "python", "examples/kvstore_embedding.py")
+    share, right = (
+        float(re.search(pattern, printed)[1]) for pattern in (r"each of ([\d.]+)%", r"(\d+)% of the nearest")
+    )
+    assert share < 3 and right > 80, printed
+
+
+@pytest.mark.slow
 def test_a_trainer_that_dies_comes_back_to_what_the_others_have_learned():
     words = ["-n", "2", "-s", "1", "--restarts", "1", "--min-workers", "1", "python", "examples/kvstore_online.py"]
     printed, said = launch(*words, "--kill", "1", "--seconds", "6")
