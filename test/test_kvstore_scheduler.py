@@ -123,10 +123,11 @@ def test_the_scheduler_gives_roles_to_who_has_none(tmp_path):
 
 def test_who_does_not_come_is_named(tmp_path):
     with job(tmp_path, 2, 1, RINGTRAIN_START_TIMEOUT_S="1") as of_three:
-        of_three.scheduler()
+        scheduler = of_three.scheduler()
         said = of_three.worker(SEAT, DMLC_TASK_ID="0").end(1)
         assert "StalledError" in said
         assert "(start_timeout_s): worker 1, server 0 did not come" in said
+        assert "worker 1, server 0 did not come" in scheduler.end(1)
 
 
 def test_without_a_scheduler_nobody_waits_for_ever(tmp_path):

@@ -45,7 +45,9 @@ class Drop(NamedTuple):
 
 
 class Over(NamedTuple):
-    """All are done."""
+    """All are done; or, with a text, the job has never begun."""
+
+    failure: str = ""
 
 
 class Note(NamedTuple):
@@ -347,6 +349,9 @@ class Roster:
             place = self._places.pop(one.member)
             del self._processes[place]
             output.append(Drop(one.member))
+        if not self._processes:
+            self._state.is_over = True
+            output.append(Over(text))
         return output
 
     def _announce_return(self, place: Place) -> list[Output]:

@@ -34,6 +34,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._verbose = verbose
         self._is_over = threading.Event()
+        self.failure = ""  # why a job that is over has never begun
         self._hub = Hub(listener, secret, self, limits.timeout_s, _TICK_S, _MOST_BYTES)
         self.port = self._hub.port
         self._hub.start()
@@ -91,6 +92,7 @@ class Scheduler:
             elif isinstance(one, Note):
                 say(self._verbose, "scheduler", one.text)
             elif isinstance(one, Over):
+                self.failure = one.failure
                 self._is_over.set()
 
     def _drop(self, member: int) -> None:

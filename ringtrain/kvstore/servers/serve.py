@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import ringtrain._core as _core
-from ringtrain.errors import ShutDownError
+from ringtrain.errors import ShutDownError, StalledError
 from ringtrain.kvstore.servers import roles
 from ringtrain.kvstore.servers.arrival import (
     Arrival,
@@ -89,6 +89,8 @@ def run_server(controller: Controller | None = None, *, role: str | None = None)
         while not scheduler.wait(_LOOK_S):
             pass
     scheduler.close()
+    if scheduler.failure:
+        raise StalledError(scheduler.failure)
 
 
 def serve(arrival: Arrival, controller: Controller | None = None) -> None:
