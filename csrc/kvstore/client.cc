@@ -131,8 +131,8 @@ void StoreClient::attach_keys(uint32_t store, const std::vector<StoreKey>& keys)
 std::shared_ptr<Part> StoreClient::shared_part(int server, uint32_t store, const PartWords& words) {
   const ServerWords& there = servers_[static_cast<size_t>(server)];
   const std::shared_ptr<PartTable> table = StoreServer::table_of(there.identity);
-  if (table && there.pid == getpid())  // a forked child has the tables of its parent as they were
-    return options_.shares_memory ? table->parts(store).at(words.number) : nullptr;
+  // Within a process nothing has to be shared. A forked child has the tables of its parent as they were.
+  if (table && there.pid == getpid()) return table->parts(store).at(words.number);
   if (!options_.shares_memory || words.bytes == 0 || there.host != name_of_host()) return nullptr;
   std::shared_ptr<Part> part;
   // Where this process may not look into the other one, it asks it by TCP.
