@@ -159,8 +159,7 @@ const std::vector<Entry>& entries() {
       text(&Options::kv_snapshot_dir, "kv_snapshot_dir",
            "Folder to which servers of key-value stores write what they keep, and from which one that is started again "
            "goes on."),
-      number(&Options::kv_snapshot_s, "kv_snapshot_s", 0, kDay,
-             "Seconds between these snapshots; 0 writes none."),
+      number(&Options::kv_snapshot_s, "kv_snapshot_s", 0, kDay, "Seconds between these snapshots; 0 writes none."),
   };
   return all;
 }
