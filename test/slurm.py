@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -160,7 +161,7 @@ def slurm_cluster(count: int) -> Iterator[SlurmCluster]:
         hosts = undo.enter_context(simulated_hosts(count))
         # not below /tmp, of which each host has its own
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="slurm-", dir="/var/tmp")))
-        holders = [undo.enter_context(_held(hosts, host)) for host in range(count)]
+        holders = [undo.enter_context(_held(hosts, host, folder)) for host in range(count)]
         cluster = SlurmCluster(hosts, folder, holders, undo)
         (folder / "slurm.conf").write_text(_configuration(hosts, folder))
         for name in hosts.names:
@@ -183,13 +184,20 @@ def _configuration(hosts: SimulatedHosts, folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def _held(hosts: SimulatedHosts, host: int) -> Iterator[subprocess.Popen[bytes]]:
+def _held(hosts: SimulatedHosts, host: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that keeps the namespaces of a host."""
     name = hosts.names[host]
+    # Its /tmp is its own, but for what these tests are and run with.
+    needed = {
+        str(path) for path in (Path.cwd(), Path(sys.prefix), Path(sys.base_prefix)) if path.is_relative_to("/tmp")
+    }
+    kept = [(folder / f"kept-{host}-{number}", path) for number, path in enumerate(sorted(needed))]
+    keep = "".join(f"mkdir {place} && mount --bind {path} {place} && " for place, path in kept)
+    give_back = "".join(f"mkdir -p {path} && mount --bind {place} {path} && " for place, path in kept)
     script = f"""
         hostname {name} && mount --make-rprivate / &&
-        mount --bind /etc/netns/{name}/hosts /etc/hosts &&
-        mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /tmp &&
+        mount --bind /etc/netns/{name}/hosts /etc/hosts && {keep}
+        mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /tmp && {give_back}
         echo ready && exec {_HOLDER}
     """
     words = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--mount", "--uts", "sh", "-c", script]

@@ -87,6 +87,7 @@ def test_the_workers_may_be_some_of_the_ranks():
         kv.wait()
         kv.barrier()
         assert (kv.pull("w") == 2).all()
+    hvd.remove_process_set(some)
 
 
 @pytest.mark.ranks(2, initialised=False)
