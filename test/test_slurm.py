@@ -236,4 +236,4 @@ def test_a_host_that_is_lost_is_no_success(cluster: SlurmCluster, process_manage
         assert job.end_within(60) != 0, job.printed
     assert "done" not in job.printed and "ringrun: " in job.printed
     of_ringrun = "".join(line for line in job.printed.splitlines() if "ringrun: " in line)
-    assert "ranks 0-3 got lost" in of_ringrun or f"from {cluster.names[1]} nothing was heard" in of_ringrun, job.printed
+    assert "got lost" in of_ringrun or f"from {cluster.names[1]} nothing was heard" in of_ringrun, job.printed
