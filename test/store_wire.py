@@ -54,7 +54,7 @@ door = socket.create_server(("127.0.0.1", 0), backlog=64)
 door.setblocking(False)
 print(door.getsockname()[1], flush=True)
 server = _core.StoreServer(number=number, capacity={CAPACITY}, listeners=[door.detach()], secret={SECRET!r},
-                           token={TOKEN!r}, threads=threads, shares_memory=bool(shares), timeout_s=20,
+                           token={TOKEN!r}, threads=threads, node="here" if shares else "", timeout_s=20,
                            drop_percent=drop, verbose=0)
 for line in sys.stdin:
     what, text = line.split()

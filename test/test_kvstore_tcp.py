@@ -38,7 +38,7 @@ class Worker:
                 "servers": [[("127.0.0.1", port)] for port in ports],
                 "secret": SECRET,
                 "token": TOKEN,
-                "shares_memory": False,
+                "node": "",
                 "resend_s": 1.0,
                 "timeout_s": 20.0,
                 "return_s": 0.0,
@@ -137,7 +137,7 @@ def test_a_push_keeps_nothing_of_its_arrays_and_more_than_the_outbox_can_be_push
 
 def test_a_worker_that_shared_memory_goes_on_over_tcp_with_the_server_in_the_place_of_the_first() -> None:
     with served(shares_memory=True) as server, served() as successor:
-        worker = Worker(0, [server.port], workers=1, return_s=20.0, shares_memory=True)
+        worker = Worker(0, [server.port], workers=1, return_s=20.0, node="here")
         worker.open()
         require_all(worker.push_pull(1), 1)
         kept = server.ask("copies")
@@ -261,7 +261,7 @@ ROWS, WIDTH = 20_000, 24
 @pytest.mark.parametrize("shares_memory", [True, False], ids=["shared", "tcp"])
 def test_rows_are_pushed_and_pulled_alone(is_sync: bool, shares_memory: bool) -> None:
     with served(shares_memory) as server:
-        worker = Worker(0, [server.port], counts=(ROWS * WIDTH,), workers=1, shares_memory=shares_memory)
+        worker = Worker(0, [server.port], counts=(ROWS * WIDTH,), workers=1, node="here" if shares_memory else "")
         worker.open(is_sync)
         chance = np.random.default_rng(3)
         wanted = np.zeros((ROWS, WIDTH), np.float32)

@@ -133,7 +133,7 @@ std::shared_ptr<Part> StoreClient::shared_part(int server, uint32_t store, const
   const std::shared_ptr<PartTable> table = StoreServer::table_of(there.identity);
   // Within a process nothing has to be shared. A forked child has the tables of its parent as they were.
   if (table && there.pid == getpid()) return table->parts(store).at(words.number);
-  if (!options_.shares_memory || words.bytes == 0 || there.host != name_of_host()) return nullptr;
+  if (options_.node.empty() || words.bytes == 0 || there.node != options_.node) return nullptr;
   std::shared_ptr<Part> part;
   // Where this process may not look into the other one, it asks it by TCP.
   const std::optional<Error> error = error_of([&] { part = Part::attach(words.spec, there.pid, words.ticket); });

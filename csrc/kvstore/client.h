@@ -21,8 +21,8 @@ namespace ringtrain {
 
 struct StoreClientOptions {
   RemoteOptions remote;
-  int workers = 1;  // at the beginning
-  bool shares_memory = true;
+  int workers = 1;   // at the beginning
+  std::string node;  // see ServerOptions
 };
 
 // An array of a caller: dense, in host memory.

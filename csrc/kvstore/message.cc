@@ -1,6 +1,5 @@
 #include "kvstore/message.h"
 
-#include <fstream>
 #include <utility>
 
 namespace ringtrain {
@@ -8,16 +7,14 @@ namespace ringtrain {
 void ServerWords::write(Writer& writer) const {
   writer.put(identity);
   writer.put(pid);
-  writer.put(host);
-  writer.put(shares_memory);
+  writer.put(node);
 }
 
 ServerWords ServerWords::read(Reader& reader) {
   ServerWords words;
   reader.get(words.identity);
   reader.get(words.pid);
-  reader.get(words.host);
-  reader.get(words.shares_memory);
+  reader.get(words.node);
   return words;
 }
 
@@ -37,13 +34,6 @@ PartWords PartWords::read(Reader& reader) {
   words.spec = PartSpec::get(reader);
   for (auto left = reader.get<uint64_t>(); left > 0; --left) words.pushes.push_back(reader.get<uint64_t>());
   return words;
-}
-
-std::string name_of_host() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string name;
-  std::getline(file, name);
-  return name;
 }
 
 void RuleWords::write(Writer& writer) const {

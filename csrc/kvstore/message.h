@@ -72,8 +72,7 @@ constexpr size_t kLongestBody = 16 << 20;
 struct ServerWords {
   uint64_t identity = 0;  // of this server of this process
   int64_t pid = 0;
-  std::string host;  // equal in processes under one kernel, and only there
-  uint8_t shares_memory = 0;
+  std::string node;  // equal in processes that may share memory; empty: it shares none
 
   void write(Writer& writer) const;
   static ServerWords read(Reader& reader);
@@ -89,9 +88,6 @@ struct PartWords {
   void write(Writer& writer) const;
   static PartWords read(Reader& reader);
 };
-
-// Equal in processes under one kernel, and only there.
-std::string name_of_host();
 
 struct RuleWords {
   std::string name, form;  // no name: none

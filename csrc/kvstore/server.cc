@@ -35,8 +35,8 @@ StoreServer::StoreServer(const ServerOptions& options)
     : capacity_(options.capacity),
       credentials_{options.secret, options.token, options.capacity + options.number,
                    options.capacity + options.number + 1},
-      shared_(options.shares_memory, options.timeout_s) {
-  shared_.words = {random_number(), getpid(), name_of_host(), options.shares_memory};
+      shared_(!options.node.empty(), options.timeout_s) {
+  shared_.words = {random_number(), getpid(), options.node};
   shared_.traffic.name = "server " + std::to_string(options.number);
   shared_.traffic.drop_percent = options.drop_percent;
   shared_.traffic.verbose = options.verbose;

@@ -21,7 +21,7 @@ struct ServerOptions {
   std::vector<int> listeners;    // sockets, which it owns from now on
   std::string secret, token;     // see Credentials
   int threads = 1;
-  bool shares_memory = true;
+  std::string node;  // equal in processes that may share memory; empty: it shares none
   double timeout_s = 30, drop_percent = 0;
   int verbose = 0;
 };

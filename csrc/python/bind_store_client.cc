@@ -52,12 +52,12 @@ std::vector<std::vector<SocketAddress>> to_addresses(
 
 std::shared_ptr<StoreClient> make_client(int worker, int workers, int capacity,
                                          const std::vector<std::vector<std::pair<std::string, int>>>& servers,
-                                         const nb::bytes& secret, const std::string& token, bool shares_memory,
+                                         const nb::bytes& secret, const std::string& token, const std::string& node,
                                          double resend_s, double timeout_s, double return_s, double outbox_mb,
                                          double drop_percent, int verbose) {
   StoreClientOptions options;
   options.workers = workers;
-  options.shares_memory = shares_memory;
+  options.node = node;
   options.remote.worker = worker;
   options.remote.capacity = capacity;
   options.remote.servers = to_addresses(servers);
@@ -207,7 +207,7 @@ void bind_store_client(nb::module_& module) {
   bind_store_handle(module);
   nb::class_<StoreClient>(module, "StoreClient", "A worker's side of stores; see csrc/kvstore/client.h.")
       .def(nb::new_(&make_client), nb::kw_only(), nb::arg("worker"), nb::arg("workers"), nb::arg("capacity"),
-           nb::arg("servers"), nb::arg("secret"), nb::arg("token"), nb::arg("shares_memory"), nb::arg("resend_s"),
+           nb::arg("servers"), nb::arg("secret"), nb::arg("token"), nb::arg("node"), nb::arg("resend_s"),
            nb::arg("timeout_s"), nb::arg("return_s"), nb::arg("outbox_mb"), nb::arg("drop_percent"), nb::arg("verbose"))
       .def(
           "open",

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import ringtrain._core as _core
+from ringtrain.job.world import node_name
 from ringtrain.kvstore.servers.arrival import Arrival
 from ringtrain.kvstore.servers.seat import World
 
@@ -44,7 +45,7 @@ def _of_both(arrival: Arrival, world: World) -> dict[str, Any]:
     return {
         "secret": arrival.secret,
         "token": world.token,
-        "shares_memory": settings["shared_memory"] == "auto",
+        "node": node_name() if settings["shared_memory"] == "auto" else "",
         "timeout_s": float(settings["kv_timeout_s"]),
         "drop_percent": float(settings["kv_drop_percent"]),
         "verbose": int(float(settings["kv_verbose"])),
