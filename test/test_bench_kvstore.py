@@ -65,10 +65,18 @@ def test_jobs_are_measured_from_outside_beside_what_they_are_to_hold(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row.key["part"]: row for row in results.load(str(tmp_path / "result.json")).rows}
+    assert rows["round"].competitors() == [f"ringtrain, {way}" for way in OWN[:3]]
+    assert all(one["round_s"] > 0 for one in rows["round"].rounds[0].values.values())
     cost, straggler = (rows[part].rounds[0].values["ringtrain"] for part in ("cost", "straggler"))
     assert 0 < cost["start_s"] < 60 and cost["all_bytes"] > 2 * 102e6 and cost["server_bytes"] > 0
     assert straggler["kept"] == straggler["late"] / straggler["alone"]
     assert rows["hot"].competitors() == ["1 server of 1 thread, 4 workers", "2 servers of 2 threads, 4 workers"]
+
+
+def test_ranks_that_become_servers_are_refused(tmp_path):
+    words = ["-np", "3", "--rounds", "1", "--option", "kv_servers=1"]
+    with pytest.raises(AssertionError, match="kvstore-job starts servers of its own"):
+        run(words, tmp_path)
 
 
 def test_several_numbers_of_workers_are_measured_one_after_the_other(tmp_path):

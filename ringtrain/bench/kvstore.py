@@ -38,6 +38,8 @@ class KVStore:
     def measure(self, session: Session) -> list[Row]:
         if len(session.arguments.network) > 1:
             raise CannotMeasure("kvstore wants one --network: a store belongs to one init()")
+        if any(name == "kv_servers" for name, _ in session.arguments.option):
+            raise CannotMeasure("the ranks that become servers cannot measure; kvstore-job starts servers of its own")
         gradients = Gradients(session)
         session.init()
         kind = session.arguments.type

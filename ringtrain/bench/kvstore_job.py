@@ -1,5 +1,5 @@
-"""What a job with servers costs and how it holds: its start, its memory, while it is idle, beside a late worker, and
-under a key that all workers push. Its processes are started here, without MPI.
+"""What a job with servers costs and how it holds: its rounds, its start, its memory, while it is idle, beside a late
+worker, and under a key that all workers push. Its processes are started here, without MPI.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _PEER_MODULES = {"ps-lite": "ps_lite"}
 _END_S = 30.0
 # quantity -> what it is called, and by what it is multiplied
 _COLUMNS = {
+    "round_s": ("ms of a round", 1e3),
     "start_s": ("first round after s", 1.0),
     "server_bytes": ("server MB", 1e-6),
     "worker_bytes": ("worker MB beyond its arrays", 1e-6),
@@ -48,7 +49,7 @@ _COLUMNS = {
 
 class KVStoreJob:
     name = "kvstore-job"
-    help = "start, memory, idleness, a late worker and a hot key of a store with servers"
+    help = "rounds, start, memory, idleness, a late worker and a hot key of a store with servers"
     peers = OF_STORES
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
@@ -84,9 +85,15 @@ class KVStoreJob:
         for row in result.rows:
             first = row.rounds[0].values
             names = [name for name in _COLUMNS if any(name in values for values in first.values())]
-            table = Table(["", *(_COLUMNS[name][0] for name in names)], first_is_text=True)
+            peers = [name for name in row.competitors() if "round_s" in names and not name.startswith(_OWN)]
+            ratios = [f"time of {peer.split(',')[0]} / this" for peer in peers]
+            table = Table(["", *(_COLUMNS[name][0] for name in names), *ratios], first_is_text=True)
             for competitor in row.competitors():
-                table.add([competitor, *(_cell(row, competitor, name) for name in names)])
+                cells = [_cell(row, competitor, name) for name in names]
+                cells += [
+                    "" if one == competitor else spread_text(row.ratio(one, competitor, "round_s")) for one in peers
+                ]
+                table.add([competitor, *cells])
             where = f"{row.key['part']}: {row.key['type']}, {count_text(row.key['servers'], 'server')}"
             lines += [where, "", *lines_of(table), ""]
         return lines[:-1]
@@ -207,13 +214,22 @@ def _cost(arguments: argparse.Namespace, competitors: Sequence[str]) -> dict[str
     return values
 
 
+def _rounds(arguments: argparse.Namespace, competitors: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Those of the slowest worker, each way."""
+    values = {}
+    for competitor in competitors:
+        with _job(competitor, arguments, arguments.workers, arguments.servers, ["round"]) as (workers, _, _):
+            said = [worker.says() for worker in workers]
+        for way in said[0]:
+            values[f"{competitor}, {way}"] = {"round_s": max(one[way] for one in said)}
+    return values
+
+
 def _straggler(arguments: argparse.Namespace, competitors: Sequence[str]) -> dict[str, dict[str, float]]:
     values = {}
     for competitor in competitors:
         with _job(competitor, arguments, arguments.workers, arguments.servers, ["straggler"]) as (workers, _, _):
-            rates = workers[0].says()
-            for worker in workers[1:]:
-                worker.says()
+            rates = {name: rate for worker in workers for name, rate in worker.says().items()}
         kept = {"kept": rates["late"] / rates["alone"]} if "alone" in rates else {}
         values[competitor] = {**rates, **kept}
     return values
@@ -243,6 +259,7 @@ def _processor_s(pid: int) -> float:
 
 
 _PARTS: dict[str, Callable[[argparse.Namespace, Sequence[str]], dict[str, dict[str, float]]]] = {
+    "round": _rounds,
     "cost": _cost,
     "straggler": _straggler,
     "hot": _hot,

@@ -22,6 +22,7 @@ from ringtrain.bench.rounds import Array
 SGD = {"learning_rate": 1e-6, "momentum": 0.9}
 LATE_S = 0.05
 _ROUNDS_BEFORE_READY = 3
+_ROUNDS = 5
 _HOT_BYTES = 8 << 20
 
 
@@ -35,6 +36,9 @@ class Store(Protocol):
 
     def round(self, keys: Sequence[int]) -> None:
         """Push the gradients of these keys, and pull the weights."""
+
+    def ways(self) -> dict[str, Callable[[], None]]:
+        """Each that there is to push all gradients and pull all weights."""
 
     def barrier(self) -> None:
         """Of all workers."""
@@ -58,6 +62,19 @@ class OwnStore:
     def round(self, keys: Sequence[int]) -> None:
         gradients, weights = ([of[key] for key in keys] for of in (self._gradients, self._weights))
         self._store.pushpull(list(keys), gradients, out=weights)
+
+    def ways(self) -> dict[str, Callable[[], None]]:
+        keys = list(range(len(self._weights)))
+
+        def push_and_pull(copy: bool) -> None:
+            self._store.push(keys, self._gradients, copy=copy)
+            self._store.pull(keys, out=self._weights)
+
+        return {
+            "pushpull": lambda: self.round(keys),
+            "push(copy=False), pull": lambda: push_and_pull(False),
+            "push, pull": lambda: push_and_pull(True),
+        }
 
     def barrier(self) -> None:
         self._store.barrier()
@@ -93,6 +110,22 @@ def _cost(store: Store, arguments: argparse.Namespace) -> None:
     sys.stdin.read()
 
 
+def _round(store: Store, arguments: argparse.Namespace) -> None:
+    """How long a round of all keys takes each way, in seconds, while all workers do the same."""
+    store.init(_weights_of(arguments.model))
+    seconds = {}
+    for name, run in store.ways().items():
+        for _ in range(_ROUNDS_BEFORE_READY):
+            run()
+        store.barrier()
+        begin = time.perf_counter()
+        for _ in range(_ROUNDS):
+            run()
+        seconds[name] = (time.perf_counter() - begin) / _ROUNDS
+    store.barrier()
+    _say(seconds)
+
+
 def _straggler(store: Store, arguments: argparse.Namespace) -> None:
     """Worker 0 counts its rounds: alone, beside the others, and beside others of which each is late."""
     arrays = _weights_of(arguments.model)
@@ -106,7 +139,7 @@ def _straggler(store: Store, arguments: argparse.Namespace) -> None:
             continue
         rates[name] = _rounds_in(arguments, lambda: store.round(keys), 0.0 if is_first else pause_s or 0.0)
     store.barrier()
-    _say(rates)
+    _say(rates if is_first else {})
 
 
 def _hot(store: Store, arguments: argparse.Namespace) -> None:
@@ -138,7 +171,12 @@ def _say(what: dict[str, Any]) -> None:
     print(json.dumps(what), flush=True)
 
 
-_PARTS: dict[str, Callable[[Store, argparse.Namespace], None]] = {"cost": _cost, "straggler": _straggler, "hot": _hot}
+_PARTS: dict[str, Callable[[Store, argparse.Namespace], None]] = {
+    "round": _round,
+    "cost": _cost,
+    "straggler": _straggler,
+    "hot": _hot,
+}
 
 if __name__ == "__main__":
     main()

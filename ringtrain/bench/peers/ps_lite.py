@@ -159,5 +159,8 @@ class UpdatedStore:
         for key in keys:
             self._weights[key].wait_to_read()
 
+    def ways(self) -> dict[str, Callable[[], None]]:
+        return {"push, pull": lambda: self.round(range(len(self._weights)))}
+
     def barrier(self) -> None:
         self._store._barrier()
