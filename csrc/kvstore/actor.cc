@@ -256,6 +256,8 @@ uint32_t Actor::arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const {
 }
 
 uint32_t Actor::kept(uint32_t arrays) {
+  // Only a process that dies in the middle leaves them half changed, and these die with it.
+  if (!part_->memory().is_shared()) return 0;
   for (size_t i = 0; i < Layout::kArrays; ++i)
     if ((arrays & ~reserved_arrays_) >> i & 1)
       part_->memory().reserve(part_->layout().journal_array_at(number_, i), Layout::kChunkBytes);

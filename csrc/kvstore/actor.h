@@ -112,7 +112,7 @@ class Actor {
   const UpdateRule* rule_of(size_t chunk);
   const void* widened(const KeyChunk& chunk, const Source& source);
   uint32_t arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const;
-  // The same arrays, for which the journal now has room.
+  // Those of them that the journal keeps, for which it now has room.
   uint32_t kept(uint32_t arrays);
   // Within a ChunkChange.
   void apply(size_t chunk, const UpdateRule& rule, const void* gradient, const Rates& rates);
