@@ -69,6 +69,8 @@ class Job:
             "DMLC_NUM_WORKER": str(workers),
             "DMLC_NUM_SERVER": str(servers),
             "OMP_NUM_THREADS": "1",
+            # So long a scheduler waits for another worker, once none is left.
+            "RINGTRAIN_KV_TIMEOUT_S": "10",
             **variables,
         }
 
