@@ -3,6 +3,7 @@
 # make quick  the tests marked fast, for who is writing code
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make slurm  installs Slurm, of which the tests start a cluster
+# make sge    installs SGE, of which the tests start a cluster
 # make docs   writes docs/options.md and builds the site, in build/site
 # make lint   layout, types, the rules about threads, and the rule that floors only look down
 #
@@ -33,7 +34,7 @@ fi
 endef
 export ALLOW_ROOT
 
-.PHONY: demo test quick browser slurm lint format docs clean
+.PHONY: demo test quick browser slurm sge lint format docs clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
@@ -51,6 +52,11 @@ browser:
 slurm:
 	command -v slurmctld || { apt-get update && \
 	apt-get install -y --no-install-recommends slurmctld slurmd slurm-client libpmix-dev; }
+
+# Its packages would ask for the name of the cluster.
+sge:
+	command -v sge_qmaster || { apt-get update && DEBIAN_FRONTEND=noninteractive \
+	apt-get install -y --no-install-recommends gridengine-master gridengine-exec gridengine-client; }
 
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .

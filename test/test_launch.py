@@ -126,6 +126,8 @@ def test_what_follows_the_command_is_the_commands_own() -> None:
         (["-n", "2", "-H", "/no/such/file", *TRAIN], "-H /no/such/file cannot be read: No such file"),
         (["-n", "2", "-H", "hosts", *LOCAL, *TRAIN], "--launcher local is for this host alone"),
         (["-n", "2", "--launcher", "yarn", *TRAIN], "--launcher yarn is not there yet"),
+        (["-n", "2", "--launcher", "sge", "-H", "hosts", *TRAIN], "--launcher sge leaves the hosts to SGE"),
+        (["-n", "2", "--dry-run", *LOCAL, *TRAIN], "--mpi-args and --dry-run are for --launcher sge"),
         (["-n", "2", "--min-workers", "3", *LOCAL, *TRAIN], "--min-workers 3 is more than the 2 workers"),
         (["-n", "0", *LOCAL, *TRAIN], "-n 0 is for servers whose workers come from elsewhere"),
         (["-n", "2", "--env-worker", "A", *LOCAL, *TRAIN], "--env-worker A: write NAME:VALUE"),
@@ -139,6 +141,12 @@ def test_a_command_line_that_cannot_be_is_a_sentence(words: list[str], sentence:
     with pytest.raises(UsageError) as raised:
         job_of(*words)
     assert sentence in str(raised.value)
+
+
+def test_in_an_allocation_its_hosts_are_taken_as_often_as_they_have_slots() -> None:
+    arguments = build_parser().parse_args(["-n", "2", *TRAIN])
+    roles = build_job(arguments, {**os.environ, "LSB_MCPU_HOSTS": "n1 2 n2 1"}).roles
+    assert roles is not None and roles.hosts == [Address("n1"), Address("n1"), Address("n2")]
 
 
 def test_under_mpi_all_processes_are_ranks_and_the_option_says_how_many_serve(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from ringtrain.runner.allocation.batch_systems import expand_counts, expand_node
 from ringtrain.runner.allocation.hosts import Host, UsageError
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers.command_lines import Hydra, IntelHydra, Launcher, OpenMpi, Srun
+from ringtrain.runner.launchers.remote_shell import remote_shell
+from ringtrain.runner.submit import sge
+from ringtrain.runner.submit.script import again_as_ringrun
 
 TRAIN = ["python", "train.py"]
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[01-02],m5", "SLURM_TASKS_PER_NODE": "4(x2),2"}
@@ -71,6 +74,63 @@ def test_lsf_lists_hosts_and_slots() -> None:
     for garbled in ("n1", "n1 four"):
         with pytest.raises(UsageError, match="LSB_MCPU_HOSTS"):
             batch_systems.Lsf().read({"LSB_MCPU_HOSTS": garbled})
+
+
+def test_lsf_may_name_a_file_with_a_host_for_each_rank(tmp_path: Path) -> None:
+    (hosts := tmp_path / "hosts").write_text("n1\nn1\nn2\n")
+    assert batch_systems.Lsf().read({"LSB_DJOB_HOSTFILE": str(hosts)}) == [Host("n1", 2), Host("n2", 1)]
+
+
+def test_sge_has_a_file_with_the_slots_of_each_host_and_queue(tmp_path: Path) -> None:
+    (hosts := tmp_path / "pe_hostfile").write_text("n1 3 main.q@n1 UNDEFINED\nn2 1 main.q@n2 0\nn1 1 big.q@n1 <NULL>\n")
+    assert batch_systems.Sge().read({"PE_HOSTFILE": str(hosts)}) == [Host("n1", 4), Host("n2", 1)]
+    hosts.write_text("n1 many\n")
+    with pytest.raises(UsageError, match="has no hosts and slots; give the hosts with -H"):
+        batch_systems.detect({"PE_HOSTFILE": str(hosts)})
+
+
+def program_in(folder: Path, name: str, script: str = "exit 0") -> str:
+    """A PATH that has it."""
+    (program := folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return str(folder)
+
+
+def test_launchers_reach_the_hosts_of_a_job_as_its_batch_system_does(tmp_path: Path) -> None:
+    path = program_in(tmp_path, "qrsh")
+    program_in(tmp_path, "blaunch")
+    for variable, line, hydra in (("PE_HOSTFILE", "qrsh -inherit", "sge"), ("LSB_JOBID", "blaunch", "lsf")):
+        environ = {variable: "1", "PATH": path}
+        job = Job(TRAIN, 2, [Host("n1", 1), Host("n2", 1)], environ)
+        of_open_mpi = OpenMpi("mpirun").environment(job)
+        assert of_open_mpi["PRTE_MCA_plm_ssh_agent"] == of_open_mpi["OMPI_MCA_plm_rsh_agent"] == line
+        assert Hydra("mpiexec").environment(job)["HYDRA_LAUNCHER"] == hydra
+        assert IntelHydra("mpiexec").environment(job)["I_MPI_HYDRA_BOOTSTRAP"] == hydra
+        assert remote_shell(environ, ["-p22"], ["-oX=1"]) == line.split()
+        assert remote_shell({**environ, "RINGTRAIN_SSH_AGENT": "my sh"}, ["-p22"]) == ["my", "sh", "-p22"]
+        own = job._replace(environment={**environ, "PRTE_MCA_plm_ssh_agent": "ssh"})
+        assert "OMPI_MCA_plm_rsh_agent" not in OpenMpi("mpirun").environment(own)
+        elsewhere = job._replace(environment={variable: "1", "PATH": "/no/such/folder"})
+        assert "PRTE_MCA_plm_ssh_agent" not in OpenMpi("mpirun").environment(elsewhere)
+        assert remote_shell({"PATH": path}, ["-p22"])[0] == "ssh"
+
+
+# --- batch jobs of SGE ------------------------------------------------------------------------------------------------
+
+
+def test_the_parallel_environment_has_to_be_said_where_there_are_several(tmp_path: Path) -> None:
+    job = Job(TRAIN, 2, [], {"PATH": program_in(tmp_path, "qconf", "echo mpi; echo smp")})
+    again = again_as_ringrun(["-np", "2"])
+    with pytest.raises(UsageError, match='this cluster has mpi, smp: --mpi-args="-pe NAME 4"'):
+        sge.batch_script(job, again)
+    named = job._replace(launcher_arguments=("-pe", "smp", "2"))
+    assert "#$ -pe smp 2" in sge.batch_script(named, again).splitlines()
+    program_in(tmp_path, "qconf", "echo mpi")
+    assert "#$ -pe mpi 2" in sge.batch_script(job, again).splitlines()
+    with pytest.raises(UsageError, match="leaves the hosts to SGE"):
+        sge.batch_script(named._replace(hosts=[Host("n1", 2)]), again)
+    with pytest.raises(UsageError, match="wants the name of a parallel environment"):
+        sge.batch_script(job._replace(environment={"PATH": "/no/such/folder"}), again)
 
 
 def test_outside_of_batch_systems_nothing_is_found() -> None:

@@ -35,7 +35,8 @@ from ringtrain.runner.job import Job, environment_of_ranks
 from ringtrain.runner.launchers.choose import choose, choose_elastic
 from ringtrain.runner.launchers.command_lines import Launcher
 from ringtrain.runner.launchers.mpi_library import MpiNotFound
-from ringtrain.runner.submit import slurm
+from ringtrain.runner.submit import sge, slurm
+from ringtrain.runner.submit.script import again_as_ringrun
 from ringtrain.runner.supervise.elastic import ElasticSupervisor
 from ringtrain.runner.supervise.end_reasons import spoken
 from ringtrain.runner.supervise.printing import StandardStreams, terminal
@@ -44,6 +45,8 @@ from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_
 
 # what a shell gives for a program whose reader has gone
 _BROKEN_PIPE_CODE = 141
+# Who is handed a script by --launcher.
+_BATCH_SYSTEMS = {"slurm": (slurm.batch_script, slurm.submit), "sge": (sge.batch_script, sge.submit)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +87,7 @@ def _run(argv: Sequence[str] | None) -> int:
     }
     refuse_to_run_as_a_rank(launched_by.detect())
     job = build_job(arguments, {**os.environ, **variables})
-    if arguments.launcher == "slurm":
+    if arguments.launcher in _BATCH_SYSTEMS:
         return _submit(arguments, job, words[: len(words) - len(arguments.command)])
     if job.elastic is not None:
         launcher, why = choose_elastic(arguments.launcher, job)
@@ -224,11 +227,13 @@ def refuse_to_run_as_a_rank(launch: launched_by.Launch | None) -> None:
 
 def _submit(arguments: argparse.Namespace, job: Job, words: Sequence[str]) -> int:
     if arguments.check:
-        raise UsageError("--check asks the hosts of an allocation; call it in one, with salloc or sbatch")
+        raise UsageError("--check asks the hosts of an allocation; call it in one, as in a batch job")
+    batch_script, submit = _BATCH_SYSTEMS[arguments.launcher]
+    again = again_as_ringrun(words)
     if arguments.dry_run:
-        print(slurm.batch_script(job, words), end="")
+        print(batch_script(job, again), end="")
         return 0
-    return slurm.submit(job, words)
+    return submit(job, again)
 
 
 def supervise(

@@ -143,12 +143,12 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     add("-hostfile", "--hostfile", metavar="FILE", help="the same as lines `host slots=2` or `host:2`")
     add(
         "--launcher",
-        choices=("auto", "mpirun", "srun", "ssh", "slurm"),
+        choices=("auto", "mpirun", "srun", "ssh", "slurm", "sge"),
         default="auto",
-        help="who starts the ranks; slurm: a batch job that is submitted now (default: auto)",
+        help="who starts the ranks; slurm, sge: a batch job that is submitted now (default: auto)",
     )
-    add("--mpi-args", type=_shell_words, default=(), metavar="WORDS", help='more for the launcher: --mpi-args="-x A=1"')
-    add("--binding-args", type=_shell_words, default=(), metavar="WORDS", help="how it binds ranks (default: not)")
+    add("--mpi-args", type=shell_words, default=(), metavar="WORDS", help='more for the launcher: --mpi-args="-x A=1"')
+    add("--binding-args", type=shell_words, default=(), metavar="WORDS", help="how it binds ranks (default: not)")
     add(
         *("--network-interfaces", "--network-interface"),
         action=_Interfaces,
@@ -268,7 +268,7 @@ def _steps_for(option: Option) -> Callable[[str], str]:
     return check
 
 
-def _shell_words(text: str) -> tuple[str, ...]:
+def shell_words(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:

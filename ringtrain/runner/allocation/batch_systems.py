@@ -43,23 +43,18 @@ class Pbs:
     """PBS and Torque: a file with a line for each rank."""
 
     def read(self, environ: Mapping[str, str]) -> list[Host] | None:
-        path = environ.get("PBS_NODEFILE")
-        if path is None:
-            return None
-        try:
-            names = Path(path).read_text().split()
-        except OSError as error:
-            raise UsageError(f"PBS_NODEFILE={path} cannot be read: {error.strerror}; give the hosts with -H") from error
-        return merge(Host(name, 1) for name in names)
+        lines = _lines_of("PBS_NODEFILE", environ)
+        return None if lines is None else merge(Host(name, 1) for name in lines)
 
 
 class Lsf:
-    """LSF: `h1 4 h2 4`."""
+    """LSF: `h1 4 h2 4` or, where that is not set, a file with a line for each rank."""
 
     def read(self, environ: Mapping[str, str]) -> list[Host] | None:
         text = environ.get("LSB_MCPU_HOSTS")
         if text is None:
-            return None
+            lines = _lines_of("LSB_DJOB_HOSTFILE", environ)
+            return None if lines is None else merge(Host(name, 1) for name in lines)
         words = text.split()
         names, slots = words[::2], words[1::2]
         if len(names) != len(slots) or not all(number.isdecimal() for number in slots):
@@ -67,7 +62,20 @@ class Lsf:
         return merge(Host(name, int(number)) for name, number in zip(names, slots, strict=True))
 
 
-_BATCH_SYSTEMS: dict[str, BatchSystem] = {"Slurm": Slurm(), "PBS": Pbs(), "LSF": Lsf()}
+class Sge:
+    """SGE and its descendants, in a parallel environment: a file with lines `h1 4 all.q@h1 UNDEFINED`."""
+
+    def read(self, environ: Mapping[str, str]) -> list[Host] | None:
+        lines = _lines_of("PE_HOSTFILE", environ)
+        if lines is None:
+            return None
+        fields = [line.split() for line in lines]
+        if not all(len(words) >= 2 and words[1].isdecimal() for words in fields):
+            raise UsageError(f"PE_HOSTFILE={environ['PE_HOSTFILE']} has no hosts and slots; give the hosts with -H")
+        return merge(Host(words[0], int(words[1])) for words in fields)
+
+
+_BATCH_SYSTEMS: dict[str, BatchSystem] = {"Slurm": Slurm(), "PBS": Pbs(), "LSF": Lsf(), "SGE": Sge()}
 
 
 def detect(environ: Mapping[str, str]) -> Allocation | None:
@@ -77,3 +85,15 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
         if hosts:
             return Allocation(name, hosts)
     return None
+
+
+def _lines_of(variable: str, environ: Mapping[str, str]) -> list[str] | None:
+    """Of the file that the variable names; None where it is not set. Raises UsageError."""
+    path = environ.get(variable)
+    if path is None:
+        return None
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError as error:
+        raise UsageError(f"{variable}={path} cannot be read: {error.strerror}; give the hosts with -H") from error
+    return [line.strip() for line in lines if line.strip()]

@@ -25,6 +25,7 @@ from ringtrain.runner.launchers.mpi_library import (
     family_of,
     find_launcher,
 )
+from ringtrain.runner.launchers.remote_shell import agents_of_launchers
 from ringtrain.runner.launchers.travelling_variables import travelling
 from ringtrain.runner.start.link import ANY_HOST
 from ringtrain.runner.supervise.rank_wrapper import END_RANK
@@ -104,7 +105,7 @@ class OpenMpi:
             settings = {**_TCP_ONLY_OF_OPEN_MPI, **settings}
         for name in ("PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args"):
             settings |= _with_ssh_options(job, name)
-        return {**_interfaces_of_others(job), **_tcp_only(job), **settings}
+        return {**agents_of_launchers(job.environment), **_interfaces_of_others(job), **_tcp_only(job), **settings}
 
 
 class Hydra:
@@ -131,7 +132,8 @@ class Hydra:
 
     def environment(self, job: Job) -> dict[str, str]:
         defaults = {**_interfaces_of_the_library(job), **_interfaces_of_others(job), **_tcp_only(job)}
-        return {**defaults, **job.environment, **_with_ssh_options(job, self.SSH_ARGUMENTS)}
+        agents = agents_of_launchers(job.environment)
+        return {**agents, **defaults, **job.environment, **_with_ssh_options(job, self.SSH_ARGUMENTS)}
 
     def _beginning(self, job: Job) -> list[str]:
         interface = [] if job.network_interfaces is None else ["-iface", job.network_interfaces.split(",")[0]]

@@ -13,10 +13,11 @@ from typing import Any
 
 from ringtrain.job import launched_by
 from ringtrain.options import table
+from ringtrain.runner.allocation import batch_systems
 from ringtrain.runner.allocation.hosts import Host, UsageError
 from ringtrain.runner.arguments import START_TIMEOUT_S
 from ringtrain.runner.command import read_variables, refuse_to_run_as_a_rank, said_by, supervise
-from ringtrain.runner.flags import Parser, add_options, option_variables, positive, seconds, whole
+from ringtrain.runner.flags import Parser, add_options, option_variables, positive, seconds, shell_words, whole
 from ringtrain.runner.job import Job, environment_of_ranks
 from ringtrain.runner.launchers.choose import choose
 from ringtrain.runner.launchers.command_lines import OwnStarter
@@ -24,6 +25,8 @@ from ringtrain.runner.roles.addresses import Address, read_addresses
 from ringtrain.runner.roles.cast import SCHEDULER, Cast, host_of
 from ringtrain.runner.roles.copies import CopyFailed, copy_folder
 from ringtrain.runner.roles.terms import RoleTerms
+from ringtrain.runner.submit import sge
+from ringtrain.runner.submit.script import again_as_ringlaunch
 from ringtrain.runner.supervise.names import RANKS
 from ringtrain.runner.supervise.roles import RoleSupervisor
 from ringtrain.runner.supervise.supervisor import Settings, Supervisor
@@ -54,6 +57,12 @@ def _run(words: Sequence[str]) -> int:
     arguments = build_parser().parse_args(words)
     refuse_to_run_as_a_rank(launched_by.detect())
     job = build_job(arguments, {**os.environ, **option_variables(arguments, table.TABLE, table.environment_name)})
+    if arguments.launcher == "sge":
+        again = again_as_ringlaunch(words[: len(words) - len(arguments.command)])
+        if arguments.dry_run:
+            print(sge.batch_script(job, again), end="")
+            return 0
+        return sge.submit(job, again)
     settings = Settings(
         arguments.prefix_output is not False,
         arguments.start_timeout,
@@ -91,8 +100,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--launcher",
         choices=("local", "ssh", "mpi", "sge", "yarn"),
         default="ssh",
-        help="who starts the processes, and where: local is this host (default: ssh)",
+        help="who starts the processes, and where: local is this host, sge a batch job (default: ssh)",
     )
+    add("--mpi-args", type=shell_words, default=(), metavar="WORDS", help='more for qsub: --mpi-args="-pe mpi 4"')
+    add("--dry-run", action=argparse.BooleanOptionalAction, help="print the batch script of sge")
     add("--sync-dst-dir", metavar="DIR", help="copy the current folder there on all hosts before, and work there")
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all; may be repeated")
     for role in ("worker", "server"):
@@ -124,9 +135,11 @@ def build_parser() -> argparse.ArgumentParser:
 def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     """What the parsed flags ask for. Raises UsageError where they contradict each other."""
     command = _command_of(arguments.command, environ)
-    if arguments.launcher in ("sge", "yarn"):
-        raise UsageError(f"--launcher {arguments.launcher} is not there yet; use local, ssh or mpi")
-    hosts = _hosts_of(arguments)
+    if arguments.launcher == "yarn":
+        raise UsageError("--launcher yarn is not there yet; use local, ssh, mpi or sge")
+    if arguments.launcher != "sge" and (arguments.mpi_args or arguments.dry_run):
+        raise UsageError("--mpi-args and --dry-run are for --launcher sge")
+    hosts = _hosts_of(arguments, environ)
     cast = Cast(
         arguments.num_workers if arguments.num_servers is None else arguments.num_servers, arguments.num_workers
     )
@@ -137,6 +150,10 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         raise UsageError("-n 0 is for servers whose workers come from elsewhere: give -s and --keep-servers, too")
     added = read_variables(_split(arguments.env), environ)
     added |= _P3_VARIABLES if arguments.p3 else {}
+    if arguments.launcher == "sge":
+        # the scheduler needs no slot of its own: it sleeps
+        environment = environment_of_ranks({**environ, **added})
+        return Job(command, cast.size - 1, [], environment, launcher_arguments=arguments.mpi_args)
     if arguments.launcher == "mpi":
         return _job_by_mpi(arguments, command, cast, hosts, {**environ, **added}, added)
     if arguments.sync_dst_dir is not None and (arguments.launcher == "local" or not arguments.sync_dst_dir[:1] == "/"):
@@ -169,7 +186,11 @@ def _command_of(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return command
 
 
-def _hosts_of(arguments: argparse.Namespace) -> list[Address]:
+def _hosts_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[Address]:
+    if arguments.launcher == "sge":
+        if arguments.hostfile is not None:
+            raise UsageError("--launcher sge leaves the hosts to SGE; leave out -H")
+        return []
     if arguments.launcher == "local":
         if arguments.hostfile is not None:
             raise UsageError("--launcher local is for this host alone; leave out -H, or take --launcher ssh")
@@ -177,6 +198,10 @@ def _hosts_of(arguments: argparse.Namespace) -> list[Address]:
     if arguments.hostfile is not None:
         return read_addresses(arguments.hostfile)
     if arguments.launcher == "ssh":
+        allocation = batch_systems.detect(environ)
+        if allocation is not None:
+            # each as often as it has slots
+            return [Address(host.name) for host in allocation.hosts for _ in range(host.slots)]
         raise UsageError("--launcher ssh, which is the default, wants -H FILE; for this host alone, --launcher local")
     return []
 

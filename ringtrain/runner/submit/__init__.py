@@ -1,5 +1,6 @@
-"""Jobs that a batch system starts later: ringrun writes a script that calls it again, inside the allocation.
+"""Jobs that a batch system starts later: a script calls ringrun or ringlaunch again, inside the allocation.
 
 script   what the script says
 slurm    sbatch
+sge      qsub
 """

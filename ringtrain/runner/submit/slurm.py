@@ -5,16 +5,15 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
 
 from ringtrain.runner.allocation.hosts import UsageError
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers.command_lines import in_slurm_allocation
-from ringtrain.runner.submit.script import name_of, script
+from ringtrain.runner.submit.script import Again, name_of, script
 
 
-def batch_script(job: Job, words: Sequence[str]) -> str:
-    """The script of `job`; `words` is the command line of ringrun, but for the command.
+def batch_script(job: Job, again: Again) -> str:
+    """The script of `job`.
 
     Raises UsageError inside an allocation, and for hosts with unequal numbers of slots.
     """
@@ -28,10 +27,10 @@ def batch_script(job: Job, words: Sequence[str]) -> str:
         names = ",".join(host.name for host in job.hosts)
         options += [f"--nodes={len(job.hosts)}", f"--nodelist={names}", f"--ntasks-per-node={slots.pop()}"]
     options += job.launcher_arguments
-    return script([f"#SBATCH {shlex.quote(option)}" for option in options], words, job.command)
+    return script([f"#SBATCH {shlex.quote(option)}" for option in options], again, job.command)
 
 
-def submit(job: Job, words: Sequence[str]) -> int:
+def submit(job: Job, again: Again) -> int:
     """Hand the script to sbatch, and return its exit code: with `--wait` among its options that of the job.
 
     Raises UsageError as `batch_script`, and where sbatch is not installed.
@@ -39,4 +38,4 @@ def submit(job: Job, words: Sequence[str]) -> int:
     sbatch = shutil.which("sbatch", path=job.environment.get("PATH"))
     if sbatch is None:
         raise UsageError("--launcher slurm needs sbatch, which is not on PATH")
-    return subprocess.run([sbatch], input=batch_script(job, words), env=job.environment, text=True).returncode
+    return subprocess.run([sbatch], input=batch_script(job, again), env=job.environment, text=True).returncode
