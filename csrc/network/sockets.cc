@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/error.h"
 #include "network/connector.h"
@@ -20,6 +21,8 @@ namespace ringtrain {
 namespace {
 
 constexpr uint32_t kByeTag = ~uint32_t{0};
+// A rank that leaves while others wait for it has mostly heard of a failure, and so will they.
+constexpr double kReasonWithin_s = 0.2;
 constexpr uint64_t kLongestFrame = uint64_t{1} << 40;  // what claims to be longer is none
 
 class SocketNetwork final : public Network, Connector::Owner {
@@ -140,7 +143,8 @@ class SocketNetwork final : public Network, Connector::Owner {
     size_t next_stream = 0;
     bool is_lost = false;
     bool has_left = false;  // all its streams have said bye
-    std::string details;    // of its loss
+    double left_at_s = 0;
+    std::string details;  // of its loss
   };
 
   // What a request stands for.
@@ -180,7 +184,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     }
     has_ended = transfer.is_over();
     const Peer& peer = *transfer.peer;
-    if (code == 0 && !has_ended && (peer.is_lost || peer.has_left)) code = peer.rank + 1;
+    if (code == 0 && !has_ended && is_gone_for_good(peer)) code = peer.rank + 1;
     if (code == 0 && !has_ended) return 0;
     transfer.let_go();
     delete &transfer;
@@ -203,6 +207,10 @@ class SocketNetwork final : public Network, Connector::Owner {
     if (lane == peer.lanes.end()) return false;
     const auto frame = lane->second.frames.find(lane->second.next_received);
     return frame != lane->second.frames.end() && frame->second->is_complete;
+  }
+
+  static bool is_gone_for_good(const Peer& peer) {
+    return peer.is_lost || (peer.has_left && now_s() - peer.left_at_s > kReasonWithin_s);
   }
 
   Error lost(const Peer& peer) const {
@@ -282,6 +290,7 @@ class SocketNetwork final : public Network, Connector::Owner {
       stream.has_said_bye = true;
       peer.has_left =
           std::all_of(peer.streams.begin(), peer.streams.end(), [](const auto& one) { return one->has_said_bye; });
+      peer.left_at_s = now_s();
       return std::make_shared<IncomingFrame>(IncomingFrame{header, nullptr, 0, nullptr, false});
     }
     if (header.bytes > kLongestFrame) return nullptr;
