@@ -1,6 +1,7 @@
 // Starting and ending the Engine, submitting and waiting.
 #include "kernels/reduce.h"
 #include "python/bind.h"
+#include "python/site.h"
 #include "runtime/current_engine.h"
 #include "runtime/submission_builder.h"
 
@@ -74,11 +75,6 @@ void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, c
 void give_up(const std::string& reason, double timeout_s) {
   if (const std::shared_ptr<Engine> engine = current_engine()) engine->report_failure(reason, timeout_s);
 }
-
-// A place in the user's code from which operations are submitted, shared by their requests.
-struct Site {
-  std::shared_ptr<const std::string> text;
-};
 
 Engine::Caller caller_that(bool is_awaited) { return is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on; }
 

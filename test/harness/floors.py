@@ -22,7 +22,7 @@ CPP_FLOORS = (
     {"coordination"},
     {"collectives"},
     {"runtime"},
-    {"kvstore", "bench"},
+    {"kvstore", "mxnet", "bench"},
     {"python"},
 )
 # Within a folder: what is named here stands above its other files. Rooms of one floor do not see each other.
@@ -40,7 +40,8 @@ PYTHON_FLOORS = (
     {"timeline"},
     {"training", "optim"},
     {"elastic"},
-    {"doctor", "flight", "torch", "jax", "mxnet", "kvstore"},
+    {"kvstore"},
+    {"doctor", "flight", "torch", "jax", "mxnet"},
     {"horovod"},
     {"__init__"},
     # These stand where users stand.

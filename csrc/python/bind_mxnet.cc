@@ -1,0 +1,62 @@
+// Operations of MXNet's engine.
+#include <utility>
+
+#include "mxnet/operation.h"
+#include "python/bind.h"
+#include "python/site.h"
+#include "runtime/current_engine.h"
+
+namespace ringtrain {
+namespace {
+
+template <typename Function>
+void find(Function*& function, const std::map<std::string, uintptr_t>& addresses, const char* name) {
+  const auto it = addresses.find(name);
+  if (it == addresses.end()) throw failure(std::string("this libmxnet.so has no ") + name);
+  function = reinterpret_cast<Function*>(it->second);
+}
+
+void use(const std::map<std::string, uintptr_t>& addresses) {
+  MxnetLibrary library;
+  find(library.push_async, addresses, "MXEnginePushAsyncND");
+  find(library.shallow_copy, addresses, "MXShallowCopyNDArray");
+  find(library.free_array, addresses, "MXNDArrayFree");
+  find(library.to_dlpack, addresses, "MXNDArrayToDLPack");
+  find(library.last_error, addresses, "MXGetLastError");
+  use_mxnet(library);
+}
+
+std::vector<void*> to_handles(const std::vector<uintptr_t>& numbers) {
+  std::vector<void*> handles;
+  handles.reserve(numbers.size());
+  for (const uintptr_t number : numbers) handles.push_back(reinterpret_cast<void*>(number));
+  return handles;
+}
+
+void push(const Operation& operation, const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs,
+          int priority, const Site& site) {
+  require_engine();
+  Request request{operation, priority, site.text};
+  nb::gil_scoped_release release;  // MXNet may delete what has ended, and wait for a lock
+  push_to_mxnet(std::move(request), to_handles(inputs), to_handles(outputs));
+}
+
+void raise_failure() {
+  if (const std::optional<Error> error = mxnet_failure()) throw *error;
+}
+
+}  // namespace
+
+void bind_mxnet(nb::module_& module) {
+  module.def("use_mxnet", &use, nb::arg("addresses"), "Where the functions of libmxnet.so are, by name.");
+  module.def(
+      "mxnet_push", &push, nb::arg("operation"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("priority"),
+      nb::arg("site"),
+      "Hands an operation to MXNet's engine, which begins it when its arrays are computed. Arrays are handles of "
+      "NDArrays; without inputs it works in place.");
+  module.def("mxnet_pending", &pending_in_mxnet, "How many of them are not done.");
+  module.def("mxnet_raise_failure", &raise_failure, "Raises with what the engine ended, if one of them has met it.");
+  module.def("mxnet_forget_failure", &forget_mxnet_failure);
+}
+
+}  // namespace ringtrain
