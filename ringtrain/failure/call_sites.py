@@ -11,7 +11,7 @@ from ringtrain._core import Site
 from ringtrain.failure import deadlock
 
 # Frames of these packages are not the user's: ringtrain itself, and what calls its hooks.
-_NOT_THE_USERS = ("ringtrain", "torch")
+_NOT_THE_USERS = ("ringtrain", "torch", "mxnet")
 _MOST = 100_000  # names that are remembered; beyond that all are forgotten
 
 _by_name: dict[str, Site] = {}
