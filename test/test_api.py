@@ -40,6 +40,8 @@ def tree_of(module):
 def module_named(name):
     if name.startswith("ringtrain.torch"):
         pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+    if name.startswith("ringtrain.mxnet"):
+        pytest.importorskip("mxnet", reason="MXNet is not installed in this environment")
     importlib.import_module(name)
     return sys.modules[name]  # `ringtrain.run` is a function
 
@@ -64,9 +66,9 @@ def defining(module, name):
 
 
 def load_all_modules(package):
-    """The next import of one could hide a name. Not what needs PyTorch, takes Horovod's name, or cannot be imported."""
+    """The next import of one could hide a name. Not what wants a framework, or cannot be imported."""
     for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
-        if found.name not in ("__main__", "run", "torch", "horovod"):
+        if found.name not in ("__main__", "run", "torch", "mxnet", "horovod"):
             importlib.import_module(f"{package.__name__}.{found.name}")
 
 

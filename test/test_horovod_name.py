@@ -95,7 +95,7 @@ ABSENT = {
     "import horovod.keras": "Keras does not come",
     "from horovod import spark": "Spark does not come",
     "import horovod.ray": "Ray does not come",
-    "import horovod.mxnet": "MXNet comes later",
+    "import horovod.mxnet": "No module named 'mxnet'",
     "import horovod.nothing": "No module named 'horovod.nothing'",
     "import horovod.torch.nothing": "No module named 'horovod.torch.nothing'",
     # how ignite tells the Horovod of 2019 from later ones

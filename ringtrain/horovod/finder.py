@@ -16,12 +16,12 @@ from ringtrain.runner import horovod_name
 _MODULES = {
     "horovod": "ringtrain.horovod",
     "horovod.torch": "ringtrain.torch",
+    "horovod.mxnet": "ringtrain.mxnet",
     "horovod.common.process_sets": "ringtrain.process_sets",
 }
 
 # What Horovod 0.28.1 has and ringtrain has not, and what to say of it. Modules below are meant too.
 _ABSENT = {
-    "horovod.mxnet": "MXNet comes later",
     "horovod.tensorflow": "TensorFlow does not come; PyTorch, CuPy and NumPy are there",
     "horovod.keras": "Keras does not come; PyTorch, CuPy and NumPy are there",
     "horovod._keras": "Keras does not come; PyTorch, CuPy and NumPy are there",

@@ -17,11 +17,11 @@ from ringtrain.training.optimizer import split_evenly
 T = TypeVar("T")
 
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
-_THERE = ("torch",)
+_THERE = ("torch", "mxnet")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether `horovod.<ext_base_name>` can be imported: "torch", where PyTorch is installed. Imports nothing."""
+    """Whether `horovod.<ext_base_name>` can be imported: "torch" or "mxnet", where that is installed."""
     return ext_base_name in _THERE and importlib.util.find_spec(ext_base_name) is not None
 
 

@@ -1,0 +1,104 @@
+"""ringtrain for MXNet 1.x: `import ringtrain.mxnet as hvd`, where a script has `import horovod.mxnet as hvd`.
+
+hvd.init()
+hvd.broadcast_parameters(net.collect_params(), root_rank=0)
+trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+
+library     the MXNet that is there
+engine      operations that MXNet's engine begins
+operations  these, with Horovod's arguments
+gradients   what both of the next two do with a step's gradients; sparse: rows of them
+optimizer, trainer
+            for Module, and for Gluon
+parameters, state
+            what is the same on all ranks from the start
+stores      for MXNet's Trainer, Module and mx.kv
+"""
+
+import inspect
+import typing
+
+from ringtrain.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.errors import (
+    DeadlockError as DeadlockError,
+    HorovodInternalError as HorovodInternalError,
+    MismatchError as MismatchError,
+    NonFiniteError as NonFiniteError,
+    NotInitializedError as NotInitializedError,
+    PeerLostError as PeerLostError,
+    RemoteError as RemoteError,
+    ReplicaError as ReplicaError,
+    RingtrainError as RingtrainError,
+    ShutDownError as ShutDownError,
+    StalledError as StalledError,
+    StepOrderError as StepOrderError,
+)
+from ringtrain.job.session import (
+    ccl_built as ccl_built,
+    cross_rank as cross_rank,
+    cross_size as cross_size,
+    cuda_built as cuda_built,
+    ddl_built as ddl_built,
+    gloo_built as gloo_built,
+    gloo_enabled as gloo_enabled,
+    init as init,
+    is_homogeneous as is_homogeneous,
+    is_initialized as is_initialized,
+    local_rank as local_rank,
+    local_size as local_size,
+    mpi_built as mpi_built,
+    mpi_enabled as mpi_enabled,
+    mpi_threads_supported as mpi_threads_supported,
+    nccl_built as nccl_built,
+    rank as rank,
+    rocm_built as rocm_built,
+    shutdown as shutdown,
+    size as size,
+)
+from ringtrain.mxnet.operations import (
+    allgather as allgather,
+    allreduce as allreduce,
+    allreduce_ as allreduce_,
+    alltoall as alltoall,
+    broadcast as broadcast,
+    broadcast_ as broadcast_,
+    grouped_allgather as grouped_allgather,
+    grouped_allreduce as grouped_allreduce,
+    grouped_allreduce_ as grouped_allreduce_,
+    grouped_reducescatter as grouped_reducescatter,
+    reducescatter as reducescatter,
+    synchronize as synchronize,
+)
+from ringtrain.mxnet.optimizer import DistributedOptimizer as DistributedOptimizer
+from ringtrain.mxnet.parameters import broadcast_parameters as broadcast_parameters
+from ringtrain.mxnet.state import (
+    allgather_object as allgather_object,
+    broadcast_object as broadcast_object,
+    broadcast_optimizer_state as broadcast_optimizer_state,
+)
+from ringtrain.mxnet.stores import replace_kvstore as replace_kvstore
+from ringtrain.mxnet.trainer import DistributedTrainer as DistributedTrainer
+from ringtrain.ops import (
+    Adasum as Adasum,
+    Average as Average,
+    Max as Max,
+    Min as Min,
+    Product as Product,
+    Sum as Sum,
+    barrier as barrier,
+    join as join,
+)
+from ringtrain.process_sets import (
+    ProcessSet as ProcessSet,
+    add_process_set as add_process_set,
+    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
+    global_process_set as global_process_set,
+    remove_process_set as remove_process_set,
+)
+from ringtrain.record.metrics import metrics as metrics
+from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
+from ringtrain.training.replicas import check_replicas as check_replicas
+
+if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
+    # Every name above, but none of the modules that importing them has left here.
+    __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))

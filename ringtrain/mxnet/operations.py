@@ -1,0 +1,299 @@
+"""The operations under the names and with the arguments of `horovod.mxnet` (horovod/mxnet/mpi_ops.py).
+
+What knows the shape of its result returns at once: MXNet's engine begins it when its arrays are computed, and whoever
+reads the result waits, as for any NDArray. An error is raised there, on all ranks: what they disagree about as
+MismatchError, the loss of one as PeerLostError. Elsewhere than in the host's memory, and with
+MXNET_ENGINE_TYPE=NaiveEngine, each operation waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mxnet.ndarray import NDArray
+
+from ringtrain import ops
+from ringtrain._core import OpKind, ReduceOp
+from ringtrain.arrays.mxnet import dtype_name, empty_like, view
+from ringtrain.compression import Compression
+from ringtrain.engine.submission import Reduction
+from ringtrain.failure.ranks_in_words import ranges_of
+from ringtrain.mxnet.engine import push, require_dense, takes
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+
+def allreduce(
+    tensor: NDArray,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> NDArray:
+    """Reduce a tensor over the ranks. Mirrors `horovod.mxnet.allreduce`.
+
+    Args:
+        tensor: same shape and dtype on all ranks.
+        average: older spelling of `op`: True for Average, False for Sum.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        priority: what is ready at the same time is done in descending order of it.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+        process_set: the ranks that take part, all of which call it.
+        op: Average (the default), Sum, Min, Max, Product or Adasum, as for `ringtrain.allreduce`.
+
+    Returns:
+        A new array of the same shape and dtype, bit for bit the same on all ranks.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: this rank is not in the process set, or an argument is out of its range.
+        TypeError: no NDArray.
+        RingtrainError: a rank is lost. What becomes of this operation is told to who reads the result.
+    """
+    return _reduce([tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op)[0]
+
+
+def allreduce_(
+    tensor: NDArray,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> NDArray:
+    """As `allreduce`, in place; returns the tensor itself. Mirrors `horovod.mxnet.allreduce_`."""
+    return _reduce_in_place([tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[NDArray],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> list[NDArray]:
+    """As `allreduce`, of several tensors, all at once or not at all. Mirrors `horovod.mxnet.grouped_allreduce`."""
+    return _reduce(list(tensors), average, name, priority, prescale_factor, postscale_factor, process_set, op)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[NDArray],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> list[NDArray]:
+    """As `grouped_allreduce`, in place. Each of the tensors has memory of its own."""
+    return _reduce_in_place(list(tensors), average, name, priority, prescale_factor, postscale_factor, process_set, op)
+
+
+def _reduce(
+    tensors: list[NDArray],
+    average: bool | None,
+    name: str | None,
+    priority: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    op: ReduceOp | None,
+) -> list[NDArray]:
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, Compression.none)
+    if not tensors:
+        return []
+    if not takes(tensors):
+        return ops.grouped_allreduce(
+            *(tensors, None, name, Compression.none, reduction.op, prescale_factor, postscale_factor, process_set)
+        )
+    _check_dtypes(tensors, reduction.op)
+    outputs = [empty_like(tensor) for tensor in tensors]
+    push(OpKind.ALLREDUCE, tensors, outputs, name, process_set, priority, reduction)
+    return outputs
+
+
+def _reduce_in_place(
+    tensors: list[NDArray],
+    average: bool | None,
+    name: str | None,
+    priority: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    op: ReduceOp | None,
+) -> list[NDArray]:
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, Compression.none)
+    if not tensors:
+        return []
+    if not takes(tensors):
+        return ops.grouped_allreduce_(
+            tensors, None, name, reduction.op, prescale_factor, postscale_factor, process_set, priority=priority
+        )
+    _check_dtypes(tensors, reduction.op)
+    _require_distinct(tensors)
+    push(OpKind.ALLREDUCE, (), tensors, name, process_set, priority, reduction)
+    return tensors
+
+
+def _check_dtypes(tensors: Sequence[NDArray], op: ReduceOp) -> None:
+    for tensor in tensors:
+        dtype = dtype_name(tensor)
+        if (op is ReduceOp.Adasum and "float" not in dtype) or (op is ReduceOp.Average and dtype == "bool"):
+            takes_only = "floats" if op is ReduceOp.Adasum else "numbers"
+            raise ValueError(f"allreduce: {op.name} is for {takes_only}, not for {dtype}; use op=Sum, or convert it")
+
+
+def _require_distinct(tensors: Sequence[NDArray]) -> None:
+    if len({tensor.handle.value for tensor in tensors}) < len(tensors):
+        raise ValueError("a grouped operation in place takes each tensor once")
+
+
+def broadcast(
+    tensor: NDArray,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray:
+    """Give all ranks the tensor of one of them. Mirrors `horovod.mxnet.broadcast`.
+
+    Args:
+        tensor: same shape and dtype on all ranks.
+        root_rank: the sender, as a rank of the world.
+        name: what the ranks match it by, in any order; without one they match it by their order.
+        priority: what is ready at the same time is done in descending order of it.
+        process_set: the ranks that take part, all of which call it.
+
+    Returns:
+        A new array.
+
+    Raises:
+        NotInitializedError, TypeError, RingtrainError: as `allreduce`.
+        ValueError: this rank, or root_rank, is not in the process set.
+    """
+    if not takes([tensor]):
+        return ops.broadcast(tensor, root_rank, name, process_set, priority=priority)
+    _check_root(root_rank, process_set)
+    _lay_out(tensor)
+    output = empty_like(tensor)
+    push(OpKind.BROADCAST, [tensor], [output], name, process_set, priority, root=root_rank)
+    return output
+
+
+def broadcast_(
+    tensor: NDArray,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray:
+    """As `broadcast`, in place; returns the tensor itself. Mirrors `horovod.mxnet.broadcast_`."""
+    if not takes([tensor]):
+        return ops.broadcast_(tensor, root_rank, name, process_set, priority=priority)
+    _check_root(root_rank, process_set)
+    _lay_out(tensor)
+    push(OpKind.BROADCAST, (), [tensor], name, process_set, priority, root=root_rank)
+    return tensor
+
+
+def _lay_out(tensor: NDArray) -> None:
+    """MKLDNN keeps weights in a layout of its own after inference: only who is no operation can change that."""
+    view(tensor)
+
+
+def _check_root(root_rank: int, process_set: ProcessSet) -> None:
+    ranks = process_set.ranks or []
+    if process_set.process_set_id is not None and root_rank not in ranks:
+        raise ValueError(f"broadcast: root_rank {root_rank} is not one of the ranks {ranges_of(ranks)}")
+
+
+# The sizes of these results depend on other ranks, or the core makes them: they wait.
+
+
+def allgather(
+    tensor: NDArray, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> NDArray:
+    """Join the tensors of all ranks along the first dimension, and wait. Mirrors `horovod.mxnet.allgather`.
+
+    Args, errors: as `ringtrain.allgather`; `priority` is accepted.
+    """
+    require_dense([tensor])
+    return ops.allgather(tensor, name, process_set)
+
+
+def grouped_allgather(
+    tensors: Sequence[NDArray],
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> list[NDArray]:
+    """As `allgather`, of several tensors as one operation."""
+    require_dense(tensors)
+    return ops.grouped_allgather(list(tensors), name, process_set)
+
+
+def alltoall(
+    tensor: NDArray,
+    splits: Any = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send each rank some rows of the tensor, and wait. Mirrors `horovod.mxnet.alltoall`.
+
+    Args:
+        tensor: at least 1-d.
+        splits: how many rows for each rank; without them as many for each.
+        name, priority, process_set: as for `allgather`.
+
+    Returns:
+        The rows that came; with `splits` also how many came from each rank.
+    """
+    require_dense([tensor])
+    return ops.alltoall(tensor, splits, name, process_set)
+
+
+def reducescatter(
+    tensor: NDArray,
+    op: ReduceOp = ReduceOp.Average,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray:
+    """Reduce a tensor and give each rank some of its rows, and wait. Mirrors `horovod.mxnet.reducescatter`."""
+    require_dense([tensor])
+    return ops.reducescatter(tensor, name, Compression.none, op, process_set, prescale_factor, postscale_factor)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[NDArray],
+    op: ReduceOp = ReduceOp.Average,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[NDArray]:
+    """As `reducescatter`, of several tensors as one operation."""
+    require_dense(tensors)
+    return ops.grouped_reducescatter(
+        *(list(tensors), name, Compression.none, op, process_set, prescale_factor, postscale_factor)
+    )
+
+
+def synchronize(tensor: NDArray) -> NDArray:
+    """Wait until an array is computed, and return it. Raises what its operation ended with."""
+    tensor.wait_to_read()
+    return tensor

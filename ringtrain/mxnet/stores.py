@@ -1,0 +1,250 @@
+"""Key-value stores of ringtrain for MXNet's Trainer, Module and `mx.kv`.
+
+As soon as ringtrain.mxnet is imported, `mx.kv.create("ringtrain")` and `"horovod"` make one; after `replace_kvstore()`
+so do MXNet's own names of distributed stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mxnet
+import numpy as np
+from mxnet import model
+from mxnet.gluon import trainer as gluon_trainer
+from mxnet.kvstore.base import KVStoreBase
+from mxnet.module import module
+
+from ringtrain import kvstore
+from ringtrain._core import OpKind, ReduceOp
+from ringtrain.arrays.mxnet import memory_of
+from ringtrain.engine.submission import Reduction
+from ringtrain.job import session
+from ringtrain.kvstore.keys import grouped
+from ringtrain.kvstore.kinds import KINDS
+from ringtrain.mxnet.engine import push, require_dense, takes
+from ringtrain.mxnet.operations import broadcast_
+from ringtrain.process_sets import global_process_set
+
+# MXNet looks these words up in the type of a store; a Module multiplies its batch by the workers only if it has both.
+_TYPES = {"dist_ringtrain": "dist_sync_ringtrain", "dist_horovod": "dist_sync_horovod"}
+_KINDS = {"dist_ringtrain": "ringtrain", "dist_horovod": "horovod"}
+
+
+class Store(KVStoreBase):  # type: ignore[misc]
+    """A store of `ringtrain.kvstore` that takes NDArrays, and waits for them. What they are called is what that has."""
+
+    name = ""
+
+    def __init__(self) -> None:
+        self._store = kvstore.create(_KINDS.get(self.name, self.name))
+        self._updater: Any = None
+
+    def init(self, key: Any, value: Any) -> None:
+        self._store.init(key, _read(value))
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        self._store.push(key, _read(value), priority)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        self._store.pull(key, _written(out), priority)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        self._store.pushpull(key, _read(value), None if out is None else _written(out), priority)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        self._store.broadcast(key, _read(value), _written(out), priority)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        targets = list(out) if isinstance(out, (list, tuple)) else [out]
+        rows = [kvstore.RowSparse() for _ in targets]
+        is_list = isinstance(out, (list, tuple))
+        self._store.row_sparse_pull(key, rows if is_list else rows[0], priority, _read(row_ids))
+        for target, found in zip(targets, rows, strict=True):
+            made = mxnet.nd.sparse.row_sparse_array((found.rows, found.indices), shape=target.shape, dtype=target.dtype)
+            made.copyto(target)
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        try:
+            self._store.set_optimizer(optimizer)
+        except TypeError:  # one whose formula only MXNet has
+            self._store.set_optimizer(_OptimizerOfNDArrays(optimizer))
+        self._updater = _Updater(optimizer)
+
+    def _set_updater(self, updater: Callable[[Any, Any, Any], object]) -> None:
+        def update(key: Any, total: Any, stored: Any) -> None:
+            value = _ndarray(stored)
+            updater(key, _ndarray(total), value)
+            stored[...] = value.asnumpy()
+
+        self._store.set_updater(update)
+
+    def set_gradient_compression(self, compression_params: Any) -> None:
+        self._store.set_gradient_compression(compression_params)
+
+    def is_capable(self, capability: str) -> bool:
+        return bool(self._store.is_capable(capability))
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        self._store.save_optimizer_states(fname, dump_optimizer)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        self._store.load_optimizer_states(fname)
+
+    @property
+    def type(self) -> str:
+        return _TYPES.get(self.name, self.name)
+
+    @property
+    def rank(self) -> int:
+        return int(self._store.rank)
+
+    @property
+    def num_workers(self) -> int:
+        return int(self._store.num_workers)
+
+    @property
+    def local_rank(self) -> int:
+        return int(self._store.local_rank)
+
+    @property
+    def num_local_workers(self) -> int:
+        return int(self._store.num_local_workers)
+
+    def barrier(self) -> None:
+        self._store.barrier()
+
+    def _barrier(self) -> None:
+        self._store.barrier()
+
+    def _send_command_to_servers(self, head: int, body: str) -> None:
+        self._store.send_command_to_servers(head, body)
+
+
+class AllreduceStore(Store):
+    """One that only adds up: operations of MXNet's engine, so that the script goes on meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prefix = f"mx.kv/{_made.count}/"
+        _made.count += 1
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        outs = grouped("pushpull", key, value if out is None else out)
+        for one, values in grouped("pushpull", key, value).items():
+            require_dense([*values, *outs[one]])
+            if not takes(values):
+                super().pushpull(one, values, outs[one], priority)
+                continue
+            total = values[0] if len(values) == 1 else mxnet.nd.add_n(*values)
+            first, *others = outs[one]
+            is_in_place = total.handle.value == first.handle.value
+            reduction = Reduction(ReduceOp.Sum)
+            inputs = () if is_in_place else (total,)
+            push(*(OpKind.ALLREDUCE, inputs, (first,), f"{self._prefix}{one}", global_process_set, priority, reduction))
+            for other in others:
+                first.copyto(other)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        outs = grouped("broadcast", key, out)
+        for one, values in grouped("broadcast", key, value).items():
+            first, *others = outs[one]
+            if values[0] is not first:
+                values[0].copyto(first)
+            broadcast_(first, 0, f"{self._prefix}{one}", priority)
+            for other in others:
+                first.copyto(other)
+
+
+class _Made:
+    """How many stores there are of a generation of ranks, which all make them in the same order."""
+
+    count = 0
+
+
+_made = _Made()
+
+
+def _begin_generation(_settings: dict[str, str]) -> None:
+    _made.count = 0
+
+
+session.at_init(_begin_generation)
+
+
+class _Updater:
+    """What gluon asks for the optimizer of a store."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+
+class _OptimizerOfNDArrays:
+    """An optimizer of MXNet for the arrays of a store, which are NumPy's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def create_state(self, key: str, weight: Any) -> Any:
+        return self._optimizer.create_state(_index(key), _ndarray(weight))
+
+    def update(self, key: str, weight: Any, grad: Any, state: Any) -> None:
+        value = _ndarray(weight)
+        self._optimizer.update(_index(key), value, _ndarray(grad), state)
+        weight[...] = value.asnumpy()
+
+
+def _index(key: str) -> int | str:
+    return int(key) if key.lstrip("-").isdigit() else key
+
+
+def _ndarray(array: np.ndarray[Any, Any]) -> Any:
+    return mxnet.nd.array(array, dtype=array.dtype)
+
+
+def _read(value: Any) -> Any:
+    """Arrays of NumPy with the same elements, in the same lists."""
+    if isinstance(value, (list, tuple)):
+        return [_read(one) for one in value]
+    if isinstance(value, mxnet.nd.sparse.RowSparseNDArray):
+        return kvstore.RowSparse(value.indices.asnumpy(), value.data.asnumpy())
+    if isinstance(value, mxnet.nd.NDArray):
+        require_dense([value])
+        return memory_of(value) if value.context.device_type != "gpu" else value.asnumpy()
+    return value
+
+
+def _written(out: Any) -> Any:
+    """Arrays of NumPy over the memory of those that get values."""
+    if isinstance(out, (list, tuple)):
+        return [_written(one) for one in out]
+    require_dense([out])
+    return memory_of(out)
+
+
+def _register(names: Sequence[str]) -> None:
+    for name in names:
+        kind = KINDS[_KINDS.get(name, name)]
+        base = Store if kind.can_update else AllreduceStore
+        KVStoreBase.kv_registry[name] = type(f"{base.__name__}_{name}", (base,), {"name": name})
+
+
+def replace_kvstore() -> None:
+    """Let MXNet's own names of distributed stores, such as "dist_sync", make ringtrain's."""
+    _register([name for name, kind in KINDS.items() if kind.is_distributed])
+
+
+_create = model._create_kvstore
+
+
+def _create_kvstore(store: Any, num_device: int, arg_params: Any) -> Any:
+    """As MXNet's, but it makes stores of ringtrain for one device, too, where MXNet trains without one."""
+    if isinstance(store, str) and issubclass(KVStoreBase.kv_registry.get(store.lower(), KVStoreBase), Store):
+        store = mxnet.kv.create(store)
+    return _create(store, num_device, arg_params)
+
+
+for _place in (model, gluon_trainer, module):
+    _place._create_kvstore = _create_kvstore
+_register(["ringtrain", "horovod", "dist_ringtrain", "dist_horovod"])

@@ -1,0 +1,139 @@
+"""ringtrain's stores under `mx.kv`, Trainer and Module, also of scripts that know nothing of them."""
+
+import numpy as np
+import pytest
+from exact import require_equal
+
+mx = pytest.importorskip("mxnet", reason="MXNet is not installed in this environment: see `make test-mxnet`")
+
+from mxnet import autograd, gluon  # noqa: E402
+
+import ringtrain.mxnet as hvd  # noqa: E402
+
+SGD = {"learning_rate": 0.1, "momentum": 0.9}
+ADDING = ["ringtrain", "horovod", "dist_ringtrain", "dist_horovod"]
+
+
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("name", ADDING)
+def test_a_store_adds_up_and_says_who_is_there(name):
+    kv = mx.kv.create(name)
+    assert (kv.rank, kv.num_workers) == (hvd.rank(), hvd.size())
+    assert (kv.local_rank, kv.num_local_workers) == (hvd.local_rank(), hvd.local_size())
+    assert kv.type == name.replace("dist_", "dist_sync_") and not kv.is_capable("optimizer")
+    value = mx.nd.ones((3, 2)) * (hvd.rank() + 1)
+    out = mx.nd.zeros((3, 2))
+    kv.broadcast("w", value, out=out)
+    require_equal(out.asnumpy(), np.ones((3, 2), np.float32))
+    kv.pushpull("w", value, out=out)
+    total = np.full((3, 2), hvd.size() * (hvd.size() + 1) / 2, np.float32)
+    require_equal(out.asnumpy(), total)
+    kv.pushpull("w", value)
+    require_equal(value.asnumpy(), total)
+    parts = [mx.nd.ones((2,), ctx=mx.cpu(place)) for place in range(2)]
+    kv.pushpull(5, parts)
+    assert [one.asnumpy().tolist() for one in parts] == [[2 * hvd.size()] * 2] * 2
+
+
+@pytest.mark.ranks(2)
+def test_a_trainer_with_one_device_is_distributed():
+    """MXNet drops any store whose name lacks "dist" where there is one device."""
+    net = gluon.nn.Dense(3, in_units=4)
+    net.initialize(mx.init.Constant(hvd.rank() + 1.0))
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore="horovod")
+    with autograd.record():
+        loss = net(mx.nd.ones((1, 4)) * (hvd.rank() + 1)).sum()
+    loss.backward()
+    trainer.step(2)
+    assert trainer._kvstore.num_workers == 2 and not trainer._update_on_kvstore
+    require_equal(net.weight.data().asnumpy(), np.full((3, 4), 1 - 1.5, np.float32))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ["dist_sync", "dist_sync_device", "dist_device_sync"])
+def test_names_of_mxnet_make_stores_that_update(name):
+    hvd.replace_kvstore()
+    kv = mx.kv.create(name)
+    assert kv.type == name and kv.is_capable("optimizer")
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.5, wd=0.0))
+    kv.init([3, 5], [mx.nd.ones((2, 3)), mx.nd.zeros((4,))])
+    out = [mx.nd.zeros((2, 3)), mx.nd.zeros((4,))]
+    kv.pull([3, 5], out=out)
+    require_equal(out[0].asnumpy(), np.ones((2, 3), np.float32))
+    kv.push([3, 5], [mx.nd.ones((2, 3)) * (hvd.rank() + 1), mx.nd.ones((4,))])
+    kv.pull([3, 5], out=out)
+    assert out[0].asnumpy().tolist() == [[-0.5] * 3] * 2 and out[1].asnumpy().tolist() == [-1.0] * 4
+    kv.pushpull(5, mx.nd.ones((4,)), out=out[1])
+    assert out[1].asnumpy().tolist() == [-2.0] * 4
+    kv._barrier()
+
+
+@pytest.mark.ranks(2)
+def test_an_updater_of_the_script_gets_ndarrays_and_its_own_keys():
+    hvd.replace_kvstore()
+    kv = mx.kv.create("dist_sync")
+    seen = []
+
+    def update(key, total, stored):
+        seen.append(key)
+        stored += total * 2
+
+    kv.init(7, mx.nd.ones((2,)))
+    kv._set_updater(update)
+    kv.push(7, mx.nd.ones((2,)) * (hvd.rank() + 1))
+    out = mx.nd.zeros((2,))
+    kv.pull(7, out=out)
+    assert out.asnumpy().tolist() == [7, 7] and seen == [7]
+
+
+@pytest.mark.ranks(2)
+def test_an_optimizer_that_only_mxnet_has_updates():
+    hvd.replace_kvstore()
+    kv = mx.kv.create("dist_sync")
+    kv.set_optimizer(mx.optimizer.create("dcasgd", learning_rate=0.5, wd=0.0, lamda=0.0))
+    kv.init("w", mx.nd.ones((2,)))
+    kv.push("w", mx.nd.ones((2,)))
+    out = mx.nd.zeros((2,))
+    kv.pull("w", out=out)
+    assert out.asnumpy().tolist() == [0.0, 0.0]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ["dist_sync", "ringtrain"])
+def test_an_unmodified_trainer_does_what_one_process_does(name):
+    hvd.replace_kvstore()
+
+    def train(kvstore, share, workers):
+        mx.random.seed(1)
+        net = gluon.nn.Dense(3, in_units=4)
+        net.initialize(mx.init.Xavier())
+        trainer = gluon.Trainer(net.collect_params(), "sgd", SGD, kvstore=kvstore)
+        for step in range(5):
+            inputs = np.random.default_rng(step).standard_normal((8, 4)).astype(np.float32)[share]
+            with autograd.record():
+                loss = net(mx.nd.array(inputs)).square().sum()
+            loss.backward()
+            trainer.step(len(inputs) * workers)
+        return net.weight.data().asnumpy()
+
+    own = train(name, slice(4 * hvd.rank(), 4 * hvd.rank() + 4), 2)
+    np.testing.assert_allclose(own, train(None, slice(None), 1), rtol=0, atol=1e-6)
+    assert np.array_equal(*hvd.allgather_object(own))
+
+
+@pytest.mark.ranks(2)
+def test_states_of_an_optimizer_are_saved_and_loaded(tmp_path):
+    hvd.replace_kvstore()
+    kv = mx.kv.create("dist_sync")
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.5, momentum=0.5, wd=0.0))
+    kv.init("w", mx.nd.zeros((2,)))
+    out = mx.nd.zeros((2,))
+    kv.pushpull("w", mx.nd.ones((2,)), out=out)
+    kv.save_optimizer_states(str(tmp_path / "states"))
+    hvd.barrier()
+    kv.pushpull("w", mx.nd.ones((2,)), out=out)
+    first = out.asnumpy()
+    kv.broadcast("w", mx.nd.ones((2,)) * -1, out=out)
+    kv.load_optimizer_states(str(tmp_path / "states"))
+    kv.pushpull("w", mx.nd.ones((2,)), out=out)
+    assert np.array_equal(out.asnumpy(), first)
