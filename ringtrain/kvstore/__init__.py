@@ -10,6 +10,7 @@ kv.pull(3, out=weights)
 by_name      the store of a name
 base         the interface, and stores of your own
 entries      the keys that have values, and what fits them
+agreement    what all workers have to have given alike
 kinds        the types
 store        what users call, checked
 engine       what carries it out

@@ -13,11 +13,12 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.errors import MismatchError, NotInitializedError
+from ringtrain.errors import NotInitializedError
 from ringtrain.failure.call_sites import first_call_site
 from ringtrain.handles import Handle, OnGpu
 from ringtrain.job import session
 from ringtrain.kvstore import places
+from ringtrain.kvstore.agreement import require_same
 from ringtrain.kvstore.entries import Entry
 from ringtrain.kvstore.keys import Key
 from ringtrain.kvstore.kinds import Kind
@@ -325,14 +326,7 @@ class CollectiveStore(KVStore):
 
     def _require_same(self, call: str, given: dict[str, Any]) -> None:
         everybody = allgather_object(given, process_set=self._process_set)
-        first = everybody[0]
-        for rank, other in zip(self._ranks, everybody, strict=True):
-            for name in sorted({*first, *other}):
-                if first.get(name) != other.get(name):
-                    raise MismatchError(
-                        f"{call}: rank {self._ranks[0]} has {name}={first.get(name)!r}, rank {rank} has "
-                        f"{name}={other.get(name)!r}; give all workers the same"
-                    )
+        require_same(call, dict(zip(self._ranks, everybody, strict=True)))
 
     def _of_rank_0(self, read: Any) -> Any:
         result: Any = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringtrain.errors import MismatchError, PeerLostError
+from ringtrain.errors import PeerLostError
+from ringtrain.kvstore.agreement import require_same
 from ringtrain.kvstore.kinds import Kind
 from ringtrain.kvstore.servers.membership import Membership
 from ringtrain.kvstore.store import KVStore
@@ -85,16 +86,7 @@ class StoreOfJob(KVStore):
         self._job.require_usable()
 
     def _require_same(self, call: str, given: dict[str, Any]) -> None:
-        everybody = self._job.say_unless_missed(self._label(call), given)
-        first_number = min(everybody)
-        first = everybody[first_number]
-        for number, other in everybody.items():
-            for name in sorted({*first, *other}):
-                if first.get(name) != other.get(name):
-                    raise MismatchError(
-                        f"{call}: rank {first_number} has {name}={first.get(name)!r}, rank {number} has "
-                        f"{name}={other.get(name)!r}; give all workers the same"
-                    )
+        require_same(call, self._job.say_unless_missed(self._label(call), given))
 
     def _label(self, call: str) -> str:
         return f"{call} of store {self._number}"
