@@ -138,6 +138,8 @@ class StoreClient {
   std::shared_ptr<StoreHandle> carry_out(Work work, uint32_t store, const Ids& pushed);
   void count_again(ClientKey& key, bool servers_have_it) REQUIRES(mutex_);
   void start(const RemoteOperation& operation);
+  // The number of a key's array, which `like` fits.
+  size_t array_for(uint32_t store, uint32_t id, const std::string& name, const HostArray& like) EXCLUDES(mutex_);
   // Something else with all of a key, until it is done: on_chunk(actor, chunk, place in the array), or by TCP.
   template <typename OnChunk>
   void visit_key(uint32_t store, uint32_t id, Said said, int64_t number, const HostArray& array, OnChunk on_chunk);

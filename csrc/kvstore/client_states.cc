@@ -79,24 +79,22 @@ void StoreClient::assign(uint32_t store, const Ids& ids, const std::vector<HostA
   }
 }
 
+size_t StoreClient::array_for(uint32_t store, uint32_t id, const std::string& name, const HostArray& like) {
+  const Lock lock(mutex_);
+  const size_t array = store_of(store).array_of(name);
+  const ClientKey& key = store_of(store).key(id);
+  require_like(key, like, dtype_of_array(key, array));
+  return array;
+}
+
 void StoreClient::read_state(uint32_t store, uint32_t id, const std::string& name, const HostArray& out) {
-  size_t array;
-  {
-    const Lock lock(mutex_);
-    array = store_of(store).array_of(name);
-    require_like(store_of(store).key(id), out, dtype_of_array(store_of(store).key(id), array));
-  }
+  const size_t array = array_for(store, id, name, out);
   visit_key(store, id, Said::read_state, static_cast<int64_t>(array), out,
             [=](Actor& actor, size_t chunk, char* there) { return actor.read_array(chunk, array, there); });
 }
 
 void StoreClient::write_state(uint32_t store, uint32_t id, const std::string& name, const HostArray& values) {
-  size_t array;
-  {
-    const Lock lock(mutex_);
-    array = store_of(store).array_of(name);
-    require_like(store_of(store).key(id), values, dtype_of_array(store_of(store).key(id), array));
-  }
+  const size_t array = array_for(store, id, name, values);
   visit_key(store, id, Said::write_state, static_cast<int64_t>(array), values,
             [=](Actor& actor, size_t chunk, const char* there) { return actor.write_array(chunk, array, there); });
 }
