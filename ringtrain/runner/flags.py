@@ -136,6 +136,25 @@ def add_options(parser: argparse.ArgumentParser, table: Sequence[Option]) -> Non
         _add_option(group, option)
 
 
+def add_times(parser: argparse.ArgumentParser) -> None:
+    """How long processes may take to start and to end."""
+    parser.add_argument(
+        "--start-timeout",
+        type=seconds,
+        default=START_TIMEOUT_S,
+        metavar="SECONDS",
+        help="0 waits for ever (default: 120)",
+    )
+    parser.add_argument(
+        "--grace-s", type=seconds, default=30.0, metavar="SECONDS", help="from SIGTERM to SIGKILL (default: 30)"
+    )
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Also as -v, as with horovodrun."""
+    parser.add_argument("-v", "--version", action="version", version=__version__, help="print the version of ringtrain")
+
+
 def _add_job(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-np", "-n", "--num-proc", type=positive, metavar="N", help="number of ranks (default: the hosts' slots)")
@@ -158,16 +177,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     add(*("-p", "--ssh-port"), type=positive, metavar="PORT", help="where ssh listens on the other hosts")
     add(*("-i", "--ssh-identity-file"), metavar="FILE", help="the private key for ssh")
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks; may be repeated")
-    add(
-        "--start-timeout",
-        type=seconds,
-        default=START_TIMEOUT_S,
-        metavar="SECONDS",
-        help="0 waits for ever (default: 120)",
-    )
-    add("--grace-s", type=seconds, default=30.0, metavar="SECONDS", help="from SIGTERM to SIGKILL (default: 30)")
+    add_times(parser)
     add("--config-file", metavar="FILE", help="more of these flags in YAML, without hyphens; also horovodrun's file")
-    add("-v", "--version", action="version", version=__version__, help="print the version of ringtrain")
+    add_version(parser)
     add("-cb", "--check-build", action="store_true", help="print which frameworks and libraries are there")
 
 

@@ -15,9 +15,17 @@ from ringtrain.job import launched_by
 from ringtrain.options import table
 from ringtrain.runner.allocation import batch_systems
 from ringtrain.runner.allocation.hosts import Host, UsageError
-from ringtrain.runner.arguments import START_TIMEOUT_S
 from ringtrain.runner.command import read_variables, refuse_to_run_as_a_rank, said_by, supervise
-from ringtrain.runner.flags import Parser, add_options, option_variables, positive, seconds, shell_words, whole
+from ringtrain.runner.flags import (
+    Parser,
+    add_options,
+    add_times,
+    add_version,
+    option_variables,
+    positive,
+    shell_words,
+    whole,
+)
 from ringtrain.runner.job import Job, environment_of_ranks
 from ringtrain.runner.launchers.choose import choose
 from ringtrain.runner.launchers.command_lines import OwnStarter
@@ -30,7 +38,6 @@ from ringtrain.runner.submit.script import again_as_ringlaunch
 from ringtrain.runner.supervise.names import RANKS
 from ringtrain.runner.supervise.roles import RoleSupervisor
 from ringtrain.runner.supervise.supervisor import Settings, Supervisor
-from ringtrain.version import __version__
 
 SPEAKER = "ringlaunch"
 _DESCRIPTION = """\
@@ -112,21 +119,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("--restarts", type=whole, default=0, metavar="K", help="start a worker that fails again, so many times")
     add("--min-workers", type=positive, metavar="N", help="go on with so many workers at least (default: all)")
     add("--keep-servers", action="store_true", help="servers stay when the workers are done, until Ctrl-C")
-    add(
-        "--start-timeout",
-        type=seconds,
-        default=START_TIMEOUT_S,
-        metavar="SECONDS",
-        help="0 waits for ever (default: 120)",
-    )
-    add("--grace-s", type=seconds, default=30.0, metavar="SECONDS", help="from SIGTERM to SIGKILL (default: 30)")
+    add_times(parser)
     add(
         "--prefix-output",
         action=argparse.BooleanOptionalAction,
         help="begin each line with its process, as in `[worker 1] text` (default)",
     )
     add("--verbose", action=argparse.BooleanOptionalAction, help="say which process is which, and where")
-    add("-v", "--version", action="version", version=__version__, help="print the version of ringtrain")
+    add_version(parser)
     add_options(parser, table.TABLE)
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each process runs")
     return parser
