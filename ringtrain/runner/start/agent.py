@@ -37,6 +37,8 @@ _END_S = 5.0
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Nobody here takes an exit that was asked for from a launcher that would end the other ranks for it.
 _GRACE_VARIABLE = "RINGRUN_GRACE_S"
+# As in rank_wrapper.py.
+_SPEAKER_VARIABLE = "RINGRUN_SPEAKER"
 # How variables begin that a launcher sets for each of its processes, or its own daemons.
 TOLD_BY_LAUNCHERS = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL")
 # What the wrapper calls a process of a keeper, whose rank changes or which has none.
@@ -345,13 +347,15 @@ def main() -> int:
         if not data:
             return 1
         lines = orders.feed(data)
+    order = Order(**json.loads(lines[0]))
     try:
-        Agent(orders, Order(**json.loads(lines[0]))).run(lines[1:])
+        Agent(orders, order).run(lines[1:])
     except BrokenPipeError:  # whoever started this has gone
         return 1
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        write_lines(2, [f"ringrun: {socket.gethostname()} cannot start ranks: {what}".encode()])
+        speaker = order.environment.get(_SPEAKER_VARIABLE, "ringrun")
+        write_lines(2, [f"{speaker}: {socket.gethostname()} cannot start ranks: {what}".encode()])
         return 1
     return 0
 

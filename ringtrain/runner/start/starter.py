@@ -26,7 +26,7 @@ from ringtrain.runner.launchers.travelling_variables import travelling
 from ringtrain.runner.start.agent import Order
 from ringtrain.runner.start.link import Link, Share, command_of_agent
 from ringtrain.runner.start.loop import Loop
-from ringtrain.runner.supervise.rank_wrapper import END_RANK, GRACE_VARIABLE
+from ringtrain.runner.supervise.rank_wrapper import END_RANK, GRACE_VARIABLE, speaker
 
 INTERFACES_VARIABLE = "RINGTRAIN_SOCKET_INTERFACES"
 _LOOK_S = 0.5
@@ -168,7 +168,7 @@ class Starter:
         ranks = sorted(link.running)
         link.running.clear()
         if not self._is_ending:
-            link.say(f"ringrun: {link.end_in_words()}, and with it {list_of_ranks(ranks)}")
+            link.say(f"{speaker()}: {link.end_in_words()}, and with it {list_of_ranks(ranks)}")
         self._fail(1)
 
     def _fail(self, code: int) -> None:

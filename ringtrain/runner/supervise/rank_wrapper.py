@@ -29,6 +29,8 @@ STARTED, ENDED, STDOUT, STDERR = "s", "x", "o", "e"
 END_RANK = signal.SIGURG
 # In the environment: how long a rank may take to end after SIGTERM, in seconds.
 GRACE_VARIABLE = "RINGRUN_GRACE_S"
+# In the environment: the command that was typed, in whose name everything is said.
+SPEAKER_VARIABLE = "RINGRUN_SPEAKER"
 
 # In the environment of a process of an elastic job, whose rank changes: its number.
 PROCESS_VARIABLE = "RINGRUN_PROCESS"
@@ -200,7 +202,7 @@ class Wrapper:
             os.dup2(err, 2)
             os.execvp(self._command[0], self._command)
         except OSError as error:
-            os.write(2, f"ringrun: {self._command[0]} cannot be started: {error.strerror}\n".encode())
+            os.write(2, f"{speaker()}: {self._command[0]} cannot be started: {error.strerror}\n".encode())
         finally:
             os._exit(127)
 
@@ -239,6 +241,11 @@ class Wrapper:
     def _end_rank(self, number: int, frame: object) -> None:
         """As a launcher would: whatever the rank has started gets the signal, too, and so does this process."""
         os.killpg(0, signal.SIGTERM)
+
+
+def speaker() -> str:
+    """The command that was typed."""
+    return os.environ.get(SPEAKER_VARIABLE, "ringrun")
 
 
 def _do_nothing(number: int, frame: object) -> None:

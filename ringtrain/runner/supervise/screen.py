@@ -20,7 +20,7 @@ class Screen:
     def __init__(self, write: Print, find_surface: FindSurface = lambda: None, speaker: str = "ringrun"):
         self._write = write
         self._find_surface = find_surface
-        self._speaker = speaker
+        self.speaker = speaker
         self._painted: list[str] = []
         self._painted_at = 0.0
         self._erasing = b""
@@ -35,7 +35,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print a sentence of this program's own."""
-        self.print(f"{self._speaker}: {text}\n".encode(), True)
+        self.print(f"{self.speaker}: {text}\n".encode(), True)
 
     def show(self, rows: list[bytes]) -> None:
         """Have these rows, and no others, stand below what was printed."""

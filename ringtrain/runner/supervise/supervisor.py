@@ -88,6 +88,7 @@ class Supervisor:
         # a rank writes into a pipe, where Python would keep its lines back
         environment = {"PYTHONUNBUFFERED": "1", **job.environment, cleanup.MARK: self._id}
         environment[rank_wrapper.GRACE_VARIABLE] = str(settings.grace_s)
+        environment[rank_wrapper.SPEAKER_VARIABLE] = screen.speaker
         self._job = job._replace(command=command_of_wrappers(job.command), environment=environment)
         self._launcher = launcher
         self._settings = settings
