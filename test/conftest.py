@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from harness.plugin import pytest_configure
 from harness.spec import FOLDER_OF_LAUNCHERS
+from hosts import hosts_or_skip
 
 # Open MPI's way to libfabric, which no test takes, looks for its hardware for a second whenever a rank starts.
 os.environ.setdefault("OMPI_MCA_btl", "^ofi")
@@ -33,6 +34,18 @@ def folder_of_launchers(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="ringtrain-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv(FOLDER_OF_LAUNCHERS, folder)
         yield
+
+
+@pytest.fixture(scope="module")
+def two_hosts():
+    with hosts_or_skip(2) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def three_hosts():
+    with hosts_or_skip(3) as hosts:
+        yield hosts
 
 
 @pytest.fixture(params=["mpi", "sockets"])

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from hosts import HostsUnavailable, simulated_hosts
+from hosts import hosts_or_skip
 from measure.faults import trial
 from measure.faults.trial import Outcome, Place, processes_of
 
@@ -31,13 +31,10 @@ def run(injection, ranks=3, hosts=(), rate=None, **options):
         return trial.run(injection, Place(ranks), options)
     if library() != "Open MPI":
         pytest.skip("across hosts only Open MPI is started here so that the other ranks live on")
-    try:
-        with simulated_hosts(len(hosts), rate) as simulated:
-            slots = [Host(*one) for one in zip(simulated.names, hosts, strict=True)]
-            place = Place(sum(hosts), slots, simulated.command_on(0, []), simulated.environment)
-            return trial.run(injection, place, options)
-    except HostsUnavailable as reason:
-        pytest.skip(str(reason))
+    with hosts_or_skip(len(hosts), rate) as simulated:
+        slots = [Host(*one) for one in zip(simulated.names, hosts, strict=True)]
+        place = Place(sum(hosts), slots, simulated.command_on(0, []), simulated.environment)
+        return trial.run(injection, place, options)
 
 
 def start(program, ranks, folder):

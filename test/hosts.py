@@ -22,6 +22,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 # `ip netns exec NAME` lays the files of this folder over those of /etc.
 _NETNS_FOLDER = Path("/etc/netns")
 _RUNNING_FOLDER = Path("/run/netns")
@@ -68,6 +70,14 @@ class SimulatedHosts:
     def run_on(self, host: int, *command: str) -> None:
         """Run a command such as `ip link set eth0 down` there. Raises HostsUnavailable if it fails."""
         _run("ip", "netns", "exec", self.names[host], *command)
+
+    def logging_agent(self, folder: Path) -> Path:
+        """What reaches the hosts as ssh does, and writes its words and its environment down in `folder`/log."""
+        (agent := folder / "ssh").write_text(
+            f'#!/bin/sh\n(echo "$@"; env) >> {folder}/log\nexec {self.environment["HYDRA_LAUNCHER_EXEC"]} "$@"\n'
+        )
+        agent.chmod(0o755)
+        return agent
 
     @contextlib.contextmanager
     def bad_cable(self, delay_s: float = 0, loss: float = 0) -> Iterator[None]:
@@ -121,6 +131,17 @@ def simulated_hosts(count: int, rate: str | None = None) -> Iterator[SimulatedHo
         agent.write_text(_AGENT)
         agent.chmod(0o755)
         yield SimulatedHosts(names, agent, switch)
+
+
+@contextlib.contextmanager
+def hosts_or_skip(count: int, rate: str | None = None) -> Iterator[SimulatedHosts]:
+    """Simulated hosts, or a skip that says why there are none."""
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(simulated_hosts(count, rate))
+        except HostsUnavailable as reason:
+            pytest.skip(str(reason))
+        yield hosts
 
 
 def _connect(switch: str, index: int, name: str, rate: str | None) -> None:

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pytest
-from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
+from hosts import SimulatedHosts
 
 from ringtrain.job.rendezvous import secret
 
@@ -66,17 +65,6 @@ def started(
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
             process.communicate()
-
-
-@contextlib.contextmanager
-def hosts_or_skip(count: int, rate: str | None = None) -> Iterator[SimulatedHosts]:
-    """Simulated hosts, or a skip that says why there are none."""
-    with contextlib.ExitStack() as stack:
-        try:
-            hosts = stack.enter_context(simulated_hosts(count, rate))
-        except HostsUnavailable as reason:
-            pytest.skip(str(reason))
-        yield hosts
 
 
 def free_port() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from elastic_ranks import Left, elastic_job
 from elastic_storm import STEPS_OF_STORM, require_same_weights, storm, training, undisturbed
-from socket_ranks import hosts_or_skip
+from hosts import hosts_or_skip
 
 from ringtrain.job.reach import hosts_to_leave_out
 

@@ -14,7 +14,7 @@ import pytest
 from exact import DTYPES, FLOATS, MAX_RANKS, OPS, data, data_of_ranks, reference, require_equal
 from harness import processes
 from harness.spec import TEST_FOLDER
-from hosts import HostsUnavailable, simulated_hosts
+from hosts import hosts_or_skip, simulated_hosts
 
 import ringtrain as hvd
 
@@ -215,11 +215,8 @@ def test_simulated_hosts_share_a_network_and_no_memory():
 @pytest.fixture
 def network():
     """Skips where hosts cannot be simulated."""
-    try:
-        with simulated_hosts(1):
-            pass
-    except HostsUnavailable as reason:
-        pytest.skip(str(reason))
+    with hosts_or_skip(1):
+        pass
 
 
 def test_simulated_hosts_know_each_other_and_vanish(network):

@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
+from hosts import SimulatedHosts
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, wait_until
 
 from ringtrain.runner.allocation.hosts import Host, UsageError
@@ -223,6 +222,12 @@ def require_nothing_left(folder: Path) -> None:
     wait_until(lambda: not processes_with(MARK, str(folder)), 10)
 
 
+def test_a_command_that_is_not_there_is_told_by_the_name_of_the_command_that_was_typed() -> None:
+    result = ringlaunch("-n", "1", "-s", "0", *LOCAL, "no-such-program")
+    assert "ringlaunch: no-such-program cannot be started: No such file" in result.stderr
+    assert "ringrun: " not in result.stderr
+
+
 def test_a_worker_that_fails_ends_the_job_and_is_named_with_its_last_lines(tmp_path: Path) -> None:
     script = "\nif (role, task) == ('worker', '1'): raise KeyError('weight')\ntime.sleep(60)"
     with start(tmp_path, script, "-n", "2", "-s", "1") as process:
@@ -331,15 +336,6 @@ def test_servers_that_are_to_be_kept_stay_until_the_interrupt(tmp_path: Path) ->
 # --- on other hosts ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def two_hosts() -> Iterator[SimulatedHosts]:
-    try:
-        with simulated_hosts(2) as hosts:
-            yield hosts
-    except HostsUnavailable as reason:
-        pytest.skip(str(reason))
-
-
 def start_on(hosts: SimulatedHosts, folder: Path, *words: str, **more: str) -> subprocess.Popen[str]:
     (file := folder / "hosts").write_text("".join(f"{name}:2222\n" for name in hosts.names))
     return subprocess.Popen(
@@ -356,11 +352,7 @@ def start_on(hosts: SimulatedHosts, folder: Path, *words: str, **more: str) -> s
 def test_processes_of_two_hosts_know_their_addresses_and_the_secret_is_in_no_command_line(
     two_hosts: SimulatedHosts, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
-    (agent := tmp_path / "ssh").write_text(
-        f'#!/bin/sh\n(echo "$@"; env) >> {log}\nexec {two_hosts.environment["HYDRA_LAUNCHER_EXEC"]} "$@"\n'
-    )
-    agent.chmod(0o755)
+    agent = two_hosts.logging_agent(tmp_path)
     script = (
         TELL[:-3]
         + " | {'host': os.uname().nodename, 'secret': open(os.environ['RINGTRAIN_SECRET_FILE'], 'rb').read().hex()}))"
@@ -375,7 +367,8 @@ def test_processes_of_two_hosts_know_their_addresses_and_the_secret_is_in_no_com
     assert places == {"scheduler": first, "server 0": first, "server 1": second, "worker 0": first, "worker 1": second}
     assert {one["DMLC_PS_ROOT_URI"] for one in told.values()} == {"10.99.0.1"}
     (secret,) = {one["secret"] for one in told.values()}
-    assert "-p2222" in log.read_text() and secret not in log.read_text()
+    asked = (tmp_path / "log").read_text()
+    assert "-p2222" in asked and secret not in asked
 
 
 def test_the_current_folder_is_copied_to_every_host_before(two_hosts: SimulatedHosts, tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
+from hosts import SimulatedHosts
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi
 from socket_ranks import free_port
 
@@ -142,15 +141,6 @@ def test_processes_of_a_shell_meet_beside_the_port_of_torch(
     assert run_together([[sys.executable, train]] * 2, environments) == expected("MASTER_ADDR and RANK")
     (secret,) = tmp_path.rglob("secret")
     assert secret.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.fixture(scope="module")
-def two_hosts() -> Iterator[SimulatedHosts]:
-    try:
-        with simulated_hosts(2) as hosts:
-            yield hosts
-    except HostsUnavailable as reason:
-        pytest.skip(str(reason))
 
 
 def test_processes_of_two_hosts_meet_where_ringtrains_variables_say(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
+from hosts import SimulatedHosts
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, ringrun, wait_until
 from socket_ranks import free_port
 
@@ -386,15 +386,6 @@ def test_a_process_that_somebody_else_starts_joins_and_is_awaited(tmp_path: Path
 
 
 # --- several hosts ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def three_hosts() -> Iterator[SimulatedHosts]:
-    try:
-        with simulated_hosts(3) as hosts:
-            yield hosts
-    except HostsUnavailable as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.fixture

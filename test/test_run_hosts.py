@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
+from hosts import SimulatedHosts, hosts_or_skip
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, on_each_network, processes_with, wait_until
 
 from ringtrain.runner.check.host_check import Reached, differences, table_of_pairs
@@ -24,11 +24,8 @@ SLEEP = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid(
 
 @pytest.fixture(scope="module")
 def four_hosts() -> Iterator[SimulatedHosts]:
-    try:
-        with simulated_hosts(4, rate="1gbit") as hosts:
-            yield hosts
-    except HostsUnavailable as reason:
-        pytest.skip(str(reason))
+    with hosts_or_skip(4, rate="1gbit") as hosts:
+        yield hosts
 
 
 def start(hosts: SimulatedHosts, *words: str, **more: str) -> subprocess.Popen[str]:

@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_launcher import FakeLauncher
-from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
+from hosts import SimulatedHosts
 from ringrun_job import RANK_VARIABLES, ROOT, TIMEOUT_S, needs_mpi, on_each_network, wait_until
 
 from ringtrain.runner.launchers.command_lines import Srun
@@ -89,15 +88,6 @@ def test_a_signal_that_is_ignored_when_ringrun_starts_stays_ignored(tmp_path: Pa
         process.terminate()
         assert process.wait(TIMEOUT_S) == 143
     assert lines_of(tmp_path) == [["ready", "SIGTERM", "checkpoint"], ["ready"]]
-
-
-@pytest.fixture(scope="module")
-def two_hosts() -> Iterator[SimulatedHosts]:
-    try:
-        with simulated_hosts(2) as hosts:
-            yield hosts
-    except HostsUnavailable as reason:
-        pytest.skip(str(reason))
 
 
 @needs_mpi

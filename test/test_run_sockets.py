@@ -7,11 +7,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
+from hosts import SimulatedHosts
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, ringrun, wait_until
 
 from ringtrain.runner.allocation.hosts import Host, UsageError, is_this_host
@@ -177,15 +176,6 @@ def test_much_standard_input_reaches_a_slow_rank_0_and_a_deaf_one_stops_nobody()
 # --- on other hosts ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def two_hosts() -> Iterator[SimulatedHosts]:
-    try:
-        with simulated_hosts(2) as hosts:
-            yield hosts
-    except HostsUnavailable as reason:
-        pytest.skip(str(reason))
-
-
 def start(hosts: SimulatedHosts, *words: str, **more: str) -> subprocess.Popen[str]:
     names = ",".join(f"{name}:2" for name in hosts.names)
     command = hosts.command_on(0, [sys.executable, "-m", "ringtrain.run", "-H", names, *words])
@@ -199,11 +189,7 @@ def start(hosts: SimulatedHosts, *words: str, **more: str) -> subprocess.Popen[s
 def test_ranks_of_two_hosts_train_and_the_secret_is_in_no_command_line(
     two_hosts: SimulatedHosts, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
-    (agent := tmp_path / "ssh").write_text(
-        f'#!/bin/sh\n(echo "$@"; env) >> {log}\nexec {two_hosts.environment["HYDRA_LAUNCHER_EXEC"]} "$@"\n'
-    )
-    agent.chmod(0o755)
+    agent = two_hosts.logging_agent(tmp_path)
     script = """
 import os, pathlib, numpy, ringtrain as hvd
 hvd.init()
@@ -218,7 +204,7 @@ print(hvd.rank(), hvd.local_rank(), hvd.cross_rank(), secret)
     lines = [line.split()[1:] for line in sorted(printed.splitlines())]
     assert [line[:3] for line in lines] == [["0", "0", "0"], ["1", "1", "0"], ["2", "0", "1"], ["3", "1", "1"]], errors
     (secret,) = {line[3] for line in lines}
-    asked = log.read_text()
+    asked = (tmp_path / "log").read_text()
     assert two_hosts.names[1] in asked and "-p2222" in asked and secret not in asked
     assert two_hosts.bytes_sent(1) - before > 1 << 20
 

@@ -10,8 +10,9 @@ import time
 import numpy as np
 import pytest
 from exact import require_equal
+from hosts import hosts_or_skip
 from measure.process import measure_asleep
-from socket_ranks import free_port, hosts_or_skip, started
+from socket_ranks import free_port, started
 
 import ringtrain as hvd
 from ringtrain.job.rendezvous import secret
