@@ -65,7 +65,7 @@ class Worker:
             node="here" if shares_memory else "",
             resend_s=1.0,
             timeout_s=workers.timeout_s,
-            return_s=0.0,
+            return_s=workers.return_s,
             outbox_mb=64.0,
             drop_percent=0.0,
             verbose=0,
@@ -137,11 +137,14 @@ class Workers:
         max_staleness: int | None = None,
         shares_memory: bool = True,
         timeout_s: float = 10.0,
+        return_s: float = 0.0,
     ) -> None:
+        """As options of the workers; servers wait for a worker as long as they like."""
         self.count = count
         self.synchronous = synchronous
         self.max_staleness = max_staleness
         self.timeout_s = timeout_s
+        self.return_s = return_s
         self.board = (ctypes.c_int64 * _BOARD).from_buffer(mmap.mmap(-1, ctypes.sizeof(ctypes.c_int64) * _BOARD))
         self.addresses: list[tuple[str, int]] = []
         self.servers: list[StoreServer] = []
@@ -157,7 +160,7 @@ class Workers:
                     token=_TOKEN,
                     threads=1,
                     node="here" if shares_memory else "",
-                    timeout_s=timeout_s,
+                    timeout_s=10.0,
                     drop_percent=0.0,
                     verbose=0,
                 )
