@@ -690,6 +690,37 @@ def test_without_a_snapshot_no_server_takes_the_place_of_a_lost_one(tmp_path):
         assert "cannot come in the place of a lost one without a snapshot" in one.server(DMLC_TASK_ID="0").end(1)
 
 
+FULL_DISK = """
+import os, resource
+os.environ["RINGTRAIN_NO_AUTOSERVE"] = "1"
+from ringtrain import kvstore
+resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+kvstore.run_server()
+"""
+
+
+def test_a_server_whose_snapshots_cannot_be_written_says_so_once_and_goes_on(tmp_path):
+    variables = {
+        "RINGTRAIN_KV_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
+        "RINGTRAIN_KV_SNAPSHOT_S": "0.1",
+        "RINGTRAIN_SHARED_MEMORY": "off",
+    }
+    with job(tmp_path, 1, 1, **variables) as one:
+        one.scheduler()
+        server = one.start("server", ["-c", FULL_DISK])
+        assert "value 400.0 400.0" in one.worker(BEGIN + SURVIVES).end()
+        said = server.end()
+    assert said.count("store.0.snapshot cannot be written: File too large; this server goes on") == 1
+    assert not list((tmp_path / "snapshots").iterdir())
+
+
+def test_a_server_that_makes_a_store_is_told_what_to_call(tmp_path):
+    with job(tmp_path, 1, 1) as one:
+        script = "from ringtrain import kvstore; kvstore.create('dist_async')"
+        said = one.start("server", ["-c", script], RINGTRAIN_NO_AUTOSERVE="1").end(1)
+    assert "ValueError: this process is the server of its job (DMLC_ROLE)" in said and "kvstore.run_server()" in said
+
+
 ROWS = """
 kv = kvstore.create("KIND")
 kv.set_optimizer("test")

@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import ringtrain._core as _core
@@ -28,7 +27,7 @@ from ringtrain.kvstore.servers.ranks import has_plan, take_plan
 from ringtrain.kvstore.servers.roles import SERVER, WORKER, Role
 from ringtrain.kvstore.servers.scheduler import Scheduler
 from ringtrain.kvstore.servers.seat import Notice
-from ringtrain.kvstore.servers.serve import take_worker
+from ringtrain.kvstore.servers.serve import NO_AUTOSERVE_VARIABLE, take_worker
 from ringtrain.objects import broadcast_object
 from ringtrain.options import table
 from ringtrain.process_sets import ProcessSet
@@ -163,7 +162,7 @@ def membership_by_environment() -> Membership:
     """That which MXNet's variables describe; there is one in a process.
 
     Raises:
-        ValueError: a variable is missing or wrong, or the job has no place for this process.
+        ValueError: a variable is missing or wrong, the job has no place for this process, or it is no worker.
         StalledError: not all workers and servers came in time (start_timeout_s).
         PeerLostError: the scheduler or a server is gone.
     """
@@ -171,11 +170,16 @@ def membership_by_environment() -> Membership:
     if _of_environment is None or _of_environment._is_closed:
         role = roles.of_environment()
         assert role is not None
+        if role.name not in (WORKER, ""):
+            raise ValueError(
+                f"this process is the {role.name} of its job (DMLC_ROLE), and {NO_AUTOSERVE_VARIABLE} keeps it from "
+                "serving by itself; call kvstore.run_server(): only workers make stores"
+            )
         settings = session.settings() if session.is_initialized() else table.resolve({})
         name_what_is_needless(int(float(settings["kv_verbose"])))
         arrival = take_worker() or arrive(role._replace(name=WORKER), secret_of(role), settings)
         _of_environment = Membership(arrival)
-        _before_others(_of_environment.close)
+        atexit.register(_of_environment.close)  # at the end of the script, while the core still works
         _warn_of_collectives(role)
     return _of_environment
 
@@ -217,11 +221,6 @@ def _close_those_of_sets() -> None:
     for membership in list(_of_sets.values()):
         membership.close()
     _of_sets.clear()
-
-
-def _before_others(end: Callable[[], None]) -> None:
-    """At the end of the script, while the core still works."""
-    atexit.register(end)
 
 
 def _warn_of_collectives(role: Role) -> None:

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import ringtrain._core as _core
+from ringtrain.record.logger import logger
 from ringtrain.record.whole_file import whole_file
 
 # So many chunks are read at once: others change no more than these meanwhile.
@@ -25,11 +26,23 @@ class Snapshots:
         self._path = Path(folder) / f"store.{server}.snapshot"
         self._interval_s = interval_s if folder else 0.0
         self._due_s = time.monotonic() + self._interval_s
+        self._has_failed = False  # the last time
 
     def write_if_due(self, server: _core.StoreServer) -> None:
-        if self._interval_s > 0 and time.monotonic() >= self._due_s:
+        """A disk that is full ends no training: it is told once, and again when it has been mended since."""
+        if self._interval_s == 0 or time.monotonic() < self._due_s:
+            return
+        try:
             self.write(server)
-            self._due_s = time.monotonic() + self._interval_s
+            self._has_failed = False
+        except OSError as error:
+            if not self._has_failed:
+                logger.warning(
+                    f"{self._path} cannot be written: {error.strerror or error}; this server goes on with the snapshot "
+                    "before, and tries again"
+                )
+            self._has_failed = True
+        self._due_s = time.monotonic() + self._interval_s
 
     def write(self, server: _core.StoreServer) -> None:
         """Raises OSError."""
