@@ -690,6 +690,40 @@ def test_without_a_snapshot_no_server_takes_the_place_of_a_lost_one(tmp_path):
         assert "cannot come in the place of a lost one without a snapshot" in one.server(DMLC_TASK_ID="0").end(1)
 
 
+COUNTED = """
+import urllib.request
+kv = kvstore.create("dist_async")
+kv.set_optimizer("test")
+kv.init("w", np.zeros(1000, np.float32))
+before = hvd.metrics()["kvstore"]
+for turn in range(5):
+    kv.push("w", np.ones(1000, np.float32))
+kv.pushpull("w", np.ones(1000, np.float32))
+kv.pull("w", out=np.zeros(1000, np.float32))
+after = hvd.metrics()["kvstore"]
+counted = {name: after[name] - before[name] for name in after}
+assert (counted["pushes"], counted["push_bytes"], counted["pulls"], counted["pull_bytes"]) == (6, 24000, 2, 8000)
+assert counted["waiting_s"] > 0 and counted["sent_bytes"] > 24000 and counted["received_bytes"] > 8000
+assert after["dropped_messages"] == 0
+kv.barrier()
+port = int(os.environ["RINGTRAIN_METRICS_PORT"])
+pages = [urllib.request.urlopen(f"http://localhost:{port + i}/metrics", timeout=10).read().decode() for i in range(3)]
+if kv.rank == 0:
+    assert f'ringtrain_kvstore_pushes_total{{rank="1"}} {after["pushes"]}.0' in pages[1].splitlines()
+    assert "ringtrain_kvstore_waiting_seconds_total" in pages[0]
+    assert 'ringtrain_kvstore_server_connections{rank="0"} 2.0' in pages[2].splitlines()
+    assert "ringtrain_operations" not in "".join(pages)
+    print("counted")
+kv.barrier()
+"""
+
+
+def test_pushes_pulls_and_servers_are_counted_also_for_prometheus(tmp_path):
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    with job(tmp_path, 2, 1, RINGTRAIN_METRICS_PORT="29541", RINGTRAIN_SHARED_MEMORY="off") as one:
+        assert "counted" in run(one, 1, [COUNTED] * 2)[0]
+
+
 FULL_DISK = """
 import os, resource
 os.environ["RINGTRAIN_NO_AUTOSERVE"] = "1"

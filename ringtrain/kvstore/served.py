@@ -79,6 +79,7 @@ class ServedStore(StoreOfJob):
         views = [adapter_for(total).view(total) for total in totals]
         ids, rates = [entry.id for entry in entries], self._rates(entries)
         core = self._client.push(self._number, ids, views, rates, priority, copies, *self._codes())
+        self._job.counts.pushed(totals)
         return [self._keep(entries, self._handle(core, None if copies else totals))]
 
     def _pull_all(self, groups: Groups, priority: int) -> None:
@@ -89,6 +90,7 @@ class ServedStore(StoreOfJob):
         targets = [_target(entry, outs) for entry, (_, outs) in zip(entries, groups, strict=True)]
         views = [adapter_for(target).view(target) for target in targets]
         core = self._client.pull(self._number, [entry.id for entry in entries], views, priority)
+        self._job.counts.pulled(targets)
         self._wait_for(core, targets)
         _hand_out(targets, [outs for _, outs in groups])
 
@@ -105,6 +107,8 @@ class ServedStore(StoreOfJob):
         views = [adapter_for(target).view(target) for target in targets]
         ids, rates = [entry.id for entry in entries], self._rates(entries)
         core = self._client.push_pull(self._number, ids, values, views, rates, priority, *self._codes())
+        self._job.counts.pushed(totals)
+        self._job.counts.pulled(targets)
         self._wait_for(core, (totals, targets))
         _hand_out(targets, [outs for _, outs in wanted])
 
@@ -169,12 +173,14 @@ class ServedStore(StoreOfJob):
         (rates,) = self._rates([entry])
         views = numpy_adapter.view(total.indices), prod(entry.shape[1:]), numpy_adapter.view(total.rows)
         core = self._client.push_rows(self._number, entry.id, *views, rates, priority, copies=False)
+        self._job.counts.pushed([total.rows])
         return self._keep([entry], self._handle(core, total))
 
     def _pull_rows(self, entry: ServedEntry, out: RowSparse, row_ids: Any, priority: int) -> None:
         numbers = numbers_of("row_sparse_pull", entry.key, row_ids, entry.shape[0])
         rows = np.empty((numbers.size, *entry.shape[1:]), entry.dtype_of_numpy)
         views = numpy_adapter.view(numbers), prod(entry.shape[1:]), numpy_adapter.view(rows)
+        self._job.counts.pulled([rows])
         self._wait_for(self._client.pull_rows(self._number, entry.id, *views, priority), (numbers, rows))
         out.indices, out.rows = numbers, rows
 
@@ -220,7 +226,7 @@ class ServedStore(StoreOfJob):
         return rates
 
     def _handle(self, core: _core.StoreHandle, arrays: Any) -> UnderWay:
-        return UnderWay(core, arrays, self._limits)
+        return UnderWay(core, arrays, self._limits, self._job.counts)
 
     def _keep(self, entries: Sequence[ServedEntry], under_way: UnderWay) -> UnderWay:
         for entry in entries:
@@ -245,6 +251,7 @@ class ServedStore(StoreOfJob):
 
     def read_into(self, entry: ServedEntry, array: Any) -> None:
         core = self._client.pull(self._number, [entry.id], [numpy_adapter.view(array)], 0)
+        self._job.counts.pulled([array])
         self._wait_for(core, array)
 
     def write(self, entry: ServedEntry, array: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import ringtrain._core as _core
 from ringtrain.errors import StalledError
 from ringtrain.handles import report_failure
+from ringtrain.kvstore.servers.counts import Counts
 from ringtrain.record.logger import logger
 
 _LOOK_S = 0.2
@@ -23,12 +24,13 @@ class Limits(NamedTuple):
 class UnderWay:
     """A request to servers, which reads or writes `arrays` until it is over."""
 
-    __slots__ = ("_arrays", "_core", "_limits")
+    __slots__ = ("_arrays", "_core", "_counts", "_limits")
 
-    def __init__(self, core: _core.StoreHandle, arrays: Any, limits: Limits) -> None:
+    def __init__(self, core: _core.StoreHandle, arrays: Any, limits: Limits, counts: Counts) -> None:
         self._core = core
         self._arrays = arrays
         self._limits = limits
+        self._counts = counts
 
     def poll(self) -> bool:
         """Whether the arrays may be changed."""
@@ -36,12 +38,15 @@ class UnderWay:
 
     def wait(self) -> None:
         """Wait until the arrays may be changed. Ctrl-C interrupts it. Raises RingtrainError where it has failed."""
+        began_s = time.monotonic()
         try:
             if not self._core.wait(_LOOK_S):
                 self._wait_long()
         except BaseException as error:
             report_failure(error)
             raise
+        finally:
+            self._counts.waiting_s += time.monotonic() - began_s
         self._arrays = None
 
     def is_over(self) -> bool:

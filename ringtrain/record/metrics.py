@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ringtrain._core as _core
@@ -28,14 +28,48 @@ _OF_ELASTIC = {
     "generation": ("ringtrain_generation", "Which generation of the elastic job this is."),
     "seconds_lost": ("ringtrain_lost_seconds", "Time in which a rank was lost and the next generation had not begun."),
 }
+_TRAFFIC = {
+    "sent_messages": "Messages that were sent over TCP.",
+    "sent_bytes": "Bytes that were sent over TCP.",
+    "received_messages": "Messages that came over TCP.",
+    "received_bytes": "Bytes that came over TCP.",
+    "dropped_messages": "Messages that were thrown away because of kv_drop_percent.",
+}
+# What is now, where all else only grows.
+_LEVELS = ("outbox_bytes", "connections", "waiting_requests")
+_OF_STORES = {
+    "kvstore": {
+        "pushes": "Values that this worker has pushed.",
+        "push_bytes": "Their bytes.",
+        "pulls": "Values that this worker has pulled.",
+        "pull_bytes": "Their bytes.",
+        "waiting_s": "Seconds in which calls of this worker have waited for servers and for other workers.",
+        **_TRAFFIC,
+        "outbox_bytes": "Bytes that are on their way to servers over TCP.",
+    },
+    "kvstore_server": {
+        **_TRAFFIC,
+        "connections": "Workers that are connected.",
+        "waiting_requests": "Requests that came over TCP and wait for other workers.",
+    },
+}
 
 
 _generation: dict[str, Any] = {}
+# By part of _OF_STORES; there may be several, of process sets.
+_stores: list[tuple[str, Callable[[], dict[str, float]]]] = []
 
 
 def set_generation(generation: int, seconds_lost: float) -> None:
     """Called by init() of an elastic job."""
     _generation.update(generation=generation, seconds_lost=seconds_lost)
+
+
+def count_store(part: str, count: Callable[[], dict[str, float]]) -> Callable[[], None]:
+    """Called where a worker, "kvstore", or a server, "kvstore_server", begins. What it returns is called at its end."""
+    entry = part, count
+    _stores.append(entry)
+    return lambda: _stores.remove(entry)
 
 
 def metrics() -> dict[str, Any]:
@@ -54,10 +88,28 @@ def metrics() -> dict[str, Any]:
         The straggler is the rank whose "came_last" grows: it counts the cached operations that others had announced in
         an earlier round, and that were complete as soon as this rank announced them. Its "waiting_s" is small, too.
 
+        With a key-value store that has servers also "kvstore", a dict of what this worker has done: "pushes" and
+        "pulls" of values and their "push_bytes" and "pull_bytes", the seconds "waiting_s" for servers and others, and
+        what has gone over TCP: "sent_bytes", "sent_messages", "received_bytes", "received_messages",
+        "dropped_messages", and "outbox_bytes" that are under way now. Of a server in this process "kvstore_server":
+        the same of its TCP, its "connections", and the "waiting_requests" there.
+
     Raises:
-        NotInitializedError: before init().
+        NotInitializedError: before init(), and where there is no such store or server either.
     """
-    return {**_core.counters(), **_core.totals(), **_generation}
+    of_stores = _counted_stores()
+    if of_stores and not _core.is_initialized():
+        return of_stores
+    return {**_core.counters(), **_core.totals(), **_generation, **of_stores}
+
+
+def _counted_stores() -> dict[str, Any]:
+    totals: dict[str, dict[str, float]] = {}
+    for part, count in list(_stores):
+        of_part = totals.setdefault(part, {})
+        for key, value in count().items():
+            of_part[key] = of_part.get(key, 0) + value
+    return totals
 
 
 class _Collector:
@@ -67,11 +119,25 @@ class _Collector:
         self._rank = str(rank)
 
     def collect(self) -> Iterator[Any]:
+        yield from self._collect_stores()
+        if _core.is_initialized():
+            yield from self._collect_operations()
+
+    def _collect_stores(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        if not _core.is_initialized():
-            return
-        counted = metrics()
+        for part, counted in _counted_stores().items():
+            for key, meaning in _OF_STORES[part].items():
+                kind = GaugeMetricFamily if key in _LEVELS else CounterMetricFamily
+                unit = key.removesuffix("_s") + "_seconds" if key.endswith("_s") else key
+                family = kind(f"ringtrain_{part}_{unit}", meaning, labels=["rank"])
+                family.add_metric([self._rank], counted[key])
+                yield family
+
+    def _collect_operations(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        counted = {name: it for name, it in metrics().items() if name not in _OF_STORES}
         for key, (name, meaning) in _OF_ALL.items():
             family = CounterMetricFamily(name, meaning, labels=["rank"])
             family.add_metric([self._rank], counted[key])
@@ -93,7 +159,8 @@ _server: Any = None
 
 
 def serve(address: str, port: int, rank: int) -> None:
-    """Serve the metrics at a port of this host until `stop_serving`. Called by init() for option `metrics_port`.
+    """Serve the metrics at a port of this host until `stop_serving`. Called for option `metrics_port`, by init() or by
+    workers and servers without it.
 
     Raises:
         RuntimeError: the package prometheus-client is missing.

@@ -13,6 +13,7 @@ scheduler    the connections of all processes
 seat         a process's side of the scheduler
 placement    at which servers the values of keys lie
 keys         the keys of a store, as workers know them
+counts       what a worker has asked of servers
 membership   a worker's part in a job
 ranks        ranks that are set aside as servers
 snapshots    what a server keeps, in files

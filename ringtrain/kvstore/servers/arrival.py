@@ -18,6 +18,7 @@ from ringtrain.kvstore.servers.roster import Limits
 from ringtrain.kvstore.servers.scheduler import Scheduler
 from ringtrain.kvstore.servers.seat import Seat, World
 from ringtrain.kvstore.servers.verbose import say
+from ringtrain.record import metrics
 
 KEEP_VARIABLE = "RINGTRAIN_KV_KEEP"
 # Variables of ps-lite that are not needed here, and why.
@@ -78,6 +79,13 @@ def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
 def _numbers_of(host: str) -> str:
     """The address of a host that others know by this name; "" of none."""
     return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]) if host else ""
+
+
+def serve_metrics(arrival: Arrival, number: int) -> None:
+    """For option metrics_port: workers and then servers have the ports from there on. Raises as `metrics.serve`."""
+    port = int(float(arrival.settings["metrics_port"]))
+    if port:
+        metrics.serve(arrival.settings["metrics_address"] or "127.0.0.1", port + number, arrival.number)
 
 
 def make_scheduler(role: Role, sock: socket.socket, secret: bytes, settings: dict[str, str]) -> Scheduler:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import ringtrain._core as _core
@@ -21,8 +22,10 @@ from ringtrain.kvstore.servers.arrival import (
     make_scheduler,
     name_what_is_needless,
     secret_of,
+    serve_metrics,
 )
 from ringtrain.kvstore.servers.core import make_client, make_server
+from ringtrain.kvstore.servers.counts import Counts
 from ringtrain.kvstore.servers.ranks import has_plan, take_plan
 from ringtrain.kvstore.servers.roles import SERVER, WORKER, Role
 from ringtrain.kvstore.servers.scheduler import Scheduler
@@ -31,6 +34,7 @@ from ringtrain.kvstore.servers.serve import NO_AUTOSERVE_VARIABLE, take_worker
 from ringtrain.objects import broadcast_object
 from ringtrain.options import table
 from ringtrain.process_sets import ProcessSet
+from ringtrain.record import metrics
 from ringtrain.record.logger import logger
 
 _DAY_S = 86400.0
@@ -52,6 +56,7 @@ class Membership:
         self._process = os.getpid()
         self._server: _core.StoreServer | None = None
         self.stores = 0  # that were made
+        self.counts = Counts()
         self.waits_before_exit = True
         self.is_elastic = False
         try:
@@ -59,6 +64,7 @@ class Membership:
             if arrival.listeners:
                 self._server = make_server(arrival, self.world)
             self.client = make_client(arrival, self.world)
+            self._ends = self._begin_to_count()
         except BaseException as error:
             self._give_up(error)
             raise
@@ -106,6 +112,8 @@ class Membership:
         if self._is_closed or self._process != os.getpid():
             return
         self._is_closed = True
+        for end in self._ends:
+            end()
         error = getattr(sys, "last_value", None)  # what the script ends of, if nobody has caught it
         if error is not None and not hasattr(sys, "ps1"):  # at a prompt the process has lived on
             self._give_up(error)
@@ -119,6 +127,17 @@ class Membership:
             self._server.close()
         if self._scheduler is not None:
             self._scheduler.close()
+
+    def _begin_to_count(self) -> list[Callable[[], None]]:
+        """What is to be called at the end."""
+        ends = []
+        if not session.is_initialized():
+            serve_metrics(self._arrival, self._arrival.number)
+            ends.append(metrics.stop_serving)
+        ends.append(metrics.count_store("kvstore", lambda: self.counts.with_traffic(self.client.metrics())))
+        if self._server is not None:
+            ends.append(metrics.count_store("kvstore_server", self._server.metrics))
+        return ends
 
     def _give_up(self, error: BaseException) -> None:
         self._is_closed = True

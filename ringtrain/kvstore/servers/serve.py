@@ -21,6 +21,7 @@ from ringtrain.kvstore.servers.arrival import (
     make_scheduler,
     name_what_is_needless,
     secret_of,
+    serve_metrics,
     socket_of_scheduler,
 )
 from ringtrain.kvstore.servers.core import make_server
@@ -28,6 +29,7 @@ from ringtrain.kvstore.servers.roles import SCHEDULER, SERVER, WORKER
 from ringtrain.kvstore.servers.seat import Notice, World
 from ringtrain.kvstore.servers.snapshots import Snapshots
 from ringtrain.options import table
+from ringtrain.record import metrics
 
 # What MXNet's servers do with a command of the user: head and body are those of send_command_to_servers.
 Controller = Callable[[int, str], object]
@@ -99,6 +101,7 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
         world = arrival.world()
         server = make_server(arrival, world)
         snapshots = _snapshots(arrival)
+        serve_metrics(arrival, world.workers + arrival.number)
         if world.is_recovery:
             _take_over(arrival, world, server, snapshots)
     except ShutDownError:  # no worker wants a server
@@ -109,9 +112,12 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
         raise
     notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     arrival.seat.listen_with(notices.put)
+    forget = metrics.count_store("kvstore_server", server.metrics)
     try:
         _follow(arrival, server, snapshots, notices, controller)
     finally:
+        forget()
+        metrics.stop_serving()
         server.close()
     arrival.seat.leave(0)
 
