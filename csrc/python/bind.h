@@ -44,6 +44,7 @@ void bind_kernels(nb::module_& module);  // optimizers, codes of gradients
 void bind_store_server(nb::module_& module);
 void bind_store_client(nb::module_& module);
 void bind_mxnet(nb::module_& module);  // operations of MXNet's engine
+void bind_xla(nb::module_& module);    // what JAX registers
 void bind_bench(nb::module_& module);  // what only measurements need
 
 }  // namespace ringtrain

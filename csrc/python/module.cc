@@ -16,5 +16,6 @@ NB_MODULE(_core, module) {
   ringtrain::bind_store_server(module);
   ringtrain::bind_store_client(module);
   ringtrain::bind_mxnet(module);
+  ringtrain::bind_xla(module);
   ringtrain::bind_bench(module);
 }

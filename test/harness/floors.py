@@ -22,7 +22,7 @@ CPP_FLOORS = (
     {"coordination"},
     {"collectives"},
     {"runtime"},
-    {"kvstore", "mxnet", "bench"},
+    {"kvstore", "mxnet", "xla", "bench"},
     {"python"},
 )
 # Within a folder: what is named here stands above its other files. Rooms of one floor do not see each other.

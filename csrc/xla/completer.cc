@@ -1,0 +1,127 @@
+#include "xla/completer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/signals.h"
+#include "base/wait.h"
+#include "runtime/current_engine.h"
+#include "xla/call.h"
+
+namespace ringtrain::xla {
+namespace {
+
+constexpr int kThreads = 2;
+// How long one of them is waited for: while others wait for a thread, and while none does.
+constexpr double kMoment_s = 0.01, kLong_s = 0.2;
+// XLA leaves out the rest of a program that has failed, and frees its memory. What else the program has started may
+// still be written there: so long it is waited for.
+constexpr double kUntilFree_s = 2.0;
+
+bool is_never_interrupted() { return false; }
+
+// The engine of the Handle may have ended; then the Handle has, too.
+bool wait_for(Handle& handle, double timeout_s) {
+  if (handle.is_done()) return true;
+  const std::shared_ptr<Engine> engine = current_engine();
+  return engine ? engine->wait(handle, timeout_s, &is_never_interrupted) : handle.wait(timeout_s);
+}
+
+void set(const Api& api, Future* future, const std::optional<Error>& error) {
+  if (error) {
+    FutureSetError set = {sizeof(FutureSetError), nullptr, future, failure_of(api, *error)};
+    api.set_error(&set);
+  } else {
+    FutureSetAvailable set = {sizeof(FutureSetAvailable), nullptr, future};
+    api.set_available(&set);
+  }
+}
+
+}  // namespace
+
+Completion::Completion(const Api& api, const std::vector<uint32_t>& numbers, std::vector<Copy> copies)
+    : api_(&api), copies_(std::move(copies)) {
+  for (const uint32_t ticket : numbers) entries_.push_back({ticket, tickets().at(ticket)});
+}
+
+bool Completion::is_done() const {
+  return std::all_of(entries_.begin(), entries_.end(),
+                     [](const Entry& entry) { return !entry.started.handle || entry.started.handle->is_done(); });
+}
+
+bool Completion::wait(double timeout_s) {
+  for (; done_ < entries_.size(); ++done_) {
+    const std::shared_ptr<Handle>& handle = entries_[done_].started.handle;
+    if (handle && !wait_for(*handle, timeout_s)) return false;
+  }
+  return true;
+}
+
+std::optional<Error> Completion::take_results() {
+  const std::optional<Error> error = error_of([&] {
+    for (const Entry& entry : entries_) {
+      if (entry.started.error) throw Error(*entry.started.error);
+      entry.started.handle->result();
+    }
+    copy_results();
+  });
+  if (error) Waiter::comes_true([] { return tickets().are_free(); }, kUntilFree_s);
+  for (const Entry& entry : entries_) tickets().forget(entry.ticket);
+  return error;
+}
+
+void Completion::copy_results() {
+  for (const Copy& copy : copies_) {
+    const Started started = tickets().at(copy.ticket);
+    const OwnedTensor& tensor = started.handle->result().tensors.front();
+    if (tensor.spec.bytes() != copy.bytes)
+      throw Error(
+          ErrorKind::mismatch,
+          "the result is " + to_string(tensor.spec) +
+              ", which is not what was expected when the program was "
+              "compiled: inside jit all ranks must send as many rows, and the job must have as many ranks as then");
+    if (copy.bytes > 0) std::memcpy(copy.to, tensor.memory.get(), copy.bytes);
+  }
+}
+
+void Completer::post(Completion completion) {
+  const Lock lock(mutex_);
+  waiting_.push_back(std::move(completion));
+  if (threads_ < kThreads) {
+    ++threads_;
+    start_thread(&Completer::work, this).detach();
+  }
+  has_come_.notify_one();
+}
+
+void Completer::work() {
+  while (true) {
+    Completion completion = next();
+    if (completion.wait(is_anybody_waiting() ? kMoment_s : kLong_s))
+      set(completion.api(), completion.future, completion.take_results());
+    else
+      post(std::move(completion));
+  }
+}
+
+Completion Completer::next() {
+  const Lock lock(mutex_);
+  while (waiting_.empty()) has_come_.wait(mutex_);
+  Completion first = std::move(waiting_.front());
+  waiting_.pop_front();
+  return first;
+}
+
+bool Completer::is_anybody_waiting() {
+  const Lock lock(mutex_);
+  return !waiting_.empty();
+}
+
+// Never destroyed, and its threads never end: the process may end while they wait.
+Completer& completer() {
+  static Completer& only = *new Completer;
+  return only;
+}
+
+}  // namespace ringtrain::xla

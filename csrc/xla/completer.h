@@ -1,0 +1,72 @@
+// Waits for operations in XLA's place, whose threads have other work, and lets the program go on when they are done.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "base/thread_annotations.h"
+#include "xla/ffi.h"
+#include "xla/tickets.h"
+
+namespace ringtrain::xla {
+
+// What a program waits for.
+class Completion {
+ public:
+  // Where to the result of an operation goes that the core allocates. XLA keeps the place until the future is set.
+  struct Copy {
+    uint32_t ticket;
+    void* to;
+    size_t bytes;
+  };
+
+  // Throws invalid for a ticket that was never given. `api` is XLA's, which lives as long as the process.
+  Completion(const Api& api, const std::vector<uint32_t>& tickets, std::vector<Copy> copies);
+
+  bool is_done() const;
+  // Whether all are done; waits for at most `timeout_s`, and does the engine's work meanwhile where it can.
+  bool wait(double timeout_s);
+  // Once all are done. Forgets the tickets. The first error, if there is one.
+  std::optional<Error> take_results();
+
+  const Api& api() const { return *api_; }
+  Future* future = nullptr;  // of XLA: it goes on when this is set
+
+ private:
+  struct Entry {
+    uint32_t ticket;
+    Started started;
+  };
+
+  void copy_results();
+
+  const Api* api_;
+  std::vector<Entry> entries_;
+  std::vector<Copy> copies_;
+  size_t done_ = 0;  // so many of them, from the first
+};
+
+// XLA's own threads go on in whoever sets a future, with the rest of the user's program: so it is none of the engine's.
+class Completer {
+ public:
+  // Any thread. Sets the future of the Completion in the end.
+  void post(Completion completion);
+
+ private:
+  void work();
+  Completion next();
+  bool is_anybody_waiting();
+
+  Mutex mutex_;
+  std::condition_variable_any has_come_;
+  std::deque<Completion> waiting_ GUARDED_BY(mutex_);
+  int threads_ GUARDED_BY(mutex_) = 0;
+};
+
+// Of this process.
+Completer& completer();
+
+}  // namespace ringtrain::xla
