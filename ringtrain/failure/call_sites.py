@@ -11,7 +11,7 @@ from ringtrain._core import Site
 from ringtrain.failure import deadlock
 
 # Frames of these packages are not the user's: ringtrain itself, and what calls its hooks.
-_NOT_THE_USERS = ("ringtrain", "torch", "mxnet")
+_NOT_THE_USERS = ("ringtrain", "torch", "jax", "optax", "mxnet")
 _MOST = 100_000  # names that are remembered; beyond that all are forgotten
 
 _by_name: dict[str, Site] = {}
@@ -35,10 +35,27 @@ def call_site() -> Site:
     return _find_site()
 
 
-def _find_site() -> Site:
+def call_place() -> str:
+    """The place that called ringtrain, as text; "" if there is none."""
+    deadlock.note_submitter()
+    frame = _frame_of_user()
+    return "" if frame is None else _text(frame)
+
+
+def _frame_of_user() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not _is_the_users(frame):
         frame = frame.f_back
+    return frame
+
+
+def _text(frame: FrameType) -> str:
+    file = os.path.relpath(frame.f_code.co_filename) if _is_below_here(frame) else frame.f_code.co_filename
+    return f"{file}:{frame.f_lineno}"
+
+
+def _find_site() -> Site:
+    frame = _frame_of_user()
     if frame is None:
         return _NOWHERE
     place = (id(frame.f_code), frame.f_lasti)
@@ -46,8 +63,7 @@ def _find_site() -> Site:
     if known is None:
         if len(_by_place) >= _MOST:
             _by_place.clear()
-        file = os.path.relpath(frame.f_code.co_filename) if _is_below_here(frame) else frame.f_code.co_filename
-        known = _by_place[place] = frame.f_code, Site(f"{file}:{frame.f_lineno}")
+        known = _by_place[place] = frame.f_code, Site(_text(frame))
     return known[1]
 
 

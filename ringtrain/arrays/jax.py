@@ -1,0 +1,109 @@
+"""JAX arrays, outside of jit: NumPy's view of them goes, and a new JAX array comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ringtrain.arrays import numpy as of_values
+from ringtrain.arrays.numpy import (
+    at_device_of as at_device_of,
+    device as device,
+    empty_like as empty_like,
+    from_memory as from_memory,
+    note_change as note_change,
+    require_results as require_results,
+    rows as rows,
+    stream as stream,
+    view as view,
+)
+
+MAKES = "jax"
+
+
+def accepts(array: Any) -> bool:
+    return isinstance(array, jax.Array)
+
+
+# Between `prepare` and the result an array is NumPy's.
+
+
+def prepare(array: Any) -> Any:
+    return of_values.prepare(on_host(array))
+
+
+def is_in_place(array: Any) -> bool:
+    raise ValueError(
+        "nobody may write to an array of JAX: use the form without the underscore, which returns a new one"
+    )
+
+
+def view_in_place(array: Any) -> None:
+    return None
+
+
+def assign(target: Any, source: Any) -> None:
+    is_in_place(target)
+
+
+def assign_host(target: Any, values: Any) -> None:
+    is_in_place(target)
+
+
+def returned(array: Any, like: Any) -> jax.Array:
+    result: jax.Array = jax.device_put(array, next(iter(like.devices())))
+    return result
+
+
+def is_finite(array: Any) -> bool:
+    return of_values.is_finite(on_host(array))
+
+
+def dtype_name(array: Any) -> str:
+    return str(array.dtype.name)
+
+
+def cast(array: Any, dtype_name: str) -> Any:
+    return array.astype(dtype_name)
+
+
+def received_splits(numbers: list[int], sent: Any) -> Any:
+    return jnp.array(numbers, jnp.int32) if accepts(sent) else np.array(numbers, np.int64)
+
+
+def stack(arrays: Sequence[Any]) -> jax.Array:
+    return jnp.stack(list(arrays))
+
+
+def on_host(array: Any) -> Any:
+    if not accepts(array):
+        return array
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError(
+            "this array has no values yet, since it is traced, as by jit or grad: use the operations of ringtrain.jax"
+        )
+    if len(array.devices()) > 1:
+        raise ValueError(
+            f"this array lies on {len(array.devices())} devices of this rank: sum over them first, or start one rank "
+            "for each device"
+        )
+    return np.asarray(array)
+
+
+def in_host_memory(array: Any) -> Any:
+    return jax.device_put(array, jax.devices("cpu")[0])
+
+
+def at_place_of(array: Any, like: Any) -> Any:
+    return jax.device_put(array, next(iter(like.devices())))
+
+
+def on_device(array: Any, device: Any) -> Any:
+    try:
+        return jax.device_put(array, jax.devices(device)[0] if isinstance(device, str) else device)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ValueError(f"JAX has no device {device!r}: {error}") from None
