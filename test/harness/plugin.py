@@ -31,6 +31,8 @@ from ringtrain.options.table import TABLE, environment_name
 from ringtrain.runner.launchers.mpi_library import MpiNotFound
 
 _SIZE = "ranks"
+# Those that take long to import.
+_LIBRARIES = ("torch", "jax")
 # One job can have these one after another.
 _READ_BY_INIT = {name for option in TABLE for name in (environment_name(option.name), option.alias)}
 
@@ -169,7 +171,7 @@ def _spec_of(item: pytest.Item) -> JobSpec | None:
     own_test = item.nodeid if marker.isolated else ""
     size = cast(int, item.callspec.params[_SIZE])
     environment = tuple(sorted((name, value) for name, value in marker.env.items() if name not in _READ_BY_INIT))
-    library = "torch" if hasattr(item.module, "torch") else ""
+    library = next((name for name in _LIBRARIES if hasattr(item.module, name)), "")
     return JobSpec(size, tuple(marker.hosts), marker.rate, environment, library, own_test)
 
 

@@ -1,0 +1,114 @@
+"""ringtrain for JAX: operations over the ranks inside jit.
+
+import ringtrain.jax as hvd
+
+hvd.init()
+params = hvd.broadcast_parameters(params, root_rank=0)
+optimizer = hvd.distribute(optax.adam(1e-3))
+
+ffi              what of the core XLA calls
+primitives       the operations as primitives
+lowering         ... inside a compiled program
+differentiation, batching
+                 ... under grad and under vmap
+trees            pytrees as lists with names
+ops              the operations on pytrees
+optimizer        optimizers and gradients over all ranks
+parameters       the same parameters on every rank
+failures         exceptions out of compiled programs
+elastic          states that outlive ranks
+leaving          the end of the job while programs are under way
+"""
+
+import inspect
+import typing
+
+from ringtrain.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.errors import (
+    DeadlockError as DeadlockError,
+    HorovodInternalError as HorovodInternalError,
+    MismatchError as MismatchError,
+    NonFiniteError as NonFiniteError,
+    NotInitializedError as NotInitializedError,
+    PeerLostError as PeerLostError,
+    RemoteError as RemoteError,
+    ReplicaError as ReplicaError,
+    RingtrainError as RingtrainError,
+    ShutDownError as ShutDownError,
+    StalledError as StalledError,
+)
+from ringtrain.jax import batching, differentiation, elastic as elastic, ffi, leaving, lowering
+from ringtrain.jax.failures import error_of as error_of, errors as errors
+from ringtrain.jax.ops import (
+    allgather as allgather,
+    allreduce as allreduce,
+    alltoall as alltoall,
+    barrier as barrier,
+    barrier_on as barrier_on,
+    broadcast as broadcast,
+    grouped_allreduce as grouped_allreduce,
+    reducescatter as reducescatter,
+)
+from ringtrain.jax.optimizer import (
+    DistributedOptimizer as DistributedOptimizer,
+    distribute as distribute,
+    grad as grad,
+    value_and_grad as value_and_grad,
+)
+from ringtrain.jax.parameters import (
+    broadcast_parameters as broadcast_parameters,
+    check_replicas as check_replicas,
+)
+from ringtrain.job.session import (
+    ccl_built as ccl_built,
+    cross_rank as cross_rank,
+    cross_size as cross_size,
+    cuda_built as cuda_built,
+    ddl_built as ddl_built,
+    gloo_built as gloo_built,
+    gloo_enabled as gloo_enabled,
+    init as init,
+    is_homogeneous as is_homogeneous,
+    is_initialized as is_initialized,
+    local_rank as local_rank,
+    local_size as local_size,
+    mpi_built as mpi_built,
+    mpi_enabled as mpi_enabled,
+    mpi_threads_supported as mpi_threads_supported,
+    nccl_built as nccl_built,
+    rank as rank,
+    rocm_built as rocm_built,
+    shutdown as shutdown,
+    size as size,
+)
+from ringtrain.objects import (
+    allgather_object as allgather_object,
+    broadcast_object as broadcast_object,
+    broadcast_object_fn as broadcast_object_fn,
+)
+from ringtrain.ops import (
+    Adasum as Adasum,
+    Average as Average,
+    Max as Max,
+    Min as Min,
+    Product as Product,
+    Sum as Sum,
+    join as join,
+)
+from ringtrain.process_sets import (
+    ProcessSet as ProcessSet,
+    add_process_set as add_process_set,
+    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
+    global_process_set as global_process_set,
+    remove_process_set as remove_process_set,
+)
+from ringtrain.record.metrics import metrics as metrics
+from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
+
+ffi.register()
+for _part in (lowering, differentiation, batching, leaving):
+    _part.register()
+
+if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
+    # Every name above, but none of the modules that importing them has left here.
+    __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))

@@ -1,0 +1,114 @@
+"""`hvd.elastic` of a JAX script: what `ringtrain.elastic` has, for pytrees and compiled steps.
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 1000:
+        state.params, state.opt_state = step(state.params, state.opt_state, batch)
+        state.step += 1
+        state.commit()
+
+train(hvd.elastic.JaxState(params=params, opt_state=opt_state, step=0))
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from ringtrain.elastic import agreement, running
+from ringtrain.elastic.running import AnyState, Arguments, Function, Result, generation as generation
+from ringtrain.elastic.state import ObjectState as ObjectState, State as State
+from ringtrain.errors import (
+    HorovodInternalError as HorovodInternalError,
+    HostsUpdatedInterrupt as HostsUpdatedInterrupt,
+)
+from ringtrain.jax.failures import errors
+from ringtrain.jax.parameters import as_leaf, on_host
+from ringtrain.jax.trees import Tree
+
+
+def run(func: Function[AnyState, Arguments, Result]) -> Function[AnyState, Arguments, Result]:
+    """As `ringtrain.elastic.run`, also for the loss of a rank while a compiled step is under way.
+
+    JAX tells of it when somebody wants the results, at the latest in `state.commit()`.
+    """
+    return running.run(_with_errors(func))
+
+
+def run_fn(
+    func: Function[AnyState, Arguments, Result], reset: Callable[[], object]
+) -> Function[AnyState, Arguments, Result]:
+    """As `run`, with a function that leaves one generation and joins the next in the place of ringtrain's own."""
+    return running.run_fn(_with_errors(func), reset)
+
+
+def _with_errors(func: Any) -> Any:
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with errors():
+            return func(*args, **kwargs)
+
+    return wrapper
+
+
+class JaxState(ObjectState):
+    """Pytrees of arrays, and other objects, each an attribute of this one.
+
+    A commit copies the pytrees to the memory of the host, so that a step may have its arrays donated.
+
+    Args:
+        values: what has an array of JAX in it, keys of random generators too, is a pytree: parameters, the state of an
+            optimizer. Anything else is a Python object.
+    """
+
+    _copies: dict[str, dict[str, np.ndarray[Any, Any]]]  # of each attribute by their paths
+
+    def __init__(self, **values: Any):
+        trees = {name: value for name, value in values.items() if _has_arrays(value)}
+        self._copies = {name: {} for name in trees}
+        for name, value in trees.items():
+            setattr(self, name, value)
+        super().__init__(**{name: value for name, value in values.items() if name not in trees})
+        self.save()
+
+    def save(self) -> None:
+        super().save()
+        self._copies = {name: self._copied(name) for name in self._copies}
+
+    def restore(self) -> None:
+        super().restore()
+        for name, copies in self._copies.items():
+            self._put(name, copies)
+
+    def sync_from(self, root_rank: int) -> None:
+        super().sync_from(root_rank)
+        for name in self._copies:
+            copies = self._copied(name)
+            if agreement.share_arrays(copies, root_rank, name):
+                self._put(name, copies)
+
+    def saved_content(self) -> Any:
+        return {"objects": super().saved_content(), "trees": self._copies}
+
+    def load_content(self, content: Any) -> None:
+        super().load_content(content["objects"])
+        for name in self._copies:
+            self._put(name, content["trees"][name])
+
+    def _copied(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
+        tree = Tree.of(getattr(self, name))
+        return {path: on_host(leaf, path) for leaf, path in zip(tree.leaves, tree.paths, strict=True)}
+
+    def _put(self, name: str, copies: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Copies of the copies: JAX may take over the memory of what it is given."""
+        tree = Tree.of(getattr(self, name))
+        leaves = [as_leaf(copies[path].copy(), leaf) for leaf, path in zip(tree.leaves, tree.paths, strict=True)]
+        setattr(self, name, tree.with_leaves(leaves))
+
+
+def _has_arrays(value: Any) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(value))

@@ -1,0 +1,340 @@
+"""The operations on JAX arrays and pytrees of them, inside and outside of jit, with derivatives and vmap.
+
+Common to all: `x` is an array or a pytree of arrays, whose operations are on their way together. The ranks match them
+by `name` and the path of each array in the tree, such as "gradients.encoder.0.weight", and need not have them in the
+same order. Without a name they are matched by the line of the script and their order there: within the program that is
+compiled, or outside of jit within the job.
+
+Outside of jit an operation is carried out before the call returns. Inside jit it is part of the compiled program; what
+goes wrong then is a jax.errors.JaxRuntimeError, of which `errors` makes the exceptions of ringtrain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+
+import ringtrain._core as _core
+from ringtrain import ops
+from ringtrain._core import ReduceOp
+from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
+from ringtrain.failure.call_sites import call_place
+from ringtrain.failure.ranks_in_words import ranges_of
+from ringtrain.jax.primitives import (
+    How,
+    Names,
+    allgather_p,
+    allreduce_p,
+    alltoall_p,
+    barrier_p,
+    broadcast_p,
+    reducescatter_p,
+)
+from ringtrain.jax.trees import Carried, Tree, carried
+from ringtrain.ops import Average, Sum
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+Arrays = TypeVar("Arrays")
+
+
+def allreduce(
+    x: Arrays,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: AnyCompressor = Compression.none,
+    priority: int = 0,
+) -> Arrays:
+    """Reduce an array, or each array of a pytree, over the ranks.
+
+    Differentiable for Sum and Average: the gradient is reduced in the same way.
+
+    Args:
+        x: the same shapes and dtypes on all ranks.
+        op: Average (not for bool), Sum, Min, Max, Product or Adasum.
+        name: what the ranks match it by.
+        prescale_factor: multiplies the arrays before the reduction.
+        postscale_factor: multiplies the results. Integers are truncated.
+        process_set: the ranks that take part, all of which call it.
+        compression: how the arrays travel: Compression.fp16, bf16, or a Compressor whose functions JAX can trace.
+        priority: what is ready at the same time is done in descending order of it; of a pytree the first leaf has it,
+            and each one after it one less.
+
+    Returns:
+        A pytree as x, bit for bit the same on all ranks.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: this rank is not in the process set, or an argument is out of its range.
+        TypeError: of an object or a dtype that cannot be sent.
+        RingtrainError: outside of jit: the ranks disagree (MismatchError), or one is lost, fails or does not come.
+    """
+    tree = Tree.of(x)
+    _check_op(op, "allreduce")
+    _check_compression(compression)
+    how = How(
+        _checked(process_set, name, "allreduce"),
+        op,
+        float(prescale_factor),
+        float(postscale_factor),
+        priorities=tuple(priority - place for place in range(len(tree.leaves))),
+    )
+    title = f"allreduce with op={op.name}"
+    leaves = [carried(leaf, title, op is Sum) for leaf in tree.leaves]
+    for leaf in leaves:
+        _check_reducible(leaf.array, op, title)
+    compressed = [compression.compress(leaf.array) for leaf in leaves]
+    results = allreduce_p.bind(*(array for array, _ in compressed), names=_names(name, tree), how=how) if leaves else []
+    whole = [
+        leaf.back(compression.decompress(result, context))
+        for leaf, result, (_, context) in zip(leaves, results, compressed, strict=True)
+    ]
+    return _as(x, tree.with_leaves(whole))
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    op: ReduceOp = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: AnyCompressor = Compression.none,
+    priority: int = 0,
+) -> list[Any]:
+    """`allreduce` of a list, under Horovod's name."""
+    factors = (prescale_factor, postscale_factor)
+    return allreduce(list(tensors), op, name, *factors, process_set, compression=compression, priority=priority)
+
+
+def reducescatter(
+    x: Arrays,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Arrays:
+    """Reduce arrays over the ranks and give each rank some of the rows.
+
+    Differentiable for Sum and Average: the gradients of the rows are gathered.
+
+    Args:
+        x: the same shapes and dtypes on all ranks, at least 1-d. Inside jit the number of ranks divides the first
+            dimension; outside the first ranks get one row more.
+        op, name, prescale_factor, postscale_factor, process_set: as for `allreduce`, without Adasum.
+
+    Raises:
+        ValueError: inside jit, the rows cannot be split evenly; and as `allreduce`.
+    """
+    tree = Tree.of(x)
+    _check_op(op, "reducescatter")
+    if op is ReduceOp.Adasum:
+        raise ValueError("reducescatter: Adasum wants whole arrays; use allreduce")
+    how = How(_checked(process_set, name, "reducescatter"), op, float(prescale_factor), float(postscale_factor))
+    leaves = [carried(leaf, "reducescatter", op is Sum) for leaf in tree.leaves]
+    for leaf in leaves:
+        _check_reducible(leaf.array, op, "reducescatter")
+        if leaf.array.ndim == 0:
+            raise ValueError("reducescatter: a number has no first dimension to scatter")
+        if _is_traced(leaf) and leaf.array.shape[0] % how.size:
+            raise ValueError(
+                f"reducescatter: inside jit {leaf.array.shape[0]} rows cannot be split over {how.size} ranks: the "
+                "program is the same on all of them. Pad the array, or call it outside of jit"
+            )
+    return _as(x, _bound(reducescatter_p, tree, leaves, name, how))
+
+
+def allgather(x: Arrays, name: str | None = None, process_set: ProcessSet = global_process_set) -> Arrays:
+    """Concatenate the arrays of all ranks along the first dimension, on every rank.
+
+    Differentiable where all ranks have as many rows: each rank gets the average of the gradients of its own rows.
+
+    Args:
+        x: the same dtypes and shapes on all ranks; outside of jit the first dimensions may differ. A number is a row.
+        name, process_set: as for `allreduce`.
+    """
+    tree = Tree.of(x)
+    how = How(_checked(process_set, name, "allgather"))
+    leaves = [_with_rows(carried(leaf, "allgather", True)) for leaf in tree.leaves]
+    return _as(x, _bound(allgather_p, tree, leaves, name, how))
+
+
+def broadcast(
+    x: Arrays, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Arrays:
+    """Give all ranks the arrays of one of them.
+
+    Differentiable: the average of the gradients goes to the root, zeros to the others.
+
+    Args:
+        x: the same shapes and dtypes on all ranks; keys of a random generator, too.
+        root_rank: whose values all get; a rank of the job, also for a process set.
+        name, process_set: as for `allreduce`.
+
+    Raises:
+        ValueError: root_rank is not in the process set; and as `allreduce`.
+    """
+    tree = Tree.of(x)
+    how = How(_checked(process_set, name, "broadcast"), root=root_rank)
+    if root_rank not in (process_set.ranks or []):
+        raise ValueError(
+            f"broadcast: root_rank {root_rank} is not one of the ranks {ranges_of(process_set.ranks or [])}"
+        )
+    leaves = [carried(leaf, "broadcast", True) for leaf in tree.leaves]
+    return _as(x, _bound(broadcast_p, tree, leaves, name, how))
+
+
+def alltoall(
+    x: Any,
+    splits: Sequence[int] | Any = None,
+    received_splits: Sequence[int] | Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send some rows to each rank and receive some from each.
+
+    Differentiable: the gradients travel back.
+
+    Args:
+        x: arrays of the same dtypes on all ranks, and the same shapes but for the first dimension.
+        splits: how many rows go to each rank; as many to each if None.
+        received_splits: how many come from each. Inside jit they are given if `splits` are, as numbers that do not
+            depend on traced values; outside nobody needs them.
+        name, process_set: as for `allreduce`.
+
+    Returns:
+        The rows that came, by the order of the ranks; a pair of them and `received_splits` where `splits` are given.
+
+    Raises:
+        ValueError: splits that do not add up; inside jit the one without the other.
+    """
+    tree = Tree.of(x)
+    checked = _checked(process_set, name, "alltoall")
+    leaves = [_with_rows(carried(leaf, "alltoall", True)) for leaf in tree.leaves]
+    if splits is not None and received_splits is None:
+        return _alltoall_at_once(tree, leaves, splits, name, checked)
+    if splits is None and received_splits is not None:
+        raise ValueError("alltoall: received_splits want splits beside them")
+    size = checked.size() or 1
+    rows = leaves[0].array.shape[0] if leaves else 0
+    sent = _even(rows, size) if splits is None else _numbers(splits, size)
+    received = sent if splits is None else _numbers(received_splits, size)
+    for leaf in leaves:
+        if leaf.array.shape[0] != sum(sent):
+            raise ValueError(
+                f"alltoall: splits {list(sent)} do not add up to the {leaf.array.shape[0]} rows of an array"
+            )
+    result = _bound(alltoall_p, tree, leaves, name, How(checked, sent=sent, received=received))
+    return result if splits is None else (result, np.array(received, np.int32))
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until all ranks have come here. Outside of jit; what JAX has been told to compute may go on meanwhile."""
+    ops.barrier(process_set)
+
+
+def barrier_on(x: Arrays, name: str | None = None, process_set: ProcessSet = global_process_set) -> Arrays:
+    """The arrays themselves, once all ranks have theirs: a barrier that has a place in a compiled program."""
+    tree = Tree.of(x)
+    how = How(_checked(process_set, name, "barrier_on"))
+    leaves = [jax.numpy.asarray(leaf) for leaf in tree.leaves]
+    if not leaves:
+        raise ValueError("barrier_on: there is no array that could wait; give one")
+    return _as(x, tree.with_leaves(barrier_p.bind(*leaves, names=_names(name, tree), how=how)))
+
+
+def _bound(primitive: Primitive, tree: Tree, leaves: Sequence[Carried], name: str | None, how: How) -> Any:
+    if not leaves:
+        return tree.with_leaves([])
+    results = primitive.bind(*(leaf.array for leaf in leaves), names=_names(name, tree), how=how)
+    return tree.with_leaves([leaf.back(result) for leaf, result in zip(leaves, results, strict=True)])
+
+
+def _names(name: str | None, tree: Tree) -> Names:
+    return Names(name, call_place(), tree.paths)
+
+
+def _as(given: Arrays, result: Any) -> Arrays:
+    """What the checker of types knows of it: a pytree of the same structure."""
+    whole: Arrays = result
+    return whole
+
+
+def _checked(process_set: ProcessSet, name: str | None, title: str) -> ProcessSet:
+    _core.require_initialized()
+    if process_set.process_set_id is None:
+        raise ValueError(f"{title}: {process_set} is not registered; see add_process_set")
+    if not process_set.included():
+        raise ValueError(f"{title}: this rank does not belong to {process_set}")
+    if name is not None and name.startswith("<"):
+        raise ValueError(f'{title} "{name}": names that begin with "<" are for ringtrain itself')
+    return process_set
+
+
+def _check_op(op: Any, title: str) -> None:
+    if not isinstance(op, ReduceOp):
+        raise TypeError(f"{title}: op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}")
+
+
+def _check_compression(compression: AnyCompressor) -> None:
+    if isinstance(compression, QuantizingCompressor):
+        raise ValueError(f"allreduce: {compression!r} is not for JAX; use Compression.fp16 or bf16")
+
+
+def _check_reducible(array: Any, op: ReduceOp, title: str) -> None:
+    kind = "b" if array.dtype == np.bool_ else "c" if array.dtype.kind == "c" else "f"
+    if kind == "f" and jax.numpy.issubdtype(array.dtype, np.integer):
+        kind = "i"
+    if op is ReduceOp.Average and kind == "b":
+        raise ValueError(f"{title}: an average is for numbers, not for bool; use op=Sum, or convert to float")
+    if op is ReduceOp.Adasum and kind != "f":
+        raise ValueError(f"{title}: Adasum is for floats, not for {array.dtype}; use op=Sum, or convert to float")
+    if kind == "c" and op not in (Sum, Average):
+        raise ValueError(f"{title}: this op is for real numbers, not for {array.dtype}; use op=Sum or Average")
+
+
+def _with_rows(leaf: Carried) -> Carried:
+    return leaf._replace(array=leaf.array.reshape(1)) if leaf.array.ndim == 0 else leaf
+
+
+def _is_traced(leaf: Carried) -> bool:
+    return isinstance(leaf.array, jax.core.Tracer)
+
+
+def _even(rows: int, size: int) -> tuple[int, ...]:
+    if rows % size:
+        raise ValueError(f"alltoall: {rows} rows cannot be split evenly over {size} ranks; give splits")
+    return (rows // size,) * size
+
+
+def _numbers(splits: Any, size: int) -> tuple[int, ...]:
+    if isinstance(splits, jax.core.Tracer):
+        raise ValueError("alltoall: inside jit splits must be numbers that are known when the program is compiled")
+    numbers = tuple(int(number) for number in np.asarray(splits))
+    if len(numbers) != size or min(numbers) < 0:
+        raise ValueError(f"alltoall: splits must be {size} numbers from 0 on, one for each rank, not {list(numbers)}")
+    return numbers
+
+
+def _alltoall_at_once(
+    tree: Tree, leaves: Sequence[Carried], splits: Any, name: str | None, process_set: ProcessSet
+) -> tuple[Any, Any]:
+    if isinstance(splits, jax.core.Tracer) or any(_is_traced(leaf) for leaf in leaves):
+        raise ValueError(
+            "alltoall: inside jit, or under grad, splits want received_splits: how many rows come from each"
+        )
+    pairs = [
+        ops.alltoall(leaf.array, splits, None if name is None else name + path, process_set)
+        for leaf, path in zip(leaves, tree.paths, strict=True)
+    ]
+    rows = [leaf.back(result) for leaf, (result, _) in zip(leaves, pairs, strict=True)]
+    return tree.with_leaves(rows), pairs[0][1] if pairs else None

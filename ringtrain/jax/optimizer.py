@@ -1,0 +1,180 @@
+"""Optimizers and gradients over all ranks: optax's transformations, and what jax.grad returns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from ringtrain._core import ReduceOp
+from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.jax.ops import allreduce
+from ringtrain.jax.primitives import require_finite_p
+from ringtrain.jax.trees import Tree
+from ringtrain.job import session
+from ringtrain.ops import Average, Max
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+Transformation = TypeVar("Transformation")
+
+# How many names were given away in this generation, by the ranks of the process set.
+_taken: Counter[tuple[int, ...]] = Counter()
+session.at_init(lambda _settings: _taken.clear())
+
+
+def distribute(
+    optimizer: Transformation,
+    op: ReduceOp = Average,
+    compression: AnyCompressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    nan_check: bool = False,
+    prefix: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Transformation:
+    """An optimizer of optax that gets the averages of the gradients over the ranks.
+
+    tx = hvd.distribute(optax.adam(1e-3))
+    updates, state = tx.update(gradients, state, params)  # inside jit, or not
+
+    All ranks call it in the same order, or give a prefix.
+
+    Args:
+        optimizer: optax's, or any named tuple of `init` and `update`.
+        op: Average, Sum, Adasum, ...
+        compression: how gradients travel, such as Compression.fp16.
+        backward_passes_per_step: update only at every n-th call, with the sum of the gradients of n calls; the other
+            updates are zeros. This is optax.MultiSteps, around the distributed optimizer.
+        gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it; for Average only.
+        average_aggregated_gradients: divide by backward_passes_per_step too, as optax.MultiSteps does. Off, as in
+            Horovod.
+        nan_check: look for NaN and infinity in every gradient; NonFiniteError on all ranks, and no update.
+        prefix: put before the names of all gradients. None numbers them: gradients0, gradients1, ...
+        process_set: the ranks that take part; the others update with their own gradients.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    reduce = _reduction(op, compression, gradient_predivide_factor, nan_check, prefix, process_set)
+    wrapped: Any = optimizer
+    if not callable(getattr(wrapped, "update", None)) or not hasattr(wrapped, "_replace"):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no optimizer of optax: it is no named tuple of init(params) and "
+            "update(updates, state, params)"
+        )
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step must be at least 1, but is {backward_passes_per_step}")
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        return wrapped.update(reduce(updates), state, params, **extra)
+
+    distributed = wrapped._replace(update=update)
+    if backward_passes_per_step > 1:
+        import optax
+
+        steps = optax.MultiSteps(distributed, backward_passes_per_step, use_grad_mean=average_aggregated_gradients)
+        distributed = steps.gradient_transformation()
+    whole: Transformation = distributed
+    return whole
+
+
+# Horovod's name for it.
+DistributedOptimizer = distribute
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    op: ReduceOp = Average,
+    compression: AnyCompressor = Compression.none,
+    prefix: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[..., Any]:
+    """As jax.value_and_grad, with the averages of the gradients over the ranks. The value is this rank's own.
+
+    All ranks call it in the same order, or give a prefix. The other arguments are those of `distribute`.
+    """
+    reduce = _reduction(op, compression, 1.0, False, prefix, process_set)
+    of_rank = jax.value_and_grad(fun, argnums, has_aux)
+
+    def value_and_averages(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        value, gradients = of_rank(*args, **kwargs)
+        return value, reduce(gradients)
+
+    return value_and_averages
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    op: ReduceOp = Average,
+    compression: AnyCompressor = Compression.none,
+    prefix: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[..., Any]:
+    """As jax.grad, with the averages of the gradients over the ranks. The arguments are those of `value_and_grad`."""
+    how: dict[str, Any] = {"op": op, "compression": compression, "prefix": prefix, "process_set": process_set}
+    with_value = value_and_grad(fun, argnums, has_aux, **how)
+
+    def averages(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = with_value(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return averages
+
+
+def _reduction(
+    op: ReduceOp,
+    compression: AnyCompressor,
+    predivide: float,
+    nan_check: bool,
+    prefix: str | None,
+    process_set: ProcessSet,
+) -> Callable[[Any], Any]:
+    """What makes averages of the gradients of one optimizer."""
+    if not predivide > 0:
+        raise ValueError(f"gradient_predivide_factor must be positive, but is {predivide}")
+    if predivide != 1 and op != Average:
+        raise ValueError("gradient_predivide_factor splits the division of an average, so it wants op=Average")
+    name = prefix or _next_prefix(process_set)
+
+    def reduce(gradients: Any) -> Any:
+        if not process_set.included():
+            return gradients
+        averages = allreduce(gradients, op, name, 1.0 / predivide, predivide, process_set, compression=compression)
+        return _checked(gradients, averages, name, process_set) if nan_check else averages
+
+    return reduce
+
+
+def _next_prefix(process_set: ProcessSet) -> str:
+    # Counted per process set: a rank that is in other sets too has more optimizers than its peers.
+    ranks = tuple(process_set.ranks or ())
+    _taken[ranks] += 1
+    return f"gradients{_taken[ranks] - 1}"
+
+
+def _checked(gradients: Any, averages: Any, name: str, process_set: ProcessSet) -> Any:
+    """The averages, once it is certain that the gradients of all ranks are finite."""
+    tree, results = Tree.of(gradients), Tree.of(averages)
+    size, place = process_set.size() or 1, process_set.rank() or 0
+    if not tree.leaves:
+        return averages
+    own = [
+        jnp.logical_not(jnp.isfinite(leaf).all()) if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.array(False)
+        for leaf in map(jnp.asarray, tree.leaves)
+    ]
+    # Of several ranks the first one, which is the largest number.
+    flags = allreduce(jnp.stack(own) * jnp.int32(size - place), Max, f"{name}.<finite>", 1.0, 1.0, process_set)
+    ranks = tuple(process_set.ranks or (0,))
+    names = tuple(path.removeprefix(".") or name for path in tree.paths)
+    first, *others = results.leaves
+    return results.with_leaves([require_finite_p.bind(first, flags, names=names, ranks=ranks), *others])

@@ -1,0 +1,87 @@
+"""Pytrees of arrays as lists with names, and arrays of dtypes that the core lacks as arrays of others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import ringtrain._core as _core
+
+_SIGNED = {"uint32": jnp.int32, "uint64": jnp.int64}
+_COMPLEX = ("complex64", "complex128")
+
+
+class Tree(NamedTuple):
+    """A pytree in parts. `paths` are such as ".encoder.0.weight", and "" for what is one array."""
+
+    leaves: list[Any]
+    paths: tuple[str, ...]
+    structure: Any
+
+    @staticmethod
+    def of(tree: Any) -> Tree:
+        """Raises ValueError where two leaves have the same path, such as those of the keys 1 and "1"."""
+        with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+        paths = tuple("".join(f".{_text(key)}" for key in path) for path, _ in with_paths)
+        repeated = [path for path, count in Counter(paths).items() if count > 1]
+        if repeated:
+            raise ValueError(f"two arrays of this tree have the path {repeated[0]}: give them other keys")
+        return Tree([leaf for _, leaf in with_paths], paths, structure)
+
+    def with_leaves(self, leaves: Sequence[Any]) -> Any:
+        return jax.tree_util.tree_unflatten(self.structure, leaves)
+
+
+def _text(key: Any) -> str:
+    """Of a dict's, a list's, a class's or an unknown node's child."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+class Carried(NamedTuple):
+    """What is sent of an array, and what makes a result of the array's kind of what comes back."""
+
+    array: Any
+    back: Callable[[Any], Any]
+
+
+def is_key(array: Any) -> bool:
+    """Whether it holds keys of a random generator."""
+    return hasattr(array, "dtype") and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def carried(value: Any, title: str, may_be_unsigned: bool) -> Carried:
+    """As an array that the core can send.
+
+    Args:
+        value: an array, maybe a traced one, or a number.
+        title: of the operation, for errors.
+        may_be_unsigned: whether signed integers of the same bits have the same result: of Sum, and of what only moves.
+
+    Raises:
+        TypeError: nothing that can be sent.
+    """
+    if is_key(value):
+        if not may_be_unsigned:
+            raise TypeError(f"{title}: keys of a random generator can be sent, but not averaged or compared")
+        kind = jax.random.key_impl(value)
+        data = carried(jax.random.key_data(value), title, True)
+        return Carried(data.array, lambda result: jax.random.wrap_key_data(data.back(result), impl=kind))
+    if not (hasattr(value, "dtype") or isinstance(value, (bool, int, float, complex))):
+        raise TypeError(f"{title}: a {type(value).__qualname__} is no array; send it with broadcast_object")
+    array = jnp.asarray(value)
+    name = array.dtype.name
+    if name in _core.DTYPES or name in _COMPLEX:
+        return Carried(array, lambda result: result)
+    if name in _SIGNED and may_be_unsigned:
+        own = array.dtype
+        signed = jax.lax.bitcast_convert_type(array, _SIGNED[name])
+        return Carried(signed, lambda result: jax.lax.bitcast_convert_type(result, own))
+    instead = "a signed integer or a float" if name in _SIGNED else "another dtype"
+    raise TypeError(f"{title}: ringtrain cannot send {name} this way; convert it to {instead}")

@@ -1,0 +1,175 @@
+"""What goes wrong inside jit: the same words as outside, on every rank, and the next step works."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from exact import require_equal
+
+jax = pytest.importorskip("jax", reason="JAX is not installed in this environment")
+
+import jax.numpy as jnp  # noqa: E402
+from exact_jax import raises  # noqa: E402
+from socket_ranks import started  # noqa: E402
+
+import ringtrain.jax as hvd  # noqa: E402
+from ringtrain.jax import ffi  # noqa: E402
+
+
+@pytest.mark.ranks(2, fast=[2])
+def test_a_mismatch_is_told_in_the_same_words_on_all_ranks_and_the_next_step_works():
+    step = jax.jit(lambda tree: hvd.allreduce(tree, hvd.Sum, "model"))
+    tree = {f"layer{number}": jnp.ones(31) for number in range(4)}
+    wrong = {**tree, "layer3": jnp.ones(31 + hvd.rank())}
+    with raises(hvd.MismatchError) as seen:
+        jax.block_until_ready(step(wrong))
+    assert seen.text == (
+        'allreduce "model.layer3": rank 0 sent float64[31], rank 1 sent float64[32]. Do all ranks build the same model?'
+    )
+    require_equal(step(tree)["layer3"], np.full(31, 2.0))
+
+
+@pytest.mark.ranks(2)
+def test_an_error_has_the_one_of_jax_as_its_cause():
+    step = jax.jit(lambda x: hvd.allreduce(x, hvd.Sum, "cause"))
+    try:
+        with hvd.errors():
+            step(jnp.ones(2 + hvd.rank())).block_until_ready()
+    except hvd.MismatchError as error:
+        assert isinstance(error.__cause__, RuntimeError) and "ringtrain.MismatchError" in str(error.__cause__)
+        assert type(hvd.error_of(error.__cause__)) is hvd.MismatchError
+    assert hvd.error_of(RuntimeError("out of memory")) is None
+    with pytest.raises(RuntimeError, match="of the script"), hvd.errors():
+        raise RuntimeError("of the script")
+
+
+@pytest.mark.ranks(2)
+def test_a_program_that_fails_leaves_nothing_behind():
+    """Of two operations one fails, and the other one is over before XLA frees its memory."""
+    step = jax.jit(lambda x, y: (hvd.allreduce(x, hvd.Sum, "good"), hvd.allreduce(y, hvd.Sum, "bad")))
+    for _ in range(3):
+        with raises(hvd.MismatchError):
+            jax.block_until_ready(step(jnp.ones(100_000), jnp.ones(2 + hvd.rank())))
+        require_equal(step(jnp.ones(100_000), jnp.ones(2))[0], np.full(100_000, 2.0))
+
+
+@pytest.mark.ranks(2)
+def test_arrays_on_several_devices_of_a_rank_are_refused():
+    code = """
+import jax, numpy as np, ringtrain.jax as hvd
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+hvd.init()
+mesh = Mesh(np.array(jax.devices()), ("local",))
+x = jax.device_put(np.ones(4), NamedSharding(mesh, PartitionSpec("local")))
+for call in (jax.jit(hvd.allreduce), hvd.allreduce):
+    try:
+        call(x)
+    except ValueError as error:
+        print(str(error).partition(":")[0])
+"""
+    if hvd.rank() == 0:
+        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
+        environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stdout.splitlines() == [
+            "an operation over the ranks inside a program for 2 devices of this rank",
+            "this array lies on 2 devices of this rank",
+        ], done.stdout + done.stderr
+    hvd.barrier()
+
+
+@pytest.mark.ranks(2, isolated=True)
+def test_without_init_the_program_says_so():
+    with pytest.raises(hvd.NotInitializedError):
+        hvd.allreduce(jnp.ones(2))
+    hvd.init()
+    step = jax.jit(hvd.allreduce)
+    require_equal(step(jnp.ones(2)), np.ones(2))
+    hvd.barrier()
+    hvd.shutdown()
+    with raises(hvd.NotInitializedError) as seen:
+        step(jnp.ones(2)).block_until_ready()
+    assert "call init() first" in seen.text
+    hvd.init()
+    require_equal(step(jnp.ones(2)), np.ones(2))
+
+
+KILLED = """
+import os, signal, time
+import jax, jax.numpy as jnp
+import ringtrain.jax as hvd
+
+hvd.init()
+step = jax.jit(lambda x: hvd.allreduce(x, hvd.Sum))
+step(jnp.ones(2)).block_until_ready()
+if hvd.rank() == 1:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    with hvd.errors():
+        step(jnp.ones(2)).block_until_ready()
+except hvd.PeerLostError as error:
+    print("rank 1" in str(error), time.time(), flush=True)
+"""
+
+
+def test_a_killed_rank_ends_the_step_of_the_others(tmp_path):
+    with started(KILLED, 2, tmp_path) as ranks:
+        ranks.processes[1].wait(60)
+        killed_at = time.time()
+        told, told_at = ranks.outputs([0, -signal.SIGKILL])[0].splitlines()[-1].split()
+    assert told == "True" and float(told_at) - killed_at < 2
+
+
+LEAVES = """
+import sys, time
+import jax, jax.numpy as jnp
+import ringtrain.jax as hvd
+
+hvd.init()
+square = jnp.ones((500, 500))
+step = jax.jit(lambda x: hvd.allreduce(x @ x, hvd.Sum))  # too much for JAX to do it before it returns
+step(square).block_until_ready()
+late = hvd.rank() == 1
+if late:
+    time.sleep(1)
+begin = time.monotonic()
+x = step(square)
+if late:
+    print(x[0, 0])
+else:  # the step is under way when the script of rank 0 ends
+    print(time.monotonic() - begin < 0.5)
+"""
+
+
+def test_a_script_may_end_with_a_step_under_way(tmp_path):
+    with started(LEAVES, 2, tmp_path) as ranks:
+        assert ranks.outputs() == ["True\n", "1000.0\n"]
+
+
+def test_a_script_ends_although_nobody_takes_its_last_step(tmp_path):
+    alone = LEAVES.replace("x = step(square)", "x = square if late else step(square)")
+    with started(alone.replace("sleep(1)", "sleep(8)"), 2, tmp_path) as ranks:
+        begin = time.monotonic()
+        ranks.processes[0].wait(60)
+        ended = time.monotonic()
+        ranks.outputs()
+    assert ended - begin < 20
+
+
+HEADER = "#define XLA_FFI_API_MAJOR {}\n#define XLA_FFI_API_MINOR {}\n"
+
+
+def test_a_version_of_xla_that_does_not_fit_is_an_import_error():
+    for minor in (1, 2, 3, 9):
+        assert ffi.api_version(HEADER.format(0, minor)) == 1
+    for major, minor in ((1, 0), (0, 0)):
+        with pytest.raises(ImportError, match=re.escape(f"has {major}.{minor}: install")):
+            ffi.api_version(HEADER.format(major, minor))
+    with pytest.raises(ImportError, match=r"has -1\.-1"):
+        ffi.api_version("")

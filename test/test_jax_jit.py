@@ -1,0 +1,155 @@
+"""Operations inside compiled programs: in any order, in loops and conditions, and at what cost."""
+
+import time
+
+import numpy as np
+import pytest
+from exact import require_equal
+
+jax = pytest.importorskip("jax", reason="JAX is not installed in this environment")
+
+import jax.numpy as jnp  # noqa: E402
+from exact_jax import own_data  # noqa: E402
+
+import ringtrain.jax as hvd  # noqa: E402
+
+
+def sums(names, x):
+    """Of x and of what is more than x, each by itself; in the order of the names."""
+    return {name: hvd.allreduce(x + ord(name), hvd.Sum, name=name) for name in names}
+
+
+def in_order(names, shape):
+    return jax.jit(lambda x: [sums(names, x)[name] for name in sorted(names)])(jnp.full(shape, float(hvd.rank())))
+
+
+@pytest.mark.ranks(2, fast=[2])
+@pytest.mark.parametrize("shape", [(), (700, 50)], ids=str)
+def test_ranks_may_have_the_operations_of_a_program_in_other_orders(shape):
+    names = "abc" if hvd.rank() == 0 else "cba"
+    for name, result in zip("abc", in_order(names, shape), strict=True):
+        require_equal(result, np.full(shape, 2.0 * ord(name) + 1))
+
+
+@pytest.mark.ranks(2)
+def test_what_one_operation_gives_another_one_may_take_in_other_orders():
+    def program(x):
+        first = {}
+        for name in "ab" if hvd.rank() == 0 else "ba":
+            first[name] = hvd.allreduce(x + ord(name), hvd.Sum, name=name)
+        second = {}
+        for name in "ab" if hvd.rank() == 1 else "ba":
+            second[name] = hvd.allreduce(first[name] * 2, hvd.Sum, name=f"second.{name}")
+        return first["a"], first["b"], second["a"], second["b"]
+
+    results = jax.jit(program)(jnp.zeros(2))
+    a, b = 2.0 * ord("a"), 2.0 * ord("b")
+    for result, expected in zip(results, (a, b, 4 * a, 4 * b), strict=True):
+        require_equal(result, np.full(2, expected))
+
+
+ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1"}
+
+
+@pytest.mark.ranks(2, env=ONE_THREAD)
+@pytest.mark.parametrize("length", [1, 5000])
+def test_64_operations_end_with_one_thread(length):
+    names = [f"n{number}" for number in range(64)]
+    own = names if hvd.rank() == 0 else names[::-1]
+
+    def program(x):
+        results = {name: hvd.allreduce(x * int(name[1:]), hvd.Sum, name=name) for name in own}
+        return [results[name] for name in names]
+
+    for number, result in enumerate(jax.jit(program)(jnp.ones(length))):
+        require_equal(result, np.full(length, 2.0 * number))
+
+
+@pytest.mark.ranks(2)
+def test_names_are_those_of_the_line_where_one_rank_compiles_twice():
+    step = jax.jit(lambda x: hvd.allreduce(x, hvd.Sum))
+    if hvd.rank() == 1:  # a program that the other rank does not have
+        step.lower(jnp.ones(3)).compile()
+    require_equal(step(jnp.ones(2)), np.full(2, 2.0))
+    twice = jax.jit(lambda x: [hvd.allreduce(x * number, hvd.Sum) for number in (1.0, 2.0)])
+    require_equal(twice(jnp.ones(2))[1], np.full(2, 4.0))
+
+
+@pytest.mark.ranks(2)
+def test_loops_and_conditions_have_operations():
+    own, of_ranks = own_data((4,), "float32", "average")
+    average = (of_ranks[0] + of_ranks[1]) / 2
+
+    def of_all(x):
+        return hvd.allreduce(x)
+
+    scan = jax.jit(lambda x: jax.lax.scan(lambda carry, _: (of_all(carry), carry.sum()), x, None, length=4)[0])
+    require_equal(scan(own), average)
+    loop = jax.jit(lambda x: jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, of_all(c[1])), (0, x))[1])
+    require_equal(loop(own), average)
+    condition = jax.jit(lambda x, is_taken: jax.lax.cond(is_taken, of_all, lambda x: -x, x))
+    require_equal(condition(own, True), average)
+    require_equal(condition(own, False), -of_ranks[hvd.rank()])
+    after = jax.jit(lambda x: of_all(x) + jax.lax.cond(x.sum() < 1e9, of_all, lambda x: -x, x))
+    require_equal(after(own), 2 * average)
+
+
+@pytest.mark.ranks(2)
+def test_an_inner_program_may_be_called_twice():
+    inner = jax.jit(lambda x: hvd.allreduce(x, hvd.Sum))
+    outer = jax.jit(lambda x: inner(inner(x)))
+    require_equal(outer(jnp.ones(3)), np.full(3, 4.0))
+
+
+@pytest.mark.ranks(2)
+def test_donated_arrays_are_worked_on_in_place():
+    step = jax.jit(lambda x: hvd.allreduce(x, hvd.Sum), donate_argnums=0)
+    own = jnp.ones(50_000)
+    place = own.unsafe_buffer_pointer()
+    result = step(own)
+    require_equal(result, np.full(50_000, 2.0))
+    assert own.is_deleted() and result.unsafe_buffer_pointer() == place
+
+
+@pytest.mark.ranks(1, 2)
+def test_an_array_is_as_it_was_after_its_operation():
+    own, of_ranks = own_data((70, 3))
+    both = jax.jit(lambda x: (hvd.allreduce(x, hvd.Sum), x * 1, hvd.broadcast(x, 0)))
+    summed, same, of_root = both(own)
+    require_equal(summed, sum(of_ranks))
+    require_equal(same, of_ranks[hvd.rank()])
+    require_equal(of_root, of_ranks[0])
+
+
+@pytest.mark.ranks(2)
+def test_a_program_of_32_bits_is_the_same():
+    jax.config.update("jax_enable_x64", False)
+    try:
+        step = jax.jit(lambda x: (hvd.allreduce(x, hvd.Sum, None, 0.5), hvd.alltoall(x), hvd.allgather(x)))
+        own = jnp.arange(4) + 10 * hvd.rank()
+        summed, exchanged, gathered = step(own)
+        assert summed.dtype == np.int32
+        require_equal(exchanged, np.array([0, 1, 10, 11] if hvd.rank() == 0 else [2, 3, 12, 13], np.int32))
+        require_equal(gathered, np.array([0, 1, 2, 3, 10, 11, 12, 13], np.int32))
+    finally:
+        jax.config.update("jax_enable_x64", True)
+
+
+@pytest.mark.ranks(1, isolated=True)
+def test_a_call_keeps_the_fast_road_of_jax():
+    hvd.init()
+    with_operation, without = jax.jit(lambda x: hvd.allreduce(x) + 1), jax.jit(lambda x: x + 1)
+    own = jnp.ones(1)
+
+    def shortest(function):
+        times = []
+        for _ in range(2000):
+            begin = time.perf_counter()
+            function(own).block_until_ready()
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    shortest(with_operation)
+    assert with_operation._cache_size() == 1
+    # With an effect in its jaxpr a call would take ten times as long.
+    assert shortest(with_operation) < 1.3 * shortest(without)
