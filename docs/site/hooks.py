@@ -14,8 +14,10 @@ from mkdocs.structure.files import File, Files
 MODULES = {
     "ringtrain": "For NumPy, CuPy, DLPack arrays and numbers, and for PyTorch's tensors as well.",
     "ringtrain.torch": "What PyTorch has besides: autograd, optimizers, modules.",
+    "ringtrain.jax": "Operations over the ranks inside jit.",
     "ringtrain.elastic": "Jobs that go on when ranks are lost, and when others come.",
     "ringtrain.torch.elastic": "The same for PyTorch's modules and optimizers.",
+    "ringtrain.jax.elastic": "The same for JAX's pytrees and compiled steps.",
     "ringtrain.kvstore": "Key-value stores, with the interface of MXNet's.",
     "ringtrain.optim": "SGD, Adam and AdamW for arrays.",
     "ringtrain.errors": "What the library raises.",

@@ -1,0 +1,30 @@
+"""The JAX example does what it says, started as a user starts it."""
+
+import pytest
+
+for module in ("jax", "optax", "sklearn", "tqdm", "matplotlib"):
+    pytest.importorskip(module)
+
+from test_torch_examples import accuracy_in, epochs_in, run  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_digits_are_learned(ranks):
+    assert accuracy_in(run(ranks, "jax_digits.py")) >= 0.96
+
+
+def test_the_digits_are_learned_in_16_bits_and_in_larger_steps():
+    assert accuracy_in(run(2, "jax_digits.py", "--bf16", "--accumulate", 2, "--epochs", 6)) >= 0.93
+
+
+def test_the_digits_go_on_from_a_checkpoint_on_other_ranks(tmp_path):
+    checkpoint, picture = tmp_path / "digits.pickle", tmp_path / "accuracy.png"
+    assert epochs_in(run(2, "jax_digits.py", "--epochs", 2, "--checkpoint", checkpoint)) == [1, 2]
+    printed = run(3, "jax_digits.py", "--epochs", 3, "--checkpoint", checkpoint)
+    assert epochs_in(printed) == [3]
+    finished = run(1, "jax_digits.py", "--epochs", 3, "--checkpoint", checkpoint, "--plot", picture)
+    assert epochs_in(finished) == []
+    assert accuracy_in(finished) == accuracy_in(printed)
+    assert picture.read_bytes().startswith(b"\x89PNG")
