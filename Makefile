@@ -106,7 +106,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 
 $(VENV)/.oldest-jax: $(VENV)/.installed
 	$(BIN)/python -m pip install -qq --upgrade --no-deps --target build/oldest-jax \
-	jax==0.4.38 jaxlib==0.4.38 optax==0.2.4 chex==0.1.88 toolz
+	jax==0.4.38 jaxlib==0.4.38 optax==0.2.4 chex==0.1.88 etils toolz
 	touch $@
 
 $(VENV)/.site: $(VENV)/.installed

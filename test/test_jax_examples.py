@@ -1,13 +1,23 @@
 """The JAX example does what it says, started as a user starts it."""
 
+import re
+
 import pytest
 
 for module in ("jax", "optax", "sklearn", "tqdm", "matplotlib"):
     pytest.importorskip(module)
 
-from test_torch_examples import accuracy_in, epochs_in, run  # noqa: E402
+from test_examples import run  # noqa: E402
 
 pytestmark = pytest.mark.slow
+
+
+def epochs_in(printed):
+    return [int(epoch) for epoch in re.findall(r"^epoch +(\d+):", printed, re.MULTILINE)]
+
+
+def accuracy_in(printed):
+    return float(re.search(r"^test accuracy ([\d.]+) on", printed, re.MULTILINE)[1])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -76,8 +76,10 @@ class JaxState(ObjectState):
         self.save()
 
     def save(self) -> None:
+        # JAX may tell only now that a step has failed: then nothing of this commit is kept.
+        copies = {name: self._copied(name) for name in self._copies}
         super().save()
-        self._copies = {name: self._copied(name) for name in self._copies}
+        self._copies = copies
 
     def restore(self) -> None:
         super().restore()
