@@ -18,6 +18,9 @@ stores      for MXNet's Trainer, Module and mx.kv
 import inspect
 import typing
 
+from ringtrain.mxnet import library as library  # before anything that imports MXNet
+
+# isort: split
 from ringtrain.compression import Compression as Compression, Compressor as Compressor
 from ringtrain.errors import (
     DeadlockError as DeadlockError,

@@ -7,7 +7,7 @@ import os
 
 import numpy
 
-import ringtrain.kvstore  # noqa: F401 a server or the scheduler stays here; MXNet would make its own of it
+import ringtrain.kvstore  # noqa: F401 a server or the scheduler stays here: MXNet would be one of its own
 
 try:
     import mxnet
