@@ -19,6 +19,7 @@ from ringtrain.bench.busy_core import busy_core
 from ringtrain.bench.collectives import COLLECTIVES, Sweep
 from ringtrain.bench.flags import EXAMPLES, build_parser
 from ringtrain.bench.idle import Idle
+from ringtrain.bench.jax_step import JaxStep
 from ringtrain.bench.job import Job, join
 from ringtrain.bench.kvstore import KVStore
 from ringtrain.bench.kvstore_job import KVStoreJob
@@ -64,6 +65,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Straggler(),
     TimelineCost(),
     TorchStep(),
+    JaxStep(),
 )
 
 # What to install where the package with the library's own name has to be built from source.

@@ -10,11 +10,13 @@ from ringtrain.bench.job import Job, RendezvousJob
 from ringtrain.bench.rounds import Competitor, Distribution
 
 NAMES = ("mpi", "gloo", "horovod")
-_OVER_MPI = ("mpi", "horovod")
+_OVER_MPI = ("mpi", "horovod", "mpi4jax")
 # Those that take part in measurements of a store.
 OF_STORES = ("ps-lite",)
+# Those that train models of JAX.
+OF_JAX = ("jax-gloo", "mpi4jax")
 # Where each is; measurements elsewhere add their own.
-MODULES = {name: f"ringtrain.bench.peers.{name.replace('-', '_')}" for name in (*NAMES, *OF_STORES)}
+MODULES = {name: f"ringtrain.bench.peers.{name.replace('-', '_')}" for name in (*NAMES, *OF_STORES, *OF_JAX)}
 
 
 class CannotTakePart(Exception):
@@ -60,7 +62,7 @@ def find(job: Job, wanted: Sequence[str]) -> Peers:
     """Open the wanted peers; one that is missing on any rank is missing on all."""
     peers = Peers([], {})
     for name in wanted:
-        if job.size == 1 and name in NAMES:
+        if job.size == 1 and name in (*NAMES, *OF_JAX):
             peers.missing[name] = "there is nobody to talk to in a job of one rank"
             continue
         if isinstance(job, RendezvousJob) and name in _OVER_MPI:

@@ -1,0 +1,110 @@
+"""A training step of JAX models, one compiled program, beside the same step without any communication.
+
+What a step takes longer than one without communication is *exposed* communication.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Protocol, runtime_checkable
+
+from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench.peers import OF_JAX
+from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
+from ringtrain.bench.results import Result, Row
+from ringtrain.bench.rounds import ALONE, Competitor, Contestant, seconds_of_all
+from ringtrain.bench.session import Session
+
+MODELS = ("mlp", "large")
+_SMALL = "4 bytes"
+
+
+@runtime_checkable
+class HasJax(Protocol):
+    """A peer that averages gradients inside jit."""
+
+    def jax_training(self, task: Any) -> list[Competitor]:
+        """Its ways to train the model of a `ringtrain.bench.jax.training.Task`."""
+
+
+class JaxStep:
+    name = library = "jax"
+    peers = OF_JAX
+    help = "a training step of JAX models, beside jax.distributed and mpi4jax, and without communication"
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--models", type=_models, default=",".join(MODELS), metavar="LIST", help="%(default)s")
+        parser.add_argument("--steps", type=int, default=3, metavar="N", help="in each timing (default: %(default)s)")
+
+    def measure(self, session: Session) -> list[Row]:
+        peers = [peer for peer in session.peers() if isinstance(peer, HasJax)]  # before JAX looks for its devices
+        session.init()
+        session.expect(len(session.arguments.models) + 1)
+        return [_measure_small(session), *(_measure_model(session, name, peers) for name in session.arguments.models)]
+
+    def table(self, result: Result) -> list[str]:
+        lines = []
+        for row in result.rows:
+            lines += [_subject(row), "", *lines_of(_table_of(row)), ""]
+        return lines[:-1]
+
+
+def _measure_small(session: Session) -> Row:
+    # JAX need not be installed for the other measurements
+    from ringtrain.bench.jax import training
+
+    contestants = [Contestant(name, call) for name, call in training.small_calls().items()]
+    for contestant in contestants:
+        contestant.run()
+    return Row({"model": _SMALL}, session.rounds(contestants, lambda one: _seconds(session, one, 50)))
+
+
+def _measure_model(session: Session, name: str, peers: list[HasJax]) -> Row:
+    from ringtrain.bench.jax import training
+
+    task = training.Task(name, session.job.rank)
+    expected = task.first_step()
+    own = training.own_competitor(task, ringtrain_competitor.NAME)
+    admitted = session.admit(
+        [own, *(one for peer in peers for one in peer.jax_training(task))],
+        [],
+        lambda: None,
+        lambda params: training.are_close(params, expected),
+    )
+    alone = Contestant(ALONE, task.train(lambda gradients: gradients))
+    alone.run()
+    contestants = [*admitted[:1], alone, *admitted[1:]]
+    return Row(task.key, session.rounds(contestants, lambda one: _seconds(session, one, session.arguments.steps)))
+
+
+def _seconds(session: Session, contestant: Contestant, times: int) -> dict[str, float]:
+    seconds = [seconds_of_all(session.job, contestant.run) for _ in range(times)]
+    return {"seconds": sum(seconds) / times, "shortest": min(seconds)}
+
+
+def _table_of(row: Row) -> Table:
+    table = Table(["", "ms [min-max]", "shortest ms", "ringtrain's time / this", "of the shortest"], first_is_text=True)
+    first = row.competitors()[0]
+    for name in row.competitors():
+        shortest = row.spread(name, "shortest").least
+        cells = [name, milliseconds_text(row.spread(name)), f"{1e3 * shortest:.3f}"]
+        if name != first:
+            cells += [spread_text(row.ratio(first, name)), f"{row.spread(first, 'shortest').least / shortest:.2f}"]
+        table.add([*cells, *[""] * (5 - len(cells))])
+    return table
+
+
+def _subject(row: Row) -> str:
+    if row.key["model"] == _SMALL:
+        return "an allreduce of 4 bytes"
+    inputs = "x".join(map(str, row.key["inputs"]))
+    megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
+    return f"{row.key['model']}: {row.key['tensors']} gradients, {megabytes}; {inputs} on each rank"
+
+
+def _models(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the models are {', '.join(MODELS)}")
+    return names
