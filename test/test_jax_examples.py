@@ -1,6 +1,9 @@
 """The JAX example does what it says, started as a user starts it."""
 
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -38,3 +41,26 @@ def test_the_digits_go_on_from_a_checkpoint_on_other_ranks(tmp_path):
     assert epochs_in(finished) == []
     assert accuracy_in(finished) == accuracy_in(printed)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_benchmark_compares_steps_on_two_ranks(tmp_path):
+    words = [
+        "jax",
+        "-np",
+        "2",
+        "--models",
+        "mlp",
+        "--rounds",
+        "1",
+        "--warmup",
+        "0",
+        "--json",
+        str(tmp_path / "jax.json"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "ringtrain.bench", *words], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "jax.json").read_text())["rows"]
+    assert [row["key"]["model"] for row in rows] == ["4 bytes", "mlp"]
+    assert {"ringtrain", "no communication"} <= set(rows[1]["summary"])

@@ -1,6 +1,7 @@
 """What is written down of XLA's foreign function interface is what jaxlib's own header says."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,9 @@ def test_every_field_lies_where_jaxlib_has_it():
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_who_imports_ringtrain_does_not_import_jax():
+    code = "import sys, ringtrain; print(sorted({'jax', 'jaxlib', 'optax'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

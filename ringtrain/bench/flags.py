@@ -16,6 +16,7 @@ examples:
   python -m ringtrain.bench step -np 2 --launches 3 --only near --json step.json --plot step.png
   python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option mailbox_kb=256
   python -m ringtrain.bench torch -np 2 --models resnet50,transformer --peers gloo
+  python -m ringtrain.bench jax -np 2 --models mlp --rounds 21
   python -m ringtrain.bench latency -np 2 --rounds 21
   python -m ringtrain.bench kvstore -np 1,2,4 --peers ps-lite --plot kvstore.png
   python -m ringtrain.bench allreduce -np 3 -H h1,h2,h3 --network mpi,sockets --cpu --peers none

@@ -6,6 +6,7 @@ What a step takes longer than one without communication is *exposed* communicati
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ringtrain.bench import ringtrain_competitor
@@ -59,7 +60,7 @@ def _measure_small(session: Session) -> Row:
     return Row({"model": _SMALL}, session.rounds(contestants, lambda one: _seconds(session, one, 50)))
 
 
-def _measure_model(session: Session, name: str, peers: list[HasJax]) -> Row:
+def _measure_model(session: Session, name: str, peers: Sequence[HasJax]) -> Row:
     from ringtrain.bench.jax import training
 
     task = training.Task(name, session.job.rank)

@@ -287,8 +287,10 @@ def _require_one_device(ctx: Any) -> None:
 
 
 def _devices(axis_context: Any) -> int:
-    """However this version of JAX says it."""
+    """However this version of JAX says it; what it does not say is one."""
     mesh, environment = getattr(axis_context, "mesh", None), getattr(axis_context, "axis_env", None)
-    if mesh is not None:
-        return int(mesh.size)
-    return int(getattr(environment, "nreps", 1) if environment is not None else getattr(axis_context, "num_devices", 1))
+    return max(
+        int(getattr(mesh, "size", 1)),
+        int(getattr(environment, "nreps", 1)),
+        int(getattr(axis_context, "num_devices", 1) or 1),
+    )
