@@ -6,6 +6,7 @@
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make slurm  installs Slurm, of which the tests start a cluster
 # make sge    installs SGE, of which the tests start a cluster
+# make debian installs Debian's MPIs, on which some tests run
 # make docs   writes docs/options.md and builds the site, in build/site
 # make lint   layout, types, the rules about threads, and the rule that floors only look down
 #
@@ -38,7 +39,7 @@ fi
 endef
 export ALLOW_ROOT
 
-.PHONY: demo test quick test-mxnet oldest-jax browser slurm sge lint format docs clean
+.PHONY: demo test quick test-mxnet oldest-jax browser slurm sge debian lint format docs clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
@@ -68,6 +69,10 @@ slurm:
 sge:
 	command -v sge_qmaster || { apt-get update && DEBIAN_FRONTEND=noninteractive \
 	apt-get install -y --no-install-recommends gridengine-master gridengine-exec gridengine-client; }
+
+debian:
+	command -v mpirun.mpich || { apt-get update && \
+	apt-get install -y --no-install-recommends openmpi-bin mpich python3-mpi4py python3-venv; }
 
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .
