@@ -539,3 +539,58 @@ def test_data_are_split_as_in_mxnet():
     assert [one.shape for one in loaded] == [(3, 2), (3, 2)]
     with pytest.raises(ValueError, match="host's memory"):
         kvstore.split_and_load(data[:6], ["cpu", "cuda:0"])
+
+
+def check_rows(kv):
+    first = np.arange(3000, dtype=np.float32).reshape(1000, 3)
+    kv.init(["e", "b"], [first.copy(), np.zeros(4, np.float32)])
+    kv.set_optimizer("test")
+    pushed = kvstore.RowSparse([5, 2, 5], np.ones((3, 3), np.float32))
+    kv.push(["e", "b"], [[pushed], np.ones(4, np.float32)])
+    first[[2, 5]] += np.array([[1], [2]], np.float32) * kv.num_workers
+    out = kvstore.RowSparse()
+    kv.row_sparse_pull("e", out=out, row_ids=np.array([5, 2, 7, 5]))
+    assert out.indices.tolist() == [2, 5, 7] and (out.rows == first[[2, 5, 7]]).all()
+    assert (kv.pull("e") == first).all() and (kv.pull("b") == kv.num_workers).all()
+    handle = kv.push("e", pushed, copy=False)
+    if handle is not None:
+        hvd.synchronize(handle)
+    assert (kv.row_sparse_pull("e", row_ids=[5]).rows == first[5] + 2 * kv.num_workers).all()
+    assert kv.restored == {}
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_rows_of_one_process_are_pushed_and_pulled(kind):
+    check_rows(kvstore.create(kind))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_sync_device"])
+def test_rows_are_pushed_and_pulled_without_servers(kind):
+    check_rows(kvstore.create(kind))
+
+
+@with_torch
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sparse_tensors_of_torch_are_rows(dtype):
+    import torch
+
+    weight = torch.arange(12.0).reshape(4, 3).to(getattr(torch, dtype)).requires_grad_()
+    kv = kvstore.create("local")
+    kv.init("e", weight.detach())
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    torch.nn.functional.embedding(torch.tensor([1, 3, 1]), weight, sparse=True).sum().backward()
+    kv.push("e", weight.grad)
+    out = torch.zeros(4, 3, dtype=weight.dtype).to_sparse(1)
+    kv.row_sparse_pull("e", out=out, row_ids=torch.tensor([3, 1, 3]))
+    assert out.coalesce().indices().tolist() == [[1, 3]]
+    expected = weight.detach() - weight.grad.to_dense()
+    assert torch.equal(out.coalesce().values(), expected[[1, 3]])
+    kv.push("e", out, copy=True)
+    with pytest.raises(ValueError, match="a tensor of 2 sparse dimensions, not 1"):
+        kv.push("e", weight.detach().to_sparse())
+    with pytest.raises(ValueError, match=r"key 'e' has shape \(4, 3\), but out has \(4, 4\)"):
+        kv.row_sparse_pull("e", out=torch.zeros(4, 4).to_sparse(1), row_ids=[1])
+    with pytest.raises(TypeError, match="out is a RowSparse or a sparse_coo tensor"):
+        kv.row_sparse_pull("e", out=torch.zeros(4, 3), row_ids=[1])

@@ -651,6 +651,8 @@ for turn in range(400):
     print("round", flush=True)
     time.sleep(0.01)
 kv.wait()
+assert not kv.restored or 0 <= kv.restored["a"] < 60
+print("restored", *kv.restored)
 print("value", kv.pull("a").min(), kv.pull("a").max(), kv.pull("b").max())
 """
 
@@ -671,11 +673,13 @@ def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, memo
         servers[1].kill()
         servers[1] = one.server(DMLC_TASK_ID="1", PS_VERBOSE="1")
         servers[1].wait_for("goes on from a snapshot of")
-        said = worker.end().splitlines()[-1].split()
+        whole = worker.end()
+        said = whole.splitlines()[-1].split()
         least, most = float(said[1]), float(said[2])
         # The pieces of server 0 have all pushes, those of server 1 lack what came after the snapshot: in memory that
         # was shared, also what came while there was no server.
         assert most == 400
+        assert "restored a\n" in whole
         assert (0 if memory == "auto" else 200) < least <= 400
         for process in (*servers, scheduler):
             process.end()

@@ -128,6 +128,24 @@ def assign_host(target: torch.Tensor, values: Any) -> None:
     assign(target, torch.from_numpy(plain))
 
 
+def set_rows(tensor: torch.Tensor, numbers: Any, rows: Any) -> None:
+    """Give a sparse_coo tensor these rows, in its dtype, and no others; they are in order."""
+    values = torch.empty(rows.shape, dtype=tensor.dtype, device=tensor.device)
+    assign_host(values, rows)
+    indices = torch.from_numpy(numbers).reshape(1, -1)
+    made = torch.sparse_coo_tensor(
+        indices,
+        values,
+        tensor.shape,
+        dtype=tensor.dtype,
+        device=tensor.device,
+        is_coalesced=True,
+        check_invariants=False,
+    )
+    with torch.no_grad():
+        tensor.copy_(made)
+
+
 def note_change(tensor: torch.Tensor) -> None:
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)

@@ -16,7 +16,7 @@ from ringtrain.handles import Pending
 from ringtrain.kvstore import places
 from ringtrain.kvstore.engine import Function, Groups
 from ringtrain.kvstore.entries import Entry
-from ringtrain.kvstore.keys import Key, grouped, listed
+from ringtrain.kvstore.keys import Key
 from ringtrain.kvstore.kinds import Kind
 from ringtrain.kvstore.optimizers import BuiltInUpdater, Updater
 from ringtrain.kvstore.recipes import Recipe
@@ -24,8 +24,7 @@ from ringtrain.kvstore.served_entry import ServedEntry
 from ringtrain.kvstore.served_updates import ServedUpdater
 from ringtrain.kvstore.servers.keys import KeyTable
 from ringtrain.kvstore.servers.membership import Membership
-from ringtrain.kvstore.sparse import RowSparse, numbers_of, sum_of as sparse_sum
-from ringtrain.kvstore.store import Pushes
+from ringtrain.kvstore.sparse import Array, RowSparse, sum_of as sparse_sum
 from ringtrain.kvstore.store_of_job import StoreOfJob
 from ringtrain.kvstore.under_way import Limits, UnderWay
 
@@ -123,66 +122,27 @@ class ServedStore(StoreOfJob):
 
     # ------------------------------------------------------------------------------------------------------- rows
 
-    def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> Pushes | None:
-        """As `KVStore.push`; a key's values may also be `RowSparse`, whose other rows are zero."""
-        groups = grouped("push", key, value)
-        sparse = {one: values for one, values in groups.items() if isinstance(values[0], RowSparse)}
-        if not sparse:
-            return super().push(key, value, priority, copy)
-        self._require_usable()
-        handles: list[Pending[Any]] = [
-            self._push_rows(self._with_rows("push", one), values, priority) for one, values in sparse.items()
-        ]
-        dense = {one: values for one, values in groups.items() if one not in sparse}
-        if dense:
-            handles += self._push_all(self._given("push", list(dense), list(dense.values())), priority, copy)
-        return None if copy else Pushes(handles)
-
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> Any:
-        """Wait for this worker's own pushes of the keys and give some of their rows.
-
-        Args:
-            key: of keys of at least one dimension.
-            out: a RowSparse, which gets them; or a list, of one key or of one each of a list of keys.
-            priority: what is higher is sent first.
-            row_ids: numbers of rows, in any order; or a list of them, one for each of `out`.
-
-        Returns:
-            Without `out`, a RowSparse of a key, or a list of those of a list of keys.
-        """
-        self._require_usable()
-        keys = listed("row_sparse_pull", key)
-        outs = [RowSparse() for _ in keys] if out is None else out if isinstance(out, (list, tuple)) else [out]
-        ids = row_ids if isinstance(row_ids, (list, tuple)) and len(row_ids) == len(outs) > 1 else [row_ids] * len(outs)
-        if len(keys) not in (1, len(outs)):
-            raise ValueError(f"row_sparse_pull: {len(keys)} keys take as many outs, not {len(outs)}")
-        for one, target, numbers in zip(keys * (len(outs) // len(keys)), outs, ids, strict=True):
-            self._pull_rows(self._with_rows("row_sparse_pull", one), target, numbers, priority)
-        return None if out is not None else outs if isinstance(key, (list, tuple)) else outs[0]
-
-    def _with_rows(self, call: str, key: Key) -> ServedEntry:
-        entry = self._served(self._entries.find(call, key).key)
-        if not entry.shape or self._replicates():
-            reason = "is updated on every worker" if entry.shape else "has no rows"
-            raise ValueError(f"{call}: key {key!r} {reason}; use pushes and pulls of the whole value")
-        return entry
-
-    def _push_rows(self, entry: ServedEntry, values: list[Any], priority: int) -> UnderWay:
+    def _push_rows(self, entry: Entry, values: Sequence[RowSparse], priority: int) -> list[Pending[Any]]:
+        if self._replicates():
+            return super()._push_rows(entry, values, priority)
         self._require_updates()
-        total = sparse_sum(entry.key, values, entry.shape, entry.dtype_of_numpy)
-        (rates,) = self._rates([entry])
-        views = numpy_adapter.view(total.indices), prod(entry.shape[1:]), numpy_adapter.view(total.rows)
-        core = self._client.push_rows(self._number, entry.id, *views, rates, priority, copies=False)
+        served = self._served(entry.key)
+        total = sparse_sum(served.key, values, served.shape, served.dtype_of_numpy)
+        (rates,) = self._rates([served])
+        views = numpy_adapter.view(total.indices), prod(served.shape[1:]), numpy_adapter.view(total.rows)
+        core = self._client.push_rows(self._number, served.id, *views, rates, priority, copies=False)
         self._job.counts.pushed([total.rows])
-        return self._keep([entry], self._handle(core, total))
+        return [self._keep([served], self._handle(core, total))]
 
-    def _pull_rows(self, entry: ServedEntry, out: RowSparse, row_ids: Any, priority: int) -> None:
-        numbers = numbers_of("row_sparse_pull", entry.key, row_ids, entry.shape[0])
-        rows = np.empty((numbers.size, *entry.shape[1:]), entry.dtype_of_numpy)
-        views = numpy_adapter.view(numbers), prod(entry.shape[1:]), numpy_adapter.view(rows)
+    def _pull_rows(self, entry: Entry, numbers: Array, priority: int) -> Array:
+        if self._replicates():
+            return super()._pull_rows(entry, numbers, priority)
+        served = self._served(entry.key)
+        rows = np.empty((numbers.size, *served.shape[1:]), served.dtype_of_numpy)
+        views = numpy_adapter.view(numbers), prod(served.shape[1:]), numpy_adapter.view(rows)
         self._job.counts.pulled([rows])
-        self._wait_for(self._client.pull_rows(self._number, entry.id, *views, priority), (numbers, rows))
-        out.indices, out.rows = numbers, rows
+        self._wait_for(self._client.pull_rows(self._number, served.id, *views, priority), (numbers, rows))
+        return rows
 
     # ---------------------------------------------------------------------------------------------------- totals
 
@@ -372,6 +332,15 @@ class ServedStore(StoreOfJob):
     def placement(self) -> dict[Key, list[tuple[int, int, int]]]:
         """By key its pieces: number of the server, first element, elements."""
         return {key: self._keys.pieces(str(key)) for key in self._entries}
+
+    @property
+    def restored(self) -> dict[Key, float]:
+        ages_s = self._job.restored
+        by_key = {
+            key: [ages_s[server] for server, _, _ in self._keys.pieces(str(key)) if server in ages_s]
+            for key in self._entries
+        }
+        return {key: max(of_key) for key, of_key in by_key.items() if of_key}
 
     def join(self) -> None:
         self.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,6 +26,39 @@ class RowSparse:
 
     def __repr__(self) -> str:
         return f"RowSparse({self.indices.tolist()}, {self.rows.shape} {self.rows.dtype})"
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether it is a RowSparse, or a sparse tensor of PyTorch."""
+    return isinstance(value, RowSparse) or getattr(value, "is_sparse", False) is True
+
+
+def as_rows(call: str, key: Any, value: Any) -> RowSparse:
+    """What is_sparse() has found. Raises ValueError for a tensor that is sparse in another way than by rows."""
+    if isinstance(value, RowSparse):
+        return value
+    if not is_sparse(value):
+        raise ValueError(f"{call}: key {key!r} comes with rows and with whole values; give it one kind")
+    whole = value.detach().coalesce()
+    if whole.sparse_dim() != 1:
+        raise ValueError(f"{call}: key {key!r} comes with a tensor of {whole.sparse_dim()} sparse dimensions, not 1")
+    return RowSparse(whole.indices()[0], whole.values())
+
+
+def require_place(call: str, key: Any, out: Any, shape: tuple[int, ...]) -> None:
+    """Raises TypeError and ValueError for what cannot have rows of a key."""
+    if not is_sparse(out):
+        raise TypeError(f"{call}: out is a RowSparse or a sparse_coo tensor of PyTorch, not {type(out).__qualname__}")
+    if not isinstance(out, RowSparse) and tuple(out.shape) != shape:
+        raise ValueError(f"{call}: key {key!r} has shape {shape}, but out has {tuple(out.shape)}")
+
+
+def put_rows(out: Any, numbers: Array, rows: Array) -> None:
+    """Give them what require_place() has taken."""
+    if isinstance(out, RowSparse):
+        out.indices, out.rows = numbers, rows
+    else:
+        cast(Any, adapter_for(out)).set_rows(out, numbers, rows)
 
 
 def numbers_of(call: str, key: Any, row_ids: Any, rows: int) -> Array:

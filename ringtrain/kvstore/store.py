@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from ringtrain.arrays import numpy as numpy_adapter
+from ringtrain.arrays.adapter import adapter_for
 from ringtrain.handles import Pending
 from ringtrain.kvstore import places, states
 from ringtrain.kvstore.base import KVStoreBase
 from ringtrain.kvstore.compression import GradientCompression
 from ringtrain.kvstore.engine import Engine
-from ringtrain.kvstore.entries import require_fitting
+from ringtrain.kvstore.entries import Entry, require_fitting
 from ringtrain.kvstore.keys import Key, grouped, listed
 from ringtrain.kvstore.optimizers import updater_for
+from ringtrain.kvstore.sparse import (
+    Array,
+    RowSparse,
+    as_rows,
+    is_sparse,
+    numbers_of,
+    put_rows,
+    require_place,
+    sum_of,
+)
 
 
 class Pushes:
@@ -68,7 +82,8 @@ class KVStore(Engine):
 
         Args:
             key: of keys that have a value.
-            value: of their shapes and dtypes; float32 for 16-bit floats, too. It is not changed.
+            value: of their shapes and dtypes; float32 for 16-bit floats, too. It is not changed. Also a RowSparse, or a
+                sparse_coo tensor of PyTorch, such as the gradient of an embedding: all other rows are zero.
             priority: what is higher is sent first.
             copy: whether the arrays may be changed at once. If not, leave them alone until `ringtrain.synchronize` of
                 what is returned, or the next pull of the keys.
@@ -81,7 +96,19 @@ class KVStore(Engine):
             ValueError: another shape or dtype.
             TypeError: no array, or a key of another kind.
         """
-        handles = self._push_all(self._given("push", key, value), priority, copy)
+        groups = grouped("push", key, value)
+        with_rows = {one: values for one, values in groups.items() if any(map(is_sparse, values))}
+        if not with_rows:
+            handles = self._push_all(self._given("push", key, value), priority, copy)
+            return None if copy else Pushes(handles)
+        self._require_usable()
+        handles = []
+        for one, values in with_rows.items():
+            entry = self._with_rows("push", one)
+            handles += self._push_rows(entry, [as_rows("push", one, value) for value in values], priority)
+        dense = {one: values for one, values in groups.items() if one not in with_rows}
+        if dense:
+            handles += self._push_all(self._given("push", list(dense), list(dense.values())), priority, copy)
         return None if copy else Pushes(handles)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> Any:
@@ -333,11 +360,61 @@ class KVStore(Engine):
         """
         self.wait()
 
-    # For MXNet's scripts.
+    @property
+    def restored(self) -> dict[Key, float]:
+        """The keys that a server has brought back from a snapshot, and how many seconds old that was then: what was
+        pushed since is gone. None where no server has died.
+        """
+        return {}
+
+    # ---------------------------------------------------------------------------------------------------- rows
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> Any:
-        """Raises ValueError: only servers give some rows of a value."""
-        raise ValueError("row_sparse_pull: this store has dense values only; use pull, or a store with servers")
+        """Wait for this worker's own pushes of the keys and give some of their rows.
+
+        Args:
+            key: of keys of at least one dimension.
+            out: a RowSparse or a sparse_coo tensor of PyTorch, which gets them; or a list, of one key or of one each of
+                a list of keys.
+            priority: what is higher is sent first.
+            row_ids: numbers of rows, in any order; or a list of them, one for each of `out`.
+
+        Returns:
+            Without `out`, a RowSparse of a key, or a list of those of a list of keys.
+        """
+        self._require_usable()
+        keys = listed("row_sparse_pull", key)
+        outs = [RowSparse() for _ in keys] if out is None else out if isinstance(out, (list, tuple)) else [out]
+        ids = row_ids if isinstance(row_ids, (list, tuple)) and len(row_ids) == len(outs) > 1 else [row_ids] * len(outs)
+        if len(keys) not in (1, len(outs)):
+            raise ValueError(f"row_sparse_pull: {len(keys)} keys take as many outs, not {len(outs)}")
+        for one, target, wanted in zip(keys * (len(outs) // len(keys)), outs, ids, strict=True):
+            entry = self._with_rows("row_sparse_pull", one)
+            require_place("row_sparse_pull", one, target, entry.shape)
+            numbers = numbers_of("row_sparse_pull", one, wanted, entry.shape[0])
+            put_rows(target, numbers, self._pull_rows(entry, numbers, priority))
+        return None if out is not None else outs if isinstance(key, (list, tuple)) else outs[0]
+
+    def _with_rows(self, call: str, key: Key) -> Entry:
+        entry = self._entries.find(call, key)
+        if not entry.shape:
+            raise ValueError(f"{call}: key {key!r} has no rows; use pushes and pulls of the whole value")
+        return entry
+
+    def _push_rows(self, entry: Entry, values: Sequence[RowSparse], priority: int) -> list[Pending[Any]]:
+        """All of the value, with zeros."""
+        dtype = numpy_adapter.cast(np.empty(0, np.float32), entry.dtype_name).dtype
+        total = sum_of(entry.key, values, entry.shape, dtype)
+        whole = np.zeros(entry.shape, dtype)
+        whole[total.indices] = total.rows
+        return self._push_all(self._given("push", entry.key, whole), priority, copies=False)
+
+    def _pull_rows(self, entry: Entry, numbers: Array, priority: int) -> Array:
+        """A new array, of rows that the key has."""
+        value = self._current(entry)
+        return np.ascontiguousarray(adapter_for(value).on_host(value)[numbers])
+
+    # For MXNet's scripts.
 
     def send_command_to_servers(self, head: int, body: str) -> None:
         """Raises ValueError: there are no servers."""

@@ -70,6 +70,7 @@ class Membership:
             raise
         self.number, self.is_recovery = self.world.number, self.world.is_recovery
         self.living = set(self.world.living)
+        self.restored = dict(self.world.restored)  # servers, and how old their snapshots were
         self.seat.listen_with(self._notice)
         arrival.say(f"is one of {self.world.workers} workers, with {len(self.world.servers)} servers")
 
@@ -165,6 +166,7 @@ class Membership:
         elif role == SERVER and kind == "lost":
             self.client.lost_server(number, notice["text"])
         elif role == SERVER and kind == "back":
+            self.restored[number] = float(notice["snapshot_age_s"])
             self.client.back_server(number, [(str(host), int(port)) for host, port in notice["addresses"]])
 
 

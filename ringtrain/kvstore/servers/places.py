@@ -26,6 +26,7 @@ class Process:
     is_done: bool = False
     lost_s: float | None = None
     text: str = ""  # of what it was lost
+    snapshot_age_s: float | None = None  # of a server that goes on from one: how old that was
     is_announced: bool = False  # whether the others know that it is lost
 
     @staticmethod

@@ -189,6 +189,7 @@ class Roster:
         if kind == "obeyed":
             return self._obeyed(place, message)
         if kind == "ready":
+            self._processes[place].snapshot_age_s = float(message["snapshot_age_s"])
             return self._announce_return(place)
         if kind == "elastic":
             self._state.is_elastic = True
@@ -326,6 +327,11 @@ class Roster:
             "names": {str(place.number): one.name() for place, one in workers.items()},
             "hosts": {str(place.number): one.host for place, one in workers.items()},
             "living": [place.number for place, one in workers.items() if one.is_here()],
+            "restored": {
+                str(place.number): one.snapshot_age_s
+                for place, one in self._of(SERVER)
+                if one.snapshot_age_s is not None
+            },
             "lost_servers": [place.number for place in self._lost(SERVER)],
             "token": self._token,
             "is_recovery": self._processes[own].is_recovery,
@@ -357,6 +363,8 @@ class Roster:
     def _announce_return(self, place: Place) -> list[Output]:
         process = self._processes[place]
         back = {"kind": "back", "role": place.role, "number": place.number, "addresses": process.addresses}
+        if process.snapshot_age_s is not None:
+            back["snapshot_age_s"] = process.snapshot_age_s
         return [Tell(one.member, back) for one in self._here() if one is not process]
 
     def _announce(self, place: Place) -> list[Output]:

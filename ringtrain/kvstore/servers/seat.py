@@ -42,6 +42,7 @@ class World(NamedTuple):
     hosts: dict[int, str]
     living: list[int]  # workers
     lost_servers: list[int]
+    restored: dict[int, float]  # servers that go on from a snapshot, and how many seconds old that was
     token: str
     is_recovery: bool
 
@@ -151,9 +152,9 @@ class Seat:
         """A command is carried out, or has failed."""
         self._send({"kind": "obeyed", "order": order, "text": text})
 
-    def be_ready(self) -> None:
+    def be_ready(self, snapshot_age_s: float) -> None:
         """A server that has come in the place of another one has what that had: the workers may come to it."""
-        self._send({"kind": "ready"})
+        self._send({"kind": "ready", "snapshot_age_s": snapshot_age_s})
 
     def be_elastic(self) -> None:
         """Workers may come and go from now on."""
@@ -276,6 +277,7 @@ def _world_of(message: Notice) -> World:
         hosts={int(number): str(host) for number, host in message["hosts"].items()},
         living=message["living"],
         lost_servers=message["lost_servers"],
+        restored={int(number): float(age_s) for number, age_s in message["restored"].items()},
         token=message["token"],
         is_recovery=message["is_recovery"],
     )

@@ -135,7 +135,7 @@ def _take_over(arrival: Arrival, world: World, server: _core.StoreServer, snapsh
     for worker in world.living:
         server.back(worker)
     arrival.say(f"goes on from a snapshot of {age_s:.1f} s ago")
-    arrival.seat.be_ready()
+    arrival.seat.be_ready(age_s)
 
 
 def _follow(
