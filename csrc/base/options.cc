@@ -159,6 +159,10 @@ const std::vector<Entry>& entries() {
       text(&Options::kv_snapshot_dir, "kv_snapshot_dir",
            "Folder to which servers of key-value stores write what they keep, and from which one that is started again "
            "goes on."),
+      choice(
+          &Options::kv_python_updaters, "kv_python_updaters", {"off", "on"},
+          "Whether servers of key-value stores that are processes of their own run optimizers and updaters in Python, "
+          "which workers send them as pickles: who knows the job's secret can have them run anything."),
       number(&Options::kv_snapshot_s, "kv_snapshot_s", 0, kDay, "Seconds between these snapshots; 0 writes none."),
   };
   return all;

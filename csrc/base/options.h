@@ -64,6 +64,7 @@ struct Options {
   std::string kv_interface           = "";
   std::string kv_snapshot_dir        = "";
   double      kv_snapshot_s          = 0;
+  std::string kv_python_updaters     = "off";
   // clang-format on
 
   std::set<std::string> set_by_user;  // names; autotune leaves these alone

@@ -341,6 +341,9 @@ const std::vector<UpdateRule::Kind>& kinds() {
   };
   const auto square_sum = [](const Numbers&) { return Names{"square_sum"}; };
   const auto nothing = [](const Numbers&) { return Names{}; };
+  const auto gradient = [](const Numbers& numbers) {
+    return numbers.is("keeps_gradient") ? Names{"gradient"} : Names{};
+  };
   const Defaults adam = {{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"amsgrad", 0}};
   static const std::vector<UpdateRule::Kind> all = {
       kind<TorchSgd>("sgd", "torch", {{"momentum", 0}, {"dampening", 0}, {"nesterov", 0}}, direction),
@@ -357,6 +360,7 @@ const std::vector<UpdateRule::Kind>& kinds() {
       kind_of_mxnet<MxnetAdaGrad>("adagrad", {{"eps", 1e-7}}, square_sum),
       kind_of_mxnet<MxnetSignum>("signum", {{"momentum", 0.9}, {"wd_lh", 0}}, direction),
       kind_of_mxnet<MxnetTest>("test", {}, nothing),
+      {"program", "server", {{"keeps_gradient", 0}}, gradient, nullptr, nullptr},
   };
   return all;
 }
@@ -401,7 +405,10 @@ UpdateRule::UpdateRule(const std::string& name, const std::string& form, const s
       numbers_(with_defaults(kind_, numbers)),
       state_names_(kind_.remembers(Numbers(numbers_))) {}
 
+bool UpdateRule::is_program() const { return !kind_.update_float32; }
+
 void UpdateRule::update(const Arrays& arrays, const Step& step) const {
+  if (is_program()) throw invalid("a program updates this, and no formula");
   if (arrays.states.size() != state_names_.size())
     throw invalid("this optimizer remembers " + std::to_string(state_names_.size()) + " arrays, but it was given " +
                   std::to_string(arrays.states.size()));

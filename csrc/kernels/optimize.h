@@ -24,6 +24,10 @@ class UpdateRule {
   // What it remembers of each weight: arrays like the weight, all zero before the first update.
   const std::vector<std::string>& state_names() const { return state_names_; }
 
+  // Whether there is no formula: "program" of the form "server", of whom somebody else makes the new weight. With
+  // "keeps_gradient" it remembers that, until then.
+  bool is_program() const;
+
   struct Arrays {
     DType dtype;  // of all of them: float32 or float64
     void* weight;
@@ -35,8 +39,8 @@ class UpdateRule {
     int64_t num_update;  // of this weight, from 1
     double lr, wd;
   };
-  // In place. The arrays do not overlap, and each lies where its dtype may lie. Throws invalid for another dtype, or
-  // another number of states.
+  // In place. The arrays do not overlap, and each lies where its dtype may lie. Throws invalid for another dtype,
+  // another number of states, or a program.
   void update(const Arrays& arrays, const Step& step) const;
 
   struct Kind;  // which formula

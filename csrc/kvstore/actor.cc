@@ -10,14 +10,6 @@
 #include "kvstore/convert.h"
 
 namespace ringtrain {
-namespace {
-
-constexpr uint32_t kValue = 1, kMaster = 2, kFirstState = 4;  // bits of arrays
-
-// The bit of each state of a rule.
-uint32_t states_of(const UpdateRule& rule) { return ((1u << rule.state_names().size()) - 1) * kFirstState; }
-
-}  // namespace
 
 void throw_busy(Part& part, size_t chunk, double timeout_s) {
   const int holder = part.holder(chunk);
@@ -76,6 +68,7 @@ Outcome Actor::push(size_t chunk, uint64_t seq, const Source& source, const Rate
 Outcome Actor::push_at_once(size_t chunk, uint64_t seq, const Source& source, const Rates& rates) {
   const UpdateRule* rule = rule_of(chunk);
   if (!rule) throw invalid("an asynchronous store without an optimizer would replace weights by gradients");
+  if (rule->is_program()) return leave(chunk, seq, source);
   const void* gradient = widened(part_->chunk(chunk), source);
   ChunkChange change(*part_, chunk, number_, kept(arrays_of(part_->chunk(chunk), rule)));
   apply(chunk, *rule, gradient, rates);
@@ -87,6 +80,10 @@ Outcome Actor::push_at_once(size_t chunk, uint64_t seq, const Source& source, co
 Outcome Actor::push_in_round(size_t chunk, uint64_t seq, const Source& source, const Rates& rates) {
   const uint64_t round = seq + part_->worker(chunk, number_).offset;
   Contribution own = {nullptr, rates};
+  if (is_of_program(chunk)) {
+    const Outcome outcome = deposit(chunk, seq, source, rates);
+    return outcome == Outcome::held && has_gradient(chunk) ? Outcome::left : outcome;
+  }
   if (round != part_->record(chunk).closed.load(std::memory_order_relaxed) + 1 || !can_close(chunk, &own))
     return deposit(chunk, seq, source, rates);
   own.values = widened(part_->chunk(chunk), source);
@@ -143,30 +140,37 @@ std::vector<Actor::Contribution> Actor::contributions(size_t chunk, const Contri
   return all;
 }
 
-void Actor::close(size_t chunk, uint64_t seq, const Contribution* own) {
+const void* Actor::sum_of(size_t chunk, const std::vector<Contribution>& all) {
+  if (all.size() == 1) return all.front().values;
   const KeyChunk& place = part_->chunk(chunk);
-  const UpdateRule* rule = rule_of(chunk);
-  const std::vector<Contribution> all = contributions(chunk, own);
-  const void* total = all.front().values;
-  if (all.size() > 1) {
-    std::vector<const void*> sources;
-    for (const Contribution& one : all) sources.push_back(one.values);
-    void* sum = sum_.get();
-    reduce({wide(place.dtype), Reduce::sum, 1.0}, &sum, 1, sources.data(), static_cast<int>(sources.size()),
-           place.count);
-    total = sum;
-  }
-  ChunkChange change(*part_, chunk, number_, kept(arrays_of(place, rule)));
-  if (rule)
-    apply(chunk, *rule, total, all.front().rates);
-  else
-    store(chunk, total);
+  std::vector<const void*> sources;
+  for (const Contribution& one : all) sources.push_back(one.values);
+  void* sum = sum_.get();
+  reduce({wide(place.dtype), Reduce::sum, 1.0}, &sum, 1, sources.data(), static_cast<int>(sources.size()), place.count);
+  return sum;
+}
+
+// Those that were in the round. `own` was in none.
+void Actor::let_slots_go(size_t chunk, const Contribution* own) {
   for (size_t i = 0; i < part_->layout().capacity(); ++i) {
     WorkerRecord& worker = part_->worker(chunk, i);
     if (worker.first_slot == kNoSlot || (own && i == number_)) continue;
     worker.first_slot = part_->slot(i, worker.first_slot).next;
     if (worker.first_slot == kNoSlot) worker.last_slot = kNoSlot;
   }
+}
+
+void Actor::close(size_t chunk, uint64_t seq, const Contribution* own) {
+  const KeyChunk& place = part_->chunk(chunk);
+  const UpdateRule* rule = rule_of(chunk);
+  const std::vector<Contribution> all = contributions(chunk, own);
+  const void* total = sum_of(chunk, all);
+  ChunkChange change(*part_, chunk, number_, kept(arrays_of(place, rule)));
+  if (rule)
+    apply(chunk, *rule, total, all.front().rates);
+  else
+    store(chunk, total);
+  let_slots_go(chunk, own);
   if (own) part_->worker(chunk, number_).pushes = seq;
   change.commit(1);
 }
@@ -185,7 +189,7 @@ bool Actor::is_ready(size_t chunk, uint64_t pushes) const {
   const ChunkRecord& record = part_->record(chunk);
   if (part_->spec().is_synchronous)
     return pushes == 0 || record.closed.load(std::memory_order_relaxed) >= pushes + own.offset;
-  if (own.pushes < pushes) return false;
+  if (own.pushes < pushes || record.pending == number_ + 1) return false;
   if (part_->spec().max_staleness == PartSpec::kNoBound) return true;
   const uint64_t bound = static_cast<uint64_t>(part_->spec().max_staleness);
   for (size_t i = 0; i < part_->layout().capacity(); ++i) {
@@ -202,6 +206,8 @@ bool Actor::may_be_ready(size_t chunk, uint64_t pushes) const {
 }
 
 std::string Actor::missing(size_t chunk, uint64_t pushes) const {
+  const bool waits_for_others = part_->spec().is_synchronous || part_->spec().max_staleness != PartSpec::kNoBound;
+  if (!waits_for_others) return "the server has not come to it";
   const uint64_t ahead = part_->spec().is_synchronous ? 0 : static_cast<uint64_t>(part_->spec().max_staleness);
   const uint64_t wanted = pushes + part_->worker(chunk, number_).offset;
   std::string text;
@@ -251,7 +257,7 @@ const UpdateRule* Actor::rule_of(size_t chunk) {
 
 uint32_t Actor::arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const {
   uint32_t arrays = kValue;
-  if (rule) arrays |= states_of(*rule) | (is_half(chunk.dtype) ? kMaster : 0);
+  if (rule) arrays |= ((1u << rule->state_names().size()) - 1) * kFirstState | (is_half(chunk.dtype) ? kMaster : 0);
   return arrays;
 }
 
@@ -301,7 +307,7 @@ bool Actor::settle(size_t chunk) {
   {
     const HeldChunk held(*part_, chunk, number_);
     if (!held) return false;
-    for (; can_close(chunk, nullptr); has_closed = true) close(chunk, 0, nullptr);
+    for (; !is_of_program(chunk) && can_close(chunk, nullptr); has_closed = true) close(chunk, 0, nullptr);
   }
   if (has_closed) part_->ring();
   return true;
@@ -337,6 +343,7 @@ bool Actor::take_rule(size_t chunk, uint32_t rule, uint64_t num_update) {
   ChunkChange change(*part_, chunk, number_, 0);
   record.rule = rule;
   record.updates = num_update;
+  record.pending = 0;
   for (size_t i = 0; next && i < next->state_names().size(); ++i)
     std::memset(part_->state(i, chunk), 0, place.wide_bytes());
   if (next && is_half(place.dtype))

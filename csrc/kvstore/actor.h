@@ -44,6 +44,7 @@ enum class Outcome : uint8_t {
   early,      // one before it has not come; nothing has changed
   full,       // this worker is too far ahead of the others; nothing has changed
   busy,       // another actor holds the chunk; nothing has changed
+  left,       // it is kept for the program that updates, which may begin
 };
 
 enum class Reading : uint8_t { done, not_yet, busy };
@@ -86,6 +87,11 @@ class Actor {
   bool write_array(size_t chunk, size_t array, const void* values);
   bool set_num_update(size_t chunk, uint64_t num_update);
 
+  // Where the rule is a program, for the server, which runs it: the next gradient and the value, both in the wide
+  // dtype, and all stays as it is. And the value that the program has made of them.
+  Reading take(size_t chunk, void* gradient, void* weight);
+  bool finish(size_t chunk, const void* weight);
+
   // How many pushes of a worker a chunk, or all chunks of a piece, have counted. Reads past the mutex: for a worker
   // that does not push now.
   uint64_t pushes_of(size_t chunk, size_t worker) const { return part_->worker(chunk, worker).pushes; }
@@ -100,6 +106,8 @@ class Actor {
   const std::shared_ptr<Part>& shared_part() const { return part_; }
 
  private:
+  static constexpr uint32_t kValue = 1, kMaster = 2, kFirstState = 4;  // bits of arrays
+
   struct Contribution {
     const void* values;  // in the wide dtype
     Rates rates;
@@ -119,10 +127,15 @@ class Actor {
   void store(size_t chunk, const void* wide_values);
   Outcome push_at_once(size_t chunk, uint64_t seq, const Source& source, const Rates& rates);
   Outcome push_in_round(size_t chunk, uint64_t seq, const Source& source, const Rates& rates);
+  Outcome leave(size_t chunk, uint64_t seq, const Source& source);
   Outcome deposit(size_t chunk, uint64_t seq, const Source& source, const Rates& rates);
   bool can_close(size_t chunk, const Contribution* own) const;
   void close(size_t chunk, uint64_t seq, const Contribution* own);
   std::vector<Contribution> contributions(size_t chunk, const Contribution* own);
+  const void* sum_of(size_t chunk, const std::vector<Contribution>& all);
+  void let_slots_go(size_t chunk, const Contribution* own);
+  bool is_of_program(size_t chunk);
+  bool has_gradient(size_t chunk) const;
   bool is_ready(size_t chunk, uint64_t pushes) const;
   void answer_from(size_t chunk, Answer& answer);
 

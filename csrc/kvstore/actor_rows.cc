@@ -21,6 +21,7 @@ Outcome Actor::push_ranges(size_t chunk, uint64_t seq, const ElementRanges& rang
     if (seq != before + 1) return Outcome::early;
     const UpdateRule* rule = rule_of(chunk);
     if (!rule) throw invalid("an asynchronous store without an optimizer would replace weights by gradients");
+    if (rule->is_program()) return leave(chunk, seq, {spread(place, ranges, source), wide(place.dtype), {}});
     convert(source.values, source.dtype, own_.get(), wide(place.dtype), count_of(ranges));
     ChunkChange change(*part_, chunk, number_, kept(arrays_of(place, rule)));
     apply_to(chunk, *rule, ranges, own_.get(), rates);

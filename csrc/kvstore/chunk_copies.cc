@@ -35,7 +35,8 @@ void copy_counts(Part& part, size_t number, char* place) {
   for (size_t i = 0; i < part.layout().capacity(); ++i) {
     const WorkerRecord& worker = part.worker(number, i);
     const bool has_open = worker.first_slot != kNoSlot;
-    counts.push_back(has_open ? record.closed.load() - worker.offset : worker.pushes);
+    const bool is_pending = record.pending == i + 1;  // its gradient is not kept
+    counts.push_back(has_open ? record.closed.load() - worker.offset : worker.pushes - is_pending);
     counts.push_back(worker.offset);
   }
   std::memcpy(place, counts.data(), counts_bytes(part));

@@ -138,6 +138,9 @@ class StoreClient {
   std::shared_ptr<StoreHandle> carry_out(Work work, uint32_t store, const Ids& pushed);
   void count_again(ClientKey& key, bool servers_have_it) REQUIRES(mutex_);
   void start(const RemoteOperation& operation);
+  // From now on it is asked by TCP for Parts of which leaves(part) says so; what is under way there fails.
+  template <typename Leaves>
+  void leave_memory(int server, const Error& error, Leaves leaves) EXCLUDES(mutex_);
   // The number of a key's array, which `like` fits.
   size_t array_for(uint32_t store, uint32_t id, const std::string& name, const HostArray& like) EXCLUDES(mutex_);
   // Something else with all of a key, until it is done: on_chunk(actor, chunk, place in the array), or by TCP.
@@ -154,7 +157,7 @@ class StoreClient {
   std::map<int, std::string> lost_ GUARDED_BY(mutex_);  // workers, and what is known of each
   // Of rounds, by TCP: they fail when a worker is lost.
   std::vector<std::weak_ptr<StoreHandle>> in_rounds_ GUARDED_BY(mutex_);
-  // Of servers that others have taken the place of: something may still be at work with them.
+  // Of servers that are gone: something may still be at work with them.
   std::vector<std::unique_ptr<Actor>> former_ GUARDED_BY(mutex_);
   bool is_closed_ GUARDED_BY(mutex_) = false;
 };

@@ -172,25 +172,35 @@ void StoreClient::back(int worker) {
   if (lost_.empty()) direct_.resume_rounds();
 }
 
-// What lies in shared memory outlives it.
-void StoreClient::lost_server(int server, const std::string& text) { remote_.lost(server, text); }
+// What lies in shared memory outlives it, but for what only its program updates.
+void StoreClient::lost_server(int server, const std::string& text) {
+  leave_memory(server, Error(ErrorKind::peer_lost, text), [](Part& part) {
+    const auto rule = part.rule(part.header().rule.load(std::memory_order_acquire));
+    return rule && rule->is_program();
+  });
+  remote_.lost(server, text);
+}
 
 // What the new one keeps is not what lies in the memory of the one before: from now on it is asked by TCP.
 void StoreClient::back_server(int server, std::vector<SocketAddress> addresses) {
+  const Error error(ErrorKind::peer_lost, "another server has taken the place of server " + std::to_string(server));
+  leave_memory(server, error, [](Part&) { return true; });
+  remote_.back(server, std::move(addresses));
+}
+
+template <typename Leaves>
+void StoreClient::leave_memory(int server, const Error& error, Leaves leaves) {
   std::vector<Actor*> left;
   {
     const Lock lock(mutex_);
     for (auto& [number, store] : stores_)
       for (const std::shared_ptr<ClientPart>& part : store.parts()) {
-        if (part->server != server || !part->actor) continue;
+        if (part->server != server || !part->actor || !leaves(part->actor->part())) continue;
         left.push_back(part->actor.get());
         former_.push_back(std::move(part->actor));
       }
   }
-  for (const Actor* const actor : left)
-    direct_.fail_of(
-        *actor, Error(ErrorKind::peer_lost, "another server has taken the place of server " + std::to_string(server)));
-  remote_.back(server, std::move(addresses));
+  for (const Actor* const actor : left) direct_.fail_of(*actor, error);
 }
 
 }  // namespace ringtrain

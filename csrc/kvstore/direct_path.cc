@@ -122,11 +122,12 @@ DirectPath::Step DirectPath::begin(DirectItem& item) {
       return Step::busy;
     case Outcome::applied:
     case Outcome::held:
+    case Outcome::left:
     case Outcome::duplicate:
       break;
   }
   item.source.values = nullptr;
-  if (outcome == Outcome::applied && item.actor->part().has_parked()) tell_server_(item);
+  if (outcome == Outcome::left || (outcome == Outcome::applied && item.actor->part().has_parked())) tell_server_(item);
   return !answer || answer->is_there ? Step::over : Step::open;
 }
 

@@ -69,7 +69,8 @@ struct ChunkRecord {
   // Guarded by the mutex. A journal keeps it from here on.
   uint64_t updates;  // of the rule: num_update
   uint32_t rule;     // number of its rule; 0: none
-  uint32_t unused;
+  uint32_t
+      pending;  // of an asynchronous store whose rule is a program: who has pushed what it has not taken, as writer
   // Here follows the WorkerRecord of each worker.
 };
 constexpr size_t kChunkKeptAt = offsetof(ChunkRecord, updates);

@@ -94,6 +94,20 @@ void StoreServer::look_at_all() {
   for (const auto& thread : threads_) thread->look_at_all();
 }
 
+std::optional<ServerStores::Taken> StoreServer::take(double longest_s) {
+  const uint32_t seen = shared_.work.value.load(std::memory_order_acquire);
+  if (auto taken = stores().take()) return taken;
+  shared_.work.sleep(seen, longest_s);
+  return stores().take();
+}
+
+void StoreServer::finish(size_t part, size_t piece, const Bytes& weight) {
+  stores().finish(part, piece, weight, [this](Part& of_chunk, size_t chunk) {
+    if (!of_chunk.has_parked()) return;
+    for (const auto& thread : threads_) thread->look_at(of_chunk, chunk);
+  });
+}
+
 std::map<std::string, double> StoreServer::metrics() const {
   const auto number = [](const std::atomic<uint64_t>& counter) { return static_cast<double>(counter.load()); };
   size_t waiting = 0;

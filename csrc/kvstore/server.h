@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,9 @@ class StoreServer final : Connector::Owner {
   // A worker is dead: its connection ends, and nobody waits for it. And it is back.
   void lost(int worker);
   void back(int worker);
+  // Of values that a program updates, see ServerStores; waits for the next one at most so long.
+  std::optional<ServerStores::Taken> take(double longest_s);
+  void finish(size_t part, size_t piece, const Bytes& weight);
   std::map<std::string, double> metrics() const;
   // Its threads end. What it keeps is there as long as this.
   void close();

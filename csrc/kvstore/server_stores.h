@@ -40,6 +40,16 @@ class ServerStores {
   std::vector<std::pair<uint32_t, size_t>> parts();
   Bytes describe(size_t part);
   Bytes copy(size_t part, size_t first, size_t last);
+  // Of values that a program updates: the next gradient of a piece of a key, and its value, in the wide dtype. It is
+  // there until finish().
+  struct Taken {
+    uint32_t store, part, piece;  // the part by its place in parts()
+    KeyPiece of_key;
+    Bytes gradient, weight;
+  };
+  std::optional<Taken> take();
+  // The value that the program has made of it. Calls changed(part, chunk) for its chunks.
+  void finish(size_t part, size_t piece, const Bytes& weight, const std::function<void(Part&, size_t)>& changed);
   // Makes the next Part from its description; then it is given the chunks. put() returns the number of the next one.
   void restore(uint32_t store, const Bytes& description);
   size_t put(size_t part, size_t first, const Bytes& chunks);
@@ -55,6 +65,7 @@ class ServerStores {
   };
 
   Actor& actor_of(size_t part) REQUIRES(mutex_);
+  std::optional<Taken> take_piece(size_t part, size_t piece) REQUIRES(mutex_);
   Actor& add(uint32_t store, const PartSpec& spec, int workers) REQUIRES(mutex_);
   Bytes answer_now(int worker, const Head& question, const Bytes& body) REQUIRES(mutex_);
   Bytes create(int worker, const Head& question, const Bytes& body) REQUIRES(mutex_);
@@ -72,7 +83,8 @@ class ServerStores {
   Mutex mutex_;
   std::map<uint32_t, Store> stores_ GUARDED_BY(mutex_);
   std::vector<std::pair<uint32_t, size_t>> order_ GUARDED_BY(mutex_);  // store and number of each Part, as they came
-  std::map<int, Answered> answered_ GUARDED_BY(mutex_);                // the last question of each worker
+  size_t next_part_ GUARDED_BY(mutex_) = 0, next_piece_ GUARDED_BY(mutex_) = 0;  // of take()
+  std::map<int, Answered> answered_ GUARDED_BY(mutex_);                          // the last question of each worker
 };
 
 }  // namespace ringtrain

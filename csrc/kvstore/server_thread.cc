@@ -53,9 +53,13 @@ void ServerThread::look_at_all() {
 void ServerThread::has_changed(Part& part, size_t chunk) {
   waiting_room_.try_chunk(part, chunk);
   shared_.tell_others(part, chunk);
+  shared_.work.ring();
 }
 
-void ServerThread::has_changed() { shared_.tell_others_of_all(); }
+void ServerThread::has_changed() {
+  shared_.tell_others_of_all();
+  shared_.work.ring();
+}
 
 void ServerThread::has_ended(Session& session) {
   if (shared_.traffic.verbose >= 1)

@@ -25,6 +25,7 @@ struct ServerShared {
   double timeout_s;
   std::atomic<uint64_t> sessions{0};                          // that there have been
   std::atomic<int64_t> connections{0};                        // that there are
+  Flag work;                                                  // rung when the program that updates may have some
   std::function<void(Part& part, size_t chunk)> tell_others;  // what one thread has seen happen to a chunk
   std::function<void()> tell_others_of_all;
 };

@@ -168,7 +168,7 @@ void Session::answer_question(uint32_t id, const Head& head) {
   });
   if (error) return refuse(id, *error);
   connection_->send(id, answer, std::move(body));
-  if (head.said == Said::join || head.said == Said::attach) home_.has_changed();
+  if (head.said == Said::join || head.said == Said::attach || head.said == Said::rule) home_.has_changed();
 }
 
 // ----------------------------------------------------------------------------------------------------------- requests
@@ -270,7 +270,7 @@ Session::Result Session::push(const Request& request) {
     send_value(request, answer, std::move(buffer));
   else
     wait_for_value(request);
-  if (outcome == Outcome::applied) home_.has_changed(request.actor->part(), head.chunk);
+  if (outcome == Outcome::applied || outcome == Outcome::left) home_.has_changed(request.actor->part(), head.chunk);
   return Result::over;
 }
 

@@ -44,6 +44,27 @@ nb::bytes read_chunks(StoreServer& server, size_t part, size_t first, size_t las
   return bytes_from([&] { return server.stores().copy(part, first, last); });
 }
 
+// None, or (store, part, piece), (number of the key, first element, elements), number of the dtype in which it is
+// updated, the gradient, the value.
+nb::object take(StoreServer& server, double longest_s) {
+  std::optional<ServerStores::Taken> taken;
+  {
+    const nb::gil_scoped_release release;
+    taken = server.take(longest_s);
+  }
+  if (!taken) return nb::none();
+  const auto bytes = [](const Bytes& from) { return nb::bytes(from.data(), from.size()); };
+  return nb::make_tuple(nb::make_tuple(taken->store, taken->part, taken->piece),
+                        nb::make_tuple(taken->of_key.key, taken->of_key.begin, taken->of_key.count),
+                        static_cast<int>(wide(taken->of_key.dtype)), bytes(taken->gradient), bytes(taken->weight));
+}
+
+void finish(StoreServer& server, size_t part, size_t piece, const nb::bytes& weight) {
+  const Bytes bytes = to_bytes(weight);
+  const nb::gil_scoped_release release;
+  server.finish(part, piece, bytes);
+}
+
 void restore_part(StoreServer& server, uint32_t store, const nb::bytes& description) {
   const Bytes bytes = to_bytes(description);
   const nb::gil_scoped_release release;
@@ -76,6 +97,9 @@ void bind_store_server(nb::module_& module) {
            "Make the next part as it was described.")
       .def("write", &write_chunks, nb::arg("part"), nb::arg("first"), nb::arg("chunks"),
            "Give a part chunks that were read; returns the number of the next one.")
+      .def("take", &take, nb::arg("longest_s"), "The next gradient of a value that a program updates.")
+      .def("finish", &finish, nb::arg("part"), nb::arg("piece"), nb::arg("weight"),
+           "The value that the program has made of it.")
       .def("metrics", &StoreServer::metrics, "What has gone over its connections, and how many requests wait.")
       .def("close", &StoreServer::close, Release(), "Ends its threads and connections.");
 }

@@ -17,8 +17,8 @@ engine       what carries it out
 local        the store of one process
 collective   the store of many workers, by allreduce
 served       the store of many workers, with servers
-served_entry, served_updates, under_way, store_of_job
-             a key, an optimizer and a request of that one, and its workers
+served_entry, served_updates, sent_updates, under_way, store_of_job
+             a key, optimizers and a request of that one, and its workers
 sparse       some rows of a value
 keys         keys and values as a call gives them
 places       copies and sums of arrays anywhere

@@ -20,10 +20,12 @@ from ringtrain.kvstore.keys import Key
 from ringtrain.kvstore.kinds import Kind
 from ringtrain.kvstore.optimizers import BuiltInUpdater, Updater
 from ringtrain.kvstore.recipes import Recipe
+from ringtrain.kvstore.sent_updates import SentUpdater
 from ringtrain.kvstore.served_entry import ServedEntry
 from ringtrain.kvstore.served_updates import ServedUpdater
 from ringtrain.kvstore.servers.keys import KeyTable
 from ringtrain.kvstore.servers.membership import Membership
+from ringtrain.kvstore.servers.python_updates import COMMAND, words_of_change, words_of_updater
 from ringtrain.kvstore.sparse import Array, RowSparse, sum_of as sparse_sum
 from ringtrain.kvstore.store_of_job import StoreOfJob
 from ringtrain.kvstore.under_way import Limits, UnderWay
@@ -119,6 +121,9 @@ class ServedStore(StoreOfJob):
         if self._replicates():
             self._apply(served, self._sum_of(served))
         under_way.wait()
+        if self._kind.is_asynchronous and isinstance(self._updater, SentUpdater):
+            # it is at the server, whose Python may not have come to it
+            self.read_into(served, np.empty(served.shape, served.dtype_of_numpy))
 
     # ------------------------------------------------------------------------------------------------------- rows
 
@@ -236,19 +241,33 @@ class ServedStore(StoreOfJob):
     def _use(self, updater: Updater | None, function: Function | None) -> None:
         replicated = self._replicates()
         is_built_in = isinstance(updater, BuiltInUpdater)
-        if self._kind.is_asynchronous and not is_built_in:
+        is_sent = not is_built_in and self._job.runs_python()
+        if self._kind.is_asynchronous and not is_built_in and not is_sent:
             raise ValueError(
                 f'a "{self.type}" store updates on its servers, with the optimizers that are built in: a name such as '
-                '"sgd", or one of ringtrain.optim or MXNet; for any other one use "dist_sync"'
+                '"sgd", or one of ringtrain.optim or MXNet; for any other one use "dist_sync", or servers of their own '
+                "(DMLC_NUM_SERVER) and RINGTRAIN_KV_PYTHON_UPDATERS=on for all processes"
             )
-        if replicated and is_built_in:
+        if replicated and (is_built_in or is_sent):
             self._give_back_replicas()
+        if is_sent:
+            sent = SentUpdater(updater, function, self._change_sent)
+            words = words_of_updater(self._number, sent.for_servers)
+            super()._use(sent, None)
+            numbers = {"keeps_gradient": float(self._kind.is_asynchronous)}
+            self._set_rule("program", "server", numbers, 0, keeps_states=False, program=words)
+            return
         super()._use(updater, function)
         if isinstance(updater, BuiltInUpdater):
             self._updater = ServedUpdater(updater, self)
             self.set_rule(updater.recipe, keeps_states=False)
         elif not replicated:
             self._take_rule_away()
+
+    def _change_sent(self, numbers: dict[str, Any]) -> None:
+        if self.rank == 0:
+            self._job.command(COMMAND, words_of_change(self._number, numbers))
+        self._job.say_unless_missed(self._label("change"))
 
     def _give_back_replicas(self) -> None:
         for entry in self.entries():
@@ -274,11 +293,15 @@ class ServedStore(StoreOfJob):
             for entry in self.entries():
                 entry.num_update = recipe.begin_num_update
 
-    def _set_rule(self, name: str, form: str, numbers: dict[str, float], begin: int, keeps_states: bool) -> None:
-        """Worker 0 tells the servers, and then the others know that they know."""
+    def _set_rule(
+        self, name: str, form: str, numbers: dict[str, float], begin: int, keeps_states: bool, program: str = ""
+    ) -> None:
+        """Worker 0 tells the servers, and then the others know that they know. `program`: see `words_of_updater`."""
         given = (self._number, name, form, numbers, begin)
         has_rule = self._keys.has_rule_already()
         if self.rank == 0 and not has_rule:
+            if program:
+                self._job.command(COMMAND, program)
             self._client.set_rule(*given, keeps_states, tells_servers=True)
             self._keys.publish_rule()
         if not has_rule:

@@ -80,7 +80,7 @@ class StoreOfJob(KVStore):
                 "send_command_to_servers: the servers are threads of the workers; start servers of their own "
                 "(DMLC_NUM_SERVER) with kvstore.run_server(controller)"
             )
-        self._job.seat.command(head, str(body), self._job.seconds("stall_shutdown_time_s"))
+        self._job.command(head, str(body))
 
     def _require_usable(self) -> None:
         self._job.require_usable()

@@ -23,7 +23,10 @@ _SOURCES = Path(__file__).resolve().parent.parent / "store_parts"
 _CORE = _SOURCES.parent.parent / "csrc"
 _FLAGS = ["-std=c++17", "-O2", "-Wall", "-fPIC", "-pthread", "-ffp-contract=off", f"-I{_CORE}"]
 _NAME = "libstoreparts.so"
-_OF_KVSTORE = ("actor.cc", "actor_rows.cc", "convert.cc", "layout.cc", "part.cc", "part_memory.cc", "slot_pool.cc")
+_OF_KVSTORE = (
+    *("actor.cc", "actor_program.cc", "actor_rows.cc", "convert.cc"),
+    *("layout.cc", "part.cc", "part_memory.cc", "slot_pool.cc"),
+)
 
 APPLIED, HELD, DUPLICATE, EARLY, FULL, BUSY = range(6)
 DONE, NOT_YET = range(2)

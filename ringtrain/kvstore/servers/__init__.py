@@ -7,6 +7,8 @@ directory    the keys of the stores
 rounds       what all workers say
 serve        processes that are servers or the scheduler
 command      the same by hand
+python_updates
+             what they run of the workers' Python
 arrival      a process comes to its place
 core         the server and the client of the core
 scheduler    the connections of all processes

@@ -12,6 +12,7 @@ from ringtrain.errors import MismatchError
 from ringtrain.kvstore.servers.directory import KEY
 from ringtrain.kvstore.servers.membership import Membership
 from ringtrain.kvstore.servers.placement import Placement
+from ringtrain.kvstore.servers.python_updates import NUMBER
 
 Pieces = list[tuple[int, int, int]]
 # Of a store, beside its keys, whose names begin otherwise.
@@ -50,7 +51,7 @@ class KeyTable:
         new = {name: wanted[name] for name in names if found.get(name) is None}
         is_first = self._job.number == 0
         if new and is_first:
-            self._create(new)
+            self._create(new, has_ints=isinstance(next(iter(arrays)), int))
         known = self._find(names, 1)
         self._attach({name: known[name] for name in names if not is_first or name not in new}, wanted)
         return [Known(known[name]["id"], known[name]["version"]) for name in names]
@@ -77,7 +78,7 @@ class KeyTable:
         self._rule_version += 1
         self._job.seat.publish(self._store, {_RULE: {"version": self._rule_version}})
 
-    def _create(self, arrays: Mapping[str, Any]) -> None:
+    def _create(self, arrays: Mapping[str, Any], has_ints: bool) -> None:
         if self._job.is_recovery:
             before = self._job.seat.find(self._store, {_NEXT: 0}, 0)[_NEXT]
             self._next_id = max(self._next_id, before["id"] if before else 0)
@@ -95,7 +96,11 @@ class KeyTable:
         prepared = [adapter_for(array).prepare(array) for array in arrays.values()]
         views = [adapter_for(array).view(array) for array in prepared]
         self._job.client.create_keys(self._store, self._core_keys(entries), views)
-        self._job.seat.publish(self._store, {_NEXT: {"version": 1, "id": self._next_id}})
+        by_number = {
+            f"{NUMBER}{entry['id']}": {"version": 1, "key": name, "is_int": has_ints, "shape": entry["shape"]}
+            for name, entry in entries.items()
+        }
+        self._job.seat.publish(self._store, {_NEXT: {"version": 1, "id": self._next_id}, **by_number})
         self._publish(entries)
 
     def _attach(self, entries: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:

@@ -87,6 +87,14 @@ class Membership:
     def has_servers_of_their_own(self) -> bool:
         return self._server is None
 
+    def runs_python(self) -> bool:
+        """Whether its servers run optimizers in Python that workers send them."""
+        return self.has_servers_of_their_own() and self.settings["kv_python_updaters"] == "on"
+
+    def command(self, head: int, body: str) -> None:
+        """Have all servers carry it out. Raises as `Seat.command`."""
+        self.seat.command(head, body, self.seconds("stall_shutdown_time_s"))
+
     def seconds(self, option: str) -> float:
         return float(self.settings[option])
 

@@ -25,6 +25,7 @@ from ringtrain.kvstore.servers.arrival import (
     socket_of_scheduler,
 )
 from ringtrain.kvstore.servers.core import make_server
+from ringtrain.kvstore.servers.python_updates import COMMAND, PythonUpdates
 from ringtrain.kvstore.servers.roles import SCHEDULER, SERVER, WORKER
 from ringtrain.kvstore.servers.seat import Notice, World
 from ringtrain.kvstore.servers.snapshots import Snapshots
@@ -101,9 +102,10 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
         world = arrival.world()
         server = make_server(arrival, world)
         snapshots = _snapshots(arrival)
+        updates = PythonUpdates(server, arrival.seat.find, arrival.settings["kv_python_updaters"] == "on")
         serve_metrics(arrival, world.workers + arrival.number)
         if world.is_recovery:
-            _take_over(arrival, world, server, snapshots)
+            _take_over(arrival, world, server, snapshots, updates)
     except ShutDownError:  # no worker wants a server
         arrival.seat.leave(0)
         return
@@ -114,7 +116,10 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
     arrival.seat.listen_with(notices.put)
     forget = metrics.count_store("kvstore_server", server.metrics)
     try:
-        _follow(arrival, server, snapshots, notices, controller)
+        _follow(arrival, server, snapshots, updates, notices, controller)
+    except BaseException as error:
+        arrival.seat.fail("".join(traceback.format_exception(error)).rstrip())
+        raise
     finally:
         forget()
         metrics.stop_serving()
@@ -127,9 +132,11 @@ def _snapshots(arrival: Arrival) -> Snapshots:
     return Snapshots(settings["kv_snapshot_dir"], arrival.number, float(settings["kv_snapshot_s"]))
 
 
-def _take_over(arrival: Arrival, world: World, server: _core.StoreServer, snapshots: Snapshots) -> None:
+def _take_over(
+    arrival: Arrival, world: World, server: _core.StoreServer, snapshots: Snapshots, updates: PythonUpdates
+) -> None:
     """Go on with what a lost server has left; then the workers may hear where this one is."""
-    age_s = snapshots.restore(server)
+    age_s = snapshots.restore(server, updates)
     for worker in set(range(world.capacity)) - set(world.living):
         server.lost(worker)
     for worker in world.living:
@@ -142,17 +149,20 @@ def _follow(
     arrival: Arrival,
     server: _core.StoreServer,
     snapshots: Snapshots,
+    updates: PythonUpdates,
     notices: queue.SimpleQueue[Notice],
     controller: Controller | None,
 ) -> None:
     lonely_s: float | None = None  # since when there is neither a scheduler nor a worker
     while True:
+        if updates.has_any():
+            updates.carry_out()
         with contextlib.suppress(queue.Empty):
-            notice = notices.get(timeout=_LOOK_S)
+            notice = notices.get(timeout=0 if updates.has_any() else _LOOK_S)
             if notice["kind"] == "over":
                 return
-            _obey(arrival, server, notice, controller)
-        snapshots.write_if_due(server)
+            _obey(arrival, server, notice, updates, controller)
+        snapshots.write_if_due(server, updates)
         if arrival.seat.has_scheduler() or server.metrics()["connections"] > 0:
             lonely_s = None
             continue
@@ -161,10 +171,16 @@ def _follow(
             return
 
 
-def _obey(arrival: Arrival, server: _core.StoreServer, notice: Notice, controller: Controller | None) -> None:
+def _obey(
+    arrival: Arrival,
+    server: _core.StoreServer,
+    notice: Notice,
+    updates: PythonUpdates,
+    controller: Controller | None,
+) -> None:
     kind = notice["kind"]
     if kind == "command":
-        arrival.seat.obeyed(notice["order"], _carry_out(notice, controller))
+        arrival.seat.obeyed(notice["order"], _carry_out(notice, updates, controller))
     elif kind == "gone":
         arrival.say(notice["text"])
     elif notice["role"] == WORKER and kind == "lost":
@@ -173,12 +189,16 @@ def _obey(arrival: Arrival, server: _core.StoreServer, notice: Notice, controlle
         server.back(notice["number"])
 
 
-def _carry_out(notice: Notice, controller: Controller | None) -> str:
+def _carry_out(notice: Notice, updates: PythonUpdates, controller: Controller | None) -> str:
     """The traceback of what went wrong, or nothing."""
-    if controller is None:
+    head, body = int(notice["head"]), str(notice["body"])
+    if head != COMMAND and controller is None:
         return "send_command_to_servers: this server has no controller; start servers with run_server(controller)"
     try:
-        controller(int(notice["head"]), str(notice["body"]))
+        if head == COMMAND:
+            updates.obey(body)
+        elif controller is not None:
+            controller(head, body)
     except Exception:
         return traceback.format_exc()
     return ""

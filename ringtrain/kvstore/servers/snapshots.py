@@ -7,12 +7,15 @@ import zipfile
 from pathlib import Path
 
 import ringtrain._core as _core
+from ringtrain.kvstore.servers.python_updates import PythonUpdates
 from ringtrain.record.logger import logger
 from ringtrain.record.whole_file import whole_file
 
 # So many chunks are read at once: others change no more than these meanwhile.
 _CHUNKS = 64
 _FORMAT = b"ringtrain kvstore server 1"
+# The member with optimizers in Python, where there are some.
+_PYTHON = "python"
 
 
 class Snapshots:
@@ -28,12 +31,12 @@ class Snapshots:
         self._due_s = time.monotonic() + self._interval_s
         self._has_failed = False  # the last time
 
-    def write_if_due(self, server: _core.StoreServer) -> None:
+    def write_if_due(self, server: _core.StoreServer, updates: PythonUpdates) -> None:
         """A disk that is full ends no training: it is told once, and again when it has been mended since."""
         if self._interval_s == 0 or time.monotonic() < self._due_s:
             return
         try:
-            self.write(server)
+            self.write(server, updates)
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:
@@ -44,11 +47,13 @@ class Snapshots:
             self._has_failed = True
         self._due_s = time.monotonic() + self._interval_s
 
-    def write(self, server: _core.StoreServer) -> None:
+    def write(self, server: _core.StoreServer, updates: PythonUpdates) -> None:
         """Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(self._path) as file, zipfile.ZipFile(file, "w") as members:
             members.writestr("format", _FORMAT)
+            if updates.has_any():
+                members.writestr(_PYTHON, updates.saved())
             for part, (store, chunks) in enumerate(server.parts()):
                 members.writestr(f"{part}/store", str(store))
                 members.writestr(f"{part}/description", server.describe(part))
@@ -57,7 +62,7 @@ class Snapshots:
                         data = server.read(part, first, min(chunks, first + _CHUNKS))
                         member.write(len(data).to_bytes(8, "big") + data)
 
-    def restore(self, server: _core.StoreServer) -> float:
+    def restore(self, server: _core.StoreServer, updates: PythonUpdates) -> float:
         """Give a new server what the last snapshot has. Returns how old that is, in seconds.
 
         Raises ValueError where there is none, or the file is something else.
@@ -71,6 +76,8 @@ class Snapshots:
         try:
             with zipfile.ZipFile(self._path) as members:
                 self._restore(server, members)
+                if _PYTHON in members.namelist():
+                    updates.restore(members.read(_PYTHON))
         except (zipfile.BadZipFile, KeyError, RuntimeError) as error:
             raise ValueError(f"{self._path} is no snapshot of a server: {error}") from None
         return age_s
