@@ -100,10 +100,11 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
     """Be the server of this place until the job is over."""
     try:
         world = arrival.world()
+        serve_metrics(arrival, world.workers + arrival.number)  # before anybody can ask for them
         server = make_server(arrival, world)
+        forget = metrics.count_store("kvstore_server", server.metrics)
         snapshots = _snapshots(arrival)
         updates = PythonUpdates(server, arrival.seat.find, arrival.settings["kv_python_updaters"] == "on")
-        serve_metrics(arrival, world.workers + arrival.number)
         if world.is_recovery:
             _take_over(arrival, world, server, snapshots, updates)
     except ShutDownError:  # no worker wants a server
@@ -114,7 +115,6 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
         raise
     notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     arrival.seat.listen_with(notices.put)
-    forget = metrics.count_store("kvstore_server", server.metrics)
     try:
         _follow(arrival, server, snapshots, updates, notices, controller)
     except BaseException as error:
