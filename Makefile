@@ -39,10 +39,25 @@ fi
 endef
 export ALLOW_ROOT
 
+define NEXT
+
+The loss is drawn in loss.png, too. What to try next, after `source $(BIN)/activate`:
+  ringrun -np 4 python examples/numpy_digits.py          the same network on more ranks
+  python -m ringtrain.doctor                             what ringtrain finds on this machine
+  ringrun -np 2 python -m ringtrain.bench allreduce      how fast two ranks sum arrays
+  docs/examples.md                                       examples with PyTorch, elastic jobs and parameter servers
+endef
+export NEXT
+
 .PHONY: demo test quick test-mxnet oldest-jax browser slurm sge debian lint format docs clean
 
-demo: $(VENV)/.installed
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
+# In an environment that the tests have been set up in, nothing has to be installed.
+demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
+	@echo
+	@echo "Two ranks train a network on 1437 images of digits, and tell rank 0's test of it after each epoch:"
+	@echo "  ringrun -np 2 python examples/numpy_digits.py --plot loss.png"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ringrun -np 2 python examples/numpy_digits.py --plot loss.png
+	@printf '%s\n' "$$NEXT"
 
 # TESTS, anything that pytest takes, is one run, one test after the other.
 test: $(VENV)/.installed
@@ -98,9 +113,15 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	printf '%s\n' "$$ALLOW_ROOT" >> $(BIN)/activate
 
+# What the demo wants. PyTorch, which the tests want, is large.
+$(VENV)/.demo: $(BIN)/python pyproject.toml setup.py $(CPP)
+	@echo "Installing NumPy, $(MPI), scikit-learn and matplotlib in $(VENV), and compiling csrc/ for some minutes:"
+	@$(BIN)/python -m pip install -qq --editable ".[$(MPI),examples]"
+	@touch $@
+
 # Editable: the core is built into ringtrain/, once for all environments, and Python sources need no new install.
 $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
-	$(BIN)/python -m pip install -qq --editable ".[$(MPI),examples,test$(FRAMEWORKS)]"
+	$(BIN)/python -m pip install -qq --constraint .ci/constraints.txt --editable ".[$(MPI),examples,test$(FRAMEWORKS)]"
 	touch $@
 
 .venv-mxnet/.installed: pyproject.toml setup.py $(CPP)

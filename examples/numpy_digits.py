@@ -52,6 +52,7 @@ def main() -> None:
             np.savez(options.save, *network)
         if options.plot:
             plot(losses, options.plot)
+        print(f"test loss {bars(losses)} {losses[-1]:.4f}")
         print(f"test accuracy {accuracy:.3f} on {hvd.size()} ranks", flush=True)
     hvd.shutdown()
 
@@ -116,6 +117,11 @@ def evaluate(network: list[np.ndarray], images: np.ndarray, labels: np.ndarray) 
     hits = (probabilities.argmax(axis=1) == labels[mine]).sum()
     total_loss, total_hits = hvd.allreduce(np.array([loss, hits]), op=hvd.Sum, name="evaluation")
     return total_loss / len(labels), total_hits / len(labels)
+
+
+def bars(losses: list[float]) -> str:
+    """A bar for each loss, the highest one as high as the line."""
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * loss / max(losses))] for loss in losses)
 
 
 def plot(losses: list[float], path: str) -> None:

