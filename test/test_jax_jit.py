@@ -11,6 +11,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed in this environmen
 import jax.numpy as jnp  # noqa: E402
 from exact_jax import own_data  # noqa: E402
 
+import ringtrain._core as _core  # noqa: E402
 import ringtrain.jax as hvd  # noqa: E402
 
 
@@ -133,6 +134,26 @@ def test_a_program_of_32_bits_is_the_same():
         require_equal(gathered, np.array([0, 1, 2, 3, 10, 11, 12, 13], np.int32))
     finally:
         jax.config.update("jax_enable_x64", True)
+
+
+@pytest.mark.ranks(2)
+def test_a_gradient_is_on_its_way_while_backward_goes_on():
+    layers = [jnp.full((300, 300), 1e-3, jnp.float32) for _ in range(8)]
+
+    def loss(layers, x):
+        for weight in layers:
+            x = jnp.tanh(x @ weight)
+        return x.sum()
+
+    step = jax.jit(lambda layers, x: hvd.allreduce(jax.grad(loss)(layers, x), name="backward"))
+
+    def is_last_one_later():
+        """The gradient of the last layer, which is made first, is done before that of the first is submitted."""
+        jax.block_until_ready(step(layers, jnp.ones((500, 300), jnp.float32)))
+        times = {one["name"]: one for one in _core.last_operations()}
+        return times["backward.7"]["ended_s"] < times["backward.0"]["submitted_s"]
+
+    assert any([is_last_one_later() for _ in range(20)])  # as many steps on all ranks
 
 
 @pytest.mark.ranks(1, isolated=True)

@@ -1,6 +1,8 @@
 """Optimizers over all ranks: N ranks do what one does on the whole batch, however the steps are made."""
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,3 +178,13 @@ def test_ranks_that_differ_are_found():
 @pytest.mark.ranks(2)
 def test_objects_are_sent_as_they_are_everywhere():
     assert hvd.broadcast_object({"epoch": hvd.rank()}, root_rank=1) == {"epoch": 1}
+
+
+@pytest.mark.ranks(2)
+def test_the_code_of_the_page_about_jax_runs():
+    page = Path(__file__).resolve().parents[1] / "docs" / "jax.md"
+    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    names = {}
+    exec(code.replace("hvd.init()\n", ""), names)  # the harness has done it
+    hvd.check_replicas(names["params"])
+    assert (names["params"]["weight"] != 0).any()
