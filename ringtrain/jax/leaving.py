@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import time
 
 import jax
 
@@ -12,6 +12,7 @@ from ringtrain.job import session
 
 # What JAX was told to compute has so long before this rank leaves.
 _LONGEST_S = 5.0
+_PAUSE_S = 0.002
 
 
 def register() -> None:
@@ -19,14 +20,13 @@ def register() -> None:
 
 
 def _let_programs_end() -> None:
-    """Programs that have not begun yet, too. If the engine has failed, they fail as well, and at once."""
-    waiting = threading.Thread(target=_wait_for_arrays, daemon=True)
-    waiting.start()
-    waiting.join(_LONGEST_S)
-    _core.wait_for_xla(0 if waiting.is_alive() else _LONGEST_S)
+    """Programs that have not begun yet, too. If the engine has failed, they fail as well, and at once.
 
-
-def _wait_for_arrays() -> None:
+    No thread waits here: one that was still within jaxlib at the end of Python would end the process with an error.
+    """
+    deadline = time.monotonic() + _LONGEST_S
     for array in jax.live_arrays():
-        with contextlib.suppress(RuntimeError):  # what it has failed with is told to who wants it
-            array.block_until_ready()
+        with contextlib.suppress(RuntimeError):  # it was donated meanwhile
+            while not array.is_ready() and time.monotonic() < deadline:
+                time.sleep(_PAUSE_S)
+    _core.wait_for_xla(max(0.0, deadline - time.monotonic()))
