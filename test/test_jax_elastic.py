@@ -47,6 +47,7 @@ print(json.dumps([float(weight.min()), float(weight.max()), key.tolist(), hvd.el
 """.replace("STEPS", str(STEPS))
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_no_step(tmp_path):
     with elastic_job(TRAINS, tmp_path, 3) as job:
         job.process(job.formed(1).members[0]).wait_for("twenty")

@@ -152,6 +152,7 @@ def test_a_script_may_end_with_a_step_under_way(tmp_path):
         assert ranks.outputs() == ["True\n", "1000.0\n"]
 
 
+@pytest.mark.slow
 def test_a_script_ends_although_nobody_takes_its_last_step(tmp_path):
     alone = LEAVES.replace("x = step(square)", "x = square if late else step(square)")
     with started(alone.replace("sleep(1)", "sleep(8)"), 2, tmp_path) as ranks:

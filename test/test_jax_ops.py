@@ -40,7 +40,8 @@ def check_allreduce(op, dtype, way):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_dtype_and_every_op_is_exact(dtype, way):
-    for op in OPS:
+    # To compile takes longer than all else here.
+    for op in OPS if way == "eager" or dtype in DTYPE_OF_EACH_SIZE else ["sum"]:
         if has(op, dtype):
             check_allreduce(op, dtype, way)
 
