@@ -71,7 +71,7 @@ test-mxnet: .venv-mxnet/.installed
 
 # In a folder before those of the environment, whose JAX is the newest one.
 oldest-jax: $(VENV)/.oldest-jax
-	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) test/test_jax_*.py
+	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not slow" test/test_jax_*.py
 
 browser:
 	command -v chromium || { apt-get update && apt-get install -y --no-install-recommends chromium; }
