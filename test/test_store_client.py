@@ -1,5 +1,6 @@
 """Workers and servers of key-value stores: pushes, pulls, and what becomes of them when processes die or stop."""
 
+import itertools
 import os
 import random
 import signal
@@ -249,17 +250,25 @@ def test_who_stands_still_in_an_update_is_named():
                 worker.push(ones)
         end = time.monotonic() + 20
         with pytest.raises(_core.StalledError, match="worker 1 has been in the middle of an update"):
-            while time.monotonic() < end:
+            for count in itertools.count(1):
+                worker.tell(1, count)
                 worker.push(ones)
+                assert time.monotonic() < end
         worker.tell(0, 1)
 
-    with store(2, servers=1, timeout_s=0.3) as workers:
+    with store(2, servers=1, timeout_s=0.3, return_s=20.0) as workers:
         pids = [workers.start(number, body) for number in range(2)]
         with running(pids):
+            wait_until(lambda: workers.board[5] > 0)
             end = time.monotonic() + 20
             while not workers.board[4] and time.monotonic() < end:
                 os.kill(pids[1], signal.SIGSTOP)
-                time.sleep(0.5)
+                time.sleep(0.1)
+                seen = workers.board[5]
+                time.sleep(0.2)
+                # the other one waits for it: that it comes to its end may take long on a busy machine
+                while workers.board[5] == seen and not workers.board[4] and time.monotonic() < end:
+                    time.sleep(0.01)
                 os.kill(pids[1], signal.SIGCONT)
                 time.sleep(0.01)
             require_success(pids[0])
