@@ -25,6 +25,7 @@ from ringtrain.bench.kvstore import KVStore
 from ringtrain.bench.kvstore_job import KVStoreJob
 from ringtrain.bench.latency import Latency
 from ringtrain.bench.launches import LaunchFailed, launch
+from ringtrain.bench.mxnet_step import MxnetStep
 from ringtrain.bench.overlap import Overlap
 from ringtrain.bench.report import heading
 from ringtrain.bench.results import Result, Row
@@ -66,6 +67,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     TimelineCost(),
     TorchStep(),
     JaxStep(),
+    MxnetStep(),
 )
 
 # What to install where the package with the library's own name has to be built from source.

@@ -38,7 +38,7 @@ class TorchStep:
     def table(self, result: Result) -> list[str]:
         lines = []
         for row in result.rows:
-            lines += [_subject(row), "", *lines_of(_table_of(row)), ""]
+            lines += [subject_of(row), "", *lines_of(table_of(row)), ""]
         return lines[:-1]
 
 
@@ -67,7 +67,7 @@ def _competitor(task: Any, distribution: Distribution) -> Competitor:
     return Competitor(distribution.name, lambda _: task.train(distribution))
 
 
-def _table_of(row: Row) -> Table:
+def table_of(row: Row) -> Table:
     head = [
         "",
         "ms [min-max]",
@@ -97,7 +97,7 @@ def _exposed(row: Row, name: str) -> Spread:
     return Spread.of([values[name]["seconds"] - values[ALONE]["seconds"] for values in rounds])
 
 
-def _subject(row: Row) -> str:
+def subject_of(row: Row) -> str:
     inputs = "x".join(map(str, row.key["inputs"]))
     megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
     return f"{row.key['model']}: {row.key['tensors']} gradients, {megabytes}; {inputs} on each rank, one thread"

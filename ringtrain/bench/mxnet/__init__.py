@@ -1,0 +1,1 @@
+"""What `python -m ringtrain.bench mxnet` measures."""
