@@ -67,7 +67,7 @@ quick: $(VENV)/.installed
 	$(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "fast and not slow" test
 
 test-mxnet: .venv-mxnet/.installed
-	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),test/of_mxnet)
+	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(BUT_SLOW) test/of_mxnet)
 
 # In a folder before those of the environment, whose JAX is the newest one.
 oldest-jax: $(VENV)/.oldest-jax

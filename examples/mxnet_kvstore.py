@@ -2,6 +2,7 @@
 
     ringrun -np 2 python examples/mxnet_kvstore.py --kv-store dist_sync
     ringrun -np 2 python examples/mxnet_kvstore.py --kv-store ringtrain
+    ringrun -np 2 python examples/mxnet_kvstore.py --kv-store dist_sync --gc-type 2bit --lr 0.02 --epochs 30
     ringlaunch -n 2 -s 1 python examples/mxnet_kvstore.py --kv-store dist_async --lr 0.02
 
 Wants MXNet 1.9.1 and scikit-learn. `hvd.replace_kvstore()` is all that is not MXNet's own; scripts without it are run
@@ -79,7 +80,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--gc-type", choices=["none", "2bit", "1bit"], default="none", help="gradients in fewer bits")
-    parser.add_argument("--gc-threshold", type=float, default=0.05)
+    parser.add_argument("--gc-threshold", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

@@ -14,7 +14,7 @@ SGD = {"learning_rate": 0.1, "momentum": 0.9}
 ADDING = ["ringtrain", "horovod", "dist_ringtrain", "dist_horovod"]
 
 
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("name", ADDING)
 def test_a_store_adds_up_and_says_who_is_there(name):
     kv = mx.kv.create(name)

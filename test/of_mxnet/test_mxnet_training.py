@@ -74,11 +74,16 @@ def require_as_one_process(net, alone):
 
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
-    "arguments",
-    [{}, {"num_groups": 2}, {"gradient_predivide_factor": 2.0}, {"prefix": "mine."}],
-    ids=["plain", "groups", "predivide", "prefix"],
+    ("hybridized", "arguments"),
+    [
+        (True, {}),
+        (False, {}),
+        (True, {"num_groups": 2}),
+        (True, {"gradient_predivide_factor": 2.0}),
+        (True, {"prefix": "mine."}),
+    ],
+    ids=["plain", "imperative", "groups", "predivide", "prefix"],
 )
-@pytest.mark.parametrize("hybridized", [True, False], ids=["hybridized", "imperative"])
 def test_ranks_train_as_one_process_on_the_whole_batch(hybridized, arguments):
     net, alone = new_net(hybridized, seed=hvd.rank(), static=True), new_net(hybridized)
     hvd.broadcast_parameters(net.collect_params())
