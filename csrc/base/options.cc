@@ -86,6 +86,9 @@ const std::vector<Entry>& entries() {
              "tries ours and MPI's at the start and takes the faster."),
       choice(&Options::cross_algorithm, "cross_algorithm", {"auto", "ring", "doubling", "mpi", "measured"},
              "Who carries out the part between nodes of a hierarchical allreduce; measured applies to what is short."),
+      choice(&Options::wire_format, "wire_format", {"none", "fp16", "bf16"},
+             "In what 16-bit floats sums and averages of float32 travel between nodes, from ring_from_kb on; they are "
+             "added up in float32."),
       choice(&Options::gpu_algorithm, "gpu_algorithm", {"auto", "nccl", "hierarchical", "staged"},
              "How arrays on GPUs are reduced: auto takes NCCL where it can go and else passes them through host memory "
              "(staged), which the last one forces; nccl makes that an error instead; hierarchical takes NCCL inside a "

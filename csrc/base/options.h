@@ -37,6 +37,7 @@ struct Options {
   std::string shared_memory          = "auto";
   std::string allreduce_algorithm    = "auto";
   std::string cross_algorithm        = "auto";
+  std::string wire_format            = "none";
   std::string gpu_algorithm          = "auto";
   std::string gpu_cross_algorithm    = "nccl";
   int64_t     gpus_per_rank          = 1;

@@ -17,9 +17,15 @@ std::unique_ptr<Group> make_node_group(const Placement& placement, const Tuning&
 
 }  // namespace
 
-std::shared_ptr<NetworkGroup> make_network_group(const std::string& algorithm, Endpoint peers, const Tuning& tuning) {
+DType wire_dtype(const Options& options) {
+  if (options.wire_format == "fp16") return DType::float16;
+  return options.wire_format == "bf16" ? DType::bfloat16 : DType::float32;
+}
+
+std::shared_ptr<NetworkGroup> make_network_group(const std::string& algorithm, Endpoint peers, const Tuning& tuning,
+                                                 DType wire) {
   Network& network = peers.network();
-  auto group = std::make_shared<NetworkGroup>(std::move(peers), algorithm, tuning);
+  auto group = std::make_shared<NetworkGroup>(std::move(peers), algorithm, tuning, wire);
   const Network::Lending lending(&network, group);
   if (algorithm == "measured") group->measure();
   return group;
@@ -36,7 +42,7 @@ std::shared_ptr<Group> choose_group(const Placement& placement, const Options& o
   if (memory.mailboxes.data() && placement.is_on_one_node())
     return make_node_group(placement, tuning, std::move(memory), watch);
   const auto connect = [&](const std::string& algorithm, const std::vector<int>& ranks, int own) {
-    return make_network_group(algorithm, Endpoint(*network, ranks, own, tag, &watch), tuning);
+    return make_network_group(algorithm, Endpoint(*network, ranks, own, tag, &watch), tuning, wire_dtype(options));
   };
   auto flat = connect(options.allreduce_algorithm, placement.ranks, placement.own);
   if (!memory.mailboxes.data()) return flat;

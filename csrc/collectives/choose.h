@@ -19,8 +19,12 @@ namespace ringtrain {
 // Whether a segment between the ranks of this rank's node is of use: where not, none need be made.
 bool wants_shared_memory(const Placement& placement, const Options& options);
 
+// In what long sums of float32 travel.
+DType wire_dtype(const Options& options);
+
 // Between ranks that share no memory, or are not to use it. Arguments as those of NetworkGroup.
-std::shared_ptr<NetworkGroup> make_network_group(const std::string& algorithm, Endpoint peers, const Tuning& tuning);
+std::shared_ptr<NetworkGroup> make_network_group(const std::string& algorithm, Endpoint peers, const Tuning& tuning,
+                                                 DType wire);
 
 // `memory`: shared by this rank's node; without mailboxes when there are none, which then holds on all nodes.
 // `network`: null when the placement is a single rank. `tag`: keeps the messages of this process set apart. `tuning`

@@ -74,8 +74,8 @@ std::unique_ptr<Group> GpuGroups::make_cross(int process_set, const Placement& p
     ranks.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node)[static_cast<size_t>(seat.color)])]);
   const int tag = kFirstGroupTag + process_set % kGroupTags;
   const auto peers = [&] { return Endpoint(*fabric_.network(), ranks, seat.place, tag, &watch_); };
-  auto staged = std::make_unique<StagedGroup>(make_network_group(options_.cross_algorithm, peers(), tuning_),
-                                              tensors_->relay(), false);
+  auto staged = std::make_unique<StagedGroup>(
+      make_network_group(options_.cross_algorithm, peers(), tuning_, wire_dtype(options_)), tensors_->relay(), false);
   if (options_.gpu_cross_algorithm == "mpi") return staged;
   const LibraryCollectives* const library = fabric_.network()->collectives();
   if (library && library->denies_cuda() && placement.own == 0)

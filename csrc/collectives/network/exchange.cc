@@ -32,31 +32,36 @@ size_t Exchange::slots_bytes(const Endpoint& peers, size_t chunk_elements) {
   return (slots(peers) + 1) * chunk_elements * sizeof(float);
 }
 
+Blocks::Chunk Exchange::outgoing_chunk(const Position& at) const {
+  return blocks_.chunk(at.block, is_summing(at) ? receiver(at) : peers_.rank(), chunk_index(at));
+}
+
+Blocks::Chunk Exchange::incoming_chunk(const Position& at) const {
+  return blocks_.chunk(at.block, is_summing(at) ? peers_.rank() : sender(at), chunk_index(at));
+}
+
 Message Exchange::outgoing(size_t i) {
   const Position it = position_of(i);
-  const int to = peers_.wrap(peers_.rank() + distance(it));
-  const Blocks::Chunk chunk = blocks_.chunk(it.block, is_summing(it) ? to : peers_.rank(), chunk_index(it));
-  if (!is_summing(it)) return {chunk.destination, chunk.count * size_of(reduction_.dtype), to};
-  return {const_cast<char*>(chunk.source), chunk.count * size_of(source_dtype_), to};  // it is only read
+  const Blocks::Chunk chunk = outgoing_chunk(it);
+  if (!is_summing(it)) return {chunk.destination, chunk.count * size_of(reduction_.dtype), receiver(it)};
+  return {const_cast<char*>(chunk.source), chunk.count * size_of(source_dtype_), receiver(it)};  // it is only read
 }
 
 Message Exchange::incoming(size_t i) {
   const Position it = position_of(i);
-  const int from = peers_.wrap(peers_.rank() - distance(it));
-  const Blocks::Chunk chunk = blocks_.chunk(it.block, is_summing(it) ? peers_.rank() : from, chunk_index(it));
-  if (!is_summing(it)) return {chunk.destination, chunk.count * size_of(reduction_.dtype), from};
-  return {slot(i), chunk.count * size_of(source_dtype_), from};
+  const Blocks::Chunk chunk = incoming_chunk(it);
+  if (!is_summing(it)) return {chunk.destination, chunk.count * size_of(reduction_.dtype), sender(it)};
+  return {slot(i), chunk.count * size_of(source_dtype_), sender(it)};
 }
 
 void Exchange::arrived(size_t i) {
   const Position it = position_of(i);
   const bool is_last_of_chunk = it.index % others_ == others_ - 1;
-  if (is_summing(it) && is_last_of_chunk) sum(it.block, chunk_index(it), i + 1 - others_);
+  const Blocks::Chunk chunk = incoming_chunk(it);
+  if (is_summing(it) && is_last_of_chunk && chunk.count > 0) complete(chunk, i + 1 - others_);
 }
 
-void Exchange::sum(size_t block, size_t chunk_index, size_t first_message) {
-  const Blocks::Chunk chunk = blocks_.chunk(block, peers_.rank(), chunk_index);
-  if (chunk.count == 0) return;
+void Exchange::sum(const Blocks::Chunk& chunk, size_t first_message) {
   sources_[peers_.rank()] = chunk.source;
   for (size_t i = 0; i < others_; ++i)
     sources_[peers_.wrap(peers_.rank() - 1 - static_cast<int>(i))] = slot(first_message + i);

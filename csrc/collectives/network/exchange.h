@@ -8,11 +8,11 @@
 
 namespace ringtrain {
 
-class Exchange final : public Pipeline {
+class Exchange : public Pipeline {
  public:
   // Rank r owns slice r. `reduction` is that of 16-bit floats; the sources are such, too, or float32 where they are
-  // sums already. `slots` is slots_bytes() long. Never the allgather
-  // alone.
+  // sums already. `slots` is slots_bytes() long. Never the
+  // allgather alone.
   Exchange(const Endpoint& peers, Phases phases, const Reduction& reduction, DType source_dtype, Blocks blocks,
            char* slots);
 
@@ -23,15 +23,27 @@ class Exchange final : public Pipeline {
   Message incoming(size_t i) override;
   void arrived(size_t i) override;
 
- private:
-  bool is_free(const Position& incoming, size_t sent) const override;
-  size_t needs_arrived(const Position& to_send) const override;
+ protected:
   bool is_summing(const Position& at) const { return at.step == 0; }
   // Chunk by chunk, and within a chunk the others by their distance.
   size_t chunk_index(const Position& at) const { return at.index / others_; }
-  int distance(const Position& at) const { return static_cast<int>(at.index % others_) + 1; }
+  int receiver(const Position& at) const { return peers_.wrap(peers_.rank() + distance(at)); }
+  int sender(const Position& at) const { return peers_.wrap(peers_.rank() - distance(at)); }
+  // What is sent, and what comes.
+  Blocks::Chunk outgoing_chunk(const Position& at) const;
+  Blocks::Chunk incoming_chunk(const Position& at) const;
+  DType dtype() const { return reduction_.dtype; }
+  // Where message i arrives that does not go to its place at once.
   char* slot(size_t i) { return slots_ + i % slots(peers_) * blocks_.chunk_elements() * sizeof(float); }
-  void sum(size_t block, size_t chunk, size_t first_message);
+  // From where this rank has it to where it wants it, and the others' contributions from their slots.
+  void sum(const Blocks::Chunk& chunk, size_t first_message);
+
+ private:
+  bool is_free(const Position& incoming, size_t sent) const override;
+  size_t needs_arrived(const Position& to_send) const override;
+  int distance(const Position& at) const { return static_cast<int>(at.index % others_) + 1; }
+  // Called when all contributions to a chunk of this rank's slice are there.
+  virtual void complete(const Blocks::Chunk& chunk, size_t first_message) { sum(chunk, first_message); }
 
   static size_t slots(const Endpoint& peers) { return Flow::kWindow + static_cast<size_t>(peers.size() - 1); }
 

@@ -7,6 +7,7 @@
 #include "collectives/network/doubling.h"
 #include "collectives/network/exchange.h"
 #include "collectives/network/made_parts.h"
+#include "collectives/network/narrow_exchange.h"
 #include "collectives/network/packing.h"
 #include "collectives/network/ring.h"
 #include "collectives/network/tree.h"
@@ -41,6 +42,15 @@ std::unique_ptr<Pipeline> NetworkGroup::pipeline(Phases phases, const Reduction&
   size_t longest = 0;
   for (const Block& block : blocks)
     longest = std::max(longest, *std::max_element(block.counts.begin(), block.counts.end()));
+  const bool is_narrowed =
+      phases == Phases::both && is_half(wire_) && reduction.dtype == DType::float32 && reduction.reduce == Reduce::sum;
+  if (is_narrowed) {
+    const size_t chunk = chunk_elements(longest, size_of(wire_));
+    Blocks cut(std::move(blocks), {sizeof(float), sizeof(float)}, chunk);
+    char* slots = slots_.get(NarrowExchange::slots_bytes(peers_, chunk));
+    const Reduction narrow = {wire_, reduction.reduce, reduction.scale};
+    return std::make_unique<NarrowExchange>(peers_, narrow, std::move(cut), slots);
+  }
   const size_t source_bytes = size_of(source_dtype), bytes = size_of(reduction.dtype);
   const size_t chunk = chunk_elements(longest, source_bytes);
   Blocks cut(std::move(blocks), {source_bytes, bytes}, chunk);
@@ -63,8 +73,8 @@ std::unique_ptr<Stream> NetworkGroup::stream(const Reduction& reduction, DType s
   return std::make_unique<Stream>(peers_, pipeline(Phases::both, reduction, source_dtype, std::move(blocks)));
 }
 
-NetworkGroup::NetworkGroup(Endpoint peers, const std::string& algorithm, const Tuning& tuning)
-    : Group(peers.rank(), peers.size()), peers_(std::move(peers)), tuning_(tuning) {
+NetworkGroup::NetworkGroup(Endpoint peers, const std::string& algorithm, const Tuning& tuning, DType wire)
+    : Group(peers.rank(), peers.size()), peers_(std::move(peers)), tuning_(tuning), wire_(wire) {
   if (algorithm == "ring") ways_ = {Way::ring, Way::ring};
   if (algorithm == "doubling") ways_ = {Way::doubling, Way::doubling};
   if (algorithm == "mpi") ways_ = {Way::library, Way::library};

@@ -19,8 +19,9 @@ namespace ringtrain {
 class NetworkGroup final : public Group {
  public:
   // The order of `peers` is that of the ring. `algorithm`: as the option allreduce_algorithm. `tuning`, which all ranks
-  // may change between operations, outlives this. All of the peers construct it at the same time.
-  NetworkGroup(Endpoint peers, const std::string& algorithm, const Tuning& tuning);
+  // may change between operations, outlives this. `wire`: in what dtype long sums of float32 travel. All of the peers
+  // construct it at the same time.
+  NetworkGroup(Endpoint peers, const std::string& algorithm, const Tuning& tuning, DType wire = DType::float32);
   const char* name() const override { return "network"; }
 
   // Tries the library, and takes it for what it is clearly faster at. All ranks at the same time.
@@ -61,6 +62,7 @@ class NetworkGroup final : public Group {
 
   Endpoint peers_;
   const Tuning& tuning_;
+  const DType wire_;
   struct Ways {
     Way small, large;  // large: from Tuning::ring_from_bytes on
   } ways_ = {Way::doubling, Way::ring};
