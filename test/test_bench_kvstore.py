@@ -53,7 +53,7 @@ def test_updates_are_measured_beside_a_parameter_server(tmp_path):
     words = ["-np", "2", "--rounds", "1", "--warmup", "0", "--optimizer", "sgd"]
     result, printed = run(words, tmp_path, ROOT / "test/mxnet_double", environment={"MXNET_DOUBLE": str(tmp_path)})
     (row,) = result.rows
-    assert row.competitors() == [*OWN[:3], "ps-lite, push, pull"]
+    assert row.competitors() == [*OWN[:3], "pushpull, dist_async", "ps-lite, push, pull"]
     assert (row.key["type"], row.key["optimizer"]) == ("dist_sync", "sgd")
     assert "102.2 MB float32, dist_sync, sgd, 2 workers" in printed
 

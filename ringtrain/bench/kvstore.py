@@ -19,6 +19,7 @@ from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import Gradients
 
 _THRESHOLD = 0.5
+SERVED = "pushpull, dist_async"
 
 
 class KVStore:
@@ -91,8 +92,8 @@ def _of_sums(session: Session, gradients: Gradients) -> list[Contestant]:
 def _of_updates(session: Session, kind: str, gradients: Gradients) -> list[Contestant]:
     """Stores of weights that begin as zeros."""
 
-    def store(arrays: Sequence[Array]) -> Any:
-        made = kvstore.create(kind)
+    def store(arrays: Sequence[Array], of: str = kind) -> Any:
+        made = kvstore.create(of)
         made.set_optimizer("sgd", **SGD)
         made.init(list(range(len(arrays))), [np.zeros_like(one) for one in arrays])
         return made
@@ -101,10 +102,17 @@ def _of_updates(session: Session, kind: str, gradients: Gradients) -> list[Conte
     rate, workers = SGD["learning_rate"], session.job.size
     # The first round of all. What a worker sees of an asynchronous one has its own update, and maybe those of others,
     # which momentum repeats.
-    least, most = (every, every) if kind == "dist_sync" else (own, workers * every)
-    is_right = _as_numpy(_are_between(-1.01 * rate * most, -0.99 * rate * least))
+    bounds = {"dist_sync": (every, every), "dist_async": (own, workers * every)}
+    rights = {
+        name: _as_numpy(_are_between(-1.01 * rate * most, -0.99 * rate * least))
+        for name, (least, most) in bounds.items()
+    }
+    is_right = rights[kind]
     outs = [np.empty_like(one) for one in gradients.arrays]
     contestants = session.admit(_ways(store, outs), gradients.arrays, gradients.fill, is_right)
+    if kind == "dist_sync":  # where each rank has all weights; there, each has a server
+        other = Competitor(SERVED, lambda arrays: _pushpull(store(arrays, "dist_async"), arrays, outs), is_own=True)
+        contestants += session.admit([other], gradients.arrays, gradients.fill, rights["dist_async"])
     # Last of all: a peer sets variables, by which our own stores would take its servers for theirs.
     peers = [one for peer in session.peers() if isinstance(peer, HasUpdates) for one in peer.updates(kind, SGD)]
     return [*contestants, *session.admit(peers, gradients.arrays, gradients.fill, is_right)]
