@@ -156,7 +156,7 @@ def test_what_a_foreign_array_cannot_do_is_refused():
     with pytest.raises(TypeError, match="not on a CUDA device"):
         adapter.prepare(OnlyDlpack(owned, device=(1, 0)))
     with pytest.raises(
-        TypeError, match=r"cannot send a builtins\.str; it takes arrays of numpy, cupy, torch, what else"
+        TypeError, match=r"cannot send a builtins\.str; it takes arrays of numpy, cupy, .*torch, what else"
     ):
         adapter_for("text")
 
