@@ -13,8 +13,8 @@ import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import Adapter, View, adapter_for
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
+from ringtrain.engine.requirements import have, require_reducible, require_root, require_usable
 from ringtrain.failure.call_sites import call_site, first_call_site
-from ringtrain.failure.ranks_in_words import ranges_of
 from ringtrain.handles import Handle, OnGpu, report_failure
 from ringtrain.process_sets import ProcessSet
 
@@ -94,11 +94,7 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     `is_awaited`: the caller waits for it at once.
     """
     _core.require_initialized()
-    number = operation.process_set.process_set_id
-    if number is None:
-        raise ValueError(f"{operation.title}: {operation.process_set} is not registered; see add_process_set")
-    if operation.name and operation.name.startswith("<"):
-        raise ValueError(f'{operation.title}: names that begin with "<" are for ringtrain itself')
+    number = require_usable(operation.process_set, operation.name, operation.title)
     _check_list(operation)
     try:
         inputs = [_prepare(operation, tensor) for tensor in operation.tensors]
@@ -112,7 +108,7 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     on_gpu = _place_of(operation, inputs)
     splits = _splits_of(operation, inputs)
     if operation.kind == OpKind.BROADCAST:
-        _check_root(operation)
+        require_root(operation.root, operation.process_set, operation.title)
     agreed = _core.Operation(
         operation.kind,
         operation.name or "",
@@ -174,7 +170,7 @@ def start_plain(
         view is None
         or number is None
         or compression is not Compression.none
-        or (view[1] in _INTEGERS and not _have(op, view[1]))
+        or (view[1] in _INTEGERS and not have(op, view[1] == _BOOL))
     ):
         return None
     site = first_call_site(name)
@@ -236,16 +232,8 @@ def _place_text(view: View) -> str:
 def _check_dtype_and_shape(operation: Operation, adapter: Adapter, sent: Any, dtype: int) -> None:
     op = operation.reduction.op
     reduces = operation.kind in (OpKind.ALLREDUCE, OpKind.REDUCESCATTER)
-    if reduces and dtype in _INTEGERS and not _have(op, dtype):
-        takes = "floats" if op is ReduceOp.Adasum else "numbers"
-        raise ValueError(
-            f"{operation.title}: {op.name} is for {takes}, not for {sent.dtype}; use op=Sum, or convert to float"
-        )
-    if reduces and op not in _FOR_COMPLEX and adapter.dtype_name(sent).startswith("complex"):
-        raise ValueError(
-            f"{operation.title}: op={op.name} is for real numbers, not for {sent.dtype}; use op=Sum or Average, or "
-            "send the real and the imaginary parts"
-        )
+    if reduces and (dtype in _INTEGERS or op not in _FOR_COMPLEX):
+        require_reducible(op, adapter.dtype_name(sent), sent.dtype, operation.title)
     if operation.kind == OpKind.REDUCESCATTER and op == ReduceOp.Adasum:
         raise ValueError(f"{operation.title}: Adasum wants whole tensors; use allreduce")
     if operation.kind == OpKind.REDUCESCATTER and len(sent.shape) == 0:
@@ -277,17 +265,6 @@ def _check_quantization(operation: Operation, inputs: list[_Input], quantization
             f"{what} is for {most_hosts} hosts at most, not {hosts}: each adds up the codes of all; "
             "use Compression.fp16"
         )
-
-
-def _have(op: ReduceOp, dtype: int) -> bool:
-    """Whether integers, or bool, have this reduction. Their average is truncated towards zero, as in Horovod."""
-    return op is not ReduceOp.Adasum and (op is not ReduceOp.Average or dtype != _BOOL)
-
-
-def _check_root(operation: Operation) -> None:
-    ranks = operation.process_set.ranks or []
-    if operation.root not in ranks:
-        raise ValueError(f"{operation.title}: root_rank {operation.root} is not one of the ranks {ranges_of(ranks)}")
 
 
 def _splits_of(operation: Operation, inputs: list[_Input]) -> list[int]:

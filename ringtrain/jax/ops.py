@@ -22,8 +22,8 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import ReduceOp
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
+from ringtrain.engine.requirements import require_reducible, require_root, require_usable
 from ringtrain.failure.call_sites import call_place
-from ringtrain.failure.ranks_in_words import ranges_of
 from ringtrain.jax.primitives import (
     How,
     Names,
@@ -89,7 +89,7 @@ def allreduce(
     title = f"allreduce with op={op.name}"
     leaves = [carried(leaf, title, op is Sum) for leaf in tree.leaves]
     for leaf in leaves:
-        _check_reducible(leaf.array, op, title)
+        require_reducible(op, leaf.array.dtype.name, leaf.array.dtype, title)
     compressed = [compression.compress(leaf.array) for leaf in leaves]
     results = allreduce_p.bind(*(array for array, _ in compressed), names=_names(name, tree), how=how) if leaves else []
     whole = [
@@ -142,7 +142,7 @@ def reducescatter(
     how = How(_checked(process_set, name, "reducescatter"), op, float(prescale_factor), float(postscale_factor))
     leaves = [carried(leaf, "reducescatter", op is Sum) for leaf in tree.leaves]
     for leaf in leaves:
-        _check_reducible(leaf.array, op, "reducescatter")
+        require_reducible(op, leaf.array.dtype.name, leaf.array.dtype, "reducescatter")
         if leaf.array.ndim == 0:
             raise ValueError("reducescatter: a number has no first dimension to scatter")
         if _is_traced(leaf) and leaf.array.shape[0] % how.size:
@@ -185,10 +185,7 @@ def broadcast(
     """
     tree = Tree.of(x)
     how = How(_checked(process_set, name, "broadcast"), root=root_rank)
-    if root_rank not in (process_set.ranks or []):
-        raise ValueError(
-            f"broadcast: root_rank {root_rank} is not one of the ranks {ranges_of(process_set.ranks or [])}"
-        )
+    require_root(root_rank, process_set, "broadcast")
     leaves = [carried(leaf, "broadcast", True) for leaf in tree.leaves]
     return _as(x, _bound(broadcast_p, tree, leaves, name, how))
 
@@ -271,12 +268,9 @@ def _as(given: Arrays, result: Any) -> Arrays:
 
 def _checked(process_set: ProcessSet, name: str | None, title: str) -> ProcessSet:
     _core.require_initialized()
-    if process_set.process_set_id is None:
-        raise ValueError(f"{title}: {process_set} is not registered; see add_process_set")
+    require_usable(process_set, name, title if name is None else f'{title} "{name}"')
     if not process_set.included():
         raise ValueError(f"{title}: this rank does not belong to {process_set}")
-    if name is not None and name.startswith("<"):
-        raise ValueError(f'{title} "{name}": names that begin with "<" are for ringtrain itself')
     return process_set
 
 
@@ -288,18 +282,6 @@ def _check_op(op: Any, title: str) -> None:
 def _check_compression(compression: AnyCompressor) -> None:
     if isinstance(compression, QuantizingCompressor):
         raise ValueError(f"allreduce: {compression!r} is not for JAX; use Compression.fp16 or bf16")
-
-
-def _check_reducible(array: Any, op: ReduceOp, title: str) -> None:
-    kind = "b" if array.dtype == np.bool_ else "c" if array.dtype.kind == "c" else "f"
-    if kind == "f" and jax.numpy.issubdtype(array.dtype, np.integer):
-        kind = "i"
-    if op is ReduceOp.Average and kind == "b":
-        raise ValueError(f"{title}: an average is for numbers, not for bool; use op=Sum, or convert to float")
-    if op is ReduceOp.Adasum and kind != "f":
-        raise ValueError(f"{title}: Adasum is for floats, not for {array.dtype}; use op=Sum, or convert to float")
-    if kind == "c" and op not in (Sum, Average):
-        raise ValueError(f"{title}: this op is for real numbers, not for {array.dtype}; use op=Sum or Average")
 
 
 def _with_rows(leaf: Carried) -> Carried:

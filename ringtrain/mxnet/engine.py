@@ -13,6 +13,7 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.mxnet import is_on_host
+from ringtrain.engine.requirements import require_root, require_usable
 from ringtrain.engine.submission import Reduction
 from ringtrain.failure.call_sites import first_call_site
 from ringtrain.handles import report_failure
@@ -64,15 +65,14 @@ def push(
         RingtrainError: the engine has ended, as when another rank is lost.
     """
     raise_failure()
-    number = process_set.process_set_id
-    if number is None:
-        raise ValueError(f"{process_set} is not registered; see add_process_set")
+    title = kind.name.lower()
+    number = require_usable(process_set, name, title if name is None else f'{title} "{name}"')
     process_set.rank()  # raises where this rank does not belong to it
+    if kind == OpKind.BROADCAST:
+        require_root(root, process_set, title)
     if name is None:
-        name = f"<MXNet's {kind.name.lower()} {_unnamed[kind, number] % _NAMES_OF_UNNAMED}>"
+        name = f"<MXNet's {title} {_unnamed[kind, number] % _NAMES_OF_UNNAMED}>"
         _unnamed[kind, number] += 1
-    elif name.startswith("<"):
-        raise ValueError(f'"{name}": names that begin with "<" are for ringtrain itself')
     how = reduction or Reduction()
     operation = _core.Operation(
         kind, name, process_set=number, op=how.op, root=root, prescale=how.prescale, postscale=how.postscale

@@ -17,8 +17,8 @@ from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.mxnet import dtype_name, empty_like, view
 from ringtrain.compression import Compression
+from ringtrain.engine.requirements import require_reducible
 from ringtrain.engine.submission import Reduction
-from ringtrain.failure.ranks_in_words import ranges_of
 from ringtrain.mxnet.engine import push, require_dense, takes
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -148,9 +148,7 @@ def _reduce_in_place(
 def _check_dtypes(tensors: Sequence[NDArray], op: ReduceOp) -> None:
     for tensor in tensors:
         dtype = dtype_name(tensor)
-        if (op is ReduceOp.Adasum and "float" not in dtype) or (op is ReduceOp.Average and dtype == "bool"):
-            takes_only = "floats" if op is ReduceOp.Adasum else "numbers"
-            raise ValueError(f"allreduce: {op.name} is for {takes_only}, not for {dtype}; use op=Sum, or convert it")
+        require_reducible(op, dtype, dtype, "allreduce")
 
 
 def _require_distinct(tensors: Sequence[NDArray]) -> None:
@@ -183,7 +181,6 @@ def broadcast(
     """
     if not takes([tensor]):
         return ops.broadcast(tensor, root_rank, name, process_set, priority=priority)
-    _check_root(root_rank, process_set)
     _lay_out(tensor)
     output = empty_like(tensor)
     push(OpKind.BROADCAST, [tensor], [output], name, process_set, priority, root=root_rank)
@@ -200,7 +197,6 @@ def broadcast_(
     """As `broadcast`, in place; returns the tensor itself. Mirrors `horovod.mxnet.broadcast_`."""
     if not takes([tensor]):
         return ops.broadcast_(tensor, root_rank, name, process_set, priority=priority)
-    _check_root(root_rank, process_set)
     _lay_out(tensor)
     push(OpKind.BROADCAST, (), [tensor], name, process_set, priority, root=root_rank)
     return tensor
@@ -209,12 +205,6 @@ def broadcast_(
 def _lay_out(tensor: NDArray) -> None:
     """MKLDNN keeps weights in a layout of its own after inference: only who is no operation can change that."""
     view(tensor)
-
-
-def _check_root(root_rank: int, process_set: ProcessSet) -> None:
-    ranks = process_set.ranks or []
-    if process_set.process_set_id is not None and root_rank not in ranks:
-        raise ValueError(f"broadcast: root_rank {root_rank} is not one of the ranks {ranges_of(ranks)}")
 
 
 # The sizes of these results depend on other ranks, or the core makes them: they wait.
