@@ -85,9 +85,10 @@ sge:
 	command -v sge_qmaster || { apt-get update && DEBIAN_FRONTEND=noninteractive \
 	apt-get install -y --no-install-recommends gridengine-master gridengine-exec gridengine-client; }
 
+OF_DEBIAN := openmpi-bin mpich python3-mpi4py python3-numpy python3-venv
 debian:
-	command -v mpirun.mpich || { apt-get update && \
-	apt-get install -y --no-install-recommends openmpi-bin mpich python3-mpi4py python3-venv; }
+	dpkg -s $(OF_DEBIAN) > /dev/null 2>&1 || { apt-get update && \
+	apt-get install -y --no-install-recommends $(OF_DEBIAN); }
 
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .

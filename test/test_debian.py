@@ -1,4 +1,4 @@
-"""What a machine brings: the Open MPI 4.1, MPICH 4.0, mpi4py 3.1 and NumPy 1.24 of Debian 12, and the oldest NumPy."""
+"""What a machine brings: Open MPI 4.1, MPICH 4.0, mpi4py 3.1 and NumPy of Debian 12, and the oldest NumPy."""
 
 from __future__ import annotations
 
@@ -54,11 +54,14 @@ class Environment:
         return done.returncode, done.stdout
 
 
+def printed_by_debian(program: str) -> str:
+    return subprocess.run([PYTHON, "-c", program], capture_output=True, text=True, timeout=30).stdout.strip()
+
+
 def made(folder: Path, options: list[str], packages: list[str]) -> Environment:
     if shutil.which("mpirun.openmpi") is None or shutil.which("mpirun.mpich") is None:
         pytest.skip("Debian's MPIs are not installed; make debian")
-    version = subprocess.run([PYTHON, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, text=True)
-    if version.stdout.strip() != str(sys.version_info[:2]):
+    if printed_by_debian("import sys; print(sys.version_info[:2])") != str(sys.version_info[:2]):
         pytest.skip("the core is compiled for another version of Python than Debian's")
     environment = Environment(folder, options, packages)
     (folder / "where.py").write_text(WHERE)
@@ -89,7 +92,8 @@ def test_mpi4py_3_of_debian_runs_on_its_open_mpi(of_debian: Environment, words: 
     code, output = of_debian.run(*words)
     assert code == 0, output
     assert [told[:5] for told in told_in(output)] == [[str(rank), "2.0", "Open", "MPI", "4"] for rank in (0, 1)]
-    assert {tuple(told[5:]) for told in told_in(output)} == {("3", "1.24.2")}, output
+    numpy = printed_by_debian("import numpy; print(numpy.__version__)")
+    assert {tuple(told[5:]) for told in told_in(output)} == {("3", numpy)}, output
 
 
 def test_the_mpirun_of_another_mpi_is_refused(of_debian: Environment) -> None:

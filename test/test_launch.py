@@ -373,10 +373,11 @@ def test_processes_of_two_hosts_know_their_addresses_and_the_secret_is_in_no_com
 
 def test_the_current_folder_is_copied_to_every_host_before(two_hosts: SimulatedHosts, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os; print(os.environ['DMLC_ROLE'], os.getcwd())\n")
-    # the simulated hosts share all files: this notes what is wanted, and copies
+    # the simulated hosts share all files: this notes what is wanted, and copies, for both hosts at the same time
     (programs := tmp_path / "bin").mkdir()
     (rsync := programs / "rsync").write_text(
-        '#!/bin/sh\necho "$@" >> rsync.log\nfor to in "$@"; do :; done\nmkdir -p "${to#*:}" && cp train.py "${to#*:}"\n'
+        '#!/bin/sh\necho "$@" >> rsync.log\nfor to in "$@"; do :; done\nto=${to#*:}\n'
+        'mkdir -p "$to" && cp train.py "$to/$$" && mv "$to/$$" "$to/train.py"\n'
     )
     rsync.chmod(0o755)
     to = tmp_path / "copy"
