@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "kvstore/server.h"
+#include "runtime/current_timeline.h"
 
 namespace ringtrain {
 namespace {
@@ -199,7 +200,7 @@ std::shared_ptr<StoreHandle> StoreClient::push(uint32_t store, const Ids& ids, c
   work.copies = copies;
   {
     const Lock lock(mutex_);
-    begin(work, store);
+    begin(work, store, ids, "push");
     for (size_t i = 0; i < ids.size(); ++i) add(work, store, ids[i], &values[i], nullptr);
   }
   return carry_out(std::move(work), store, ids);
@@ -212,7 +213,7 @@ std::shared_ptr<StoreHandle> StoreClient::pull(uint32_t store, const Ids& ids, c
   work.priority = priority;
   {
     const Lock lock(mutex_);
-    begin(work, store);
+    begin(work, store, ids, "pull");
     for (size_t i = 0; i < ids.size(); ++i) add(work, store, ids[i], nullptr, &outs[i]);
   }
   return carry_out(std::move(work), store, {});
@@ -226,15 +227,20 @@ std::shared_ptr<StoreHandle> StoreClient::push_pull(uint32_t store, const Ids& i
   work.priority = priority;
   {
     const Lock lock(mutex_);
-    begin(work, store);
+    begin(work, store, ids, "pushpull");
     for (size_t i = 0; i < ids.size(); ++i) add(work, store, ids[i], &values[i], &outs[i]);
   }
   return carry_out(std::move(work), store, ids);
 }
 
-void StoreClient::begin(const Work& work, uint32_t store) {
-  require_workers(store_of(store));
-  if (store_of(store).is_synchronous()) note_round(work.handle);
+void StoreClient::begin(const Work& work, uint32_t store, const Ids& ids, const char* kind) {
+  ClientStore& own = store_of(store);
+  require_workers(own);
+  if (own.is_synchronous()) note_round(work.handle);
+  if (may_have_timeline() && !ids.empty()) {
+    const std::string others = ids.size() == 1 ? "" : " and " + std::to_string(ids.size() - 1) + " more";
+    work.handle->show(std::string(kind) + "." + *own.key(ids[0]).name + others, kind);
+  }
 }
 
 void StoreClient::add(Work& work, uint32_t store, uint32_t id, const Pushed* pushed, const HostArray* out) {

@@ -127,7 +127,7 @@ class StoreClient {
   std::shared_ptr<Part> shared_part(int server, uint32_t store, const PartWords& words);
   void add_part(int server, uint32_t store, const PartWords& words) EXCLUDES(mutex_);
   void add_keys(uint32_t store, const std::vector<StoreKey>& keys) EXCLUDES(mutex_);
-  void begin(const Work& work, uint32_t store) REQUIRES(mutex_);
+  void begin(const Work& work, uint32_t store, const Ids& ids, const char* kind) REQUIRES(mutex_);
   void add(Work& work, uint32_t store, uint32_t id, const Pushed* pushed, const HostArray* out) REQUIRES(mutex_);
   void add_direct(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
                   const HostArray* out);

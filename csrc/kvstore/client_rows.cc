@@ -35,7 +35,7 @@ std::shared_ptr<StoreHandle> StoreClient::push_rows(uint32_t store, uint32_t id,
   work.copies = copies;
   {
     const Lock lock(mutex_);
-    begin(work, store);
+    begin(work, store, {id}, "push");
     add_rows(work, store, id, rows, &values, nullptr);
   }
   return carry_out(std::move(work), store, {id});
@@ -47,7 +47,7 @@ std::shared_ptr<StoreHandle> StoreClient::pull_rows(uint32_t store, uint32_t id,
   work.priority = priority;
   {
     const Lock lock(mutex_);
-    begin(work, store);
+    begin(work, store, {id}, "pull");
     add_rows(work, store, id, rows, nullptr, &out);
   }
   return carry_out(std::move(work), store, {});

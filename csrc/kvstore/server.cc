@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/thread_annotations.h"
+#include "runtime/current_timeline.h"
 
 namespace ringtrain {
 namespace {
@@ -45,7 +46,7 @@ StoreServer::StoreServer(const ServerOptions& options)
       for (const auto& thread : threads_) thread->look_at(part, chunk);
   };
   shared_.tell_others_of_all = [this] { look_at_all(); };
-  for (int i = 0; i < std::max(1, options.threads); ++i) threads_.push_back(std::make_unique<ServerThread>(shared_));
+  for (int i = 0; i < std::max(1, options.threads); ++i) threads_.push_back(std::make_unique<ServerThread>(shared_, i));
   {
     const Lock lock(registry().mutex);
     registry().tables[shared_.words.identity] = shared_.stores.table();
@@ -122,8 +123,15 @@ std::map<std::string, double> StoreServer::metrics() const {
           {"waiting_requests", static_cast<double>(waiting)}};
 }
 
+void StoreServer::start_timeline(Timeline::Setup setup) {
+  timeline_ = std::make_shared<Timeline>(std::move(setup));
+  announce_timeline(timeline_);
+}
+
 void StoreServer::close() {
   for (const auto& thread : threads_) thread->stop();
+  if (timeline_) announce_timeline(nullptr);
+  timeline_.reset();
 }
 
 }  // namespace ringtrain

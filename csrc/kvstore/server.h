@@ -14,6 +14,7 @@
 #include "kvstore/server_thread.h"
 #include "network/connector.h"
 #include "network/handshake.h"
+#include "runtime/timeline.h"
 
 namespace ringtrain {
 
@@ -45,6 +46,8 @@ class StoreServer final : Connector::Owner {
   std::optional<ServerStores::Taken> take(double longest_s);
   void finish(size_t part, size_t piece, const Bytes& weight);
   std::map<std::string, double> metrics() const;
+  // A file of what its threads do, until close(): for a process that is no rank. Throws if it cannot be written.
+  void start_timeline(Timeline::Setup setup);
   // Its threads end. What it keeps is there as long as this.
   void close();
 
@@ -58,6 +61,7 @@ class StoreServer final : Connector::Owner {
   const Credentials credentials_;
   ServerShared shared_;
   std::vector<std::unique_ptr<ServerThread>> threads_;
+  std::shared_ptr<Timeline> timeline_;
 };
 
 }  // namespace ringtrain

@@ -9,7 +9,8 @@
 
 namespace ringtrain {
 
-ServerThread::ServerThread(ServerShared& shared) : shared_(shared) {}
+ServerThread::ServerThread(ServerShared& shared, int number)
+    : shared_(shared), lane_(shared.traffic.name + ", thread " + std::to_string(number)) {}
 
 ServerThread::~ServerThread() { stop(); }
 

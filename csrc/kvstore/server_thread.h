@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "kvstore/mailbox.h"
@@ -32,8 +33,8 @@ struct ServerShared {
 
 class ServerThread final : Session::Home {
  public:
-  // `shared` outlives this.
-  explicit ServerThread(ServerShared& shared);
+  // `shared` outlives this. `number`: of the server's threads.
+  ServerThread(ServerShared& shared, int number);
   ~ServerThread() override;
 
   // Any thread. The first one also takes the connections that come to the server: `listen` makes what does, on it.
@@ -53,6 +54,7 @@ class ServerThread final : Session::Home {
   const ServerWords& words() const override { return shared_.words; }
   WaitingRoom& waiting_room() override { return waiting_room_; }
   double timeout_s() const override { return shared_.timeout_s; }
+  const std::string& lane() const override { return lane_; }
   void has_changed(Part& part, size_t chunk) override;
   void has_changed() override;
   void has_ended(Session& session) override;
@@ -62,6 +64,7 @@ class ServerThread final : Session::Home {
   bool go_on();
 
   ServerShared& shared_;
+  const std::string lane_;
   Poller poller_;
   Mailbox mailbox_{poller_};
   WaitingRoom waiting_room_;

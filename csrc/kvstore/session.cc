@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "kvstore/stretch.h"
 
 namespace ringtrain {
 namespace {
@@ -105,7 +106,10 @@ void require_array(const Head& head, Part& part) {
 }  // namespace
 
 Session::Session(Home& home, int worker, uint64_t number, Descriptor socket)
-    : home_(home), worker_(worker), number_(number) {
+    : home_(home),
+      worker_(worker),
+      number_(number),
+      receiving_(home.traffic().name + ", from worker " + std::to_string(worker)) {
   Connection::Owner& owner = *this;
   connection_ = std::make_unique<Connection>(home.poller(), owner, home.traffic(), std::move(socket));
 }
@@ -120,6 +124,7 @@ char* Session::place(uint32_t, const Head& head) {
     return question_.data();
   }
   if (!is_of_chunk(head.said) || head.body_bytes > kLongestRequest) return nullptr;
+  body_begins_s_ = begin_of_stretch();
   if (body_room_ < head.body_bytes || body_.use_count() > 1) {
     body_room_ = std::max<size_t>(head.body_bytes, Layout::kChunkBytes);
     body_ = aligned_memory(body_room_);
@@ -151,6 +156,15 @@ void Session::refuse(uint32_t id, const Error& error) {
   head.number = static_cast<int64_t>(error.kind());
   const std::string text = shortened(error.what());
   connection_->send(id, head, Bytes(text.begin(), text.end()));
+}
+
+void Session::note(const char* what, const Request& request, double begin_s, const std::string& track) const {
+  const Part& part = request.actor->part();
+  const auto text = [&] {
+    const uint32_t key = part.layout().spec().pieces[part.chunk(request.head.chunk).piece].key;
+    return what + (" key " + std::to_string(key));
+  };
+  note_stretch(begin_s, track, text);
 }
 
 bool Session::is_full() const { return connection_->queued_bytes() > kFull; }
@@ -193,6 +207,7 @@ void Session::take_request(uint32_t id, const Head& head) {
     const KeyChunk& chunk = actor.part().chunk(head.chunk);
     const Request request{id, head, body_, ranges_of(head, chunk, body_.get()), &actor};
     require_fitting(head, chunk, request.ranges.get());
+    if (head.body_bytes > 0) note("receive", request, body_begins_s_, receiving_);
     const auto is_same = [&](const Request& other) { return other.actor == &actor && other.head.chunk == head.chunk; };
     if (std::any_of(busy_.begin(), busy_.end(), is_same) || carry_out(request) == Result::busy) defer(request, busy_);
   });
@@ -259,11 +274,13 @@ Session::Result Session::push(const Request& request) {
   Answer answer{buffer.get(), head.wanted};
   const auto number = static_cast<uint64_t>(head.number);
   const Rates rates{head.lr, head.wd};
+  const double begin_s = begin_of_stretch();
   const Outcome outcome = request.ranges
                               ? request.actor->push_ranges(head.chunk, number, *request.ranges, source, rates)
                               : request.actor->push(head.chunk, number, source, rates, buffer ? &answer : nullptr);
   if (outcome == Outcome::early) return Result::over;  // it is sent again, after the one before it
   if (outcome == Outcome::busy || outcome == Outcome::full) return Result::busy;
+  note("update", request, begin_s, home_.lane());
   if (!pulls)
     say(request.id, Said::done, static_cast<int64_t>(request.actor->num_update(head.chunk)));
   else if (answer.is_there)
@@ -276,8 +293,12 @@ Session::Result Session::push(const Request& request) {
 
 Reading Session::read(const Request& request, Answer& answer) {
   const auto number = static_cast<uint64_t>(request.head.number);
-  return request.ranges ? request.actor->read_ranges(request.head.chunk, number, *request.ranges, answer)
-                        : request.actor->read(request.head.chunk, number, answer);
+  const double begin_s = begin_of_stretch();
+  const Reading reading = request.ranges
+                              ? request.actor->read_ranges(request.head.chunk, number, *request.ranges, answer)
+                              : request.actor->read(request.head.chunk, number, answer);
+  if (reading == Reading::done) note("answer", request, begin_s, home_.lane());
+  return reading;
 }
 
 Session::Result Session::pull(const Request& request) {

@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <string>
 #include <unordered_set>
 #include <utility>
 
@@ -29,6 +30,8 @@ class Session final : Connection::Owner {
     virtual const ServerWords& words() const = 0;
     virtual WaitingRoom& waiting_room() = 0;
     virtual double timeout_s() const = 0;
+    // The track of this thread in timelines.
+    virtual const std::string& lane() const = 0;
     // What others may wait for has happened to a chunk; or to any.
     virtual void has_changed(Part& part, size_t chunk) = 0;
     virtual void has_changed() = 0;
@@ -79,15 +82,19 @@ class Session final : Connection::Owner {
   void say(uint32_t id, Said said, int64_t number = 0);
   void refuse(uint32_t id, const Error& error);
   bool is_full() const;
+  // What was done with a chunk on a track, in the timeline.
+  void note(const char* what, const Request& request, double begin_s, const std::string& track) const;
 
   Home& home_;
   const int worker_;
   const uint64_t number_;
+  const std::string receiving_;  // the track in timelines of what comes
   std::unique_ptr<Connection> connection_;
   std::map<std::pair<uint32_t, uint32_t>, std::unique_ptr<Actor>> actors_;  // by store and part
   Bytes question_;
   std::shared_ptr<char> body_;  // of the request that comes
   size_t body_room_ = 0;
+  double body_begins_s_ = 0;               // to come, where there is a timeline
   std::deque<Request> busy_;               // that have found a chunk in use, in order
   std::deque<Request> unsent_;             // whose answers wait for room in the connection
   std::unordered_set<uint32_t> deferred_;  // ids in these

@@ -1,5 +1,9 @@
 #include "kvstore/store_handle.h"
 
+#include <utility>
+
+#include "kvstore/stretch.h"
+
 namespace ringtrain {
 
 void StoreHandle::require_success() {
@@ -7,9 +11,17 @@ void StoreHandle::require_success() {
   if (error_) throw Error(*error_);
 }
 
+void StoreHandle::show(std::string track, const char* kind) {
+  track_ = std::move(track);
+  kind_ = kind;
+  begin_s_ = begin_of_stretch();
+}
+
 void StoreHandle::end_one(const std::optional<Error>& error) {
   if (error) fail(*error);
-  if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) done_.publish(1);
+  if (left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  note_stretch(begin_s_, track_, [&] { return in_capitals(kind_); });
+  done_.publish(1);
 }
 
 void StoreHandle::fail(const Error& error) {

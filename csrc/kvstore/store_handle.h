@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <optional>
+#include <string>
 
 #include "base/error.h"
 #include "base/thread_annotations.h"
@@ -22,6 +23,9 @@ class StoreHandle {
   // Sleeps until it is done, or so long.
   void sleep(double longest_s) { done_.sleep(0, longest_s); }
 
+  // Before it begins: its track in the timeline, and its kind, a literal.
+  void show(std::string track, const char* kind);
+
   // Who carries it out: it has so many more parts; one of them has ended, well or not. The first part is that of who
   // begins it, and ends when all others have begun.
   void expect(int parts) { left_.fetch_add(parts, std::memory_order_relaxed); }
@@ -30,6 +34,9 @@ class StoreHandle {
   void fail(const Error& error);
 
  private:
+  std::string track_;  // empty: it is not shown
+  const char* kind_ = "";
+  double begin_s_ = 0;
   std::atomic<int> left_{1};
   Flag done_;
   Mutex mutex_;

@@ -1,6 +1,7 @@
 // Servers of key-value stores.
 #include <nanobind/stl/vector.h>
 
+#include "base/clock.h"
 #include "kvstore/server.h"
 #include "python/bind.h"
 
@@ -22,6 +23,11 @@ void make_server(StoreServer* place, int number, int capacity, std::vector<int> 
   options.drop_percent = drop_percent;
   options.verbose = verbose;
   new (place) StoreServer(options);
+}
+
+void start_timeline(StoreServer& server, const std::string& path, int number, const std::string& process,
+                    double limit_mb) {
+  server.start_timeline({path, number, process, now_s(), static_cast<size_t>(limit_mb * 1e6), false});
 }
 
 Bytes to_bytes(const nb::bytes& bytes) { return {bytes.c_str(), bytes.c_str() + bytes.size()}; }
@@ -85,6 +91,8 @@ void bind_store_server(nb::module_& module) {
       .def("__init__", &make_server, nb::kw_only(), nb::arg("number"), nb::arg("capacity"), nb::arg("listeners"),
            nb::arg("secret"), nb::arg("token"), nb::arg("threads"), nb::arg("node"), nb::arg("timeout_s"),
            nb::arg("drop_percent"), nb::arg("verbose"))
+      .def("start_timeline", &start_timeline, nb::arg("path"), nb::arg("number"), nb::arg("process"),
+           nb::arg("limit_mb"), Release(), "A file of what its threads do, until close().")
       .def("lost", &StoreServer::lost, nb::arg("worker"), Release(), "A worker is dead: nobody waits for it.")
       .def("back", &StoreServer::back, nb::arg("worker"), Release(), "A worker that was dead is there again.")
       .def(

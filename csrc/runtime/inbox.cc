@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "runtime/current_timeline.h"
 
 namespace ringtrain {
 namespace {
@@ -116,6 +117,7 @@ void Inbox::set_timeline(std::shared_ptr<Timeline> timeline) {
   const Lock lock(mutex_);
   timeline_.swap(timeline);  // the old one writes what it has left when the lock is free again
   has_timeline_ = timeline_ != nullptr;
+  announce_timeline(timeline_);
 }
 
 std::shared_ptr<Timeline> Inbox::timeline() {

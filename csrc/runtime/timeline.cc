@@ -37,12 +37,6 @@ std::string quoted(const std::string& text) {
   return result + "\"";
 }
 
-// ALLREDUCE, as tools for Horovod's timelines expect it.
-std::string in_capitals(std::string name) {
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char letter) { return std::toupper(letter); });
-  return name;
-}
-
 // In microseconds, to the nanosecond. Ten times as fast as printf's %.3f, of which a step has a thousand.
 void append_us(std::string& text, double seconds) {
   const long long ns = std::llround(1e9 * std::abs(seconds));
@@ -61,6 +55,11 @@ long long us_since_epoch(double at_s) {
 }
 
 }  // namespace
+
+std::string in_capitals(std::string name) {
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char letter) { return std::toupper(letter); });
+  return name;
+}
 
 Timeline::Timeline(Setup setup) : setup_(std::move(setup)) {
   file_ = open(setup_.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -85,6 +84,7 @@ Timeline::~Timeline() {
 }
 
 void Timeline::note(SubmissionPtr ended) { add(std::move(ended)); }
+void Timeline::note(Stretch stretch) { add(std::move(stretch)); }
 void Timeline::note_wait(double begin_s, double end_s) { add(Wait{begin_s, end_s}); }
 void Timeline::mark(std::string text, double at_s) { add(Mark{std::move(text), at_s}); }
 void Timeline::note_round(double at_s) {
@@ -150,7 +150,8 @@ int Timeline::track_of(const std::string& name) {
   return it->second;
 }
 
-void Timeline::format_span(const char* name, int track, double begin_s, double end_s, const std::string& arguments) {
+// `more`: fields, or nothing.
+void Timeline::format_span(const char* name, int track, double begin_s, double end_s, const std::string& more) {
   constexpr double kShortest_s = 1e-7;
   if (end_s - begin_s < kShortest_s) return;
   begin_event();
@@ -161,7 +162,7 @@ void Timeline::format_span(const char* name, int track, double begin_s, double e
   text_ += ",\"dur\":";
   append_us(text_, end_s - begin_s);
   text_ += ",\"pid\":" + std::to_string(setup_.rank) + ",\"tid\":" + std::to_string(track);
-  text_ += arguments.empty() ? "}" : ",\"args\":{" + arguments + "}}";
+  text_ += more.empty() ? "}" : "," + more + "}";
 }
 
 // The operation, and within it how far it was when.
@@ -175,7 +176,7 @@ void Timeline::format(const SubmissionPtr& submission) {
   if (progress.error != ErrorKind::none) arguments += ",\"error\":" + quoted(name_of(progress.error));
   const bool is_adasum = operation.kind == OpKind::allreduce && operation.op == ReduceOp::adasum;
   const std::string name = in_capitals(is_adasum ? "adasum" : name_of(operation.kind));
-  format_span(name.c_str(), track, progress.submitted_s, progress.ended_s, arguments);
+  format_span(name.c_str(), track, progress.submitted_s, progress.ended_s, "\"args\":{" + arguments + "}");
   if (progress.begun_s == 0) return;  // it failed before
   format_span("queued", track, progress.submitted_s, progress.announced_s, "");
   format_span(("NEGOTIATE_" + name).c_str(), track, progress.announced_s, progress.agreed_s, "");
@@ -184,6 +185,11 @@ void Timeline::format(const SubmissionPtr& submission) {
 }
 
 void Timeline::format(const Wait& wait) { format_span("waiting", kScript, wait.begin_s, wait.end_s, ""); }
+
+// The category keeps it apart from what happens within an operation.
+void Timeline::format(const Stretch& stretch) {
+  format_span(stretch.name.c_str(), track_of(stretch.track), stretch.begin_s, stretch.end_s, "\"cat\":\"kvstore\"");
+}
 
 void Timeline::format(const Mark& mark) {
   begin_event();

@@ -16,6 +16,9 @@
 
 namespace ringtrain {
 
+// ALLREDUCE, as tools for Horovod's timelines expect the names of what is done.
+std::string in_capitals(std::string name);
+
 class Timeline {
  public:
   struct Setup {
@@ -25,6 +28,12 @@ class Timeline {
     double start_s = 0;      // is 0 in the file; on this rank's clock of base/clock.h
     size_t limit_bytes = 0;  // of the file; what comes later is left out, and the file says so
     bool marks_rounds = false;
+  };
+
+  // Something else than an operation of ranks, such as what happens to a key of a store.
+  struct Stretch {
+    std::string track, name;
+    double begin_s, end_s;
   };
 
   // Throws Error(failure) if the file cannot be written.
@@ -37,6 +46,7 @@ class Timeline {
   // Any thread; these cost as little as can be.
   void note(SubmissionPtr ended);
   void note_wait(double begin_s, double end_s);  // a thread of the script waited for a Handle
+  void note(Stretch stretch);
   void note_round(double at_s);
   void mark(std::string text, double at_s);
 
@@ -48,7 +58,7 @@ class Timeline {
     std::string text;
     double at_s;
   };
-  using Event = std::variant<SubmissionPtr, Wait, Mark>;
+  using Event = std::variant<SubmissionPtr, Wait, Mark, Stretch>;
 
   void add(Event event);
   void loop();
@@ -58,7 +68,8 @@ class Timeline {
   void format(const SubmissionPtr& submission);
   void format(const Wait& wait);
   void format(const Mark& mark);
-  void format_span(const char* name, int track, double begin_s, double end_s, const std::string& arguments);
+  void format(const Stretch& stretch);
+  void format_span(const char* name, int track, double begin_s, double end_s, const std::string& more);
   void begin_event();
   int track_of(const std::string& name);
   void write(bool is_first);

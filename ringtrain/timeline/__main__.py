@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ringtrain.timeline", description="Work on timelines.")
     commands = parser.add_subparsers(dest="command", required=True)
-    merging = commands.add_parser("merge", help="bring together the parts of a job that was killed")
+    merging = commands.add_parser("merge", help="bring together the parts of a job that was killed, and of its servers")
     merging.add_argument("file", type=Path)
     reporting = commands.add_parser("report", help="say where the time of a step goes, and write a page about it")
     reporting.add_argument("file", type=Path, help="what timeline_filename or start_timeline named")

@@ -29,12 +29,35 @@ def part_of(path: Path, rank: int) -> Path:
     return path if rank == 0 else path.with_name(f"{path.name}.rank-{rank}")
 
 
+# Servers of key-value stores are no ranks; where they are processes of their own, they have numbers from here on.
+FIRST_SERVER = 1 << 20
+
+
+def part_of_server(path: Path, server: int) -> Path:
+    """Where a server of key-value stores writes that is a process of its own."""
+    return path.with_name(f"{path.name}.server-{server}")
+
+
+def parts_of_servers(path: Path) -> list[Path]:
+    """What such servers have written beside the file of rank 0."""
+    return _numbered(path, "server")
+
+
+def is_of_store(event: dict[str, Any]) -> bool:
+    """Whether this is what happened to a key of a store, and no operation of ranks or a part of one."""
+    return event.get("cat") == "kvstore" or event.get("pid", 0) >= FIRST_SERVER
+
+
 def other_parts(path: Path) -> list[Path]:
     """What the ranks from 1 on have written beside the file of rank 0; nothing once all is brought together."""
-    beginning = f"{path.name}.rank-"
+    return _numbered(path, "rank")
+
+
+def _numbered(path: Path, kind: str) -> list[Path]:
+    beginning = f"{path.name}.{kind}-"
     found = path.parent.glob(glob.escape(beginning) + "*")
     parts = {part.name.removeprefix(beginning): part for part in found}
-    return [parts[rank] for rank in sorted(filter(str.isdecimal, parts), key=int)]
+    return [parts[number] for number in sorted(filter(str.isdecimal, parts), key=int)]
 
 
 def events_in(lines: Iterable[bytes]) -> Iterator[bytes]:

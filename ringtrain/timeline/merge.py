@@ -11,14 +11,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ringtrain.timeline.files import is_empty, no_timeline, other_parts, read_events
+from ringtrain.timeline.files import FIRST_SERVER, is_empty, no_timeline, other_parts, parts_of_servers, read_events
 
 # No rank has more tracks (csrc/runtime/timeline.cc). Names that come later share one, where ticks would tell nothing.
 _MOST_TRACKS = 4096
+# When a part begins, on the clock on the wall.
+_START = "start_time_since_epoch_in_micros"
 
 
 def merge(path: Path) -> int:
-    """Bring together the parts of a job that was killed, and leave a file alone that has several ranks already.
+    """Bring together the parts of a job that was killed, and add those of servers of key-value stores.
+
+    A file that has several ranks already gets no more of them.
 
     Returns:
         How many ranks the file has then.
@@ -27,8 +31,8 @@ def merge(path: Path) -> int:
         OSError: there is no such file, or no place for the one that would be made.
         TraceError: it is empty or no timeline, or one of its parts is none; all of them stay as they are.
     """
-    others = other_parts(path)
-    if not others and not _is_cut(path):
+    others, servers = other_parts(path), parts_of_servers(path)
+    if not others and not servers and not _is_cut(path):
         return len(ranks_of(path))
     own: set[int] = set()
     of_others: set[int] = set()
@@ -37,15 +41,18 @@ def merge(path: Path) -> int:
         yield _checked(path, own)
         if len(own) == 1:
             yield from (_checked(part, of_others) for part in others)
+        yield from (_on_clock_of(path, part) for part in servers)
 
     with unfinished(path) as whole:
         write_merged(whole, parts())
         if not own:
             raise is_empty(path)
         if len(own) > 1:
+            others = []
+        if len(own) > 1 and not servers:
             return len(own)
         os.replace(whole, path)
-    for part in others:
+    for part in [*others, *servers]:
         part.unlink()
     return len(own | of_others)
 
@@ -133,12 +140,39 @@ def _checked(part: Path, ranks: set[int]) -> Iterator[bytes]:
     """The events of a part as text. Adds to `ranks` who has written them."""
     for text, event in read_events(part):
         try:
-            ranks.add(event["pid"])
+            if event["pid"] < FIRST_SERVER:
+                ranks.add(event["pid"])
             if event["ph"] == "X" and "args" in event:
                 _operation_of(event)
         except (KeyError, TypeError):
             raise no_timeline(part) from None
         yield text
+
+
+def _on_clock_of(path: Path, part: Path) -> Iterator[bytes]:
+    """The events of a server's part with times as in the file of rank 0, as far as the hosts' clocks agree."""
+    later_us = 0
+    for _, event in read_events(part):
+        try:
+            if event["name"] == "process_name":
+                later_us = _start_us(event) - _start_of(path)
+                event["args"][_START] -= later_us
+            elif "ts" in event:
+                event["ts"] = round(event["ts"] + later_us, 3)
+        except (KeyError, TypeError):
+            raise no_timeline(part) from None
+        yield json.dumps(event, separators=(",", ":")).encode()
+
+
+def _start_of(path: Path) -> int:
+    for _, event in read_events(path):
+        if event.get("name") == "process_name":
+            return _start_us(event)
+    raise is_empty(path)
+
+
+def _start_us(event: dict[str, Any]) -> int:
+    return int(event["args"][_START])
 
 
 def _is_cut(path: Path) -> bool:

@@ -6,10 +6,12 @@ import contextlib
 import os
 import queue
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import ringtrain._core as _core
@@ -31,6 +33,7 @@ from ringtrain.kvstore.servers.seat import Notice, World
 from ringtrain.kvstore.servers.snapshots import Snapshots
 from ringtrain.options import table
 from ringtrain.record import metrics
+from ringtrain.timeline.files import FIRST_SERVER, part_of_server
 
 # What MXNet's servers do with a command of the user: head and body are those of send_command_to_servers.
 Controller = Callable[[int, str], object]
@@ -102,6 +105,7 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
         world = arrival.world()
         serve_metrics(arrival, world.workers + arrival.number)  # before anybody can ask for them
         server = make_server(arrival, world)
+        _start_timeline(arrival, server)
         forget = metrics.count_store("kvstore_server", server.metrics)
         snapshots = _snapshots(arrival)
         updates = PythonUpdates(server, arrival.seat.find, arrival.settings["kv_python_updaters"] == "on")
@@ -125,6 +129,13 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
         metrics.stop_serving()
         server.close()
     arrival.seat.leave(0)
+
+
+def _start_timeline(arrival: Arrival, server: _core.StoreServer) -> None:
+    path, limit_mb = arrival.settings["timeline_filename"], float(arrival.settings["timeline_limit_mb"])
+    if path:
+        own, process = part_of_server(Path(path), arrival.number), f"server {arrival.number} on {socket.gethostname()}"
+        server.start_timeline(str(own), FIRST_SERVER + arrival.number, process, limit_mb)
 
 
 def _snapshots(arrival: Arrival) -> Snapshots:

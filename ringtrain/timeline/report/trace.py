@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringtrain.timeline.files import TraceError, is_empty, no_timeline, other_parts, read_events
+from ringtrain.timeline.files import TraceError, is_empty, is_of_store, no_timeline, other_parts, read_events
 
 _BEFORE_A_GROUP = re.compile("queued|NEGOTIATE_.*|ready")
 _SCRIPT = 0  # the track of waits and marks
@@ -108,7 +108,9 @@ class _Reader:
 
     def _take(self, event: dict[str, Any]) -> None:
         phase = event["ph"]
-        if phase == "X":
+        if is_of_store(event):
+            self.note("The time in which the script waits for key-value stores counts as compute here.")
+        elif phase == "X":
             self._take_span(event)
         elif phase == "i" and event["tid"] == _SCRIPT:
             self._take_mark(event)
