@@ -261,3 +261,24 @@ def test_when_no_worker_is_left_the_servers_end(tmp_path):
         server.end()
         scheduler.end()
         assert time.monotonic() - began_s < 10
+
+
+def test_a_server_without_workers_does_not_wait_for_a_scheduler_that_is_stopped(tmp_path):
+    with job(tmp_path, 1, 1, **FAST) as of_two:
+        scheduler = of_two.scheduler()
+        server = of_two.server()
+        create = "import time\nfrom ringtrain import kvstore\nkv = kvstore.create('dist_async')\nprint('here')\n"
+        worker = of_two.worker(create + "time.sleep(60)")
+        worker.wait_for("here")
+        scheduler.popen.send_signal(signal.SIGSTOP)
+        worker.kill()
+        server.end(within_s=30)
+
+
+def test_who_comes_to_a_scheduler_that_stops_is_told(tmp_path):
+    with job(tmp_path, 2, 0, **FAST, RINGTRAIN_START_TIMEOUT_S="3") as of_two:
+        scheduler = of_two.scheduler()
+        comes = of_two.worker(SEAT.replace("    world = ", "    print('came', flush=True)\n    world = "))
+        comes.wait_for("came")
+        scheduler.popen.send_signal(signal.SIGSTOP)
+        assert "StalledError: the scheduler has not answered for 8 s" in comes.end(1, within_s=30)

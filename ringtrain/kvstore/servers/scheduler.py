@@ -75,6 +75,8 @@ class Scheduler:
             self._do(self._roster.lose(self._members[line], str(message["text"]), now_s))
         else:
             self._do(self._roster.hear(self._members[line], message, now_s))
+        if message["kind"] == "beat":
+            self._hub.send(line, {"kind": "beat"})
 
     def lose(self, line: Line, text: str) -> None:
         member = self._members.pop(line, None)

@@ -70,6 +70,7 @@ class Seat:
         self._answers: dict[int, queue.SimpleQueue[Notice]] = {}
         self._next_id = 1
         self._gone = ""  # why there is no scheduler
+        self._heard_s = time.monotonic()
         self._world: queue.SimpleQueue[Notice] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
         self._handing: threading.Thread | None = None
@@ -94,10 +95,11 @@ class Seat:
         """Wait for all workers and servers.
 
         Raises:
-            StalledError: they have not come in time; says who.
+            StalledError: they have not come in time, and says who; or the scheduler itself does not answer.
             ShutDownError: the job is over before it has begun.
             PeerLostError: the scheduler is gone.
         """
+        longest_s = self._timeout_s + _GRACE_S if self._timeout_s > 0 else float("inf")
         while True:
             with contextlib.suppress(queue.Empty):
                 message = self._world.get(timeout=_LOOK_S)  # Ctrl-C interrupts it
@@ -105,6 +107,8 @@ class Seat:
                     raise _error(message)
                 return _world_of(message)
             self._require_scheduler()
+            if self.silence_s() > longest_s:
+                raise errors.StalledError(f"the scheduler has not answered for {longest_s:g} s")
 
     def listen_with(self, on_notice: Callable[[Notice], None]) -> None:
         """Have this called with each notice from now on, and those that have come: on a thread of the seat."""
@@ -162,6 +166,10 @@ class Seat:
 
     def has_scheduler(self) -> bool:
         return not self._gone
+
+    def silence_s(self) -> float:
+        """How long nothing has come from the scheduler. While its process runs it answers each heartbeat."""
+        return time.monotonic() - self._heard_s
 
     def leave(self, patience_s: float) -> None:
         """This process ends well. First it waits for the other workers, unless the scheduler is gone."""
@@ -241,6 +249,9 @@ class Seat:
 
     def _hear(self, message: Notice) -> None:
         kind = message["kind"]
+        self._heard_s = time.monotonic()
+        if kind == "beat":
+            return
         if kind in ("answer", "error", "place"):
             answers = self._answers.get(message["id"])
             if answers is not None:

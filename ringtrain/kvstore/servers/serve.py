@@ -165,6 +165,7 @@ def _follow(
     controller: Controller | None,
 ) -> None:
     lonely_s: float | None = None  # since when there is neither a scheduler nor a worker
+    timeout_s = float(arrival.settings["kv_timeout_s"])
     while True:
         if updates.has_any():
             updates.carry_out()
@@ -174,11 +175,12 @@ def _follow(
                 return
             _obey(arrival, server, notice, updates, controller)
         snapshots.write_if_due(server, updates)
-        if arrival.seat.has_scheduler() or server.metrics()["connections"] > 0:
+        has_scheduler = arrival.seat.has_scheduler() and arrival.seat.silence_s() < timeout_s
+        if has_scheduler or server.metrics()["connections"] > 0:
             lonely_s = None
             continue
         lonely_s = lonely_s or time.monotonic()
-        if time.monotonic() - lonely_s > float(arrival.settings["kv_timeout_s"]):
+        if time.monotonic() - lonely_s > timeout_s:
             return
 
 
