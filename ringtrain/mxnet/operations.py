@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 
 from ringtrain import ops
@@ -248,9 +249,20 @@ def alltoall(
 
     Returns:
         The rows that came; with `splits` also how many came from each rank.
+
+    Raises:
+        ValueError: splits that do not add up to the rows, or rows that cannot be split evenly. It is an MXNetError,
+            too, which is what Horovod raises.
     """
     require_dense([tensor])
-    return ops.alltoall(tensor, splits, name, process_set)
+    try:
+        return ops.alltoall(tensor, splits, name, process_set)
+    except ValueError as error:
+        raise _SplitsError(str(error)) from None
+
+
+class _SplitsError(ValueError, MXNetError):  # type: ignore[misc]
+    pass
 
 
 def reducescatter(

@@ -11,7 +11,7 @@ from typing import Any
 
 import mxnet
 import numpy as np
-from mxnet import model
+from mxnet import autograd, model
 from mxnet.gluon import trainer as gluon_trainer
 from mxnet.kvstore.base import KVStoreBase
 from mxnet.module import module
@@ -42,7 +42,7 @@ class Store(KVStoreBase):  # type: ignore[misc]
         self._updater: Any = None
 
     def init(self, key: Any, value: Any) -> None:
-        self._store.init(key, _read(value))
+        self._store.init(key, _read(_dense(value)))
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         self._store.push(key, _read(value), priority)
@@ -63,7 +63,8 @@ class Store(KVStoreBase):  # type: ignore[misc]
         self._store.row_sparse_pull(key, rows if is_list else rows[0], priority, _read(row_ids))
         for target, found in zip(targets, rows, strict=True):
             made = mxnet.nd.sparse.row_sparse_array((found.rows, found.indices), shape=target.shape, dtype=target.dtype)
-            made.copyto(target)
+            with autograd.pause():  # Gluon fetches rows within record()
+                made.copyto(target)
 
     def set_optimizer(self, optimizer: Any) -> None:
         try:
@@ -203,6 +204,13 @@ def _ndarray(array: np.ndarray[Any, Any]) -> Any:
     return mxnet.nd.array(array, dtype=array.dtype)
 
 
+def _dense(value: Any) -> Any:
+    """The same with whole arrays: a store keeps all rows of a row_sparse weight."""
+    if isinstance(value, (list, tuple)):
+        return [_dense(one) for one in value]
+    return value.tostype("default") if isinstance(value, mxnet.nd.sparse.RowSparseNDArray) else value
+
+
 def _read(value: Any) -> Any:
     """Arrays of NumPy with the same elements, in the same lists."""
     if isinstance(value, (list, tuple)):
@@ -227,7 +235,10 @@ def _register(names: Sequence[str]) -> None:
     for name in names:
         kind = KINDS[_KINDS.get(name, name)]
         base = Store if kind.can_update else AllreduceStore
-        KVStoreBase.kv_registry[name] = type(f"{base.__name__}_{name}", (base,), {"name": name})
+        KVStoreBase.kv_registry[name] = made = type(f"{base.__name__}_{name}", (base,), {"name": name})
+        if kind.can_update:
+            # With row_sparse gradients it takes MXNet's own stores and no other, which it asks isinstance() about.
+            gluon_trainer.KVStore = (made, *_as_tuple(gluon_trainer.KVStore))
 
 
 def replace_kvstore() -> None:
@@ -235,7 +246,11 @@ def replace_kvstore() -> None:
     _register([name for name, kind in KINDS.items() if kind.is_distributed])
 
 
-_create = model._create_kvstore
+def _as_tuple(classes: Any) -> tuple[Any, ...]:
+    return classes if isinstance(classes, tuple) else (classes,)
+
+
+_create, _create_sparse = model._create_kvstore, model._create_sparse_kvstore
 
 
 def _create_kvstore(store: Any, num_device: int, arg_params: Any) -> Any:
@@ -245,6 +260,13 @@ def _create_kvstore(store: Any, num_device: int, arg_params: Any) -> Any:
     return _create(store, num_device, arg_params)
 
 
+def _create_sparse_kvstore(store: Any) -> Any:
+    """As MXNet's, which takes its own stores and names, and here those of ringtrain that can update weights."""
+    if isinstance(store, Store) and store.is_capable(KVStoreBase.OPTIMIZER):
+        return store, True
+    return _create_sparse(store)
+
+
 for _place in (model, gluon_trainer, module):
-    _place._create_kvstore = _create_kvstore
+    _place._create_kvstore, _place._create_sparse_kvstore = _create_kvstore, _create_sparse_kvstore
 _register(["ringtrain", "horovod", "dist_ringtrain", "dist_horovod"])

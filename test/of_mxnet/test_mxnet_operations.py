@@ -86,6 +86,14 @@ def test_broadcast_and_gathers_are_exact(dtype):
 
 
 @pytest.mark.ranks(2)
+def test_rows_that_cannot_be_split_are_an_error_of_mxnet_as_in_horovod():
+    for rows, splits in ((3, None), (1, [1, 1])):
+        with pytest.raises(mx.MXNetError, match="split") as seen:
+            hvd.alltoall(mx.nd.ones((rows,)), splits)
+        assert isinstance(seen.value, ValueError)
+
+
+@pytest.mark.ranks(2)
 def test_a_scalar_and_an_array_without_elements_travel():
     with mx.util.np_shape(True), mx.util.np_array(True):
         require_equal(hvd.allreduce(mx.np.array(3.0), op=hvd.Sum).asnumpy(), np.array(6, np.float32))

@@ -137,3 +137,36 @@ def test_states_of_an_optimizer_are_saved_and_loaded(tmp_path):
     kv.load_optimizer_states(str(tmp_path / "states"))
     kv.pushpull("w", mx.nd.ones((2,)), out=out)
     assert np.array_equal(out.asnumpy(), first)
+
+
+@pytest.mark.ranks(2)
+def test_a_trainer_pulls_rows_of_a_row_sparse_weight_and_updates_it_on_the_store():
+    hvd.replace_kvstore()
+    weight = gluon.Parameter("rows", shape=(4, 3), stype="row_sparse", grad_stype="row_sparse")
+    weight.initialize(init="ones")
+    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1.0}, kvstore=mx.kv.create("dist_sync"))
+    numbers = mx.nd.array([hvd.rank(), 3])
+    with autograd.record():
+        rows = mx.nd.sparse.retain(weight.row_sparse_data(numbers), numbers)
+        loss = (rows * (hvd.rank() + 1)).sum()
+    loss.backward()
+    trainer.step(1)
+    require_equal(
+        weight.row_sparse_data(mx.nd.arange(4)).asnumpy(), np.repeat(np.float32([[0], [-1], [1], [-2]]), 3, 1)
+    )
+
+
+@pytest.mark.ranks(2)
+def test_a_trainer_sends_rows_of_a_gradient_and_gets_whole_weights():
+    hvd.replace_kvstore()
+    net = gluon.nn.Embedding(4, 3, sparse_grad=True)
+    net.initialize(mx.init.One())
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore="dist_sync")
+    with autograd.record():
+        loss = (net(mx.nd.array([hvd.rank(), 3])) * (hvd.rank() + 1)).sum()
+    loss.backward()
+    trainer.step(1)
+    require_equal(net.weight.data().asnumpy(), np.repeat(np.float32([[0], [-1], [1], [-2]]), 3, 1))
+    adding = gluon.Trainer(net.collect_params(), "sgd", kvstore="dist_ringtrain")
+    with pytest.raises(ValueError, match="with sparse gradients"):
+        adding.step(1)
