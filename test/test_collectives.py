@@ -111,6 +111,49 @@ def test_through_mpi(dtype, which):
     CHECKS[which](dtype)
 
 
+# small ones between large ones, so that what travels together begins and ends anywhere in them
+COUNTS_OF_MANY = [1, 0, 200_001, *range(1, 60), 65_536, 3, 70_007, 5]
+
+
+def check_broadcasts_together():
+    size, rank, last = hvd.size(), hvd.rank(), hvd.size() - 1
+    dtypes = [np.dtype(name) for name in ("float32", "uint8", "int64", "float16")]
+    for seed in range(3):  # the third step consists of cached names
+        everybody = [
+            data_of_ranks(size, (count,), dtypes[i % len(dtypes)], seed=seed) for i, count in enumerate(COUNTS_OF_MANY)
+        ]
+        mine = [arrays[rank].copy() for arrays in everybody]
+        roots = [last if i % 7 else 0 for i in range(len(mine))]
+        begun = [
+            hvd.broadcast_async_(array, root, name=f"together {i}")
+            for i, (array, root) in enumerate(zip(mine, roots, strict=True))
+        ]
+        for handle in begun:
+            hvd.synchronize(handle)
+        for array, arrays, root in zip(mine, everybody, roots, strict=True):
+            require_equal(array, arrays[root])
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_broadcasts_that_travel_together():
+    check_broadcasts_together()
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, 4, env=RING)
+def test_broadcasts_that_travel_together_along_a_chain():
+    check_broadcasts_together()
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
+def test_short_broadcasts_travel_together_in_a_tree():
+    mine = [np.full(3, 10 * hvd.rank() + i, np.int64) for i in range(20)]
+    hvd.broadcast_parameters(mine, root_rank=hvd.size() - 1)
+    for i, array in enumerate(mine):
+        require_equal(array, np.full(3, 10 * (hvd.size() - 1) + i, np.int64))
+
+
 @pytest.mark.ranks(2)
 def test_results_that_are_gone_leave_no_memory_behind():
     def resident_mb():

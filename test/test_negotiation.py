@@ -128,11 +128,15 @@ def test_only_what_fits_together_is_fused():
         gradient("double", dtype=10),
         gradient("largest", op=ReduceOp.Max),
         gradient("float too"),
-        Request(OpKind.BROADCAST, "parameters", shape=[16]),
+        Request(OpKind.BROADCAST, "weight", shape=[16]),
         gradient("double too", dtype=10),
+        Request(OpKind.BROADCAST, "weight of another", shape=[16], root=1),
+        Request(OpKind.BROADCAST, "bias", dtype=10, shape=[]),
+        Request(OpKind.BROADCAST, "elsewhere", shape=[16], root=1),
     ]
     plans = Simulation(3).round(everybody(3, *requests))[0]
-    assert names(plans) == [["float", "float too"], ["double", "double too"], ["largest"], ["parameters"]]
+    gradients = [["float", "float too"], ["double", "double too"], ["largest"]]
+    assert names(plans) == [*gradients, ["weight", "bias"], ["weight of another", "elsewhere"]]
 
 
 def test_the_most_urgent_goes_first():

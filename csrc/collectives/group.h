@@ -103,6 +103,11 @@ class Group {
 
   virtual void broadcast(void* data, size_t bytes, int root) = 0;
 
+  // The same for many arrays: `count` bytes at the destination of each piece.
+  virtual void broadcast_all(const std::vector<Piece>& pieces, int root) {
+    for (const Piece& piece : pieces) broadcast(piece.destination, piece.count, root);
+  }
+
   // send_bytes[r] bytes go to rank r, receive_bytes[r] come from it; both sides laid end to end in rank order.
   virtual void alltoall(const void* source, const Counts& send_bytes, void* destination,
                         const Counts& receive_bytes) = 0;

@@ -21,6 +21,7 @@ class GroupWithFallback : public Group {
     fallback_->allgather(source, destination, bytes);
   }
   void broadcast(void* data, size_t bytes, int root) final { fallback_->broadcast(data, bytes, root); }
+  void broadcast_all(const std::vector<Piece>& pieces, int root) final { fallback_->broadcast_all(pieces, root); }
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) final {
     fallback_->alltoall(source, send_bytes, destination, receive_bytes);
   }

@@ -6,18 +6,20 @@ namespace ringtrain {
 namespace {
 
 bool is_fusable(const Agreement& agreement) {
-  if (agreement.error != ErrorKind::none || agreement.operation.kind != OpKind::allreduce) return false;
+  const OpKind kind = agreement.operation.kind;
+  if (agreement.error != ErrorKind::none || (kind != OpKind::allreduce && kind != OpKind::broadcast)) return false;
   const std::vector<TensorSpec>& tensors = agreement.operation.tensors;
+  if (kind == OpKind::broadcast) return !tensors.empty();
   return !tensors.empty() && std::all_of(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
     return tensor.dtype == tensors.front().dtype;
   });
 }
 
-// Whether two such allreduces can be done as one.
+// Whether two such operations can be done as one. A broadcast moves bytes, whatever they are.
 bool can_be_joined(const Operation& a, const Operation& b) {
-  return a.tensors.front().dtype == b.tensors.front().dtype && holds_for_all_fields([&](const auto& field) {
-           return !field.splits_plans || a.*field.member == b.*field.member;
-         });
+  const bool are_alike = a.kind == OpKind::broadcast || a.tensors.front().dtype == b.tensors.front().dtype;
+  return are_alike && holds_for_all_fields(
+                          [&](const auto& field) { return !field.splits_plans || a.*field.member == b.*field.member; });
 }
 
 struct OpenPlan {

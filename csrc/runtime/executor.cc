@@ -115,6 +115,8 @@ void Executor::carry_out(const Plan& plan, const Submissions& submissions, std::
   try {
     if (operation.kind == OpKind::allreduce)
       allreduce(plan, submissions, *loan);
+    else if (operation.kind == OpKind::broadcast)
+      broadcast(plan, submissions, *loan->memory);
     else
       run_one(plan, submissions.front(), *loan);
   } catch (...) {
@@ -138,6 +140,14 @@ void Executor::fail(const Submissions& submissions, ErrorKind kind, const std::s
   inbox_.remove(submissions, kind);
   for (const SubmissionPtr& submission : submissions)
     if (submission) submission->handle->fail(kind, message);
+}
+
+void Executor::finish_all(const Plan& plan, const Submissions& submissions, Memory& memory) {
+  Result result;
+  result.done = memory.done(plan.title);
+  inbox_.remove(submissions);
+  for (const SubmissionPtr& submission : submissions)
+    if (submission) submission->handle->finish(result);
 }
 
 // The history keeps the submission, but not its result.
@@ -191,11 +201,7 @@ void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan&
       group.allreduce(reduction, list);
     }
   }
-  Result result;
-  result.done = memory.done(plan.title);
-  inbox_.remove(submissions);
-  for (const SubmissionPtr& submission : submissions)
-    if (submission) submission->handle->finish(result);
+  finish_all(plan, submissions, memory);
 }
 
 // Of each tensor of the plan. A rank that has joined still has what it has left out before.
@@ -215,9 +221,6 @@ void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Loan& 
   switch (operation.kind) {
     case OpKind::allgather:
       allgather(agreement, *submission, loan);
-      break;
-    case OpKind::broadcast:
-      broadcast(agreement, *submission, *loan.memory);
       break;
     case OpKind::alltoall:
       alltoall(*submission, loan);
@@ -245,15 +248,21 @@ void Executor::allgather(const Agreement& agreement, const Submission& submissio
   }
 }
 
-void Executor::broadcast(const Agreement& agreement, const Submission& submission, Memory& memory) {
-  Group& group = memory.group(agreement.operation.process_set);
-  const int root = sets_.membership().place(agreement.operation.process_set, agreement.operation.root);
-  for (size_t t = 0; t < submission.inputs.size(); ++t) {
-    void *input = submission.inputs[t], *output = submission.outputs[t];
-    const size_t bytes = submission.operation().tensors[t].bytes();
-    if (group.rank() == root) memory.copy(output, input, bytes);
-    group.broadcast(output, bytes, root);
+void Executor::broadcast(const Plan& plan, const Submissions& submissions, Memory& memory) {
+  const Operation& common = plan.parts.front()->operation;
+  Group& group = memory.group(common.process_set);
+  const int root = sets_.membership().place(common.process_set, common.root);
+  std::vector<Piece> pieces;
+  for (const SubmissionPtr& submission : submissions) {
+    for (size_t t = 0; t < submission->inputs.size(); ++t) {
+      void *input = submission->inputs[t], *output = submission->outputs[t];
+      const size_t bytes = submission->operation().tensors[t].bytes();
+      if (group.rank() == root) memory.copy(output, input, bytes);
+      pieces.push_back({output, output, bytes});
+    }
   }
+  group.broadcast_all(pieces, root);
+  finish_all(plan, submissions, memory);
 }
 
 void Executor::alltoall(const Submission& submission, Loan& loan) {

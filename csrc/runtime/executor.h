@@ -43,6 +43,7 @@ class Executor {
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
   void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) REQUIRES(turn);
   void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
+  void broadcast(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);
   std::vector<float*> residuals_of(const Plan& plan) REQUIRES(turn);
   void run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan) REQUIRES(turn);
   void add_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);
@@ -50,10 +51,11 @@ class Executor {
 
   // Their results go to the Loan.
   void allgather(const Agreement& agreement, const Submission& submission, Loan& loan) REQUIRES(turn);
-  void broadcast(const Agreement& agreement, const Submission& submission, Memory& memory) REQUIRES(turn);
   void alltoall(const Submission& submission, Loan& loan) REQUIRES(turn);
   void reducescatter(const Submission& submission, Loan& loan) REQUIRES(turn);
 
+  // Frees the names and finishes the Handles of a plan whose results lie in its tensors.
+  void finish_all(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);
   // Frees the name and finishes the Handle.
   void finish(const SubmissionPtr& submission, Result result) REQUIRES(turn);
 

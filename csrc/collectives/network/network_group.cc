@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "collectives/layout.h"
 #include "collectives/network/doubling.h"
 #include "collectives/network/exchange.h"
 #include "collectives/network/made_parts.h"
@@ -170,12 +171,18 @@ void NetworkGroup::allgather_parts(const Parts& parts, void* destination, size_t
   run(peers_, messages);
 }
 
-void NetworkGroup::broadcast(void* data, size_t bytes, int root) {
-  const Message all = {static_cast<char*>(data), bytes, root};
+void NetworkGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
+  const Layout layout(pieces, 1);
   constexpr size_t kTreeBytes = 8 << 10;  // for each rank: the chain takes as many steps
-  const bool is_short = ways_.small != Way::ring && bytes < kTreeBytes * static_cast<size_t>(size());
-  if (is_short) return broadcast_by_tree(peers_, all);
-  broadcast_by_chain(peers_, all, chunk_elements(bytes, 1));
+  const bool is_short = ways_.small != Way::ring && layout.total() < kTreeBytes * static_cast<size_t>(size());
+  if (!is_short) {
+    const size_t chunk = chunk_elements(layout.total(), 1);
+    return broadcast_by_chain(peers_, layout, root, chunk, slots_.get(chain_slots_bytes(chunk)));
+  }
+  reduce_packed(pieces, 1, packed_, [&](const std::vector<Piece>& arrays) {
+    for (const Piece& array : arrays)
+      broadcast_by_tree(peers_, {static_cast<char*>(array.destination), array.count, root});
+  });
 }
 
 void NetworkGroup::alltoall(const void* source, const Counts& send_bytes, void* destination,

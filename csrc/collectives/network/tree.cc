@@ -1,6 +1,7 @@
 #include "collectives/network/tree.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -8,31 +9,81 @@
 namespace ringtrain {
 namespace {
 
+// For chunks that have parts of several arrays: as many as may be on their way in and out again.
+constexpr size_t kSlots = 2 * Flow::kWindow;
+
 // What comes from the left goes on to the right, chunk by chunk; the first of the chain only sends, the last only
-// receives.
+// receives. A chunk within one array goes from where it lies to where it belongs, any other one through a slot.
 class Chain final : public Messages {
  public:
-  Chain(const Endpoint& peers, const Message& data, size_t chunk_bytes)
+  Chain(const Endpoint& peers, const Layout& layout, int root, size_t chunk_bytes, char* slots)
       : peers_(peers),
-        data_(data),
+        layout_(layout),
         chunk_bytes_(chunk_bytes),
-        is_first_(peers.rank() == data.peer),
-        is_last_(peers.wrap(peers.rank() + 1) == data.peer) {}
-  size_t count() const override { return chunks_of(data_.bytes, chunk_bytes_); }
-  Message outgoing(size_t i) override { return is_last_ ? Message{} : part(i, peers_.rank() + 1); }
-  Message incoming(size_t i) override { return is_first_ ? Message{} : part(i, peers_.rank() - 1); }
+        slots_(slots),
+        is_first_(peers.rank() == root),
+        is_last_(peers.wrap(peers.rank() + 1) == root) {}
+  size_t count() const override { return chunks_of(layout_.total(), chunk_bytes_); }
+  Message outgoing(size_t i) override {
+    if (is_first_) {
+      find(i);
+      copy_packed(i, [](char* slot, char* data, size_t bytes) { std::memcpy(slot, data, bytes); });
+    }
+    return is_last_ ? Message{} : to(peers_.rank() + 1, i);
+  }
+  Message incoming(size_t i) override {
+    if (is_first_) return {};
+    find(i);
+    return to(peers_.rank() - 1, i);
+  }
+  void arrived(size_t i) override {
+    if (is_first_) return;
+    copy_packed(i, [](char* slot, char* data, size_t bytes) { std::memcpy(data, slot, bytes); });
+  }
   bool may_send(size_t i, size_t arrived) const override { return is_first_ || i < arrived; }
+  bool may_receive(size_t i, size_t sent) const override { return is_first_ || i < sent + kSlots; }
 
  private:
-  Message part(size_t i, int peer) const {
-    const Chunk chunk = chunk_of(data_.bytes, chunk_bytes_, i);
-    return {data_.data + chunk.offset, chunk.count, peers_.wrap(peer)};
+  struct Place {
+    char* data;
+    size_t bytes;
+    bool is_packed;
+  };
+
+  // Where chunk i goes from, or comes to. Called once for each, in order.
+  void find(size_t i) {
+    const Chunk chunk = chunk_of(layout_.total(), chunk_bytes_, i);
+    Place only = {};
+    int arrays = 0;
+    layout_.for_each(finding_, chunk.offset, chunk.count, [&](const char*, char* data, size_t, size_t bytes) {
+      only = {data, bytes, false};
+      ++arrays;
+    });
+    places_[i % kSlots] = arrays == 1 ? only : Place{slots_ + i % kSlots * chunk_bytes_, chunk.count, true};
+  }
+
+  // Calls copy(slot, data, bytes) for each array's part of chunk i, if it has a slot. In order.
+  template <typename Copy>
+  void copy_packed(size_t i, Copy copy) {
+    const Place& place = places_[i % kSlots];
+    if (!place.is_packed) return;
+    layout_.for_each(
+        copying_, i * chunk_bytes_, place.bytes,
+        [&](const char*, char* data, size_t offset, size_t bytes) { copy(place.data + offset, data, bytes); });
+  }
+
+  Message to(int peer, size_t i) const {
+    const Place& place = places_[i % kSlots];
+    return {place.data, place.bytes, peers_.wrap(peer)};
   }
 
   const Endpoint& peers_;
-  const Message data_;
+  const Layout& layout_;
   const size_t chunk_bytes_;
+  char* const slots_;
   const bool is_first_, is_last_;
+  Layout::Cursor finding_, copying_;
+  std::array<Place, kSlots> places_ = {};
 };
 
 }  // namespace
@@ -52,10 +103,12 @@ void broadcast_by_tree(Endpoint& peers, const Message& data) {
   for (NetworkRequest& send : sends) peers.wait(std::move(send));
 }
 
-void broadcast_by_chain(Endpoint& peers, const Message& data, size_t chunk_bytes) {
-  Chain messages(peers, data, chunk_bytes);
+void broadcast_by_chain(Endpoint& peers, const Layout& layout, int root, size_t chunk_bytes, char* slots) {
+  Chain messages(peers, layout, root, chunk_bytes, slots);
   run(peers, messages);
 }
+
+size_t chain_slots_bytes(size_t chunk_bytes) { return kSlots * chunk_bytes; }
 
 // Rank r gathers what ranks r, r + 1, .. (modulo n) give, in this order. A rank that has gathered from d ranks
 // receives what the d-th next rank has gathered, which is from the d ranks behind these.

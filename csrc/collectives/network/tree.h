@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "collectives/group.h"
+#include "collectives/layout.h"
 #include "collectives/network/flow.h"
 #include "collectives/scratch.h"
 
@@ -12,8 +13,10 @@ namespace ringtrain {
 
 // From rank `data.peer`, in a binomial tree: log2(n) steps, each with all of the data.
 void broadcast_by_tree(Endpoint& peers, const Message& data);
-// The same from neighbour to neighbour, chunk by chunk, so that all links are busy at the same time.
-void broadcast_by_chain(Endpoint& peers, const Message& data, size_t chunk_bytes);
+// From neighbour to neighbour, chunk by chunk, so that all links are busy at the same time. The layout is one of bytes.
+// `slots` is chain_slots_bytes() long.
+void broadcast_by_chain(Endpoint& peers, const Layout& layout, int root, size_t chunk_bytes, char* slots);
+size_t chain_slots_bytes(size_t chunk_bytes);
 
 // As Group::allgather, in log2(n) steps, each with twice as much as the one before.
 void allgather_by_doubling(Endpoint& peers, const void* source, void* destination, const Counts& bytes,

@@ -215,19 +215,26 @@ void ShmGroup::allgather(const void* source, void* destination, const Counts& by
       });
 }
 
-void ShmGroup::broadcast(void* data, size_t bytes, int root) {
+void ShmGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
+  const Layout layout(pieces, 1);
+  Layout::Cursor cursor;  // a rank either puts or gets
   const size_t step = memory_.geometry.lane_bytes();
   stream(
-      chunks_of(bytes, step),
+      chunks_of(layout.total(), step),
       [&](size_t k, uint32_t chunk) {
-        const Chunk part = chunk_of(bytes, step, k);
-        if (rank() == root) copy(lane(root, chunk), at(data, part.offset), part.count);
+        if (rank() != root) return;
+        char* own = lane(root, chunk);
+        layout.for_each(cursor, k * step, step, [&](const char*, const char* data, size_t offset, size_t bytes) {
+          std::memcpy(own + offset, data, bytes);
+        });
       },
       [&](size_t k, uint32_t chunk) {
         if (rank() == root) return;
-        const Chunk part = chunk_of(bytes, step, k);
         wait_for(control(root).put, chunk + 1);
-        copy(at(data, part.offset), lane(root, chunk), part.count);
+        const char* theirs = lane(root, chunk);
+        layout.for_each(cursor, k * step, step, [&](const char*, char* data, size_t offset, size_t bytes) {
+          std::memcpy(data, theirs + offset, bytes);
+        });
       });
 }
 

@@ -57,7 +57,8 @@ class ShmGroup final : public Group {
   void allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;
-  void broadcast(void* data, size_t bytes, int root) override;
+  void broadcast(void* data, size_t bytes, int root) override { broadcast_all({{data, data, bytes}}, root); }
+  void broadcast_all(const std::vector<Piece>& pieces, int root) override;
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
   void barrier() override;
   Levels levels() override { return {this, nullptr, 1, 1}; }
