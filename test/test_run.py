@@ -181,6 +181,14 @@ def test_python_is_this_python_even_when_its_folder_is_not_on_path(
     assert environment_of_ranks({})["PATH"] == f"{venv}:{os.defpath}"
 
 
+@needs_mpi
+def test_a_job_needs_no_home() -> None:
+    without = {name: value for name, value in os.environ.items() if name != "HOME"}
+    words = [sys.executable, "-m", "ringtrain.run", "-np", "2", "python", "-c", "import ringtrain; ringtrain.init()"]
+    done = subprocess.run(words, env=without, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # --- argument lists ---------------------------------------------------------------------------------------------------
 
 ENVIRONMENT = {
