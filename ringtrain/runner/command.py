@@ -87,6 +87,8 @@ def _run(argv: Sequence[str] | None) -> int:
     }
     refuse_to_run_as_a_rank(launched_by.detect())
     job = build_job(arguments, {**os.environ, **variables})
+    if arguments.check and arguments.launcher == "yarn":
+        raise UsageError("--check asks hosts, which YARN chooses for each job; leave it out")
     if arguments.launcher in _BATCH_SYSTEMS:
         return _submit(arguments, job, words[: len(words) - len(arguments.command)])
     if job.elastic is not None:

@@ -162,9 +162,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     add("-hostfile", "--hostfile", metavar="FILE", help="the same as lines `host slots=2` or `host:2`")
     add(
         "--launcher",
-        choices=("auto", "mpirun", "srun", "ssh", "slurm", "sge"),
+        choices=("auto", "mpirun", "srun", "ssh", "slurm", "sge", "yarn"),
         default="auto",
-        help="who starts the ranks; slurm, sge: a batch job that is submitted now (default: auto)",
+        help="who starts the ranks; slurm, sge: a batch job that is submitted now; yarn: containers (default: auto)",
     )
     add("--mpi-args", type=shell_words, default=(), metavar="WORDS", help='more for the launcher: --mpi-args="-x A=1"')
     add("--binding-args", type=shell_words, default=(), metavar="WORDS", help="how it binds ranks (default: not)")

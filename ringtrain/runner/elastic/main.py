@@ -23,7 +23,7 @@ from ringtrain.runner.elastic.starter import ElasticStarter, Mail
 from ringtrain.runner.elastic.terms import Terms, add_terms, terms_of
 from ringtrain.runner.launchers.travelling_variables import travelling
 from ringtrain.runner.start.agent import Order
-from ringtrain.runner.start.link import Link, Share, command_by_launcher, command_of_agent
+from ringtrain.runner.start.link import Link, ProcessLink, Share, command_by_launcher, command_of_agent
 from ringtrain.runner.start.starter import INTERFACES_VARIABLE
 from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE
 
@@ -137,7 +137,7 @@ def _opener(
     def open_keeper(host: str) -> Link:
         share = Share(host, 0, 0, not is_this_host(host))
         by_ssh = command_of_agent(share, os.environ, ssh_options, _SSH_ALIVE)
-        link = Link(share, command_by_launcher(share, words) if words else by_ssh)
+        link = ProcessLink(share, command_by_launcher(share, words) if words else by_ssh)
         link.order(order_for(host)._asdict())
         return link
 

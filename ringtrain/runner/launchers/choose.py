@@ -20,6 +20,7 @@ from ringtrain.runner.launchers.command_lines import (
     require_srun,
 )
 from ringtrain.runner.launchers.mpi_library import probe
+from ringtrain.runner.launchers.yarn import Yarn
 
 
 class Chosen(NamedTuple):
@@ -33,7 +34,8 @@ def choose(launcher: str, environ: Mapping[str, str] = os.environ) -> Chosen:
     """The launcher for a job with the options of `environ`.
 
     Args:
-        launcher: "auto", "mpirun" (that of the MPI that mpi4py uses), "srun" or "ssh" (ringrun itself, without MPI).
+        launcher: "auto", "mpirun" (that of the MPI that mpi4py uses), "srun", or without MPI "ssh" (ringrun itself)
+            and "yarn".
 
     Raises:
         UsageError: the launcher and the network exclude each other, or the option network is none.
@@ -54,6 +56,8 @@ def choose_elastic(launcher: str, job: Job) -> Chosen:
     Raises UsageError and, for "mpirun", MpiNotFound.
     """
     why = "network sockets: an elastic job needs no MPI"
+    if launcher == "yarn":
+        return Chosen(Yarn(), [why])
     if launcher == "mpirun":
         mpi = probe()
         found = choose_launcher(launcher, mpi["library"], mpi["path"], job.environment)
@@ -73,16 +77,20 @@ def choose_network(launcher: str, environ: Mapping[str, str] = os.environ) -> Ch
         raise UsageError(str(error)) from error
     if launcher == "ssh" and wanted == "mpi":
         raise UsageError("--launcher ssh starts ranks without an MPI; leave it out, or say --network sockets")
+    if launcher == "yarn" and wanted == "mpi":
+        raise UsageError("--launcher yarn starts ranks without an MPI; leave --network mpi out")
     if wanted != "auto":
         return Choice(wanted, f"network={wanted}")
-    if launcher == "ssh":
-        return Choice("sockets", "--launcher ssh needs no MPI")
+    if launcher in ("ssh", "yarn"):
+        return Choice("sockets", f"--launcher {launcher} needs no MPI")
     if launcher != "mpirun" and importlib.util.find_spec("mpi4py") is None:
         return Choice("sockets", "mpi4py is not installed")
     return Choice("mpi", "mpi4py is installed")
 
 
 def _without_mpi(launcher: str, environ: Mapping[str, str]) -> Launcher:
+    if launcher == "yarn":
+        return Yarn()
     srun = find_srun(environ)
     if launcher == "srun":
         return Srun(require_srun(srun), "none")

@@ -19,7 +19,7 @@ from ringtrain.runner.roles.starter import Place, RoleStarter
 from ringtrain.runner.roles.terms import add_terms, terms_of
 from ringtrain.runner.roles.variables import open_root, variables_of
 from ringtrain.runner.start.agent import Order
-from ringtrain.runner.start.link import Link, Share, command_of_agent
+from ringtrain.runner.start.link import Link, ProcessLink, Share, command_of_agent
 from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE
 
 _GRACE_S = 10.0
@@ -55,7 +55,7 @@ def main() -> int:
     def open_keeper(place: Place) -> Link:
         host = place.at.host
         share = Share(host, 0, 0, not is_this_host(host))
-        link = Link(share, command_of_agent(share, os.environ, ssh_options_of(place.at)))
+        link = ProcessLink(share, command_of_agent(share, os.environ, ssh_options_of(place.at)))
         order = Order(arguments.command, 0, 0, 0, "", secret.hex(), environment, place.folder, host)
         link.order(order._asdict())
         return link

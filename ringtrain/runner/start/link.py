@@ -1,4 +1,4 @@
-"""What the starter has of an agent: the process that leads to it, what goes there and what comes from it."""
+"""What the starter has of an agent: the way that leads to it, what goes there and what comes from it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -51,46 +53,34 @@ def command_by_launcher(share: Share, words: Sequence[str]) -> list[str]:
     return [*(word.replace(ANY_HOST, share.host) for word in words), *_WORDS]
 
 
-class Link:
+class Link(ABC):
     """One thread. `running` are the ranks of whose end the agent has not told."""
 
-    def __init__(self, share: Share, command: list[str]):
-        """Raises OSError where the command cannot be started."""
+    def __init__(self, share: Share, open_streams: int):
+        """`open_streams` is how many streams there are to be read."""
         self.running = set(range(share.first, share.first + share.ranks))
-        self.open_streams = 2
+        self.open_streams = open_streams
         self._share = share
-        self._program = command[0]
         self._orders = b""
         self._output = Lines()
-        self._errors = Lines()
         self._reports: list[dict[str, Any]] = []
-        self._process = subprocess.Popen(
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C for all would end ssh
-        )
-        os.set_blocking(self.orders.fileno(), False)
 
     @property
     def is_open(self) -> bool:
         return self.open_streams > 0
 
     @property
-    def orders(self) -> IO[bytes]:
-        assert self._process.stdin is not None
-        return self._process.stdin
+    @abstractmethod
+    def orders(self) -> IO[bytes] | socket.socket:
+        """What they are written to."""
 
     @property
     def has_orders(self) -> bool:
         return bool(self._orders) and self.is_open
 
+    @abstractmethod
     def streams(self) -> list[tuple[int, Callable[[bytes], None]]]:
         """Descriptors to be read, each with what takes the data, the end too."""
-        assert self._process.stdout is not None and self._process.stderr is not None
-        return [(self._process.stdout.fileno(), self._take_output), (self._process.stderr.fileno(), self._take_errors)]
 
     def order(self, order: Mapping[str, object]) -> None:
         self._orders += json.dumps(order).encode() + b"\n"
@@ -112,8 +102,50 @@ class Link:
         """To whoever reads this process's standard error."""
         write_lines(2, [text.encode()])
 
+    @abstractmethod
     def end_in_words(self) -> str:
         """How it ended, for a link that is open no more."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Whatever still runs sees that nobody gives orders any more."""
+
+    def _take_line(self, line: bytes, to: int) -> None:
+        """A report, or what is handed on to the descriptor `to`."""
+        if line.startswith(REPORT):
+            self._reports.append(json.loads(line.removeprefix(REPORT)))
+        else:
+            write_lines(to, [line])
+
+
+class ProcessLink(Link):
+    """Through a process, such as ssh, whose pipes lead there."""
+
+    def __init__(self, share: Share, command: list[str]):
+        """Raises OSError where the command cannot be started."""
+        super().__init__(share, open_streams=2)
+        self._program = command[0]
+        self._errors = Lines()
+        self._process = subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C for all would end ssh
+        )
+        os.set_blocking(self.orders.fileno(), False)
+
+    @property
+    def orders(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    def streams(self) -> list[tuple[int, Callable[[bytes], None]]]:
+        assert self._process.stdout is not None and self._process.stderr is not None
+        return [(self._process.stdout.fileno(), self._take_output), (self._process.stderr.fileno(), self._take_errors)]
+
+    def end_in_words(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
         code = self._process.returncode
@@ -124,7 +156,6 @@ class Link:
         return f"the connection to {self._share.host} {how}{exit_code}"
 
     def close(self) -> None:
-        """Whatever still runs sees that nobody gives orders any more."""
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
@@ -138,7 +169,4 @@ class Link:
 
     def _take_output(self, data: bytes) -> None:
         for line in self._output.feed(data) if data else self._output.close():
-            if line.startswith(REPORT):
-                self._reports.append(json.loads(line.removeprefix(REPORT)))
-            else:
-                write_lines(1, [line])
+            self._take_line(line, 1)

@@ -68,7 +68,10 @@ class Loop:
 
     def _reader(self, link: Link, stream: int, handle: Callable[[bytes], None]) -> Callable[[], None]:
         def read() -> None:
-            data = os.read(stream, 1 << 16)
+            try:
+                data = os.read(stream, 1 << 16)
+            except (ConnectionError, TimeoutError):  # of a host that has vanished
+                data = b""
             handle(data)
             if not data:
                 self._selector.unregister(stream)

@@ -24,14 +24,14 @@ from ringtrain.job.rendezvous.server import Server
 from ringtrain.runner.allocation.hosts import Host, is_this_host, parse_hosts
 from ringtrain.runner.launchers.travelling_variables import travelling
 from ringtrain.runner.start.agent import Order
-from ringtrain.runner.start.link import Link, Share, command_of_agent
+from ringtrain.runner.start.link import Link, ProcessLink, Share, command_of_agent
 from ringtrain.runner.start.loop import Loop
 from ringtrain.runner.supervise.rank_wrapper import END_RANK, GRACE_VARIABLE, speaker
 
 INTERFACES_VARIABLE = "RINGTRAIN_SOCKET_INTERFACES"
 _LOOK_S = 0.5
 # From SIGTERM to SIGKILL: where a rank has failed, at most, and where this process is told to end.
-_GRACE_AFTER_FAILURE_S = 10.0
+GRACE_AFTER_FAILURE_S = 10.0
 _GRACE_OF_END_S = 1.0
 # Agents that have not ended so long after they were to kill their ranks are not waited for.
 _AGENTS_END_S = 1.5
@@ -174,7 +174,7 @@ class Starter:
     def _fail(self, code: int) -> None:
         self._code = self._code or code
         if not self._is_ending:
-            self._end(min(self._grace_s, _GRACE_AFTER_FAILURE_S))
+            self._end(min(self._grace_s, GRACE_AFTER_FAILURE_S))
 
     def _end(self, grace_s: float) -> None:
         self._is_ending = True
@@ -208,9 +208,9 @@ def main() -> int:
             environment,
             os.getcwd(),
         )
-        links.append(Link(share, command_of_agent(share, os.environ, arguments.ssh_option)))
+        links.append(ProcessLink(share, command_of_agent(share, os.environ, arguments.ssh_option)))
         links[-1].order(order._asdict())
-    starter = Starter(links, float(os.environ.get(GRACE_VARIABLE, _GRACE_AFTER_FAILURE_S)))
+    starter = Starter(links, float(os.environ.get(GRACE_VARIABLE, GRACE_AFTER_FAILURE_S)))
     with contextlib.suppress(BrokenPipeError):  # whoever reads has gone, and the agents with this process
         return starter.run()
     return 1
