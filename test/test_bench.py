@@ -57,7 +57,12 @@ def test_the_bus_factors_are_those_of_nccl_tests(name, bus, link):
 
 @pytest.mark.parametrize(
     ("name", "tensors", "values"),
-    [("resnet50", 161, 25_557_032), ("vgg16", 32, 138_357_544), ("bert-large", 391, 335_141_888)],
+    [
+        ("resnet50", 161, 25_557_032),
+        ("resnet101", 314, 44_549_160),
+        ("vgg16", 32, 138_357_544),
+        ("bert-large", 391, 335_141_888),
+    ],
 )
 def test_the_models_have_their_gradients(name, tensors, values):
     shapes = MODELS[name]()
@@ -264,6 +269,7 @@ SMALL = ["--min-bytes", "4", "--max-bytes", "4K", "--factor", "32"]
 SWEEPS = [one.name for one in COLLECTIVES]
 OF_RANKS = [
     *([name, *QUICK, *SMALL, "--dtype", "float16"] for name in SWEEPS),
+    ["parameters", *QUICK, "--peers", "none"],
     ["latency", *QUICK, "--calls", "20", "--max-bytes", "64", "--network", "mpi,sockets", "--cpu"],
     ["overlap", *QUICK, "--layer-us", "50", "--busy-core", "0"],
     ["straggler", *QUICK, "--peers", "none", "--steps", "1"],
@@ -317,6 +323,12 @@ def test_a_collective_is_swept_over_sizes(measured, name):
     assert [row.key["bytes"] for row in result.rows] == [4, 128, 4096]
     assert result.environment["ranks"] == 2 and result.arguments["dtype"] == "float16"
     assert f"{name}: 2 ranks on 1 host" in printed and "busbw GB/s" in printed
+
+
+@needs_mpi
+def test_parameters_are_broadcast_beside_one_array_of_as_many_bytes(measured):
+    require_sane(measured[0]["parameters"], ["ringtrain", "ringtrain, one array"])
+    assert "resnet50: 161 parameters, 102.2 MB" in measured[1]
 
 
 @needs_mpi

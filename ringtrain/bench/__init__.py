@@ -12,6 +12,7 @@ results     rows of rounds, their medians and paired ratios, JSON
 report      tables
 plot        the PNG
 models      gradient shapes
+scaling_model  a step among many ranks, as arithmetic
 torch/      torch models in training
 arithmetic  the floor, and what is computed beside communication
 core_distance  how far apart the cores are

@@ -27,8 +27,10 @@ from ringtrain.bench.latency import Latency
 from ringtrain.bench.launches import LaunchFailed, launch
 from ringtrain.bench.mxnet_step import MxnetStep
 from ringtrain.bench.overlap import Overlap
+from ringtrain.bench.parameters import Parameters
 from ringtrain.bench.report import heading
 from ringtrain.bench.results import Result, Row
+from ringtrain.bench.scaling import Scaling
 from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import Step
 from ringtrain.bench.straggler import Straggler
@@ -58,12 +60,14 @@ class Measurement(Protocol):
 MEASUREMENTS: tuple[Measurement, ...] = (
     *map(Sweep, COLLECTIVES),
     Step(),
+    Parameters(),
     KVStore(),
     KVStoreJob(),
     Latency(),
     Overlap(),
     Idle(),
     Straggler(),
+    Scaling(),
     TimelineCost(),
     TorchStep(),
     JaxStep(),

@@ -17,6 +17,7 @@ examples:
   python -m ringtrain.bench step -np 4 --model bert-large --peers mpi,gloo --option mailbox_kb=256
   python -m ringtrain.bench torch -np 2 --models resnet50,transformer --peers gloo
   python -m ringtrain.bench jax -np 2 --models mlp --rounds 21
+  python -m ringtrain.bench scaling --plot scaling.png
   python -m ringtrain.bench latency -np 2 --rounds 21
   python -m ringtrain.bench kvstore -np 1,2,4 --peers ps-lite --plot kvstore.png
   python -m ringtrain.bench allreduce -np 3 -H h1,h2,h3 --network mpi,sockets --cpu --peers none
@@ -35,7 +36,7 @@ def launching_flags() -> argparse.ArgumentParser:
         dest="num_proc",
         type=_counts,
         metavar="N",
-        help="start N ranks; without it, this is one of those of mpirun. kvstore takes several, such as 1,2,4",
+        help="start N ranks; without it, this is one of those of mpirun. Some measurements take several: 1,2,4",
     )
     add("-H", dest="hosts", metavar="h1:2,h2:2", help="hosts and how many ranks each takes, as for ringrun")
     add("--launches", type=int, default=1, metavar="N", help="with -np: start so often, and report all rounds together")

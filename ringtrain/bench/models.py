@@ -1,10 +1,15 @@
-"""The gradients of well-known networks: their shapes, in the order of the parameters."""
+"""The gradients of well-known networks: their shapes and work, in the order of the parameters."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 Shape = tuple[int, ...]
+
+
+# A gradient's shape, and at how many places of an image its values are multiplied with something.
+_Layer = tuple[Shape, int]
 
 
 def resnet50() -> list[Shape]:
@@ -12,16 +17,12 @@ def resnet50() -> list[Shape]:
 
     Source: He et al., "Deep residual learning for image recognition", 2015, as torchvision builds it.
     """
-    shapes = _convolution(3, 64, 7)
-    width_in = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            shapes += _convolution(width_in, width, 1) + _convolution(width, width, 3)
-            shapes += _convolution(width, 4 * width, 1)
-            if block == 0:
-                shapes += _convolution(width_in, 4 * width, 1)
-            width_in = 4 * width
-    return shapes + _linear(2048, 1000)
+    return _shapes(_resnet(3, 4, 6, 3))
+
+
+def resnet101() -> list[Shape]:
+    """ResNet-101, likewise: 314 gradients, 44,549,160 values."""
+    return _shapes(_resnet(3, 4, 23, 3))
 
 
 def vgg16() -> list[Shape]:
@@ -29,12 +30,7 @@ def vgg16() -> list[Shape]:
 
     Source: Simonyan, Zisserman, "Very deep convolutional networks for large-scale image recognition", 2014.
     """
-    shapes: list[Shape] = []
-    width_in = 3
-    for width in (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512):
-        shapes += [(width, width_in, 3, 3), (width,)]
-        width_in = width
-    return shapes + _linear(512 * 7 * 7, 4096) + _linear(4096, 4096) + _linear(4096, 1000)
+    return _shapes(_vgg16())
 
 
 def bert_large() -> list[Shape]:
@@ -49,13 +45,60 @@ def bert_large() -> list[Shape]:
     return embeddings + norm + 24 * layer + _linear(hidden, hidden)
 
 
-def _convolution(width_in: int, width: int, kernel: int) -> list[Shape]:
+def work_of(model: str) -> list[float]:
+    """How much is computed for each gradient of a model: multiplications for one image, or for one token."""
+    layers = _LAYERS[model]() if model in _LAYERS else [(shape, 1) for shape in MODELS[model]()]
+    return [float(math.prod(shape) * places) for shape, places in layers]
+
+
+def _resnet(*blocks: int) -> list[_Layer]:
+    layers = _convolution(3, 64, 7, 112)
+    width_in = 64
+    for width, side, count in zip((64, 128, 256, 512), (56, 28, 14, 7), blocks, strict=True):
+        for block in range(count):
+            layers += _convolution(width_in, width, 1, side) + _convolution(width, width, 3, side)
+            layers += _convolution(width, 4 * width, 1, side)
+            if block == 0:
+                layers += _convolution(width_in, 4 * width, 1, side)
+            width_in = 4 * width
+    return layers + _once(_linear(2048, 1000))
+
+
+def _vgg16() -> list[_Layer]:
+    layers: list[_Layer] = []
+    width_in = 3
+    for width, side, count in ((64, 224, 2), (128, 112, 2), (256, 56, 3), (512, 28, 3), (512, 14, 3)):
+        for _ in range(count):
+            layers += [((width, width_in, 3, 3), side**2), ((width,), 1)]
+            width_in = width
+    return layers + _once(_linear(512 * 7 * 7, 4096) + _linear(4096, 4096) + _linear(4096, 1000))
+
+
+def _convolution(width_in: int, width: int, kernel: int, side: int) -> list[_Layer]:
     """Without bias, and the batch normalisation behind it."""
-    return [(width, width_in, kernel, kernel), (width,), (width,)]
+    return [((width, width_in, kernel, kernel), side**2), ((width,), 1), ((width,), 1)]
+
+
+def _once(shapes: list[Shape]) -> list[_Layer]:
+    return [(shape, 1) for shape in shapes]
+
+
+def _shapes(layers: list[_Layer]) -> list[Shape]:
+    return [shape for shape, _ in layers]
 
 
 def _linear(width_in: int, width: int) -> list[Shape]:
     return [(width, width_in), (width,)]
 
 
-MODELS: dict[str, Callable[[], list[Shape]]] = {"resnet50": resnet50, "vgg16": vgg16, "bert-large": bert_large}
+MODELS: dict[str, Callable[[], list[Shape]]] = {
+    "resnet50": resnet50,
+    "resnet101": resnet101,
+    "vgg16": vgg16,
+    "bert-large": bert_large,
+}
+_LAYERS = {
+    "resnet50": lambda: _resnet(3, 4, 6, 3),
+    "resnet101": lambda: _resnet(3, 4, 23, 3),
+    "vgg16": _vgg16,
+}

@@ -14,6 +14,7 @@ _AXES = {
     "bytes": ("seconds", 1e6, "us"),
     "ranks": ("messages", 1.0, "messages of the busiest rank"),
     "workers": ("seconds", 1e3, "ms"),
+    "predicted ranks": ("efficiency", 1.0, "efficiency, predicted"),
 }
 
 
@@ -29,7 +30,8 @@ def draw(result: Result, path: str) -> None:
     from matplotlib import pyplot
 
     has_parts = any("part" in row.key for row in result.rows)  # which have nothing in common
-    panels = [[row] for row in result.rows] if has_parts else [result.rows]
+    parts = dict.fromkeys(row.key.get("part") for row in result.rows) or [None]
+    panels = [[row for row in result.rows if row.key.get("part") == part] for part in parts]
     figure, grid = pyplot.subplots(len(panels), squeeze=False, figsize=(9, max(5, 2.5 * len(panels))))
     for axes, rows in zip(grid[:, 0], panels, strict=True):
         _draw_panel(axes, rows)
@@ -61,6 +63,8 @@ def _draw_lines(axes: Any, all_rows: list[Row], axis: str) -> None:
     axes.set(xscale="log", yscale="log", xlabel=axis, ylabel=label)
     if axis == "workers":
         axes.set(xscale="linear", yscale="linear", xticks=[row.key[axis] for row in all_rows], ylim=(0, None))
+    if axis == "predicted ranks":
+        axes.set(yscale="linear", ylim=(0, 1.05))
     axes.legend()
 
 
