@@ -7,6 +7,7 @@
 # make slurm  installs Slurm, of which the tests start a cluster
 # make sge    installs SGE, of which the tests start a cluster
 # make debian installs Debian's MPIs, on which some tests run
+# make wheels  builds what is published, in dist/, for Pythons 3.10, 3.11, and 3.12 and later; WHEELS=3.12 only that one
 # make docs   writes docs/options.md and builds the site, in build/site
 # make lint   layout, types, the rules about threads, and the rule that floors only look down
 #
@@ -49,7 +50,7 @@ The loss is drawn in loss.png, too. What to try next, after `source $(BIN)/activ
 endef
 export NEXT
 
-.PHONY: demo test quick test-mxnet oldest-jax browser slurm sge debian lint format docs clean
+.PHONY: demo test quick test-mxnet oldest-jax browser slurm sge debian wheels lint format docs clean
 
 # In an environment that the tests have been set up in, nothing has to be installed.
 demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
@@ -90,6 +91,9 @@ debian:
 	dpkg -s $(OF_DEBIAN) > /dev/null 2>&1 || { apt-get update && \
 	apt-get install -y --no-install-recommends $(OF_DEBIAN); }
 
+wheels: .venv-release/.installed
+	.venv-release/bin/python release/wheels.py dist $(WHEELS)
+
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -117,12 +121,18 @@ $(BIN)/python:
 # What the demo wants. PyTorch, which the tests want, is large.
 $(VENV)/.demo: $(BIN)/python pyproject.toml setup.py $(CPP)
 	@echo "Installing NumPy, $(MPI), scikit-learn and matplotlib in $(VENV), and compiling csrc/ for some minutes:"
-	@$(BIN)/python -m pip install -qq --editable ".[$(MPI),examples]"
+	@RINGTRAIN_BUILD_PROGRESS=/proc/$$$$/fd/1 \
+	$(BIN)/python -m pip install -qq --editable ".[$(MPI),examples]"
 	@touch $@
 
 # Editable: the core is built into ringtrain/, once for all environments, and Python sources need no new install.
 $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 	$(BIN)/python -m pip install -qq --constraint .ci/constraints.txt --editable ".[$(MPI),examples,test$(FRAMEWORKS)]"
+	touch $@
+
+.venv-release/.installed: release/requirements.txt
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install -qq --requirement release/requirements.txt
 	touch $@
 
 .venv-mxnet/.installed: pyproject.toml setup.py $(CPP)

@@ -1,7 +1,10 @@
 """Builds ringtrain._core from csrc/ with nothing but a C++17 compiler and nanobind: no MPI, no CUDA, no framework."""
 
+import contextlib
 import os
 import shutil
+import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +25,12 @@ FLAGS = [
     "-fno-strict-aliasing",
     "-DNB_COMPACT_ASSERTIONS",
 ]
+# From 3.12 on one file is for all versions of Python: nanobind then keeps to the interface that stays. A Python without
+# the GIL has none.
+STAYS = sys.version_info >= (3, 12) and not sysconfig.get_config_var("Py_GIL_DISABLED")
+# nanobind counts on Python.h for this header, which does not bring it to who keeps to that interface.
+FLAGS_OF_NANOBIND = ["-include", "cstdio"] if STAYS else []
+LINES_OF_PROGRESS = 8
 
 
 class BuildExt(build_ext):
@@ -38,13 +47,30 @@ class BuildExt(build_ext):
         compile_one_by_one = self.compiler.compile
         workers = len(os.sched_getaffinity(0))
 
-        def compile_together(sources: list[str], *args: object, **kwargs: object) -> list[str]:
+        def compile_one(source: str, extra_postargs: list[str], **kwargs: object) -> list[str]:
+            more = FLAGS_OF_NANOBIND if source.startswith(("csrc/python/", "/")) else []
+            return compile_one_by_one([source], extra_postargs=[*extra_postargs, *more], **kwargs)
+
+        def compile_together(sources: list[str], **kwargs: object) -> list[str]:
+            objects: list[str] = []
             with ThreadPoolExecutor(workers) as pool:
-                objects = pool.map(lambda source: compile_one_by_one([source], *args, **kwargs), sources)
-                return [name for names in objects for name in names]
+                compiled = pool.map(lambda source: compile_one(source, **kwargs), sources)
+                for number, names in enumerate(compiled, start=1):
+                    objects += names
+                    if number * LINES_OF_PROGRESS // len(sources) > (number - 1) * LINES_OF_PROGRESS // len(sources):
+                        say(f"compiled {number} of {len(sources)} files")
+            return objects
 
         self.compiler.compile = compile_together
         super().build_extension(ext)
+
+
+def say(text: str) -> None:
+    """To whoever has named a file for it, since pip shows nothing of a build."""
+    path = os.environ.get("RINGTRAIN_BUILD_PROGRESS")
+    if path is not None:
+        with contextlib.suppress(OSError), open(path, "a") as file:
+            print(text, file=file)
 
 
 def is_newer(built: Path, sources: list[str]) -> bool:
@@ -65,7 +91,10 @@ setup(
             extra_compile_args=FLAGS,
             extra_link_args=["-Wl,-s"],
             libraries=["dl", "pthread", "rt"],
+            define_macros=[("Py_LIMITED_API", "0x030C0000")] if STAYS else [],
+            py_limited_api=STAYS,
         )
     ],
     cmdclass={"build_ext": BuildExt},
+    options={"bdist_wheel": {"py_limited_api": "cp312"}} if STAYS else {},
 )

