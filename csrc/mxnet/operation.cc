@@ -178,7 +178,8 @@ void push_to_mxnet(Request request, const std::vector<void*>& inputs, std::vecto
     int32_t device_type = 1, device_id = 0;
   };
   static constexpr Context kCpu;
-  static constexpr int kPrioritized = 3;
+  // What begins only submits: so whoever has computed the last array does that itself, and no worker is woken for it.
+  static constexpr int kAsync = 4;
   const char* name = name_of(request.operation.kind);
   const int priority = request.priority;
   auto job = std::make_unique<Job>(std::move(request), inputs, outputs);
@@ -186,7 +187,7 @@ void push_to_mxnet(Request request, const std::vector<void*>& inputs, std::vecto
   job->join_line();
   // It is MXNet's from here on, whatever becomes of the call.
   if (mxnet.push_async(&begin, job.release(), &destroy, &kCpu, read.data(), static_cast<int>(read.size()),
-                       outputs.data(), static_cast<int>(outputs.size()), &kPrioritized, priority, name, false) != 0)
+                       outputs.data(), static_cast<int>(outputs.size()), &kAsync, priority, name, false) != 0)
     throw failure(mxnet.last_error());
 }
 

@@ -33,6 +33,8 @@ _BY_NAME: dict[str, Any] = {
 _NAMES = {kind: name for name, dtype in _BY_NAME.items() for kind in (dtype, np.dtype(dtype))}
 _DTYPES = {kind: _core.DTYPES[name] for kind, name in _NAMES.items()}
 _HOST = ("cpu", "cpu_pinned", "cpu_shared")
+# Without CUDA in it there are no arrays elsewhere, and to ask one is a call of libmxnet.so.
+_HAS_CUDA = mxnet.runtime.Features().is_enabled("CUDA")
 
 
 def accepts(array: Any) -> bool:
@@ -51,7 +53,7 @@ def prepare(array: Any) -> Any:
 
 
 def is_on_host(array: Any) -> bool:
-    return array.context.device_type in _HOST
+    return not _HAS_CUDA or array.context.device_type in _HOST
 
 
 def is_in_place(array: Any) -> bool:

@@ -24,6 +24,10 @@ from ringtrain.process_sets import ProcessSet, global_process_set
 # As the core's own names of what has none: a name that comes again is known to all ranks.
 _NAMES_OF_UNNAMED = 256
 _FEW_SECONDS = 10.0
+# Who asks an enumeration for a name pays more than for anything else here.
+_TITLES = {kind: kind.name.lower() for kind in (OpKind.ALLREDUCE, OpKind.BROADCAST)}
+# To ask an array for its storage type is a call of libmxnet.so; its class tells, too.
+_DENSE = (mxnet.nd.NDArray, mxnet.np.ndarray)
 
 # Numbered where they are enqueued, on the thread of the script: engines begin what is ready in any order.
 _unnamed: Counter[tuple[OpKind, int]] = Counter()
@@ -38,6 +42,8 @@ def takes(tensors: Sequence[Any]) -> bool:
 def require_dense(tensors: Sequence[Any]) -> None:
     """Raises TypeError for what is no dense NDArray."""
     for tensor in tensors:
+        if type(tensor) in _DENSE:
+            continue
         if not isinstance(tensor, mxnet.nd.NDArray):
             raise TypeError(f"ringtrain.mxnet takes NDArrays, not a {type(tensor).__qualname__}")
         if tensor.stype != "default":
@@ -65,9 +71,10 @@ def push(
         RingtrainError: the engine has ended, as when another rank is lost.
     """
     raise_failure()
-    title = kind.name.lower()
+    title = _TITLES[kind]
     number = require_usable(process_set, name, title if name is None else f'{title} "{name}"')
-    process_set.rank()  # raises where this rank does not belong to it
+    if process_set is not global_process_set:
+        process_set.rank()  # raises where this rank does not belong to it
     if kind == OpKind.BROADCAST:
         require_root(root, process_set, title)
     if name is None:
