@@ -59,6 +59,23 @@ def test_a_program_that_fails_leaves_nothing_behind():
 
 
 @pytest.mark.ranks(2)
+def test_a_failed_program_waits_for_what_else_it_has_started_however_late_the_others_come():
+    """Until then ringtrain reads and writes memory that XLA would free."""
+    late_s = 2.5
+    if hvd.rank() == 0:
+        step = jax.jit(lambda x, y: (hvd.allreduce(x, hvd.Sum, "late"), hvd.allreduce(y, hvd.Sum, "wrong")))
+        begun = time.monotonic()
+        with raises(hvd.MismatchError):
+            jax.block_until_ready(step(jnp.ones(100_000), jnp.ones(2)))
+        assert time.monotonic() - begun >= late_s
+    else:
+        with raises(hvd.MismatchError):
+            hvd.allreduce(jnp.ones(3), hvd.Sum, "wrong")
+        time.sleep(late_s)
+        require_equal(hvd.allreduce(jnp.ones(100_000), hvd.Sum, "late"), np.full(100_000, 2.0))
+
+
+@pytest.mark.ranks(2)
 def test_arrays_on_several_devices_of_a_rank_are_refused():
     code = """
 import jax, numpy as np, ringtrain.jax as hvd

@@ -15,8 +15,7 @@ namespace {
 constexpr int kThreads = 2;
 // How long one of them is waited for: while others wait for a thread, and while none does.
 constexpr double kMoment_s = 0.01, kLong_s = 0.2;
-// XLA leaves out the rest of a program that has failed, and frees its memory. What else the program has started may
-// still be written there: so long it is waited for.
+// For so long MPI may still work with the memory of operations that have failed.
 constexpr double kUntilFree_s = 2.0;
 
 bool is_never_interrupted() { return false; }
@@ -26,6 +25,13 @@ bool wait_for(Handle& handle, double timeout_s) {
   if (handle.is_done()) return true;
   const std::shared_ptr<Engine> engine = current_engine();
   return engine ? engine->wait(handle, timeout_s, &is_never_interrupted) : handle.wait(timeout_s);
+}
+
+// XLA leaves out the rest of a program that has failed, and frees its memory, where what else the program has started
+// may still be read and written. However long that takes: the engine gives up what stalls, and all when it ends.
+void wait_until_memory_is_free() {
+  while (!Waiter::comes_true([] { return tickets().are_done(); }, kLong_s)) continue;
+  Waiter::comes_true([] { return tickets().are_free(); }, kUntilFree_s);
 }
 
 void set(const Api& api, Future* future, const std::optional<Error>& error) {
@@ -46,8 +52,7 @@ Completion::Completion(const Api& api, const std::vector<uint32_t>& numbers, std
 }
 
 bool Completion::is_done() const {
-  return std::all_of(entries_.begin(), entries_.end(),
-                     [](const Entry& entry) { return !entry.started.handle || entry.started.handle->is_done(); });
+  return std::all_of(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.started.is_done(); });
 }
 
 bool Completion::wait(double timeout_s) {
@@ -66,7 +71,7 @@ std::optional<Error> Completion::take_results() {
     }
     copy_results();
   });
-  if (error) Waiter::comes_true([] { return tickets().are_free(); }, kUntilFree_s);
+  if (error) wait_until_memory_is_free();
   for (const Entry& entry : entries_) tickets().forget(entry.ticket);
   return error;
 }

@@ -23,6 +23,11 @@ void Tickets::forget(uint32_t ticket) {
   started_.erase(ticket);
 }
 
+bool Tickets::are_done() const {
+  const Lock lock(mutex_);
+  return std::all_of(started_.begin(), started_.end(), [](const auto& entry) { return entry.second.is_done(); });
+}
+
 bool Tickets::are_free() const {
   const Lock lock(mutex_);
   return std::all_of(started_.begin(), started_.end(), [](const auto& entry) { return entry.second.is_memory_free(); });

@@ -19,6 +19,7 @@ struct Started {
   std::shared_ptr<Handle> handle;
   std::optional<Error> error;
 
+  bool is_done() const { return !handle || handle->is_done(); }
   bool is_memory_free() const { return !handle || handle->is_memory_free(); }
 };
 
@@ -29,6 +30,7 @@ class Tickets {
   // Throws invalid for a number that was not given, or is forgotten.
   Started at(uint32_t ticket) const;
   void forget(uint32_t ticket);
+  bool are_done() const;
   // Whether nobody reads or writes the memory of any of them.
   bool are_free() const;
 
