@@ -164,7 +164,7 @@ def parse_options() -> argparse.Namespace:
         "--dtype", choices=["float32", "float16"], default="float32", help="of the gradients on the way"
     )
     parser.add_argument("--epochs", type=int, default=15, help="passes over the images (default: 15)")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate for one rank (default: 0.02)")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate for one rank (default: 0.01)")
     parser.add_argument("--momentum", type=float, default=0.9, help="(default: 0.9)")
     parser.add_argument("--no-cuda", action="store_true", help="accepted: all runs on CPUs")
     parser.add_argument("--fp16-allreduce", action="store_true", help="send the gradients as float16")
