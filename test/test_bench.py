@@ -1,5 +1,6 @@
 """The benchmark: its formulas, its rounds and the command. How fast anything is, no test asks."""
 
+import importlib.util
 import json
 import math
 import os
@@ -274,6 +275,7 @@ OF_RANKS = [
     ["overlap", *QUICK, "--layer-us", "50", "--busy-core", "0"],
     ["straggler", *QUICK, "--peers", "none", "--steps", "1"],
     ["timeline", *QUICK, "--layer-us", "20", "--steps", "2"],
+    ["submission", *QUICK, "--gradients", "3", "--steps", "2"],
     ["idle", "--seconds", "0.2"],
 ]
 SEVERAL = "import json, sys, ringtrain.bench.command as c; sys.exit(sum(map(c.main, json.loads(sys.argv[1]))))"
@@ -364,6 +366,14 @@ def test_overlap_knows_when_each_gradient_was_there(measured):
     (fact,) = result.facts
     assert len(fact["finished_s"]) == 161 and min(fact["finished_s"]) > 0 and fact["backward_s"] > 0
     assert "hidden behind the computing" in printed
+
+
+@needs_mpi
+def test_submissions_are_measured_of_each_library(measured):
+    result, printed = measured[0]["submission"], measured[1]
+    names = ["NumPy, allreduce_async_", "NumPy, DistributedOptimizer"]
+    require_sane(result, [*names, "torch, hook"] if importlib.util.find_spec("torch") else names)
+    assert "3 gradients" in printed
 
 
 @needs_mpi

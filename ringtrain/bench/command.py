@@ -34,6 +34,7 @@ from ringtrain.bench.scaling import Scaling
 from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import Step
 from ringtrain.bench.straggler import Straggler
+from ringtrain.bench.submission import Submission
 from ringtrain.bench.timeline_cost import TimelineCost
 from ringtrain.bench.torch_step import TorchStep
 from ringtrain.job import launched_by
@@ -68,6 +69,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Idle(),
     Straggler(),
     Scaling(),
+    Submission(),
     TimelineCost(),
     TorchStep(),
     JaxStep(),
