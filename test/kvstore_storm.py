@@ -192,6 +192,7 @@ def storm(
     workers, servers = 3, 2
     kills: Counter[str] = Counter()
     variables = {**_LIMITS, "RINGTRAIN_SHARED_MEMORY": memory, "RINGTRAIN_KV_REJOIN_S": "20"}
+    variables["RINGTRAIN_START_TIMEOUT_S"] = "60"  # their imports take long on a busy machine
     if servers_return:
         (snapshots := folder / "snapshots").mkdir()
         variables |= {"RINGTRAIN_KV_SNAPSHOT_DIR": str(snapshots), "RINGTRAIN_KV_SNAPSHOT_S": "0.5"}

@@ -70,6 +70,7 @@ class Worker:
             drop_percent=0.0,
             verbose=0,
         )
+        self.client.meet()
         self.client.open(0, workers.synchronous, workers.max_staleness)
 
     def barrier(self, number: int) -> None:

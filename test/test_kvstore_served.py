@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvstore_jobs import Job, job
+from ringrun_job import wait_until
 
 EXAMPLE = str(Path(__file__).resolve().parent.parent / "examples" / "kvstore_digits.py")
 
@@ -683,6 +684,38 @@ def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, memo
         assert (0 if memory == "auto" else 200) < least <= 400
         for process in (*servers, scheduler):
             process.end()
+
+
+COMES_BACK = """
+kv = kvstore.create("dist_async", elastic=True)
+print("created", kv.is_recovery)
+kv.set_optimizer("test")
+kv.init("a", np.full(70_000, 3, np.float32))
+print("pulled", kv.pull("a").min(), kv.pull("a").max())
+time.sleep(0 if kv.is_recovery else 60)
+"""
+
+
+def test_a_worker_that_comes_while_a_server_is_gone_finds_the_one_that_takes_its_place(tmp_path):
+    variables = {
+        "RINGTRAIN_KV_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
+        "RINGTRAIN_KV_SNAPSHOT_S": "0.1",
+        "RINGTRAIN_KV_REJOIN_S": "30",
+    }
+    with job(tmp_path, 2, 1, **variables) as one:
+        one.scheduler()
+        server = one.server(DMLC_TASK_ID="0")
+        workers = [one.worker(BEGIN + COMES_BACK, DMLC_TASK_ID=str(task)) for task in range(2)]
+        for worker in workers:
+            worker.wait_for("pulled 3.0 3.0")
+        wait_until(lambda: any(tmp_path.glob("snapshots/*")))
+        server.kill()
+        workers[1].kill()
+        comes = one.worker("print('comes')\n" + BEGIN + COMES_BACK, DMLC_TASK_ID="1", DMLC_NUM_ATTEMPT="1")
+        comes.wait_for("comes")
+        time.sleep(2)  # it looks for the server that is gone
+        one.server(DMLC_TASK_ID="0")
+        assert "created True\npulled 3.0 3.0" in comes.end()
 
 
 def test_without_a_snapshot_no_server_takes_the_place_of_a_lost_one(tmp_path):

@@ -48,6 +48,7 @@ class Worker:
             }
             | options
         )
+        self.client.meet()
         self.number, self.counts = number, counts
         self.keys = [self._key(i, count, len(ports)) for i, count in enumerate(counts)]
         self.ids = list(range(len(counts)))

@@ -14,13 +14,6 @@ namespace {
 
 constexpr double kBetweenLooks_s = 0.2;
 
-std::vector<ServerWords> meet(Remote& remote, StoreClient::Interrupt interrupt) {
-  while (true) {
-    if (std::optional<std::vector<ServerWords>> words = remote.meet(kBetweenLooks_s)) return *words;
-    interrupt();
-  }
-}
-
 bool can_be_of(DType given, DType kept) {
   return given == kept || (is_half(given) && kept == DType::float32) || (given == DType::float32 && is_half(kept));
 }
@@ -55,7 +48,6 @@ StoreClient::StoreClient(StoreClientOptions options, Interrupt interrupt)
     : options_(std::move(options)),
       interrupt_(interrupt),
       remote_(options_.remote),
-      servers_(meet(remote_, interrupt)),
       direct_(options_.remote.worker, options_.workers, options_.remote.timeout_s, [this](const DirectItem& item) {
         remote_.poke(item.server, item.store, item.part, static_cast<uint32_t>(item.chunk));
       }) {}
@@ -71,6 +63,12 @@ void StoreClient::close() {
 }
 
 // ------------------------------------------------------------------------------------------------------ what there is
+
+void StoreClient::meet() {
+  std::optional<std::vector<ServerWords>> words;
+  while (!(words = remote_.meet(kBetweenLooks_s))) interrupt_();
+  servers_ = *words;
+}
 
 void StoreClient::open(uint32_t store, bool is_synchronous, int64_t max_staleness) {
   const Lock lock(mutex_);

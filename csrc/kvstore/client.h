@@ -48,11 +48,14 @@ class StoreClient {
  public:
   using Interrupt = DirectPath::Interrupt;
 
-  // Dials all servers; may wait for them as long as they are not lost. `interrupt` is asked now and then by whoever
-  // waits, and throws if one should not wait any longer.
+  // Dials all servers. `interrupt` is asked now and then by whoever waits, and throws if one should not wait any
+  // longer.
   StoreClient(StoreClientOptions options, Interrupt interrupt);
   ~StoreClient();
 
+  // Waits for all servers, as long as they are not lost. To be called once, before anything is asked of them; what
+  // others have heard of them may come before.
+  void meet();
   // The same at all workers.
   void open(uint32_t store, bool is_synchronous, int64_t max_staleness);
   // One worker makes keys and gives them their values; the others come to know them afterwards.
@@ -150,7 +153,7 @@ class StoreClient {
   const StoreClientOptions options_;
   const Interrupt interrupt_;
   Remote remote_;
-  const std::vector<ServerWords> servers_;
+  std::vector<ServerWords> servers_;  // since meet()
   DirectPath direct_;
   Mutex mutex_;
   std::map<uint32_t, ClientStore> stores_ GUARDED_BY(mutex_);

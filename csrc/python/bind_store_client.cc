@@ -215,6 +215,7 @@ void bind_store_client(nb::module_& module) {
             client.open(store, is_synchronous, max_staleness.value_or(PartSpec::kNoBound));
           },
           nb::arg("store"), nb::arg("is_synchronous"), nb::arg("max_staleness").none())
+      .def("meet", &StoreClient::meet, Release(), "Waits for all servers.")
       .def("create_keys", &create_keys, nb::arg("store"), nb::arg("keys"), nb::arg("values"))
       .def("attach_keys", &StoreClient::attach_keys, nb::arg("store"), nb::arg("keys"), Release())
       .def("assign", &assign, nb::arg("store"), nb::arg("ids"), nb::arg("values"))

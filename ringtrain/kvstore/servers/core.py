@@ -27,7 +27,7 @@ def make_server(arrival: Arrival, world: World) -> _core.StoreServer:
 
 
 def make_client(arrival: Arrival, world: World) -> _core.StoreClient:
-    """Connects to all servers. Raises PeerLostError where one of them is not there."""
+    """Dials all servers; `meet()` of it waits for them, and raises PeerLostError where one of them is not there."""
     return _core.StoreClient(
         worker=arrival.number,
         workers=world.workers,

@@ -64,14 +64,16 @@ class Membership:
             if arrival.listeners:
                 self._server = make_server(arrival, self.world)
             self.client = make_client(arrival, self.world)
+            self.living = set(self.world.living)
+            self.restored = dict(self.world.restored)  # servers, and how old their snapshots were
+            # Before it meets the servers: one that comes back has another address.
+            self.seat.listen_with(self._notice)
+            self.client.meet()
             self._ends = self._begin_to_count()
         except BaseException as error:
             self._give_up(error)
             raise
         self.number, self.is_recovery = self.world.number, self.world.is_recovery
-        self.living = set(self.world.living)
-        self.restored = dict(self.world.restored)  # servers, and how old their snapshots were
-        self.seat.listen_with(self._notice)
         arrival.say(f"is one of {self.world.workers} workers, with {len(self.world.servers)} servers")
 
     @property
