@@ -268,6 +268,21 @@ def allreduce_in_place(
     site: Site,
     /,
 ) -> Handle: ...
+
+class Prepared:
+    def __init__(
+        self,
+        view: View,
+        name: str,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        process_set: int,
+        priority: int,
+        site: Site,
+    ) -> None: ...
+    def submit(self, array: object, is_awaited: bool, /) -> Handle | None: ...
+
 def use_mxnet(addresses: dict[str, int]) -> None: ...
 def mxnet_push(operation: Operation, inputs: list[int], outputs: list[int], priority: int, site: Site) -> None: ...
 def mxnet_pending() -> int: ...

@@ -18,8 +18,9 @@
 namespace ringtrain {
 
 // A sequence counter in memory that threads, also of several processes, wait on. One writer, or fetch_add.
-// Counts modulo 2^32; comparisons are right as long as both sides are less than 2^31 apart.
-struct alignas(64) Flag {
+// Counts modulo 2^32; comparisons are right as long as both sides are less than 2^31 apart. Where several lie side by
+// side each wants a cache line of its own: alignas(64).
+struct Flag {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};
 

@@ -78,7 +78,7 @@ void Coordinator::drop_removed(std::vector<AgreementPtr>& agreements) const {
 void Coordinator::take_in(const std::vector<RequestPtr>& fresh) {
   const double now = now_s();
   for (const RequestPtr& request : fresh) {
-    const std::optional<int> slot = cache_.find(request->operation);
+    const std::optional<int> slot = cache_.find(*request);
     if (slot && !membership_.has_joined(request->operation.process_set, channel_.rank()))
       ready_.add(*slot, {request, now});
     else
@@ -236,10 +236,10 @@ void Coordinator::note(int rank, const Request& request, double since, Decision&
 
 AgreementPtr Coordinator::apply(Agreement agreement) {
   const Operation& operation = agreement.operation;
-  std::optional<Operation> own;
+  RequestPtr own;
   const auto announced = announced_.find(key_of(operation));
   if (announced != announced_.end()) {
-    own = announced->second.request->operation;
+    own = std::move(announced->second.request);
     announced_.erase(announced);
   }
   if (operation.kind == OpKind::join) {
@@ -256,7 +256,7 @@ AgreementPtr Coordinator::apply(Agreement agreement) {
   return shared;
 }
 
-void Coordinator::remember(const AgreementPtr& agreement, std::optional<Operation> own) {
+void Coordinator::remember(const AgreementPtr& agreement, RequestPtr own) {
   if (!membership_.has(agreement->operation.process_set)) return;
   if (const std::optional<int> slot = cache_.insert(agreement, std::move(own))) reannounce(*slot);
 }

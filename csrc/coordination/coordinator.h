@@ -122,7 +122,7 @@ class Coordinator {
   Decision decide(const std::vector<Bytes>& announcements);
   void note(int rank, const Request& request, double since, Decision& decision);
   AgreementPtr apply(Agreement agreement);
-  void remember(const AgreementPtr& agreement, std::optional<Operation> own);
+  void remember(const AgreementPtr& agreement, RequestPtr own);
   void forget_process_set(int id);
   static Bytes to_bytes(const Decision& decision);
   static Decision to_decision(const Bytes& bytes);

@@ -11,9 +11,11 @@ std::optional<int> PlanCache::find(const KeyView& key) const {
   return it == slot_of_.end() ? std::nullopt : std::optional<int>(it->second);
 }
 
-std::optional<int> PlanCache::find(const Operation& operation) const {
-  const std::optional<int> slot = find(view_of(operation));
-  return slot && slots_[*slot]->own == operation ? slot : std::nullopt;
+std::optional<int> PlanCache::find(const Request& request) const {
+  const std::optional<int> slot = find(view_of(request.operation));
+  if (!slot) return std::nullopt;
+  const Request* own = slots_[*slot]->own.get();
+  return own && (own == &request || own->operation == request.operation) ? slot : std::nullopt;
 }
 
 // Whether there is room now.
@@ -35,7 +37,7 @@ bool PlanCache::make_room(const KeyView& key) {
   return true;
 }
 
-std::optional<int> PlanCache::insert(AgreementPtr agreement, std::optional<Operation> own) {
+std::optional<int> PlanCache::insert(AgreementPtr agreement, RequestPtr own) {
   const KeyView key = view_of(agreement->operation);
   if (!make_room(key)) return std::nullopt;
   evicted_.remove(key);

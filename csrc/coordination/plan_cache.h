@@ -61,15 +61,15 @@ class PlanCache {
   static bool is_cacheable(const Agreement& agreement);
 
   // The slot of an entry for which this rank had announced exactly this.
-  std::optional<int> find(const Operation& operation) const;
+  std::optional<int> find(const Request& request) const;
   std::optional<int> find(const KeyView& key) const;
   const AgreementPtr& at(int slot) const { return slots_[slot]->agreement; }
   bool has(int slot) const { return slots_[slot].has_value(); }
   int slot_count() const { return static_cast<int>(slots_.size()); }
 
-  // Replaces an older one of this key, or another entry if there is no room. `own`: nothing if this rank had not
+  // Replaces an older one of this key, or another entry if there is no room. `own`: null if this rank had not
   // announced it. The slot, whose last entry is gone; nothing if the new one is left out.
-  std::optional<int> insert(AgreementPtr agreement, std::optional<Operation> own);
+  std::optional<int> insert(AgreementPtr agreement, RequestPtr own);
   void use(int slot);
   void evict(int slot);
 
@@ -81,7 +81,7 @@ class PlanCache {
  private:
   struct Entry {
     AgreementPtr agreement;
-    std::optional<Operation> own;
+    RequestPtr own;
     std::list<int>::iterator age;
   };
 

@@ -51,8 +51,8 @@ class Node final : public NewsSource {
   static constexpr double kRollCall_s = 0.02;
 
   struct Control {
-    Flag doorbell;
-    Flag posted;
+    alignas(64) Flag doorbell;
+    alignas(64) Flag posted;
     alignas(64) std::atomic<uint32_t> has_failed;
     std::atomic<uint32_t> has_left;
     ErrorKind failure_kind;

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 
 #include "runtime/handle.h"
 #include "runtime/submission_builder.h"
@@ -28,6 +29,10 @@ struct SharedHandle {
 
 // What Python tells of a tensor: (address, dtype, shape), and of one on a GPU also (..., device, stream).
 TensorView to_view(const nb::tuple& tuple);
+
+// Where an array begins, if it lies in host memory, is dense and writable and its elements are these. Of an object with
+// the buffer protocol, or of what Python tells of a tensor.
+std::optional<void*> address_of_same(nb::handle object, const TensorSpec& spec);
 
 // A NumPy array of bytes that keeps the memory alive.
 nb::object array_of_bytes(std::shared_ptr<char> memory, size_t bytes);

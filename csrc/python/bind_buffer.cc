@@ -1,6 +1,7 @@
 // Memory of arrays: what Python tells of it, and what objects with the buffer protocol tell.
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -13,6 +14,9 @@
 
 namespace ringtrain {
 namespace {
+
+// Fields of a view.
+constexpr Py_ssize_t kInHostMemory = 3, kOnGpu = 5;
 
 // By the letters of Python's struct module. bfloat16 has none.
 std::optional<DType> dtype_of(const Py_buffer& buffer) {
@@ -81,16 +85,55 @@ uint64_t number(const nb::tuple& tuple, Py_ssize_t field) {
   return value;
 }
 
+// A tuple, or a torch.Size, which is one.
+Shape to_shape(nb::handle tuple) {
+  if (!PyTuple_Check(tuple.ptr())) throw invalid("the shape of a view is a tuple");
+  Shape shape(static_cast<size_t>(NB_TUPLE_GET_SIZE(tuple.ptr())));
+  for (size_t i = 0; i < shape.size(); ++i) {
+    shape[i] = PyLong_AsLongLong(NB_TUPLE_GET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i)));
+    if (shape[i] == -1 && PyErr_Occurred()) throw nb::python_error();
+  }
+  return shape;
+}
+
+bool is_shape(nb::handle tuple, const Shape& shape) {
+  if (!PyTuple_Check(tuple.ptr()) || NB_TUPLE_GET_SIZE(tuple.ptr()) != static_cast<Py_ssize_t>(shape.size()))
+    return false;
+  for (size_t i = 0; i < shape.size(); ++i)
+    if (PyLong_AsLongLong(NB_TUPLE_GET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i))) != shape[i]) return false;
+  return true;
+}
+
+std::optional<void*> address_of_same_view(const nb::tuple& view, const TensorSpec& spec) {
+  if (NB_TUPLE_GET_SIZE(view.ptr()) != kInHostMemory || number(view, 1) != static_cast<uint64_t>(spec.dtype) ||
+      !is_shape(NB_TUPLE_GET_ITEM(view.ptr(), 2), spec.shape))
+    return std::nullopt;
+  return reinterpret_cast<void*>(number(view, 0));
+}
+
 }  // namespace
 
+std::optional<void*> address_of_same(nb::handle object, const TensorSpec& spec) {
+  if (PyTuple_CheckExact(object.ptr())) return address_of_same_view(nb::borrow<nb::tuple>(object), spec);
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const bool is_same = dtype_of(buffer) == spec.dtype && static_cast<size_t>(buffer.ndim) == spec.shape.size() &&
+                       std::equal(spec.shape.begin(), spec.shape.end(), buffer.shape);
+  void* const address = buffer.buf;
+  PyBuffer_Release(&buffer);
+  return is_same ? std::optional(address) : std::nullopt;
+}
+
 TensorView to_view(const nb::tuple& tuple) {
-  constexpr Py_ssize_t kInHostMemory = 3, kOnGpu = 5;
   const Py_ssize_t fields = NB_TUPLE_GET_SIZE(tuple.ptr());
   if (fields != kInHostMemory && fields != kOnGpu) throw invalid("a view has 3 or 5 fields");
   TensorView view;
   view.address = reinterpret_cast<void*>(number(tuple, 0));
   view.spec.dtype = static_cast<DType>(number(tuple, 1));
-  view.spec.shape = nb::cast<Shape>(nb::handle(NB_TUPLE_GET_ITEM(tuple.ptr(), 2)));
+  view.spec.shape = to_shape(NB_TUPLE_GET_ITEM(tuple.ptr(), 2));
   if (fields != kOnGpu) return view;
   view.device = static_cast<int>(number(tuple, 3));
   view.stream = reinterpret_cast<CudaStream>(number(tuple, 4));

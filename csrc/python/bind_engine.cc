@@ -3,6 +3,7 @@
 #include "python/bind.h"
 #include "python/site.h"
 #include "runtime/current_engine.h"
+#include "runtime/prepared.h"
 #include "runtime/submission_builder.h"
 
 namespace ringtrain {
@@ -102,17 +103,38 @@ SharedHandle submit(const Operation& operation, const nb::list& inputs, const nb
   return {builder.submit(caller_that(is_awaited))};
 }
 
-// The road of a gradient: one allreduce of one tensor in place, without lists and keywords.
-SharedHandle allreduce_in_place(const nb::tuple& view, std::string name, ReduceOp op, double prescale, double postscale,
-                                int process_set, int priority, bool is_awaited, const Site& site) {
+Request request_of(std::string name, ReduceOp op, double prescale, double postscale, int process_set, int priority,
+                   const Site& site) {
   Request request{{}, priority, site.text};
   request.operation.name = std::move(name);
   request.operation.process_set = process_set;
   request.operation.op = op;
   request.operation.factors = {prescale, postscale};
-  SubmissionBuilder builder(std::move(request));
+  return request;
+}
+
+// The road of a gradient that comes for the first time: one allreduce of one tensor in place, without lists and
+// keywords.
+SharedHandle allreduce_in_place(const nb::tuple& view, std::string name, ReduceOp op, double prescale, double postscale,
+                                int process_set, int priority, bool is_awaited, const Site& site) {
+  SubmissionBuilder builder(request_of(std::move(name), op, prescale, postscale, process_set, priority, site));
   builder.add_in_place(to_view(view));
   return {builder.submit(caller_that(is_awaited))};
+}
+
+Prepared prepare(const nb::tuple& view, std::string name, ReduceOp op, double prescale, double postscale,
+                 int process_set, int priority, const Site& site) {
+  TensorView tensor = to_view(view);
+  if (tensor.device != TensorView::kHost) throw invalid("only what lies in host memory can be prepared");
+  return Prepared(request_of(std::move(name), op, prescale, postscale, process_set, priority, site),
+                  std::move(tensor.spec));
+}
+
+// None for an array, or the view of one, that is not what was prepared.
+std::optional<SharedHandle> submit_again(Prepared& prepared, nb::handle array, bool is_awaited) {
+  const std::optional<void*> address = address_of_same(array, prepared.spec());
+  if (!address) return std::nullopt;
+  return SharedHandle{prepared.submit(*address, caller_that(is_awaited))};
 }
 
 // Whether Python has something to do about a signal: an exception of a handler is kept for after the wait.
@@ -201,6 +223,14 @@ void bind_engine(nb::module_& module) {
       nb::arg("awaited"),
       "For what each thread of this rank waits that could submit something; nothing if one of them does not wait.");
   module.def("allreduce_in_place", &allreduce_in_place, "As submit, for what gradients need, positional only.");
+  nb::class_<Prepared>(module, "Prepared",
+                       "The allreduce in place of one array in host memory that comes again and again, as its view is "
+                       "but for the address. One thread at a time.")
+      .def(nb::new_(&prepare), nb::arg("view"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
+           nb::arg("postscale"), nb::arg("process_set"), nb::arg("priority"), nb::arg("site"))
+      .def("submit", &submit_again,
+           "(array, is_awaited): as allreduce_in_place, of an object with the buffer protocol, or of a view. None where "
+           "it is not dense, not writable, or not of the dtype and shape that were prepared.");
 }
 
 }  // namespace ringtrain

@@ -9,7 +9,7 @@ nb::list last_operations() {
   nb::list list;
   for (const auto& [submission, progress] : require_engine()->last_operations()) {
     const Operation& operation = submission->operation();
-    const auto& site = submission->request.site;
+    const auto& site = submission->request->site;
     nb::dict one;
     one["number"] = submission->number;
     one["kind"] = name_of(operation.kind);

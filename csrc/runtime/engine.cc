@@ -54,7 +54,8 @@ Engine::Engine(World world, Options options, std::shared_ptr<Resources> resource
 Engine::~Engine() { shutdown(); }
 
 std::shared_ptr<Handle> Engine::submit(SubmissionPtr submission, Caller caller) {
-  submission->request.operation.is_registered = is_registered(*submission);
+  const bool is_registered = this->is_registered(*submission);
+  if (submission->operation().is_registered != is_registered) submission->own_operation().is_registered = is_registered;
   std::shared_ptr<Handle> handle = inbox_.add(std::move(submission));
   const bool has_to_ring = caller == Caller::goes_on || !callers_take_turns();
   if (has_to_ring && !has_rung_for_new_.exchange(true)) fabric_.bell().ring();

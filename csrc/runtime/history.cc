@@ -1,5 +1,7 @@
 #include "runtime/history.h"
 
+#include <utility>
+
 namespace ringtrain {
 namespace {
 
@@ -19,14 +21,15 @@ void add_to(Totals& totals, const Submission& submission) {
 
 }  // namespace
 
-void History::add(SubmissionPtr submission) {
+SubmissionPtr History::add(SubmissionPtr submission) {
   add_to(totals_[submission->operation().kind], *submission);
   if (ring_.size() < kCapacity) {
     ring_.push_back(std::move(submission));
-    return;
+    return nullptr;
   }
-  ring_[next_] = std::move(submission);
+  std::swap(ring_[next_], submission);
   next_ = (next_ + 1) % kCapacity;
+  return submission;
 }
 
 std::vector<SubmissionPtr> History::last() const {

@@ -20,7 +20,8 @@ struct Totals {
 // Guarded by the Inbox. Keeps no memory of the user's and no results.
 class History {
  public:
-  void add(SubmissionPtr submission);
+  // The one that it keeps no longer for that, or null.
+  SubmissionPtr add(SubmissionPtr submission);
   // The last 1,024 that have ended, in this order.
   std::vector<SubmissionPtr> last() const;
   const std::map<OpKind, Totals>& totals() const { return totals_; }

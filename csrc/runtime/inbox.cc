@@ -13,26 +13,28 @@ constexpr int64_t kUnnamedNames = 256;
 }  // namespace
 
 std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
-  Operation& operation = submission->request.operation;
   const Lock lock(mutex_);
   if (closed_with_ != ErrorKind::none) throw Error(closed_with_, closed_message_);
   submission->number = added_.fetch_add(1, std::memory_order_relaxed) + 1;
   submission->progress.submitted_s = now_s();
-  if (!allowed_.count(operation.process_set))
-    throw invalid(title_of(operation) + ": process set " + std::to_string(operation.process_set) +
+  const int process_set = submission->operation().process_set;
+  if (!allowed_.count(process_set))
+    throw invalid(title_of(submission->operation()) + ": process set " + std::to_string(process_set) +
                   " is not registered, or this rank does not belong to it");
-  if (operation.kind == OpKind::join) operation.name = kJoinName;
-  const bool is_unnamed = operation.name.empty();
-  if (is_unnamed) name_it(operation);
+  const bool is_join = submission->operation().kind == OpKind::join;
+  const bool is_unnamed = !is_join && submission->operation().name.empty();
+  if (is_join) submission->own_operation().name = kJoinName;
+  if (is_unnamed) name_it(submission->own_operation());
+  const Operation& operation = submission->operation();
   if (!in_flight_.emplace(view_of(operation), submission).second) {
     if (!is_unnamed && !submission->waits_for_name && has_twin(operation))
       throw invalid(title_of(operation) + ": an operation of this name is in flight; wait for it, or use another name");
     waiting_[key_of(operation)].push_back(submission);
     return submission->handle;
   }
-  if (operation.kind == OpKind::join) {
-    operation.numbers = {unnamed_[operation.process_set]};
-    if (has_waiting(operation.process_set)) return submission->handle;  // remove() announces it
+  if (is_join) {
+    submission->own_operation().numbers = {unnamed_[process_set]};
+    if (has_waiting(process_set)) return submission->handle;  // remove() announces it
   }
   announce(submission);
   return submission->handle;
@@ -72,8 +74,7 @@ std::vector<RequestPtr> Inbox::take_new() {
   const double now = now_s();
   for (SubmissionPtr& submission : new_) {
     submission->progress.announced_s = now;
-    const Request* request = &submission->request;
-    requests.emplace_back(std::move(submission), request);
+    requests.push_back(submission->request);
   }
   new_.clear();
   return requests;
@@ -96,21 +97,24 @@ std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed
   return submissions;
 }
 
+// What the history lets go of is freed when the lock is free.
 void Inbox::remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error) {
   const double now = now_s();
+  std::vector<SubmissionPtr> forgotten;
+  forgotten.reserve(submissions.size());
   const Lock lock(mutex_);
   for (const SubmissionPtr& submission : submissions) {
     if (!submission) continue;
     remove(submission);
-    end(submission, error, now);
+    forgotten.push_back(end(submission, error, now));
   }
 }
 
-void Inbox::end(const SubmissionPtr& submission, ErrorKind error, double now) {
+SubmissionPtr Inbox::end(const SubmissionPtr& submission, ErrorKind error, double now) {
   submission->progress.ended_s = now;
   submission->progress.error = error;
-  history_.add(submission);
   if (timeline_) timeline_->note(submission);
+  return history_.add(submission);
 }
 
 void Inbox::set_timeline(std::shared_ptr<Timeline> timeline) {
@@ -165,7 +169,7 @@ std::string Inbox::pending_text() {
   size_t shown = 0;
   for (const auto& [key, submission] : in_flight_) {
     if (shown++ == kShown) break;
-    const Request& request = submission->request;
+    const Request& request = *submission->request;
     text += (text.empty() ? "pending here: " : ", ") + title_of(request.operation);
     if (request.site && !request.site->empty()) text += " (at " + *request.site + ")";
   }

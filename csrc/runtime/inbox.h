@@ -65,7 +65,8 @@ class Inbox {
   void announce(const SubmissionPtr& submission) REQUIRES(mutex_);
   void forget_new(const SubmissionPtr& submission) REQUIRES(mutex_);
   void remove(const SubmissionPtr& submission) REQUIRES(mutex_);
-  void end(const SubmissionPtr& submission, ErrorKind error, double now) REQUIRES(mutex_);
+  // What the history forgets for it, or null.
+  SubmissionPtr end(const SubmissionPtr& submission, ErrorKind error, double now) REQUIRES(mutex_);
   void let_in_who_waits(const Key& key) REQUIRES(mutex_);
   bool has_waiting(int process_set) const REQUIRES(mutex_);
   std::vector<SubmissionPtr> take_pending(std::optional<int> process_set, ErrorKind error) REQUIRES(mutex_);

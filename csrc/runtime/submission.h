@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/few.h"
 #include "coordination/operation.h"
 #include "runtime/handle.h"
 
@@ -22,9 +23,9 @@ struct Progress {
 };
 
 struct Submission {
-  Request request;
-  std::vector<void*> inputs;    // one for each tensor of the request
-  std::vector<void*> outputs;   // as many, or none where the operation allocates them; may be the inputs
+  std::shared_ptr<Request> request;
+  Few<void*> inputs;            // one for each tensor of the request
+  Few<void*> outputs;           // as many, or none where the operation allocates them; may be the inputs
   std::vector<int64_t> splits;  // alltoall: for each tensor the rows for each rank
   bool waits_for_name = false;  // while it is in flight, where another one would be refused
   // On a GPU: where the user's streams were when it was submitted, by stream.
@@ -33,7 +34,12 @@ struct Submission {
   uint64_t number = 0;  // among the operations of this rank, from 1
   Progress progress;    // guarded by the Inbox
 
-  const Operation& operation() const { return request.operation; }
+  const Operation& operation() const { return request->operation; }
+  // To change it, before it is announced: of what is shared with other submissions a copy.
+  Operation& own_operation() {
+    if (request.use_count() > 1) request = std::make_shared<Request>(*request);
+    return request->operation;
+  }
 };
 
 using SubmissionPtr = std::shared_ptr<Submission>;

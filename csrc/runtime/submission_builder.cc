@@ -5,25 +5,22 @@
 #include "runtime/current_engine.h"
 
 namespace ringtrain {
-namespace {
 
-void require_memory(const TensorView& view) {
-  if (view.address == nullptr && view.spec.count() > 0)
+void require_memory(const void* address, const TensorSpec& spec) {
+  if (address == nullptr && spec.count() > 0)
     throw invalid(
         "the elements of this array are in no memory of its own (its address is 0): send the array that it "
         "wraps, or a copy in plain memory");
 }
 
-}  // namespace
-
 SubmissionBuilder::SubmissionBuilder(Request request)
     : engine_(require_engine()), submission_(std::make_shared<Submission>()) {
-  submission_->request = std::move(request);
+  submission_->request = std::make_shared<Request>(std::move(request));
 }
 
 void SubmissionBuilder::add_input(TensorView view) {
-  require_memory(view);
-  Operation& operation = submission_->request.operation;
+  require_memory(view.address, view.spec);
+  Operation& operation = submission_->request->operation;
   operation.is_on_gpu = view.device != TensorView::kHost;
   if (operation.is_on_gpu) note_stream(view);
   submission_->inputs.push_back(view.address);
@@ -31,7 +28,7 @@ void SubmissionBuilder::add_input(TensorView view) {
 }
 
 void SubmissionBuilder::add_output(const TensorView& view) {
-  require_memory(view);
+  require_memory(view.address, view.spec);
   submission_->outputs.push_back(view.address);
 }
 

@@ -18,6 +18,9 @@ struct TensorView {
   CudaStream stream = nullptr;  // on a GPU: in which its values are made
 };
 
+// Throws invalid where a tensor cannot lie.
+void require_memory(const void* address, const TensorSpec& spec);
+
 class SubmissionBuilder {
  public:
   // Any thread, as all else. `request` still lacks the tensors. Throws not_initialized.

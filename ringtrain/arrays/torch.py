@@ -99,11 +99,10 @@ def view(tensor: torch.Tensor) -> _View:
 
 
 def _view(tensor: torch.Tensor, dtype: int) -> _View:
-    shape = tuple(tensor.shape)  # the core takes a tuple in half the time of a torch.Size
     if tensor.is_cpu:
-        return tensor.data_ptr(), dtype, shape
+        return tensor.data_ptr(), dtype, tensor.shape
     device = tensor.get_device()
-    return tensor.data_ptr(), dtype, shape, device, _stream_of_device(device)
+    return tensor.data_ptr(), dtype, tensor.shape, device, _stream_of_device(device)
 
 
 def view_in_place(tensor: torch.Tensor) -> _View | None:
@@ -114,7 +113,7 @@ def view_in_place(tensor: torch.Tensor) -> _View | None:
     if dtype is None or tensor.layout is not _STRIDED or not tensor.is_contiguous() or tensor.is_neg():
         return None
     if tensor.is_cpu:
-        return tensor.data_ptr(), dtype, tuple(tensor.shape)
+        return tensor.data_ptr(), dtype, tensor.shape
     return _view(tensor, dtype) if _is_on_gpu(tensor) else None
 
 

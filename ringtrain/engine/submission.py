@@ -13,6 +13,7 @@ import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import Adapter, View, adapter_for
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
+from ringtrain.engine.prepared import How, Prepared
 from ringtrain.engine.requirements import have, require_reducible, require_root, require_usable
 from ringtrain.failure.call_sites import call_site, first_call_site
 from ringtrain.handles import Handle, OnGpu, report_failure
@@ -50,6 +51,7 @@ class Reduction(NamedTuple):
 
 
 _NO_REDUCTION = Reduction()
+_Plain = tuple[ReduceOp, float, float, AnyCompressor]
 _How = tuple[ReduceOp | None, bool | None, float, float, AnyCompressor]
 
 
@@ -144,7 +146,8 @@ def start_in_place(
         op = ReduceOp.Average
     if type(op) is ReduceOp and average is None and (name is None or name[:1] != "<"):
         reduction = (op, prescale, postscale, compression)
-        handle = start_plain(tensor, name or "", reduction, process_set, priority, is_awaited)
+        begin = _start_again if name else start_plain
+        handle = begin(tensor, name or "", reduction, process_set, priority, is_awaited)
         if handle is not None:
             return handle
     operation = Operation(
@@ -153,33 +156,80 @@ def start_in_place(
     return start(operation, is_awaited)
 
 
-def start_plain(
-    tensor: Any,
-    name: str,
-    reduction: tuple[ReduceOp, float, float, AnyCompressor],
-    process_set: ProcessSet,
-    priority: int,
-    is_awaited: bool = False,
+# By name; None for what has come once, of which most never comes again, and for what cannot be prepared.
+_prepared: dict[str, Prepared | None] = {}
+_MOST_PREPARED = 10_000  # beyond that all are forgotten
+
+
+def _start_again(
+    tensor: Any, name: str, reduction: _Plain, process_set: ProcessSet, priority: int, is_awaited: bool
 ) -> Handle[Any] | None:
-    """As `start_in_place`, or None where something needs care. A training step does this for every gradient."""
-    op, prescale, postscale, compression = reduction
-    number = process_set.process_set_id
+    """As `start_plain`, of a name that may have come before with such a tensor."""
+    prepared = _prepared.get(name)
+    if prepared is not None:
+        op, prescale, postscale, compression = reduction
+        how = (op, prescale, postscale, process_set.process_set_id, priority)
+        handle = (
+            prepared.submit(tensor, is_awaited) if prepared.how == how and compression is Compression.none else None
+        )
+        if handle is not None:
+            return handle
+    if name not in _prepared:
+        if len(_prepared) >= _MOST_PREPARED:
+            _prepared.clear()
+        _prepared[name] = None
+        return start_plain(tensor, name, reduction, process_set, priority, is_awaited)
+    _prepared[name], handle = start_prepared(tensor, name, reduction, process_set, priority, is_awaited)
+    return handle
+
+
+def start_plain(
+    tensor: Any, name: str, reduction: _Plain, process_set: ProcessSet, priority: int, is_awaited: bool = False
+) -> Handle[Any] | None:
+    """As `start_in_place`, or None where something needs care."""
     adapter = adapter_for(tensor)
-    view = adapter.view_in_place(tensor)
-    if (
-        view is None
-        or number is None
-        or compression is not Compression.none
-        or (view[1] in _INTEGERS and not have(op, view[1] == _BOOL))
-    ):
+    view = _plain_view(tensor, adapter, reduction)
+    number = process_set.process_set_id
+    if view is None or number is None:
         return None
-    site = first_call_site(name)
+    return _submit_view(tensor, adapter, view, name, _how(reduction, number, priority), is_awaited)
+
+
+def start_prepared(
+    tensor: Any, name: str, reduction: _Plain, process_set: ProcessSet, priority: int, is_awaited: bool = False
+) -> tuple[Prepared | None, Handle[Any] | None]:
+    """As `start_plain`, and what submits it again in the steps to come, which nothing does on a GPU."""
+    adapter = adapter_for(tensor)
+    view = _plain_view(tensor, adapter, reduction)
+    number = process_set.process_set_id
+    if view is None or number is None:
+        return None, None
+    how = _how(reduction, number, priority)
+    if len(view) == 5:
+        return None, _submit_view(tensor, adapter, view, name, how, is_awaited)
+    prepared = Prepared(tensor, adapter, view, name, how, first_call_site(name))
+    return prepared, prepared.submit(tensor, is_awaited)
+
+
+def _how(reduction: _Plain, process_set: int, priority: int) -> How:
+    op, prescale, postscale, _ = reduction
+    return How(op, prescale, postscale, process_set, priority)
+
+
+def _submit_view(tensor: Any, adapter: Adapter, view: View, name: str, how: How, is_awaited: bool) -> Handle[Any]:
     try:
-        handle = _core.allreduce_in_place(view, name, op, prescale, postscale, number, priority, is_awaited, site)
+        core = _core.allreduce_in_place(view, name, *how, is_awaited, first_call_site(name))
     except Exception as error:
         report_failure(error)
         raise
-    return Handle(handle, tensor, None, OnGpu(adapter, tensor, view[4]) if len(view) == 5 else None)
+    return Handle(core, tensor, None, OnGpu(adapter, tensor, view[4]) if len(view) == 5 else None)
+
+
+def _plain_view(tensor: Any, adapter: Adapter, reduction: _Plain) -> View | None:
+    """None unless the core can do it to the tensor where it lies, and there is nothing to refuse."""
+    op, _, _, compression = reduction
+    view = adapter.view_in_place(tensor) if compression is Compression.none else None
+    return None if view is None or (view[1] in _INTEGERS and not have(op, view[1] == _BOOL)) else view
 
 
 def _check_list(operation: Operation) -> None:

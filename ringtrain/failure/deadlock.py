@@ -15,15 +15,15 @@ import ringtrain._core as _core
 
 _lock = threading.RLock()  # a signal handler may come here in the middle
 _waiting: dict[int, _core.Handle] = {}  # by thread
-_submitters: set[int] = set()  # threads that have submitted something
+submitters: set[int] = set()  # threads that have submitted something; for who submits often, to look at
 
 
 def note_submitter() -> None:
     """The calling thread submits operations; if that is new, what was said without counting it was too early."""
     me = threading.get_ident()
-    if me not in _submitters:
+    if me not in submitters:
         with _lock:
-            _submitters.add(me)
+            submitters.add(me)
             _core.say_blocked([])
 
 
@@ -44,6 +44,6 @@ def waiting(handle: _core.Handle) -> Iterator[None]:
 
 def _are_all_waiting() -> bool:
     return all(
-        thread.ident in _waiting or (thread.daemon and thread.ident not in _submitters)
+        thread.ident in _waiting or (thread.daemon and thread.ident not in submitters)
         for thread in threading.enumerate()
     )

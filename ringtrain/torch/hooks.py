@@ -182,9 +182,10 @@ class GradientHooks:
                 f"{self._passes} backward passes for each step were expected. Call "
                 "set_backward_passes_per_step, or accumulate in `with optimizer.no_sync():`"
             )
-        gradient.see(grad)
         if passes == self._passes and gradient.is_sparse is not None and self._batch.is_in_use():
-            self._submit(gradient)
+            self._submit(gradient, grad)
+        else:
+            gradient.see(grad)
 
     def synchronize(self) -> None:
         """Submit what is not yet submitted, and wait for everything: the gradients are the averages afterwards.
@@ -249,7 +250,9 @@ class GradientHooks:
         rest = [gradient for gradient in self._gradients.values() if not gradient.is_submitted]
         self._make_zeros([gradient for gradient in rest if gradient.parameter.grad is None])
         for gradient in rest:
-            self._submit(gradient)
+            grad = gradient.parameter.grad
+            assert grad is not None
+            self._submit(gradient, grad)
 
     def _agree_on_sparse(self) -> None:
         if not self._batch.is_in_use():
@@ -291,11 +294,15 @@ class GradientHooks:
                 "all ranks, requires_grad_(False) saves the way. This is said once."
             )
 
-    def _submit(self, gradient: _Gradient) -> None:
-        grad = gradient.parameter.grad
-        assert grad is not None
+    def _submit(self, gradient: _Gradient, grad: torch.Tensor) -> None:
         if self._finite_check is not None:
             self._finite_check.look_at(gradient.name, grad)
+        # What is as in the step before is neither sparse nor complex nor out of order.
+        is_plain = self._shared is None and not grad.requires_grad
+        if is_plain and self._batch.ready_again(gradient.name, grad, gradient.priority):
+            gradient.is_submitted = True
+            gradient.see(grad)
+            return
         if grad.requires_grad:  # the graph of a pass in no_sync keeps its values
             grad = grad.detach().clone()
         if gradient.is_sparse and not self._sparse_as_dense:

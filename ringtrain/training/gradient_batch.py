@@ -12,7 +12,8 @@ from ringtrain import ops
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.submission import Operation, Reduction, start, start_plain
+from ringtrain.engine.prepared import Prepared
+from ringtrain.engine.submission import Operation, Reduction, start, start_prepared
 from ringtrain.handles import Handle, current_point
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -104,9 +105,13 @@ class GradientBatch:
             op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor * scale, compression
         )
         self._group_of: dict[str, tuple[str, ...]] = {}
+        self._prepared: dict[str, Prepared] = {}  # of those that are in no group; their names have the prefix
         self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
         self._in_flight: list[tuple[Handle[Any], str | list[_Gradient]]] = []  # of one name, or of a group
         _batches.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_prepared": {}}
 
     def forget(self) -> None:
         """What is ready and was not waited for, since a rank was lost."""
@@ -119,6 +124,7 @@ class GradientBatch:
     def _begin_use(self) -> None:
         # Counted per process set: a rank that is in other sets too uses more batches than its peers.
         self._numbers = numbers = _numbers[tuple(self.process_set.ranks or ())]
+        self._prepared.clear()
         self._prefix = f"gradients{numbers.taken}" if self._given_prefix is None else self._given_prefix
         numbers.taken += self._given_prefix is None
 
@@ -127,6 +133,7 @@ class GradientBatch:
 
         What waits for the others of an earlier group now belongs to its new one.
         """
+        self._prepared.clear()
         self._group_of = {name: names for names in map(tuple, groups) if len(names) > 1 for name in names}
         waiting, self._gathered = self._gathered, {}
         for gathered in waiting.values():
@@ -153,16 +160,41 @@ class GradientBatch:
             priority: what is higher is reduced first.
             in_place: overwrite gradient with the average; otherwise only `wait` hands it out, in a new array.
         """
+        if in_place and self.ready_again(name, gradient, priority):
+            return
         group = self._group_of.get(name)
         if group is not None:
             made = current_point(adapter_for(gradient), gradient)
             self._gather(group, _Gradient(name, gradient, priority, in_place, made))
             return
         full_name = self.full_name(name)
-        handle = start_plain(gradient, full_name, self._reduction, self.process_set, priority) if in_place else None
+        handle = self._start_in_place(gradient, name, full_name, priority) if in_place else None
         if handle is None:
             handle = self._start(gradient, full_name, priority, in_place)
         self._in_flight.append((handle, name))
+
+    def ready_again(self, name: str, gradient: Any, priority: int = 0) -> bool:
+        """As `ready`, in place, of a gradient that was ready before and has not changed but for its values and address.
+
+        Whether it is such a one; if not, nothing has happened.
+        """
+        prepared = self._prepared.get(name)
+        if prepared is None or self._numbers is None or not self._numbers.are_valid:
+            return False
+        _, _, _, process_set, of_first = prepared.how
+        if of_first != priority or process_set != self.process_set.process_set_id:
+            return False
+        handle = prepared.submit(gradient)
+        if handle is None:
+            return False
+        self._in_flight.append((handle, name))
+        return True
+
+    def _start_in_place(self, gradient: Any, name: str, full_name: str, priority: int) -> Handle[Any] | None:
+        prepared, handle = start_prepared(gradient, full_name, self._reduction, self.process_set, priority)
+        if prepared is not None:
+            self._prepared[name] = prepared
+        return handle
 
     def wait(self) -> dict[str, Any]:
         """Wait for all that is submitted and return the averages by name.

@@ -67,8 +67,9 @@ class ShmGroup final : public Group {
   friend class ShmAllreduce;
 
   struct Control {
-    Flag put, summed, got;  // chunks for which this rank has completed the stage, over the life of the Group
-    Flag small;             // small operations for which this rank has written its slot
+    alignas(64) Flag put, summed,
+        got;                 // chunks for which this rank has completed the stage, over the life of the Group
+    alignas(64) Flag small;  // small operations for which this rank has written its slot
   };
 
   Control& control(int rank) { return reinterpret_cast<Control*>(memory_.mailboxes.data())[rank]; }
