@@ -11,6 +11,15 @@
 
 namespace ringtrain {
 
+// A value that is small enough to travel beside the words of a round, and for which slot of the cache it is.
+struct SmallValue {
+  static constexpr size_t kMostBytes = 64;
+
+  int32_t slot = -1;  // negative: there is none
+  uint32_t bytes = 0;
+  char data[kMostBytes];
+};
+
 class Channel {
  public:
   Channel(int rank, int size) : rank_(rank), size_(size) {}
@@ -25,6 +34,12 @@ class Channel {
   virtual void begin_and(const Words& words) = 0;
   virtual bool finish_and(Words& words, double deadline) = 0;
   virtual bool keeps_deadlines() const { return false; }
+
+  // What is to travel beside the words of the next begin_and, on Channels that carry values.
+  virtual void put_value(const SmallValue&) {}
+  // What came beside the words of `rank` in the last and_bits, until the next exchange begins; null where nothing can.
+  virtual const SmallValue* value_of(int) { return nullptr; }
+
   void and_bits(Words& words) {
     begin_and(words);
     finish_and(words, std::numeric_limits<double>::infinity());

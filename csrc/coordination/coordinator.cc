@@ -1,6 +1,7 @@
 #include "coordination/coordinator.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "base/clock.h"
@@ -28,6 +29,7 @@ void Coordinator::begin_round(const News& news) {
   blockage_of_round_ = can_be_blocked() ? news.blockage : 0;
   if (is_blockage(blockage_of_round_)) told_blockage_ = blockage_of_round_;
   words_ = own_words();
+  put_value();
   channel_.begin_and(words_);
   is_in_round_ = true;
 }
@@ -40,9 +42,11 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
   words_.pop_back();
   lateness_.hear(words_);
   uint64_t common = 0;
+  int last = -1;
   for_each_bit(words_, [&](int slot) {
     cache_.use(slot);
     ready_.drop(slot);
+    last = slot;
     ++common;
   });
   ++rounds_;
@@ -50,6 +54,8 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
   are_all_blocked_ = (flags & kBlocked) && common == 0;
   if ((flags & kNothingNew) && (flags & kStaying) && !are_all_blocked_) {
     round.plans = plans_for(words_);
+    if (common == 1) round.values = values_of(last);
+    if (!round.values.empty()) ++came_with_values_;
   } else {
     std::vector<AgreementPtr> agreements = agreements_of(words_);
     lateness_.forget();
@@ -75,16 +81,16 @@ void Coordinator::drop_removed(std::vector<AgreementPtr>& agreements) const {
   agreements.erase(std::remove_if(agreements.begin(), agreements.end(), is_of_removed), agreements.end());
 }
 
-void Coordinator::take_in(const std::vector<RequestPtr>& fresh) {
+void Coordinator::take_in(const std::vector<Fresh>& fresh) {
   const double now = now_s();
-  for (const RequestPtr& request : fresh) {
+  for (const auto& [request, value] : fresh) {
     const std::optional<int> slot = cache_.find(*request);
     if (slot && !membership_.has_joined(request->operation.process_set, channel_.rank()))
-      ready_.add(*slot, {request, now});
+      ready_.add(*slot, {request, now, value});
     else
       to_announce_.push_back({request, now});
   }
-  for (const RequestPtr& request : fresh)
+  for (const auto& [request, value] : fresh)
     if (request->operation.kind == OpKind::join) reannounce_all_of(request->operation.process_set);
 }
 
@@ -137,6 +143,31 @@ Words Coordinator::own_words() {
   words.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying) |
                   (is_blockage(blockage_of_round_) ? kBlocked : 0));
   return words;
+}
+
+// Who waits for one operation alone waits for the time that it takes.
+void Coordinator::put_value() {
+  SmallValue value;
+  const std::optional<int> slot = ready_.only_one();
+  if (const void* memory = slot ? ready_.at(*slot).value : nullptr) {
+    value.slot = *slot;
+    value.bytes = static_cast<uint32_t>(ready_.at(*slot).request->operation.bytes());
+    std::memcpy(value.data, memory, value.bytes);
+  }
+  channel_.put_value(value);
+}
+
+// All ranks see the same, so all come to the same result: nothing unless every rank that takes part has put its own.
+std::vector<const void*> Coordinator::values_of(int slot) const {
+  const Operation& operation = cache_.at(slot)->operation;
+  if (!membership_.joined(operation.process_set).empty()) return {};
+  std::vector<const void*> values;
+  for (const int rank : membership_.ranks(operation.process_set)) {
+    const SmallValue* value = channel_.value_of(rank);
+    if (!value || value->slot != slot || value->bytes != operation.bytes()) return {};
+    values.push_back(value->data);
+  }
+  return values;
 }
 
 // When it was agreed on before, others may have joined.

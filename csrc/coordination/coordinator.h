@@ -35,6 +35,15 @@ struct Round {
   std::vector<PlanPtr> plans;
   std::vector<int> left;         // ranks that leave; nobody comes to another round
   std::optional<Tuning> tuning;  // to be used from now on, first for these plans
+  // Of each rank of the process set, if there is one plan and its only tensor travelled beside the bits. They stay
+  // where they are until the next round begins.
+  std::vector<const void*> values;
+};
+
+// What a rank has become ready for, and the memory of its tensor where that may travel beside its bit.
+struct Fresh {
+  RequestPtr request;
+  const void* value = nullptr;
 };
 
 class Coordinator {
@@ -52,8 +61,8 @@ class Coordinator {
   // What a rank brings to a round. In this order: who is blocked has submitted before what he waits for, so `fresh`,
   // taken afterwards, has it.
   struct News {
-    uint64_t blockage;              // blockage() before `fresh` was taken
-    std::vector<RequestPtr> fresh;  // what this rank has become ready for since the last round
+    uint64_t blockage;         // blockage() before `fresh` was taken
+    std::vector<Fresh> fresh;  // since the last round
     bool is_leaving;
   };
 
@@ -79,9 +88,11 @@ class Coordinator {
 
   // Any thread. How much there was to agree on so far.
   struct Counts {
-    uint64_t rounds, agreed_by_bit, announced, came_last;
+    uint64_t rounds, agreed_by_bit, announced, came_last, came_with_values;
   };
-  Counts counts() const { return {rounds_, agreed_by_bit_, announced_in_full_, lateness_.came_last()}; }
+  Counts counts() const {
+    return {rounds_, agreed_by_bit_, announced_in_full_, lateness_.came_last(), came_with_values_};
+  }
 
   // When to come to a round even if nobody asks for one, on the clock of base/clock.h.
   double next_deadline() const REQUIRES(turn);
@@ -99,7 +110,7 @@ class Coordinator {
     std::optional<Tuning> tuning;
   };
 
-  void take_in(const std::vector<RequestPtr>& fresh);
+  void take_in(const std::vector<Fresh>& fresh);
   void reannounce_overdue();
   void reannounce(int slot);
   void reannounce_all();
@@ -112,6 +123,8 @@ class Coordinator {
 
   Words own_words();
   bool is_always_ready(int slot) const;
+  void put_value();
+  std::vector<const void*> values_of(int slot) const;
   AgreementPtr agreement_of(int slot) const;
   std::vector<AgreementPtr> agreements_of(const Words& bits) const;
   std::vector<PlanPtr> plans_for(const Words& bits);
@@ -146,7 +159,7 @@ class Coordinator {
   size_t plans_to_carry_out_ = 0;
   double carried_out_s_ = now_s();  // when the last plan was
 
-  std::atomic<uint64_t> rounds_{0}, agreed_by_bit_{0}, announced_in_full_{0};
+  std::atomic<uint64_t> rounds_{0}, agreed_by_bit_{0}, announced_in_full_{0}, came_with_values_{0};
 
   // Of the round under way.
   bool is_in_round_ = false;

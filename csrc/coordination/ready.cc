@@ -25,6 +25,16 @@ void Ready::add_bits_to(Words& words) const {
   for (size_t i = 0; i < std::min(bits_.size(), words.size()); ++i) words[i] |= bits_[i];
 }
 
+std::optional<int> Ready::only_one() const {
+  std::optional<int> slot;
+  size_t count = 0;
+  for_each_bit(bits_, [&](int one) {
+    slot = one;
+    ++count;
+  });
+  return count == 1 ? slot : std::nullopt;
+}
+
 double Ready::oldest() const {
   double oldest = std::numeric_limits<double>::infinity();
   for_each_bit(bits_, [&](int slot) { oldest = std::min(oldest, pending_[slot].since); });

@@ -1,6 +1,7 @@
 // The cached operations for which this rank waits: a bit and the request each, by slot of the PlanCache.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "coordination/operation.h"
@@ -12,6 +13,7 @@ namespace ringtrain {
 struct Pending {
   RequestPtr request;
   double since = 0;
+  const void* value = nullptr;  // the memory of a small tensor that may travel beside its bit
 };
 
 class Ready {
@@ -25,6 +27,10 @@ class Ready {
 
   // `words` has as many bits as the cache has slots.
   void add_bits_to(Words& words) const;
+
+  // The slot of the only one there is; nothing if there are others, or none.
+  std::optional<int> only_one() const;
+  const Pending& at(int slot) const { return pending_[static_cast<size_t>(slot)]; }
 
   // When the oldest came, or infinity.
   double oldest() const;

@@ -1,6 +1,7 @@
 #include "coordination/shm_channel.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 namespace ringtrain {
@@ -70,8 +71,18 @@ bool ShmChannel::finish_and(Words& words, double deadline) {
 // As many from `first` on as fit on a board.
 void ShmChannel::publish_words(const Words& words, size_t first) {
   const size_t count = std::min(words_of_board(), words.size() - first);
-  std::memcpy(begin(), words.data() + first, count * sizeof(uint64_t));
+  char* own = begin();
+  std::memcpy(own, words.data() + first, count * sizeof(uint64_t));
+  words_before_value_ = count == words.size() ? count : 0;
+  // Next to the words, where it may be on the same cache line.
+  if (words_before_value_ > 0)
+    std::memcpy(own + count * sizeof(uint64_t), &value_, offsetof(SmallValue, data) + value_.bytes);
   publish();
+}
+
+const SmallValue* ShmChannel::value_of(int rank) {
+  if (words_before_value_ == 0) return nullptr;
+  return reinterpret_cast<const SmallValue*>(board(rank) + words_before_value_ * sizeof(uint64_t));
 }
 
 void ShmChannel::and_with_boards(Words& words, size_t first) {

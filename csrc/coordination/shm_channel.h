@@ -18,6 +18,8 @@ class ShmChannel final : public Channel {
   void begin_and(const Words& words) override;
   bool finish_and(Words& words, double deadline) override;
   bool keeps_deadlines() const override { return true; }
+  void put_value(const SmallValue& value) override { value_ = value; }
+  const SmallValue* value_of(int rank) override;
   std::vector<Bytes> gather(const Bytes& mine) override;
   Bytes broadcast(const Bytes& mine) override;
 
@@ -32,13 +34,16 @@ class ShmChannel final : public Channel {
   bool wait_for_all(double deadline);
   bool wait_patiently_for_all(double deadline);
   const char* board(int member);
-  size_t words_of_board() const { return node_.board_bytes() / sizeof(uint64_t); }
+  // Behind them there is room for a value.
+  size_t words_of_board() const { return (node_.board_bytes() - sizeof(SmallValue)) / sizeof(uint64_t); }
   void publish_words(const Words& words, size_t first);
   void and_with_boards(Words& words, size_t first);
 
   Node& node_;
   Watch& watch_;
   Waiter waiter_;
+  SmallValue value_;
+  size_t words_before_value_ = 0;       // in the last and_bits; 0: it was too long for one board
   std::atomic<uint32_t> exchanges_{0};  // begun by this rank
   double published_at_s_ = 0;           // the last of them
 };

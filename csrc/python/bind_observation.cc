@@ -42,6 +42,7 @@ nb::dict counters() {
   all["cache_hits"] = counts.agreed_by_bit;
   all["cache_misses"] = counts.announced;
   all["came_last"] = counts.came_last;
+  all["came_with_values"] = counts.came_with_values;
   return all;
 }
 

@@ -303,7 +303,7 @@ void Engine::take_turn(double deadline) {
     coordinator_.begin_round({blockage, inbox_.take_new(), is_leaving_});
     round_begun_s_ = now_s();
   }
-  const std::optional<Round> round = coordinator_.finish_round(deadline);
+  std::optional<Round> round = coordinator_.finish_round(deadline);
   if (!round) return;
   patience_.note_round(now_s() - round_begun_s_);
   if (inbox_.has_timeline())
@@ -312,7 +312,9 @@ void Engine::take_turn(double deadline) {
   // Each rank has submitted another number of operations without a name by then, and all of them are about to fail.
   if (is_deadlock(*round)) inbox_.restart_unnamed();
   enqueue(round->plans);
-  if (!agreed_.empty()) run_next_plan();
+  // Values are there until the next round, so only for a plan that is carried out at once.
+  if (agreed_.size() > 1) round->values.clear();
+  if (!agreed_.empty()) run_next_plan(round->values);
   if (!round->left.empty()) end(round->left);
   waiting_callers_.call_done();
   quiet_since_s_ = now_s();
@@ -325,7 +327,7 @@ void Engine::enqueue(const std::vector<PlanPtr>& plans) {
   for (const PlanPtr& plan : plans) {
     const bool has_failed = plan->parts.front()->error != ErrorKind::none;
     if (has_failed)
-      run(*plan, now);
+      run(*plan, now, {});
     else
       agreed_.push_back({plan, now});
   }
@@ -334,17 +336,17 @@ void Engine::enqueue(const std::vector<PlanPtr>& plans) {
                    [](const Agreed& a, const Agreed& b) { return a.plan->priority() > b.plan->priority(); });
 }
 
-void Engine::run_next_plan() {
+void Engine::run_next_plan(const std::vector<const void*>& values) {
   const auto [plan, agreed_s] = std::move(agreed_.front());
   agreed_.pop_front();
   fabric_.watch().now_doing(plan->title);
   const double begin = now_s();
-  run(*plan, agreed_s);
+  run(*plan, agreed_s, values);
   if (autotune_) observe(*plan, now_s() - begin);
 }
 
-void Engine::run(const Plan& plan, double agreed_s) {
-  executor_.run(plan, agreed_s);
+void Engine::run(const Plan& plan, double agreed_s, const std::vector<const void*>& values) {
+  executor_.run(plan, agreed_s, values);
   blocked_.look();
   coordinator_.note_carried_out();
 }
@@ -391,7 +393,7 @@ double Engine::pause_s() {
 }
 
 void Engine::end(const std::vector<int>& left) {
-  while (!agreed_.empty()) run_next_plan();
+  while (!agreed_.empty()) run_next_plan({});
   fabric_.watch().now_doing("the shutdown");
   gpus_.leave();
   sets_.leave();

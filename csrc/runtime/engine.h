@@ -103,8 +103,9 @@ class Engine {
   void stay_awake() REQUIRES(turn);
   double pause_s() REQUIRES(turn);
   void enqueue(const std::vector<PlanPtr>& plans) REQUIRES(turn);
-  void run_next_plan() REQUIRES(turn);
-  void run(const Plan& plan, double agreed_s) REQUIRES(turn);
+  // `values`: as for Executor::run.
+  void run_next_plan(const std::vector<const void*>& values) REQUIRES(turn);
+  void run(const Plan& plan, double agreed_s, const std::vector<const void*>& values) REQUIRES(turn);
   void observe(const Plan& plan, double seconds) REQUIRES(turn);
   void end(const std::vector<int>& left) REQUIRES(turn);
   template <typename Work>

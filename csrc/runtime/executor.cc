@@ -68,7 +68,7 @@ Counts to_bytes(const std::vector<int64_t>& rows, size_t bytes_per_row) {
 
 }  // namespace
 
-void Executor::run(const Plan& plan, double agreed_s) {
+void Executor::run(const Plan& plan, double agreed_s, const std::vector<const void*>& values) {
   const Agreement& first = *plan.parts.front();
   // Its set was removed since: what is pending there fails when that is carried out.
   if (!sets_.membership().has(first.operation.process_set)) return;
@@ -78,7 +78,25 @@ void Executor::run(const Plan& plan, double agreed_s) {
   if (first.operation.kind == OpKind::add_process_set) return add_process_set(first, submissions.front());
   if (first.operation.kind == OpKind::remove_process_set) return remove_process_set(first, submissions.front());
   if (first.operation.is_on_gpu) return carry_out_on_gpu(plan, submissions);
+  if (!values.empty() && are_summed_here(first.operation.process_set))
+    return reduce_values(values, submissions.front());
   if (sets_.contains_this_rank(first.operation.process_set)) carry_out(plan, submissions, host_);
+}
+
+// Not where the user wants another algorithm.
+bool Executor::are_summed_here(int process_set) const {
+  return sets_.contains_this_rank(process_set) && sets_.group(process_set).levels().nodes == 1;
+}
+
+// As ShmGroup reduces what is small, so to the same bits.
+void Executor::reduce_values(const std::vector<const void*>& values, const SubmissionPtr& submission) {
+  const Operation& operation = submission->operation();
+  const TensorSpec& spec = operation.tensors.front();
+  const int ranks = static_cast<int>(values.size());
+  void* const destination = submission->outputs[0];
+  reduce(reduction_of(operation, spec.dtype, ranks), &destination, 1, values.data(), ranks,
+         static_cast<size_t>(spec.count()));
+  finish(submission, {});
 }
 
 // A rank that has joined contributes zeros, which is agreed. From any other rank a tensor is expected. With zeros the

@@ -22,7 +22,8 @@ class Executor {
       : rank_(rank), inbox_(inbox), sets_(sets), gpus_(gpus) {}
 
   // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
-  void run(const Plan& plan, double agreed_s) REQUIRES(turn);
+  // `values`: of its tensor, by rank, if they are here already; else nothing.
+  void run(const Plan& plan, double agreed_s, const std::vector<const void*>& values) REQUIRES(turn);
 
  private:
   using Submissions = std::vector<SubmissionPtr>;
@@ -40,6 +41,8 @@ class Executor {
   const char* name_of_group(const Agreement& agreement) const REQUIRES(turn);
   void require_own(const Plan& plan, const Submissions& submissions) const REQUIRES(turn);
   void fail(const Submissions& submissions, ErrorKind kind, const std::string& message) REQUIRES(turn);
+  bool are_summed_here(int process_set) const REQUIRES(turn);
+  void reduce_values(const std::vector<const void*>& values, const SubmissionPtr& submission) REQUIRES(turn);
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
   void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) REQUIRES(turn);
   void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);

@@ -65,19 +65,19 @@ void Inbox::name_it(Operation& operation) {
   operation.name = "<unnamed " + std::to_string(unnamed_[operation.process_set]++ % kUnnamedNames) + ">";
 }
 
-std::vector<RequestPtr> Inbox::take_new() {
+std::vector<Fresh> Inbox::take_new() {
   if (!has_new()) return {};
   const Lock lock(mutex_);
   has_new_.store(false, std::memory_order_relaxed);
-  std::vector<RequestPtr> requests;
-  requests.reserve(new_.size());
+  std::vector<Fresh> fresh;
+  fresh.reserve(new_.size());
   const double now = now_s();
   for (SubmissionPtr& submission : new_) {
     submission->progress.announced_s = now;
-    requests.push_back(submission->request);
+    fresh.push_back({submission->request, submission->small_value()});
   }
   new_.clear();
-  return requests;
+  return fresh;
 }
 
 std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed_s, const char* group) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/thread_annotations.h"
+#include "coordination/coordinator.h"
 #include "coordination/plan.h"
 #include "runtime/history.h"
 #include "runtime/submission.h"
@@ -43,7 +44,7 @@ class Inbox {
   std::shared_ptr<Timeline> timeline();  // null without one
   bool has_timeline() const { return has_timeline_.load(std::memory_order_relaxed); }
 
-  std::vector<RequestPtr> take_new() REQUIRES(turn);
+  std::vector<Fresh> take_new() REQUIRES(turn);
   // What `rank`, this one, has submitted for every part of the plan; null where it has joined, or has nothing. Notes
   // that `group` begins with it, and when it was agreed on.
   std::vector<SubmissionPtr> find(const Plan& plan, int rank, double agreed_s, const char* group) REQUIRES(turn);

@@ -22,6 +22,10 @@ _OF_ALL = {
     "cache_hits": ("ringtrain_cache_hits", "Operations that were agreed on by one bit."),
     "cache_misses": ("ringtrain_cache_misses", "Operations that were announced in full."),
     "came_last": ("ringtrain_came_last", "Cached operations for which all others waited for this rank."),
+    "came_with_values": (
+        "ringtrain_came_with_values",
+        "Cached operations whose values came beside their bits, so that nothing else had to be exchanged.",
+    ),
     "rounds": ("ringtrain_rounds", "Rounds of the negotiation."),
 }
 _OF_ELASTIC = {
@@ -76,11 +80,11 @@ def metrics() -> dict[str, Any]:
     """What this rank has done since init().
 
     Returns:
-        "cache_hits", "cache_misses", "rounds" and "came_last", which are numbers, and for each kind of operation that
-        there was ("allreduce", "barrier", ...) a dict: "operations" and "failed" (numbers), "bytes" of this rank's
-        tensors, and the seconds, summed over the operations, that they were "queued_s" before they were announced,
-        "waiting_s" until all ranks were ready, "ready_s" until their turn came, and "working_s" while they were carried
-        out.
+        "cache_hits", "cache_misses", "rounds", "came_last" and "came_with_values", which are numbers, and for each kind
+        of operation that there was ("allreduce", "barrier", ...) a dict: "operations" and "failed" (numbers), "bytes"
+        of this rank's tensors, and the seconds, summed over the operations, that they were "queued_s" before they were
+        announced, "waiting_s" until all ranks were ready, "ready_s" until their turn came, and "working_s" while they
+        were carried out.
 
         In an elastic job also "generation", the number of this one, and "seconds_lost", in which all generations until
         now had lost a rank and the next one had not begun.

@@ -35,7 +35,9 @@ Round Simulation::Rank::finish(double plan_s) {
 void Simulation::begin(int rank, const std::vector<RequestPtr>& fresh) {
   turn.assert_held();
   Coordinator& coordinator = ranks_.at(rank)->coordinator;
-  coordinator.begin_round({coordinator.blockage(), fresh, false});
+  Coordinator::News news = {coordinator.blockage(), {}, false};
+  for (const RequestPtr& request : fresh) news.fresh.push_back({request});
+  coordinator.begin_round(news);
 }
 
 std::vector<Round> Simulation::finish(double plan_s) {
