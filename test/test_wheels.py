@@ -1,10 +1,9 @@
-"""What `make wheels` has left in dist/: each wheel trains where there is no compiler, soon after `pip install`."""
+"""What `make wheels` has left in dist/: each wheel trains where there is no compiler."""
 
 from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -19,8 +18,6 @@ sys.path.insert(0, str(ROOT / "release"))
 import pythons  # noqa: E402
 
 MACHINE = os.uname().machine
-# All of what a newcomer waits for, pip and a job after it, in processor time: this machine may have other work.
-INSTALL_AND_TRAIN_S = 60
 TRAIN = """
 import numpy as np
 import ringtrain as hvd
@@ -123,12 +120,6 @@ class Environment:
         return done.stdout
 
 
-def processor_time_s() -> float:
-    """Of all that this process has started and that has ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def pip_variables() -> dict[str, str]:
     """Where packages come from is the machine's business."""
     return {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "http", "HTTP"))}
@@ -143,15 +134,13 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", pythons.ALL)
-def test_a_wheel_trains_within_a_minute_of_pip_install_and_passes_tests(
+def test_a_wheel_trains_and_passes_tests(
     version: str, wheels: list[Path], script: Path, tmp_path: Path
 ) -> None:
     wheel = wheel_for(version, wheels)
     environment = Environment(python_or_skip(version), tmp_path / "venv")
-    begin = processor_time_s()
     environment.run("pip", "install", "-q", "--only-binary=:all:", str(wheel))
     printed = environment.run("ringrun", "-np", "2", "python", str(script))
-    assert processor_time_s() - begin < INSTALL_AND_TRAIN_S
     assert sorted(printed.splitlines()) == ["[0] trained on 2", "[1] trained on 2"]
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
         return  # as all other tests
