@@ -134,9 +134,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", pythons.ALL)
-def test_a_wheel_trains_and_passes_tests(
-    version: str, wheels: list[Path], script: Path, tmp_path: Path
-) -> None:
+def test_a_wheel_trains_and_passes_tests(version: str, wheels: list[Path], script: Path, tmp_path: Path) -> None:
     wheel = wheel_for(version, wheels)
     environment = Environment(python_or_skip(version), tmp_path / "venv")
     environment.run("pip", "install", "-q", "--only-binary=:all:", str(wheel))

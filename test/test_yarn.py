@@ -38,6 +38,18 @@ print("ready", flush=True)
 while True:
     time.sleep(0.05)
 """
+ROLES = """
+import os, sys
+import numpy as np
+from ringtrain import kvstore
+kv = kvstore.create("dist_sync")
+kv.init("w", np.zeros(3))
+kv.push("w", np.arange(3.0) + kv.rank)
+value = kv.pull("w")
+print("worker", kv.rank, kv.num_workers, os.uname().nodename, os.environ["DMLC_JOB_CLUSTER"], value.tolist())
+kv.barrier()
+sys.exit(5 if "fails" in sys.argv and kv.rank == 1 else 0)
+"""
 FAILS = "import ringtrain as hvd, sys; hvd.init(); sys.exit(7 if hvd.rank() == 1 else 0)"
 YARN = ("--launcher", "yarn", "--network", "sockets")
 
@@ -143,6 +155,34 @@ def test_what_the_client_said_is_shown_where_it_submits_nothing(cluster: YarnDou
     assert job.returncode == 1
     assert "Hadoop's DistributedShell ended with exit code 1" in job.stderr
     assert "    ERROR distributedshell.Client: no queue ml" in job.stderr
+
+
+def launch(cluster: YarnDouble, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ringtrain.launch", "--launcher", "yarn", *words],
+        env={**os.environ, "PYTHONPATH": ROOT, **cluster.environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_servers_and_workers_run_in_containers_and_the_scheduler_here(cluster: YarnDouble) -> None:
+    job = launch(cluster, "-n", "2", "-s", "2", "--mpi-args=-container_memory 2048", "python", "-c", ROLES)
+    assert job.returncode == 0, job.stderr
+    told = sorted(job.stdout.splitlines())
+    assert [line.replace("n1", "n").replace("n2", "n") for line in told] == [
+        f"[worker {worker}] worker {worker} 2 n yarn [1.0, 3.0, 5.0]" for worker in range(2)
+    ]
+    assert cluster.asked["-num_containers"] == "4" and cluster.asked["-container_memory"] == "2048"
+    assert cluster.app["finalStatus"] == "SUCCEEDED"
+
+
+def test_the_exit_code_is_that_of_the_worker_that_failed(cluster: YarnDouble) -> None:
+    job = launch(cluster, "-n", "2", "-s", "1", "python", "-c", ROLES, "fails")
+    assert job.returncode == 5
+    assert "ringlaunch: the first to fail was worker 1 on n" in job.stderr
 
 
 def test_what_cannot_be_is_refused_before_anything_is_submitted(

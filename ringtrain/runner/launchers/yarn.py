@@ -1,4 +1,4 @@
-"""`ringrun --launcher yarn`: our own starter, with Hadoop's DistributedShell to get containers for the ranks."""
+"""`--launcher yarn`: our own starters, with Hadoop's DistributedShell to get containers for the processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _JAR_FLAG = "-jar"
 
 
 class Yarn(OwnStarter):
-    """A container for each rank; the user's words are for DistributedShell's client."""
+    """A container for each rank, or server and worker; the user's words are for DistributedShell's client."""
 
     def arguments(self, job: Job) -> list[str]:
         """Raises UsageError for what YARN decides or has not, and where there is no Hadoop."""
@@ -39,7 +39,8 @@ class Yarn(OwnStarter):
         addresses_of(job.environment)
         jar, words = _split(job.launcher_arguments)
         assert yarn.__file__ is not None
-        own = [f"--num-proc={job.num_proc}", f"--name={_name(job)}", f"--hadoop={hadoop}"]
+        own = [f"--num-proc={job.num_proc}"] if job.roles is None else job.roles.words()
+        own += [f"--name={_name(job)}", f"--hadoop={hadoop}"]
         own.append(f"--jar={jar or _find_jar(hadoop, job.environment)}")
         own += [*(f"--client-word={word}" for word in words), *(f"--exported={name}" for name in job.exported)]
         return [sys.executable, str(Path(yarn.__file__).parent), *own, *job.command]

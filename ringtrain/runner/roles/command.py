@@ -29,6 +29,7 @@ from ringtrain.runner.flags import (
 from ringtrain.runner.job import Job, environment_of_ranks
 from ringtrain.runner.launchers.choose import choose
 from ringtrain.runner.launchers.command_lines import OwnStarter
+from ringtrain.runner.launchers.yarn import Yarn
 from ringtrain.runner.roles.addresses import Address, read_addresses
 from ringtrain.runner.roles.cast import SCHEDULER, Cast, host_of
 from ringtrain.runner.roles.copies import CopyFailed, copy_folder
@@ -87,7 +88,8 @@ def _run(words: Sequence[str]) -> int:
         except CopyFailed as error:
             print(f"{SPEAKER}: {error}", file=sys.stderr)
             return 1
-    return supervise(RoleSupervisor, OwnStarter(), job, settings, SPEAKER)
+    launcher_of_roles = Yarn() if arguments.launcher == "yarn" else OwnStarter()
+    return supervise(RoleSupervisor, launcher_of_roles, job, settings, SPEAKER)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -107,9 +109,15 @@ def build_parser() -> argparse.ArgumentParser:
         "--launcher",
         choices=("local", "ssh", "mpi", "sge", "yarn"),
         default="ssh",
-        help="who starts the processes, and where: local is this host, sge a batch job (default: ssh)",
+        help="who starts the processes, and where: local is this host, sge a batch job, yarn containers (default: ssh)",
     )
-    add("--mpi-args", type=shell_words, default=(), metavar="WORDS", help='more for qsub: --mpi-args="-pe mpi 4"')
+    add(
+        "--mpi-args",
+        type=shell_words,
+        default=(),
+        metavar="WORDS",
+        help='more for qsub or YARN\'s client: --mpi-args="-pe mpi 4"',
+    )
     add("--dry-run", action=argparse.BooleanOptionalAction, help="print the batch script of sge")
     add("--sync-dst-dir", metavar="DIR", help="copy the current folder there on all hosts before, and work there")
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all; may be repeated")
@@ -135,10 +143,10 @@ def build_parser() -> argparse.ArgumentParser:
 def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     """What the parsed flags ask for. Raises UsageError where they contradict each other."""
     command = _command_of(arguments.command, environ)
-    if arguments.launcher == "yarn":
-        raise UsageError("--launcher yarn is not there yet; use local, ssh, mpi or sge")
-    if arguments.launcher != "sge" and (arguments.mpi_args or arguments.dry_run):
-        raise UsageError("--mpi-args and --dry-run are for --launcher sge")
+    if arguments.launcher not in ("sge", "yarn") and arguments.mpi_args:
+        raise UsageError("--mpi-args is for --launcher sge and yarn")
+    if arguments.launcher != "sge" and arguments.dry_run:
+        raise UsageError("--dry-run is for --launcher sge")
     hosts = _hosts_of(arguments, environ)
     cast = Cast(
         arguments.num_workers if arguments.num_servers is None else arguments.num_servers, arguments.num_workers
@@ -156,7 +164,7 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         return Job(command, cast.size - 1, [], environment, launcher_arguments=arguments.mpi_args)
     if arguments.launcher == "mpi":
         return _job_by_mpi(arguments, command, cast, hosts, {**environ, **added}, added)
-    if arguments.sync_dst_dir is not None and (arguments.launcher == "local" or not arguments.sync_dst_dir[:1] == "/"):
+    if arguments.sync_dst_dir is not None and (arguments.launcher != "ssh" or not arguments.sync_dst_dir[:1] == "/"):
         raise UsageError("--sync-dst-dir is for --launcher ssh, and wants a path that begins with /")
     environment = environment_of_ranks({**environ, **added})
     terms = RoleTerms(
@@ -170,7 +178,15 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         arguments.keep_servers,
         bool(environment.get(_SNAPSHOTS_VARIABLE)),
     )
-    return Job(command, cast.size, [], environment, exported=tuple(sorted(added)), roles=terms)
+    return Job(
+        command,
+        cast.size,
+        [],
+        environment,
+        exported=tuple(sorted(added)),
+        launcher_arguments=arguments.mpi_args,
+        roles=terms,
+    )
 
 
 def _command_of(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -187,9 +203,11 @@ def _command_of(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def _hosts_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[Address]:
-    if arguments.launcher == "sge":
+    if arguments.launcher in ("sge", "yarn"):
         if arguments.hostfile is not None:
-            raise UsageError("--launcher sge leaves the hosts to SGE; leave out -H")
+            raise UsageError(
+                f"--launcher {arguments.launcher} leaves the hosts to {arguments.launcher.upper()}; leave out -H"
+            )
         return []
     if arguments.launcher == "local":
         if arguments.hostfile is not None:

@@ -15,14 +15,13 @@ from ringtrain.runner.launchers.travelling_variables import travelling
 from ringtrain.runner.roles.addresses import Address
 from ringtrain.runner.roles.cast import SCHEDULER, Process, host_of
 from ringtrain.runner.roles.copies import ssh_options_of
-from ringtrain.runner.roles.starter import Place, RoleStarter
+from ringtrain.runner.roles.starter import GRACE_S, Place, RoleStarter
 from ringtrain.runner.roles.terms import add_terms, terms_of
 from ringtrain.runner.roles.variables import open_root, variables_of
 from ringtrain.runner.start.agent import Order
 from ringtrain.runner.start.link import Link, ProcessLink, Share, command_of_agent
 from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE
 
-_GRACE_S = 10.0
 _HERE = Address("localhost")
 
 
@@ -60,7 +59,7 @@ def main() -> int:
         link.order(order._asdict())
         return link
 
-    grace_s = float(os.environ.get(GRACE_VARIABLE, _GRACE_S))
+    grace_s = float(os.environ.get(GRACE_VARIABLE, GRACE_S))
     with root.holder, contextlib.suppress(BrokenPipeError):  # whoever reads has gone, and the keepers with this process
         return RoleStarter(terms, place_of, tell, open_keeper, grace_s).run()
     return 1

@@ -27,15 +27,18 @@ _SERVERS_END_S = 5.0
 # From SIGTERM to SIGKILL: where a process has failed, at most, and where this process is told to end.
 _GRACE_AFTER_FAILURE_S = 10.0
 _GRACE_OF_END_S = 1.0
+# The same where the user has said nothing.
+GRACE_S = 10.0
 # Keepers that have not ended so long after they were to kill their processes are not waited for.
 _KEEPERS_END_S = 1.5
 
 
 class Place(NamedTuple):
-    """A host, and a folder there."""
+    """A host, and a folder there; of a host that YARN has given in containers, one of these."""
 
     at: Address
     folder: str
+    container: str = ""
 
 
 class RoleStarter:
