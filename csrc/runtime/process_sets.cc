@@ -47,7 +47,9 @@ NodeMemory ProcessSets::share_memory(int id, const Placement& placement) {
   const int size = std::max(static_cast<int>(memory.arena_members.size()), 2);
   memory.geometry = MailboxGeometry::of(size, static_cast<size_t>(options_.mailbox_kb * 1024), world_.cores);
   const auto bytes = [&](int) { return ShmGroup::segment_bytes(memory.geometry); };
-  memory.mailboxes = make_segments(world_, placement, {"set" + std::to_string(id), bytes}, fabric_.channel());
+  SegmentPlan plan = {"set" + std::to_string(id), bytes};
+  if (!fabric_.node()) plan.if_it_fails = nullptr;  // that of the node has failed, and said so
+  memory.mailboxes = make_segments(world_, placement, plan, fabric_.channel());
   return memory;
 }
 

@@ -16,7 +16,7 @@ struct SegmentPlan {
   std::function<size_t(int)> bytes;  // for so many ranks
   SharedSegment::Pages pages = SharedSegment::Pages::reserved;
   const char* if_it_fails =
-      "All ranks go through MPI instead, which is slower.";  // the end of a warning; null for no warning
+      "All ranks go through the network instead, which is slower.";  // the end of a warning; null for no warning
 };
 
 // A segment on every node of `placement` for the ranks of the placement that are there. All ranks of the world call
