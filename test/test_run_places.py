@@ -232,11 +232,11 @@ def test_steps_that_are_none_are_refused(text: str) -> None:
 
 
 def test_variables_are_given_or_taken_from_here() -> None:
-    environ = {"PATH": "/bin", "HERE": "1"}
+    environ = {"PATH": "/bin", "HERE": "1", "HOME": "/home/ada"}
     job = command.build_job(parse("-np", "2", "--env", "HERE", "--env", "A=b=c", "--env", "EMPTY=", *TRAIN), environ)
     assert job.exported == ("A", "EMPTY", "HERE") and job.environment["A"] == "b=c" and job.environment["EMPTY"] == ""
     arguments = OpenMpi("mpirun").arguments(job)
-    assert [arguments[i + 1] for i, word in enumerate(arguments) if word == "-x"] == ["A", "EMPTY", "HERE", "PATH"]
+    assert [arguments[i + 1] for i, word in enumerate(arguments) if word == "-x"] == ["A", "EMPTY", "HERE", "HOME", "PATH"]
 
 
 @pytest.mark.parametrize("text", ["NOT_HERE", "=1", ""])
@@ -318,9 +318,10 @@ def test_open_mpi_gets_no_option_twice(words: tuple[str, ...]) -> None:
 
 
 def test_variables_among_the_words_for_open_mpi_win() -> None:
-    job = Job(TRAIN, 2, [], {"A": "here", "B": "here"}, ("A",), launcher_arguments=("-x", "A=a=b", "-x", "B"))
+    environ = {"A": "here", "B": "here", "HOME": "/home/ada"}
+    job = Job(TRAIN, 2, [], environ, ("A",), launcher_arguments=("-x", "A=a=b", "-x", "B"))
     arguments = OpenMpi("mpirun").arguments(job)
-    assert [arguments[at + 1] for at, word in enumerate(arguments) if word == "-x"] == ["A=a=b", "B"]
+    assert [arguments[at + 1] for at, word in enumerate(arguments) if word == "-x"] == ["HOME", "A=a=b", "B"]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

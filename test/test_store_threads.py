@@ -13,13 +13,22 @@ pytestmark = pytest.mark.slow
 _SOURCE = Path(__file__).resolve().parent / "store_threads" / "main.cc"
 _CORE = _SOURCE.parent.parent.parent / "csrc"
 _FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", "-ffp-contract=off", "-fsanitize=thread", f"-I{_CORE}"]
-_FOLDERS = ("base", "kernels", "network", "kvstore")
+_FOLDERS = ("base", "kernels", "network", "gpu", "kvstore")
+# Memory that processes share, and the timeline, which knows operations of ranks, too.
+_FILES = (
+    "memory/shm.cc",
+    "coordination/operation.cc",
+    "runtime/handle.cc",
+    "runtime/submission.cc",
+    "runtime/timeline.cc",
+    "runtime/current_timeline.cc",
+)
 
 
 def program():
     """Where it lies, compiled with all that a store needs."""
     of_core = [path for folder in _FOLDERS for path in sorted((_CORE / folder).glob("*.cc"))]
-    sources = [_SOURCE, *of_core, _CORE / "memory" / "shm.cc"]
+    sources = [_SOURCE, *of_core, *(_CORE / name for name in _FILES)]
 
     def build(folder):
         objects = [str(folder / f"{path.parent.name}-{path.stem}.o") for path in sources]

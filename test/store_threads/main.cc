@@ -149,6 +149,7 @@ class Job {
     options.remote.secret = options.remote.token = "of this test";
     const auto error = error_of([&] {
       StoreClient client(options, [] {});
+      client.meet();
       for (uint32_t store = 0; store < 3; ++store) {
         begin(client, worker, store);
         push_and_pull(client, store);
