@@ -236,7 +236,8 @@ def test_variables_are_given_or_taken_from_here() -> None:
     job = command.build_job(parse("-np", "2", "--env", "HERE", "--env", "A=b=c", "--env", "EMPTY=", *TRAIN), environ)
     assert job.exported == ("A", "EMPTY", "HERE") and job.environment["A"] == "b=c" and job.environment["EMPTY"] == ""
     arguments = OpenMpi("mpirun").arguments(job)
-    assert [arguments[i + 1] for i, word in enumerate(arguments) if word == "-x"] == ["A", "EMPTY", "HERE", "HOME", "PATH"]
+    exported = [arguments[i + 1] for i, word in enumerate(arguments) if word == "-x"]
+    assert exported == ["A", "EMPTY", "HERE", "HOME", "PATH"]
 
 
 @pytest.mark.parametrize("text", ["NOT_HERE", "=1", ""])
