@@ -50,7 +50,7 @@ The loss is drawn in loss.png, too. What to try next, after `source $(BIN)/activ
 endef
 export NEXT
 
-.PHONY: demo test quick test-mxnet oldest-jax browser slurm sge debian wheels lint format docs clean
+.PHONY: demo test quick test-mxnet oldest-jax ccache browser slurm sge debian wheels lint format docs clean
 
 # In an environment that the tests have been set up in, nothing has to be installed.
 demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
@@ -73,6 +73,9 @@ test-mxnet: .venv-mxnet/.installed
 # In a folder before those of the environment, whose JAX is the newest one.
 oldest-jax: $(VENV)/.oldest-jax
 	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not slow" test/test_jax_*.py
+
+ccache:
+	command -v ccache || { apt-get update && apt-get install -y --no-install-recommends ccache; }
 
 browser:
 	command -v chromium || { apt-get update && apt-get install -y --no-install-recommends chromium; }
