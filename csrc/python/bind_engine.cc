@@ -228,9 +228,10 @@ void bind_engine(nb::module_& module) {
                        "but for the address. One thread at a time.")
       .def(nb::new_(&prepare), nb::arg("view"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
            nb::arg("postscale"), nb::arg("process_set"), nb::arg("priority"), nb::arg("site"))
-      .def("submit", &submit_again,
-           "(array, is_awaited): as allreduce_in_place, of an object with the buffer protocol, or of a view. None where "
-           "it is not dense, not writable, or not of the dtype and shape that were prepared.");
+      .def(
+          "submit", &submit_again,
+          "(array, is_awaited): as allreduce_in_place, of an object with the buffer protocol, or of a view. None where "
+          "it is not dense, not writable, or not of the dtype and shape that were prepared.");
 }
 
 }  // namespace ringtrain
