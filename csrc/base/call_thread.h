@@ -42,7 +42,8 @@ class CallThread {
  private:
   // Shared with the thread, which may outlive this. The flags count calls.
   struct State {
-    Flag asked, ended;
+    alignas(64) Flag asked;
+    alignas(64) Flag ended;
     std::function<void()> next;  // written by the caller before it asks, taken by the thread
     std::atomic<bool> is_left{false};
   };

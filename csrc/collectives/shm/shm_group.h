@@ -67,8 +67,10 @@ class ShmGroup final : public Group {
   friend class ShmAllreduce;
 
   struct Control {
-    alignas(64) Flag put, summed,
-        got;                 // chunks for which this rank has completed the stage, over the life of the Group
+    // Chunks for which this rank has completed the stage, over the life of the Group.
+    alignas(64) Flag put;
+    alignas(64) Flag summed;
+    alignas(64) Flag got;
     alignas(64) Flag small;  // small operations for which this rank has written its slot
   };
 
