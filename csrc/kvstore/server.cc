@@ -130,7 +130,8 @@ void StoreServer::start_timeline(Timeline::Setup setup) {
 
 void StoreServer::close() {
   for (const auto& thread : threads_) thread->stop();
-  if (timeline_) announce_timeline(nullptr);
+  if (!timeline_) return;
+  announce_timeline(nullptr);
   timeline_.reset();
 }
 
