@@ -76,6 +76,23 @@ def test_what_workers_of_several_hosts_receive(params):
 
 
 @pytest.mark.ranks(3, hosts=(1, 2))
+@pytest.mark.parametrize("params", [TYPES[0], TYPES[3]], ids=str)
+def test_what_is_pushed_before_and_after(params):
+    kv = kvstore.create("dist_sync")
+    kv.init(["a", "b"], [np.zeros(SIZE, "float32")] * 2)
+    thirds = np.arange(SIZE, dtype="float32") / 3
+    kv.push("a", thirds)  # in full, though nobody has waited for it
+    kv.set_gradient_compression(params)
+    kv.init("c", np.zeros(SIZE, "float32"))
+    require_equal(kv.pull("a"), thirds + thirds + thirds)
+    for key in "abc":
+        kv.push(key, gradient(kv.rank, 1))
+        nothing_left = np.zeros((kv.num_workers, SIZE), "float32")
+        total = sum(received(params, gradient(rank, 1), nothing_left[rank]) for rank in range(kv.num_workers))
+        require_equal(kv.pull(key), total if "bit" in params["type"] else received(params, total, total))
+
+
+@pytest.mark.ranks(3, hosts=(1, 2))
 def test_an_average_of_codes():
     kv = kvstore.create("horovod", average=True)
     kv.set_gradient_compression({"type": "2bit"})
@@ -116,6 +133,10 @@ def test_what_cannot_be_compressed():
     with pytest.raises(ValueError, match="join: the others' pushes wait for the codes of this worker"):
         kv.join()
     kv.barrier()
+    late = kvstore.create("dist_sync")
+    late.init("a", np.zeros(3))
+    with pytest.raises(ValueError, match="key 'a' is float64, but gradient compression is for float32"):
+        late.set_gradient_compression({"type": "2bit"})
 
 
 @pytest.mark.ranks(3)

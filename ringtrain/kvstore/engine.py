@@ -10,7 +10,7 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.handles import Pending
 from ringtrain.kvstore import places, snapshot, states
 from ringtrain.kvstore.base import KVStoreBase
-from ringtrain.kvstore.compression import GradientCompression
+from ringtrain.kvstore.compression import GradientCompression, require_compressible
 from ringtrain.kvstore.entries import Entries, Entry
 from ringtrain.kvstore.keys import Key
 from ringtrain.kvstore.kinds import Kind
@@ -122,10 +122,8 @@ class Engine(KVStoreBase):
 
     def _first_value(self, key: Key, value: Any) -> Any:
         array = places.readable(value)
-        if self._compression is not None and adapter_for(array).dtype_name(array) != "float32":
-            raise ValueError(
-                f"key {key!r} is {adapter_for(array).dtype_name(array)}, but gradient compression is for float32"
-            )
+        if self._compression is not None:
+            require_compressible(key, adapter_for(array).dtype_name(array))
         return array
 
     def _require_usable(self) -> None:

@@ -12,7 +12,7 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.handles import Pending
 from ringtrain.kvstore import places, states
 from ringtrain.kvstore.base import KVStoreBase
-from ringtrain.kvstore.compression import GradientCompression
+from ringtrain.kvstore.compression import GradientCompression, require_compressible
 from ringtrain.kvstore.engine import Engine
 from ringtrain.kvstore.entries import Entry, require_fitting
 from ringtrain.kvstore.keys import Key, grouped, listed
@@ -231,25 +231,27 @@ class KVStore(Engine):
         return self._kind.can_update and self._kind.updates_by_default
 
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """Send float32 gradients in fewer bits. All workers call it, before the first key has a value.
+        """Send float32 gradients in fewer bits from now on. All workers call it after the same pushes.
 
         Args:
             compression_params: a dict with "type": "2bit" or "1bit", with a "threshold", which remember on the worker
                 what was left out, or "fp16" or "bf16".
 
         Raises:
-            ValueError: unknown parameters; too late; twice; or a store that sends nothing.
+            ValueError: unknown parameters; others than before; a key is not float32; the store sends nothing.
             MismatchError: workers give different ones.
+            RingtrainError: a push of before has failed.
         """
         self._require_usable()
         compression = GradientCompression.of(compression_params)
         if not self._kind.is_distributed and not self._kind.on_device:
             raise ValueError(f'a "{self.type}" store sends nothing, so there is nothing to compress')
-        if self._entries:
-            raise ValueError("set_gradient_compression comes before the first init or broadcast")
+        for entry in self._entries.values():
+            require_compressible(entry.key, entry.dtype_name)
         if self._compression not in (None, compression):
             raise ValueError(f"gradient compression is {self._compression} already, and stays so")
         self._require_same("set_gradient_compression", compression._asdict())
+        self.wait()  # what is on its way is read as it was sent
         self._compression = compression
 
     # --------------------------------------------------------------------------------------------------- files
