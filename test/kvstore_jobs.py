@@ -16,6 +16,8 @@ from socket_ranks import free_port
 from ringtrain.job.rendezvous import secret
 
 END_S = 60.0
+# For tests that await the end of a job after the death of a worker: for so long the scheduler waits for another one.
+SOON_OVER = {"RINGTRAIN_KV_HEARTBEAT_S": "0.5", "RINGTRAIN_KV_TIMEOUT_S": "4"}
 
 
 class Process:

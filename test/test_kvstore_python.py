@@ -69,8 +69,7 @@ def run(one, servers, programs, **variables):
     return said
 
 
-@pytest.mark.parametrize("memory", ["auto", "off"])
-@pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
+@pytest.mark.parametrize(("kind", "memory"), [("dist_async", "off"), ("dist_sync", "auto")])
 def test_an_optimizer_of_the_script_runs_on_the_servers(tmp_path, kind, memory):
     with job(tmp_path, 2, 2, RINGTRAIN_SHARED_MEMORY=memory, **ALLOWED) as one:
         assert all("exact" in said for said in run(one, 2, [OPTIMIZER.replace("KIND", kind)] * 2))

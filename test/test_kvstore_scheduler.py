@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from kvstore_jobs import job
+from kvstore_jobs import SOON_OVER, job
 
 from ringtrain.kvstore.servers import roles
 from ringtrain.kvstore.servers.placement import Placement
@@ -170,7 +170,7 @@ WAITS = SEAT + (
 
 
 def test_a_worker_that_dies_ends_the_rounds_of_the_others(tmp_path):
-    with job(tmp_path, 2, 1) as of_three:
+    with job(tmp_path, 2, 1, **SOON_OVER) as of_three:
         scheduler = of_three.scheduler()
         server = of_three.start("server", ["-c", SERVER])
         waits = of_three.worker(WAITS, DMLC_TASK_ID="0")
