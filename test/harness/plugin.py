@@ -171,7 +171,9 @@ def _spec_of(item: pytest.Item) -> JobSpec | None:
     own_test = item.nodeid if marker.isolated else ""
     size = cast(int, item.callspec.params[_SIZE])
     environment = tuple(sorted((name, value) for name, value in marker.env.items() if name not in _READ_BY_INIT))
-    library = next((name for name in _LIBRARIES if hasattr(item.module, name)), "")
+    # a body that imports one has a variable of that name
+    names = {*vars(item.module), *item.function.__code__.co_varnames}
+    library = next((name for name in _LIBRARIES if name in names), "")
     return JobSpec(size, tuple(marker.hosts), marker.rate, environment, library, own_test)
 
 
