@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import require_within
 from hosts import SimulatedHosts
 from ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, ringrun, wait_until
 from socket_ranks import free_port
@@ -231,7 +232,7 @@ def test_a_process_that_waits_takes_the_place_of_a_killed_one_at_once(tmp_path: 
         begin = time.monotonic()
         first[1].kill()
         assert [one.number for one in job.of(2, 2)] == [0, 2]
-        assert time.monotonic() - begin < 1
+        require_within(2, begin)
         job.stop()
         job.ends()
 
@@ -425,7 +426,7 @@ def test_a_lost_host_costs_only_its_processes_and_is_reached_again(
         begin = time.monotonic()
         seats[2].kill_keeper()
         assert [one.number for one in job.of(2, 2)] == [0, 1]
-        assert time.monotonic() - begin < 2
+        require_within(2, begin)
         assert {one.number for one in job.grown_to(4)} == {0, 1, 4, 5}
         assert (tmp_path / "calls").read_text().split() == [host, host]
         job.stop()
