@@ -1,5 +1,6 @@
 """Libraries that import Horovod by themselves work with ringtrain under its name: PyTorch-Ignite, Lightning 1.9."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -7,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="ignite and Lightning are about PyTorch")
-pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
-pytest.importorskip("ignite", reason="pytorch-ignite is not installed")
-pytest.importorskip("pytorch_lightning", reason="pytorch-lightning is not installed")
+# Imported by the ranks alone, since each takes seconds.
+for module in ("torch", "sklearn", "ignite", "pytorch_lightning"):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed", allow_module_level=True)
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 200
@@ -64,6 +65,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ignite_starts_ranks_itself(tmp_path):
     (tmp_path / "check.py").write_text(COLLECTIVES.partition("if __name__")[0] + SPAWNED)
     command = [sys.executable, "-m", "ringtrain.horovod", "check.py"]
@@ -72,12 +74,14 @@ def test_ignite_starts_ranks_itself(tmp_path):
     assert sorted(done.stdout.splitlines()) == ["[0] all right", "[1] all right", "back None"]
 
 
+@pytest.mark.slow
 def test_ignite_trains():
     printed = on_two_ranks("examples/torch_ignite_digits.py", "--epochs", 3, "--batch-size", 128)
     accuracies = re.findall(r"^epoch  \d: test accuracy ([\d.]+) on 2 ranks$", printed, re.MULTILINE)
     assert len(accuracies) == 3 and float(accuracies[-1]) >= 0.8
 
 
+@pytest.mark.slow
 def test_lightning_trains():
     printed = on_two_ranks("examples/torch_lightning_digits.py", "--epochs", 4)
     (accuracy,) = re.findall(r"^test accuracy ([\d.]+) on 2 ranks$", printed, re.MULTILINE)
@@ -133,6 +137,7 @@ print(f"loss {result['loss']:.4f} weight {line.layer.weight.item():.2f}")
 """
 
 
+@pytest.mark.slow
 def test_lightning_has_its_checkpoints_and_metrics(tmp_path):
     (tmp_path / "line.py").write_text(LIGHTNING)
     lines = re.findall(r"^loss ([\d.]+) weight ([\d.]+)$", on_two_ranks("line.py", cwd=tmp_path), re.MULTILINE)
