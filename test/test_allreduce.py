@@ -312,6 +312,7 @@ def test_a_library_that_flushes_denormals_on_one_rank_changes_nothing(tmp_path):
 
 
 # in one job, since getting so much memory takes longer than reducing it
+@pytest.mark.slow
 @pytest.mark.ranks(2, timeout=300, initialised=False)
 def test_more_than_two_gigabytes():
     count = 2**31 + 5

@@ -397,6 +397,7 @@ def test_idle_ranks_are_asked_for_their_processor_time(measured):
     assert [row.key for row in measured[0]["idle"].rows] == [{"rank": 0}, {"rank": 1}]
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_step_is_measured_with_its_floor_and_its_memory_in_two_launches(tmp_path):
     quick = ["--rounds", "1", "--warmup", "0", "--peers", "mpi"]
@@ -410,6 +411,7 @@ def test_a_step_is_measured_with_its_floor_and_its_memory_in_two_launches(tmp_pa
     assert "of the floor" in printed and "memory of ringtrain itself" in printed
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_training_step_is_measured_beside_one_without_communication(tmp_path):
     pytest.importorskip("torch", reason="a torch model is trained")

@@ -58,6 +58,7 @@ def test_updates_are_measured_beside_a_parameter_server(tmp_path):
     assert "102.2 MB float32, dist_sync, sgd, 2 workers" in printed
 
 
+@pytest.mark.slow
 def test_jobs_are_measured_from_outside_beside_what_they_are_to_hold(tmp_path):
     words = ["kvstore-job", "--rounds", "1", "--seconds", "0.2", "--json", str(tmp_path / "result.json")]
     done = subprocess.run(
@@ -79,6 +80,7 @@ def test_ranks_that_become_servers_are_refused(tmp_path):
         run(words, tmp_path)
 
 
+@pytest.mark.slow
 def test_several_numbers_of_workers_are_measured_one_after_the_other(tmp_path):
     words = ["-np", "1,2", "--rounds", "1", "--warmup", "0", "--plot", str(tmp_path / "result.png")]
     result, printed = run(words, tmp_path)

@@ -182,6 +182,7 @@ def test_a_daemon_thread_counts_whoever_has_used_its_names_before():
     assert together("last").tolist() == [2.0] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4, hosts=(1, 1, 1, 1), rate="2mbit", timeout=90)
 def test_long_steps_while_a_second_thread_waits_for_a_late_rank():
     steps, size, rank = 4, hvd.size(), hvd.rank()

@@ -70,6 +70,7 @@ def gpus():
     return gpu_arrays.GPU
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_digits_are_learned_on_gpus_as_on_the_host(trained, gpus, tmp_path, ranks):
     printed = run(ranks, "cupy_digits.py", "--save", tmp_path / "params.npz", environment=gpus)
@@ -80,6 +81,7 @@ def test_the_digits_are_learned_on_gpus_as_on_the_host(trained, gpus, tmp_path, 
         np.testing.assert_allclose(on_gpus[name], alone[name], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_digits_take_uneven_batches_and_draw_the_loss(tmp_path):
     for module in ("sklearn", "tqdm", "matplotlib"):
         pytest.importorskip(module)
@@ -98,6 +100,7 @@ def last_loss(printed):
     return float(re.findall(r"test loss ([\d.]+)", printed)[-1])
 
 
+@pytest.mark.slow
 def test_the_digits_have_the_same_loss_through_stores_of_any_kind_and_any_number_of_workers():
     for module in ("sklearn", "tqdm"):
         pytest.importorskip(module)
@@ -110,6 +113,7 @@ def test_the_digits_have_the_same_loss_through_stores_of_any_kind_and_any_number
         assert re.search(rf"^test accuracy 0\.9\d+ with {ranks} workers, updated by {where}$", printed, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["2bit", "bf16"])
 def test_the_digits_are_learned_from_compressed_gradients(kind):
     for module in ("sklearn", "tqdm"):

@@ -181,7 +181,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("first_line", ["", "import ringtrain.horovod"])
+@pytest.mark.parametrize("first_line", ["", pytest.param("import ringtrain.horovod", marks=pytest.mark.slow)])
 def test_processes_of_the_script_have_the_name_too(tmp_path, first_line):
     (tmp_path / "train.py").write_text(PROCESSES.replace("{first_line}", first_line))
     start = [] if first_line else ["-m", "ringtrain.horovod"]

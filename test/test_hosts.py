@@ -66,21 +66,20 @@ def check_sizes_around_switches(dtype):
 
 
 @pytest.mark.ranks(4, hosts=(2, 2), timeout=120)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_sizes_around_every_switch_on_2_hosts_of_2_ranks(dtype):
     check_sizes_around_switches(np.dtype(dtype))
 
 
 @pytest.mark.ranks(5, hosts=(1, 3, 1), timeout=120)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_sizes_around_every_switch_on_3_uneven_hosts(dtype):
     check_sizes_around_switches(np.dtype(dtype))
 
 
 @pytest.mark.ranks(5, hosts=(3, 2), timeout=120)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_rank_without_a_lane(dtype):
-    check_sizes_around_switches(np.dtype(dtype))
+def test_a_rank_without_a_lane():
+    check_sizes_around_switches(np.dtype("float32"))
 
 
 @pytest.mark.ranks(4, hosts=(2, 2))

@@ -53,7 +53,7 @@ ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1"}
 
 
 @pytest.mark.ranks(2, env=ONE_THREAD)
-@pytest.mark.parametrize("length", [1, 5000])
+@pytest.mark.parametrize("length", [1, pytest.param(5000, marks=pytest.mark.slow)])
 def test_64_operations_end_with_one_thread(length):
     names = [f"n{number}" for number in range(64)]
     own = names if hvd.rank() == 0 else names[::-1]

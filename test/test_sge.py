@@ -99,12 +99,13 @@ def places_in(output: str) -> set[tuple[int, str]]:
     return {(hosts.count(name), name) for name in hosts}
 
 
-@pytest.mark.parametrize("network", ["mpi", "sockets"])
+@pytest.mark.parametrize("network", ["mpi", pytest.param("sockets", marks=pytest.mark.slow)])
 def test_ringrun_starts_a_rank_in_each_slot_of_a_job(cluster: SgeCluster, network: str) -> None:
     code, output = batch(cluster, "ringrun", "python", str(cluster.home / "where.py"), RINGTRAIN_NETWORK=network)
     assert (code, places_in(output)) == (0, lines_of_where(cluster)), output
 
 
+@pytest.mark.slow
 def test_a_job_is_written_submitted_and_waited_for(cluster: SgeCluster) -> None:
     out = cluster.home / "batch.txt"
     asked = ("--launcher", "sge", "-np", "4", f"--mpi-args=-o {out}")

@@ -132,7 +132,11 @@ def test_ringrun_starts_a_rank_for_each_task_of_an_allocation(
     assert (code, found_in(output)) == (0, lines_of_where(cluster)), output
 
 
-@pytest.mark.parametrize("words", [[], ["--launcher", "srun"], ["--network", "sockets"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [[], pytest.param(["--launcher", "srun"], marks=pytest.mark.slow), ["--network", "sockets"]],
+    ids=" ".join,
+)
 def test_the_hosts_of_an_allocation_are_checked_without_ssh(
     cluster: SlurmCluster, process_manager: str, words: list[str]
 ) -> None:
@@ -140,6 +144,7 @@ def test_the_hosts_of_an_allocation_are_checked_without_ssh(
     assert code == 0 and f"jobs on {', '.join(cluster.names)}\n" in output, output
 
 
+@pytest.mark.slow
 def test_a_batch_job_is_written_and_submitted(
     cluster: SlurmCluster, process_manager: str, request: pytest.FixtureRequest
 ) -> None:
@@ -218,7 +223,7 @@ def test_the_signal_for_a_checkpoint_reaches_ranks_and_ends_none(cluster: SlurmC
     assert job.printed.count("the last operations of rank") == 4 and job.printed.count("done") == 4
 
 
-@pytest.mark.parametrize("words", [BY_SRUN, BY_MPIRUN], ids=["srun", "mpirun"])
+@pytest.mark.parametrize("words", [BY_SRUN, pytest.param(BY_MPIRUN, marks=pytest.mark.slow)], ids=["srun", "mpirun"])
 def test_a_cancelled_job_is_no_success_and_leaves_nothing(
     cluster: SlurmCluster, process_manager: str, words: tuple[str, ...]
 ) -> None:

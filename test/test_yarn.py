@@ -136,8 +136,8 @@ def test_a_job_that_waits_for_containers_says_so_and_goes_when_it_is_told_to(clu
 
 def test_too_few_containers_are_not_waited_for_longer_than_was_said(cluster: YarnDouble) -> None:
     cluster.room = 1
-    job = ringrun(*YARN, "-np", "2", "--start-timeout", "10", "python", "-c", WAITS, **cluster.environment)
-    assert job.returncode == 1 and "did not start in 10 s" in job.stderr
+    job = ringrun(*YARN, "-np", "2", "--start-timeout", "3", "python", "-c", WAITS, **cluster.environment)
+    assert job.returncode == 1 and "did not start in 3 s" in job.stderr
     assert cluster.app["state"] == "KILLED"
 
 
