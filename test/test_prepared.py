@@ -1,7 +1,9 @@
 """What comes again in every step is prepared once, and what has changed since is seen."""
 
 import copy
+import gc
 import inspect
+import weakref
 
 import numpy as np
 import pytest
@@ -178,3 +180,31 @@ def test_a_batch_sees_what_has_changed_since_the_step_before():
     batch.wait()
     for one in both:
         require_equal(one, average)
+
+
+@pytest.mark.ranks(2)
+def test_a_prepared_array_that_a_batch_has_forgotten_stays_until_nobody_writes_to_it():
+    batch = GradientBatch("forgotten")
+    for _ in range(3):
+        batch.ready("x", np.zeros(3, np.float32))
+        batch.wait()
+    if hvd.rank() == 0:
+        array = np.ones(3, np.float32)
+        batch.ready("x", array)
+        batch.forget()
+        awaited = weakref.ref(array)
+        del batch, array
+        gc.collect()
+        assert awaited() is not None
+        require_equal(awaited(), np.ones(3, np.float32))
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        batch.ready("x", np.full(3, 3, np.float32))
+        require_equal(batch.wait()["x"], np.full(3, 2, np.float32))
+    hvd.barrier()
+    if hvd.rank() == 0:
+        hvd.allreduce(0.0, name="after the forgotten one")
+        assert awaited() is None
+    else:
+        hvd.allreduce(0.0, name="after the forgotten one")

@@ -27,6 +27,14 @@ struct SharedHandle {
   std::shared_ptr<Handle> handle;
 };
 
+inline Engine::Caller caller_that(bool is_awaited) {
+  return is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on;
+}
+
+// With the GIL, which it releases. Whether the Handle is done, after at most so many seconds. Throws the error with
+// which its operation ended, if it did, and what a signal handler raises.
+bool wait_for(Handle& handle, double timeout_s);
+
 // What Python tells of a tensor: (address, dtype, shape), and of one on a GPU also (..., device, stream).
 TensorView to_view(const nb::tuple& tuple);
 
@@ -41,6 +49,7 @@ void bind_errors(nb::module_& module);
 void bind_words(nb::module_& module);        // dtypes, kinds of operations, options
 void bind_buffer(nb::module_& module);       // memory of arrays
 void bind_engine(nb::module_& module);       // init, shutdown, submit, wait
+void bind_in_place(nb::module_& module);     // allreduces of one array, as gradients need them
 void bind_observation(nb::module_& module);  // history, sums, timeline
 void bind_exit(nb::module_& module);         // the end of the process
 void bind_handle(nb::module_& module);

@@ -3,7 +3,6 @@
 #include "python/bind.h"
 #include "python/site.h"
 #include "runtime/current_engine.h"
-#include "runtime/prepared.h"
 #include "runtime/submission_builder.h"
 
 namespace ringtrain {
@@ -77,8 +76,6 @@ void give_up(const std::string& reason, double timeout_s) {
   if (const std::shared_ptr<Engine> engine = current_engine()) engine->report_failure(reason, timeout_s);
 }
 
-Engine::Caller caller_that(bool is_awaited) { return is_awaited ? Engine::Caller::waits : Engine::Caller::goes_on; }
-
 Operation make_operation(OpKind kind, std::string name, int process_set, ReduceOp op, int root, double prescale,
                          double postscale, std::vector<int64_t> numbers, const std::string& codes, double threshold) {
   Operation operation;
@@ -103,58 +100,10 @@ SharedHandle submit(const Operation& operation, const nb::list& inputs, const nb
   return {builder.submit(caller_that(is_awaited))};
 }
 
-Request request_of(std::string name, ReduceOp op, double prescale, double postscale, int process_set, int priority,
-                   const Site& site) {
-  Request request{{}, priority, site.text};
-  request.operation.name = std::move(name);
-  request.operation.process_set = process_set;
-  request.operation.op = op;
-  request.operation.factors = {prescale, postscale};
-  return request;
-}
-
-// The road of a gradient that comes for the first time: one allreduce of one tensor in place, without lists and
-// keywords.
-SharedHandle allreduce_in_place(const nb::tuple& view, std::string name, ReduceOp op, double prescale, double postscale,
-                                int process_set, int priority, bool is_awaited, const Site& site) {
-  SubmissionBuilder builder(request_of(std::move(name), op, prescale, postscale, process_set, priority, site));
-  builder.add_in_place(to_view(view));
-  return {builder.submit(caller_that(is_awaited))};
-}
-
-Prepared prepare(const nb::tuple& view, std::string name, ReduceOp op, double prescale, double postscale,
-                 int process_set, int priority, const Site& site) {
-  TensorView tensor = to_view(view);
-  if (tensor.device != TensorView::kHost) throw invalid("only what lies in host memory can be prepared");
-  return Prepared(request_of(std::move(name), op, prescale, postscale, process_set, priority, site),
-                  std::move(tensor.spec));
-}
-
-// None for an array, or the view of one, that is not what was prepared.
-std::optional<SharedHandle> submit_again(Prepared& prepared, nb::handle array, bool is_awaited) {
-  const std::optional<void*> address = address_of_same(array, prepared.spec());
-  if (!address) return std::nullopt;
-  return SharedHandle{prepared.submit(*address, caller_that(is_awaited))};
-}
-
 // Whether Python has something to do about a signal: an exception of a handler is kept for after the wait.
 bool is_interrupted() {
   nb::gil_scoped_acquire gil;
   return PyErr_Occurred() || PyErr_CheckSignals() != 0;
-}
-
-// The engine of the Handle may have ended; then the Handle has, too.
-bool wait(const SharedHandle& shared, double timeout_s) {
-  const std::shared_ptr<Handle> handle = shared.handle;
-  bool is_done = handle->is_done();
-  if (!is_done) {
-    const std::shared_ptr<Engine> engine = current_engine();
-    nb::gil_scoped_release release;
-    is_done = engine ? engine->wait(*handle, timeout_s, &is_interrupted) : handle->wait(timeout_s);
-  }
-  if (PyErr_Occurred()) throw nb::python_error();
-  if (is_done) handle->result();  // throws if it failed
-  return is_done;
 }
 
 // Memory that the ranks of the node share; None without any.
@@ -170,6 +119,19 @@ nb::object empty_bytes(size_t bytes) {
 }
 
 }  // namespace
+
+// The engine of the Handle may have ended; then the Handle has, too.
+bool wait_for(Handle& handle, double timeout_s) {
+  bool is_done = handle.is_done();
+  if (!is_done) {
+    const std::shared_ptr<Engine> engine = current_engine();
+    nb::gil_scoped_release release;
+    is_done = engine ? engine->wait(handle, timeout_s, &is_interrupted) : handle.wait(timeout_s);
+  }
+  if (PyErr_Occurred()) throw nb::python_error();
+  if (is_done) handle.result();  // throws if it failed
+  return is_done;
+}
 
 void bind_engine(nb::module_& module) {
   nb::class_<Site>(module, "Site", "A place in the user's code, such as \"train.py:31\".")
@@ -210,7 +172,12 @@ void bind_engine(nb::module_& module) {
   module.def("empty_bytes", &empty_bytes, nb::arg("bytes"),
              "An array of bytes in memory that the ranks of the node share, or None where there is no such memory.");
   module.def(
-      "wait", &wait, nb::arg("handle"), nb::arg("timeout_s"),
+      "wait",
+      [](const SharedHandle& shared, double timeout_s) {
+        const std::shared_ptr<Handle> handle = shared.handle;
+        return wait_for(*handle, timeout_s);
+      },
+      nb::arg("handle"), nb::arg("timeout_s"),
       "Whether the Handle is done, after at most so many seconds. Raises the error with which its operation ended, if "
       "it did, and what a signal handler raises.");
   module.def(
@@ -222,16 +189,6 @@ void bind_engine(nb::module_& module) {
       },
       nb::arg("awaited"),
       "For what each thread of this rank waits that could submit something; nothing if one of them does not wait.");
-  module.def("allreduce_in_place", &allreduce_in_place, "As submit, for what gradients need, positional only.");
-  nb::class_<Prepared>(module, "Prepared",
-                       "The allreduce in place of one array in host memory that comes again and again, as its view is "
-                       "but for the address. One thread at a time.")
-      .def(nb::new_(&prepare), nb::arg("view"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
-           nb::arg("postscale"), nb::arg("process_set"), nb::arg("priority"), nb::arg("site"))
-      .def(
-          "submit", &submit_again,
-          "(array, is_awaited): as allreduce_in_place, of an object with the buffer protocol, or of a view. None where "
-          "it is not dense, not writable, or not of the dtype and shape that were prepared.");
 }
 
 }  // namespace ringtrain

@@ -10,6 +10,7 @@ NB_MODULE(_core, module) {
   ringtrain::bind_handle(module);
   ringtrain::bind_buffer(module);
   ringtrain::bind_engine(module);
+  ringtrain::bind_in_place(module);
   ringtrain::bind_observation(module);
   ringtrain::bind_gpu(module);
   ringtrain::bind_kernels(module);

@@ -27,35 +27,63 @@ class How(NamedTuple):
 class Prepared:
     """One named array, wherever it lies in the host's memory.
 
+    An array that is not as the prepared one, but for its address, is refused: then nothing has happened.
+
     `view`: what the array's adapter tells of it, for `_core.Prepared`. `site`: where it comes from, for messages.
     """
 
-    __slots__ = ("_core", "_tells_itself", "_type", "_view_in_place", "how")
+    __slots__ = ("_core", "how")
 
     def __init__(self, array: Any, adapter: Adapter, view: Any, name: str, how: How, site: _core.Site) -> None:
         self.how = how
-        self._type = type(array)
-        self._tells_itself = self._type is np.ndarray
-        self._view_in_place = adapter.view_in_place
         op, prescale, postscale, process_set, priority = how
-        self._core = _core.Prepared(view, name, op, prescale, postscale, process_set, priority, site)
+        kind = type(array)
+        look = None if kind is np.ndarray else adapter.view_in_place
+        exchange = getattr(kind, "__dlpack_c_exchange_api__", None) if adapter.MAKES == "torch" else None
+        self._core = _core.Prepared(
+            view, name, op, prescale, postscale, process_set, priority, site, kind, look, exchange
+        )
 
-    def submit(self, array: Any, is_awaited: bool = False) -> Handle[Any] | None:
-        """None for an array that is not as the prepared one, but for its address: then nothing has happened.
+    # What follows comes of every gradient in every step, so nothing is called that need not be.
 
-        `is_awaited`: the caller waits for it at once.
-        """
-        # Of every gradient in every step, so nothing is called that need not be.
+    def submit(self, array: Any) -> Handle[Any] | None:
+        """None for an array that is refused."""
         if get_ident() not in deadlock.submitters:
             deadlock.note_submitter()
-        if type(array) is not self._type:
-            return None
-        view = array if self._tells_itself else self._view_in_place(array)
-        if view is None:
-            return None
         try:
-            core = self._core.submit(view, is_awaited)
+            core = self._core.submit(array)
         except Exception as error:
             report_failure(error)
             raise
         return None if core is None else Handle(core, array)
+
+    def begin(self, array: Any, is_awaited: bool = False) -> bool:
+        """Submit the array, for who calls `wait` before the next time. Whether it is not refused.
+
+        `is_awaited`: at once.
+        """
+        if get_ident() not in deadlock.submitters:
+            deadlock.note_submitter()
+        try:
+            return self._core.begin(array, is_awaited)
+        except Exception as error:
+            report_failure(error)
+            raise
+
+    def wait(self) -> Any:
+        """The array of what was begun, when it has the result; as `Handle.wait`, but once."""
+        try:
+            array = self._core.wait(0.2)
+        except BaseException as error:
+            self._take()
+            report_failure(error)
+            raise
+        return self._take().wait() if array is None else array
+
+    def _take(self) -> Handle[Any]:
+        """What keeps the array as long as it may be read or written."""
+        return Handle(*self._core.take())
+
+    def __del__(self) -> None:
+        if self._core.has_begun():
+            self._take()

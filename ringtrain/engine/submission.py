@@ -51,7 +51,6 @@ class Reduction(NamedTuple):
 
 
 _NO_REDUCTION = Reduction()
-_Plain = tuple[ReduceOp, float, float, AnyCompressor]
 _How = tuple[ReduceOp | None, bool | None, float, float, AnyCompressor]
 
 
@@ -134,102 +133,119 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     return Handle(handle, inputs, lambda core: _finish_or_name(operation, inputs, core), on_gpu)
 
 
-def start_in_place(
-    tensor: Any, name: str | None, how: _How, process_set: ProcessSet, priority: int, is_awaited: bool
-) -> Handle[Any]:
+def start_in_place(tensor: Any, name: str | None, how: _How, process_set: ProcessSet, priority: int) -> Handle[Any]:
     """Submit the allreduce of one tensor in place: as `start`, at a third of its cost where nothing needs care.
 
     `how`: the arguments of Reduction.of.
     """
+    prepared = _prepared_as(name, how, process_set, priority)
+    handle = None if prepared is None else prepared.submit(tensor)
+    return _start_anew(tensor, name, how, process_set, priority, False) if handle is None else handle
+
+
+def begin_in_place(
+    tensor: Any, name: str | None, how: _How, process_set: ProcessSet, priority: int
+) -> Handle[Any] | Prepared:
+    """As `start_in_place`, for who calls its `wait` at once."""
+    prepared = _prepared_as(name, how, process_set, priority)
+    if prepared is not None and prepared.begin(tensor, is_awaited=True):
+        return prepared
+    return _start_anew(tensor, name, how, process_set, priority, True)
+
+
+_Asked = tuple[_How, int | None, int]  # all but the tensor and the name
+
+
+class _Known(NamedTuple):
+    """A name that has come before. `prepared`: None after the first time, as most never come again."""
+
+    asked: _Asked
+    prepared: Prepared | None
+
+
+_known: dict[str, _Known] = {}
+_MOST_KNOWN = 10_000  # beyond that all are forgotten
+
+
+def _prepared_as(name: str | None, how: _How, process_set: ProcessSet, priority: int) -> Prepared | None:
+    """What submits tensors of this name, if it came with the same arguments the last time."""
+    known = _known.get(name) if name else None
+    return None if known is None or known.asked != (how, process_set.process_set_id, priority) else known.prepared
+
+
+def _start_anew(
+    tensor: Any, name: str | None, how: _How, process_set: ProcessSet, priority: int, is_awaited: bool
+) -> Handle[Any]:
     op, average, prescale, postscale, compression = how
     if op is None and average is None:
         op = ReduceOp.Average
     if type(op) is ReduceOp and average is None and (name is None or name[:1] != "<"):
-        reduction = (op, prescale, postscale, compression)
-        begin = _start_again if name else start_plain
-        handle = begin(tensor, name or "", reduction, process_set, priority, is_awaited)
-        if handle is not None:
-            return handle
+        plain = _plain_of(tensor, Reduction(op, prescale, postscale, compression), process_set, priority)
+        if plain is not None:
+            prepared = _prepared_from_now(tensor, plain, name, (how, plain.how.process_set, priority)) if name else None
+            return _submit(tensor, plain, name or "", prepared, is_awaited)
     operation = Operation(
         OpKind.ALLREDUCE, [tensor], name, process_set, Reduction.of(*how), priority=priority, in_place=True
     )
     return start(operation, is_awaited)
 
 
-# By name; None for what has come once, of which most never comes again, and for what cannot be prepared.
-_prepared: dict[str, Prepared | None] = {}
-_MOST_PREPARED = 10_000  # beyond that all are forgotten
-
-
-def _start_again(
-    tensor: Any, name: str, reduction: _Plain, process_set: ProcessSet, priority: int, is_awaited: bool
-) -> Handle[Any] | None:
-    """As `start_plain`, of a name that may have come before with such a tensor."""
-    prepared = _prepared.get(name)
-    if prepared is not None:
-        op, prescale, postscale, compression = reduction
-        how = (op, prescale, postscale, process_set.process_set_id, priority)
-        handle = (
-            prepared.submit(tensor, is_awaited) if prepared.how == how and compression is Compression.none else None
-        )
-        if handle is not None:
-            return handle
-    if name not in _prepared:
-        if len(_prepared) >= _MOST_PREPARED:
-            _prepared.clear()
-        _prepared[name] = None
-        return start_plain(tensor, name, reduction, process_set, priority, is_awaited)
-    _prepared[name], handle = start_prepared(tensor, name, reduction, process_set, priority, is_awaited)
-    return handle
-
-
-def start_plain(
-    tensor: Any, name: str, reduction: _Plain, process_set: ProcessSet, priority: int, is_awaited: bool = False
-) -> Handle[Any] | None:
-    """As `start_in_place`, or None where something needs care."""
-    adapter = adapter_for(tensor)
-    view = _plain_view(tensor, adapter, reduction)
-    number = process_set.process_set_id
-    if view is None or number is None:
-        return None
-    return _submit_view(tensor, adapter, view, name, _how(reduction, number, priority), is_awaited)
-
-
 def start_prepared(
-    tensor: Any, name: str, reduction: _Plain, process_set: ProcessSet, priority: int, is_awaited: bool = False
+    tensor: Any, name: str, reduction: Reduction, process_set: ProcessSet, priority: int
 ) -> tuple[Prepared | None, Handle[Any] | None]:
-    """As `start_plain`, and what submits it again in the steps to come, which nothing does on a GPU."""
-    adapter = adapter_for(tensor)
-    view = _plain_view(tensor, adapter, reduction)
-    number = process_set.process_set_id
-    if view is None or number is None:
+    """As `start_in_place`, or None where something needs care. And what submits it in the steps to come."""
+    plain = _plain_of(tensor, reduction, process_set, priority)
+    if plain is None:
         return None, None
-    how = _how(reduction, number, priority)
-    if len(view) == 5:
-        return None, _submit_view(tensor, adapter, view, name, how, is_awaited)
-    prepared = Prepared(tensor, adapter, view, name, how, first_call_site(name))
-    return prepared, prepared.submit(tensor, is_awaited)
+    prepared = _prepare_plain(tensor, plain, name)
+    return prepared, _submit(tensor, plain, name, prepared, False)
 
 
-def _how(reduction: _Plain, process_set: int, priority: int) -> How:
-    op, prescale, postscale, _ = reduction
-    return How(op, prescale, postscale, process_set, priority)
+class _Plain(NamedTuple):
+    """What is known of a tensor to which the core can do it where it lies, with nothing to refuse."""
+
+    adapter: Adapter
+    view: View
+    how: How
 
 
-def _submit_view(tensor: Any, adapter: Adapter, view: View, name: str, how: How, is_awaited: bool) -> Handle[Any]:
+def _plain_of(tensor: Any, reduction: Reduction, process_set: ProcessSet, priority: int) -> _Plain | None:
+    op, prescale, postscale, compression = reduction
+    number = process_set.process_set_id
+    adapter = adapter_for(tensor)
+    view = adapter.view_in_place(tensor) if compression is Compression.none else None
+    if view is None or number is None or (view[1] in _INTEGERS and not have(op, view[1] == _BOOL)):
+        return None
+    return _Plain(adapter, view, How(op, prescale, postscale, number, priority))
+
+
+def _prepared_from_now(tensor: Any, plain: _Plain, name: str, asked: _Asked) -> Prepared | None:
+    """None for a name that is new."""
+    is_new = name not in _known
+    if is_new and len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    prepared = None if is_new else _prepare_plain(tensor, plain, name)
+    _known[name] = _Known(asked, prepared)
+    return prepared
+
+
+def _prepare_plain(tensor: Any, plain: _Plain, name: str) -> Prepared | None:
+    """None on a GPU, where nothing is prepared."""
+    adapter, view, how = plain
+    return Prepared(tensor, adapter, view, name, how, first_call_site(name)) if len(view) == 3 else None
+
+
+def _submit(tensor: Any, plain: _Plain, name: str, prepared: Prepared | None, is_awaited: bool) -> Handle[Any]:
+    handle = None if prepared is None else prepared.submit(tensor)
+    if handle is not None:
+        return handle
+    adapter, view, how = plain
     try:
         core = _core.allreduce_in_place(view, name, *how, is_awaited, first_call_site(name))
     except Exception as error:
         report_failure(error)
         raise
     return Handle(core, tensor, None, OnGpu(adapter, tensor, view[4]) if len(view) == 5 else None)
-
-
-def _plain_view(tensor: Any, adapter: Adapter, reduction: _Plain) -> View | None:
-    """None unless the core can do it to the tensor where it lies, and there is nothing to refuse."""
-    op, _, _, compression = reduction
-    view = adapter.view_in_place(tensor) if compression is Compression.none else None
-    return None if view is None or (view[1] in _INTEGERS and not have(op, view[1] == _BOOL)) else view
 
 
 def _check_list(operation: Operation) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.submission import Operation, Reduction, start, start_in_place
+from ringtrain.engine.submission import Operation, Reduction, begin_in_place, start, start_in_place
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -117,9 +117,10 @@ def allreduce_(
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
     """
     how = (op, average, prescale_factor, postscale_factor, compression)
-    handle: Handle[Array] = start_in_place(tensor, name, how, process_set, priority, True)
+    begun = begin_in_place(tensor, name, how, process_set, priority)
     adapter_for(tensor).note_change(tensor)
-    return handle.wait()
+    result: Array = begun.wait()
+    return result
 
 
 def allreduce_async_(
@@ -136,7 +137,7 @@ def allreduce_async_(
 ) -> Handle[Array]:
     """As `allreduce_`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async_`."""
     how = (op, average, prescale_factor, postscale_factor, compression)
-    handle: Handle[Array] = start_in_place(tensor, name, how, process_set, priority, False)
+    handle: Handle[Array] = start_in_place(tensor, name, how, process_set, priority)
     adapter_for(tensor).note_change(tensor)
     return handle
 

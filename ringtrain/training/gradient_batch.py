@@ -105,9 +105,11 @@ class GradientBatch:
             op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor * scale, compression
         )
         self._group_of: dict[str, tuple[str, ...]] = {}
-        self._prepared: dict[str, Prepared] = {}  # of those that are in no group; their names have the prefix
+        # Of those that are in no group; the names of what is prepared have the prefix.
+        self._prepared: dict[str, tuple[Prepared, str]] = {}
         self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
-        self._in_flight: list[tuple[Handle[Any], str | list[_Gradient]]] = []  # of one name, or of a group
+        # Of one name, or of a group.
+        self._in_flight: list[tuple[Handle[Any] | Prepared, str | list[_Gradient]]] = []
         _batches.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -178,22 +180,22 @@ class GradientBatch:
 
         Whether it is such a one; if not, nothing has happened.
         """
-        prepared = self._prepared.get(name)
-        if prepared is None or self._numbers is None or not self._numbers.are_valid:
+        known = self._prepared.get(name)
+        if known is None or self._numbers is None or not self._numbers.are_valid:
             return False
-        _, _, _, process_set, of_first = prepared.how
-        if of_first != priority or process_set != self.process_set.process_set_id:
+        prepared = known[0]
+        how = prepared.how
+        if how.priority != priority or how.process_set != self.process_set.process_set_id:
             return False
-        handle = prepared.submit(gradient)
-        if handle is None:
+        if not prepared.begin(gradient):
             return False
-        self._in_flight.append((handle, name))
+        self._in_flight.append(known)
         return True
 
     def _start_in_place(self, gradient: Any, name: str, full_name: str, priority: int) -> Handle[Any] | None:
         prepared, handle = start_prepared(gradient, full_name, self._reduction, self.process_set, priority)
         if prepared is not None:
-            self._prepared[name] = prepared
+            self._prepared[name] = prepared, name
         return handle
 
     def wait(self) -> dict[str, Any]:
