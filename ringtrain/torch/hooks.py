@@ -93,6 +93,7 @@ class GradientHooks:
         self._sparse_as_dense = sparse_as_dense
         self._shared = shared
         self._finite_check = finite_check
+        self._takes_it_plain = shared is None and finite_check is None  # a gradient, if its batch does
         self._known: dict[torch.Tensor, _Gradient] = {}  # of all parameters that ever required a gradient
         self._gradients: dict[torch.Tensor, _Gradient] = {}  # of those that do now
         self._begun: list[_Gradient] = []  # by a backward pass, and not yet synchronized
@@ -167,7 +168,8 @@ class GradientHooks:
             return
         grad = gradient.parameter.grad
         assert grad is not None
-        if grad.requires_grad and torch.is_grad_enabled():
+        requires_grad = grad.requires_grad
+        if requires_grad and torch.is_grad_enabled():
             raise StepOrderError(
                 f'the gradient of "{gradient.name}" cannot be averaged in place while backward(create_graph=True) '
                 "keeps its graph. Take the gradients of a penalty with torch.autograd.grad, or call this backward() "
@@ -182,7 +184,19 @@ class GradientHooks:
                 f"{self._passes} backward passes for each step were expected. Call "
                 "set_backward_passes_per_step, or accumulate in `with optimizer.no_sync():`"
             )
-        if passes == self._passes and gradient.is_sparse is not None and self._batch.is_in_use():
+        if passes != self._passes:
+            gradient.see(grad)
+        # Of every gradient in every step, so the shortest way comes first. What is as in the step before is neither
+        # sparse nor complex nor out of order.
+        elif (
+            self._takes_it_plain
+            and not requires_grad
+            and self._batch.ready_again(gradient.name, grad, gradient.priority)
+        ):
+            gradient.is_submitted = True
+            gradient.seen = grad
+            gradient.version = grad._version
+        elif gradient.is_sparse is not None and self._batch.is_in_use():
             self._submit(gradient, grad)
         else:
             gradient.see(grad)
@@ -297,12 +311,6 @@ class GradientHooks:
     def _submit(self, gradient: _Gradient, grad: torch.Tensor) -> None:
         if self._finite_check is not None:
             self._finite_check.look_at(gradient.name, grad)
-        # What is as in the step before is neither sparse nor complex nor out of order.
-        is_plain = self._shared is None and not grad.requires_grad
-        if is_plain and self._batch.ready_again(gradient.name, grad, gradient.priority):
-            gradient.is_submitted = True
-            gradient.see(grad)
-            return
         if grad.requires_grad:  # the graph of a pass in no_sync keeps its values
             grad = grad.detach().clone()
         if gradient.is_sparse and not self._sparse_as_dense:
