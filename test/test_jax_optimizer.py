@@ -16,6 +16,7 @@ from functools import partial  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from exact_jax import raises  # noqa: E402
 
+import ringtrain  # noqa: E402
 import ringtrain.jax as hvd  # noqa: E402
 
 BATCH = 12
@@ -97,6 +98,40 @@ def test_gradients_travel_in_16_bits_and_by_other_ops():
     divided = hvd.distribute(optax.sgd(0.1), gradient_predivide_factor=2.0)
     require_close(train(divided, 4, my_rows()), alone, 1e-6)
     hvd.check_replicas(train(hvd.distribute(optax.sgd(0.1), op=hvd.Adasum), 4, my_rows()))
+
+
+@pytest.mark.ranks(2, 3, fast=[2])
+@pytest.mark.parametrize("make", [hvd.Compression.two_bit, hvd.Compression.one_bit])
+def test_gradients_in_codes_have_the_bits_of_those_of_numpy(make):
+    """What the codes leave out goes with the next step, inside of jit, outside, and in an optimizer alike."""
+    codes = make(0.5, force=True)
+    optimizer = hvd.distribute(optax.sgd(1.0), compression=codes)
+    jitted = jax.jit(lambda tree: hvd.allreduce(tree, name=f"{codes}.jit", compression=codes))
+    update = jax.jit(optimizer.update)
+    own = np.random.default_rng(hvd.rank())
+    state = optimizer.init({"weight": jnp.zeros((20, 30), jnp.float32)})
+    for _ in range(20):
+        gradient = own.standard_normal((20, 30)).astype(np.float32)
+        expected = ringtrain.allreduce(gradient, name=f"{codes}.numpy", compression=codes)
+        tree = {"weight": jnp.asarray(gradient)}
+        require_equal(jitted(tree)["weight"], expected)
+        require_equal(hvd.allreduce(tree, name=f"{codes}.eager", compression=codes)["weight"], expected)
+        updates, state = update(tree, state)
+        require_equal(updates["weight"], -expected)
+
+
+@pytest.mark.ranks(2)
+def test_what_cannot_travel_in_codes_is_refused_and_derivatives_travel_in_full():
+    codes = hvd.Compression.two_bit(0.5, force=True)
+    with pytest.raises(ValueError, match="needs a name, under which it keeps what it leaves out"):
+        jax.jit(lambda x: hvd.allreduce(x, compression=codes))(jnp.ones(3, jnp.float32))
+    with pytest.raises(ValueError, match=r'allreduce "tree\.b": .* is for float32, not for int32'):
+        tree = {"a": jnp.ones(3, jnp.float32), "b": jnp.ones(3, jnp.int32)}
+        hvd.allreduce(tree, hvd.Sum, name="tree", compression=codes)
+    with pytest.raises(ValueError, match="all ranks of the process set are on one"):
+        hvd.allreduce(jnp.ones(3, jnp.float32), name="host", compression=hvd.Compression.two_bit())
+    loss = lambda x: hvd.allreduce(x, hvd.Sum, "differentiated", compression=codes).sum() * 0.125  # noqa: E731
+    require_equal(jax.jit(jax.grad(loss))(jnp.zeros(3, jnp.float32)), np.full(3, 0.25, np.float32))
 
 
 @pytest.mark.ranks(2)

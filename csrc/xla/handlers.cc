@@ -40,6 +40,8 @@ Request request_of(const Call& call) {
   operation.op = static_cast<ReduceOp>(call.integer("op"));
   operation.root = static_cast<int32_t>(call.integer("root"));
   operation.factors = {call.number("prescale"), call.number("postscale")};
+  const std::string codes = call.text("codes");
+  if (!codes.empty()) operation.quantizer = make_quantizer(codes, call.number("threshold"));
   return request;
 }
 

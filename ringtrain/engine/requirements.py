@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ringtrain._core import ReduceOp
+import ringtrain._core as _core
+from ringtrain._core import OpKind, ReduceOp
+from ringtrain.compression import QuantizingCompressor
 from ringtrain.failure.ranks_in_words import ranges_of
 from ringtrain.process_sets import ProcessSet
 
@@ -55,3 +58,42 @@ def require_reducible(op: ReduceOp, dtype: str, shown: Any, title: str) -> None:
 def have(op: ReduceOp, is_bool: bool) -> bool:
     """Whether integers, or bool, have this reduction. Their average is truncated towards zero, as in Horovod."""
     return op is not ReduceOp.Adasum and (op is not ReduceOp.Average or not is_bool)
+
+
+def require_quantizable(
+    quantization: QuantizingCompressor,
+    kind: OpKind,
+    op: ReduceOp,
+    name: str | None,
+    dtypes: Sequence[str],
+    process_set: ProcessSet,
+) -> None:
+    """Raises ValueError where an operation cannot travel in codes between the hosts.
+
+    Args:
+        dtypes: of its tensors, by the names that NumPy has for them.
+    """
+    # Every host adds up the codes of all the others, which with more hosts takes as long as sums in full.
+    most_hosts = 16
+    title = kind.name.lower()
+    what = f'{title} "{name}": {quantization!r}' if name else f"{title}: {quantization!r}"
+    if kind != OpKind.ALLREDUCE:
+        raise ValueError(f"{what} is for allreduce; use Compression.fp16")
+    if op not in _FOR_COMPLEX:
+        raise ValueError(f"{what} is for op=Sum and op=Average, not for op={op.name}")
+    if not name:
+        raise ValueError(f"{what} needs a name, under which it keeps what it leaves out: give one")
+    for dtype in dtypes:
+        if dtype != "float32":
+            raise ValueError(f"{what} is for float32, not for {dtype}; use Compression.fp16 or none for this tensor")
+    hosts = _core.node_count(process_set.ranks or [])
+    if hosts == 1 and not quantization.is_forced:
+        raise ValueError(
+            f"{what} sends codes between hosts, but all ranks of the process set are on one, where it would take time "
+            "and change values for nothing; use Compression.none, or give force=True to try it"
+        )
+    if hosts > most_hosts:
+        raise ValueError(
+            f"{what} is for {most_hosts} hosts at most, not {hosts}: each adds up the codes of all; "
+            "use Compression.fp16"
+        )

@@ -14,7 +14,13 @@ from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import Adapter, View, adapter_for
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
 from ringtrain.engine.prepared import How, Prepared
-from ringtrain.engine.requirements import have, require_reducible, require_root, require_usable
+from ringtrain.engine.requirements import (
+    have,
+    require_quantizable,
+    require_reducible,
+    require_root,
+    require_usable,
+)
 from ringtrain.failure.call_sites import call_site, first_call_site
 from ringtrain.handles import Handle, OnGpu, report_failure
 from ringtrain.process_sets import ProcessSet
@@ -105,7 +111,10 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     compression = operation.reduction.compression
     quantization = compression if isinstance(compression, QuantizingCompressor) else None
     if quantization is not None:
-        _check_quantization(operation, inputs, quantization)
+        dtypes = [one.adapter.dtype_name(one.sent) for one in inputs]
+        require_quantizable(
+            quantization, operation.kind, operation.reduction.op, operation.name, dtypes, operation.process_set
+        )
     on_gpu = _place_of(operation, inputs)
     splits = _splits_of(operation, inputs)
     if operation.kind == OpKind.BROADCAST:
@@ -304,33 +313,6 @@ def _check_dtype_and_shape(operation: Operation, adapter: Adapter, sent: Any, dt
         raise ValueError(f"{operation.title}: Adasum wants whole tensors; use allreduce")
     if operation.kind == OpKind.REDUCESCATTER and len(sent.shape) == 0:
         raise ValueError(f"{operation.title}: a number has no first dimension to scatter")
-
-
-def _check_quantization(operation: Operation, inputs: list[_Input], quantization: QuantizingCompressor) -> None:
-    # Every host adds up the codes of all the others, which with more hosts takes as long as sums in full.
-    most_hosts = 16
-    what = f"{operation.title}: {quantization!r}"
-    if operation.kind != OpKind.ALLREDUCE:
-        raise ValueError(f"{what} is for allreduce; use Compression.fp16")
-    if operation.reduction.op not in _FOR_COMPLEX:
-        raise ValueError(f"{what} is for op=Sum and op=Average, not for op={operation.reduction.op.name}")
-    if not operation.name:
-        raise ValueError(f"{what} needs a name, under which it keeps what it leaves out: give one")
-    for one in inputs:
-        dtype = one.adapter.dtype_name(one.sent)
-        if dtype != "float32":
-            raise ValueError(f"{what} is for float32, not for {dtype}; use Compression.fp16 or none for this tensor")
-    hosts = _core.node_count(operation.process_set.ranks or [])
-    if hosts == 1 and not quantization.is_forced:
-        raise ValueError(
-            f"{what} sends codes between hosts, but all ranks of the process set are on one, where it would take time "
-            "and change values for nothing; use Compression.none, or give force=True to try it"
-        )
-    if hosts > most_hosts:
-        raise ValueError(
-            f"{what} is for {most_hosts} hosts at most, not {hosts}: each adds up the codes of all; "
-            "use Compression.fp16"
-        )
 
 
 def _splits_of(operation: Operation, inputs: list[_Input]) -> list[int]:

@@ -20,9 +20,9 @@ from jax.extend.core import Primitive
 
 import ringtrain._core as _core
 from ringtrain import ops
-from ringtrain._core import ReduceOp
+from ringtrain._core import OpKind, ReduceOp
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
-from ringtrain.engine.requirements import require_reducible, require_root, require_usable
+from ringtrain.engine.requirements import require_quantizable, require_reducible, require_root, require_usable
 from ringtrain.failure.call_sites import call_place
 from ringtrain.jax.primitives import (
     How,
@@ -63,7 +63,9 @@ def allreduce(
         prescale_factor: multiplies the arrays before the reduction.
         postscale_factor: multiplies the results. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
-        compression: how the arrays travel: Compression.fp16, bf16, or a Compressor whose functions JAX can trace.
+        compression: how the arrays travel: Compression.fp16, bf16, or a Compressor whose functions JAX can trace;
+            two_bit and one_bit, of float32 with a name, under which the core keeps what the codes leave out. Then the
+            gradient of the operation travels in full.
         priority: what is ready at the same time is done in descending order of it; of a pytree the first leaf has it,
             and each one after it one less.
 
@@ -78,18 +80,23 @@ def allreduce(
     """
     tree = Tree.of(x)
     _check_op(op, "allreduce")
-    _check_compression(compression)
+    quantization = compression if isinstance(compression, QuantizingCompressor) else None
     how = How(
         _checked(process_set, name, "allreduce"),
         op,
         float(prescale_factor),
         float(postscale_factor),
         priorities=tuple(priority - place for place in range(len(tree.leaves))),
+        quantization=quantization,
     )
     title = f"allreduce with op={op.name}"
     leaves = [carried(leaf, title, op is Sum) for leaf in tree.leaves]
     for leaf in leaves:
         require_reducible(op, leaf.array.dtype.name, leaf.array.dtype, title)
+    for leaf, path in zip(leaves, tree.paths, strict=True):
+        if quantization is not None:
+            part = None if name is None else name + path
+            require_quantizable(quantization, OpKind.ALLREDUCE, op, part, [leaf.array.dtype.name], process_set)
     compressed = [compression.compress(leaf.array) for leaf in leaves]
     results = allreduce_p.bind(*(array for array, _ in compressed), names=_names(name, tree), how=how) if leaves else []
     whole = [
@@ -277,11 +284,6 @@ def _checked(process_set: ProcessSet, name: str | None, title: str) -> ProcessSe
 def _check_op(op: Any, title: str) -> None:
     if not isinstance(op, ReduceOp):
         raise TypeError(f"{title}: op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}")
-
-
-def _check_compression(compression: AnyCompressor) -> None:
-    if isinstance(compression, QuantizingCompressor):
-        raise ValueError(f"allreduce: {compression!r} is not for JAX; use Compression.fp16 or bf16")
 
 
 def _with_rows(leaf: Carried) -> Carried:

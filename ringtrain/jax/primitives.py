@@ -10,6 +10,7 @@ from jax.extend.core import Primitive
 
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
+from ringtrain.compression import Compression, QuantizingCompressor
 from ringtrain.errors import NonFiniteError
 from ringtrain.handles import Handle
 from ringtrain.objects import part_of
@@ -40,6 +41,7 @@ class How(NamedTuple):
     priorities: tuple[int, ...] = ()
     sent: tuple[int, ...] = ()  # alltoall: the rows for each rank, and from each
     received: tuple[int, ...] = ()
+    quantization: QuantizingCompressor | None = None
 
     @property
     def size(self) -> int:
@@ -48,7 +50,11 @@ class How(NamedTuple):
     @property
     def is_alone(self) -> bool:
         """Whether the result is what was given, since there is no other rank."""
-        return self.size == 1 and self.prescale * self.postscale == 1
+        return self.size == 1 and self.prescale * self.postscale == 1 and self.quantization is None
+
+    def of_gradients(self) -> How:
+        """Whose codes would say little: they are not those of the values."""
+        return self._replace(quantization=None)
 
     def of(self, places: Sequence[int]) -> How:
         """For some of the arrays."""
@@ -103,7 +109,9 @@ def wait_for(handles: Sequence[Handle[Any]]) -> list[Any]:
 def _allreduce(array: Any, name: str | None, how: How, place: int) -> Handle[Any]:
     factors = (how.prescale, how.postscale)
     return ops.allreduce_async(
-        array, None, name, how.op, *factors, how.process_set, priority=how.priorities[place] if how.priorities else 0
+        *(array, None, name, how.op, *factors, how.process_set),
+        compression=how.quantization or Compression.none,
+        priority=how.priorities[place] if how.priorities else 0,
     )
 
 
