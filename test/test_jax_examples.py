@@ -62,5 +62,6 @@ def test_the_benchmark_compares_steps_on_two_ranks(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "jax.json").read_text())["rows"]
-    assert [row["key"]["model"] for row in rows] == ["4 bytes", "mlp"]
-    assert {"ringtrain", "no communication"} <= set(rows[1]["summary"])
+    assert [row["key"]["model"] for row in rows] == ["4 bytes", "one rank", "mlp"]
+    assert set(rows[1]["summary"]) == {"with an allreduce", "without"}
+    assert {"ringtrain", "no communication"} <= set(rows[2]["summary"])

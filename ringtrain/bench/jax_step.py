@@ -18,6 +18,7 @@ from ringtrain.bench.session import Session
 
 MODELS = ("mlp", "large")
 _SMALL = "4 bytes"
+_LONE = "one rank"
 
 
 @runtime_checkable
@@ -40,8 +41,9 @@ class JaxStep:
     def measure(self, session: Session) -> list[Row]:
         peers = [peer for peer in session.peers() if isinstance(peer, HasJax)]  # before JAX looks for its devices
         session.init()
-        session.expect(len(session.arguments.models) + 1)
-        return [_measure_small(session), *(_measure_model(session, name, peers) for name in session.arguments.models)]
+        session.expect(len(session.arguments.models) + 2)
+        measured = [_measure_small(session), _measure_lone(session)]
+        return [*measured, *(_measure_model(session, name, peers) for name in session.arguments.models)]
 
     def table(self, result: Result) -> list[str]:
         lines = []
@@ -58,6 +60,17 @@ def _measure_small(session: Session) -> Row:
     for contestant in contestants:
         contestant.run()
     return Row({"model": _SMALL}, session.rounds(contestants, lambda one: _seconds(session, one, 50)))
+
+
+def _measure_lone(session: Session) -> Row:
+    from ringtrain.bench.jax import training
+
+    calls = training.lone_calls(session.job.rank, session.job.size)
+    contestants = [Contestant(name, call) for name, call in calls.items()]
+    for contestant in contestants:
+        contestant.run()
+    key = {"model": _LONE, "calls": training.LONE_CALLS}
+    return Row(key, session.rounds(contestants, lambda one: _seconds(session, one, 20)))
 
 
 def _measure_model(session: Session, name: str, peers: Sequence[HasJax]) -> Row:
@@ -98,6 +111,8 @@ def _table_of(row: Row) -> Table:
 def _subject(row: Row) -> str:
     if row.key["model"] == _SMALL:
         return "an allreduce of 4 bytes"
+    if row.key["model"] == _LONE:
+        return f"{row.key['calls']} calls of a program of one rank, as in a job of one"
     inputs = "x".join(map(str, row.key["inputs"]))
     megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
     return f"{row.key['model']}: {row.key['tensors']} gradients, {megabytes}; {inputs} on each rank"

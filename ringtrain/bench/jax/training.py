@@ -16,6 +16,7 @@ from ringtrain.bench.rounds import Competitor
 
 # By the name of a model its layers and the rows of a batch.
 MODELS = {"mlp": ((784, 128, 128, 10), 32), "large": ((1024, *[1760] * 8, 10), 16)}
+LONE_CALLS = 200
 _RATE = 1e-3
 _TOLERANCE = 1e-4  # of the weights; a step without the other rank's gradients differs by ten times that
 
@@ -102,4 +103,25 @@ def small_calls() -> dict[str, Callable[[], Any]]:
     return {
         "inside jit": lambda: jitted(value).block_until_ready(),
         "of NumPy": lambda: ringtrain.allreduce(array, name="4 bytes, NumPy"),
+    }
+
+
+def lone_calls(rank: int, size: int) -> dict[str, Callable[[], Any]]:
+    """Many calls of a program of one rank, with an operation, which has nobody to wait for, and without."""
+    sets = [hvd.add_process_set([number]) for number in range(size)]
+    value = jnp.ones(1, jnp.float32)
+
+    def calling(program: Callable[[Any], Any]) -> Callable[[], Any]:
+        jitted = jax.jit(program)
+
+        def run() -> Any:
+            for _ in range(LONE_CALLS):
+                result = jitted(value)
+            return result.block_until_ready()
+
+        return run
+
+    return {
+        "with an allreduce": calling(lambda x: hvd.allreduce(x, process_set=sets[rank]) + 1),
+        "without": calling(lambda x: x + 1),
     }
