@@ -1,5 +1,8 @@
 """Operations on JAX arrays and pytrees, inside and outside of jit: every dtype, what is refused, and how."""
 
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 from exact import (
@@ -16,6 +19,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed in this environmen
 
 import jax.numpy as jnp  # noqa: E402
 from exact_jax import OPS, WAYS, own_data  # noqa: E402
+from jax.experimental import io_callback  # noqa: E402
 
 import ringtrain  # noqa: E402
 import ringtrain.jax as hvd  # noqa: E402
@@ -189,6 +193,56 @@ def test_a_barrier_gives_back_what_waited(way):
     waited = WAYS[way](lambda array: hvd.barrier_on({"a": array, "b": array + 1}))(own)
     require_equal(waited["a"], of_ranks[hvd.rank()])
     require_equal(waited["b"], of_ranks[hvd.rank()] + 1)
+
+
+def on_host(function, *arrays):
+    """Calls the function in a program, when it has the arrays."""
+    return io_callback(function, jax.ShapeDtypeStruct((), jnp.float32), *arrays)
+
+
+@pytest.mark.ranks(2)
+def test_a_barrier_lets_one_rank_read_what_another_one_has_written(tmp_path):
+    path = Path(hvd.broadcast_object(str(tmp_path / "number")))
+
+    def write(number):
+        time.sleep(0.2)
+        path.write_text(str(number))
+        return number
+
+    @jax.jit
+    def program(x):
+        written = on_host(write, x) if hvd.rank() == 0 else x
+        return on_host(lambda _: np.float32(path.read_text()), hvd.barrier_on(written))
+
+    assert program(jnp.float32(7 - hvd.rank())) == 7
+
+
+@pytest.mark.ranks(2)
+def test_a_barrier_begins_a_time_on_all_ranks_together():
+    late_s = 0.5
+
+    @jax.jit
+    def program(x):
+        x = hvd.barrier_on(x)
+        x, begun = hvd.barrier_on((x, on_host(lambda _: np.float32(time.monotonic() % 1000), x)))
+        return begun, on_host(lambda _: np.float32(time.monotonic() % 1000), hvd.allreduce(x))
+
+    if hvd.rank() == 1:
+        time.sleep(late_s)
+    begun, ended = program(jnp.float32(1))
+    first, last = float(hvd.allreduce(begun, hvd.Min)), float(hvd.allreduce(begun, hvd.Max))
+    assert last - first < late_s / 2 and begun <= ended
+
+
+@pytest.mark.ranks(2)
+def test_a_barrier_stands_in_backward_too():
+    own, _ = own_data((3,))
+    step = jax.jit(jax.value_and_grad(lambda x: (hvd.barrier_on({"x": x, "n": jnp.int32(2)}, "both")["x"] ** 2).sum()))
+    value, gradient = step(own)
+    require_equal(gradient, 2 * np.asarray(own))
+    assert value == (np.asarray(own) ** 2).sum()
+    assert "both.gradient" in step.lower(own).as_text()
+    require_equal(jax.jit(jax.vmap(hvd.barrier_on))(own), np.asarray(own))
 
 
 @pytest.mark.ranks(2)

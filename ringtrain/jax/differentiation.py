@@ -37,11 +37,11 @@ def register() -> None:
         allgather_p: _of_allgather,
         reducescatter_p: _of_reducescatter,
         alltoall_p: _of_alltoall,
+        barrier_p: _of_barrier,
     }
     for primitive, transpose in transposes.items():
         ad.primitive_jvps[primitive] = _jvp_of(primitive)
         ad.primitive_transposes[primitive] = _transpose_of(transpose)
-    ad.primitive_jvps[barrier_p] = _jvp_of_barrier
 
 
 def _jvp_of(primitive: Primitive) -> Callable[..., Any]:
@@ -55,7 +55,7 @@ def _jvp_of(primitive: Primitive) -> Callable[..., Any]:
         if live:
             _require_linear(primitive, how)
             sent = [tangents[place] for place in live]
-            derivatives = primitive.bind(*sent, names=names.of_gradients(live), how=how.of(live))
+            derivatives = primitive.bind(*sent, names=names.of_gradients(live), how=how.of_gradients().of(live))
             for place, derivative in zip(live, derivatives, strict=True):
                 of_results[place] = derivative
         return results, of_results
@@ -77,7 +77,7 @@ def _transpose_of(transpose: _Transpose) -> Callable[..., Any]:
     def backward(cotangents: Sequence[Any], *arrays: Any, names: Names, how: How) -> Any:
         # All of them on all ranks: one that was zero on this rank alone would be missing on the others.
         whole = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
-        return transpose(whole, names.of_gradients(), how)
+        return transpose(whole, names.of_gradients(), how.of_gradients())
 
     return backward
 
@@ -108,9 +108,10 @@ def _of_alltoall(cotangents: Sequence[Any], names: Names, how: How) -> Sequence[
     return list(alltoall_p.bind(*cotangents, names=names, how=back))
 
 
+def _of_barrier(cotangents: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
+    """What comes after a barrier forwards comes before it backwards."""
+    return list(barrier_p.bind(*cotangents, names=names, how=how))
+
+
 def _averaging(how: How) -> How:
     return how._replace(op=ReduceOp.Average, prescale=1.0, postscale=1.0)
-
-
-def _jvp_of_barrier(primals: Sequence[Any], tangents: Sequence[Any], *, names: Names, how: How) -> Any:
-    return barrier_p.bind(*primals, names=names, how=how), list(tangents)
