@@ -58,6 +58,48 @@ def test_a_program_that_fails_leaves_nothing_behind():
         require_equal(step(jnp.ones(100_000), jnp.ones(2))[0], np.full(100_000, 2.0))
 
 
+def failing_beside_a_loop(bad, x):
+    failed = hvd.allreduce(bad, hvd.Sum, "beside").sum()
+    return rounds_of(x, jnp.ones(2)), failed
+
+
+def failing_behind_a_loop(bad, x):
+    sums = rounds_of(x, jnp.ones(2))
+    return sums, hvd.allreduce(bad, hvd.Sum, "behind").sum()
+
+
+def failing_in_a_loop(bad, x):
+    sums = rounds_of(x, bad)
+    return sums, hvd.allreduce(x, hvd.Sum, "last").sum()
+
+
+def rounds_of(x, other):
+    """The sums of x over the ranks, three times."""
+
+    def body(carry, _):
+        work = jnp.sort(jnp.arange(20_000, dtype=jnp.float32) - carry)  # for a while
+        summed = hvd.allreduce((x + 0 * work[0], other), hvd.Sum, "round")[0]
+        return summed, summed
+
+    return jax.lax.scan(body, x, None, length=3)[1]
+
+
+@pytest.mark.ranks(2, fast=[2])
+@pytest.mark.parametrize("program", [failing_beside_a_loop, failing_behind_a_loop, failing_in_a_loop])
+def test_after_a_mismatch_beside_a_loop_no_rank_takes_an_operation_for_one_of_another_step(program):
+    step = jax.jit(program)
+    fails, own = np.random.default_rng(0), np.random.default_rng(hvd.rank())
+    for number in range(40):
+        is_wrong = fails.random() < 0.5
+        time.sleep(own.random() * 0.002)
+        bad, x = jnp.ones(2 + (hvd.rank() if is_wrong else 0)), jnp.float32(number)
+        if is_wrong:
+            with raises(hvd.MismatchError):
+                jax.block_until_ready(step(bad, x))
+        else:
+            require_equal(step(bad, x)[0], np.full(3, 2 * number, np.float32))
+
+
 @pytest.mark.ranks(2)
 def test_a_failed_program_waits_for_what_else_it_has_started_however_late_the_others_come():
     """Until then ringtrain reads and writes memory that XLA would free."""

@@ -95,6 +95,37 @@ def test_loops_and_conditions_have_operations():
     require_equal(after(own), 2 * average)
 
 
+def rounds_of(name, x):
+    """A loop that adds up x over the ranks, and halves it, which is the same again where all ranks have the same."""
+    return jax.lax.scan(lambda carry, _: (hvd.allreduce(carry, hvd.Sum, name) / 2, None), x, None, length=3)[0]
+
+
+def branch_of(name, x):
+    return jax.lax.cond(x.sum() > -1, lambda x: hvd.allreduce(x, hvd.Sum, name) / 2, lambda x: -x, x)
+
+
+@pytest.mark.ranks(2, fast=[2])
+@pytest.mark.parametrize("kind", [rounds_of, branch_of])
+@pytest.mark.parametrize("rows", [3, 300])
+def test_loops_and_conditions_keep_the_order_of_the_script_whatever_else_a_rank_computes(kind, rows):
+    """XLA would begin with the second one where the first has to wait for more."""
+
+    @jax.jit
+    def program(x, y):
+        before = hvd.allreduce(x, hvd.Sum, "before")
+        extra = jnp.tanh(y @ y).sum() if hvd.rank() == 1 else jnp.float32(0)
+        first = kind("first", x + 0 * extra)
+        between = hvd.allreduce(y[0], hvd.Sum, "between")
+        second = kind("second", y)
+        return before, first, between, second, kind("third", x), extra
+
+    x, y = jnp.ones((rows, rows)), jnp.ones(3)
+    for _ in range(5):
+        before, first, between, second, third, _ = program(x, y)
+        for result, expected in zip((before, first, between, second, third), (2 * x, x, 2.0, y, x), strict=True):
+            require_equal(result, np.asarray(expected))
+
+
 @pytest.mark.ranks(2)
 def test_an_inner_program_may_be_called_twice():
     inner = jax.jit(lambda x: hvd.allreduce(x, hvd.Sum))

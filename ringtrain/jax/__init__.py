@@ -9,6 +9,7 @@ optimizer = hvd.distribute(optax.adam(1e-3))
 ffi              what of the core XLA calls
 primitives       the operations as primitives
 lowering         ... inside a compiled program
+regions          ... and the order of its loops and conditions
 differentiation, batching
                  ... under grad and under vmap
 trees            pytrees as lists with names

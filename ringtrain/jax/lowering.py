@@ -8,7 +8,6 @@ any: then the ranks need not have them in the same order.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -21,13 +20,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from ringtrain._core import OpKind
+from ringtrain.jax import regions
 from ringtrain.jax.ffi import ffi_lowering
 from ringtrain.jax.primitives import KINDS, How, Names, barrier_p, require_finite_p
+from ringtrain.jax.regions import TICKET, Place, Typed
 from ringtrain.job import session
 from ringtrain.process_sets import global_process_set
 
 _IN_PLACE = (OpKind.ALLREDUCE, OpKind.BROADCAST)
-_TICKET = jax.core.ShapedArray((1,), np.dtype(np.uint32))
 
 
 # Whether a program was compiled that is right for the ranks of this generation only.
@@ -40,6 +40,7 @@ def register() -> None:
         _register(primitive, _lowering_of(kind))
     _register(barrier_p, _lower_barrier)
     _register(require_finite_p, _lower_require_finite)
+    regions.register([*KINDS, barrier_p], lambda ctx: _Program.of(ctx).places(), _note_region)
 
 
 def _forget_programs() -> None:
@@ -63,10 +64,8 @@ def _note_ranks(kind: OpKind | None, how: How | None) -> None:
 
 def _register(primitive: Primitive, rule: Callable[..., Any]) -> None:
     # Each call gets a name of its own, so one must not be taken for another one.
-    takes = inspect.signature(mlir.register_lowering).parameters
-    options: dict[str, Any] = {"cacheable": False} if "cacheable" in takes else {}
-    mlir.register_lowering(primitive, rule, platform="cpu", **options)
-    mlir.register_lowering(primitive, _refuse, **options)
+    mlir.register_lowering(primitive, rule, platform="cpu", **regions.UNCACHED)
+    mlir.register_lowering(primitive, _refuse, **regions.UNCACHED)
 
 
 def _refuse(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -77,11 +76,14 @@ def _refuse(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 
 class _Operation(NamedTuple):
-    """One that is in the program."""
+    """One that is in the program, or a loop or condition with operations in it, which has no ticket."""
 
-    finish: Any  # of MLIR
-    block: Any
+    place: Place
     tickets: list[Any]
+
+    @property
+    def finish(self) -> Any:
+        return self.place.mark
 
 
 class _Program:
@@ -100,6 +102,17 @@ class _Program:
         program = _Program()
         kept.append(program)
         return program
+
+    def here(self) -> list[_Operation]:
+        """Those beside what is compiled now."""
+        block = ir.InsertionPoint.current.block
+        return [one for one in self.operations if one.place.block == block]
+
+    def places(self) -> list[Place]:
+        """Of what is here, from the last loop or condition on, which comes after all before it."""
+        here = self.here()
+        last = max((number for number, one in enumerate(here) if not one.tickets), default=0)
+        return [one.place for one in here[last:]]
 
     def base_name(self, names: Names) -> str:
         """Numbered by their order in the program, not in the process: some rank may have compiled more programs."""
@@ -128,7 +141,8 @@ def _lowering_of(kind: OpKind) -> Callable[..., Any]:
                     "priority": np.int64(how.priorities[place] if how.priorities else 0),
                     "is_awaited": np.int64(len(operands) == 1),
                 }
-                value, ticket = _start(ctx, kind, operand, ctx.avals_in[place], attributes)
+                given = Typed(operand, ctx.avals_in[place])
+                value, ticket = _start(ctx, kind, given, attributes, independent.ends())
                 values.append(value)
                 tickets.append(ticket)
             independent.wait_for(tickets)
@@ -151,7 +165,10 @@ def _lower_barrier(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
     }
     with _before_earlier_finishes(program, operands) as independent:
         call = ffi_lowering("ringtrain_start", has_side_effect=True)
-        (ticket,) = call(ctx.replace(avals_out=[_TICKET]), *operands, **attributes)
+        ends = independent.ends()
+        avals_in = [*ctx.avals_in, *(end.aval for end in ends)]
+        values = (*operands, *(end.value for end in ends))
+        (ticket,) = call(ctx.replace(avals_in=avals_in, avals_out=[TICKET]), *values, **attributes)
         independent.wait_for([ticket])
     return _finish(ctx, OpKind.BARRIER, program, list(operands), [ticket], independent)
 
@@ -165,19 +182,22 @@ def _attributes(kind: OpKind, names: Names, how: How) -> dict[str, Any]:
         "prescale": np.float64(how.prescale),
         "postscale": np.float64(how.postscale),
         "splits": ",".join(map(str, how.sent)),
+        "codes": how.quantization.codes if how.quantization else "",
+        "threshold": np.float64(how.quantization.threshold if how.quantization else 0.0),
         "site": names.place,
     }
 
 
-def _start(ctx: Any, kind: OpKind, operand: Any, aval: Any, attributes: dict[str, Any]) -> tuple[Any, Any]:
-    """What is to be finished, and the ticket. What is only read stays as it is until then."""
+def _start(ctx: Any, kind: OpKind, given: Typed, attributes: dict[str, Any], ends: Sequence[Typed]) -> tuple[Any, Any]:
+    """What is to be finished, and the ticket, once the ends are there. What is only read stays as it is until then."""
+    avals_in, values = [given.aval, *(end.aval for end in ends)], [given.value, *(end.value for end in ends)]
     if kind in _IN_PLACE:
         call = ffi_lowering("ringtrain_start", has_side_effect=True, operand_output_aliases={0: 0})
-        value, ticket = call(ctx.replace(avals_in=[aval], avals_out=[aval, _TICKET]), operand, **attributes)
+        value, ticket = call(ctx.replace(avals_in=avals_in, avals_out=[given.aval, TICKET]), *values, **attributes)
         return value, ticket
     call = ffi_lowering("ringtrain_start", has_side_effect=True)
-    (ticket,) = call(ctx.replace(avals_in=[aval], avals_out=[_TICKET]), operand, **attributes)
-    return operand, ticket
+    (ticket,) = call(ctx.replace(avals_in=avals_in, avals_out=[TICKET]), *values, **attributes)
+    return given.value, ticket
 
 
 def _finish(
@@ -188,22 +208,28 @@ def _finish(
     is_in_place = kind in (*_IN_PLACE, OpKind.BARRIER)
     aliases = {place: place for place in range(len(values))} if is_in_place else {}
     call = ffi_lowering("ringtrain_finish", has_side_effect=True, operand_output_aliases=aliases)
-    words = [_TICKET] * (len(tickets) + len(others))
+    words = [TICKET] * (len(tickets) + len(others))
     results = call(
         ctx.replace(avals_in=[*ctx.avals_in, *words]),
         *(*values, *tickets, *others),
         kind=np.int64(kind.value),
         tickets=np.int64(len(tickets)),
     )
-    program.operations.append(_Operation(results[0].owner, ir.InsertionPoint.current.block, tickets))
+    end = Typed(results[0], ctx.avals_out[0])
+    program.operations.append(_Operation(Place(results[0].owner, ir.InsertionPoint.current.block, [end]), tickets))
     return results
+
+
+def _note_region(ctx: Any, place: Place) -> None:
+    _Program.of(ctx).operations.append(_Operation(place, []))
 
 
 class _Independent:
     """Within it, what starts an operation is put before whatever waits for others that it does not need."""
 
-    def __init__(self, operations: list[_Operation]):
+    def __init__(self, operations: list[_Operation], region: _Operation | None):
         self._operations = operations
+        self._region = region
         self._place = ir.InsertionPoint(operations[0].finish) if operations else None
 
     def __enter__(self) -> _Independent:
@@ -226,27 +252,29 @@ class _Independent:
                     joined = stablehlo.or_(joined, ticket)
             operands[last] = joined
 
+    def ends(self) -> list[Typed]:
+        """What must be there before it starts: the end of the loop, or condition, before it."""
+        return self._region.place.ends if self._region else []
+
     def tickets(self) -> list[Any]:
         return [ticket for operation in self._operations for ticket in operation.tickets]
 
 
 def _before_earlier_finishes(program: _Program, operands: Sequence[Any]) -> _Independent:
     """Moves what the operands are made of before what waits for operations on which they do not depend."""
-    block = ir.InsertionPoint.current.block
-    earlier = [operation for operation in program.operations if operation.block == block]
+    earlier = program.here()
     if not earlier:
-        return _Independent([])
-    order = {operation: place for place, operation in enumerate(block.operations)}
+        return _Independent([], None)
+    order = {operation: place for place, operation in enumerate(ir.InsertionPoint.current.block.operations)}
     needed = _needed(operands, order)
-    places_of_finishes = [order[one.finish] for one in earlier if one.finish in needed]
     # An operation that is needed must not come before one that waits, with all that it needs itself.
-    after = max(places_of_finishes, default=-1)
+    after = max((order[one.finish] for one in earlier if one.finish in needed or not one.tickets), default=-1)
     independent = [one for one in earlier if order[one.finish] > after]
     if independent:
         first = order[independent[0].finish]
         for operation in sorted((one for one in needed if order[one] > first), key=order.__getitem__):
             operation.move_before(independent[0].finish)
-    return _Independent(independent)
+    return _Independent(independent, next((one for one in reversed(earlier) if not one.tickets), None))
 
 
 def _needed(values: Iterable[Any], order: dict[Any, int]) -> set[Any]:
