@@ -27,7 +27,7 @@ from harness.store_parts import (
 
 from ringtrain import _core
 
-pytestmark = pytest.mark.fast
+pytestmark = [pytest.mark.fast, pytest.mark.alike]
 
 
 def numbers(value, count=100, dtype="float32"):

@@ -21,7 +21,7 @@ from ringtrain._core import DTYPES
 
 _SOURCES = Path(__file__).resolve().parent.parent / "store_parts"
 _CORE = _SOURCES.parent.parent / "csrc"
-_FLAGS = ["-std=c++17", "-O2", "-Wall", "-fPIC", "-pthread", "-ffp-contract=off", f"-I{_CORE}"]
+_FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", "-ffp-contract=off", f"-I{_CORE}"]
 _NAME = "libstoreparts.so"
 _OF_KVSTORE = (
     *("actor.cc", "actor_program.cc", "actor_rows.cc", "convert.cc"),
