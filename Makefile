@@ -1,6 +1,6 @@
 # make demo   sets up .venv and trains a small network on two ranks
 # make test   sets up .venv and runs the tests, but for those marked slow; SLOW=yes runs these, too, as .ci/run does
-# make quick  the tests marked fast, for who is writing code
+# make quick  the tests marked fast, for who is writing code; ALIKE=no without those that have run on another MPI
 # make test-mxnet  sets up .venv-mxnet (Python 3.10 or 3.11, MXNet 1.9.1) and runs the tests of ringtrain.mxnet
 # make oldest-jax  the tests of JAX once more, with the oldest one that ringtrain takes
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
@@ -21,6 +21,7 @@ VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 BIN := $(VENV)/bin
 comma := ,
 BUT_SLOW := $(if $(SLOW),,-m "not slow")
+BUT_ALIKE := $(if $(ALIKE), and not alike)
 # Hardly a test has work for two cores all the time.
 TWO_AT_A_TIME := -n 2 --dist loadgroup --no-loadscope-reorder
 # Frameworks are large and do not care which MPI there is. One version of PyTorch for all who run the tests.
@@ -65,14 +66,15 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(if $(TESTS),$(TESTS),$(TWO_AT_A_TIME) --durations=30 $(BUT_SLOW) test)
 
 quick: $(VENV)/.installed
-	$(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "fast and not slow" test
+	$(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "fast and not slow$(BUT_ALIKE)" test
 
 test-mxnet: .venv-mxnet/.installed
 	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(BUT_SLOW) test/of_mxnet)
 
-# In a folder before those of the environment, whose JAX is the newest one.
+# In a folder before those of the environment, whose JAX is the newest one. Three ranks ask no more of it than two.
 oldest-jax: $(VENV)/.oldest-jax
-	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not slow" test/test_jax_*.py
+	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not slow" \
+	-k "not 3ranks" test/test_jax_*.py
 
 ccache:
 	command -v ccache || { apt-get update && apt-get install -y --no-install-recommends ccache; }

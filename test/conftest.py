@@ -48,7 +48,7 @@ def three_hosts():
         yield hosts
 
 
-@pytest.fixture(params=["mpi", "sockets"])
+@pytest.fixture(params=["mpi", pytest.param("sockets", marks=pytest.mark.alike)])
 def network(request, monkeypatch):
     """What ringrun starts jobs on."""
     monkeypatch.setenv("RINGTRAIN_NETWORK", request.param)

@@ -22,7 +22,7 @@ from ringtrain.runner.roles.command import build_job, build_parser
 from ringtrain.runner.roles.copies import command_of_copy
 from ringtrain.runner.roles.terms import RoleTerms
 
-pytestmark = needs_mpi
+pytestmark = [needs_mpi, pytest.mark.alike]
 MARK = "RINGRUN_TEST"
 TRAIN = ["python", "train.py"]
 LOCAL = ["--launcher", "local"]

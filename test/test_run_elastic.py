@@ -28,7 +28,7 @@ from ringtrain.runner.elastic.terms import Terms
 from ringtrain.runner.flags import parse
 from ringtrain.runner.launchers.command_lines import OwnStarter
 
-pytestmark = needs_mpi
+pytestmark = [needs_mpi, pytest.mark.alike]
 TRAIN = ["python", "train.py"]
 MARK = "RINGRUN_TEST"
 # for a process that joins by itself

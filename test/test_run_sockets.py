@@ -20,7 +20,7 @@ from ringtrain.runner.launchers.choose import choose, choose_network
 from ringtrain.runner.launchers.command_lines import OpenMpi, OwnStarter, Srun
 from ringtrain.runner.start.starter import meeting_of, shares_of
 
-pytestmark = needs_mpi
+pytestmark = [needs_mpi, pytest.mark.alike]
 SOCKETS = {"RINGTRAIN_NETWORK": "sockets"}
 TRAIN = ["python", "train.py"]
 

@@ -12,7 +12,7 @@ from store_workers import require_success, run, running, store, view, wait_until
 
 from ringtrain import _core
 
-pytestmark = pytest.mark.fast
+pytestmark = [pytest.mark.fast, pytest.mark.alike]
 
 KEYS = [("float32", 40_000), ("float32", 10), ("float16", 20_000), ("float64", 9_000), ("int32", 50), ("float32", 1)]
 FLOATS = [key for key in KEYS if key[0] != "int32"]
