@@ -69,7 +69,7 @@ quick: $(VENV)/.installed
 	$(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "fast and not slow$(BUT_ALIKE)" test
 
 test-mxnet: .venv-mxnet/.installed
-	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(BUT_SLOW) test/of_mxnet)
+	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(TWO_AT_A_TIME) $(BUT_SLOW) test/of_mxnet)
 
 # In a folder before those of the environment, whose JAX is the newest one. Three ranks ask no more of it than two.
 oldest-jax: $(VENV)/.oldest-jax
