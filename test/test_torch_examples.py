@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pickle
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -44,9 +45,8 @@ def accuracy_in(printed):
     return float(re.search(r"^test accuracy ([\d.]+) on", printed, re.MULTILINE)[1])
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_the_digits_are_learned(ranks):
-    assert accuracy_in(run(ranks, "torch_digits.py")) >= 0.97
+def test_the_digits_are_learned():
+    assert accuracy_in(run(2, "torch_digits.py")) >= 0.97
 
 
 @pytest.mark.parametrize("options", [["--update-on-kvstore", 0], ["--kv-store", "ringtrain"], []], ids=str)
@@ -107,10 +107,9 @@ def test_the_language_model_computes_in_32_bits():
 
 BENCHMARK_FLAGS = [
     [],
-    ["--fp16-allreduce", "--model", "resnet34"],
+    ["--fp16-allreduce", "--gradient-as-shared-view", "--channels-last", "--model", "resnet34"],
     ["--use-adasum"],
     ["--bf16"],
-    ["--gradient-as-shared-view", "--channels-last", "--model", "resnet50"],
 ]
 
 
@@ -190,9 +189,11 @@ def test_the_resnets_have_the_sizes_of_the_paper(name, parameters):
     "example",
     ["torch_digits.py", "torch_charlm.py", "torch_synthetic_benchmark.py", "torch_resnet.py", "torch_cifar10.py"],
 )
-def test_every_example_explains_itself(example):
-    command = [sys.executable, f"examples/{example}", "--help"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    shown = subprocess.run(command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True)
-    assert shown.returncode == 0, shown.stderr
-    assert f"ringrun -np 2 python examples/{example}" in shown.stdout
+def test_every_example_explains_itself(example, monkeypatch, capsys):
+    # in this process, which has imported PyTorch
+    monkeypatch.setattr(sys, "argv", [f"examples/{example}", "--help"])
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
+    assert ended.value.code in (None, 0)
+    assert f"ringrun -np 2 python examples/{example}" in capsys.readouterr().out
