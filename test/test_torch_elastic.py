@@ -256,16 +256,21 @@ print("sum", sum(p.sum() for p in model.parameters()).item(), flush=True)
 """
 
 
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """The sum of all parameters after a training that nobody disturbs."""
+    program = TRAINING.replace("OPTIONS", "{}").replace("OPERATION", "Sum")
+    with elastic_job(program, tmp_path_factory.mktemp("clean"), 2) as job:
+        return float(job.processes[0].ends().split("sum ")[1])
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, pytest.param({"gradient_as_shared_view": True}, marks=SLOW), pytest.param({"num_groups": 2}, marks=SLOW)],
     ids=str,
 )
-def test_a_training_loses_one_rank_and_gains_another(tmp_path, options):
+def test_a_training_loses_one_rank_and_gains_another(tmp_path, clean, options):
     program = TRAINING.replace("OPTIONS", repr(options)).replace("OPERATION", "Sum")
-    with elastic_job(program, tmp_path, 2) as job:
-        clean = float(job.processes[0].ends().split("sum ")[1])
-    (tmp_path / "secret").unlink()
     with elastic_job(program, tmp_path, 3, most=3) as job:
         job.start()  # one too many: it waits
         victim = job.process(job.formed(1).members[0])
@@ -279,11 +284,8 @@ def test_a_training_loses_one_rank_and_gains_another(tmp_path, options):
 
 
 @SLOW
-def test_a_training_begins_with_one_rank_and_grows(tmp_path):
+def test_a_training_begins_with_one_rank_and_grows(tmp_path, clean):
     program = TRAINING.replace("OPTIONS", "{}").replace("OPERATION", "Sum")
-    with elastic_job(program, tmp_path, 2) as job:
-        clean = float(job.processes[0].ends().split("sum ")[1])
-    (tmp_path / "secret").unlink()
     waits = "\n    while hvd.size() == 1 and state.step == 3: time.sleep(0.01); state.check_host_updates()"
     program = program.replace("while state.step < 40:", f"while state.step < 40:{waits.replace('    ', '        ')}")
     with elastic_job(program, tmp_path, 1) as job:
