@@ -23,12 +23,12 @@ Coordinator::Coordinator(Channel& channel, Membership& membership, const Limits&
 
 void Coordinator::begin_round(const News& news) {
   has_just_joined_ = false;
-  take_in(news.fresh);
-  reannounce_overdue();
+  take_in(news.fresh, news.now);
+  reannounce_overdue(news.now);
   is_leaving_ = news.is_leaving;
-  blockage_of_round_ = can_be_blocked() ? news.blockage : 0;
+  blockage_of_round_ = can_be_blocked(news.now) ? news.blockage : 0;
   if (is_blockage(blockage_of_round_)) told_blockage_ = blockage_of_round_;
-  words_ = own_words();
+  make_own_words(news.now);
   put_value();
   channel_.begin_and(words_);
   is_in_round_ = true;
@@ -81,8 +81,7 @@ void Coordinator::drop_removed(std::vector<AgreementPtr>& agreements) const {
   agreements.erase(std::remove_if(agreements.begin(), agreements.end(), is_of_removed), agreements.end());
 }
 
-void Coordinator::take_in(const std::vector<Fresh>& fresh) {
-  const double now = now_s();
+void Coordinator::take_in(const std::vector<Fresh>& fresh, double now) {
   for (const auto& [request, value] : fresh) {
     const std::optional<int> slot = cache_.find(*request);
     if (slot && !membership_.has_joined(request->operation.process_set, channel_.rank()))
@@ -96,8 +95,8 @@ void Coordinator::take_in(const std::vector<Fresh>& fresh) {
 
 // A bit does not tell rank 0 who has set it, so what waits for long is announced in full: then the Ledger can say who
 // is missing.
-void Coordinator::reannounce_overdue() {
-  for (const int slot : ready_.older_than(now_s() - overdue_s())) reannounce(slot);
+void Coordinator::reannounce_overdue(double now) {
+  for (const int slot : ready_.older_than(now - overdue_s())) reannounce(slot);
 }
 
 double Coordinator::overdue_s() const {
@@ -127,22 +126,21 @@ bool Coordinator::is_always_ready(int slot) const {
   return membership_.has_joined(operation.process_set, channel_.rank()) && Ledger::can_join(operation);
 }
 
-Words Coordinator::own_words() {
+void Coordinator::make_own_words(double now) {
   if (!always_ready_) {
     always_ready_.emplace(words_for(static_cast<size_t>(cache_.slot_count())), 0);
     for (int slot = 0; slot < cache_.slot_count(); ++slot)
       if (is_always_ready(slot)) set_bit(*always_ready_, static_cast<size_t>(slot));
   }
-  Words ready(always_ready_->size());
-  ready_.add_bits_to(ready);
-  Words words = *always_ready_;
-  for (size_t i = 0; i < words.size(); ++i) words[i] |= ready[i];
-  lateness_.tell(std::move(ready), words);
+  words_.assign(always_ready_->size(), 0);
+  ready_.add_bits_to(words_);
+  lateness_.keep(words_);
+  for (size_t i = 0; i < words_.size(); ++i) words_[i] |= (*always_ready_)[i];
+  lateness_.tell(words_);
   const bool has_news = !to_announce_.empty() || proposal_ ||
-                        ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now_s();
-  words.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying) |
-                  (is_blockage(blockage_of_round_) ? kBlocked : 0));
-  return words;
+                        ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now;
+  words_.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying) |
+                   (is_blockage(blockage_of_round_) ? kBlocked : 0));
 }
 
 // Who waits for one operation alone waits for the time that it takes.
@@ -306,15 +304,15 @@ void Coordinator::forget_process_set(int id) {
   membership_.remove(id);
 }
 
-void Coordinator::note_carried_out() {
+void Coordinator::note_carried_out(double now) {
   --plans_to_carry_out_;
-  carried_out_s_ = now_s();
+  carried_out_s_ = now;
   told_blockage_ = 0;
 }
 
 // A thread whose Handle has just been finished may still be about to go on.
-bool Coordinator::can_be_blocked() const {
-  return plans_to_carry_out_ == 0 && now_s() - carried_out_s_ >= kQuietBeforeDeadlock_s;
+bool Coordinator::can_be_blocked(double now) const {
+  return plans_to_carry_out_ == 0 && now - carried_out_s_ >= kQuietBeforeDeadlock_s;
 }
 
 double Coordinator::next_deadline() const {

@@ -64,6 +64,7 @@ class Coordinator {
     uint64_t blockage;         // blockage() before `fresh` was taken
     std::vector<Fresh> fresh;  // since the last round
     bool is_leaving;
+    double now = now_s();
   };
 
   // A round in two halves; all ranks go through equally many. finish_round waits for the other ranks until `deadline`;
@@ -73,7 +74,7 @@ class Coordinator {
   std::optional<Round> finish_round(double deadline) REQUIRES(turn);
 
   // One of the plans that were agreed on is done.
-  void note_carried_out() REQUIRES(turn);
+  void note_carried_out(double now = now_s()) REQUIRES(turn);
 
   // Any thread, one at a time. Whether every thread of this rank that could submit something waits. If nothing is
   // carried out for a second, this rank comes to a round to tell; when all do so, everything that is pending fails.
@@ -110,18 +111,18 @@ class Coordinator {
     std::optional<Tuning> tuning;
   };
 
-  void take_in(const std::vector<Fresh>& fresh);
-  void reannounce_overdue();
+  void take_in(const std::vector<Fresh>& fresh, double now);
+  void reannounce_overdue(double now);
   void reannounce(int slot);
   void reannounce_all();
   void reannounce_all_of(int process_set);
   double find_next_deadline() const;
   static bool is_blockage(uint64_t count) { return count % 2 == 1; }
-  bool can_be_blocked() const;
+  bool can_be_blocked(double now) const;
   double overdue_s() const;  // after how many seconds a bit is announced in full
   void drop_removed(std::vector<AgreementPtr>& agreements) const;
 
-  Words own_words();
+  void make_own_words(double now);
   bool is_always_ready(int slot) const;
   void put_value();
   std::vector<const void*> values_of(int slot) const;

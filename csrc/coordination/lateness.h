@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <utility>
 
 #include "coordination/words.h"
 
@@ -15,10 +14,12 @@ namespace ringtrain {
 
 class Lateness {
  public:
-  // Appends to this rank's row what the others are to know; `ready`: its own bits.
-  void tell(Words ready, Words& row) {
-    for (const uint64_t word : ready) row.push_back(~word);
-    own_ = std::move(ready);
+  // This rank's own bits.
+  void keep(const Words& ready) { own_ = ready; }
+
+  // Appends to this rank's row what the others are to know.
+  void tell(Words& row) const {
+    for (const uint64_t word : own_) row.push_back(~word);
   }
 
   // Takes from the row of all ranks what was appended, so that the common bits stay.

@@ -15,7 +15,7 @@ char* ShmChannel::begin() {
 
 void ShmChannel::publish() {
   node_.posted(rank()).publish(exchanges_.load(std::memory_order_relaxed));
-  published_at_s_ = now_s();
+  waits_since_s_ = 0;
 }
 
 const char* ShmChannel::board(int member) {
@@ -41,9 +41,10 @@ bool ShmChannel::wait_for_all(double deadline) {
 }
 
 bool ShmChannel::wait_patiently_for_all(double deadline) {
+  if (waits_since_s_ == 0) waits_since_s_ = now_s();
   const uint32_t number = exchanges_.load(std::memory_order_relaxed);
   for (int member = 0; member < size(); ++member)
-    if (!waiter_.wait_patiently(node_.posted(member), number, &watch_, {published_at_s_, deadline})) return false;
+    if (!waiter_.wait_patiently(node_.posted(member), number, &watch_, {waits_since_s_, deadline})) return false;
   return true;
 }
 

@@ -45,7 +45,7 @@ class ShmChannel final : public Channel {
   SmallValue value_;
   size_t words_before_value_ = 0;       // in the last and_bits; 0: it was too long for one board
   std::atomic<uint32_t> exchanges_{0};  // begun by this rank
-  double published_at_s_ = 0;           // the last of them
+  double waits_since_s_ = 0;            // for the others' part in the last of them; 0: not yet
 };
 
 }  // namespace ringtrain

@@ -299,35 +299,34 @@ void Engine::take_turn(double deadline) {
   fabric_.own_failure().require_none();
   if (!coordinator_.is_in_round()) {
     fabric_.watch().now_doing("the negotiation");
-    const uint64_t blockage = coordinator_.blockage();
-    coordinator_.begin_round({blockage, inbox_.take_new(), is_leaving_});
-    round_begun_s_ = now_s();
+    news_.blockage = coordinator_.blockage();
+    news_.is_leaving = is_leaving_;
+    inbox_.take_new(news_.fresh, news_.now = now_s());
+    coordinator_.begin_round(news_);
   }
   std::optional<Round> round = coordinator_.finish_round(deadline);
   if (!round) return;
-  patience_.note_round(now_s() - round_begun_s_);
-  if (inbox_.has_timeline())
-    if (const auto timeline = inbox_.timeline()) timeline->note_round(now_s());
+  double now = now_s();
+  patience_.note_round(now - news_.now);
+  if (const auto timeline = inbox_.has_timeline() ? inbox_.timeline() : nullptr) timeline->note_round(now);
   if (round->tuning) tuning_ = *round->tuning;
   // Each rank has submitted another number of operations without a name by then, and all of them are about to fail.
   if (is_deadlock(*round)) inbox_.restart_unnamed();
-  enqueue(round->plans);
+  enqueue(round->plans, now);
   // Values are there until the next round, so only for a plan that is carried out at once.
   if (agreed_.size() > 1) round->values.clear();
-  if (!agreed_.empty()) run_next_plan(round->values);
+  if (!agreed_.empty()) now = run_next_plan(round->values, now);
   if (!round->left.empty()) end(round->left);
   waiting_callers_.call_done();
-  quiet_since_s_ = now_s();
+  quiet_since_s_ = now;
 }
 
 // An error waits for no turn and for no other rank. What is submitted from now on under its name is not meant.
-void Engine::enqueue(const std::vector<PlanPtr>& plans) {
+void Engine::enqueue(const std::vector<PlanPtr>& plans, double now) {
   const bool is_empty = agreed_.empty();
-  const double now = plans.empty() ? 0 : now_s();
   for (const PlanPtr& plan : plans) {
-    const bool has_failed = plan->parts.front()->error != ErrorKind::none;
-    if (has_failed)
-      run(*plan, now, {});
+    if (plan->parts.front()->error != ErrorKind::none)
+      run(*plan, now, now, {});
     else
       agreed_.push_back({plan, now});
   }
@@ -336,19 +335,21 @@ void Engine::enqueue(const std::vector<PlanPtr>& plans) {
                    [](const Agreed& a, const Agreed& b) { return a.plan->priority() > b.plan->priority(); });
 }
 
-void Engine::run_next_plan(const std::vector<const void*>& values) {
+double Engine::run_next_plan(const std::vector<const void*>& values, double now) {
   const auto [plan, agreed_s] = std::move(agreed_.front());
   agreed_.pop_front();
   fabric_.watch().now_doing(plan->title);
-  const double begin = now_s();
-  run(*plan, agreed_s, values);
-  if (autotune_) observe(*plan, now_s() - begin);
+  const double end = run(*plan, agreed_s, now, values);
+  if (autotune_) observe(*plan, end - now);
+  return end;
 }
 
-void Engine::run(const Plan& plan, double agreed_s, const std::vector<const void*>& values) {
-  executor_.run(plan, agreed_s, values);
+double Engine::run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) {
+  executor_.run(plan, agreed_s, now, values);
   blocked_.look();
-  coordinator_.note_carried_out();
+  const double end = now_s();
+  coordinator_.note_carried_out(end);
+  return end;
 }
 
 void Engine::observe(const Plan& plan, double seconds) {
@@ -393,7 +394,7 @@ double Engine::pause_s() {
 }
 
 void Engine::end(const std::vector<int>& left) {
-  while (!agreed_.empty()) run_next_plan({});
+  while (!agreed_.empty()) run_next_plan({}, now_s());
   fabric_.watch().now_doing("the shutdown");
   gpus_.leave();
   sets_.leave();

@@ -102,10 +102,11 @@ class Engine {
   void fall_asleep() REQUIRES(turn);
   void stay_awake() REQUIRES(turn);
   double pause_s() REQUIRES(turn);
-  void enqueue(const std::vector<PlanPtr>& plans) REQUIRES(turn);
-  // `values`: as for Executor::run.
-  void run_next_plan(const std::vector<const void*>& values) REQUIRES(turn);
-  void run(const Plan& plan, double agreed_s, const std::vector<const void*>& values) REQUIRES(turn);
+  // The clock is read when a round begins, when it is agreed and when a plan has ended: `now` is the last time.
+  void enqueue(const std::vector<PlanPtr>& plans, double now) REQUIRES(turn);
+  // `values`: as for Executor::run. When it ended.
+  double run_next_plan(const std::vector<const void*>& values, double now) REQUIRES(turn);
+  double run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) REQUIRES(turn);
   void observe(const Plan& plan, double seconds) REQUIRES(turn);
   void end(const std::vector<int>& left) REQUIRES(turn);
   template <typename Work>
@@ -154,7 +155,7 @@ class Engine {
   std::deque<Agreed> agreed_ GUARDED_BY(turn);  // not carried out yet, the most urgent first; the same on all ranks
   Waiter waiter_ GUARDED_BY(turn);
   double quiet_since_s_ GUARDED_BY(turn) = now_s();
-  double round_begun_s_ GUARDED_BY(turn) = 0;
+  Coordinator::News news_ GUARDED_BY(turn) = {};     // of the last round that was begun; its memory is used again
   std::optional<Error> trouble_ GUARDED_BY(turn);    // that was met while looking for work
   bool is_counted_asleep_ GUARDED_BY(turn) = false;  // the bell wakes the engine thread
 

@@ -68,11 +68,11 @@ Counts to_bytes(const std::vector<int64_t>& rows, size_t bytes_per_row) {
 
 }  // namespace
 
-void Executor::run(const Plan& plan, double agreed_s, const std::vector<const void*>& values) {
+void Executor::run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) {
   const Agreement& first = *plan.parts.front();
   // Its set was removed since: what is pending there fails when that is carried out.
   if (!sets_.membership().has(first.operation.process_set)) return;
-  const Submissions submissions = inbox_.find(plan, rank_, agreed_s, name_of_group(first));
+  const Submissions submissions = inbox_.find(plan, rank_, agreed_s, now, name_of_group(first));
   if (first.error != ErrorKind::none) return fail(submissions, first.error, first.message);
   if (sets_.contains_this_rank(first.operation.process_set)) require_own(plan, submissions);
   if (first.operation.kind == OpKind::add_process_set) return add_process_set(first, submissions.front());

@@ -23,7 +23,7 @@ class Executor {
 
   // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
   // `values`: of its tensor, by rank, if they are here already; else nothing.
-  void run(const Plan& plan, double agreed_s, const std::vector<const void*>& values) REQUIRES(turn);
+  void run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) REQUIRES(turn);
 
  private:
   using Submissions = std::vector<SubmissionPtr>;

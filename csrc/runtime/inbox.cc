@@ -65,25 +65,21 @@ void Inbox::name_it(Operation& operation) {
   operation.name = "<unnamed " + std::to_string(unnamed_[operation.process_set]++ % kUnnamedNames) + ">";
 }
 
-std::vector<Fresh> Inbox::take_new() {
-  if (!has_new()) return {};
+void Inbox::take_new(std::vector<Fresh>& fresh, double now) {
+  fresh.clear();
+  if (!has_new()) return;
   const Lock lock(mutex_);
   has_new_.store(false, std::memory_order_relaxed);
-  std::vector<Fresh> fresh;
-  fresh.reserve(new_.size());
-  const double now = now_s();
   for (SubmissionPtr& submission : new_) {
     submission->progress.announced_s = now;
     fresh.push_back({submission->request, submission->small_value()});
   }
   new_.clear();
-  return fresh;
 }
 
-std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed_s, const char* group) {
+std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed_s, double now, const char* group) {
   std::vector<SubmissionPtr> submissions;
   submissions.reserve(plan.parts.size());
-  const double now = now_s();
   const Lock lock(mutex_);
   for (const AgreementPtr& part : plan.parts) {
     const auto it = part->has_joined(rank) ? in_flight_.end() : in_flight_.find(view_of(part->operation));

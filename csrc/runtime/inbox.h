@@ -44,10 +44,12 @@ class Inbox {
   std::shared_ptr<Timeline> timeline();  // null without one
   bool has_timeline() const { return has_timeline_.load(std::memory_order_relaxed); }
 
-  std::vector<Fresh> take_new() REQUIRES(turn);
+  // Into `fresh`, instead of what is there.
+  void take_new(std::vector<Fresh>& fresh, double now) REQUIRES(turn);
   // What `rank`, this one, has submitted for every part of the plan; null where it has joined, or has nothing. Notes
   // that `group` begins with it, and when it was agreed on.
-  std::vector<SubmissionPtr> find(const Plan& plan, int rank, double agreed_s, const char* group) REQUIRES(turn);
+  std::vector<SubmissionPtr> find(const Plan& plan, int rank, double agreed_s, double now, const char* group)
+      REQUIRES(turn);
   // Forgets them (but for nulls), so that their names may be used again. Before their Handles are finished.
   void remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error = ErrorKind::none) REQUIRES(turn);
 
