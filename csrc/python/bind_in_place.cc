@@ -28,6 +28,10 @@ SharedHandle allreduce_in_place(const nb::tuple& view, std::string name, ReduceO
   return {builder.submit(caller_that(is_awaited))};
 }
 
+// Whether this thread has submitted an array that was prepared. The first one of each takes the long road, on which
+// Python counts the threads that submit.
+thread_local bool is_known_to_submit = false;
+
 // With the GIL. The last submission, with its array, stays here until it is taken, or has been waited for here.
 class PreparedArray {
  public:
@@ -39,15 +43,17 @@ class PreparedArray {
   }
 
   // None for an array that is not what was prepared; then nothing has happened.
-  std::optional<SharedHandle> submit(nb::handle array) {
+  std::optional<SharedHandle> start(nb::handle array) {
     const std::optional<void*> address = address_of(array);
     if (!address) return std::nullopt;
+    is_known_to_submit = true;
     return SharedHandle{prepared_.submit(*address, Engine::Caller::goes_on)};
   }
 
-  // As submit(), and false while the last submission is here.
+  // As start(), and false while the last submission is here, or on a thread that has not called start().
   bool begin(nb::handle array, bool is_awaited) {
-    const std::optional<void*> address = begun_ ? std::nullopt : address_of(array);
+    if (begun_ || !is_known_to_submit) return false;
+    const std::optional<void*> address = address_of(array);
     if (!address) return false;
     begun_ = prepared_.submit(*address, caller_that(is_awaited));
     array_ = nb::borrow(array);
@@ -55,7 +61,7 @@ class PreparedArray {
   }
 
   // The array of what was begun, which then is taken, if that is done after at most so many seconds.
-  nb::object wait(double timeout_s) {
+  nb::object finish(double timeout_s) {
     const std::shared_ptr<Handle> handle = begun_;
     if (!handle) throw invalid("nothing was begun");
     return wait_for(*handle, timeout_s) ? take().second : nb::none();
@@ -87,14 +93,14 @@ class PreparedArray {
   nb::object array_;
 };
 
-PreparedArray prepare(const nb::tuple& view, std::string name, ReduceOp op, double prescale, double postscale,
-                      int process_set, int priority, const Site& site, nb::type_object type, nb::object look,
-                      nb::handle exchange) {
+void prepare(PreparedArray* place, const nb::tuple& view, std::string name, ReduceOp op, double prescale,
+             double postscale, int process_set, int priority, const Site& site, nb::type_object type, nb::object look,
+             nb::handle exchange) {
   TensorView tensor = to_view(view);
   if (tensor.device != TensorView::kHost) throw invalid("only what lies in host memory can be prepared");
-  return {Prepared(request_of(std::move(name), op, prescale, postscale, process_set, priority, site),
-                   std::move(tensor.spec)),
-          std::move(type), std::move(look), exchange};
+  new (place) PreparedArray(Prepared(request_of(std::move(name), op, prescale, postscale, process_set, priority, site),
+                                     std::move(tensor.spec)),
+                            std::move(type), std::move(look), exchange);
 }
 
 }  // namespace
@@ -106,14 +112,14 @@ void bind_in_place(nb::module_& module) {
       "The allreduce in place of one array in host memory that comes again and again, as its view is but for the "
       "address. One thread at a time. Nothing happens with an array that is of another type, not dense, not writable, "
       "or not of the dtype and shape that were prepared.")
-      .def(nb::new_(&prepare), nb::arg("view"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
+      .def("__init__", &prepare, nb::arg("view"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
            nb::arg("postscale"), nb::arg("process_set"), nb::arg("priority"), nb::arg("site"), nb::arg("type"),
            nb::arg("look").none(), nb::arg("exchange").none())
-      .def("submit", &PreparedArray::submit, "(array): as allreduce_in_place; None if nothing has happened.")
+      .def("start", &PreparedArray::start, "(array): as allreduce_in_place; None if nothing has happened.")
       .def("begin", &PreparedArray::begin,
            "(array, is_awaited): submits it and keeps Handle and array until they are taken. Whether it has: not while "
-           "the last ones are here.")
-      .def("wait", &PreparedArray::wait,
+           "the last ones are here, and not on a thread that has not called start.")
+      .def("finish", &PreparedArray::finish,
            "(timeout_s): takes the array if it is done after at most so many seconds, else None. What fails is still "
            "to be taken.")
       .def("has_begun", &PreparedArray::has_begun, "Whether there is something to take.")

@@ -24,66 +24,50 @@ class How(NamedTuple):
     priority: int
 
 
-class Prepared:
+class Prepared(_core.Prepared):
     """One named array, wherever it lies in the host's memory.
 
-    An array that is not as the prepared one, but for its address, is refused: then nothing has happened.
+    An array that is not as the prepared one, but for its address, is refused: then nothing has happened. `begin`, which
+    is called for every gradient in every step, is that of the core; see there.
 
     `view`: what the array's adapter tells of it, for `_core.Prepared`. `site`: where it comes from, for messages.
     """
 
-    __slots__ = ("_core", "how")
+    __slots__ = ("priority", "process_set")
 
     def __init__(self, array: Any, adapter: Adapter, view: Any, name: str, how: How, site: _core.Site) -> None:
-        self.how = how
-        op, prescale, postscale, process_set, priority = how
         kind = type(array)
         look = None if kind is np.ndarray else adapter.view_in_place
         exchange = getattr(kind, "__dlpack_c_exchange_api__", None) if adapter.MAKES == "torch" else None
-        self._core = _core.Prepared(
-            view, name, op, prescale, postscale, process_set, priority, site, kind, look, exchange
-        )
-
-    # What follows comes of every gradient in every step, so nothing is called that need not be.
+        super().__init__(view, name, *how, site, kind, look, exchange)
+        self.process_set = how.process_set
+        self.priority = how.priority
 
     def submit(self, array: Any) -> Handle[Any] | None:
-        """None for an array that is refused."""
+        """Submit the array; None where it is refused."""
         if get_ident() not in deadlock.submitters:
             deadlock.note_submitter()
         try:
-            core = self._core.submit(array)
+            core = self.start(array)
         except Exception as error:
             report_failure(error)
             raise
         return None if core is None else Handle(core, array)
 
-    def begin(self, array: Any, is_awaited: bool = False) -> bool:
-        """Submit the array, for who calls `wait` before the next time. Whether it is not refused.
-
-        `is_awaited`: at once.
-        """
-        if get_ident() not in deadlock.submitters:
-            deadlock.note_submitter()
-        try:
-            return self._core.begin(array, is_awaited)
-        except Exception as error:
-            report_failure(error)
-            raise
-
     def wait(self) -> Any:
         """The array of what was begun, when it has the result; as `Handle.wait`, but once."""
         try:
-            array = self._core.wait(0.2)
+            array = self.finish(0.2)
         except BaseException as error:
-            self._take()
+            self._handle()
             report_failure(error)
             raise
-        return self._take().wait() if array is None else array
+        return self._handle().wait() if array is None else array
 
-    def _take(self) -> Handle[Any]:
+    def _handle(self) -> Handle[Any]:
         """What keeps the array as long as it may be read or written."""
-        return Handle(*self._core.take())
+        return Handle(*self.take())
 
     def __del__(self) -> None:
-        if self._core.has_begun():
-            self._take()
+        if self.has_begun():
+            self._handle()

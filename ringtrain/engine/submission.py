@@ -157,8 +157,12 @@ def begin_in_place(
 ) -> Handle[Any] | Prepared:
     """As `start_in_place`, for who calls its `wait` at once."""
     prepared = _prepared_as(name, how, process_set, priority)
-    if prepared is not None and prepared.begin(tensor, is_awaited=True):
-        return prepared
+    try:
+        if prepared is not None and prepared.begin(tensor, True):
+            return prepared
+    except Exception as error:
+        report_failure(error)
+        raise
     return _start_anew(tensor, name, how, process_set, priority, True)
 
 

@@ -14,7 +14,7 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.engine.prepared import Prepared
 from ringtrain.engine.submission import Operation, Reduction, start, start_prepared
-from ringtrain.handles import Handle, current_point
+from ringtrain.handles import Handle, current_point, report_failure
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -184,11 +184,14 @@ class GradientBatch:
         if known is None or self._numbers is None or not self._numbers.are_valid:
             return False
         prepared = known[0]
-        how = prepared.how
-        if how.priority != priority or how.process_set != self.process_set.process_set_id:
+        if prepared.priority != priority or prepared.process_set != self.process_set.process_set_id:
             return False
-        if not prepared.begin(gradient):
-            return False
+        try:
+            if not prepared.begin(gradient, False):
+                return False
+        except Exception as error:
+            report_failure(error)
+            raise
         self._in_flight.append(known)
         return True
 
