@@ -188,7 +188,7 @@ def _algorithms(session: Session) -> list[str]:
 def _measured(session: Session, algorithm: str) -> Row:
     """Compute is slept, so that the ranks of a machine with few cores do not keep each other from it."""
     job, arguments = session.job, session.arguments
-    small, large = np.ones(_SMALL_BYTES // 4, np.float32), np.zeros(_LARGE_BYTES // 4, np.float32)
+    small, large = np.zeros(_SMALL_BYTES // 4, np.float32), np.zeros(_LARGE_BYTES // 4, np.float32)
     gradients = [np.zeros(shape, np.float32) for shape in MODELS[arguments.model]()]
     layer_s = _layer_s(vars(arguments), len(gradients))
 
@@ -201,7 +201,6 @@ def _measured(session: Session, algorithm: str) -> Row:
         Contestant(_TOGETHER, lambda: _train(gradients, 0.0)),
         Contestant(_TRAINING, lambda: _train(gradients, layer_s)),
     ]
-    small.fill(0)
 
     def sample(contestant: Contestant) -> dict[str, float]:
         return cost_for_all(job, contestant.run, _SMALL_ITERATIONS if contestant.name == _SMALL else 1)
