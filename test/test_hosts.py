@@ -56,6 +56,28 @@ def test_every_operation_on_hosts_with_different_numbers_of_ranks(dtype):
     check_every_operation(np.dtype(getattr(ml_dtypes, dtype, dtype)))
 
 
+@pytest.mark.ranks(4, hosts=(2, 2), initialised=False, env={"RINGTRAIN_NETWORK": "mpi"})
+def test_every_operation_where_the_ranks_go_round_the_hosts():
+    MPI = pytest.importorskip("mpi4py.MPI")
+    world = MPI.COMM_WORLD
+    hvd.init(comm=world.Split(0, key=[0, 2, 1, 3][world.Get_rank()]))
+    assert hvd.cross_rank() == hvd.rank() % 2
+    for dtype in ("float32", "bfloat16", "int8"):
+        check_every_operation(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+@pytest.mark.parametrize("most", [3, 900, 40_000])
+def test_messages_of_all_lengths_to_everybody(most):
+    rank, size = hvd.rank(), hvd.size()
+    splits = np.array([[(7 * sender + 3 * receiver) % most for receiver in range(size)] for sender in range(size)])
+    sent = [data(sender, (splits[sender].sum(),), "int16") for sender in range(size)]
+    received, counts = hvd.alltoall(sent[rank], splits=splits[rank])
+    assert counts.tolist() == splits[:, rank].tolist()
+    parts = [np.split(sent[sender], splits[sender].cumsum())[rank] for sender in range(size)]
+    require_equal(received, np.concatenate(parts))
+
+
 def check_sizes_around_switches(dtype):
     # around the doubling of a lane, its halving and its ring, blocks, and many blocks
     element = dtype.itemsize

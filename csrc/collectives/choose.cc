@@ -50,16 +50,15 @@ std::shared_ptr<Group> choose_group(const Placement& placement, const Options& o
   HierarchicalGroup::Parts parts;
   parts.watch = std::make_unique<StreamWatch>(watch);
   parts.node = make_node_group(placement, tuning, std::move(memory), *parts.watch);
-  parts.nodes = static_cast<int>(placement.distinct_nodes().size());
+  const std::vector<int> nodes = placement.distinct_nodes();
+  for (const int node : nodes) parts.ranks.push_back(placement.on_node(node));
+  parts.own_node = static_cast<int>(std::find(nodes.begin(), nodes.end(), placement.own_node()) - nodes.begin());
   parts.lanes = placement.fewest_ranks_on_a_node();
   parts.may_overlap = options.cross_algorithm != "mpi";
   if (placement.place_on_node() < parts.lanes) {
     std::vector<int> cross;  // the rank with this rank's place on each node
-    for (const int distinct : placement.distinct_nodes())
-      cross.push_back(placement.ranks[placement.on_node(distinct)[placement.place_on_node()]]);
-    const auto own =
-        static_cast<int>(std::find(cross.begin(), cross.end(), placement.ranks[placement.own]) - cross.begin());
-    parts.cross = connect(options.cross_algorithm, cross, own);
+    for (const auto& of_node : parts.ranks) cross.push_back(placement.ranks[of_node[placement.place_on_node()]]);
+    parts.cross = connect(options.cross_algorithm, cross, parts.own_node);
   }
   return std::make_unique<HierarchicalGroup>(std::move(parts), std::move(flat));
 }

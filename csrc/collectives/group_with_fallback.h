@@ -1,4 +1,4 @@
-// A Group that does allreduces, or some of them, itself, and leaves all else to another Group of the same ranks.
+// A Group that does some of its operations itself, and leaves all else to another Group of the same ranks.
 #pragma once
 
 #include <memory>
@@ -14,18 +14,19 @@ class GroupWithFallback : public Group {
   explicit GroupWithFallback(std::shared_ptr<Group> fallback)
       : Group(fallback->rank(), fallback->size()), fallback_(std::move(fallback)) {}
 
-  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) final {
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
+                      const Counts& counts) override {
     fallback_->reduce_scatter(reduction, source, destination, counts);
   }
-  void allgather(const void* source, void* destination, const Counts& bytes) final {
+  void allgather(const void* source, void* destination, const Counts& bytes) override {
     fallback_->allgather(source, destination, bytes);
   }
-  void broadcast(void* data, size_t bytes, int root) final { fallback_->broadcast(data, bytes, root); }
-  void broadcast_all(const std::vector<Piece>& pieces, int root) final { fallback_->broadcast_all(pieces, root); }
-  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) final {
+  void broadcast(void* data, size_t bytes, int root) override { fallback_->broadcast(data, bytes, root); }
+  void broadcast_all(const std::vector<Piece>& pieces, int root) override { fallback_->broadcast_all(pieces, root); }
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override {
     fallback_->alltoall(source, send_bytes, destination, receive_bytes);
   }
-  void barrier() final { fallback_->barrier(); }
+  void barrier() override { fallback_->barrier(); }
 
  protected:
   Group& fallback() const { return *fallback_; }

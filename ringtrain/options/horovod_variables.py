@@ -40,7 +40,7 @@ _OWN = (
     Variable("HOROVOD_DYNAMIC_PROCESS_SETS", False, "process sets can always be added and removed", _ON),
     Variable("HOROVOD_CYCLE_TIME", False, "there are no cycles, an operation begins when all ranks have it"),
     Variable("HOROVOD_HIERARCHICAL_ALLREDUCE", False, "the topology decides; on GPUs gpu_algorithm=hierarchical", _OFF),
-    Variable("HOROVOD_HIERARCHICAL_ALLGATHER", False, "an allgather goes flat over the network", _OFF),
+    Variable("HOROVOD_HIERARCHICAL_ALLGATHER", False, "the topology decides", _OFF),
     Variable("HOROVOD_TORUS_ALLREDUCE", False, "the topology decides; on GPUs gpu_algorithm=hierarchical", _OFF),
     Variable("HOROVOD_DISABLE_GROUP_FUSION", False, "fusion_threshold_mb=0 joins nothing", _OFF),
     Variable("HOROVOD_ADASUM_MPI_CHUNK_SIZE", False, "Adasum goes in the chunks of the other reductions"),

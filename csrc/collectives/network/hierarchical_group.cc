@@ -16,7 +16,7 @@ Reduction unscaled(const Reduction& reduction, DType dtype) { return {dtype, red
 // Long enough for the messages of the ring to be long; short enough for all stages to be at work most of the time.
 size_t block_elements(const HierarchicalGroup::Parts& parts, size_t total, size_t element) {
   constexpr size_t kLine = 64, kMostBytes = 256 << 10, kFewestBytes = 64 << 10, kManyBlocks = 16;
-  const auto lanes = static_cast<size_t>(parts.lanes), nodes = static_cast<size_t>(parts.nodes);
+  const auto lanes = static_cast<size_t>(parts.lanes), nodes = parts.ranks.size();
   const size_t fewest = lanes * kFewestBytes / element, most = lanes * nodes * kMostBytes / element;
   return std::clamp(total / kManyBlocks, fewest, most) / kLine * kLine;
 }
@@ -76,7 +76,7 @@ HierarchicalGroup::Overlapped::Overlapped(const HierarchicalGroup::Parts& parts,
       is_wide_(is_half(reduction.dtype)),
       dtype_(is_wide_ ? DType::float32 : reduction.dtype),
       element_(size_of(reduction.dtype)),
-      ahead_(2 * static_cast<size_t>(parts.nodes - 1) + 1),
+      ahead_(2 * (parts.ranks.size() - 1) + 1),
       blocks_(cut(parts, arrays, element_)) {
   size_t longest = 0;
   for (const Block& block : blocks_) {
@@ -91,7 +91,7 @@ HierarchicalGroup::Overlapped::Overlapped(const HierarchicalGroup::Parts& parts,
   std::vector<Block> slices;
   for (size_t k = 0; k < blocks_.size(); ++k) {
     const Slice own = slice(k);
-    slices.push_back({own.source, own.destination, even_slices(own.count, parts.nodes)});
+    slices.push_back({own.source, own.destination, even_slices(own.count, parts.nodes())});
   }
   stream_ = parts.cross->stream(reduction, dtype_, std::move(slices));
 }
@@ -134,6 +134,23 @@ Counts HierarchicalGroup::Parts::lane_counts(size_t count) const {
   Counts counts = even_slices(count, lanes);
   counts.resize(static_cast<size_t>(node->size()));
   return counts;
+}
+
+bool HierarchicalGroup::Parts::is_even() const {
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [&](const auto& of_node) { return of_node.size() == static_cast<size_t>(lanes); });
+}
+
+Counts HierarchicalGroup::Parts::of_own_lane(const Counts& counts) const {
+  Counts own;
+  for (const auto& of_node : ranks) own.push_back(counts[static_cast<size_t>(of_node[place()])]);
+  return own;
+}
+
+void HierarchicalGroup::barrier() {
+  parts_.node->barrier();
+  if (parts_.place() == 0) parts_.cross->barrier();
+  parts_.node->barrier();
 }
 
 void HierarchicalGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {

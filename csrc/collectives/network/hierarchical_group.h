@@ -1,9 +1,11 @@
-// Ranks on several nodes: reduced inside each node first, then between the nodes, then gathered inside the nodes, so
-// that a node's link carries every value once.
+// Ranks on several nodes: what they do inside a node goes through shared memory, and between the nodes each value
+// crosses a node's link once, in as few messages as there are nodes.
 //
-// A node has as many lanes as the node with the fewest ranks. The first so many ranks of each node own a slice of every
-// block and ring it with the ranks of the same place on the other nodes. The three stages overlap: while blocks are on
-// the wire, those behind them are reduced and those before them gathered in shared memory.
+// A node has as many lanes as the node with the fewest ranks. A lane is the ranks of the same place on all nodes. In an
+// allreduce each lane owns a slice of every block, which is reduced inside each node first, then between the nodes, and
+// then gathered inside the nodes. The three stages overlap: while blocks are on the wire, those behind them are reduced
+// and those before them gathered in shared memory. How the other operations are divided between the levels is said at
+// the top of the file of each; where nodes have different numbers of ranks, some are left to the flat Group.
 #pragma once
 
 #include <memory>
@@ -23,21 +25,34 @@ class HierarchicalGroup final : public GroupWithFallback {
     std::unique_ptr<StreamWatch> watch;   // of `node`
     std::unique_ptr<Group> node;          // the ranks of this node
     std::shared_ptr<NetworkGroup> cross;  // those with this rank's place on every node; null when it has no lane
-    int nodes, lanes;
+    // Of the Group, by node, and on a node by place.
+    std::vector<std::vector<int>> ranks;
+    int own_node, lanes;
     bool may_overlap;  // the same on all ranks
 
+    int nodes() const { return static_cast<int>(ranks.size()); }
     // This rank among those of its node.
     size_t place() const { return static_cast<size_t>(node->rank()); }
+    // Whether every rank has a lane.
+    bool is_even() const;
+    // What of `counts`, of all ranks, is that of this rank's lane, by node.
+    Counts of_own_lane(const Counts& counts) const;
     // What of `count` elements each rank of the node owns.
     Counts lane_counts(size_t count) const;
   };
-  // `flat`: all ranks, for what has no hierarchical form.
+  // `flat`: all ranks, for what suits no hierarchy.
   HierarchicalGroup(Parts parts, std::shared_ptr<Group> flat)
       : GroupWithFallback(std::move(flat)), parts_(std::move(parts)) {}
   const char* name() const override { return "hierarchical"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
-  Levels levels() override { return {parts_.node.get(), parts_.cross.get(), parts_.nodes, parts_.lanes}; }
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
+  void allgather(const void* source, void* destination, const Counts& bytes) override;
+  void broadcast(void* data, size_t bytes, int root) override { broadcast_all({{data, data, bytes}}, root); }
+  void broadcast_all(const std::vector<Piece>& pieces, int root) override;
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
+  void barrier() override;
+  Levels levels() override { return {parts_.node.get(), parts_.cross.get(), parts_.nodes(), parts_.lanes}; }
 
  private:
   class Overlapped;
@@ -47,7 +62,7 @@ class HierarchicalGroup final : public GroupWithFallback {
   void reduce_array(const Reduction& reduction, const Piece& array);
 
   const Parts parts_;
-  Scratch packed_, wide_, wide_slices_;
+  Scratch packed_, wide_, wide_slices_, run_, own_lane_, arrived_;
 };
 
 }  // namespace ringtrain
