@@ -93,6 +93,12 @@ Future* Call::promise(Failure*& failure) const {
   return frame_.future = failure ? nullptr : create.future;
 }
 
+void* Call::stream(Failure*& failure) const {
+  StreamGet get = {sizeof(StreamGet), nullptr, frame_.context, nullptr};
+  failure = api().get_stream(&get);
+  return get.stream;
+}
+
 const Buffer& Call::buffer(const Arguments& arguments, int64_t place) {
   if (place >= arguments.count) throw invalid("XLA's call has too few arrays");
   return *static_cast<const Buffer*>(arguments.items[place]);

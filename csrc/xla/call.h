@@ -42,6 +42,8 @@ class Call {
   const Api& api() const { return *frame_.api; }
   // XLA goes on when it is set; null where it cannot be made, and then `failure` says why.
   Future* promise(Failure*& failure) const;
+  // In which a program for a GPU does its work; where there is none, `failure` says why.
+  void* stream(Failure*& failure) const;
 
  private:
   const void* attribute(std::string_view name) const;

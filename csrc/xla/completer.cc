@@ -20,20 +20,6 @@ constexpr double kUntilFree_s = 2.0;
 
 bool is_never_interrupted() { return false; }
 
-// The engine of the Handle may have ended; then the Handle has, too.
-bool wait_for(Handle& handle, double timeout_s) {
-  if (handle.is_done()) return true;
-  const std::shared_ptr<Engine> engine = current_engine();
-  return engine ? engine->wait(handle, timeout_s, &is_never_interrupted) : handle.wait(timeout_s);
-}
-
-// XLA leaves out the rest of a program that has failed, and frees its memory, where what else the program has started
-// may still be read and written. However long that takes: the engine gives up what stalls, and all when it ends.
-void wait_until_memory_is_free() {
-  while (!Waiter::comes_true([] { return tickets().are_done(); }, kLong_s)) continue;
-  Waiter::comes_true([] { return tickets().are_free(); }, kUntilFree_s);
-}
-
 void set(const Api& api, Future* future, const std::optional<Error>& error) {
   if (error) {
     FutureSetError set = {sizeof(FutureSetError), nullptr, future, failure_of(api, *error)};
@@ -45,6 +31,28 @@ void set(const Api& api, Future* future, const std::optional<Error>& error) {
 }
 
 }  // namespace
+
+// The engine of the Handle may have ended; then the Handle has, too.
+bool wait_for(Handle& handle, double timeout_s) {
+  if (handle.is_done()) return true;
+  const std::shared_ptr<Engine> engine = current_engine();
+  return engine ? engine->wait(handle, timeout_s, &is_never_interrupted) : handle.wait(timeout_s);
+}
+
+void wait_until_memory_is_free() {
+  while (!Waiter::comes_true([] { return tickets().are_done(); }, kLong_s)) continue;
+  Waiter::comes_true([] { return tickets().are_free(); }, kUntilFree_s);
+}
+
+const OwnedTensor& result_of(const Started& started, size_t bytes) {
+  const OwnedTensor& tensor = started.handle->result().tensors.front();
+  if (tensor.spec.bytes() != bytes)
+    throw Error(ErrorKind::mismatch,
+                "the result is " + to_string(tensor.spec) +
+                    ", which is not what was expected when the program was compiled: inside jit all ranks must send as "
+                    "many rows, and the job must have as many ranks as then");
+  return tensor;
+}
 
 Completion::Completion(const Api& api, const std::vector<uint32_t>& numbers, std::vector<Copy> copies)
     : api_(&api), copies_(std::move(copies)) {
@@ -79,13 +87,7 @@ std::optional<Error> Completion::take_results() {
 void Completion::copy_results() {
   for (const Copy& copy : copies_) {
     const Started started = tickets().at(copy.ticket);
-    const OwnedTensor& tensor = started.handle->result().tensors.front();
-    if (tensor.spec.bytes() != copy.bytes)
-      throw Error(
-          ErrorKind::mismatch,
-          "the result is " + to_string(tensor.spec) +
-              ", which is not what was expected when the program was "
-              "compiled: inside jit all ranks must send as many rows, and the job must have as many ranks as then");
+    const OwnedTensor& tensor = result_of(started, copy.bytes);
     if (copy.bytes > 0) std::memcpy(copy.to, tensor.memory.get(), copy.bytes);
   }
 }

@@ -13,6 +13,17 @@
 
 namespace ringtrain::xla {
 
+// Whether it is done; waits for at most `timeout_s`, and does the engine's work meanwhile where it can.
+bool wait_for(Handle& handle, double timeout_s);
+
+// After an operation has failed. XLA leaves out the rest of the program, and frees its memory, where what else it has
+// started may still be read and written. However long that takes: the engine gives up what stalls, and all when it
+// ends.
+void wait_until_memory_is_free();
+
+// The result of an operation that allocates it. Throws mismatch unless it is so long.
+const OwnedTensor& result_of(const Started& started, size_t bytes);
+
 // What a program waits for.
 class Completion {
  public:

@@ -119,14 +119,22 @@ struct FutureSetError {
   Failure* failure;
 };
 
+struct StreamGet {
+  size_t size;
+  Extension* extension;
+  void* context;
+  void* stream;  // of the GPU: where the program runs
+};
+
 struct Api {
   size_t size;
   Extension* extension;
   Version version;
   const void* internal;
   Failure* (*create_failure)(FailureCreate*);
-  void *get_message, *destroy_failure, *register_handler, *get_stream, *register_type, *get_context, *set_state,
-      *get_state, *allocate, *free, *schedule, *count_threads;
+  void *get_message, *destroy_failure, *register_handler;
+  Failure* (*get_stream)(StreamGet*);
+  void *register_type, *get_context, *set_state, *get_state, *allocate, *free, *schedule, *count_threads;
   Failure* (*create_future)(FutureCreate*);
   Failure* (*set_available)(FutureSetAvailable*);
   Failure* (*set_error)(FutureSetError*);

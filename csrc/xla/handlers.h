@@ -1,4 +1,5 @@
-// What XLA calls: start() hands an operation to the engine and never waits, finish() waits for what was started.
+// What XLA calls in programs for CPUs: start() hands an operation to the engine and never waits, finish() waits for
+// what was started.
 //
 // A program has one start() for each array and one finish() for all that belongs together. So each array is on its way
 // as soon as it has its values, and since finish() takes all of them, XLA uses none of their memory meanwhile.
@@ -7,9 +8,6 @@
 #include "xla/ffi.h"
 
 namespace ringtrain::xla {
-
-// The version 0.minor that they tell XLA. Before they are registered.
-void set_api_version(int minor);
 
 // Any thread of XLA's.
 // (array) -> (the same array in place, ticket) for allreduce and broadcast, (array) -> (ticket) for what has a result

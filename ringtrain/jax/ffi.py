@@ -27,8 +27,9 @@ def register() -> None:
     To register what XLA refuses would be the end of JAX in this process: no backend would start any more.
     """
     minor = api_version(header().read_text())
-    for name, handler in _core.xla_handlers(minor).items():
-        jax_ffi.register_ffi_target(name, handler, platform="cpu")
+    for platform, handlers in _core.xla_handlers(minor).items():
+        for name, handler in handlers.items():
+            jax_ffi.register_ffi_target(name, handler, platform=platform)
 
 
 def header() -> Path:

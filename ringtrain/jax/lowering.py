@@ -64,14 +64,15 @@ def _note_ranks(kind: OpKind | None, how: How | None) -> None:
 
 def _register(primitive: Primitive, rule: Callable[..., Any]) -> None:
     # Each call gets a name of its own, so one must not be taken for another one.
-    mlir.register_lowering(primitive, rule, platform="cpu", **regions.UNCACHED)
+    for platform in ("cpu", "cuda"):
+        mlir.register_lowering(primitive, rule, platform=platform, **regions.UNCACHED)
     mlir.register_lowering(primitive, _refuse, **regions.UNCACHED)
 
 
 def _refuse(ctx: Any, *operands: Any, **params: Any) -> Any:
     raise NotImplementedError(
-        "ringtrain.jax works inside jit on CPUs. On another device put the operation between two jitted functions, or "
-        "have JAX compute on CPUs: JAX_PLATFORMS=cpu"
+        "ringtrain.jax works inside jit on CPUs and on NVIDIA's GPUs. On another device put the operation between two "
+        "jitted functions, or have JAX compute on CPUs: JAX_PLATFORMS=cpu"
     )
 
 
@@ -146,7 +147,8 @@ def _lowering_of(kind: OpKind) -> Callable[..., Any]:
                 values.append(value)
                 tickets.append(ticket)
             independent.wait_for(tickets)
-        return _finish(ctx, kind, program, values, tickets, independent)
+        own_names = [base + part for part in names.parts]
+        return _finish(ctx, kind, program, values, _Started(tickets, own_names, how), independent)
 
     return lower
 
@@ -157,9 +159,10 @@ def _lower_barrier(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
     if how.is_alone:
         return operands
     program = _Program.of(ctx)
+    name = program.base_name(names)
     attributes = {
         **_attributes(OpKind.BARRIER, names, how),
-        "name": program.base_name(names),
+        "name": name,
         "priority": np.int64(0),
         "is_awaited": np.int64(1),
     }
@@ -170,7 +173,7 @@ def _lower_barrier(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
         values = (*operands, *(end.value for end in ends))
         (ticket,) = call(ctx.replace(avals_in=avals_in, avals_out=[TICKET]), *values, **attributes)
         independent.wait_for([ticket])
-    return _finish(ctx, OpKind.BARRIER, program, list(operands), [ticket], independent)
+    return _finish(ctx, OpKind.BARRIER, program, list(operands), _Started([ticket], [name], how), independent)
 
 
 def _attributes(kind: OpKind, names: Names, how: How) -> dict[str, Any]:
@@ -178,7 +181,7 @@ def _attributes(kind: OpKind, names: Names, how: How) -> dict[str, Any]:
         "kind": np.int64(kind.value),
         "op": np.int64(how.op.value),
         "root": np.int64(how.root),
-        "process_set": np.int64(how.process_set.process_set_id or 0),
+        "process_set": _number_of(how),
         "prescale": np.float64(how.prescale),
         "postscale": np.float64(how.postscale),
         "splits": ",".join(map(str, how.sent)),
@@ -186,6 +189,22 @@ def _attributes(kind: OpKind, names: Names, how: How) -> dict[str, Any]:
         "threshold": np.float64(how.quantization.threshold if how.quantization else 0.0),
         "site": names.place,
     }
+
+
+def _number_of(how: How) -> Any:
+    return np.int64(how.process_set.process_set_id or 0)
+
+
+class _Started(NamedTuple):
+    """What one `_finish` is for. On a GPU nobody can read a ticket, and what was started is found by its name."""
+
+    tickets: list[Any]
+    names: list[str]
+    how: How
+
+    def names_in_one(self) -> str:
+        """Each behind its length in bytes and a colon."""
+        return "".join(f"{len(name.encode())}:{name}" for name in self.names)
 
 
 def _start(ctx: Any, kind: OpKind, given: Typed, attributes: dict[str, Any], ends: Sequence[Typed]) -> tuple[Any, Any]:
@@ -201,8 +220,9 @@ def _start(ctx: Any, kind: OpKind, given: Typed, attributes: dict[str, Any], end
 
 
 def _finish(
-    ctx: Any, kind: OpKind, program: _Program, values: list[Any], tickets: list[Any], independent: _Independent
+    ctx: Any, kind: OpKind, program: _Program, values: list[Any], started: _Started, independent: _Independent
 ) -> Any:
+    tickets = started.tickets
     # The last ticket is there twice: in the place of the second another one can be put later.
     others = [*independent.tickets(), tickets[-1]]
     is_in_place = kind in (*_IN_PLACE, OpKind.BARRIER)
@@ -214,6 +234,8 @@ def _finish(
         *(*values, *tickets, *others),
         kind=np.int64(kind.value),
         tickets=np.int64(len(tickets)),
+        names=started.names_in_one(),
+        process_set=_number_of(started.how),
     )
     end = Typed(results[0], ctx.avals_out[0])
     program.operations.append(_Operation(Place(results[0].owner, ir.InsertionPoint.current.block, [end]), tickets))

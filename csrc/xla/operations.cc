@@ -1,0 +1,70 @@
+#include "xla/operations.h"
+
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ringtrain::xla {
+namespace {
+
+std::atomic<int> api_minor{1};
+
+Request request_of(const Call& call) {
+  Request request{
+      {}, static_cast<int>(call.integer("priority")), std::make_shared<const std::string>(call.text("site"))};
+  Operation& operation = request.operation;
+  operation.kind = kind_of(call);
+  operation.name = call.text("name");
+  operation.process_set = static_cast<int32_t>(call.integer("process_set"));
+  operation.op = static_cast<ReduceOp>(call.integer("op"));
+  operation.root = static_cast<int32_t>(call.integer("root"));
+  operation.factors = {call.number("prescale"), call.number("postscale")};
+  const std::string codes = call.text("codes");
+  if (!codes.empty()) operation.quantizer = make_quantizer(codes, call.number("threshold"));
+  return request;
+}
+
+std::string not_finite_text(const Call& call, const int32_t* flags, int64_t count) {
+  const std::vector<int64_t> ranks = call.integers("ranks");
+  std::istringstream names(call.text("names"));
+  std::string name;
+  for (int64_t i = 0; i < count && std::getline(names, name); ++i)
+    if (flags[i] != 0)
+      return "the gradient of \"" + name + "\" is NaN or infinite on rank " +
+             std::to_string(ranks.at(ranks.size() - static_cast<size_t>(flags[i]))) +
+             "; no rank has updated its parameters with it";
+  return "";
+}
+
+}  // namespace
+
+void set_api_version(int minor) { api_minor = minor; }
+int api_version() { return api_minor; }
+
+std::shared_ptr<Handle> submit(const Call& call, int device, CudaStream stream) {
+  SubmissionBuilder builder(request_of(call));
+  const auto view_of = [&](Array array) { return TensorView{array.data, std::move(array.spec), device, stream}; };
+  const OpKind kind = kind_of(call);
+  if (kind != OpKind::barrier) builder.add_input(view_of(call.argument(0)));
+  if (is_in_place(kind)) builder.add_output(view_of(call.result(0)));
+  builder.set_splits(call.integers("splits"));
+  // What is finished next wakes the engine, or does its work.
+  return builder.submit(call.integer("is_awaited") != 0 ? Engine::Caller::waits : Engine::Caller::goes_on);
+}
+
+void require_in_place(const Call& call) {
+  for (int64_t i = 0; i < call.results(); ++i)
+    if (call.argument_address(i) != call.result_address(i) && call.result(i).spec.count() > 0)
+      throw failure("XLA has moved an array while it was under way; please report the versions of jax and ringtrain");
+}
+
+Failure* failure_of_flags(const Call& call, const int32_t* flags, int64_t count) {
+  const std::string text = not_finite_text(call, flags, count);
+  if (text.empty()) return nullptr;
+  const std::string message = "ringtrain.NonFiniteError: " + text;
+  FailureCreate create = {sizeof(FailureCreate), nullptr, message.c_str(), Code::aborted};
+  return call.api().create_failure(&create);
+}
+
+}  // namespace ringtrain::xla

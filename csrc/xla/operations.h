@@ -1,0 +1,38 @@
+// What a call of XLA's asks of the engine, on whatever device its arrays lie.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "runtime/submission_builder.h"
+#include "xla/call.h"
+
+namespace ringtrain::xla {
+
+// The version 0.minor that handlers tell XLA. Before they are registered.
+void set_api_version(int minor);
+int api_version();
+
+// What a handler does: calls execute(call), which returns a Failure or throws, if XLA wants the work done and nothing
+// else.
+template <typename Execute>
+Failure* handle(CallFrame* frame, Execute execute) {
+  if (answers_metadata(*frame, api_version()) || frame->stage != CallFrame::kExecute) return nullptr;
+  Failure* failure = nullptr;
+  const auto error = error_of([&] { failure = execute(Call(*frame)); });
+  return error ? failure_of(*frame->api, *error) : failure;
+}
+
+inline OpKind kind_of(const Call& call) { return static_cast<OpKind>(call.integer("kind")); }
+inline bool is_in_place(OpKind kind) { return kind == OpKind::allreduce || kind == OpKind::broadcast; }
+
+// Hands the operation to the engine. `device` and `stream`: of a program for a GPU, as in a TensorView.
+std::shared_ptr<Handle> submit(const Call& call, int device = TensorView::kHost, CudaStream stream = nullptr);
+
+// Of the results in place, which must be where the engine has written them. XLA may have copied what it was given.
+void require_in_place(const Call& call);
+
+// Null if the flags, one for each name, are all 0. The flags lie in host memory.
+Failure* failure_of_flags(const Call& call, const int32_t* flags, int64_t count);
+
+}  // namespace ringtrain::xla
