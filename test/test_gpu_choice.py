@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from harness import gpu_double
@@ -49,6 +50,17 @@ def loaded(*names, **settings):
             del sys.modules[name]
 
 
+@contextlib.contextmanager
+def jax_for_gpus(folder, seen="all"):
+    """What init() sees of a JAX with its plugin for CUDA: yields its settings."""
+    settings = {"jax_cuda_visible_devices": seen}
+    (folder / "jax_cuda12_plugin.py").touch()
+    found = types.ModuleType("jax")
+    found.config = types.SimpleNamespace(read=settings.__getitem__, update=settings.__setitem__)
+    with mock.patch.dict(sys.modules, jax=found), mock.patch.object(sys, "path", [str(folder), *sys.path]):
+        yield settings
+
+
 def make_context(device, is_current=False):
     driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     assert driver.cuInit(0) == driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
@@ -72,6 +84,15 @@ def reduce_on(device):
 
 
 # --- in a job ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(2, initialised=False, env=FOUR_GPUS)
+@pytest.mark.parametrize("seen", ["all", "3"])
+def test_jax_sees_the_gpu_of_its_rank_alone_unless_the_script_has_chosen(tmp_path, seen):
+    with jax_for_gpus(tmp_path, seen) as settings:
+        hvd.init()
+        assert settings == {"jax_cuda_visible_devices": seen if seen != "all" else str(hvd.local_rank())}
+        hvd.shutdown()
 
 
 @pytest.mark.ranks(2, 3, initialised=False, env=FOUR_GPUS)

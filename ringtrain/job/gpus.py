@@ -6,12 +6,15 @@ The start of the CUDA driver takes up to a second, so nobody asks it before a li
 from __future__ import annotations
 
 import glob
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import ringtrain._core as _core
+
+_PLUGINS_OF_JAX = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
 class Choice(NamedTuple):
@@ -54,25 +57,38 @@ def use(choice: Choice) -> None:
     """Make it the current GPU of the loaded libraries in this thread, unless the script has made its own choice."""
     if choice.device < 0 or choice.is_kept:
         return
-    for library, set_device in _libraries():
-        if library.cuda.is_available():
-            set_device(choice.device)
+    for tell in _libraries():
+        tell(choice.device)
 
 
-def _libraries() -> list[tuple[Any, Callable[[int], object]]]:
-    """The libraries of this process that can use GPUs, and how each is told which one."""
-    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
-    found: list[tuple[Any, Callable[[int], object]]] = []
+def _libraries() -> list[Callable[[int], object]]:
+    """How each library of this process that can use GPUs is told which one."""
+    cupy, torch, jax = (sys.modules.get(name) for name in ("cupy", "torch", "jax"))
+    found: list[Callable[[int], object]] = []
     if cupy is not None:
-        found.append((cupy, lambda device: cupy.cuda.Device(device).use()))
+        found.append(lambda device: _tell_cupy(cupy, device))
     if torch is not None and torch.version.cuda is not None:
-        found.append((torch, lambda device: _tell_torch(torch, device)))
+        found.append(lambda device: _tell_torch(torch, device))
+    if jax is not None and any(map(importlib.util.find_spec, _PLUGINS_OF_JAX)):
+        found.append(lambda device: _tell_jax(jax, device))
     return found
+
+
+def _tell_cupy(cupy: Any, device: int) -> None:
+    if cupy.cuda.is_available():
+        cupy.cuda.Device(device).use()
 
 
 def _tell_torch(torch: Any, device: int) -> None:
     """When it first needs a GPU, or now if it has one: a job that only has a PyTorch with CUDA makes no context."""
-    torch.cuda._lazy_call(lambda: torch.cuda.set_device(device))
+    if torch.cuda.is_available():
+        torch.cuda._lazy_call(lambda: torch.cuda.set_device(device))
+
+
+def _tell_jax(jax: Any, device: int) -> None:
+    """Before it looks for GPUs, which it does with its first array: then it keeps what it has found."""
+    if jax.config.read("jax_cuda_visible_devices") == "all":
+        jax.config.update("jax_cuda_visible_devices", str(device))
 
 
 def describe_sharing(nodes: Sequence[int], local_ranks: Sequence[int], choices: Sequence[Choice]) -> str:
