@@ -74,6 +74,9 @@ class Seat:
         self._world: queue.SimpleQueue[Notice] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
         self._handing: threading.Thread | None = None
+        self._heard = 0  # notices
+        self._handed = 0  # of them, guarded by:
+        self._catching_up = threading.Condition()
         self._on_notice: Callable[[Notice], None] | None = None
         self._is_closed = False
         self._process = os.getpid()
@@ -207,6 +210,7 @@ class Seat:
             while True:
                 with contextlib.suppress(queue.Empty):
                     answer = answers.get(timeout=_LOOK_S)  # Ctrl-C interrupts it
+                    self._catch_up(answer["heard"])
                     if answer["kind"] == "error":
                         raise _error(answer)
                     return answer
@@ -215,6 +219,12 @@ class Seat:
                     raise errors.StalledError(f"the scheduler has not answered for {patience_s + _GRACE_S:g} s")
         finally:
             del self._answers[number]
+
+    def _catch_up(self, heard: int) -> None:
+        """What the scheduler told before an answer is known with it, such as whose death has ended a round."""
+        if self._handing is not None:
+            with self._catching_up:
+                self._catching_up.wait_for(lambda: self._handed >= heard or self._is_closed, _SEND_S)
 
     def _send(self, message: Notice) -> None:
         self._require_scheduler()
@@ -243,7 +253,7 @@ class Seat:
         except (OSError, StrangerError, ValueError) as error:
             self._gone = self._gone or _lost(error)
             if not self._is_closed:
-                self._notices.put({"kind": "gone", "text": self._gone})
+                self._put({"kind": "gone", "text": self._gone})
         self._incoming.close()
         self._outgoing.close()
 
@@ -255,21 +265,28 @@ class Seat:
         if kind in ("answer", "error", "place"):
             answers = self._answers.get(message["id"])
             if answers is not None:
-                answers.put(message)
+                answers.put({**message, "heard": self._heard})
         elif kind in ("world", "failed"):
             self._world.put(message)
         elif kind == "over":
             self._world.put({"error": "ShutDownError", "text": "the job of this store is over", **message})
-            self._notices.put(message)
+            self._put(message)
         elif kind == "expelled":
             self._gone = f"the others take this process for dead: {message['text']}"
         else:
-            self._notices.put(message)
+            self._put(message)
+
+    def _put(self, notice: Notice) -> None:
+        self._heard += 1
+        self._notices.put(notice)
 
     def _hand_on(self) -> None:
         assert self._on_notice is not None
         while (notice := self._notices.get()) is not None and not self._is_closed:
             self._on_notice(notice)
+            with self._catching_up:
+                self._handed += 1
+                self._catching_up.notify_all()
 
     def _close_in_child(self) -> None:
         """Else nobody would notice that this process has died."""
