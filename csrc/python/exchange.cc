@@ -33,7 +33,7 @@ bool is_dense(const nb::dlpack::dltensor& seen) {
 // A bit of torch's tensors that DLPack does not tell: their values are the negative ones of what lies in memory.
 bool is_negative(nb::handle tensor) {
   static PyObject* const name = PyUnicode_InternFromString("is_neg");
-  const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), name));
+  const nb::object answer = nb::steal(PyObject_CallMethodObjArgs(tensor.ptr(), name, nullptr));
   if (!answer.is_valid()) PyErr_Clear();
   return answer.ptr() != Py_False;
 }
