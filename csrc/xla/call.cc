@@ -1,9 +1,12 @@
 #include "xla/call.h"
 
+#include <atomic>
 #include <sstream>
 
 namespace ringtrain::xla {
 namespace {
+
+std::atomic<int> api_minor{1};
 
 DType dtype_of(Element element) {
   switch (element) {
@@ -121,12 +124,14 @@ Failure* failure_of(const Api& api, const Error& error) {
   return api.create_failure(&create);
 }
 
-bool answers_metadata(CallFrame& frame, int minor_version) {
+void set_api_version(int minor) { api_minor = minor; }
+
+bool answers_metadata(CallFrame& frame) {
   for (Extension* extension = frame.extension; extension; extension = extension->next) {
     if (extension->type != Extension::kMetadata) continue;
     Metadata& metadata = *reinterpret_cast<MetadataExtension*>(extension)->metadata;
     metadata.version.major = 0;
-    metadata.version.minor = minor_version;
+    metadata.version.minor = api_minor;
     metadata.traits = 0;
     return true;
   }

@@ -57,7 +57,30 @@ class Call {
 // Its text begins with "ringtrain.", the name of the exception and ": ", by which Python finds the exception again.
 Failure* failure_of(const Api& api, const Error& error);
 
+// Of the first so many results, calls visit(where it is to be, where its argument is, bytes) for those that are not
+// in place, whose dtype need not be one that can be sent, and not empty.
+template <typename Visit>
+void for_each_moved(const Call& call, int64_t results, Visit visit) {
+  for (int64_t i = 0; i < results; ++i) {
+    if (call.argument_address(i) == call.result_address(i)) continue;
+    const size_t bytes = call.result(i).spec.bytes();
+    if (bytes > 0) visit(call.result_address(i), call.argument_address(i), bytes);
+  }
+}
+
+// The version 0.minor that handlers tell XLA. Before they are registered.
+void set_api_version(int minor);
 // Whether XLA only wants to know for which version this was written; then it is told.
-bool answers_metadata(CallFrame& frame, int minor_version);
+bool answers_metadata(CallFrame& frame);
+
+// What a handler does: calls execute(call), which returns a Failure or throws, if XLA wants the work done and nothing
+// else.
+template <typename Execute>
+Failure* handle(CallFrame* frame, Execute execute) {
+  if (answers_metadata(*frame) || frame->stage != CallFrame::kExecute) return nullptr;
+  Failure* failure = nullptr;
+  const auto error = error_of([&] { failure = execute(Call(*frame)); });
+  return error ? failure_of(*frame->api, *error) : failure;
+}
 
 }  // namespace ringtrain::xla

@@ -31,8 +31,9 @@ Place place_of(CudaStream stream, const void* word) {
   return {require_engine()->gpu(ordinal), stream};
 }
 
+// Throws not_initialized when the engine has ended meanwhile.
 void wait_for_gpu(const GpuEvent& event) {
-  while (!Waiter::comes_true([&] { return event.has_come(); }, kLong_s)) continue;
+  while (!Waiter::comes_true([&] { return event.has_come(); }, kLong_s)) require_engine();
 }
 
 // By process set and name, which are in flight once: the tickets of what programs have started and not finished.
@@ -81,10 +82,9 @@ std::vector<std::string> names_of(const Call& call) {
 }
 
 void copy_through(const Call& call, int64_t results, const Place& place) {
-  for (int64_t i = 0; i < results; ++i)
-    if (call.argument_address(i) != call.result_address(i) && call.result(i).spec.count() > 0)
-      place.gpu->copy_for_user(call.result_address(i), call.argument_address(i), call.result(i).spec.bytes(),
-                               place.stream);
+  for_each_moved(call, results, [&](void* to, const void* from, size_t bytes) {
+    place.gpu->copy_for_user(to, from, bytes, place.stream);
+  });
 }
 
 // Once it is done: has the stream wait for it, and puts its result, if it has one of its own, where XLA wants it.
@@ -122,13 +122,20 @@ void finish_in_stream(const Call& call, const Place& place) {
   if (error) throw Error(*error);
 }
 
+// As handle(), with the stream of the program.
+template <typename Execute>
+Failure* handle_in_stream(CallFrame* frame, Execute execute) {
+  return handle(frame, [&](const Call& call) {
+    Failure* failure = nullptr;
+    const CudaStream stream = call.stream(failure);
+    return failure ? failure : execute(call, stream);
+  });
+}
+
 }  // namespace
 
 Failure* start(CallFrame* frame) {
-  return handle(frame, [](const Call& call) -> Failure* {
-    Failure* failure = nullptr;
-    const CudaStream stream = call.stream(failure);
-    if (failure) return failure;
+  return handle_in_stream(frame, [](const Call& call, CudaStream stream) -> Failure* {
     Started started;
     started.error = error_of([&] {
       const Place place = place_of(stream, call.result_address(call.results() - 1));
@@ -142,25 +149,19 @@ Failure* start(CallFrame* frame) {
 }
 
 Failure* finish(CallFrame* frame) {
-  return handle(frame, [](const Call& call) -> Failure* {
-    Failure* failure = nullptr;
-    const CudaStream stream = call.stream(failure);
-    if (failure) return failure;
+  return handle_in_stream(frame, [](const Call& call, CudaStream stream) -> Failure* {
     finish_in_stream(call, place_of(stream, call.argument_address(call.arguments() - 1)));
     return nullptr;
   });
 }
 
 Failure* require_finite(CallFrame* frame) {
-  return handle(frame, [](const Call& call) -> Failure* {
-    Failure* failure = nullptr;
-    const CudaStream stream = call.stream(failure);
-    if (failure) return failure;
+  return handle_in_stream(frame, [](const Call& call, CudaStream stream) -> Failure* {
     const Array flags = call.argument(1);
     const Place place = place_of(stream, flags.data);
     const std::shared_ptr<char> here = place.gpu->pinned(flags.spec.bytes());
     wait_for_gpu(*place.gpu->copy_for_user(here.get(), flags.data, flags.spec.bytes(), stream));
-    failure = failure_of_flags(call, reinterpret_cast<const int32_t*>(here.get()), flags.spec.count());
+    Failure* failure = failure_of_flags(call, reinterpret_cast<const int32_t*>(here.get()), flags.spec.count());
     if (failure == nullptr) copy_through(call, 1, place);
     return failure;
   });

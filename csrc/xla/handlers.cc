@@ -12,9 +12,7 @@ namespace ringtrain::xla {
 namespace {
 
 void copy_through(const Call& call, int64_t results) {
-  for (int64_t i = 0; i < results; ++i)
-    if (call.argument_address(i) != call.result_address(i) && call.result(i).spec.count() > 0)
-      std::memcpy(call.result_address(i), call.argument_address(i), call.result(i).spec.bytes());
+  for_each_moved(call, results, [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); });
 }
 
 Completion completion_of(const Call& call) {

@@ -8,8 +8,6 @@
 namespace ringtrain::xla {
 namespace {
 
-std::atomic<int> api_minor{1};
-
 Request request_of(const Call& call) {
   Request request{
       {}, static_cast<int>(call.integer("priority")), std::make_shared<const std::string>(call.text("site"))};
@@ -39,9 +37,6 @@ std::string not_finite_text(const Call& call, const int32_t* flags, int64_t coun
 
 }  // namespace
 
-void set_api_version(int minor) { api_minor = minor; }
-int api_version() { return api_minor; }
-
 std::shared_ptr<Handle> submit(const Call& call, int device, CudaStream stream) {
   SubmissionBuilder builder(request_of(call));
   const auto view_of = [&](Array array) { return TensorView{array.data, std::move(array.spec), device, stream}; };
@@ -54,9 +49,9 @@ std::shared_ptr<Handle> submit(const Call& call, int device, CudaStream stream) 
 }
 
 void require_in_place(const Call& call) {
-  for (int64_t i = 0; i < call.results(); ++i)
-    if (call.argument_address(i) != call.result_address(i) && call.result(i).spec.count() > 0)
-      throw failure("XLA has moved an array while it was under way; please report the versions of jax and ringtrain");
+  for_each_moved(call, call.results(), [](void*, const void*, size_t) {
+    throw failure("XLA has moved an array while it was under way; please report the versions of jax and ringtrain");
+  });
 }
 
 Failure* failure_of_flags(const Call& call, const int32_t* flags, int64_t count) {

@@ -1,27 +1,13 @@
 // What a call of XLA's asks of the engine, on whatever device its arrays lie.
 #pragma once
 
-#include <atomic>
+#include <cstdint>
 #include <memory>
 
 #include "runtime/submission_builder.h"
 #include "xla/call.h"
 
 namespace ringtrain::xla {
-
-// The version 0.minor that handlers tell XLA. Before they are registered.
-void set_api_version(int minor);
-int api_version();
-
-// What a handler does: calls execute(call), which returns a Failure or throws, if XLA wants the work done and nothing
-// else.
-template <typename Execute>
-Failure* handle(CallFrame* frame, Execute execute) {
-  if (answers_metadata(*frame, api_version()) || frame->stage != CallFrame::kExecute) return nullptr;
-  Failure* failure = nullptr;
-  const auto error = error_of([&] { failure = execute(Call(*frame)); });
-  return error ? failure_of(*frame->api, *error) : failure;
-}
 
 inline OpKind kind_of(const Call& call) { return static_cast<OpKind>(call.integer("kind")); }
 inline bool is_in_place(OpKind kind) { return kind == OpKind::allreduce || kind == OpKind::broadcast; }
