@@ -74,8 +74,8 @@ class Seat:
         self._world: queue.SimpleQueue[Notice] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
         self._handing: threading.Thread | None = None
-        self._heard = 0  # notices
-        self._handed = 0  # of them, guarded by:
+        self._heard = 0  # how many notices have come, and how many of them are handed on
+        self._handed = 0  # under _catching_up
         self._catching_up = threading.Condition()
         self._on_notice: Callable[[Notice], None] | None = None
         self._is_closed = False
@@ -222,7 +222,7 @@ class Seat:
 
     def _catch_up(self, heard: int) -> None:
         """What the scheduler told before an answer is known with it, such as whose death has ended a round."""
-        if self._handing is not None:
+        if self._handing is not None and self._handing.is_alive():
             with self._catching_up:
                 self._catching_up.wait_for(lambda: self._handed >= heard or self._is_closed, _SEND_S)
 
