@@ -136,6 +136,14 @@ Counts HierarchicalGroup::Parts::lane_counts(size_t count) const {
   return counts;
 }
 
+HierarchicalGroup::Parts::Seat HierarchicalGroup::Parts::seat_of(int rank) const {
+  for (size_t node = 0; node < ranks.size(); ++node) {
+    const auto place = std::find(ranks[node].begin(), ranks[node].end(), rank);
+    if (place != ranks[node].end()) return {static_cast<int>(node), static_cast<int>(place - ranks[node].begin())};
+  }
+  throw failure("rank " + std::to_string(rank) + " is on no node of its group");
+}
+
 bool HierarchicalGroup::Parts::is_even() const {
   return std::all_of(ranks.begin(), ranks.end(),
                      [&](const auto& of_node) { return of_node.size() == static_cast<size_t>(lanes); });

@@ -30,6 +30,10 @@ class HierarchicalGroup final : public GroupWithFallback {
     int own_node, lanes;
     bool may_overlap;  // the same on all ranks
 
+    struct Seat {
+      int node, place;
+    };
+    Seat seat_of(int rank) const;
     int nodes() const { return static_cast<int>(ranks.size()); }
     // This rank among those of its node.
     size_t place() const { return static_cast<size_t>(node->rank()); }
