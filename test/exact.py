@@ -78,6 +78,18 @@ def data_of_ranks(size: int, shape: Sequence[int], dtype: Any, seed: int = 0, op
     return [data(rank, shape, dtype, seed, op) for rank in range(size)]
 
 
+def gathered_together(size: int, many: Sequence[int], step: int) -> list[list[np.ndarray]]:
+    """What each rank gives to each of so many allgathers: other rows on each, none on some, in several dtypes."""
+    dtypes = ["float32", "uint8", "int64", "float16"]
+    return [
+        [
+            data(rank, (rows * ((rank + i + step) % 3), 1 + i % 3), dtypes[i % len(dtypes)], seed=i + step)
+            for rank in range(size)
+        ]
+        for i, rows in enumerate(many)
+    ]
+
+
 def reference(op: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """The naive allreduce: reduce in float64 or int64, then cast back.
 

@@ -13,6 +13,7 @@ from exact import (
     complex_data_of_ranks,
     data,
     data_of_ranks,
+    gathered_together,
     reference,
     require_equal,
 )
@@ -152,6 +153,47 @@ def test_short_broadcasts_travel_together_in_a_tree():
     hvd.broadcast_parameters(mine, root_rank=hvd.size() - 1)
     for i, array in enumerate(mine):
         require_equal(array, np.full(3, 10 * (hvd.size() - 1) + i, np.int64))
+
+
+def check_allgathers_together():
+    rank = hvd.rank()
+    for step in (0, 1, 1, 1):  # with cached names in the end
+        everybody = gathered_together(hvd.size(), COUNTS_OF_MANY, step)
+        begun = [hvd.allgather_async(arrays[rank], name=f"together {i}") for i, arrays in enumerate(everybody)]
+        for handle, arrays in zip(begun, everybody, strict=True):
+            require_equal(hvd.synchronize(handle), np.concatenate(arrays))
+        grouped = hvd.grouped_allgather([arrays[rank] for arrays in everybody], name="group")
+        for result, arrays in zip(grouped, everybody, strict=True):
+            require_equal(result, np.concatenate(arrays))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_allgathers_that_travel_together():
+    check_allgathers_together()
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, env=RING)
+def test_allgathers_that_travel_together_on_the_ring():
+    check_allgathers_together()
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_SHARED_MEMORY": "off"})
+def test_short_allgathers_travel_together_without_shared_memory():
+    check_allgathers_together()
+
+
+@pytest.mark.ranks(2, 3)
+def test_an_allgather_that_does_not_fit_fails_alone_among_others():
+    rank, size = hvd.rank(), hvd.size()
+    dtypes = [np.float64 if rank == 0 and i == 3 else np.float32 for i in range(6)]
+    begun = [hvd.allgather_async(np.full(rank + i, rank, dtype), name=f"fits {i}") for i, dtype in enumerate(dtypes)]
+    with pytest.raises(hvd.MismatchError, match=r'allgather "fits 3".*float64'):
+        hvd.synchronize(begun[3])
+    for i, handle in enumerate(begun):
+        if i != 3:
+            require_equal(hvd.synchronize(handle), np.concatenate([np.full(r + i, r, np.float32) for r in range(size)]))
 
 
 @pytest.mark.ranks(2)

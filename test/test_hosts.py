@@ -8,7 +8,17 @@ from unittest import mock
 import ml_dtypes
 import numpy as np
 import pytest
-from exact import DTYPE_OF_EACH_SIZE, DTYPES, FLOATS, OPS, data, data_of_ranks, reference, require_equal
+from exact import (
+    DTYPE_OF_EACH_SIZE,
+    DTYPES,
+    FLOATS,
+    OPS,
+    data,
+    data_of_ranks,
+    gathered_together,
+    reference,
+    require_equal,
+)
 from measure.process import measure_asleep
 
 import ringtrain as hvd
@@ -112,6 +122,23 @@ def test_many_arrays_at_once_across_hosts():
         hvd.grouped_allreduce_(mine, op=hvd.Sum)
         for i, shape in enumerate(shapes):
             require_equal(mine[i], reference("sum", data_of_ranks(hvd.size(), shape, dtype, seed=i)))
+
+
+def check_allgathers_at_once():
+    everybody = gathered_together(hvd.size(), [1, 0, 200_001, 5, 70_007, 3], step=0)
+    gathered = hvd.grouped_allgather([arrays[hvd.rank()] for arrays in everybody])
+    for result, arrays in zip(gathered, everybody, strict=True):
+        require_equal(result, np.concatenate(arrays))
+
+
+@pytest.mark.ranks(4, hosts=(2, 2))
+def test_many_allgathers_at_once_across_hosts():
+    check_allgathers_at_once()
+
+
+@pytest.mark.ranks(5, hosts=(3, 2), timeout=120)
+def test_many_allgathers_at_once_across_uneven_hosts():
+    check_allgathers_at_once()
 
 
 @pytest.mark.ranks(4, hosts=(2, 2))

@@ -132,11 +132,26 @@ def test_only_what_fits_together_is_fused():
         gradient("double too", dtype=10),
         Request(OpKind.BROADCAST, "weight of another", shape=[16], root=1),
         Request(OpKind.BROADCAST, "bias", dtype=10, shape=[]),
+        Request(OpKind.ALLGATHER, "rows", shape=[2, 3]),
         Request(OpKind.BROADCAST, "elsewhere", shape=[16], root=1),
+        Request(OpKind.ALLGATHER, "more rows", dtype=10, shape=[0]),
+        Request(OpKind.REDUCESCATTER, "scattered", shape=[4]),
+        Request(OpKind.REDUCESCATTER, "scattered too", shape=[4]),
     ]
     plans = Simulation(3).round(everybody(3, *requests))[0]
     gradients = [["float", "float too"], ["double", "double too"], ["largest"]]
-    assert names(plans) == [*gradients, ["weight", "bias"], ["weight of another", "elsewhere"]]
+    weights = [["weight", "bias"], ["weight of another", "elsewhere"]]
+    assert names(plans) == [*gradients, *weights, ["rows", "more rows"], ["scattered"], ["scattered too"]]
+
+
+def test_what_all_ranks_give_to_an_allgather_counts_for_the_threshold():
+    def rows(rank, count):
+        return Request(OpKind.ALLGATHER, f"rows {count}", shape=[rank * count, 2])
+
+    # 8 bytes a row: 0 + 10, 0 + 2 and 0 + 1 rows of the two ranks
+    fresh = [[rows(rank, count) for count in (10, 2, 1)] for rank in range(2)]
+    plans = Simulation(2, fusion_threshold_bytes=96).round(fresh)[0]
+    assert names(plans) == [["rows 10", "rows 2"], ["rows 1"]]
 
 
 def test_the_most_urgent_goes_first():

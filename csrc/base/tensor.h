@@ -23,6 +23,10 @@ struct TensorSpec {
 
   int64_t count() const { return count_of(shape); }
   size_t bytes() const { return static_cast<size_t>(count()) * size_of(dtype); }
+  // Of one index of the first dimension, which there is.
+  size_t row_bytes() const {
+    return static_cast<size_t>(count_of(Shape(shape.begin() + 1, shape.end()))) * size_of(dtype);
+  }
   bool operator==(const TensorSpec& other) const { return dtype == other.dtype && shape == other.shape; }
   bool operator!=(const TensorSpec& other) const { return !(*this == other); }
 };

@@ -89,6 +89,16 @@ class Group {
   // the destination.
   virtual void allgather(const void* source, void* destination, const Counts& bytes) = 0;
 
+  // The same of many arrays.
+  struct Gathering {
+    const void* source;
+    void* destination;
+    Counts bytes;
+  };
+  virtual void allgather_all(const std::vector<Gathering>& arrays) {
+    for (const Gathering& array : arrays) allgather(array.source, array.destination, array.bytes);
+  }
+
   // As allgather of `bytes` bytes of each rank, where each is made at its own place in `destination`, part by part,
   // while the parts before it travel, and used when the same part of all ranks is there.
   struct Parts {

@@ -21,6 +21,7 @@ class GroupWithFallback : public Group {
   void allgather(const void* source, void* destination, const Counts& bytes) override {
     fallback_->allgather(source, destination, bytes);
   }
+  void allgather_all(const std::vector<Gathering>& arrays) override { fallback_->allgather_all(arrays); }
   void broadcast(void* data, size_t bytes, int root) override { fallback_->broadcast(data, bytes, root); }
   void broadcast_all(const std::vector<Piece>& pieces, int root) override { fallback_->broadcast_all(pieces, root); }
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override {

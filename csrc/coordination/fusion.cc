@@ -1,25 +1,42 @@
 #include "coordination/fusion.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace ringtrain {
 namespace {
 
-bool is_fusable(const Agreement& agreement) {
-  const OpKind kind = agreement.operation.kind;
-  if (agreement.error != ErrorKind::none || (kind != OpKind::allreduce && kind != OpKind::broadcast)) return false;
-  const std::vector<TensorSpec>& tensors = agreement.operation.tensors;
-  if (kind == OpKind::broadcast) return !tensors.empty();
-  return !tensors.empty() && std::all_of(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
-    return tensor.dtype == tensors.front().dtype;
-  });
+// Whatever their dtypes. An alltoall does so, too, but no rank knows what the others send.
+bool only_moves_bytes(const Operation& operation) {
+  return operation.kind == OpKind::broadcast || operation.kind == OpKind::allgather;
 }
 
-// Whether two such operations can be done as one. A broadcast moves bytes, whatever they are.
+bool is_fusable(const Agreement& agreement) {
+  const std::vector<TensorSpec>& tensors = agreement.operation.tensors;
+  if (agreement.error != ErrorKind::none || tensors.empty()) return false;
+  if (only_moves_bytes(agreement.operation)) return true;
+  return agreement.operation.kind == OpKind::allreduce &&
+         std::all_of(tensors.begin(), tensors.end(),
+                     [&](const TensorSpec& tensor) { return tensor.dtype == tensors.front().dtype; });
+}
+
+// Whether two such operations can be done as one.
 bool can_be_joined(const Operation& a, const Operation& b) {
-  const bool are_alike = a.kind == OpKind::broadcast || a.tensors.front().dtype == b.tensors.front().dtype;
+  const bool are_alike = only_moves_bytes(a) || a.tensors.front().dtype == b.tensors.front().dtype;
   return are_alike && holds_for_all_fields(
                           [&](const auto& field) { return !field.splits_plans || a.*field.member == b.*field.member; });
+}
+
+// The same on all ranks, whatever rows each of them gives.
+size_t bytes_of(const Agreement& agreement) {
+  if (agreement.operation.kind != OpKind::allgather) return agreement.operation.bytes();
+  size_t bytes = 0;
+  for (size_t t = 0; t < agreement.rows.size(); ++t) {
+    const std::vector<int64_t>& rows = agreement.rows[t];
+    bytes += static_cast<size_t>(std::accumulate(rows.begin(), rows.end(), int64_t{0})) *
+             agreement.operation.tensors[t].row_bytes();
+  }
+  return bytes;
 }
 
 struct OpenPlan {
@@ -42,7 +59,7 @@ std::vector<PlanPtr> fuse(std::vector<AgreementPtr> agreements, size_t threshold
   for (AgreementPtr& agreement : agreements) {
     if (is_fusable(*agreement)) {
       const Operation& operation = agreement->operation;
-      const size_t bytes = operation.bytes();
+      const size_t bytes = bytes_of(*agreement);
       const auto it = std::find_if(open.begin(), open.end(),
                                    [&](const OpenPlan& plan) { return can_be_joined(*plan.like, operation); });
       if (it != open.end() && it->bytes + bytes <= threshold_bytes) {

@@ -7,8 +7,8 @@
 
 namespace ringtrain {
 
-// Joined are allreduces of one process set, dtype, op and scale, and broadcasts of one process set and root. Of equal
-// priority, the order of `agreements` stays.
+// Joined are allreduces of one process set, dtype, op and scale, broadcasts of one process set and root, and allgathers
+// of one process set. Of equal priority, the order of `agreements` stays.
 std::vector<PlanPtr> fuse(std::vector<AgreementPtr> agreements, size_t threshold_bytes);
 
 }  // namespace ringtrain

@@ -53,13 +53,6 @@ const void* prescaled(Memory& memory, const Operation& operation, DType dtype, c
   return destination;
 }
 
-// Bytes of one index of the first dimension.
-size_t row_bytes(const TensorSpec& spec) {
-  TensorSpec row = spec;
-  row.shape[0] = 1;
-  return row.bytes();
-}
-
 Counts to_bytes(const std::vector<int64_t>& rows, size_t bytes_per_row) {
   Counts bytes;
   for (const int64_t row : rows) bytes.push_back(static_cast<size_t>(row) * bytes_per_row);
@@ -96,7 +89,7 @@ void Executor::reduce_values(const std::vector<const void*>& values, const Submi
   void* const destination = submission->outputs[0];
   reduce(reduction_of(operation, spec.dtype, ranks), &destination, 1, values.data(), ranks,
          static_cast<size_t>(spec.count()));
-  finish(submission, {});
+  finish({submission}, {Result()});
 }
 
 // A rank that has joined contributes zeros, which is agreed. From any other rank a tensor is expected. With zeros the
@@ -135,6 +128,8 @@ void Executor::carry_out(const Plan& plan, const Submissions& submissions, std::
       allreduce(plan, submissions, *loan);
     else if (operation.kind == OpKind::broadcast)
       broadcast(plan, submissions, *loan->memory);
+    else if (operation.kind == OpKind::allgather)
+      allgather(plan, submissions, *loan);
     else
       run_one(plan, submissions.front(), *loan);
   } catch (...) {
@@ -168,11 +163,13 @@ void Executor::finish_all(const Plan& plan, const Submissions& submissions, Memo
     if (submission) submission->handle->finish(result);
 }
 
-// The history keeps the submission, but not its result.
-void Executor::finish(const SubmissionPtr& submission, Result result) {
-  inbox_.remove(std::vector{submission});
-  const std::shared_ptr<Handle> handle = std::move(submission->handle);
-  handle->finish(std::move(result));
+// The history keeps the submissions, but not their results.
+void Executor::finish(const Submissions& submissions, std::vector<Result> results) {
+  inbox_.remove(submissions);
+  for (size_t i = 0; i < submissions.size(); ++i) {
+    const std::shared_ptr<Handle> handle = std::move(submissions[i]->handle);
+    handle->finish(std::move(results[i]));
+  }
 }
 
 void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) {
@@ -236,10 +233,8 @@ void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Loan& 
   // Join and barrier move no data: that all ranks have come is what was agreed.
   if (operation.kind == OpKind::join) inbox_.set_unnamed(operation.process_set, agreement.unnamed);
   if (!submission) return;  // a barrier of the others, after this rank has joined
+  Result& result = loan.results.emplace_back();
   switch (operation.kind) {
-    case OpKind::allgather:
-      allgather(agreement, *submission, loan);
-      break;
     case OpKind::alltoall:
       alltoall(*submission, loan);
       break;
@@ -247,23 +242,31 @@ void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Loan& 
       reducescatter(*submission, loan);
       break;
     default:
-      loan.result.number = agreement.result;
+      result.number = agreement.result;
       break;
   }
-  loan.result.done = loan.memory->done(plan.title);
-  finish(submission, std::move(loan.result));
+  result.done = loan.memory->done(plan.title);
+  finish({submission}, std::move(loan.results));
 }
 
-void Executor::allgather(const Agreement& agreement, const Submission& submission, Loan& loan) {
-  Group& group = loan.memory->group(agreement.operation.process_set);
-  for (size_t t = 0; t < submission.inputs.size(); ++t) {
-    const std::vector<int64_t>& rows = agreement.rows[t];
-    TensorSpec spec = submission.operation().tensors[t];
-    const size_t row = row_bytes(spec);
-    spec.shape[0] = std::accumulate(rows.begin(), rows.end(), int64_t{0});
-    const OwnedTensor& output = loan.result.tensors.emplace_back(loan.memory->allocate(spec));
-    group.allgather(submission.inputs[t], output.memory.get(), to_bytes(rows, row));
+void Executor::allgather(const Plan& plan, const Submissions& submissions, Loan& loan) {
+  Group& group = loan.memory->group(plan.parts.front()->operation.process_set);
+  std::vector<Group::Gathering> arrays;
+  loan.results.resize(submissions.size());
+  for (size_t i = 0; i < submissions.size(); ++i) {
+    const Submission& submission = *submissions[i];
+    for (size_t t = 0; t < submission.inputs.size(); ++t) {
+      const std::vector<int64_t>& rows = plan.parts[i]->rows[t];
+      TensorSpec spec = submission.operation().tensors[t];
+      spec.shape[0] = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+      const OwnedTensor& output = loan.results[i].tensors.emplace_back(loan.memory->allocate(spec));
+      arrays.push_back({submission.inputs[t], output.memory.get(), to_bytes(rows, spec.row_bytes())});
+    }
   }
+  group.allgather_all(arrays);
+  const GpuEventPtr done = loan.memory->done(plan.title);
+  for (Result& result : loan.results) result.done = done;
+  finish(submissions, std::move(loan.results));
 }
 
 void Executor::broadcast(const Plan& plan, const Submissions& submissions, Memory& memory) {
@@ -294,12 +297,12 @@ void Executor::alltoall(const Submission& submission, Loan& loan) {
     loan.on_host->alltoall(loan.sent_rows.data(), one, loan.received_rows.data(), one);
 
     TensorSpec spec = submission.operation().tensors[t];
-    const size_t row = row_bytes(spec);
+    const size_t row = spec.row_bytes();
     spec.shape[0] = std::accumulate(received.begin(), received.end(), int64_t{0});
-    const OwnedTensor& output = loan.result.tensors.emplace_back(loan.memory->allocate(spec));
+    Result& result = loan.results.front();
+    const OwnedTensor& output = result.tensors.emplace_back(loan.memory->allocate(spec));
     group.alltoall(submission.inputs[t], to_bytes(sent, row), output.memory.get(), to_bytes(received, row));
-    std::vector<int64_t>& splits = loan.result.received_splits;
-    splits.insert(splits.end(), received.begin(), received.end());
+    result.received_splits.insert(result.received_splits.end(), received.begin(), received.end());
   }
 }
 
@@ -312,11 +315,11 @@ void Executor::reducescatter(const Submission& submission, Loan& loan) {
   for (size_t t = 0; t < submission.inputs.size(); ++t) {
     TensorSpec spec = operation.tensors[t];
     const int64_t rows = spec.shape[0];
-    const size_t row = row_bytes(spec) / size_of(spec.dtype);
+    const size_t row = spec.row_bytes() / size_of(spec.dtype);
     Counts counts;
     for (int64_t r = 0; r < ranks; ++r) counts.push_back(static_cast<size_t>(rows / ranks + (r < rows % ranks)) * row);
     spec.shape[0] = rows / ranks + (group.rank() < rows % ranks);
-    const OwnedTensor& output = loan.result.tensors.emplace_back(memory.allocate(spec));
+    const OwnedTensor& output = loan.results.front().tensors.emplace_back(memory.allocate(spec));
 
     const void* source = submission.inputs[t];
     if (operation.factors.prescale != 1.0 && !takes_prescale_at_the_end(operation, spec.dtype)) {
@@ -333,7 +336,7 @@ void Executor::add_process_set(const Agreement& agreement, const SubmissionPtr& 
   if (sets_.contains_this_rank(id)) inbox_.allow(id);
   Result result;
   result.number = id;
-  finish(submission, std::move(result));
+  finish({submission}, {result});
 }
 
 void Executor::remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) {
@@ -342,7 +345,7 @@ void Executor::remove_process_set(const Agreement& agreement, const SubmissionPt
   gpus_.close(id);
   residuals_.forget(id);
   sets_.close(id);
-  finish(submission, {});
+  finish({submission}, {Result()});
 }
 
 }  // namespace ringtrain

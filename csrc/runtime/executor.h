@@ -33,7 +33,7 @@ class Executor {
     const std::shared_ptr<Adasum> adasum;
     const std::shared_ptr<Quantized> quantized;
     const std::shared_ptr<Memory> memory;
-    Result result = {};
+    std::vector<Result> results = {};  // one for each part, where not all of it lies in tensors of the user
     std::vector<int64_t> sent_rows = {}, received_rows = {};
     OwnedTensor scaled = {};
   };
@@ -47,20 +47,20 @@ class Executor {
   void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) REQUIRES(turn);
   void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
   void broadcast(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);
+  void allgather(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
   std::vector<float*> residuals_of(const Plan& plan) REQUIRES(turn);
   void run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan) REQUIRES(turn);
   void add_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);
   void remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);
 
-  // Their results go to the Loan.
-  void allgather(const Agreement& agreement, const Submission& submission, Loan& loan) REQUIRES(turn);
+  // Its result goes to the Loan.
   void alltoall(const Submission& submission, Loan& loan) REQUIRES(turn);
   void reducescatter(const Submission& submission, Loan& loan) REQUIRES(turn);
 
   // Frees the names and finishes the Handles of a plan whose results lie in its tensors.
   void finish_all(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);
-  // Frees the name and finishes the Handle.
-  void finish(const SubmissionPtr& submission, Result result) REQUIRES(turn);
+  // Frees the names and finishes the Handles, each with its result.
+  void finish(const Submissions& submissions, std::vector<Result> results) REQUIRES(turn);
 
   const int rank_;
   Inbox& inbox_;

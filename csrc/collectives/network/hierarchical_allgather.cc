@@ -4,6 +4,7 @@
 
 #include "collectives/network/hierarchical_group.h"
 #include "collectives/network/node_runs.h"
+#include "collectives/network/packing.h"
 
 namespace ringtrain {
 
@@ -24,6 +25,11 @@ void HierarchicalGroup::allgather(const void* source, void* destination, const C
       gathered += bytes[rank];
     });
   });
+}
+
+void HierarchicalGroup::allgather_all(const std::vector<Gathering>& arrays) {
+  gather_packed(arrays, rank(), packed_,
+                [&](const Gathering& array) { allgather(array.source, array.destination, array.bytes); });
 }
 
 }  // namespace ringtrain

@@ -52,6 +52,7 @@ class HierarchicalGroup final : public GroupWithFallback {
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
   void reduce_scatter(const Reduction& reduction, const void* source, void* destination, const Counts& counts) override;
   void allgather(const void* source, void* destination, const Counts& bytes) override;
+  void allgather_all(const std::vector<Gathering>& arrays) override;
   void broadcast(void* data, size_t bytes, int root) override { broadcast_all({{data, data, bytes}}, root); }
   void broadcast_all(const std::vector<Piece>& pieces, int root) override;
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;

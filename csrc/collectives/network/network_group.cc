@@ -164,6 +164,11 @@ void NetworkGroup::allgather(const void* source, void* destination, const Counts
   run_ring(Phases::allgather, {DType::uint8}, {{all, all, bytes}});
 }
 
+void NetworkGroup::allgather_all(const std::vector<Gathering>& arrays) {
+  gather_packed(arrays, rank(), packed_,
+                [&](const Gathering& array) { allgather(array.source, array.destination, array.bytes); });
+}
+
 void NetworkGroup::allgather_parts(const Parts& parts, void* destination, size_t bytes) {
   constexpr size_t kLineBytes = 64;
   const size_t part_bytes = std::max(kLineBytes, tuning_.ring_chunk_bytes / kLineBytes * kLineBytes);

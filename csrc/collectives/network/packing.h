@@ -1,10 +1,11 @@
-// What Groups share that can only reduce contiguous arrays.
+// What Groups share that can only work on contiguous arrays.
 #pragma once
 
 #include <cstddef>
 #include <functional>
 #include <vector>
 
+#include "collectives/group.h"
 #include "collectives/scratch.h"
 #include "kernels/pack.h"
 
@@ -14,5 +15,10 @@ namespace ringtrain {
 // has become of them. The arrays that it gets are not empty, and there is at least one. No pieces, no call.
 void reduce_packed(const std::vector<Piece>& pieces, size_t element_bytes, Scratch& packed,
                    const std::function<void(const std::vector<Piece>&)>& reduce);
+
+// Calls gather() once for each large one of these arrays, and once for all small ones together, laid side by side in
+// `packed`. What it gets is not empty.
+void gather_packed(const std::vector<Group::Gathering>& arrays, int rank, Scratch& packed,
+                   const std::function<void(const Group::Gathering&)>& gather);
 
 }  // namespace ringtrain

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "collectives/layout.h"
+#include "collectives/shm/gather_layout.h"
 #include "collectives/shm/shm_allreduce.h"
 
 namespace ringtrain {
@@ -193,24 +194,32 @@ void ShmGroup::reduce_scatter(const Reduction& reduction, const void* source, vo
       });
 }
 
-void ShmGroup::allgather(const void* source, void* destination, const Counts& bytes) {
+// What a rank has itself it copies to its place when it copies the others', out of a cache that still has it.
+void ShmGroup::allgather_all(const std::vector<Gathering>& arrays) {
+  const GatherLayout layout(arrays, size());
   const size_t step = memory_.geometry.lane_bytes();
-  const Counts offsets = offsets_of(bytes);
-  const size_t chunks = chunks_of(*std::max_element(bytes.begin(), bytes.end()), step);
-  copy(at(destination, offsets[rank()]), source, bytes[rank()]);
+  GatherLayout::Cursor put;
+  std::vector<GatherLayout::Cursor> gets(static_cast<size_t>(size()));
   stream(
-      chunks,
-      [&](size_t k, uint32_t chunk) {
-        const Chunk part = chunk_of(bytes[rank()], step, k);
-        copy(lane(rank(), chunk), at(source, part.offset), part.count);
+      chunks_of(layout.longest(), step),
+      [&](size_t, uint32_t chunk) {
+        char* own = lane(rank(), chunk);
+        layout.for_next(put, rank(), step, [&](const char* source, char*, size_t offset, size_t bytes) {
+          std::memcpy(own + offset, source, bytes);
+        });
       },
-      [&](size_t k, uint32_t chunk) {
+      [&](size_t, uint32_t chunk) {
+        layout.for_next(gets[rank()], rank(), step, [&](const char* source, char* destination, size_t, size_t bytes) {
+          copy(destination, source, bytes);
+        });
         for (int i = 1; i < size(); ++i) {
           const int peer = (rank() + i) % size();
-          const Chunk part = chunk_of(bytes[peer], step, k);
-          if (part.count == 0) continue;
+          if (layout.is_at_end(gets[peer], peer)) continue;
           wait_for(control(peer).put, chunk + 1);
-          copy(at(destination, offsets[peer] + part.offset), lane(peer, chunk), part.count);
+          const char* theirs = lane(peer, chunk);
+          layout.for_next(gets[peer], peer, step, [&](const char*, char* destination, size_t offset, size_t bytes) {
+            std::memcpy(destination, theirs + offset, bytes);
+          });
         }
       });
 }
