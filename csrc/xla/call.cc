@@ -1,6 +1,8 @@
 #include "xla/call.h"
 
 #include <atomic>
+#include <functional>
+#include <numeric>
 #include <sstream>
 
 namespace ringtrain::xla {
@@ -88,6 +90,15 @@ std::vector<int64_t> Call::integers(std::string_view name) const {
   std::istringstream list(text(name));
   for (std::string number; std::getline(list, number, ',');) numbers.push_back(std::stoll(number));
   return numbers;
+}
+
+int64_t Call::result_elements() const {
+  int64_t elements = 0;
+  for (int64_t i = 0; i < results(); ++i) {
+    const Buffer& result = buffer(frame_.results, i);
+    elements += std::accumulate(result.dimensions, result.dimensions + result.rank, int64_t{1}, std::multiplies<>());
+  }
+  return elements;
 }
 
 Future* Call::promise(Failure*& failure) const {

@@ -33,6 +33,8 @@ class Call {
   int64_t results() const { return frame_.results.count; }
   Array argument(int64_t place) const { return array_of(buffer(frame_.arguments, place)); }
   Array result(int64_t place) const { return array_of(buffer(frame_.results, place)); }
+  // Of all results together, of whatever dtype.
+  int64_t result_elements() const;
   // Of an array of one uint32.
   uint32_t& argument_word(int64_t place) const { return word_of(buffer(frame_.arguments, place)); }
   uint32_t& result_word(int64_t place) const { return word_of(buffer(frame_.results, place)); }

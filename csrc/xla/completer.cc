@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/signals.h"
 #include "base/wait.h"
 #include "runtime/current_engine.h"
@@ -64,9 +65,10 @@ bool Completion::is_done() const {
 }
 
 bool Completion::wait(double timeout_s) {
+  const double deadline = now_s() + timeout_s;
   for (; done_ < entries_.size(); ++done_) {
     const std::shared_ptr<Handle>& handle = entries_[done_].started.handle;
-    if (handle && !wait_for(*handle, timeout_s)) return false;
+    if (handle && !wait_for(*handle, std::max(deadline - now_s(), 0.0))) return false;
   }
   return true;
 }

@@ -11,6 +11,11 @@
 namespace ringtrain::xla {
 namespace {
 
+// A call for so few elements waits in XLA's own thread for about as long as two threads take to hand it over. After
+// that XLA does other work: it may have one thread only.
+constexpr int64_t kFew = 4096;
+constexpr double kHandOver_s = 1e-4;
+
 void copy_through(const Call& call, int64_t results) {
   for_each_moved(call, results, [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); });
 }
@@ -44,7 +49,7 @@ Failure* start(CallFrame* frame) {
 Failure* finish(CallFrame* frame) {
   return handle(frame, [](const Call& call) -> Failure* {
     Completion completion = completion_of(call);
-    if (completion.is_done()) {
+    if (completion.is_done() || (call.result_elements() <= kFew && completion.wait(kHandOver_s))) {
       const std::optional<Error> error = completion.take_results();
       return error ? failure_of(call.api(), *error) : nullptr;
     }
