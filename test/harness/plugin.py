@@ -16,6 +16,7 @@ import contextlib
 import inspect
 import pickle
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -97,19 +98,27 @@ class Ranks:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Bring tests of equal spec together, of all files, and within a job those that want the same of init().
 
-        In a job those that call init() themselves are first. Where pytest runs several tests side by side, one process
-        has all that need jobs, and each file of others is left together: those with slow tests first, so that no
-        process is left alone with one in the end.
+        In a job those that call init() themselves are first. Where pytest runs several tests side by side, a process
+        has all tests of a job, or all of a file that need none. These take turns, as most jobs keep the cores busy and
+        most others wait; files with slow tests are early, so that no process is left alone with one in the end.
         """
         slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+        jobs = sorted({spec for spec in map(_spec_of, items) if spec is not None})
+        files = [item.path for item in items if _spec_of(item) is None]
+        files = sorted(dict.fromkeys(files), key=lambda path: path not in slow_files)
+        turns: dict[JobSpec | Path, tuple[float, bool]] = {
+            **{job: ((number + 0.5) / len(jobs), True) for number, job in enumerate(jobs)},
+            **{file: ((number + 0.5) / len(files), False) for number, file in enumerate(files)},
+        }
 
-        def place(item: pytest.Item) -> tuple[bool, bool, object, object]:
-            is_other = Marker.of(item) is None
-            return is_other, is_other and item.path not in slow_files, _spec_of(item) or (), _world_of(item)
+        def place(item: pytest.Item) -> tuple[tuple[float, bool], World]:
+            return turns[_spec_of(item) or item.path], _world_of(item)
 
         items.sort(key=place)
         for item in items:
-            item.add_marker(pytest.mark.xdist_group("ranks" if Marker.of(item) else item.path.name))
+            spec = _spec_of(item)
+            group = f"ranks{jobs.index(spec)}" if spec is not None else item.path.name
+            item.add_marker(pytest.mark.xdist_group(group))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object | None:
