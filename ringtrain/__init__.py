@@ -7,117 +7,129 @@ hvd.broadcast_parameters(parameters, root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer)
 """
 
-import inspect
+# ruff: noqa: F403, F405 - what checks types knows the names from face.py
+
+import importlib
 import typing
 
-from ringtrain import elastic as elastic
-from ringtrain.arrays.shared_memory import empty as empty
-from ringtrain.compression import Compression as Compression, Compressor as Compressor
-from ringtrain.errors import (
-    DeadlockError as DeadlockError,
-    HorovodInternalError as HorovodInternalError,
-    MismatchError as MismatchError,
-    NonFiniteError as NonFiniteError,
-    NotInitializedError as NotInitializedError,
-    PeerLostError as PeerLostError,
-    RemoteError as RemoteError,
-    ReplicaError as ReplicaError,
-    RingtrainError as RingtrainError,
-    ShutDownError as ShutDownError,
-    StalledError as StalledError,
-    StepOrderError as StepOrderError,
-)
-from ringtrain.handles import Handle as Handle, poll as poll, synchronize as synchronize
-from ringtrain.job import session as _session
-from ringtrain.job.session import (
-    ccl_built as ccl_built,
-    cross_rank as cross_rank,
-    cross_size as cross_size,
-    cuda_built as cuda_built,
-    ddl_built as ddl_built,
-    gloo_built as gloo_built,
-    gloo_enabled as gloo_enabled,
-    init as init,
-    is_homogeneous as is_homogeneous,
-    is_initialized as is_initialized,
-    local_rank as local_rank,
-    local_size as local_size,
-    mpi_built as mpi_built,
-    mpi_enabled as mpi_enabled,
-    mpi_threads_supported as mpi_threads_supported,
-    nccl_built as nccl_built,
-    rank as rank,
-    rocm_built as rocm_built,
-    shutdown as shutdown,
-    size as size,
-)
-from ringtrain.objects import (
-    allgather_object as allgather_object,
-    broadcast_object as broadcast_object,
-    broadcast_object_fn as broadcast_object_fn,
-    broadcast_parameters as broadcast_parameters,
-)
-from ringtrain.ops import (
-    Adasum as Adasum,
-    Average as Average,
-    Max as Max,
-    Min as Min,
-    Product as Product,
-    Sum as Sum,
-    allgather as allgather,
-    allgather_async as allgather_async,
-    allreduce as allreduce,
-    allreduce_ as allreduce_,
-    allreduce_async as allreduce_async,
-    allreduce_async_ as allreduce_async_,
-    alltoall as alltoall,
-    alltoall_async as alltoall_async,
-    barrier as barrier,
-    broadcast as broadcast,
-    broadcast_ as broadcast_,
-    broadcast_async as broadcast_async,
-    broadcast_async_ as broadcast_async_,
-    grouped_allgather as grouped_allgather,
-    grouped_allgather_async as grouped_allgather_async,
-    grouped_allreduce as grouped_allreduce,
-    grouped_allreduce_ as grouped_allreduce_,
-    grouped_allreduce_async as grouped_allreduce_async,
-    grouped_allreduce_async_ as grouped_allreduce_async_,
-    grouped_alltoall as grouped_alltoall,
-    grouped_alltoall_async as grouped_alltoall_async,
-    grouped_broadcast as grouped_broadcast,
-    grouped_broadcast_ as grouped_broadcast_,
-    grouped_broadcast_async as grouped_broadcast_async,
-    grouped_broadcast_async_ as grouped_broadcast_async_,
-    grouped_reducescatter as grouped_reducescatter,
-    grouped_reducescatter_async as grouped_reducescatter_async,
-    join as join,
-    reducescatter as reducescatter,
-    reducescatter_async as reducescatter_async,
-)
-from ringtrain.process_sets import (
-    ProcessSet as ProcessSet,
-    add_process_set as add_process_set,
-    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
-    global_process_set as global_process_set,
-    remove_process_set as remove_process_set,
-)
-from ringtrain.record.metrics import metrics as metrics
-from ringtrain.runner.function import run as run
-from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
-from ringtrain.training.optimizer import DistributedOptimizer as DistributedOptimizer
-from ringtrain.training.replicas import check_replicas as check_replicas
+from ringtrain.job import before_init as _before_init
 from ringtrain.version import __version__ as __version__
 
+if typing.TYPE_CHECKING:
+    from ringtrain import elastic as elastic
+    from ringtrain.face import *
+    from ringtrain.runner.function import run as run
 
-def _set_servers_aside(count: int, settings: dict[str, str]) -> list[int]:
-    from ringtrain.kvstore.servers.ranks import set_aside  # which a job without servers does not need
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "Compressor",
+    "DeadlockError",
+    "DistributedOptimizer",
+    "Handle",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "MismatchError",
+    "NonFiniteError",
+    "NotInitializedError",
+    "PeerLostError",
+    "ProcessSet",
+    "Product",
+    "RemoteError",
+    "ReplicaError",
+    "RingtrainError",
+    "ShutDownError",
+    "StalledError",
+    "StepOrderError",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_parameters",
+    "ccl_built",
+    "check_replicas",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "empty",
+    "get_process_set_ids_and_ranks",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_alltoall",
+    "grouped_alltoall_async",
+    "grouped_broadcast",
+    "grouped_broadcast_",
+    "grouped_broadcast_async",
+    "grouped_broadcast_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "metrics",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
+    "run",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]
 
-    return set_aside(count, settings)
+
+def _load() -> object:
+    return importlib.import_module("ringtrain.face")
 
 
-_session.set_servers_aside_with(_set_servers_aside)
+def __getattr__(name: str) -> object:
+    # What starts ranks, such as ringrun, has no use for NumPy and the like, nor a rank for what starts others.
+    if name == "elastic":
+        return importlib.import_module("ringtrain.elastic")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = importlib.import_module("ringtrain.runner.function") if name == "run" else _load()
+    value = globals()[name] = getattr(home, name)
+    return value
 
-if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
-    # Every name above, but none of the modules that importing them has left here.
-    __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "elastic"})
+
+
+_before_init.load_with(_load)

@@ -56,7 +56,9 @@ def modules_with_names():
 
 def defining(module, name):
     """The module that makes what another one has under a name."""
-    for node in tree_of(module).body:
+    if module is ringtrain and name != "run":
+        module = module_named("ringtrain.face")
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.ImportFrom) and name in [alias.asname or alias.name for alias in node.names]:
             if not node.module.startswith("ringtrain") or node.module == "ringtrain._core":
                 return module
@@ -86,6 +88,31 @@ def test_every_public_name_is_what_its_module_defines(name):
 
 def test_what_says_what_is_public():
     assert {"ringtrain", "ringtrain.torch"} <= set(modules_with_names())
+
+
+def test_the_package_lists_all_that_it_loads_when_it_is_asked():
+    loaded = [public for public in vars(module_named("ringtrain.face")) if not public.startswith("_")]
+    assert sorted([*loaded, "run"]) == ringtrain.__all__
+    assert {*ringtrain.__all__, "elastic"} <= set(dir(ringtrain))
+
+
+def test_what_starts_ranks_waits_neither_for_numpy_nor_for_what_ranks_use():
+    unwanted = {"numpy", "ringtrain.face", "ringtrain.ops"}
+    script = f"import sys, MODULE; print(sorted({unwanted} & {{*sys.modules}}))"
+    for module in ("ringtrain", "ringtrain.runner.command", "ringtrain.runner.start.starter"):
+        arguments = [sys.executable, "-c", script.replace("MODULE", module)]
+        assert subprocess.run(arguments, capture_output=True, text=True, check=True).stdout == "[]\n", module
+
+
+def test_whoever_joins_a_job_by_another_name_has_all_that_has_a_part_in_it():
+    script = "import sys; from ringtrain.job.session import init; init(); print('ringtrain.face' in sys.modules)"
+    asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert asked.stdout == "True\n"
+
+
+def test_a_name_that_the_package_has_not_is_an_error():
+    with pytest.raises(AttributeError, match="module 'ringtrain' has no attribute 'alreduce'"):
+        ringtrain.alreduce  # noqa: B018
 
 
 def looked_up(module, name):
@@ -121,7 +148,7 @@ def differences(ours, theirs):
 
 def check_arguments(module, name, thing, arguments):
     # Horovod's defaults, as the package has them.
-    theirs = eval(f"lambda {arguments}: None", dict(vars(module)))
+    theirs = eval(f"lambda {arguments}: None", {**vars(module_named("ringtrain.face")), **vars(module)})
     found = list(differences(called_with(thing, name), list(inspect.signature(theirs).parameters.values())))
     assert not found, f"{module.__name__}.{name} {'; '.join(found)}"
 

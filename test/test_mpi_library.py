@@ -73,7 +73,7 @@ def test_an_mpi4py_before_4_trains_and_is_described(tmp_path: Path) -> None:
 # Prints which of the files named on the command line would be the MPI library if it was mapped.
 MAP = """
 import mmap, sys
-from ringtrain.job.mpi import loaded_library
+from ringtrain.job.libmpi import loaded_library
 
 for path in sys.argv[1:]:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):

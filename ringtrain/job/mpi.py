@@ -8,18 +8,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ringtrain._core as _core
 from ringtrain.job import launched_by, sockets, srun_mpi, ulfm
+from ringtrain.job.libmpi import loaded_library
 from ringtrain.job.roll_call import meet
 from ringtrain.job.world import Library, World, introduce, single_world
-
-# IBM's has a name of its own, Cray's is called after the compiler. Not libmpi_cxx and the like, which lie beside them.
-_LIBRARY = re.compile(r"/libmpi(ch|_(abi|ibm|(cray|gnu|intel|nvidia|amd|aocc)\w*))?\.so[.\d]*$")
 
 
 def is_communicator(value: Any) -> bool:
@@ -210,10 +207,3 @@ def _require_loaded_library() -> str:
     if path is None:
         raise RuntimeError("mpi4py is initialised, but no libmpi is mapped into this process")
     return path
-
-
-def loaded_library() -> str | None:
-    """Path of the libmpi that is mapped into this process, or None."""
-    with open("/proc/self/maps") as maps:
-        paths = [line.split(maxsplit=5)[-1].strip() for line in maps]
-    return next((path for path in paths if _LIBRARY.search(path)), None)

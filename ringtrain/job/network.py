@@ -5,18 +5,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ringtrain.failure import exceptions
 from ringtrain.job import elastic, launched_by, mpi, sockets
+from ringtrain.job.choice import Choice
 from ringtrain.job.world import World, single_world
-
-
-class Choice(NamedTuple):
-    """The network of a job, "mpi", "sockets" or "none" (a job of one rank), and the reason, for people."""
-
-    network: str
-    reason: str
 
 
 def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Choice:

@@ -12,7 +12,7 @@ import ringtrain._core as _core
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
 from ringtrain.failure import exceptions
 from ringtrain.handles import report_failures_to
-from ringtrain.job import elastic, gpus, mpi, network
+from ringtrain.job import before_init, elastic, gpus, mpi, network
 from ringtrain.job.world import Library, World
 from ringtrain.options import horovod_variables, table
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
@@ -84,6 +84,7 @@ def init(
         ValueError: an option out of range or not the same on all ranks; a bad list of ranks; two process sets of the
             same ranks, on all ranks alike.
     """
+    before_init.load_all()
     if _asked is not None and _core.is_initialized():
         _require_same(_asked, comm, process_sets, keywords)
         return

@@ -21,8 +21,6 @@ from ringtrain.runner.allocation.hosts import (
     read_hostfile,
     total_slots,
 )
-from ringtrain.runner.check.build_report import build_report
-from ringtrain.runner.check.host_check import check
 from ringtrain.runner.elastic.asked import (
     FLAGS,
     Asked,
@@ -77,6 +75,8 @@ def _run(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
     arguments = parse(words, table.TABLE)
     if arguments.check_build:
+        from ringtrain.runner.check.build_report import build_report  # which a job does not wait for, nor for check
+
         print(build_report())
         return 0
     for sentence in horovod_flags.sentences(arguments.of_horovod):
@@ -96,6 +96,8 @@ def _run(argv: Sequence[str] | None) -> int:
     else:
         launcher, why = choose(arguments.launcher, job.environment)
     if arguments.check:
+        from ringtrain.runner.check.host_check import check
+
         return check(job, launcher)
     line = shell_line(launcher.arguments(job), launcher.environment(job))
     if arguments.dry_run:

@@ -43,6 +43,7 @@ PYTHON_FLOORS = (
     {"kvstore"},
     {"doctor", "flight", "torch", "jax", "mxnet"},
     {"horovod"},
+    {"face"},
     {"__init__"},
     # These stand where users stand.
     {"bench", "launch", "run", "__main__"},

@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from harness.compiling import filled, folder_of, run_compiler
 from ringtrain.job import mpi
+from ringtrain.job.libmpi import loaded_library
 from ringtrain.job.world import Library
 
 _SOURCE = Path(__file__).resolve().parent.parent / "mpi_double" / "mpi_double.cc"
@@ -60,7 +61,7 @@ def install() -> MpiDouble:
 
     Raises DoubleUnavailable where there is no compiler.
     """
-    real = mpi.loaded_library()
+    real = loaded_library()
     assert real is not None
     path = _build(real, "int" if MPI._sizeof(MPI.Comm) == 4 else "void*")
     describe = mpi._describe

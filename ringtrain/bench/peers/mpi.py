@@ -14,7 +14,7 @@ import ringtrain._core as _core
 from ringtrain.bench.arithmetic import scaling
 from ringtrain.bench.job import Job
 from ringtrain.bench.rounds import Array, Competitor, Distribution
-from ringtrain.job import mpi
+from ringtrain.job import libmpi
 
 _FUSION_MB = (1, 2, 64)
 
@@ -126,7 +126,7 @@ def sum_of(dtype: np.dtype[Any]) -> Any:
     if function == 0:
         return MPI.SUM
     handle = ctypes.c_uint32() if MPI._sizeof(MPI.Op) == 4 else ctypes.c_uint64()
-    library = ctypes.CDLL(mpi.loaded_library())
+    library = ctypes.CDLL(libmpi.loaded_library())
     is_commutative = 1
     code = library.MPI_Op_create(ctypes.c_void_p(function), is_commutative, ctypes.byref(handle))
     if code != MPI.SUCCESS:

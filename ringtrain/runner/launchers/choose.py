@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ringtrain.job.network import Choice
+from ringtrain.job.choice import Choice
 from ringtrain.options import table
 from ringtrain.runner.allocation.hosts import UsageError
 from ringtrain.runner.job import Job
@@ -20,7 +20,6 @@ from ringtrain.runner.launchers.command_lines import (
     require_srun,
 )
 from ringtrain.runner.launchers.mpi_library import probe
-from ringtrain.runner.launchers.yarn import Yarn
 
 
 class Chosen(NamedTuple):
@@ -57,7 +56,7 @@ def choose_elastic(launcher: str, job: Job) -> Chosen:
     """
     why = "network sockets: an elastic job needs no MPI"
     if launcher == "yarn":
-        return Chosen(Yarn(), [why])
+        return Chosen(_yarn(), [why])
     if launcher == "mpirun":
         mpi = probe()
         found = choose_launcher(launcher, mpi["library"], mpi["path"], job.environment)
@@ -90,8 +89,14 @@ def choose_network(launcher: str, environ: Mapping[str, str] = os.environ) -> Ch
 
 def _without_mpi(launcher: str, environ: Mapping[str, str]) -> Launcher:
     if launcher == "yarn":
-        return Yarn()
+        return _yarn()
     srun = find_srun(environ)
     if launcher == "srun":
         return Srun(require_srun(srun), "none")
     return OwnStarter() if srun is None or launcher == "ssh" else Srun(srun, "none")
+
+
+def _yarn() -> Launcher:
+    from ringtrain.runner.launchers.yarn import Yarn  # whose client of HTTP other jobs do not wait for
+
+    return Yarn()

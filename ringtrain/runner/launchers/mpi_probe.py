@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from ringtrain.job import ulfm
-from ringtrain.job.mpi import loaded_library
+from ringtrain.job.libmpi import loaded_library
 
 
 def describe(initialize: bool) -> dict[str, Any]:

@@ -1,0 +1,106 @@
+"""All that `import ringtrain` gives. It is loaded when the first of it is asked for, see `ringtrain/__init__.py`."""
+
+from ringtrain.arrays.shared_memory import empty as empty
+from ringtrain.compression import Compression as Compression, Compressor as Compressor
+from ringtrain.errors import (
+    DeadlockError as DeadlockError,
+    HorovodInternalError as HorovodInternalError,
+    MismatchError as MismatchError,
+    NonFiniteError as NonFiniteError,
+    NotInitializedError as NotInitializedError,
+    PeerLostError as PeerLostError,
+    RemoteError as RemoteError,
+    ReplicaError as ReplicaError,
+    RingtrainError as RingtrainError,
+    ShutDownError as ShutDownError,
+    StalledError as StalledError,
+    StepOrderError as StepOrderError,
+)
+from ringtrain.handles import Handle as Handle, poll as poll, synchronize as synchronize
+from ringtrain.job import session as _session
+from ringtrain.job.session import (
+    ccl_built as ccl_built,
+    cross_rank as cross_rank,
+    cross_size as cross_size,
+    cuda_built as cuda_built,
+    ddl_built as ddl_built,
+    gloo_built as gloo_built,
+    gloo_enabled as gloo_enabled,
+    init as init,
+    is_homogeneous as is_homogeneous,
+    is_initialized as is_initialized,
+    local_rank as local_rank,
+    local_size as local_size,
+    mpi_built as mpi_built,
+    mpi_enabled as mpi_enabled,
+    mpi_threads_supported as mpi_threads_supported,
+    nccl_built as nccl_built,
+    rank as rank,
+    rocm_built as rocm_built,
+    shutdown as shutdown,
+    size as size,
+)
+from ringtrain.objects import (
+    allgather_object as allgather_object,
+    broadcast_object as broadcast_object,
+    broadcast_object_fn as broadcast_object_fn,
+    broadcast_parameters as broadcast_parameters,
+)
+from ringtrain.ops import (
+    Adasum as Adasum,
+    Average as Average,
+    Max as Max,
+    Min as Min,
+    Product as Product,
+    Sum as Sum,
+    allgather as allgather,
+    allgather_async as allgather_async,
+    allreduce as allreduce,
+    allreduce_ as allreduce_,
+    allreduce_async as allreduce_async,
+    allreduce_async_ as allreduce_async_,
+    alltoall as alltoall,
+    alltoall_async as alltoall_async,
+    barrier as barrier,
+    broadcast as broadcast,
+    broadcast_ as broadcast_,
+    broadcast_async as broadcast_async,
+    broadcast_async_ as broadcast_async_,
+    grouped_allgather as grouped_allgather,
+    grouped_allgather_async as grouped_allgather_async,
+    grouped_allreduce as grouped_allreduce,
+    grouped_allreduce_ as grouped_allreduce_,
+    grouped_allreduce_async as grouped_allreduce_async,
+    grouped_allreduce_async_ as grouped_allreduce_async_,
+    grouped_alltoall as grouped_alltoall,
+    grouped_alltoall_async as grouped_alltoall_async,
+    grouped_broadcast as grouped_broadcast,
+    grouped_broadcast_ as grouped_broadcast_,
+    grouped_broadcast_async as grouped_broadcast_async,
+    grouped_broadcast_async_ as grouped_broadcast_async_,
+    grouped_reducescatter as grouped_reducescatter,
+    grouped_reducescatter_async as grouped_reducescatter_async,
+    join as join,
+    reducescatter as reducescatter,
+    reducescatter_async as reducescatter_async,
+)
+from ringtrain.process_sets import (
+    ProcessSet as ProcessSet,
+    add_process_set as add_process_set,
+    get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
+    global_process_set as global_process_set,
+    remove_process_set as remove_process_set,
+)
+from ringtrain.record.metrics import metrics as metrics
+from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
+from ringtrain.training.optimizer import DistributedOptimizer as DistributedOptimizer
+from ringtrain.training.replicas import check_replicas as check_replicas
+
+
+def _set_servers_aside(count: int, settings: dict[str, str]) -> list[int]:
+    from ringtrain.kvstore.servers.ranks import set_aside  # which a job without servers does not need
+
+    return set_aside(count, settings)
+
+
+_session.set_servers_aside_with(_set_servers_aside)
