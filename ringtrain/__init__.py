@@ -121,11 +121,13 @@ def __getattr__(name: str) -> object:
     # What starts ranks, such as ringrun, has no use for NumPy and the like, nor a rank for what starts others.
     if name == "elastic":
         return importlib.import_module("ringtrain.elastic")
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module("ringtrain.runner.function") if name == "run" else _load()
-    value = globals()[name] = getattr(home, name)
-    return value
+    if not name.startswith("_"):
+        home = importlib.import_module("ringtrain.runner.function") if name == "run" else _load()
+        if name in __all__:
+            globals()[name] = getattr(home, name)
+        if name in globals():  # or one of the modules that have been loaded now, such as ringtrain.errors
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -110,6 +110,12 @@ def test_whoever_joins_a_job_by_another_name_has_all_that_has_a_part_in_it():
     assert asked.stdout == "True\n"
 
 
+def test_the_modules_of_the_package_are_there_without_another_import():
+    script = "import ringtrain; print(ringtrain.errors.PeerLostError.__name__, ringtrain.ops.allreduce.__name__)"
+    asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert asked.stdout == "PeerLostError allreduce\n"
+
+
 def test_a_name_that_the_package_has_not_is_an_error():
     with pytest.raises(AttributeError, match="module 'ringtrain' has no attribute 'alreduce'"):
         ringtrain.alreduce  # noqa: B018
