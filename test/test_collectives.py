@@ -112,6 +112,24 @@ def test_through_mpi(dtype, which):
     CHECKS[which](dtype)
 
 
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3)
+def test_arrays_that_begin_anywhere_in_a_page():
+    rank, count = hvd.rank(), 70_001
+    memory = np.empty(count + 2 * 4096, np.uint8)
+    everybody = data_of_ranks(hvd.size(), (count,), np.uint8)
+    # a few bytes behind the place in its page of a mailbox, a slot or the page itself, where memory is copied otherwise
+    for offset in [page + few for page in (0, 16, 512, 768) for few in range(34)]:
+        begin = (offset - memory.ctypes.data) % 4096
+        mine = memory[begin : begin + count]
+        mine[:] = everybody[rank]
+        require_equal(hvd.broadcast_(mine, 0, name="broadcast"), everybody[0])
+        mine[:] = everybody[rank]
+        require_equal(hvd.allreduce_(mine, op=hvd.Sum, name="sum"), reference("sum", everybody))
+        mine[:] = everybody[rank]
+        require_equal(hvd.allgather(mine, name="gather"), np.concatenate(everybody))
+
+
 # small ones between large ones, so that what travels together begins and ends anywhere in them
 COUNTS_OF_MANY = [1, 0, 200_001, *range(1, 60), 65_536, 3, 70_007, 5]
 

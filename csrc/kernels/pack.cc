@@ -1,6 +1,6 @@
 #include "kernels/pack.h"
 
-#include <cstring>
+#include "kernels/copy.h"
 
 namespace ringtrain {
 
@@ -8,7 +8,7 @@ void pack(size_t element_bytes, const std::vector<Piece>& pieces, void* buffer) 
   char* next = static_cast<char*>(buffer);
   for (const Piece& piece : pieces) {
     const size_t bytes = piece.count * element_bytes;
-    if (bytes > 0) std::memcpy(next, piece.source, bytes);
+    copy(next, piece.source, bytes);
     next += bytes;
   }
 }
@@ -17,7 +17,7 @@ void unpack(size_t element_bytes, const void* buffer, const std::vector<Piece>& 
   const char* next = static_cast<const char*>(buffer);
   for (const Piece& piece : pieces) {
     const size_t bytes = piece.count * element_bytes;
-    if (bytes > 0) std::memcpy(piece.destination, next, bytes);
+    copy(piece.destination, next, bytes);
     next += bytes;
   }
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "kernels/copy.h"
 #include "kernels/variant.h"
 
 #if defined(__x86_64__)
@@ -157,7 +158,7 @@ void reduce(const Reduction& reduction, void* const* destinations, int destinati
 void scale(DType dtype, double factor, void* destination, const void* source, size_t count) {
   if (count == 0) return;
   if (factor == 1.0 || dtype == DType::boolean) {
-    if (destination != source) std::memcpy(destination, source, count * size_of(dtype));
+    copy(destination, source, count * size_of(dtype));
     return;
   }
   if (!is_float(dtype)) return scale_integers(dtype, factor, destination, source, count);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/copy.h"
 #include "kernels/reduce.h"
 #include "kvstore/convert.h"
 
@@ -98,7 +99,7 @@ Outcome Actor::deposit(size_t chunk, uint64_t seq, const Source& source, const R
   if (source.quantizer.kind == Quantizer::Kind::none)
     convert(source.values, source.dtype, part_->slot_data(number_, slot), wide(place.dtype), place.count);
   else
-    std::memcpy(part_->slot_data(number_, slot), widened(place, source), place.wide_bytes());
+    copy(part_->slot_data(number_, slot), widened(place, source), place.wide_bytes());
   SlotRecord& record = part_->slot(number_, slot);
   record = {seq, rates.lr, rates.wd, kNoSlot, 0};
   WorkerRecord& own = part_->worker(chunk, number_);
@@ -296,7 +297,7 @@ bool Actor::assign(size_t chunk, const void* values) {
   const KeyChunk& place = part_->chunk(chunk);
   const bool has_master = is_half(place.dtype) && rule_of(chunk);
   ChunkChange change(*part_, chunk, number_, kept(kValue | (has_master ? kMaster : 0)));
-  std::memcpy(part_->value(chunk), values, place.value_bytes());
+  copy(part_->value(chunk), values, place.value_bytes());
   if (has_master) convert(values, place.dtype, part_->master(chunk), DType::float32, place.count);
   change.commit(0);
   return true;
@@ -365,7 +366,7 @@ bool Actor::read_array(size_t chunk, size_t array, void* place) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
   const KeyChunk& one = part_->chunk(chunk);
-  std::memcpy(place, part_->array(array, chunk), array == 0 ? one.value_bytes() : one.wide_bytes());
+  copy(place, part_->array(array, chunk), array == 0 ? one.value_bytes() : one.wide_bytes());
   return true;
 }
 
@@ -374,7 +375,7 @@ bool Actor::write_array(size_t chunk, size_t array, const void* values) {
   if (!held) return false;
   const KeyChunk& one = part_->chunk(chunk);
   ChunkChange change(*part_, chunk, number_, kept(1u << array));
-  std::memcpy(part_->array(array, chunk), values, array == 0 ? one.value_bytes() : one.wide_bytes());
+  copy(part_->array(array, chunk), values, array == 0 ? one.value_bytes() : one.wide_bytes());
   change.commit(0);
   return true;
 }

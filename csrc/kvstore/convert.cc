@@ -1,16 +1,16 @@
 #include "kvstore/convert.h"
 
-#include <cstring>
 #include <string>
 
 #include "base/error.h"
+#include "kernels/copy.h"
 #include "kernels/reduce.h"
 
 namespace ringtrain {
 
 void convert(const void* from, DType from_dtype, void* to, DType to_dtype, size_t count) {
   if (from_dtype == to_dtype)
-    std::memcpy(to, from, count * size_of(to_dtype));
+    copy(to, from, count * size_of(to_dtype));
   else if (is_half(from_dtype) && to_dtype == DType::float32)
     widen(from_dtype, static_cast<float*>(to), from, count);
   else if (from_dtype == DType::float32 && is_half(to_dtype))

@@ -4,12 +4,13 @@
 #include <cstring>
 #include <memory>
 
+#include "kernels/copy.h"
 #include "kernels/reduce.h"
 
 namespace ringtrain {
 
 void HostMemory::copy(void* destination, const void* source, size_t bytes) {
-  if (destination != source && bytes > 0) std::memcpy(destination, source, bytes);
+  ringtrain::copy(destination, source, bytes);
 }
 
 void HostMemory::scale(DType dtype, double factor, void* destination, const void* source, size_t count) {

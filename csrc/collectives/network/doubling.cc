@@ -18,8 +18,9 @@
 // Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
 #include "collectives/network/doubling.h"
 
-#include <cstring>
 #include <vector>
+
+#include "kernels/copy.h"
 
 namespace ringtrain {
 namespace {
@@ -130,7 +131,7 @@ void allreduce_by_doubling(Endpoint& peers, const Reduction& reduction, const Pi
   if (is_wide)
     widen(reduction.dtype, reinterpret_cast<float*>(sums.mine), array.source, array.count);
   else
-    std::memcpy(sums.mine, array.source, bytes);
+    copy(sums.mine, array.source, bytes);
   Doubling(peers, partial, sums, chunk_bytes).reduce(array.count);
   if (is_wide)
     narrow(reduction.dtype, reduction.scale, array.destination, reinterpret_cast<float*>(sums.mine), array.count);

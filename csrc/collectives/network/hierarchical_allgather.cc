@@ -5,6 +5,7 @@
 #include "collectives/network/hierarchical_group.h"
 #include "collectives/network/node_runs.h"
 #include "collectives/network/packing.h"
+#include "kernels/copy.h"
 
 namespace ringtrain {
 
@@ -21,7 +22,7 @@ void HierarchicalGroup::allgather(const void* source, void* destination, const C
     own += run.lanes()[parts_.place()];
     if (is_in_order) return;
     run.for_each([&](size_t rank) {
-      std::copy_n(gathered, bytes[rank], there + offsets[rank]);
+      copy(there + offsets[rank], gathered, bytes[rank]);
       gathered += bytes[rank];
     });
   });

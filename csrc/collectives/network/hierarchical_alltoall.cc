@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "collectives/network/hierarchical_group.h"
+#include "kernels/copy.h"
 
 namespace ringtrain {
 namespace {
@@ -41,7 +42,8 @@ void HierarchicalGroup::alltoall(const void* source, const Counts& send_bytes, v
     size_t from_mate = 0;
     for (const auto& of_node : parts_.ranks) {
       const auto to = static_cast<size_t>(of_node[place]);
-      next = std::copy_n(static_cast<const char*>(source) + send_offsets[to], send_bytes[to], next);
+      copy(next, static_cast<const char*>(source) + send_offsets[to], send_bytes[to]);
+      next += send_bytes[to];
       from_mate += sent_by(place, of_node[parts_.place()]);
     }
     to_lanes.push_back(static_cast<size_t>(next - begin));
@@ -72,7 +74,7 @@ void HierarchicalGroup::alltoall(const void* source, const Counts& send_bytes, v
   for (const auto& of_node : parts_.ranks)
     for (const int rank : of_node) {
       const auto from = static_cast<size_t>(rank);
-      std::copy_n(arrived, receive_bytes[from], static_cast<char*>(destination) + receive_offsets[from]);
+      copy(static_cast<char*>(destination) + receive_offsets[from], arrived, receive_bytes[from]);
       arrived += receive_bytes[from];
     }
 }

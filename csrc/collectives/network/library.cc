@@ -1,6 +1,6 @@
 #include "collectives/network/library.h"
 
-#include <cstring>
+#include "kernels/copy.h"
 
 namespace ringtrain {
 namespace {
@@ -26,8 +26,7 @@ void Library::allreduce(const Reduction& reduction, const Piece& array) {
     allreduce_in_place({DType::float32, reduction.reduce}, wide, array.count);
     return narrow(reduction.dtype, reduction.scale, array.destination, wide, array.count);
   }
-  if (array.destination != array.source)
-    std::memcpy(array.destination, array.source, array.count * size_of(reduction.dtype));
+  copy(array.destination, array.source, array.count * size_of(reduction.dtype));
   allreduce_in_place(reduction, array.destination, array.count);
   if (reduction.scale != 1.0)
     scale(reduction.dtype, reduction.scale, array.destination, array.destination, array.count);

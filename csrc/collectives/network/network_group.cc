@@ -1,7 +1,6 @@
 #include "collectives/network/network_group.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "collectives/layout.h"
@@ -13,6 +12,7 @@
 #include "collectives/network/ring.h"
 #include "collectives/network/tree.h"
 #include "collectives/probe.h"
+#include "kernels/copy.h"
 
 namespace ringtrain {
 namespace {
@@ -152,7 +152,7 @@ void NetworkGroup::reduce_scatter(const Reduction& reduction, const void* source
     run_ring(Phases::reduce_scatter, reduction, {{static_cast<const char*>(source), whole, counts}});
   else
     reduce_arrays(way, reduction, {{source, whole, total}});
-  std::memcpy(destination, whole + offsets_of(counts)[rank()] * element, counts[rank()] * element);
+  copy(destination, whole + offsets_of(counts)[rank()] * element, counts[rank()] * element);
 }
 
 void NetworkGroup::allgather(const void* source, void* destination, const Counts& bytes) {
@@ -160,7 +160,7 @@ void NetworkGroup::allgather(const void* source, void* destination, const Counts
   if (total_of(bytes) == 0) return;
   char* all = static_cast<char*>(destination);
   char* own = all + offsets_of(bytes)[rank()];
-  if (own != source && bytes[rank()] > 0) std::memcpy(own, source, bytes[rank()]);
+  copy(own, source, bytes[rank()]);
   run_ring(Phases::allgather, {DType::uint8}, {{all, all, bytes}});
 }
 
@@ -195,7 +195,7 @@ void NetworkGroup::alltoall(const void* source, const Counts& send_bytes, void* 
   const Counts send_offsets = offsets_of(send_bytes), receive_offsets = offsets_of(receive_bytes);
   char* out = const_cast<char*>(static_cast<const char*>(source));  // it is only read
   char* in = static_cast<char*>(destination);
-  if (send_bytes[rank()] > 0) std::memcpy(in + receive_offsets[rank()], out + send_offsets[rank()], send_bytes[rank()]);
+  copy(in + receive_offsets[rank()], out + send_offsets[rank()], send_bytes[rank()]);
   for (int i = 1; i < size(); ++i) {
     const int to = peers_.wrap(rank() + i), from = peers_.wrap(rank() - i);
     exchange(peers_, {out + send_offsets[to], send_bytes[to], to},

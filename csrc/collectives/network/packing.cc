@@ -1,6 +1,6 @@
 #include "collectives/network/packing.h"
 
-#include <algorithm>
+#include "kernels/copy.h"
 
 namespace ringtrain {
 namespace {
@@ -51,13 +51,15 @@ void gather_packed(const std::vector<Group::Gathering>& arrays, int rank, Scratc
   char* all = packed.get(total_of(bytes));
   char* first = all + offsets_of(bytes)[own];
   char* next = first;
-  for (const Group::Gathering& array : small)
-    next = std::copy_n(static_cast<const char*>(array.source), array.bytes[own], next);
+  for (const Group::Gathering& array : small) {
+    copy(next, array.source, array.bytes[own]);
+    next += array.bytes[own];
+  }
   gather({first, all, bytes});
   const char* from = all;
   for (size_t r = 0; r < ranks; ++r) {
     for (size_t i = 0; i < small.size(); ++i) {
-      std::copy_n(from, small[i].bytes[r], static_cast<char*>(small[i].destination) + written[i]);
+      copy(static_cast<char*>(small[i].destination) + written[i], from, small[i].bytes[r]);
       written[i] += small[i].bytes[r];
       from += small[i].bytes[r];
     }

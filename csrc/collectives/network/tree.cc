@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 #include <vector>
+
+#include "kernels/copy.h"
 
 namespace ringtrain {
 namespace {
@@ -27,7 +28,7 @@ class Chain final : public Messages {
   Message outgoing(size_t i) override {
     if (is_first_) {
       find(i);
-      copy_packed(i, [](char* slot, char* data, size_t bytes) { std::memcpy(slot, data, bytes); });
+      copy_packed(i, [](char* slot, char* data, size_t bytes) { copy(slot, data, bytes); });
     }
     return is_last_ ? Message{} : to(peers_.rank() + 1, i);
   }
@@ -38,7 +39,7 @@ class Chain final : public Messages {
   }
   void arrived(size_t i) override {
     if (is_first_) return;
-    copy_packed(i, [](char* slot, char* data, size_t bytes) { std::memcpy(data, slot, bytes); });
+    copy_packed(i, [](char* slot, char* data, size_t bytes) { copy(data, slot, bytes); });
   }
   bool may_send(size_t i, size_t arrived) const override { return is_first_ || i < arrived; }
   bool may_receive(size_t i, size_t sent) const override { return is_first_ || i < sent + kSlots; }
@@ -126,7 +127,7 @@ void allgather_by_doubling(Endpoint& peers, const void* source, void* destinatio
   const size_t total = total_of(bytes);
   if (total == 0) return;
   char* all = gathered.get(total);
-  if (bytes[rank] > 0) std::memcpy(all, source, bytes[rank]);
+  copy(all, source, bytes[rank]);
   for (int distance = 1; distance < size; distance *= 2) {
     const int ranks = std::min(distance, size - distance), before = peers.wrap(rank - distance),
               behind = peers.wrap(rank + distance);
@@ -134,8 +135,8 @@ void allgather_by_doubling(Endpoint& peers, const void* source, void* destinatio
              {all + bytes_of(rank, distance), bytes_of(behind, ranks), behind}, total);
   }
   const size_t before = bytes_of(0, rank), behind = total - before;
-  if (before > 0) std::memcpy(destination, all + behind, before);
-  if (behind > 0) std::memcpy(static_cast<char*>(destination) + before, all, behind);
+  copy(destination, all + behind, before);
+  copy(static_cast<char*>(destination) + before, all, behind);
 }
 
 void barrier_by_dissemination(Endpoint& peers, Scratch& token) {

@@ -1,7 +1,8 @@
 #include "collectives/shm/shm_allreduce.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "kernels/copy.h"
 
 namespace ringtrain {
 
@@ -64,7 +65,7 @@ void ShmAllreduce::put() {
     char* mailbox = group_.mailbox(rank_, owner, number(put_));
     layout_.for_each(put_cursors_[owner], part.begin, part.count,
                      [&](const char* source, char*, size_t offset, size_t count) {
-                       std::memcpy(mailbox + offset * element_, source, count * element_);
+                       copy(mailbox + offset * element_, source, count * element_);
                      });
   }
   group_.control(rank_).put.publish(number(put_) + 1);
@@ -96,7 +97,7 @@ void ShmAllreduce::get() {
     const char* mailbox = group_.mailbox(rank_, owner, number(got_));
     layout_.for_each(get_cursors_[owner], part.begin, part.count,
                      [&](const char*, char* destination, size_t offset, size_t count) {
-                       std::memcpy(destination, mailbox + offset * element_, count * element_);
+                       copy(destination, mailbox + offset * element_, count * element_);
                      });
   }
   group_.control(rank_).got.publish(number(got_) + 1);

@@ -7,15 +7,12 @@
 #include "collectives/layout.h"
 #include "collectives/shm/gather_layout.h"
 #include "collectives/shm/shm_allreduce.h"
+#include "kernels/copy.h"
 
 namespace ringtrain {
 namespace {
 
 constexpr size_t kSmallBytes = 16 << 10;
-
-void copy(void* destination, const void* source, size_t bytes) {
-  if (bytes > 0 && destination != source) std::memcpy(destination, source, bytes);
-}
 
 char* at(void* data, size_t offset) { return static_cast<char*>(data) + offset; }
 const char* at(const void* data, size_t offset) { return static_cast<const char*>(data) + offset; }
@@ -101,7 +98,7 @@ void ShmGroup::small_allreduce(const Reduction& reduction, const std::vector<Pie
   char* mine = small_slot(rank(), number);
   Layout::Cursor out, in;
   layout.for_each(out, 0, layout.total(), [&](const char* source, char*, size_t offset, size_t count) {
-    std::memcpy(mine + offset * element, source, count * element);
+    copy(mine + offset * element, source, count * element);
   });
   // A slot is written again two operations later. By then everybody has announced the one between, so has read this
   // one.
@@ -205,7 +202,7 @@ void ShmGroup::allgather_all(const std::vector<Gathering>& arrays) {
       [&](size_t, uint32_t chunk) {
         char* own = lane(rank(), chunk);
         layout.for_next(put, rank(), step, [&](const char* source, char*, size_t offset, size_t bytes) {
-          std::memcpy(own + offset, source, bytes);
+          copy(own + offset, source, bytes);
         });
       },
       [&](size_t, uint32_t chunk) {
@@ -218,7 +215,7 @@ void ShmGroup::allgather_all(const std::vector<Gathering>& arrays) {
           wait_for(control(peer).put, chunk + 1);
           const char* theirs = lane(peer, chunk);
           layout.for_next(gets[peer], peer, step, [&](const char*, char* destination, size_t offset, size_t bytes) {
-            std::memcpy(destination, theirs + offset, bytes);
+            copy(destination, theirs + offset, bytes);
           });
         }
       });
@@ -234,7 +231,7 @@ void ShmGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
         if (rank() != root) return;
         char* own = lane(root, chunk);
         layout.for_each(cursor, k * step, step, [&](const char*, const char* data, size_t offset, size_t bytes) {
-          std::memcpy(own + offset, data, bytes);
+          copy(own + offset, data, bytes);
         });
       },
       [&](size_t k, uint32_t chunk) {
@@ -242,7 +239,7 @@ void ShmGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
         wait_for(control(root).put, chunk + 1);
         const char* theirs = lane(root, chunk);
         layout.for_each(cursor, k * step, step, [&](const char*, char* data, size_t offset, size_t bytes) {
-          std::memcpy(data, theirs + offset, bytes);
+          copy(data, theirs + offset, bytes);
         });
       });
 }
