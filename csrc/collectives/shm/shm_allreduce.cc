@@ -44,10 +44,12 @@ void ShmAllreduce::run() {
   group_.next_chunk_ = number(chunks_);
 }
 
+// What this rank has got was in its mailboxes, which nobody else reads any more once all owners have summed it. Only
+// what an operation before this one has left in a lane may still be read by others.
 bool ShmAllreduce::can_put() const {
   const size_t depth = static_cast<size_t>(group_.memory_.geometry.depth);
-  return put_ < chunks_ && put_ < got_ + depth &&
-         group_.who_has_not(&Control::got, group_.got_before(number(put_))) < 0;
+  const bool is_free = put_ >= depth || group_.who_has_not(&Control::got, group_.got_before(number(put_))) < 0;
+  return put_ < chunks_ && put_ < got_ + depth && is_free;
 }
 
 bool ShmAllreduce::can_sum() const {
