@@ -22,8 +22,8 @@ BIN := $(VENV)/bin
 comma := ,
 BUT_SLOW := $(if $(SLOW),,-m "not slow")
 BUT_ALIKE := $(if $(ALIKE), and not alike)
-# Hardly a test has work for two cores all the time.
-TWO_AT_A_TIME := -n 2 --dist loadgroup --no-loadscope-reorder
+# Hardly a test has work for a core all the time: three keep two cores busy.
+THREE_AT_A_TIME := -n 3 --dist loadgroup --no-loadscope-reorder
 # Frameworks are large and do not care which MPI there is. One version of PyTorch for all who run the tests.
 FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch$(comma)test-jax)
 
@@ -63,17 +63,17 @@ demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
 
 # TESTS, anything that pytest takes, is one run, one test after the other.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(if $(TESTS),$(TESTS),$(TWO_AT_A_TIME) --durations=30 $(BUT_SLOW) test)
+	$(BIN)/python -m pytest $(if $(TESTS),$(TESTS),$(THREE_AT_A_TIME) --durations=30 $(BUT_SLOW) test)
 
 quick: $(VENV)/.installed
-	$(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "fast and not slow$(BUT_ALIKE)" test
+	$(BIN)/python -m pytest -q $(THREE_AT_A_TIME) -m "fast and not slow$(BUT_ALIKE)" test
 
 test-mxnet: .venv-mxnet/.installed
-	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(TWO_AT_A_TIME) $(BUT_SLOW) test/of_mxnet)
+	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(THREE_AT_A_TIME) $(BUT_SLOW) test/of_mxnet)
 
 # In a folder before those of the environment, whose JAX is the newest one. Three ranks ask no more of it than two.
 oldest-jax: $(VENV)/.oldest-jax
-	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not slow" \
+	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(THREE_AT_A_TIME) -m "not slow" \
 	-k "not 3ranks" test/test_jax_*.py
 
 ccache:

@@ -18,6 +18,10 @@ from hosts import hosts_or_skip
 # Open MPI's way to libfabric, which no test takes, looks for its hardware for a second whenever a rank starts.
 os.environ.setdefault("OMPI_MCA_btl", "^ofi")
 
+# More processes than cores run here: a pool of threads in each would only be in the way.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
 # Every rank imports this library and its tests: compiled once, they come in half the time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

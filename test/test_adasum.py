@@ -67,7 +67,7 @@ def check_shapes(dtype, shapes=SHAPES):
         assert (copies == copies[0]).all()
 
 
-@pytest.mark.ranks(1, 2, 3, 4, 5, 6, fast=[1, 2, 3, 4])
+@pytest.mark.ranks(1, 2, 3, 4, 5, 6, fast=[1, 2, 3, 4], slow=[6])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_every_shape(dtype):
     check_shapes(dtype)
@@ -110,7 +110,7 @@ def test_shapes_on_hosts_with_different_numbers_of_ranks(dtype):
     check_shapes(dtype, FEW_SHAPES)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 3, slow=[2])
 def test_a_large_array():
     check_shapes("float32", [(3_000_017,)])
 

@@ -34,6 +34,7 @@ def run(words, folder, *on_path, environment=None):
     return results.load(str(folder / "result.json")), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_stores_are_measured_beside_a_parameter_server(tmp_path):
     words = ["-np", "2", "--rounds", "1", "--warmup", "0", "--cpu", "--plot", str(tmp_path / "result.png")]
     result, printed = run(words, tmp_path, ROOT / "test/mxnet_double", environment={"MXNET_DOUBLE": str(tmp_path)})

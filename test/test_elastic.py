@@ -231,7 +231,7 @@ def test_a_rank_may_die_at_any_moment(tmp_path, clean, moment, victims, memory):
 STORM_S = 6.0
 
 
-@pytest.mark.parametrize(("seed", "memory"), [(1, "auto"), (2, "off")])
+@pytest.mark.parametrize(("seed", "memory"), [(1, "auto"), pytest.param(2, "off", marks=pytest.mark.slow)])
 def test_a_storm_of_kills_and_starts_loses_no_step_and_hangs_nowhere(tmp_path, clean, seed, memory):
     assert storm(tmp_path, seed, memory, STORM_S) > 3
     require_same_weights(tmp_path, clean(STEPS_OF_STORM))

@@ -37,21 +37,21 @@ def test_a_rank_is_killed_in_other_kinds_of_reductions(phase, options):
     require_clean_end(outcome)
 
 
-@pytest.mark.parametrize("phase", ["idle", "negotiate", "reduce"])
+@pytest.mark.parametrize("phase", ["idle", pytest.param("negotiate", marks=pytest.mark.slow), "reduce"])
 def test_a_killed_rank_is_named_on_all_hosts(phase):
     outcome = run(kill(rank=1).during(phase), hosts=(2, 2))
     require_error(outcome, hvd.PeerLostError, victim(outcome), GONE)
     require_clean_end(outcome)
 
 
-@pytest.mark.parametrize("phase", ["reduce", "reduce float16"])
+@pytest.mark.parametrize("phase", [pytest.param("reduce", marks=pytest.mark.slow), "reduce float16"])
 def test_a_lane_between_hosts_is_killed_in_the_middle_of_a_stream(phase):
     outcome = run(kill(rank=1).together_with(3).during(phase), hosts=(2, 2), rate="1gbit")
     require_error(outcome, hvd.PeerLostError, "is gone|process failed")
     require_clean_end(outcome)
 
 
-@pytest.mark.parametrize("phase", ["reduce", "reduce float16"])
+@pytest.mark.parametrize("phase", ["reduce", pytest.param("reduce float16", marks=pytest.mark.slow)])
 def test_half_of_a_ring_is_killed_in_the_middle_of_a_stream(phase):
     outcome = run(kill(rank=1).together_with(2).during(phase), hosts=(1, 1, 1, 1), rate="1gbit")
     require_error(outcome, hvd.PeerLostError, "is gone|process failed")
@@ -162,7 +162,7 @@ folder = Path(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("what", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("what", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_to_the_launcher_ends_all_ranks(what, tmp_path):
     program = """
 hvd.init()

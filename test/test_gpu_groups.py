@@ -120,7 +120,7 @@ def test_ranks_that_share_a_gpu_take_host_memory():
     check_everything_else()
 
 
-@pytest.mark.ranks(2, 3, env=environment(guard=1, gpus=1, nccl_version=23000))
+@pytest.mark.ranks(2, 3, env=environment(guard=1, gpus=1, nccl_version=23000), slow=[3])
 def test_a_newer_nccl_lets_ranks_share_a_gpu():
     check_all_ops(np.dtype("float32"))
     assert way_taken() == "nccl"
@@ -184,14 +184,14 @@ def test_adasum_of_arrays_on_gpus_is_that_of_host_arrays():
         require_on_gpu(one, expected)
 
 
-@pytest.mark.ranks(1, 2, 3, env=GPU)
+@pytest.mark.ranks(1, 2, 3, env=GPU, slow=[2])
 def test_more_than_the_relay_holds_at_a_time():
     for dtype in ("int16", "float32"):
         arrays = data_of_ranks(hvd.size(), (5_000_003,), dtype)
         require_on_gpu(hvd.allreduce(on_gpu(arrays[hvd.rank()]), op=hvd.Sum), reference("sum", arrays))
 
 
-@pytest.mark.ranks(2, 3, env=STAGED)
+@pytest.mark.ranks(2, 3, env=STAGED, slow=[2])
 def test_large_arrays_pass_through_host_memory_in_parts():
     before = gpu_double.control().count("pinned bytes")
     arrays = data_of_ranks(hvd.size(), (6_000_001,), "float32")

@@ -38,7 +38,7 @@ def test_fails():
     print(f"this is {number}")
     assert number != 1
 
-@pytest.mark.ranks(2, isolated=True, timeout=2)
+@pytest.mark.ranks(2, isolated=True, timeout=6)
 def test_hangs():
     if rank() == 0:
         wait_for_ever()
@@ -50,7 +50,7 @@ def test_is_killed():
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1000)
 
-@pytest.mark.ranks(1, 2, isolated=True)
+@pytest.mark.ranks(1, 2, isolated=True, slow=[1], fast=[2])
 def test_skips():
     pytest.skip("not on a Monday")
 
@@ -113,6 +113,12 @@ def test_a_failing_rank_is_reported_by_number(section):
     assert "rank 1: Traceback" in report and "assert 1 != 1" in report
     assert "passed on rank 0, 2" in report
     assert "this is 1" in report
+
+
+def test_numbers_of_ranks_are_marked(run):
+    for mark, size in (("slow", "1rank"), ("fast", "2ranks")):
+        listed, _ = _pytest(run[0], "--collect-only", "-q", "-k", "skips", "-m", mark).communicate(timeout=60)
+        assert re.findall(r"test_skips\[\w+\]", listed) == [f"test_skips[{size}]"], listed
 
 
 def test_a_hanging_body_ends_at_its_deadline_with_its_stacks(run, section):

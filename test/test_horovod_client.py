@@ -52,6 +52,7 @@ def on_two_ranks(*command, cwd=ROOT):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_ignites_collectives(tmp_path):
     (tmp_path / "check.py").write_text(COLLECTIVES)
     assert on_two_ranks("check.py", cwd=tmp_path).splitlines().count("all right") == 2

@@ -98,13 +98,13 @@ def check_sizes_around_switches(dtype):
 
 
 @pytest.mark.ranks(4, hosts=(2, 2), timeout=120)
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "int8"])
 def test_sizes_around_every_switch_on_2_hosts_of_2_ranks(dtype):
     check_sizes_around_switches(np.dtype(dtype))
 
 
 @pytest.mark.ranks(5, hosts=(1, 3, 1), timeout=120)
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_sizes_around_every_switch_on_3_uneven_hosts(dtype):
     check_sizes_around_switches(np.dtype(dtype))
 

@@ -26,7 +26,7 @@ def gradient(operation, own, way):
     return WAYS[way](jax.grad(loss))(own)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 3, slow=[3])
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_are_those_of_horovod(way):
     size, rank = hvd.size(), hvd.rank()

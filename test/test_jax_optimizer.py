@@ -66,7 +66,7 @@ def my_rows():
     return slice(hvd.rank(), None, hvd.size())
 
 
-@pytest.mark.ranks(1, 2, 3, fast=[2])
+@pytest.mark.ranks(1, 2, 3, fast=[2], slow=[3])
 def test_ranks_with_parts_of_a_batch_do_what_one_does_with_all_of_it():
     alone = train(optax.adam(1e-2), 20, slice(None))
     params = train(hvd.distribute(optax.adam(1e-2)), 20, my_rows())

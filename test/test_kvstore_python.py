@@ -152,7 +152,7 @@ print("value", value.min() - 1000 > 20, value.max() <= 1300, *kv.restored)
 """
 
 
-@pytest.mark.parametrize("memory", ["auto", "off"])
+@pytest.mark.parametrize("memory", ["auto", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_server_comes_back_with_what_an_optimizer_remembers(tmp_path, memory):
     variables = {
         "RINGTRAIN_KV_SNAPSHOT_DIR": str(tmp_path / "snapshots"),

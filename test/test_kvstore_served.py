@@ -269,7 +269,7 @@ except hvd.PeerLostError as error:
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_asynchronous_workers_go_on_when_one_dies(tmp_path, how):
     with job(tmp_path, 2, 2, **SOON_OVER) as one:
         scheduler, servers = one.scheduler(), [one.server() for _ in range(2)]
@@ -628,7 +628,7 @@ print("loss", float(torch.nn.functional.cross_entropy(model(data), labels)))
 """
 
 
-@pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
+@pytest.mark.parametrize("kind", [pytest.param("dist_async", marks=pytest.mark.slow), "dist_sync"])
 def test_a_trainer_updates_on_servers(tmp_path, kind):
     with job(tmp_path, 2, 2) as one:
         for said in run(one, 2, [TRAINER.replace("KIND", kind)] * 2):
@@ -649,7 +649,7 @@ print("exact")
 """
 
 
-@pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
+@pytest.mark.parametrize("kind", [pytest.param("dist_async", marks=pytest.mark.slow), "dist_sync"])
 def test_frames_that_are_dropped_are_sent_again(tmp_path, kind):
     variables = {"PS_DROP_MSG": "10", "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "50", "RINGTRAIN_SHARED_MEMORY": "off"}
     with job(tmp_path, 2, 2, **variables) as one:
@@ -673,7 +673,7 @@ print("value", kv.pull("a").min(), kv.pull("a").max(), kv.pull("b").max())
 """
 
 
-@pytest.mark.parametrize("memory", ["auto", "off"])
+@pytest.mark.parametrize("memory", ["auto", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, memory):
     variables = {
         "RINGTRAIN_KV_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
@@ -711,6 +711,7 @@ time.sleep(0 if kv.is_recovery else 60)
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_while_a_server_is_gone_finds_the_one_that_takes_its_place(tmp_path):
     variables = {
         "RINGTRAIN_KV_SNAPSHOT_DIR": str(tmp_path / "snapshots"),

@@ -453,6 +453,7 @@ def test_a_host_that_cannot_be_reached_does_not_keep_the_others_from_training(
     assert lost in said
 
 
+@pytest.mark.slow
 def test_the_keepers_of_an_allocation_are_started_by_srun(three_hosts: SimulatedHosts, tmp_path: Path) -> None:
     (srun := tmp_path / "srun").write_text(f"""\
 #!/bin/sh

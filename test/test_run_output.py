@@ -363,7 +363,7 @@ if hvd.rank() == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 hvd.allreduce(numpy.ones(3))
 """
-    limits = ("--stall-warning-time-s", "1", "--stall-shutdown-time-s", "2")
+    limits = ("--stall-warning-time-s", "1", "--stall-shutdown-time-s", "2", "--grace-s", "2")
     result = ringrun("-np", "3", *limits, "python", "-c", script)
     assert result.returncode == 1
     assert "the first to fail was rank 1" not in result.stderr

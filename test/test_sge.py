@@ -176,6 +176,7 @@ def test_a_job_that_is_deleted_leaves_nothing(cluster: SgeCluster, network: str)
     assert submitted.returncode != 0, printed
 
 
+@pytest.mark.slow
 def test_a_job_inside_a_job_is_refused(cluster: SgeCluster) -> None:
     code, output = batch(cluster, "ringrun", "--launcher", "sge", "-np", "2", "python", str(cluster.home / "where.py"))
     assert code == 2 and "--launcher sge submits a batch job, but this is one already" in output

@@ -104,6 +104,7 @@ def test_srun_starts_ranks_without_mpi(cluster: SlurmCluster) -> None:
     assert (code, found_in(output)) == (0, lines_of_where(cluster)), output
 
 
+@pytest.mark.slow
 def test_what_pmix_is_told_of_munge_prints_nothing(cluster: SlurmCluster, process_manager: str) -> None:
     if process_manager != "pmix":
         pytest.skip("this MPI knows no PMIx")
@@ -213,6 +214,7 @@ BY_SRUN = ("salloc", *FOUR, "ringrun", "--launcher", "srun", "python")
 BY_MPIRUN = ("salloc", *FOUR, "ringrun", "python")
 
 
+@pytest.mark.slow
 def test_the_signal_for_a_checkpoint_reaches_ranks_and_ends_none(cluster: SlurmCluster, process_manager: str) -> None:
     job = Job(cluster, BY_SRUN)
     job.scancel("--signal=USR1")
@@ -223,7 +225,8 @@ def test_the_signal_for_a_checkpoint_reaches_ranks_and_ends_none(cluster: SlurmC
     assert job.printed.count("the last operations of rank") == 4 and job.printed.count("done") == 4
 
 
-@pytest.mark.parametrize("words", [BY_SRUN, pytest.param(BY_MPIRUN, marks=pytest.mark.slow)], ids=["srun", "mpirun"])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [BY_SRUN, BY_MPIRUN], ids=["srun", "mpirun"])
 def test_a_cancelled_job_is_no_success_and_leaves_nothing(
     cluster: SlurmCluster, process_manager: str, words: tuple[str, ...]
 ) -> None:
@@ -234,7 +237,7 @@ def test_a_cancelled_job_is_no_success_and_leaves_nothing(
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("words", [BY_SRUN, BY_MPIRUN], ids=["srun", "mpirun"])
+@pytest.mark.parametrize("words", [pytest.param(BY_SRUN, marks=pytest.mark.slow), BY_MPIRUN], ids=["srun", "mpirun"])
 def test_a_host_that_is_lost_is_no_success(cluster: SlurmCluster, process_manager: str, words: tuple[str, ...]) -> None:
     job = Job(cluster, words)
     with cluster.lost_host(1):

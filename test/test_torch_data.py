@@ -37,7 +37,7 @@ def test_the_ranks_share_the_data():
 
 
 @pytest.mark.ranks(2, timeout=120)
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_worker_processes_load_while_the_ranks_communicate(method):
     dataset = data.TensorDataset(torch.arange(COUNT))
     loader = loader_of(dataset, num_workers=1, multiprocessing_context=method, persistent_workers=True)

@@ -137,7 +137,7 @@ def test_a_result_may_be_dropped_while_another_stream_than_its_own_reads_it():
 # Training
 
 
-@pytest.mark.ranks(1, 2, 3, env=GPU)
+@pytest.mark.ranks(1, 2, 3, env=GPU, slow=[3])
 @pytest.mark.parametrize("way", WAYS)
 def test_all_ranks_train_the_same_parameters_as_the_cpu(way):
     torch_gpu_checks.check_all_ranks_train_as_the_cpu(way)

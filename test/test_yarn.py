@@ -179,6 +179,7 @@ def test_servers_and_workers_run_in_containers_and_the_scheduler_here(cluster: Y
     assert cluster.app["finalStatus"] == "SUCCEEDED"
 
 
+@pytest.mark.slow
 def test_the_exit_code_is_that_of_the_worker_that_failed(cluster: YarnDouble) -> None:
     job = launch(cluster, "-n", "2", "-s", "1", "python", "-c", ROLES, "fails")
     assert job.returncode == 5

@@ -1,13 +1,13 @@
 """The pytest hooks behind `@pytest.mark.ranks`.
 
-    @pytest.mark.ranks(1, 2, 3, fast=[2], timeout=120, initialised=False, isolated=True, env={"NAME": "value"},
-                       hosts=(2, 1), rate="1gbit")
+    @pytest.mark.ranks(1, 2, 3, fast=[2], slow=[3], timeout=120, initialised=False, isolated=True,
+                       env={"NAME": "value"}, hosts=(2, 1), rate="1gbit")
 
-runs the body on 1, 2 and 3 ranks, `hvd.init()` done. fast: the numbers of ranks with which it is marked so. timeout:
-seconds, 60 unless said. initialised: False where the body calls init() itself. isolated: in a job of its own, which is
-not initialised either. env: added to the environment of the job; what init() reads is set before it, in a job that
-others share. hosts: the ranks of each simulated host. rate: what each of these sends at most, as `tc` writes it. A body
-takes parametrized values and tmp_path, no other fixture.
+runs the body on 1, 2 and 3 ranks, `hvd.init()` done. fast, slow: the numbers of ranks with which it is marked so.
+timeout: seconds, 60 unless said. initialised: False where the body calls init() itself. isolated: in a job of its own,
+which is not initialised either. env: added to the environment of the job; what init() reads is set before it, in a job
+that others share. hosts: the ranks of each simulated host. rate: what each of these sends at most, as `tc` writes it. A
+body takes parametrized values and tmp_path, no other fixture.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _READ_BY_INIT = {name for option in TABLE for name in (environment_name(option.n
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the hooks once, and the marker."""
-    arguments = "*sizes, fast=(), timeout=60, initialised=True, isolated=False, env={}, hosts=(), rate=''"
+    arguments = "*sizes, fast=(), slow=(), timeout=60, initialised=True, isolated=False, env={}, hosts=(), rate=''"
     config.addinivalue_line("markers", f"ranks({arguments}): run under mpirun")
     if not config.pluginmanager.has_plugin("ranks"):
         config.pluginmanager.register(Ranks(), "ranks")
@@ -51,6 +51,7 @@ class Marker(NamedTuple):
 
     sizes: tuple[int, ...]
     fast: Sequence[int] = ()
+    slow: Sequence[int] = ()
     timeout: float = 60
     initialised: bool = True
     isolated: bool = False
@@ -90,8 +91,10 @@ class Ranks:
         if _SIZE not in metafunc.fixturenames:
             metafunc.fixturenames.append(_SIZE)
         ids = [f"{size}rank{'s' if size > 1 else ''}" for size in marker.sizes]
-        marks = [[pytest.mark.fast] if size in marker.fast else [] for size in marker.sizes]
-        sizes = [pytest.param(size, marks=of_size) for size, of_size in zip(marker.sizes, marks, strict=True)]
+        marks = [(pytest.mark.fast, marker.fast), (pytest.mark.slow, marker.slow)]
+        sizes = [
+            pytest.param(size, marks=[mark for mark, of_sizes in marks if size in of_sizes]) for size in marker.sizes
+        ]
         metafunc.parametrize(_SIZE, sizes, ids=ids)
 
     @pytest.hookimpl(tryfirst=True)
