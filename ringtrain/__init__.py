@@ -111,6 +111,8 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+# Of the others users import what they want.
+_MODULES = {"arrays", "compression", "elastic", "errors", "handles", "objects", "ops", "process_sets", "timeline"}
 
 
 def _load() -> object:
@@ -119,19 +121,17 @@ def _load() -> object:
 
 def __getattr__(name: str) -> object:
     # What starts ranks, such as ringrun, has no use for NumPy and the like, nor a rank for what starts others.
-    if name == "elastic":
-        return importlib.import_module("ringtrain.elastic")
-    if not name.startswith("_"):
-        home = importlib.import_module("ringtrain.runner.function") if name == "run" else _load()
-        if name in __all__:
-            globals()[name] = getattr(home, name)
-        if name in globals():  # or one of the modules that have been loaded now, such as ringtrain.errors
-            return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULES:  # alone: `from ringtrain import ops` in a module that face.py is loading asks for it, too
+        return importlib.import_module(f"ringtrain.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = importlib.import_module("ringtrain.runner.function") if name == "run" else _load()
+    value = globals()[name] = getattr(home, name)
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "elastic"})
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 _before_init.load_with(_load)

@@ -116,6 +116,11 @@ def test_the_modules_of_the_package_are_there_without_another_import():
     assert asked.stdout == "PeerLostError allreduce\n"
 
 
+@pytest.mark.parametrize("module", ["ops", "timeline.recording", "elastic", "errors", "face"])
+def test_any_module_may_be_the_first_that_is_imported(module):
+    subprocess.run([sys.executable, "-c", f"import ringtrain.{module}; ringtrain.init()"], check=True)
+
+
 def test_a_name_that_the_package_has_not_is_an_error():
     with pytest.raises(AttributeError, match="module 'ringtrain' has no attribute 'alreduce'"):
         ringtrain.alreduce  # noqa: B018
