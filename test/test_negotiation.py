@@ -103,6 +103,16 @@ def test_a_repeated_operation_costs_no_gather():
     assert (handled[0], max(handled)) == (2 * 4, 2 * 5)
 
 
+def test_what_all_ranks_announce_travels_once():
+    def bytes_of_first_step(size):
+        simulation = Simulation(size)
+        simulation.round(everybody(size, *[gradient(f"gradient{i}") for i in range(100)]))
+        return max(simulation.bytes_handled())
+
+    # rank 0 hears of its 6 children as much as of one rank, and less than as much again for the 58 others together
+    assert bytes_of_first_step(64) < 7 * bytes_of_first_step(2)
+
+
 @pytest.mark.parametrize("size", [2, 64, 1000])
 def test_no_rank_handles_more_than_a_logarithm_of_messages(size):
     simulation = Simulation(size)

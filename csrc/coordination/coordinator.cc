@@ -207,20 +207,30 @@ std::vector<AgreementPtr> Coordinator::settle(Round& round) {
   return agreements;
 }
 
+// First what is the same on most ranks, which travels once: see blobs.h. The ages are nearly always one.
 Bytes Coordinator::announcement() {
   const double now = now_s();
   Writer writer;
-  writer.put(is_leaving_);
-  writer.put(blockage() == blockage_of_round_);
   announced_in_full_ += to_announce_.size();
+  std::vector<std::pair<double, uint32_t>> ages;  // and for how many requests, one after the other
   for (Pending& pending : to_announce_) {
-    writer.put(now - pending.since);
+    writer.put(true);
     write(writer, *pending.request);
+    const double age = now - pending.since;
+    if (ages.empty() || ages.back().first != age) ages.emplace_back(age, 0);
+    ++ages.back().second;
     if (pending.request->operation.kind == OpKind::join) has_just_joined_ = true;
     Key key = key_of(pending.request->operation);
     announced_[std::move(key)] = std::move(pending);
   }
   to_announce_.clear();
+  writer.put(false);
+  writer.put(is_leaving_);
+  writer.put(blockage() == blockage_of_round_);
+  for (const auto& [age, count] : ages) {
+    writer.put(age);
+    writer.put(count);
+  }
   return writer.take();
 }
 
@@ -231,11 +241,13 @@ Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcement
   bool have_been_blocked = are_all_blocked_;
   for (int rank = 0; rank < channel_.size(); ++rank) {
     Reader reader(announcements[rank]);
+    std::vector<Request> requests;
+    while (reader.get<bool>()) requests.push_back(read_request(reader));
     if (reader.get<bool>()) decision.left.push_back(rank);
     have_been_blocked &= reader.get<bool>();
-    while (!reader.at_end()) {
+    for (auto next = requests.begin(); next != requests.end();) {
       const auto age = reader.get<double>();
-      note(rank, read_request(reader), now - age, decision);
+      for (auto count = reader.get<uint32_t>(); count > 0; --count) note(rank, *next++, now - age, decision);
     }
   }
   decision.tuning = std::exchange(proposal_, std::nullopt);

@@ -2,17 +2,11 @@
 
 #include <cstring>
 #include <limits>
+#include <utility>
+
+#include "coordination/blobs.h"
 
 namespace ringtrain {
-namespace {
-
-Bytes to_bytes(const std::vector<Bytes>& blobs) {
-  Writer writer;
-  for (const Bytes& blob : blobs) writer.put(blob);
-  return writer.take();
-}
-
-}  // namespace
 
 bool NodeChannel::finish_and(Words& words, double) {
   node_->finish_and(words, std::numeric_limits<double>::infinity());
@@ -30,12 +24,13 @@ bool NodeChannel::finish_and(Words& words, double) {
 std::vector<Bytes> NodeChannel::gather(const Bytes& mine) {
   const std::vector<Bytes> of_node = node_->gather(mine);
   if (!cross_) return {};
-  const std::vector<Bytes> of_nodes = cross_->gather(to_bytes(of_node));
+  const std::vector<Bytes> of_nodes = cross_->gather(joined(of_node));
   if (of_nodes.empty()) return {};
   std::vector<Bytes> blobs(static_cast<size_t>(size()));
   for (size_t node = 0; node < of_nodes.size(); ++node) {
-    Reader reader(of_nodes[node]);
-    for (const int rank : ranks_of_node_[node]) reader.get(blobs[rank]);
+    std::vector<Bytes> of_one = separated(of_nodes[node]);
+    for (size_t place = 0; place < of_one.size(); ++place)
+      blobs[ranks_of_node_[node][place]] = std::move(of_one[place]);
   }
   return blobs;
 }

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
+
+#include "coordination/blobs.h"
 
 namespace ringtrain {
 
@@ -47,16 +50,11 @@ std::vector<Bytes> TreeChannel::gather(const Bytes& mine) {
   std::vector<Bytes> blobs = {mine};
   for (int distance = 1; distance < size(); distance *= 2) {
     if (rank() & distance) {
-      Writer writer;
-      writer.put(static_cast<uint32_t>(blobs.size()));
-      for (const Bytes& blob : blobs) writer.put(blob);
-      wire_.send(rank() - distance, Tag::gather, writer.take());
+      wire_.send(rank() - distance, Tag::gather, joined(blobs));
       return {};
     }
     if (rank() + distance >= size()) continue;
-    const Bytes subtree = wire_.receive(rank() + distance, Tag::gather);
-    Reader reader(subtree);
-    for (auto count = reader.get<uint32_t>(); count > 0; --count) reader.get(blobs.emplace_back());
+    for (Bytes& blob : separated(wire_.receive(rank() + distance, Tag::gather))) blobs.push_back(std::move(blob));
   }
   return blobs;
 }
