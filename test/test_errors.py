@@ -168,6 +168,8 @@ BAD_ARGUMENTS = {
     "an empty group": (lambda: hvd.grouped_allreduce([]), ValueError, "at least one"),
     "a group that is an array": (lambda: hvd.grouped_allreduce(ONES), TypeError, "list of tensors"),
     "a name of ringtrain's own": (lambda: hvd.allreduce(ONES, name="<join>"), ValueError, "names that begin with"),
+    "a number as a name": (lambda: hvd.broadcast(ONES, 0, name=5), TypeError, "a str or None, not 5"),
+    "a number as a name, in place": (lambda: hvd.allreduce_async_(ONES, name=5), TypeError, "a str or None, not 5"),
 }
 
 

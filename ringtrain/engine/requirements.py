@@ -22,10 +22,13 @@ def require_usable(process_set: ProcessSet, name: str | None, title: str) -> int
         title: of the operation, for messages.
 
     Raises:
+        TypeError: the name is something else.
         ValueError: the process set is not registered, or the name is one of ringtrain's own.
     """
     if process_set.process_set_id is None:
         raise ValueError(f"{title}: {process_set} is not registered; see add_process_set")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"{title}: the name of an operation is a str or None, not {name!r}")
     if name and name.startswith("<"):
         raise ValueError(f'{title}: names that begin with "<" are for ringtrain itself')
     return process_set.process_set_id

@@ -192,7 +192,7 @@ def _start_anew(
     op, average, prescale, postscale, compression = how
     if op is None and average is None:
         op = ReduceOp.Average
-    if type(op) is ReduceOp and average is None and (name is None or name[:1] != "<"):
+    if type(op) is ReduceOp and average is None and (name is None or (isinstance(name, str) and name[:1] != "<")):
         plain = _plain_of(tensor, Reduction(op, prescale, postscale, compression), process_set, priority)
         if plain is not None:
             prepared = _prepared_from_now(tensor, plain, name, (how, plain.how.process_set, priority)) if name else None
