@@ -152,7 +152,7 @@ def test_arguments_for_mpi_reach_the_launcher_and_flags_without_effect_are_said(
     for day, clock, _ in printed:
         assert abs(time.time() - time.mktime(time.strptime(f"{day} {clock}", "%Y-%m-%d %H:%M:%S"))) < TIMEOUT_S
     assert done.stderr.splitlines() == [
-        "ringrun: --gloo has no effect: MPI brings the ranks together, nothing else",
+        "ringrun: --gloo has no effect: MPI or ringrun brings the ranks together; ringrun --network",
         "ringrun: --cycle-time-ms 3 has no effect: there are no cycles, an operation begins when all ranks have it",
     ]
 
@@ -208,7 +208,7 @@ def test_an_argument_without_effect_is_said_on_the_callers_line(started, recwarn
     assert started(operator.add, (1, 2), use_gloo=True)
     assert started(operator.add, (1, 2), use_gloo=False, use_mpi=True, disable_cache=True)
     (warning,) = recwarn.list
-    assert "use_gloo=True has no effect: MPI brings the ranks together" in str(warning.message)
+    assert "use_gloo=True has no effect: MPI or ringrun brings the ranks together" in str(warning.message)
 
 
 def test_the_arguments_reach_the_launcher(started, tmp_path):

@@ -28,7 +28,7 @@ _FALSE = frozenset({"false", "off", "no"})
 _OFF = frozenset({"0", "", *_FALSE})
 _ON = frozenset({"1", *_TRUE})
 
-_NO_GLOO = "there is no gloo in ringtrain, MPI brings the ranks together"
+_NO_GLOO = "there is no gloo in ringtrain, MPI or ringrun brings the ranks together"
 _NO_TUNER = "autotune has no samples to count; autotune_file keeps what it finds"
 _FROM_MPI = "MPI says which ranks there are and where; horovodrun sets it for gloo"
 _LOG_LEVEL = "HOROVOD_LOG_LEVEL"
@@ -55,7 +55,9 @@ _OWN = (
     Variable("HOROVOD_MPI_THREADS_DISABLE", False, "MPI has to support several threads", _OFF),
     Variable(_LOG_LEVEL, True, "`log_level`"),
     Variable("HOROVOD_LOG_HIDE_TIME", False, "messages have no time", _ON),
-    Variable("HOROVOD_CONTROLLER", False, "MPI brings the ranks together, nothing else", frozenset({"mpi"})),
+    Variable(
+        "HOROVOD_CONTROLLER", False, "MPI or ringrun brings the ranks together; ringrun --network", frozenset({"mpi"})
+    ),
     Variable("HOROVOD_CPU_OPERATIONS", False, "shared memory and MPI carry operations", frozenset({"mpi"})),
     Variable("HOROVOD_CCL_CACHE", False, "there is no oneCCL in ringtrain", _OFF),
     Variable("HOROVOD_GLOO_IFACE", False, f"{_NO_GLOO}; ringrun --network-interface"),

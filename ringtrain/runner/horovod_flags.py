@@ -177,7 +177,7 @@ TABLE = (
     Flag(
         ("--mpi",),
         State.NO_EFFECT,
-        "MPI brings the ranks together anyway",
+        "MPI is used where it is installed",
         takes=0,
         key="controller: mpi",
         arguments=("use_mpi",),
