@@ -237,7 +237,7 @@ def test_a_cancelled_job_is_no_success_and_leaves_nothing(
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("words", [pytest.param(BY_SRUN, marks=pytest.mark.slow), BY_MPIRUN], ids=["srun", "mpirun"])
+@pytest.mark.parametrize("words", [BY_SRUN, BY_MPIRUN], ids=["srun", "mpirun"])
 def test_a_host_that_is_lost_is_no_success(cluster: SlurmCluster, process_manager: str, words: tuple[str, ...]) -> None:
     job = Job(cluster, words)
     with cluster.lost_host(1):
