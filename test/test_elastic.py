@@ -173,13 +173,10 @@ IMPORTANT_MOMENTS = {
     "in the reset": "ringtrain.elastic.state.State.on_reset",
 }
 DIES = """
-import os, pathlib, runpy, signal, sys
-import ringtrain
+import os, pathlib, pkgutil, runpy, signal, sys
 where, count, victims = os.environ["DIE_IN"], int(os.environ["DIE_AT"]), os.environ["VICTIMS"].split()
 path, name = where.rsplit(".", 1)
-owner = ringtrain
-for part in path.split(".")[1:]:
-    owner = getattr(owner, part)
+owner = pkgutil.resolve_name(path)
 original = getattr(owner, name)
 
 def dying(*args, **keywords):
@@ -192,7 +189,7 @@ def dying(*args, **keywords):
 setattr(owner, name, dying)
 for module in ("sockets", "elastic"):
     if name == "introduce":
-        setattr(getattr(ringtrain.job, module), name, dying)
+        setattr(pkgutil.resolve_name(f"ringtrain.job.{module}"), name, dying)
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
