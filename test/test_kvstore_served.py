@@ -724,7 +724,7 @@ def test_a_worker_that_comes_while_a_server_is_gone_finds_the_one_that_takes_its
         workers = [one.worker(BEGIN + COMES_BACK, DMLC_TASK_ID=str(task)) for task in range(2)]
         for worker in workers:
             worker.wait_for("pulled 3.0 3.0")
-        wait_until(lambda: any(tmp_path.glob("snapshots/*")))
+        wait_until((tmp_path / "snapshots" / "store.0.snapshot").exists)
         server.kill()
         workers[1].kill()
         comes = one.worker("print('comes')\n" + BEGIN + COMES_BACK, DMLC_TASK_ID="1", DMLC_NUM_ATTEMPT="1")
