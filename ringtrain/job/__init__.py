@@ -7,6 +7,6 @@ launched_by  which launcher has started this process
 elastic      jobs whose processes come and go: the generation that this process is in
 sockets      jobs whose ranks talk over TCP; rendezvous: where they meet; interfaces: addresses of this host
 mpi, ulfm    what the core must know of MPI; libmpi: its library; roll_call: who has come to its init()
-before_init  what is loaded for the first init()
+before_init  what init() has loaded before it begins
 cores, gpus  what this rank may use of its host
 """

@@ -1,4 +1,4 @@
-"""What the first init() of a process has loaded before: the floors above it, some of which have a part in it."""
+"""What init() has loaded before it begins: the floors above it, some of which have a part in it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _loads: list[Callable[[], object]] = []
 
 
 def load_with(load: Callable[[], object]) -> None:
-    """Have `load` called by the first init(), which a script may call by the name of an adapter alone."""
+    """Have `load` called by init(), which a script may call by the name of an adapter alone."""
     _loads.append(load)
 
 
 def load_all() -> None:
-    """To be called by init() before it does anything."""
-    while _loads:
-        _loads.pop()()
+    """To be called by init() before it does anything. What is loaded already takes no time."""
+    for load in _loads:
+        load()
