@@ -67,7 +67,7 @@ FORBIDDEN = [
     ("csrc/runtime/a.cc", "#include <nanobind/nanobind.h>\n", 1, "in python/ only"),
     ("csrc/network/a.cc", "#include <mpi.h>\n", 1, "nowhere"),
     ("csrc/gpu/a.cc", "#include <cuda_runtime.h>\n", 1, "nowhere"),
-    ("csrc/base/a.h", "\n" * (floors.MAX_LINES + 1), 1, "451 lines, more than 450"),
+    ("csrc/base/a.h", "\n" * (floors.MAX_LINES + 1), 1, "901 lines, more than 900"),
     ("ringtrain/utils.py", "", 1, '"utils" is on no floor'),
     (
         "ringtrain/arrays/adapter.py",
