@@ -270,15 +270,24 @@ SMALL = ["--min-bytes", "4", "--max-bytes", "4K", "--factor", "32"]
 SWEEPS = [one.name for one in COLLECTIVES]
 OF_RANKS = [
     *([name, *QUICK, *SMALL, "--dtype", "float16"] for name in SWEEPS),
-    ["parameters", *QUICK, "--peers", "none"],
     ["latency", *QUICK, "--calls", "20", "--max-bytes", "64", "--network", "mpi,sockets", "--cpu"],
     ["overlap", *QUICK, "--layer-us", "50", "--busy-core", "0"],
+]
+OF_AUTHORS = [
+    ["parameters", *QUICK, "--peers", "none"],
     ["straggler", *QUICK, "--peers", "none", "--steps", "1"],
     ["timeline", *QUICK, "--layer-us", "20", "--steps", "2"],
     ["submission", *QUICK, "--gradients", "3", "--steps", "2"],
     ["idle", "--seconds", "0.2"],
 ]
-SEVERAL = "import json, sys, ringtrain.bench.command as c; sys.exit(sum(map(c.main, json.loads(sys.argv[1]))))"
+SEVERAL = """
+import json, sys
+import measure.__main__, ringtrain.bench.command
+of_users, of_authors = map(json.loads, sys.argv[1:])
+for main, lines in ((ringtrain.bench.command.main, of_users), (measure.__main__.main, of_authors)):
+    if any([main(line) for line in lines]):
+        sys.exit(1)
+"""
 
 
 def start(command_line, status=0):
@@ -306,9 +315,11 @@ def run(words, tmp_path, module="ringtrain.bench"):
 def measured(tmp_path_factory):
     """The results of several measurements in one job of two ranks, by name, and what it printed."""
     folder = tmp_path_factory.mktemp("bench")
-    lines = [[*words, "--json", str(folder / words[0])] for words in OF_RANKS]
-    printed = start(["-m", "ringtrain.run", "-np", "2", sys.executable, "-c", SEVERAL, json.dumps(lines)])
-    return {words[0]: results.load(str(folder / words[0])) for words in OF_RANKS}, printed
+    lines = [
+        json.dumps([[*words, "--json", str(folder / words[0])] for words in some]) for some in (OF_RANKS, OF_AUTHORS)
+    ]
+    printed = start(["-m", "ringtrain.run", "-np", "2", sys.executable, "-c", SEVERAL, *lines])
+    return {words[0]: results.load(str(folder / words[0])) for words in [*OF_RANKS, *OF_AUTHORS]}, printed
 
 
 def require_sane(result, competitors, rounds=2):

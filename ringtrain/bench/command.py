@@ -18,24 +18,17 @@ from ringtrain.bench import results
 from ringtrain.bench.busy_core import busy_core
 from ringtrain.bench.collectives import COLLECTIVES, Sweep
 from ringtrain.bench.flags import EXAMPLES, build_parser
-from ringtrain.bench.idle import Idle
 from ringtrain.bench.jax_step import JaxStep
 from ringtrain.bench.job import Job, join
 from ringtrain.bench.kvstore import KVStore
-from ringtrain.bench.kvstore_job import KVStoreJob
 from ringtrain.bench.latency import Latency
 from ringtrain.bench.launches import LaunchFailed, launch
-from ringtrain.bench.mxnet_step import MxnetStep
 from ringtrain.bench.overlap import Overlap
-from ringtrain.bench.parameters import Parameters
 from ringtrain.bench.report import heading
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.scaling import Scaling
 from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import Step
-from ringtrain.bench.straggler import Straggler
-from ringtrain.bench.submission import Submission
-from ringtrain.bench.timeline_cost import TimelineCost
 from ringtrain.bench.torch_step import TorchStep
 from ringtrain.job import launched_by
 
@@ -61,19 +54,12 @@ class Measurement(Protocol):
 MEASUREMENTS: tuple[Measurement, ...] = (
     *map(Sweep, COLLECTIVES),
     Step(),
-    Parameters(),
     KVStore(),
-    KVStoreJob(),
     Latency(),
     Overlap(),
-    Idle(),
-    Straggler(),
     Scaling(),
-    Submission(),
-    TimelineCost(),
     TorchStep(),
     JaxStep(),
-    MxnetStep(),
 )
 
 # What to install where the package with the library's own name has to be built from source.

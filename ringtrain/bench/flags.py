@@ -21,7 +21,7 @@ examples:
   python -m ringtrain.bench latency -np 2 --rounds 21
   python -m ringtrain.bench kvstore -np 1,2,4 --peers ps-lite --plot kvstore.png
   python -m ringtrain.bench allreduce -np 3 -H h1,h2,h3 --network mpi,sockets --cpu --peers none
-  mpirun -np 2 python -m ringtrain.bench straggler
+  mpirun -np 2 python -m ringtrain.bench step
 """
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain import kvstore
-from ringtrain.bench.kvstore_worker import SGD
-from ringtrain.bench.models import MODELS
+from ringtrain.bench.models import MODELS, SGD
 from ringtrain.bench.peers import OF_STORES, HasUpdates
 from ringtrain.bench.report import Table, count_text, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
@@ -40,7 +39,7 @@ class KVStore:
         if len(session.arguments.network) > 1:
             raise CannotMeasure("kvstore wants one --network: a store belongs to one init()")
         if any(name == "kv_servers" for name, _ in session.arguments.option):
-            raise CannotMeasure("the ranks that become servers cannot measure; kvstore-job starts servers of its own")
+            raise CannotMeasure("kv_servers turns ranks into servers, which cannot measure; leave kv_servers out")
         gradients = Gradients(session)
         session.init()
         kind = session.arguments.type

@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 Shape = tuple[int, ...]
 
+# The arguments of MXNet's SGD. The rate is so small that the weights stay finite in thousands of rounds.
+SGD = {"learning_rate": 1e-6, "momentum": 0.9}
+
 
 # A gradient's shape, and at how many places of an image its values are multiplied with something.
 _Layer = tuple[Shape, int]

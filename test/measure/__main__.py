@@ -5,15 +5,34 @@ from collections.abc import Sequence
 
 from measure.faults.soak import Faults
 from measure.gpu.measurement import Gpu
+from measure.idle import Idle
+from measure.kvstore_job import KVStoreJob
+from measure.mxnet_step import MxnetStep
 from measure.negotiation import Negotiation
+from measure.parameters import Parameters
+from measure.straggler import Straggler
+from measure.submission import Submission
+from measure.timeline_cost import TimelineCost
 from ringtrain.bench import command
 
-MEASUREMENTS = (Gpu(), Negotiation(), Faults())
+MEASUREMENTS = (
+    Gpu(),
+    Negotiation(),
+    Faults(),
+    Idle(),
+    Straggler(),
+    Submission(),
+    Parameters(),
+    TimelineCost(),
+    KVStoreJob(),
+    MxnetStep(),
+)
 EXAMPLES = """\
 examples:
   python -m measure gpu -np 2 --json gpu.json
   python -m measure negotiation --max-ranks 4096
   python -m measure faults --count 200
+  python -m measure submission -np 2 --launches 3
   python -m measure.hosts --hosts 2 --ranks 2 -- python -m measure faults --over {hosts}
 """
 

@@ -66,7 +66,7 @@ def test_a_step_is_measured():
         "--peers",
         "none",
     ]
-    said = run("-m", "ringtrain.bench", "mxnet", "-np", "2", *small)
+    said = run("-m", "measure", "mxnet", "-np", "2", *small)
     assert "resnet18_v1: 62 gradients" in said and "gluon.Trainer, ringtrain's store" in said
 
 

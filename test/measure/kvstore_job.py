@@ -164,7 +164,7 @@ def _job(
             for task in range(count):
                 started.append(_Process(serve, {**variables, "DMLC_ROLE": role, "DMLC_TASK_ID": str(task)}))
         peer = [] if own else [f"--peer={_PEER_MODULES[competitor]}"]
-        work = [sys.executable, "-m", "ringtrain.bench.kvstore_worker", *words, *peer]
+        work = [sys.executable, "-m", "measure.kvstore_worker", *words, *peer]
         work += [f"--type={arguments.type}", f"--model={arguments.model}", f"--seconds={arguments.seconds}"]
         of_workers = [
             _Process(work, {**variables, "DMLC_ROLE": "worker", "DMLC_TASK_ID": str(task)}) for task in range(workers)

@@ -37,7 +37,7 @@ class Submission:
         names = [f"layer{place}.weight" for place in range(count)]
         contestants = [Contestant(*_of_async(names)), Contestant(*_of_batch(names))]
         if importlib.util.find_spec("torch") and session.job.size > 1:  # who is alone has no hooks
-            from ringtrain.bench.torch.hooks import step_of_hooks
+            from measure.torch_hooks import step_of_hooks
 
             contestants.append(Contestant("torch, hook", step_of_hooks(names, _ELEMENTS)))
         session.expect(1)

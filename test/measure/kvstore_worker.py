@@ -1,4 +1,4 @@
-"""A worker of a job with servers that is measured from outside: `python -m ringtrain.bench.kvstore_worker`.
+"""A worker of a job with servers that is measured from outside: `python -m measure.kvstore_worker`.
 
 It prints what it has to say as lines of JSON.
 """
@@ -15,11 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringtrain.bench.models import MODELS
+from ringtrain.bench.models import MODELS, SGD
 from ringtrain.bench.rounds import Array
 
-# The numbers by MXNet's names. The rate is so small that the weights stay finite in thousands of rounds.
-SGD = {"learning_rate": 1e-6, "momentum": 0.9}
 LATE_S = 0.05
 _ROUNDS_BEFORE_READY = 3
 _ROUNDS = 5

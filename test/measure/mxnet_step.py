@@ -41,7 +41,7 @@ class MxnetStep:
 
 
 def _measure_model(session: Session, name: str, has_servers: bool) -> Row:
-    from ringtrain.bench.mxnet import training
+    from measure import mxnet_training as training
 
     task = training.Task(name, session.arguments)
     runs = {kind: task.train(kind) for kind in training.kinds(has_servers)}

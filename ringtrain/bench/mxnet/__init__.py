@@ -1,1 +1,0 @@
-"""What `python -m ringtrain.bench mxnet` measures."""
