@@ -17,9 +17,12 @@ class Library {
   // All of the peers construct it at the same time. `peers` outlives this.
   explicit Library(Endpoint& peers);
 
-  // MPI leaves open what the smallest of a number and NaN is.
+  // MPI does not define the smallest of a number and NaN, nor a sum that overflows: Open MPI returns the largest value
+  // of an integer of 8 or 16 bits instead of wrapping.
   static bool can(const Reduction& reduction) {
-    return !is_float(reduction.dtype) || (reduction.reduce != Reduce::min && reduction.reduce != Reduce::max);
+    const bool compares = reduction.reduce == Reduce::min || reduction.reduce == Reduce::max;
+    if (is_float(reduction.dtype)) return !compares;
+    return compares || reduction.dtype == DType::boolean || size_of(reduction.dtype) > 2;
   }
 
   // 16-bit floats, which MPI cannot add, travel as float32.
