@@ -16,7 +16,7 @@ import numpy as np
 DTYPES = [
     np.dtype(name)
     for name in (
-        *("bool", "uint8", "int8", "uint16", "int16", "int32", "int64"),
+        *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
         *("float16", ml_dtypes.bfloat16, "float32", "float64"),
     )
 ]

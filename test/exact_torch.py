@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from exact import DTYPES, data_of_ranks, require_equal
 
-# Not uint16, which torch hardly computes with.
-TORCH_DTYPES = [dtype for dtype in DTYPES if dtype != np.uint16]
+TORCH_DTYPES = [dtype for dtype in DTYPES if hasattr(torch, dtype.name)]
 
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:

@@ -9,6 +9,7 @@ import ringtrain as hvd
 
 RING = {"RINGTRAIN_ALLREDUCE_ALGORITHM": "ring"}
 MPI = {"RINGTRAIN_NETWORK": "mpi", "RINGTRAIN_ALLREDUCE_ALGORITHM": "mpi"}
+SOCKETS = {"RINGTRAIN_NETWORK": "sockets", "RINGTRAIN_SHARED_MEMORY": "off"}
 DOUBLING = {"RINGTRAIN_ALLREDUCE_ALGORITHM": "doubling"}
 TINY_CHUNKS = {"RINGTRAIN_MAILBOX_KB": "4", "RINGTRAIN_ALLREDUCE_ALGORITHM": "auto"}
 
@@ -163,7 +164,7 @@ def test_scale_factors():
 
 @pytest.mark.fast
 @pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32", "uint64"])
 def test_an_average_of_integers_is_truncated_towards_zero(dtype):
     """In the dtype of the array, as Horovod's; but exact, where that multiplies by 1 / size."""
     largest, smallest = np.iinfo(dtype).max, np.iinfo(dtype).min
@@ -180,6 +181,70 @@ def test_an_average_of_integers_is_truncated_towards_zero(dtype):
     require_equal(hvd.allreduce(mine[0] * 0 + np.array(98, dtype), prescale_factor=1 / 49), np.array(2, dtype))
     hvd.allreduce_(mine)
     require_equal(mine, expected)
+
+
+UNSIGNED = ["uint8", "uint16", "uint32", "uint64"]
+
+
+def check_unsigned_values_above_the_signed_range(dtype):
+    size, rank = hvd.size(), hvd.rank()
+    largest = np.iinfo(dtype).max
+    half = largest // 2 + 1
+    # 97 columns, so that both whole vectors and a rest are reduced
+    of_ranks = np.tile(np.array([[half + r, largest - r, half - 1 + r, r] for r in range(size)], dtype), (1, 97))
+    mine = of_ranks[rank]
+    reductions = {
+        hvd.Sum: np.sum(of_ranks, 0, dtype=dtype),  # wraps
+        hvd.Product: np.prod(of_ranks, 0, dtype=dtype),
+        hvd.Min: of_ranks.min(0),
+        hvd.Max: of_ranks.max(0),
+        hvd.Average: np.sum(of_ranks, 0, dtype=dtype) // np.array(size, dtype),
+    }
+    for op, expected in reductions.items():
+        require_equal(hvd.allreduce(mine, op=op, name=f"{op.name} {dtype}"), expected)
+    # 2.5 is more than the type holds, which is its largest value; 2 ** -3 is exact.
+    most = np.full(3, largest - 7 if dtype == "uint64" else largest, dtype)
+    require_equal(hvd.allreduce(most, op=hvd.Max, prescale_factor=2.5), np.full(3, largest, dtype))
+    powers = np.full(3, half, dtype)
+    require_equal(hvd.allreduce(powers, op=hvd.Max, postscale_factor=2.0**-3), powers // np.array(8, dtype))
+    require_equal(hvd.allreduce(powers, op=hvd.Max, prescale_factor=-1.0), np.zeros(3, dtype))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("dtype", UNSIGNED)
+def test_unsigned_values_above_the_signed_range(dtype):
+    check_unsigned_values_above_the_signed_range(dtype)
+
+
+@pytest.mark.ranks(3, env=RING)
+@pytest.mark.parametrize("dtype", UNSIGNED)
+def test_unsigned_values_above_the_signed_range_on_the_ring(dtype):
+    check_unsigned_values_above_the_signed_range(dtype)
+
+
+@pytest.mark.ranks(3, env=MPI)
+@pytest.mark.parametrize("dtype", UNSIGNED)
+def test_unsigned_values_above_the_signed_range_through_mpi(dtype):
+    check_unsigned_values_above_the_signed_range(dtype)
+
+
+@pytest.mark.ranks(3, env=SOCKETS)
+@pytest.mark.parametrize("dtype", UNSIGNED)
+def test_unsigned_values_above_the_signed_range_over_sockets(dtype):
+    check_unsigned_values_above_the_signed_range(dtype)
+
+
+@pytest.mark.ranks(2, initialised=False)
+@pytest.mark.parametrize("simd", ["scalar", "avx2", "avx512"])
+def test_unsigned_values_above_the_signed_range_with_each_instruction_set(simd):
+    try:
+        hvd.init(simd=simd)
+    except ValueError:
+        pytest.skip(f"this CPU has no {simd}")
+    for dtype in UNSIGNED:
+        check_unsigned_values_above_the_signed_range(dtype)
+    hvd.shutdown()
 
 
 @pytest.mark.ranks(2, 3)

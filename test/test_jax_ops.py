@@ -76,14 +76,16 @@ def test_complex_numbers_are_added_and_moved(dtype, way):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", ["uint32", "uint64"])
-def test_unsigned_integers_are_added_and_moved_by_their_bits(dtype, way):
+def test_unsigned_integers_above_the_signed_range(dtype, way):
     large = 2 ** (8 * np.dtype(dtype).itemsize - 1) + 5
     own = np.array([large + hvd.rank(), hvd.rank()], dtype)
     of_ranks = [np.array([large + rank, rank], dtype) for rank in range(2)]
     require_equal(WAYS[way](lambda array: hvd.allreduce(array, hvd.Sum))(own), of_ranks[0] + of_ranks[1])
     require_equal(WAYS[way](hvd.allgather)(own), np.concatenate(of_ranks))
-    with pytest.raises(TypeError, match=f"cannot send {dtype} this way; convert it to a signed integer"):
-        WAYS[way](lambda array: hvd.allreduce(array, hvd.Max))(own)
+    require_equal(WAYS[way](lambda array: hvd.allreduce(array, hvd.Max))(own), np.maximum(*of_ranks))
+    require_equal(WAYS[way](lambda array: hvd.allreduce(array, hvd.Min))(own), np.minimum(*of_ranks))
+    average = (of_ranks[0] + of_ranks[1]) // np.array(2, dtype)  # of the sum in this dtype, which wraps
+    require_equal(WAYS[way](lambda array: hvd.allreduce(array, hvd.Average))(own), average)
 
 
 @pytest.mark.ranks(2)

@@ -110,8 +110,6 @@ def test_random_programs_in_one_process(kind, library, updates):
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("dtype", [one for one in DTYPES if one.kind != "b"], ids=str)
 def test_random_programs_of_every_dtype_in_one_process(dtype, library):
-    if library == "torch" and dtype.name == "uint16":
-        pytest.skip("PyTorch does not compute with uint16")
     run_program("local", dtype, INT_KEYS, library, False, 5)
 
 

@@ -6,20 +6,35 @@
 
 namespace ringtrain {
 
-enum class DType : uint8_t { boolean, uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64 };
-constexpr int kDTypes = 11;
+// Integers come before floats.
+enum class DType : uint8_t {
+  boolean,
+  uint8,
+  int8,
+  uint16,
+  int16,
+  uint32,
+  int32,
+  uint64,
+  int64,
+  float16,
+  bfloat16,
+  float32,
+  float64,
+};
+constexpr int kDTypes = 13;
 
 // How the values of all ranks become one. An average is a sum with a scale.
 enum class Reduce : uint8_t { sum, min, max, product };
 
 constexpr size_t size_of(DType dtype) {
-  constexpr size_t kBytes[kDTypes] = {1, 1, 1, 2, 2, 4, 8, 2, 2, 4, 8};
+  constexpr size_t kBytes[kDTypes] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
   return kBytes[static_cast<size_t>(dtype)];
 }
 
 constexpr const char* name_of(DType dtype) {
-  constexpr const char* kNames[kDTypes] = {"bool",  "uint8",   "int8",     "uint16",  "int16",  "int32",
-                                           "int64", "float16", "bfloat16", "float32", "float64"};
+  constexpr const char* kNames[kDTypes] = {"bool",   "uint8", "int8",    "uint16",   "int16",   "uint32", "int32",
+                                           "uint64", "int64", "float16", "bfloat16", "float32", "float64"};
   return kNames[static_cast<size_t>(dtype)];
 }
 
@@ -29,6 +44,10 @@ constexpr const char* name_of(Reduce reduce) {
 }
 
 constexpr bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
+
+constexpr bool is_unsigned(DType dtype) {
+  return dtype == DType::uint8 || dtype == DType::uint16 || dtype == DType::uint32 || dtype == DType::uint64;
+}
 
 constexpr bool is_float(DType dtype) { return dtype >= DType::float16; }
 

@@ -69,8 +69,8 @@ std::string NcclLibrary::text(int code, NcclHandle comm) const {
 
 int NcclLibrary::type_of(DType dtype) {
   constexpr int kNone = -1;
-  // bool, uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64
-  constexpr int kTypes[kDTypes] = {1, 1, 0, kNone, kNone, 2, 4, 6, 9, 7, 8};
+  // bool, uint8, int8, uint16, int16, uint32, int32, uint64, int64, float16, bfloat16, float32, float64
+  constexpr int kTypes[kDTypes] = {1, 1, 0, kNone, kNone, 3, 2, 5, 4, 6, 9, 7, 8};
   return kTypes[static_cast<size_t>(dtype)];
 }
 

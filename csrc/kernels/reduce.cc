@@ -111,8 +111,12 @@ void scale_integers(DType dtype, double factor, void* destination, const void* s
       return scale_integers<uint16_t>(factor, destination, source, count);
     case DType::int16:
       return scale_integers<int16_t>(factor, destination, source, count);
+    case DType::uint32:
+      return scale_integers<uint32_t>(factor, destination, source, count);
     case DType::int32:
       return scale_integers<int32_t>(factor, destination, source, count);
+    case DType::uint64:
+      return scale_integers<uint64_t>(factor, destination, source, count);
     case DType::int64:
       return scale_integers<int64_t>(factor, destination, source, count);
     default:

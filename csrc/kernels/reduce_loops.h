@@ -259,8 +259,12 @@ void reduce_arrays(const Reduction& reduction, const Arrays& arrays) {
       return reduce_integers<uint16_t>(reduction, arrays);
     case DType::int16:
       return reduce_integers<int16_t>(reduction, arrays);
+    case DType::uint32:
+      return reduce_integers<uint32_t>(reduction, arrays);
     case DType::int32:
       return reduce_integers<int32_t>(reduction, arrays);
+    case DType::uint64:
+      return reduce_integers<uint64_t>(reduction, arrays);
     case DType::int64:
       return reduce_integers<int64_t>(reduction, arrays);
     case DType::float16:

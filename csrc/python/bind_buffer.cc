@@ -36,10 +36,16 @@ std::optional<DType> dtype_of(const Py_buffer& buffer) {
       return DType::uint16;
     case 'i':
       return DType::int32;
+    case 'I':
+      return DType::uint32;
     case 'l':
       return is_wide ? DType::int64 : DType::int32;
+    case 'L':
+      return is_wide ? DType::uint64 : DType::uint32;
     case 'q':
       return DType::int64;
+    case 'Q':
+      return DType::uint64;
     case 'e':
       return DType::float16;
     case 'f':

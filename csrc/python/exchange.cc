@@ -15,7 +15,7 @@ nb::dlpack::dtype_code code_of(DType dtype) {
   if (dtype == DType::boolean) return Code::Bool;
   if (dtype == DType::bfloat16) return Code::Bfloat;
   if (is_float(dtype)) return Code::Float;
-  return dtype == DType::uint8 || dtype == DType::uint16 ? Code::UInt : Code::Int;
+  return is_unsigned(dtype) ? Code::UInt : Code::Int;
 }
 
 bool is_dtype(const nb::dlpack::dtype& seen, DType dtype) {

@@ -26,6 +26,10 @@ DType dtype_of(Element element) {
       return DType::uint8;
     case Element::uint16:
       return DType::uint16;
+    case Element::uint32:
+      return DType::uint32;
+    case Element::uint64:
+      return DType::uint64;
     case Element::float16:
       return DType::float16;
     case Element::bfloat16:

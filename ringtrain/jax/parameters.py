@@ -14,7 +14,6 @@ from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.training import replicas
 
 Params = TypeVar("Params")
-_SIGNED = {np.dtype(np.uint32): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.int64)}
 
 
 def broadcast_parameters(
@@ -70,24 +69,22 @@ def check_replicas(params: Any, process_set: ProcessSet = global_process_set) ->
 
 
 def on_host(leaf: Any, path: str) -> np.ndarray[Any, Any]:
-    """A copy of a leaf that can be written to, with a dtype that the core has. Raises TypeError for anything else."""
+    """A copy of a leaf that can be written to. Raises TypeError for anything else."""
     values = jax.random.key_data(leaf) if is_key(leaf) else leaf
     if not (hasattr(values, "dtype") or isinstance(values, (bool, int, float, complex))):
         raise TypeError(
             f'params["{path.removeprefix(".")}"] is {type(leaf).__name__}, no array: send it with broadcast_object'
         )
-    copy = np.array(values, order="C")
-    return copy.view(_SIGNED.get(copy.dtype, copy.dtype))
+    return np.array(values, order="C", subok=True)  # a masked array stays one, and is refused
 
 
 def as_leaf(array: np.ndarray[Any, Any], like: Any) -> Any:
     """What `on_host` has made of a leaf as one again, where the old one lies."""
     if is_key(like):
-        data = jax.device_put(array.view(np.uint32), next(iter(like.sharding.device_set)))
+        data = jax.device_put(array, next(iter(like.sharding.device_set)))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
     if not hasattr(like, "dtype"):
         return type(like)(array.item())
-    values = array.view(like.dtype)
     if isinstance(like, jax.Array):
-        return jax.device_put(values, like.sharding)
-    return values if isinstance(like, np.ndarray) else values[()]
+        return jax.device_put(array, like.sharding)
+    return array if isinstance(like, np.ndarray) else array[()]

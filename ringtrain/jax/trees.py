@@ -1,4 +1,4 @@
-"""Pytrees of arrays as lists with names, and arrays of dtypes that the core lacks as arrays of others."""
+"""Pytrees of arrays as lists with names, and keys of random generators as arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 import ringtrain._core as _core
 
-_SIGNED = {"uint32": jnp.int32, "uint64": jnp.int64}
 _COMPLEX = ("complex64", "complex128")
 
 
@@ -56,19 +55,19 @@ def is_key(array: Any) -> bool:
     return hasattr(array, "dtype") and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def carried(value: Any, title: str, may_be_unsigned: bool) -> Carried:
+def carried(value: Any, title: str, takes_keys: bool) -> Carried:
     """As an array that the core can send.
 
     Args:
         value: an array, maybe a traced one, or a number.
         title: of the operation, for errors.
-        may_be_unsigned: whether signed integers of the same bits have the same result: of Sum, and of what only moves.
+        takes_keys: whether keys of random generators can be sent: by Sum, and by operations that only move elements.
 
     Raises:
         TypeError: nothing that can be sent.
     """
     if is_key(value):
-        if not may_be_unsigned:
+        if not takes_keys:
             raise TypeError(f"{title}: keys of a random generator can be sent, but not averaged or compared")
         kind = jax.random.key_impl(value)
         data = carried(jax.random.key_data(value), title, True)
@@ -79,9 +78,4 @@ def carried(value: Any, title: str, may_be_unsigned: bool) -> Carried:
     name = array.dtype.name
     if name in _core.DTYPES or name in _COMPLEX:
         return Carried(array, lambda result: result)
-    if name in _SIGNED and may_be_unsigned:
-        own = array.dtype
-        signed = jax.lax.bitcast_convert_type(array, _SIGNED[name])
-        return Carried(signed, lambda result: jax.lax.bitcast_convert_type(result, own))
-    instead = "a signed integer or a float" if name in _SIGNED else "another dtype"
-    raise TypeError(f"{title}: ringtrain cannot send {name} this way; convert it to {instead}")
+    raise TypeError(f"{title}: ringtrain cannot send {name}; convert it to one of {', '.join(_core.DTYPES)}")

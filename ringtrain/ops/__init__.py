@@ -3,10 +3,10 @@
 The names, arguments and results are those of Horovod 0.28. Common to all:
 
 - `tensor`: a dense array of any shape, or a number; `tensors`: a list of them, which are carried out together or not
-  at all. dtypes: bool, (u)int8, (u)int16, int32, int64, float16, bfloat16, float32, float64, complex64, complex128;
-  sums of 16-bit floats are made in float32. Complex numbers travel as pairs of real ones, along a last dimension of 2
-  that errors show. An array that is not contiguous is copied on its way. A result is an array of the same library and
-  on the same device; of a number it is one of NumPy's of shape ().
+  at all. dtypes: bool, (u)int8, (u)int16, (u)int32, (u)int64, float16, bfloat16, float32, float64, complex64 and
+  complex128; sums of 16-bit floats are made in float32. Complex numbers travel as pairs of real ones, along a last
+  dimension of 2 that errors show. An array that is not contiguous is copied on its way. A result is an array of the
+  same library and on the same device; of a number it is one of NumPy's of shape ().
 - `name`: ranks are matched by it, in any order of submission. Operations without a name are matched by their order
   within their process set.
 - `process_set`: the ranks that take part; all of them call the operation.
