@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from exact import require_equal
@@ -155,10 +156,33 @@ BAD_ARGUMENTS = {
     ),
     "splits that are no integers": (lambda: hvd.alltoall(ONES, splits=[0.5] * hvd.size()), ValueError, "integers"),
     "a number to scatter": (lambda: hvd.reducescatter(1.0), ValueError, "no first dimension"),
-    "text": (lambda: hvd.allreduce(np.ones(2, "U1")), TypeError, "dtype <U1; it takes bool, uint8"),
-    "unsigned 64": (lambda: hvd.allreduce(np.ones(2, "uint64")), TypeError, "dtype uint64"),
-    "foreign byte order": (lambda: hvd.allreduce(np.ones(2, ">f4")), TypeError, "byte order"),
-    "objects": (lambda: hvd.allreduce(np.array([None])), TypeError, "dtype object"),
+    "text": (lambda: hvd.allreduce(np.ones(2, "U1")), TypeError, "dtype <U1; send it with broadcast_object"),
+    "8-bit floats": (
+        lambda: hvd.allreduce(np.ones(2, ml_dtypes.float8_e4m3fn)),
+        TypeError,
+        "dtype float8_e4m3fn; convert it to one of bool, uint8",
+    ),
+    "objects": (lambda: hvd.allreduce(np.array([None])), TypeError, "dtype object; send it with broadcast_object"),
+    "another byte order": (
+        lambda: hvd.broadcast(np.ones(2, ">f4"), 0),
+        TypeError,
+        r"dtype >f4, .* convert it with array.astype\(array.dtype.newbyteorder\(\"=\"\)\)",
+    ),
+    "another byte order in place": (lambda: hvd.allreduce_(np.ones(2, ">u8")), TypeError, "dtype >u8, .*byte order"),
+    "a long double": (
+        lambda: hvd.allgather(np.ones(2, np.longdouble)),
+        TypeError,
+        r"convert it with array.astype\(numpy.float64\), or send it unchanged with broadcast_object or allgather",
+    ),
+    "a complex long double": (lambda: hvd.allgather(np.ones(2, "clongdouble")), TypeError, "numpy.complex128"),
+    "fields": (
+        lambda: hvd.alltoall(np.zeros(hvd.size(), [("x", "f4"), ("y", "i4")])),
+        TypeError,
+        r'send its fields one by one, such as array\["x"\], or the array with broadcast_object or allgather_object',
+    ),
+    "dates": (lambda: hvd.broadcast(np.zeros(2, "M8[s]"), 0), TypeError, r"send array.view\(numpy.int64\)"),
+    "a masked array": (lambda: hvd.allreduce(np.ma.ones(2)), TypeError, r"send array.filled\(value\), or"),
+    "a masked array in place": (lambda: hvd.allreduce_(np.ma.ones(2)), TypeError, "its mask would be lost"),
     "a string": (lambda: hvd.allreduce("text"), TypeError, "cannot send a builtins.str"),
     "a list": (lambda: hvd.allreduce([1, 2]), TypeError, "cannot send a builtins.list"),
     "in place on a number": (lambda: hvd.allreduce_(1.0), TypeError, "needs a NumPy array"),

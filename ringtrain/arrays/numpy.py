@@ -26,6 +26,12 @@ _PARTS = {np.dtype("complex64"): np.dtype("float32"), np.dtype("complex128"): np
 
 
 def accepts(array: Any) -> bool:
+    """Raises TypeError for a masked array, whose mask would be lost."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            "ringtrain cannot send a masked array, since its mask would be lost; send array.filled(value), or the "
+            "array and its mask with broadcast_object or allgather_object"
+        )
     return isinstance(array, (np.ndarray, np.generic, bool, int, float, complex))
 
 
@@ -38,8 +44,26 @@ def prepare(array: Any) -> Array:
 def require_known(dtype: Any) -> None:
     """Raises TypeError for a dtype that the core does not have."""
     if dtype not in DTYPES and dtype not in _PARTS:
-        names = ", ".join([*_core.DTYPES, *map(str, _PARTS)])
-        raise TypeError(f"ringtrain cannot send dtype {dtype}; it takes {names}, in the machine's byte order")
+        raise TypeError(f"ringtrain cannot send dtype {dtype}{_remedy(dtype)}")
+
+
+def _remedy(dtype: Any) -> str:
+    """How to send an array of a dtype that the core does not have."""
+    as_object = "broadcast_object or allgather_object"
+    if not dtype.isnative:
+        convert = 'array.astype(array.dtype.newbyteorder("="))'
+        return f", which is not in the byte order of this machine; convert it with {convert}"
+    if dtype.names is not None:
+        return f'; send its fields one by one, such as array["{dtype.names[0]}"], or the array with {as_object}'
+    if dtype.type in (np.longdouble, np.clongdouble):
+        narrower = "float64" if dtype.kind == "f" else "complex128"
+        return f"; convert it with array.astype(numpy.{narrower}), or send it unchanged with {as_object}"
+    if dtype.kind in "mM":
+        return "; send array.view(numpy.int64)"
+    if dtype.kind in "OSUT" or dtype.type is np.void:
+        return f"; send it with {as_object}"
+    names = ", ".join([*_core.DTYPES, *map(str, _PARTS)])
+    return f"; convert it to one of {names}"
 
 
 def is_in_place(array: Any) -> bool:

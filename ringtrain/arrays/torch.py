@@ -42,7 +42,7 @@ def prepare(tensor: torch.Tensor) -> torch.Tensor:
         )
     if tensor.dtype not in _DTYPES and tensor.dtype not in _PARTS:
         names = ", ".join(str(dtype) for dtype in (*_DTYPES, *_PARTS))
-        raise TypeError(f"ringtrain cannot send dtype {tensor.dtype}; it takes {names}")
+        raise TypeError(f"ringtrain cannot send dtype {tensor.dtype}; convert it to one of {names}")
     if tensor.is_meta:
         raise ValueError("ringtrain cannot send a tensor on the meta device: it has no values")
     stays = tensor.is_cpu or _is_on_gpu(tensor)
