@@ -32,6 +32,13 @@ class StepOrderError(RingtrainError, AssertionError):
     """
 
 
+class AdasumError(ValueError, RuntimeError):
+    """Adasum was asked for arrays or operations that it does not support.
+
+    A RuntimeError too, which is what Horovod raises.
+    """
+
+
 class HostsUpdatedInterrupt(RuntimeError):
     """The ranks of an elastic job are to begin another generation, since there are others than before: no error.
 

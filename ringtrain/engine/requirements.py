@@ -8,6 +8,7 @@ from typing import Any
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.compression import QuantizingCompressor
+from ringtrain.errors import AdasumError
 from ringtrain.failure.ranks_in_words import ranges_of
 from ringtrain.process_sets import ProcessSet
 
@@ -42,20 +43,32 @@ def require_root(root: int, process_set: ProcessSet, title: str) -> None:
 
 
 def require_reducible(op: ReduceOp, dtype: str, shown: Any, title: str) -> None:
-    """Raises ValueError where numbers of this dtype have no such reduction.
+    """Raises ValueError where numbers of this dtype have no such reduction; of Adasum an AdasumError, which is one.
 
     Args:
         dtype: by the name that NumPy has for it; `shown` is how its library writes it.
     """
     if dtype.startswith("complex"):
         if op not in _FOR_COMPLEX:
-            raise ValueError(
+            kind: type[ValueError] = AdasumError if op is ReduceOp.Adasum else ValueError
+            raise kind(
                 f"{title}: op={op.name} is for real numbers, not for {shown}; use op=Sum or Average, or send the real "
                 "and the imaginary parts"
             )
     elif "float" not in dtype and not have(op, dtype == "bool"):
-        takes = "floats" if op is ReduceOp.Adasum else "numbers"
-        raise ValueError(f"{title}: {op.name} is for {takes}, not for {shown}; use op=Sum, or convert to float")
+        if op is ReduceOp.Adasum:
+            raise AdasumError(f"{title}: Adasum is for floats, not for {shown}; use op=Sum, or convert to float")
+        raise ValueError(f"{title}: {op.name} is for numbers, not for {shown}; use op=Sum, or convert to float")
+
+
+def require_scatterable(op: ReduceOp, dimensions: int, title: str) -> None:
+    """Raises ValueError where a reducescatter has no such reduction, or the array has no rows."""
+    if op is ReduceOp.Adasum:
+        raise AdasumError(
+            f"{title}: reducescatter does not support Adasum; use allreduce and take the rows of this rank"
+        )
+    if dimensions == 0:
+        raise ValueError(f"{title}: cannot scatter a 0-d tensor; it has no first dimension")
 
 
 def have(op: ReduceOp, is_bool: bool) -> bool:

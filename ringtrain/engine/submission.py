@@ -19,6 +19,7 @@ from ringtrain.engine.requirements import (
     require_quantizable,
     require_reducible,
     require_root,
+    require_scatterable,
     require_usable,
 )
 from ringtrain.failure.call_sites import call_site, first_call_site
@@ -313,10 +314,8 @@ def _check_dtype_and_shape(operation: Operation, adapter: Adapter, sent: Any, dt
     reduces = operation.kind in (OpKind.ALLREDUCE, OpKind.REDUCESCATTER)
     if reduces and (dtype in _INTEGERS or op not in _FOR_COMPLEX):
         require_reducible(op, adapter.dtype_name(sent), sent.dtype, operation.title)
-    if operation.kind == OpKind.REDUCESCATTER and op == ReduceOp.Adasum:
-        raise ValueError(f"{operation.title}: Adasum wants whole tensors; use allreduce")
-    if operation.kind == OpKind.REDUCESCATTER and len(sent.shape) == 0:
-        raise ValueError(f"{operation.title}: a number has no first dimension to scatter")
+    if operation.kind == OpKind.REDUCESCATTER:
+        require_scatterable(op, len(sent.shape), operation.title)
 
 
 def _splits_of(operation: Operation, inputs: list[_Input]) -> list[int]:

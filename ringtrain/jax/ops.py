@@ -22,7 +22,13 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
-from ringtrain.engine.requirements import require_quantizable, require_reducible, require_root, require_usable
+from ringtrain.engine.requirements import (
+    require_quantizable,
+    require_reducible,
+    require_root,
+    require_scatterable,
+    require_usable,
+)
 from ringtrain.failure.call_sites import call_place
 from ringtrain.jax.primitives import (
     How,
@@ -144,14 +150,11 @@ def reducescatter(
     """
     tree = Tree.of(x)
     _check_op(op, "reducescatter")
-    if op is ReduceOp.Adasum:
-        raise ValueError("reducescatter: Adasum wants whole arrays; use allreduce")
     how = How(_checked(process_set, name, "reducescatter"), op, float(prescale_factor), float(postscale_factor))
     leaves = [carried(leaf, "reducescatter", op is Sum) for leaf in tree.leaves]
     for leaf in leaves:
         require_reducible(op, leaf.array.dtype.name, leaf.array.dtype, "reducescatter")
-        if leaf.array.ndim == 0:
-            raise ValueError("reducescatter: a number has no first dimension to scatter")
+        require_scatterable(op, leaf.array.ndim, "reducescatter")
         if _is_traced(leaf) and leaf.array.shape[0] % how.size:
             raise ValueError(
                 f"reducescatter: inside jit {leaf.array.shape[0]} rows cannot be split over {how.size} ranks: the "
