@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 
 from ringtrain import ops
@@ -21,9 +20,11 @@ from ringtrain.compression import Compression
 from ringtrain.engine.requirements import require_reducible
 from ringtrain.engine.submission import Reduction
 from ringtrain.mxnet.engine import push, require_dense, takes
+from ringtrain.mxnet.library import raises_mxnet_errors
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 
+@raises_mxnet_errors
 def allreduce(
     tensor: NDArray,
     average: bool | None = None,
@@ -58,6 +59,7 @@ def allreduce(
     return _reduce([tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op)[0]
 
 
+@raises_mxnet_errors
 def allreduce_(
     tensor: NDArray,
     average: bool | None = None,
@@ -72,6 +74,7 @@ def allreduce_(
     return _reduce_in_place([tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op)[0]
 
 
+@raises_mxnet_errors
 def grouped_allreduce(
     tensors: Sequence[NDArray],
     average: bool | None = None,
@@ -86,6 +89,7 @@ def grouped_allreduce(
     return _reduce(list(tensors), average, name, priority, prescale_factor, postscale_factor, process_set, op)
 
 
+@raises_mxnet_errors
 def grouped_allreduce_(
     tensors: Sequence[NDArray],
     average: bool | None = None,
@@ -157,6 +161,7 @@ def _require_distinct(tensors: Sequence[NDArray]) -> None:
         raise ValueError("a grouped operation in place takes each tensor once")
 
 
+@raises_mxnet_errors
 def broadcast(
     tensor: NDArray,
     root_rank: int,
@@ -188,6 +193,7 @@ def broadcast(
     return output
 
 
+@raises_mxnet_errors
 def broadcast_(
     tensor: NDArray,
     root_rank: int,
@@ -211,6 +217,7 @@ def _lay_out(tensor: NDArray) -> None:
 # The sizes of these results depend on other ranks, or the core makes them: they wait.
 
 
+@raises_mxnet_errors
 def allgather(
     tensor: NDArray, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> NDArray:
@@ -222,6 +229,7 @@ def allgather(
     return ops.allgather(tensor, name, process_set)
 
 
+@raises_mxnet_errors
 def grouped_allgather(
     tensors: Sequence[NDArray],
     name: str | None = None,
@@ -233,6 +241,7 @@ def grouped_allgather(
     return ops.grouped_allgather(list(tensors), name, process_set)
 
 
+@raises_mxnet_errors
 def alltoall(
     tensor: NDArray,
     splits: Any = None,
@@ -255,44 +264,50 @@ def alltoall(
             too, which is what Horovod raises.
     """
     require_dense([tensor])
-    try:
-        return ops.alltoall(tensor, splits, name, process_set)
-    except ValueError as error:
-        raise _SplitsError(str(error)) from None
+    return ops.alltoall(tensor, splits, name, process_set)
 
 
-class _SplitsError(ValueError, MXNetError):  # type: ignore[misc]
-    pass
-
-
+@raises_mxnet_errors
 def reducescatter(
     tensor: NDArray,
     op: ReduceOp = ReduceOp.Average,
     name: str | None = None,
     priority: int = 0,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
 ) -> NDArray:
     """Reduce a tensor and give each rank some of its rows, and wait. Mirrors `horovod.mxnet.reducescatter`."""
+    _require_process_set("reducescatter", process_set)
     require_dense([tensor])
     return ops.reducescatter(tensor, name, Compression.none, op, process_set, prescale_factor, postscale_factor)
 
 
+@raises_mxnet_errors
 def grouped_reducescatter(
     tensors: Sequence[NDArray],
     op: ReduceOp = ReduceOp.Average,
     name: str | None = None,
     priority: int = 0,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
 ) -> list[NDArray]:
     """As `reducescatter`, of several tensors as one operation."""
+    _require_process_set("grouped_reducescatter", process_set)
     require_dense(tensors)
     return ops.grouped_reducescatter(
         *(list(tensors), name, Compression.none, op, process_set, prescale_factor, postscale_factor)
     )
+
+
+def _require_process_set(call: str, process_set: Any) -> None:
+    """Raises TypeError for something else, such as a factor in the fifth place."""
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"{call}: process_set must be a ProcessSet, not {process_set!r}; give factors by name, such as "
+            "prescale_factor=0.5"
+        )
 
 
 def synchronize(tensor: NDArray) -> NDArray:

@@ -24,6 +24,7 @@ from ringtrain.job import session
 from ringtrain.kvstore.keys import grouped
 from ringtrain.kvstore.kinds import KINDS
 from ringtrain.mxnet.engine import push, require_dense, takes
+from ringtrain.mxnet.library import raises_mxnet_errors
 from ringtrain.mxnet.operations import broadcast_
 from ringtrain.process_sets import global_process_set
 
@@ -37,25 +38,47 @@ class Store(KVStoreBase):  # type: ignore[misc]
 
     name = ""
 
+    @raises_mxnet_errors
     def __init__(self) -> None:
         self._store = kvstore.create(_KINDS.get(self.name, self.name))
         self._updater: Any = None
 
+    @raises_mxnet_errors
     def init(self, key: Any, value: Any) -> None:
         self._store.init(key, _read(_dense(value)))
 
+    @raises_mxnet_errors
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         self._store.push(key, _read(value), priority)
 
+    @raises_mxnet_errors
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        self._store.pull(key, _written(out), priority)
+        """As MXNet's: `ignore_sparse` leaves out arrays of row_sparse, which `row_sparse_pull` fills."""
+        outs = grouped("pull", key, out)
+        dense = {one: [array for array in arrays if not _has_rows(array)] for one, arrays in outs.items()}
+        dense = {one: arrays for one, arrays in dense.items() if arrays}
+        if dense:
+            self._store.pull(list(dense), _written(list(dense.values())), priority)
+        if not ignore_sparse:
+            for one, arrays in outs.items():
+                self._pull_all_rows(one, [array for array in arrays if _has_rows(array)], priority)
 
+    def _pull_all_rows(self, key: Any, outs: list[Any], priority: int) -> None:
+        for out in outs:
+            whole = mxnet.nd.empty(out.shape, dtype=out.dtype)
+            self._store.pull(key, memory_of(whole), priority)
+            with autograd.pause():  # as in row_sparse_pull
+                whole.tostype("row_sparse").copyto(out)
+
+    @raises_mxnet_errors
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         self._store.pushpull(key, _read(value), None if out is None else _written(out), priority)
 
+    @raises_mxnet_errors
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         self._store.broadcast(key, _read(value), _written(out), priority)
 
+    @raises_mxnet_errors
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         targets = list(out) if isinstance(out, (list, tuple)) else [out]
         rows = [kvstore.RowSparse() for _ in targets]
@@ -66,6 +89,7 @@ class Store(KVStoreBase):  # type: ignore[misc]
             with autograd.pause():  # Gluon fetches rows within record()
                 made.copyto(target)
 
+    @raises_mxnet_errors
     def set_optimizer(self, optimizer: Any) -> None:
         try:
             self._store.set_optimizer(optimizer)
@@ -73,6 +97,7 @@ class Store(KVStoreBase):  # type: ignore[misc]
             self._store.set_optimizer(_OptimizerOfNDArrays(optimizer))
         self._updater = _Updater(optimizer)
 
+    @raises_mxnet_errors
     def _set_updater(self, updater: Callable[[Any, Any, Any], object]) -> None:
         def update(key: Any, total: Any, stored: Any) -> None:
             value = _ndarray(stored)
@@ -81,15 +106,19 @@ class Store(KVStoreBase):  # type: ignore[misc]
 
         self._store.set_updater(update)
 
+    @raises_mxnet_errors
     def set_gradient_compression(self, compression_params: Any) -> None:
         self._store.set_gradient_compression(compression_params)
 
+    @raises_mxnet_errors
     def is_capable(self, capability: str) -> bool:
         return bool(self._store.is_capable(capability))
 
+    @raises_mxnet_errors
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         self._store.save_optimizer_states(fname, dump_optimizer)
 
+    @raises_mxnet_errors
     def load_optimizer_states(self, fname: str) -> None:
         self._store.load_optimizer_states(fname)
 
@@ -113,12 +142,15 @@ class Store(KVStoreBase):  # type: ignore[misc]
     def num_local_workers(self) -> int:
         return int(self._store.num_local_workers)
 
+    @raises_mxnet_errors
     def barrier(self) -> None:
         self._store.barrier()
 
+    @raises_mxnet_errors
     def _barrier(self) -> None:
         self._store.barrier()
 
+    @raises_mxnet_errors
     def _send_command_to_servers(self, head: int, body: str) -> None:
         self._store.send_command_to_servers(head, body)
 
@@ -131,6 +163,7 @@ class AllreduceStore(Store):
         self._prefix = f"mx.kv/{_made.count}/"
         _made.count += 1
 
+    @raises_mxnet_errors
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         outs = grouped("pushpull", key, value if out is None else out)
         for one, values in grouped("pushpull", key, value).items():
@@ -147,6 +180,7 @@ class AllreduceStore(Store):
             for other in others:
                 first.copyto(other)
 
+    @raises_mxnet_errors
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         outs = grouped("broadcast", key, out)
         for one, values in grouped("broadcast", key, value).items():
@@ -156,6 +190,16 @@ class AllreduceStore(Store):
             broadcast_(first, 0, f"{self._prefix}{one}", priority)
             for other in others:
                 first.copyto(other)
+
+
+class _BytePSStore(Store):
+    """MXNet makes a local store of this name, with which each worker would train alone."""
+
+    name = "byteps"
+
+    @raises_mxnet_errors
+    def __init__(self) -> None:
+        raise ValueError('there is no type "byteps" of store in ringtrain; use "ringtrain" or "dist_sync"')
 
 
 class _Made:
@@ -204,18 +248,22 @@ def _ndarray(array: np.ndarray[Any, Any]) -> Any:
     return mxnet.nd.array(array, dtype=array.dtype)
 
 
+def _has_rows(array: Any) -> bool:
+    return isinstance(array, mxnet.nd.sparse.RowSparseNDArray)
+
+
 def _dense(value: Any) -> Any:
     """The same with whole arrays: a store keeps all rows of a row_sparse weight."""
     if isinstance(value, (list, tuple)):
         return [_dense(one) for one in value]
-    return value.tostype("default") if isinstance(value, mxnet.nd.sparse.RowSparseNDArray) else value
+    return value.tostype("default") if _has_rows(value) else value
 
 
 def _read(value: Any) -> Any:
     """Arrays of NumPy with the same elements, in the same lists."""
     if isinstance(value, (list, tuple)):
         return [_read(one) for one in value]
-    if isinstance(value, mxnet.nd.sparse.RowSparseNDArray):
+    if _has_rows(value):
         return kvstore.RowSparse(value.indices.asnumpy(), value.data.asnumpy())
     if isinstance(value, mxnet.nd.NDArray):
         require_dense([value])
@@ -270,3 +318,4 @@ def _create_sparse_kvstore(store: Any) -> Any:
 for _place in (model, gluon_trainer, module):
     _place._create_kvstore, _place._create_sparse_kvstore = _create_kvstore, _create_sparse_kvstore
 _register(["ringtrain", "horovod", "dist_ringtrain", "dist_horovod"])
+KVStoreBase.kv_registry.setdefault("byteps", _BytePSStore)

@@ -86,6 +86,22 @@ def test_broadcast_and_gathers_are_exact(dtype):
 
 
 @pytest.mark.ranks(2)
+def test_reducescatter_has_horovods_order_of_arguments():
+    alone = hvd.add_process_set([hvd.size() - 1])
+    own = mx.nd.ones((4, 3)) * (hvd.rank() + 1)
+    if alone.included():
+        result = hvd.reducescatter(own, hvd.Sum, "rows", 0, alone, 0.5, 4.0)
+        require_equal(result.asnumpy(), 2 * own.asnumpy())
+        (result,) = hvd.grouped_reducescatter([own], hvd.Sum, "group", 0, alone, 0.5, 4.0)
+        require_equal(result.asnumpy(), 2 * own.asnumpy())
+    for call, array in ((hvd.reducescatter, own), (hvd.grouped_reducescatter, [own])):
+        with pytest.raises(TypeError, match=r"process_set must be a ProcessSet, not 0\.5; give factors by name"):
+            call(array, hvd.Sum, "rows", 0, 0.5)
+    hvd.barrier()
+    hvd.remove_process_set(alone)
+
+
+@pytest.mark.ranks(2)
 def test_rows_that_cannot_be_split_are_an_error_of_mxnet_as_in_horovod():
     for rows, splits in ((3, None), (1, [1, 1])):
         with pytest.raises(mx.MXNetError, match="split") as seen:
@@ -171,6 +187,11 @@ def test_ranks_that_disagree_are_told_both_shapes_and_go_on():
     hvd.allreduce_(array, name="odd")
     with pytest.raises(hvd.MismatchError, match=r"odd.*\[17, 3\].*\[18, 3\]"):
         array.asnumpy()
+    hvd.allreduce_(array, name="odd")
+    with pytest.raises(mx.MXNetError, match="odd"):  # which is what Horovod raises
+        array.wait_to_read()
+    with pytest.raises(mx.MXNetError, match="ranks"):
+        hvd.allgather(mx.nd.ones((2, 2 + hvd.rank())), name="odd")
     result = hvd.allreduce(mx.nd.ones((2,)), name="odd", op=hvd.Sum)
     assert hvd.synchronize(result) is result
     assert result.asnumpy().tolist() == [2, 2]
@@ -188,7 +209,7 @@ def test_what_this_rank_alone_can_see_is_raised_by_the_call():
         hvd.allreduce(np.ones(2))
     with pytest.raises(TypeError, match="storage type row_sparse"):
         hvd.allreduce(one.tostype("row_sparse"))
-    with pytest.raises(ValueError, match="Adasum is for floats, not for int32"):
+    with pytest.raises(mx.MXNetError, match="Adasum is for floats, not for int32"):
         hvd.allreduce(one.astype("int32"), op=hvd.Adasum)
     with pytest.raises(ValueError, match="root_rank 2 is not one of the ranks"):
         hvd.broadcast_(one, 2)

@@ -170,3 +170,87 @@ def test_a_trainer_sends_rows_of_a_gradient_and_gets_whole_weights():
     adding = gluon.Trainer(net.collect_params(), "sgd", kvstore="dist_ringtrain")
     with pytest.raises(ValueError, match="with sparse gradients"):
         adding.step(1)
+
+
+@pytest.mark.ranks(2)
+def test_a_module_trains_a_row_sparse_weight_on_the_store():
+    hvd.replace_kvstore()
+    weight = mx.sym.Variable("weight", shape=(6, 2), init=mx.init.One(), stype="row_sparse")
+    total = mx.sym.sparse.dot(mx.sym.Variable("data", stype="csr"), weight)
+    module = mx.mod.Module(mx.sym.MakeLoss(total), data_names=["data"], label_names=None)
+    rows = np.zeros((2, 6), np.float32)
+    rows[0, hvd.rank()] = rows[1, 4] = hvd.rank() + 1
+    batch = mx.io.DataBatch(data=[mx.nd.array(rows).tostype("csr")], label=None)
+    module.bind(data_shapes=[mx.io.DataDesc("data", (2, 6))], for_training=True)
+    module.init_params()
+    sgd = mx.optimizer.create("sgd", learning_rate=1.0, rescale_grad=1.0)
+    module.init_optimizer(kvstore=mx.kv.create("dist_sync"), optimizer=sgd)
+    for _ in range(2):
+        module.prepare(batch, sparse_row_id_fn=lambda one: {"weight": one.data[0].indices})
+        module.forward_backward(batch)
+        module.update()
+    module.prepare(batch, sparse_row_id_fn=lambda one: {"weight": mx.nd.arange(6)})
+    trained = module.get_params()[0]["weight"].asnumpy()
+    require_equal(trained, np.repeat(np.float32([[-1], [-3], [1], [1], [-5], [1]]), 2, 1))
+
+
+@pytest.mark.ranks(2)
+def test_pull_leaves_out_row_sparse_arrays_unless_it_is_told_not_to():
+    hvd.replace_kvstore()
+    kv = mx.kv.create("dist_sync")
+    kv.init(["a", "b"], [mx.nd.ones((4, 2)), mx.nd.ones((3,))])
+    rows, whole = mx.nd.sparse.zeros("row_sparse", (4, 2)), mx.nd.zeros((3,))
+    kv.pull(["a", "b"], out=[rows, whole])
+    assert rows.indices.size == 0 and whole.asnumpy().tolist() == [1, 1, 1]
+    kv.pull("a", out=[rows], ignore_sparse=False)
+    require_equal(rows.asnumpy(), np.ones((4, 2), np.float32))
+
+
+@pytest.mark.ranks(2)
+def test_a_store_raises_errors_of_mxnet_where_mxnet_does():
+    hvd.replace_kvstore()
+    kv = mx.kv.create("dist_sync")
+    kv.init("w", mx.nd.ones((2,)))
+    for call, kind, message in (
+        (lambda: kv.init("w", mx.nd.ones((2,))), ValueError, "has a value already"),
+        (lambda: kv.push("x", mx.nd.ones((2,))), KeyError, "has no value"),
+        (lambda: kv.pull("x", out=mx.nd.ones((2,))), KeyError, "has no value"),
+        (lambda: kv.push("w", mx.nd.ones((3,))), ValueError, "has shape"),
+        (lambda: kv.set_gradient_compression({"type": "3bit"}), ValueError, "3bit"),
+        (lambda: mx.kv.create("horovod").pushpull([1, 2], [mx.nd.ones((2,))]), ValueError, "as many values"),
+    ):
+        with pytest.raises(kind, match=message) as seen:
+            call()
+        assert isinstance(seen.value, mx.MXNetError)
+    hvd.barrier()
+    hvd.shutdown()
+    with pytest.raises(hvd.NotInitializedError) as seen:
+        kv.push("w", mx.nd.ones((2,)))
+    assert isinstance(seen.value, mx.MXNetError)
+    hvd.init()
+
+
+@pytest.mark.ranks(2)
+def test_the_store_of_byteps_is_refused():
+    """MXNet makes a local store of any name that it does not know."""
+    with pytest.raises(ValueError, match='no type "byteps" of store in ringtrain; use "ringtrain"'):
+        mx.kv.create("byteps")
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore="byteps")
+    with pytest.raises(mx.MXNetError, match='no type "byteps" of store in ringtrain'):
+        trainer.step(1)
+
+
+@pytest.mark.ranks(1)
+def test_a_profile_of_servers_is_refused_with_what_there_is_instead():
+    for call in (
+        lambda: mx.profiler.set_config(profile_process="server", filename="profile.json"),
+        lambda: mx.profiler.set_state("run", profile_process="server"),
+        lambda: mx.profiler.dump(True, "server"),
+        lambda: mx.profiler.pause("server"),
+        lambda: mx.profiler.resume(profile_process="server"),
+    ):
+        with pytest.raises(mx.MXNetError, match=r"servers of ringtrain run without MXNet\. Read hvd\.metrics"):
+            call()
+    mx.profiler.set_state("stop")
