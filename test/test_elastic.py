@@ -4,6 +4,8 @@ import json
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from clocks import require_within
@@ -11,6 +13,7 @@ from elastic_ranks import Left, elastic_job
 from elastic_storm import STEPS_OF_STORM, require_same_weights, storm, training, undisturbed
 from hosts import hosts_or_skip
 
+import ringtrain as hvd
 from ringtrain.job.reach import hosts_to_leave_out
 
 OPTIONS = pytest.mark.parametrize("memory", ["auto", "off"], ids=["shm", "sockets"])
@@ -288,3 +291,25 @@ def test_of_two_hosts_that_do_not_reach_each_other_one_goes(tmp_path):
 )
 def test_as_few_hosts_as_possible_are_left_out(nodes, cuts, left_out):
     assert hosts_to_leave_out(nodes, {frozenset(pair) for pair in cuts}) == left_out
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("every_s", "expected"), [(None, [60, 120]), (25.0, [30, 60, 90, 120]), (0.0, [*range(0, 121, 10)])]
+)
+def test_commits_are_written_at_the_interval_that_save_to_was_given(tmp_path, every_s, expected):
+    path, now = tmp_path / "state", SimpleNamespace(s=1000.0)
+    clock = SimpleNamespace(monotonic=lambda: now.s)
+    with mock.patch("ringtrain.elastic.checkpoint.time", clock):
+        state = hvd.elastic.ObjectState(committed_s=-1)
+        state.save_to(path, **({} if every_s is None else {"every_s": every_s}))
+        written = []
+        for at_s in range(0, 121, 10):
+            now.s = 1000.0 + at_s
+            state.committed_s = at_s
+            state.commit()
+            if path.exists():
+                found = hvd.elastic.ObjectState(committed_s=-1)
+                found.save_to(path)
+                written.append(found.committed_s)
+    assert sorted(set(written)) == expected

@@ -1,7 +1,13 @@
-"""Optimizers and updaters in Python that run on servers, in jobs that are started by hand."""
+"""Optimizers and updaters in Python that run on servers, and when servers write snapshots."""
+
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from kvstore_jobs import job
+from ringrun_job import wait_until
+
+from ringtrain.kvstore.servers.snapshots import Snapshots
 
 ALLOWED = {"RINGTRAIN_KV_PYTHON_UPDATERS": "on"}
 BEGIN = """
@@ -195,3 +201,65 @@ def test_servers_run_no_python_unless_they_are_told(tmp_path):
     with job(tmp_path, 1, 0, **ALLOWED) as one:  # beside a training, it would wait for that
         (said,) = run(one, 0, [REFUSED])
         assert "ValueError" in said and "servers of their own (DMLC_NUM_SERVER)" in said
+
+
+def test_a_server_writes_a_snapshot_at_each_interval_and_not_before(tmp_path):
+    now = SimpleNamespace(s=1000.0)
+    clock = SimpleNamespace(monotonic=lambda: now.s)
+    with (
+        mock.patch("ringtrain.kvstore.servers.snapshots.time", clock),
+        mock.patch.object(Snapshots, "write") as write,
+    ):
+
+        def written(snapshots, at_s):
+            """Whether it is written at that second."""
+            now.s, before = 1000.0 + at_s, write.call_count
+            snapshots.write_if_due(server=None, updates=None)
+            return write.call_count > before
+
+        snapshots = Snapshots(str(tmp_path), 0, 30.0)
+        assert [at for at in range(0, 101, 5) if written(snapshots, at)] == [30, 60, 90]
+        now.s = 1000.0
+        snapshots = Snapshots(str(tmp_path), 0, 10.0)
+        assert [at for at in range(0, 31, 5) if written(snapshots, at)] == [10, 20, 30]
+        now.s, write.side_effect = 1000.0, OSError("the disk is full")
+        snapshots = Snapshots(str(tmp_path), 0, 10.0)
+        assert [at for at in range(0, 31, 5) if written(snapshots, at)] == [10, 20, 30]
+        for folder, interval_s in ((str(tmp_path), 0.0), ("", 10.0)):
+            snapshots = Snapshots(folder, 0, interval_s)
+            assert not any(written(snapshots, at) for at in range(0, 3600, 60))
+
+
+PUSHES = """
+kv = kvstore.create("dist_async")
+kv.set_optimizer("test")
+kv.init("w", np.zeros(4, np.float32))
+for turn in range(2000):
+    kv.push("w", np.ones(4, np.float32))
+    kv.pull("w")
+    print("round", flush=True)
+    time.sleep(0.001)
+"""
+
+
+def test_servers_have_the_interval_of_their_snapshots_from_its_option(tmp_path):
+    often, seldom = tmp_path / "often", tmp_path / "seldom"
+    with job(tmp_path, 1, 2) as one:
+        scheduler = one.scheduler()
+        servers = [
+            one.server(
+                DMLC_TASK_ID=str(number),
+                RINGTRAIN_KV_SNAPSHOT_DIR=str(folder),
+                RINGTRAIN_KV_SNAPSHOT_S=interval_s,
+            )
+            for number, (folder, interval_s) in enumerate([(often, "0.1"), (seldom, "3600")])
+        ]
+        worker = one.worker(BEGIN + PUSHES)
+        for _ in range(3):
+            wait_until(lambda: list(often.glob("*.snapshot")))
+            for snapshot in often.glob("*.snapshot"):
+                snapshot.unlink()
+        worker.wait_for("round", 100)
+        assert not seldom.exists()
+        for process in (worker, *servers, scheduler):
+            process.end()
