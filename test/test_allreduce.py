@@ -235,6 +235,27 @@ def test_unsigned_values_above_the_signed_range_over_sockets(dtype):
     check_unsigned_values_above_the_signed_range(dtype)
 
 
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("dtype", UNSIGNED)
+def test_unsigned_arrays_in_groups_in_process_sets_and_beside_ranks_that_have_joined(dtype):
+    size, last = hvd.size(), hvd.size() - 1
+    large = np.iinfo(dtype).max - 5
+    mine = np.array([large + (hvd.rank() == 0), 1, hvd.rank()], dtype)
+    maximum, total = hvd.grouped_allreduce([mine, mine], op=hvd.Max), hvd.allreduce_(mine.copy(), op=hvd.Sum)
+    require_equal(maximum[1], np.array([large + 1, 1, last], dtype))
+    require_equal(total[1:], np.array([size, sum(range(size))], dtype))
+    alone = hvd.add_process_set([last])
+    if alone.included():
+        require_equal(hvd.allreduce(mine, op=hvd.Sum, process_set=alone), mine)
+        require_equal(hvd.reducescatter(mine, op=hvd.Sum, process_set=alone), mine)
+    hvd.barrier()
+    hvd.remove_process_set(alone)
+    if hvd.rank() == 0:
+        require_equal(hvd.allreduce(mine, op=hvd.Sum, name="beside"), mine)
+    hvd.join()
+
+
 @pytest.mark.ranks(2, initialised=False)
 @pytest.mark.parametrize("simd", ["scalar", "avx2", "avx512"])
 def test_unsigned_values_above_the_signed_range_with_each_instruction_set(simd):
