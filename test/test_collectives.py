@@ -307,7 +307,9 @@ def test_what_needs_an_order_or_a_product_refuses_complex_numbers():
                 reduce(np.ones(4, "complex64"), op=op)
     with pytest.raises(ValueError, match="no first dimension"):
         hvd.reducescatter(1j)
-    with pytest.raises(TypeError, match=r"cannot send dtype complex256; convert it with array.astype\(numpy.complex128\)"):
+    with pytest.raises(
+        TypeError, match=r"cannot send dtype complex256; convert it with array.astype\(numpy.complex128\)"
+    ):
         hvd.allreduce(np.ones(4, "clongdouble"))
 
 

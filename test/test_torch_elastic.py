@@ -155,6 +155,24 @@ def test_a_sampler_shares_out_what_nobody_has_seen(samples):
     assert sampler.processed_num == 0 and set(sampler.remaining_indices) == set(range(samples))
 
 
+@pytest.mark.ranks(2)
+def test_a_sampler_has_another_order_in_each_epoch_and_for_each_seed_unless_it_does_not_shuffle():
+    def orders(**how):
+        sampler = hvd.elastic.ElasticSampler(range(100), **how)
+        found = []
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            own = hvd.allgather_object(list(sampler))
+            found.append([number for pair in zip(*own, strict=True) for number in pair])
+        return found
+
+    shuffled, other = orders(), orders(seed=100)
+    assert shuffled == orders() and other == orders(seed=100)
+    different = [*shuffled, *other, list(range(100))]
+    assert all(one != two for place, one in enumerate(different) for two in different[:place])
+    assert orders(shuffle=False) == [list(range(100))] * 3
+
+
 # --------------------------------------------------------------------------------- the cases of Horovod's own tests
 
 
