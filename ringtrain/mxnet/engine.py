@@ -18,7 +18,7 @@ from ringtrain.engine.submission import Reduction
 from ringtrain.failure.call_sites import first_call_site
 from ringtrain.handles import report_failure
 from ringtrain.job import session
-from ringtrain.mxnet.library import IS_NAIVE
+from ringtrain.mxnet.library import IS_NAIVE, raises_mxnet_errors
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 # As the core's own names of what has none: a name that comes again is known to all ranks.
@@ -93,6 +93,7 @@ def push(
     )
 
 
+@raises_mxnet_errors
 def raise_failure() -> None:
     """Raises what the engine has ended with, if an operation has met it, and where it is not initialised."""
     try:

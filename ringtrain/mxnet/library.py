@@ -48,7 +48,9 @@ _also_mxnet: dict[type[Exception], type[Exception]] = {}
 def _as_mxnet_error(kind: type[Exception]) -> type[Exception]:
     """Returns a class of errors with the name of `kind` that is a subclass of `kind` and of MXNetError."""
     if kind not in _also_mxnet:
-        _also_mxnet[kind] = type(kind.__name__, (kind, MXNetError), {"__doc__": kind.__doc__})
+        _also_mxnet[kind] = type(
+            kind.__name__, (kind, MXNetError), {"__doc__": kind.__doc__, "__module__": kind.__module__}
+        )
     return _also_mxnet[kind]
 
 
