@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -192,6 +192,104 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
         if launch is not None:
             return launch
     return None
+
+
+# What ringrun tells a rank of a job without an MPI.
+OF_RINGRUN = tuple(
+    f"RINGTRAIN_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "RENDEZVOUS", "SECRET_FILE")
+)
+
+# In the environment of all processes that a rank starts: which process is the rank, and what identifies the rank. The
+# underscore keeps it out of the variables that users set. A job that a rank starts is given none: see runner/job.py.
+OWNER_VARIABLE = "_RINGTRAIN_RANK_OWNER"
+# What tells two ranks apart, beside the numbers of `Launch`. A variable that a launcher does not set is left out.
+_OF_ELASTIC_JOBS = ("RINGTRAIN_ELASTIC", "RINGTRAIN_MEMBER")
+_OF_JOBS = ("RINGTRAIN_RENDEZVOUS", "PMIX_NAMESPACE", "PMI_FD", "PMI_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_OF_TORCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+_OF_WORKERS = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_ROLE", "DMLC_TASK_ID")
+
+# The process that has called `own_place`, which a forked child has from its parent.
+_owner_pid: int | None = None
+
+
+def own_place(call: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Mark this process, for all that it starts, as the one that takes the place that the launcher gave it.
+
+    A process that a rank starts inherits the environment, and with it what makes a process a rank. A rank that replaces
+    itself by execve() stays the same process, so it may call this again. A forked child is left to the core.
+
+    Args:
+        call: what is called, for the error.
+
+    Raises:
+        RuntimeError: a rank has started this process, or multiprocessing has, and the process is still importing the
+            script.
+    """
+    global _owner_pid
+    if _owner_pid not in (None, os.getpid()):
+        return
+    _refuse_while_importing_the_script(call, environ)
+    identity = _identity(environ)
+    if not identity:
+        return
+    process = f"{os.getpid()} {_start_time()}"
+    owner, _, owned = environ.get(OWNER_VARIABLE, "").partition("|")
+    if owned == identity and owner != process:
+        raise RuntimeError(
+            f"process {os.getpid()} was started by {_place_in_words(environ)} (process {owner.split()[0]}) and is not "
+            f'one itself: call {call} there alone, behind `if __name__ == "__main__":`, or start a job of its own with '
+            "ringrun"
+        )
+    environ[OWNER_VARIABLE] = f"{process}|{identity}"
+    _owner_pid = os.getpid()
+
+
+def _refuse_while_importing_the_script(call: str, environ: Mapping[str, str]) -> None:
+    """Also where the parent has no launcher or has not called init() yet, so that a script fails with any size."""
+    of_multiprocessing = sys.modules.get("multiprocessing.process")
+    # set while a spawned process imports the script and unpickles its target
+    if of_multiprocessing is not None and getattr(of_multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            f"process {os.getpid()} was started by multiprocessing for {_place_in_words(environ)} and is not a rank, "
+            f'but importing the script calls {call}: put {call} and the training behind `if __name__ == "__main__":`'
+        )
+
+
+def _place_in_words(environ: Mapping[str, str]) -> str:
+    launch = detect(environ)
+    if launch is not None:
+        return f"rank {launch.rank}"
+    if environ.get("DMLC_TASK_ID") and environ.get("DMLC_ROLE"):
+        return f"{environ['DMLC_ROLE']} {environ['DMLC_TASK_ID']}"
+    return "a rank of an elastic job" if _is_elastic(environ) else "rank 0"
+
+
+def _is_elastic(environ: Mapping[str, str]) -> bool:
+    return environ.get("RINGTRAIN_ELASTIC", "0") not in ("", "0")
+
+
+def _identity(environ: Mapping[str, str]) -> str:
+    """The same for all processes with the place of this one; "" for a process without a place.
+
+    A worker without DMLC_TASK_ID has any place that is free, and so has a process that it starts.
+    """
+    launch = detect(environ)
+    names: tuple[str, ...] = ()
+    if _is_elastic(environ):
+        names += (*_OF_ELASTIC_JOBS, *_OF_JOBS)
+    elif launch is not None:
+        names += (*_OF_JOBS, *(_OF_TORCH if launch.launcher in (Torchrun.NAME, ByHand.NAME) else ()))
+    if environ.get("DMLC_TASK_ID"):
+        names += _OF_WORKERS
+    if not names:
+        return ""
+    words = [f"{launch.launcher} {launch.rank}/{launch.size}"] if launch is not None else []
+    return " ".join([*words, *(f"{name}={environ[name]}" for name in names if name in environ)])
+
+
+def _start_time() -> str:
+    """In ticks since the system started; with the process id, it identifies a process."""
+    return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def is_of_another_mpi(launch: Launch, library: str) -> bool:

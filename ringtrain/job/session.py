@@ -12,7 +12,7 @@ import ringtrain._core as _core
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
 from ringtrain.failure import exceptions
 from ringtrain.handles import report_failures_to
-from ringtrain.job import before_init, elastic, gpus, mpi, network
+from ringtrain.job import before_init, elastic, gpus, launched_by, mpi, network
 from ringtrain.job.world import Library, World
 from ringtrain.options import horovod_variables, table
 from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
@@ -79,7 +79,8 @@ def init(
     Raises:
         RingtrainError: already initialised with other arguments; the shared memory or the MPI library cannot be used.
         StalledError: not all ranks came within `start_timeout_s`.
-        RuntimeError: started by the launcher of another MPI, so that each process would be rank 0 of 1.
+        RuntimeError: started by the launcher of another MPI, so that each process would be rank 0 of 1; or started by a
+            rank, as multiprocessing does by spawn and forkserver.
         TypeError: an unknown option.
         ValueError: an option out of range or not the same on all ranks; a bad list of ranks; two process sets of the
             same ranks, on all ranks alike.
@@ -88,6 +89,7 @@ def init(
     if _asked is not None and _core.is_initialized():
         _require_same(_asked, comm, process_sets, keywords)
         return
+    launched_by.own_place("init()")
     while not _join(comm, process_sets, keywords):
         pass
 

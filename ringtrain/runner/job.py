@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ringtrain.job import launched_by
 from ringtrain.runner.allocation.hosts import Host
 from ringtrain.runner.elastic.terms import Terms
 from ringtrain.runner.roles.terms import RoleTerms
@@ -47,8 +48,12 @@ class Job(NamedTuple):
 
 
 def environment_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ`, with this Python as the `python` of the ranks."""
-    environment = dict(environ)
+    """`environ`, with this Python as the `python` of the ranks, and without what makes this process a rank itself."""
+    not_for_ranks = {launched_by.OWNER_VARIABLE}
+    launch = launched_by.detect(environ)
+    if launch is not None and launch.launcher == launched_by.Ringrun.NAME:
+        not_for_ranks.update(launched_by.OF_RINGRUN)
+    environment = {name: value for name, value in environ.items() if name not in not_for_ranks}
     python_folder = str(Path(sys.executable).parent)
     path = environment.get("PATH", os.defpath)
     # /path/to/venv/bin/ringrun may be typed without the venv being active

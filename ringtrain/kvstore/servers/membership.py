@@ -12,7 +12,7 @@ from typing import Any
 
 import ringtrain._core as _core
 from ringtrain.errors import NotInitializedError
-from ringtrain.job import session
+from ringtrain.job import launched_by, session
 from ringtrain.job.interfaces import usual_address
 from ringtrain.job.rendezvous.door import bound
 from ringtrain.kvstore.servers import roles
@@ -194,6 +194,7 @@ def membership_by_environment() -> Membership:
 
     Raises:
         ValueError: a variable is missing or wrong, the job has no place for this process, or it is no worker.
+        RuntimeError: a worker has started this process.
         StalledError: not all workers and servers came in time (start_timeout_s).
         PeerLostError: the scheduler or a server is gone.
     """
@@ -206,6 +207,7 @@ def membership_by_environment() -> Membership:
                 f"this process is the {role.name} of its job (DMLC_ROLE), and {NO_AUTOSERVE_VARIABLE} keeps it from "
                 "serving by itself; call kvstore.run_server(): only workers make stores"
             )
+        launched_by.own_place("kvstore.create()")
         settings = session.settings() if session.is_initialized() else table.resolve({})
         name_what_is_needless(int(float(settings["kv_verbose"])))
         arrival = take_worker() or arrive(role._replace(name=WORKER), secret_of(role), settings)
