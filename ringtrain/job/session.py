@@ -128,6 +128,7 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
         raise
     _world, _asked = world, asked
     set_world(world.rank, len(world.names), world.communicator)
+    _correct_horovods_variables()
     _record_flights(world, settings)
     seat = elastic.seat()
     if seat is not None:
@@ -156,6 +157,13 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
         shutdown()
         raise
     return True
+
+
+def _correct_horovods_variables() -> None:
+    """Where ringrun has set them: the ranks of an elastic job change, and a launcher may place ranks freely."""
+    if horovod_variables.is_told_places(os.environ):
+        places = (rank(), size()), (local_rank(), local_size()), (cross_rank(), cross_size())
+        os.environ.update(horovod_variables.variables_of_place(*places))
 
 
 def _record_flights(world: World, settings: dict[str, str]) -> None:

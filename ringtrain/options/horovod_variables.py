@@ -30,7 +30,9 @@ _ON = frozenset({"1", *_TRUE})
 
 _NO_GLOO = "there is no gloo in ringtrain, MPI or ringrun brings the ranks together"
 _NO_TUNER = "autotune has no samples to count; autotune_file keeps what it finds"
-_FROM_MPI = "MPI says which ranks there are and where; horovodrun sets it for gloo"
+_FOR_LIBRARIES = "ringrun sets it for libraries that read it; ringtrain does not read it"
+# What ringrun sets for each rank, as in rank_wrapper.py.
+_SPEAKER_VARIABLE = "RINGRUN_SPEAKER"
 _LOG_LEVEL = "HOROVOD_LOG_LEVEL"
 _LEVELS = next(row["choices"] for row in _core.option_table() if row["name"] == "log_level")
 _STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
@@ -64,13 +66,13 @@ _OWN = (
     Variable("HOROVOD_GLOO_TIMEOUT_SECONDS", False, f"{_NO_GLOO}; start_timeout_s"),
     Variable("HOROVOD_GLOO_RENDEZVOUS_ADDR", False, _NO_GLOO),
     Variable("HOROVOD_GLOO_RENDEZVOUS_PORT", False, _NO_GLOO),
-    Variable("HOROVOD_HOSTNAME", False, _FROM_MPI),
-    Variable("HOROVOD_RANK", False, _FROM_MPI),
-    Variable("HOROVOD_SIZE", False, _FROM_MPI),
-    Variable("HOROVOD_LOCAL_RANK", False, _FROM_MPI),
-    Variable("HOROVOD_LOCAL_SIZE", False, _FROM_MPI),
-    Variable("HOROVOD_CROSS_RANK", False, _FROM_MPI),
-    Variable("HOROVOD_CROSS_SIZE", False, _FROM_MPI),
+    Variable("HOROVOD_HOSTNAME", False, _FOR_LIBRARIES),
+    Variable("HOROVOD_RANK", False, _FOR_LIBRARIES),
+    Variable("HOROVOD_SIZE", False, _FOR_LIBRARIES),
+    Variable("HOROVOD_LOCAL_RANK", False, _FOR_LIBRARIES),
+    Variable("HOROVOD_LOCAL_SIZE", False, _FOR_LIBRARIES),
+    Variable("HOROVOD_CROSS_RANK", False, _FOR_LIBRARIES),
+    Variable("HOROVOD_CROSS_SIZE", False, _FOR_LIBRARIES),
     Variable("HOROVOD_AUTOTUNE_LOG", False, "autotune says what it found; autotune_file keeps that"),
     Variable("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", False, _NO_TUNER),
     Variable("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", False, _NO_TUNER),
@@ -118,12 +120,32 @@ def options_of(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     }
 
 
+def is_told_places(environ: Mapping[str, str]) -> bool:
+    """Whether ringrun has started this process, and with it has set the variables of `variables_of_place`."""
+    return _SPEAKER_VARIABLE in environ
+
+
+def variables_of_place(
+    place: tuple[int, int], on_host: tuple[int, int], across_hosts: tuple[int, int]
+) -> dict[str, str]:
+    """Each argument is a rank and a size. The host is as the launcher has called it."""
+    numbers = {"": place, "LOCAL_": on_host, "CROSS_": across_hosts}
+    return {
+        f"HOROVOD_{kind}{name}": str(number)
+        for kind, pair in numbers.items()
+        for name, number in zip(("RANK", "SIZE"), pair, strict=True)
+    }
+
+
 def sentences(environ: Mapping[str, str]) -> list[str]:
-    """One for each variable that is set and has no effect."""
+    """One for each variable that is set and has no effect, unless ringrun has set it."""
     return [
         f"{one.name}={environ[one.name]} has no effect: {one.meaning}"
         for one in TABLE
-        if not one.has_effect and one.name in environ and environ[one.name].lower() not in one.agreeing_values
+        if not one.has_effect
+        and one.name in environ
+        and environ[one.name].lower() not in one.agreeing_values
+        and not (one.meaning == _FOR_LIBRARIES and is_told_places(environ))
     ]
 
 

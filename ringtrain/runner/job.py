@@ -42,6 +42,14 @@ class Job(NamedTuple):
     roles: RoleTerms | None = None
 
     @property
+    def ranks_of_hosts(self) -> list[int]:
+        """How many ranks each host has where they fill the slots of one host after another."""
+        counts: list[int] = []
+        for slots in [host.slots for host in self.hosts] or [self.num_proc]:
+            counts.append(min(slots, self.num_proc - sum(counts)))
+        return [count for count in counts if count > 0]
+
+    @property
     def may_have_several(self) -> bool:
         """Whether there may be more than one rank at the same time."""
         return self.num_proc > 1 or self.elastic is not None
@@ -50,8 +58,7 @@ class Job(NamedTuple):
 def environment_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ`, with this Python as the `python` of the ranks, and without what makes this process a rank itself."""
     not_for_ranks = {launched_by.OWNER_VARIABLE}
-    launch = launched_by.detect(environ)
-    if launch is not None and launch.launcher == launched_by.Ringrun.NAME:
+    if launched_by.Ringrun().read(environ) is not None:
         not_for_ranks.update(launched_by.OF_RINGRUN)
     environment = {name: value for name, value in environ.items() if name not in not_for_ranks}
     python_folder = str(Path(sys.executable).parent)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ringtrain.job.rendezvous.elastic_server import ElasticServer
 from ringtrain.job.rendezvous.generations import Done, Event, Failed, Formed, Left, Stuck
+from ringtrain.options import horovod_variables
 from ringtrain.runner.allocation.hosts import Host
 from ringtrain.runner.elastic.chronicle import Chronicle, end_of, processes
 from ringtrain.runner.elastic.discovery import DiscoveryError
@@ -172,9 +173,22 @@ class ElasticStarter:
     def _start(self, process: Process) -> None:
         keeper = self._keepers[process.host]
         keeper.running.add(process.number)
-        keeper.order({"start": process.number})
+        keeper.order({"start": process.number, "horovod": self._expected_place(process)})
         self._processes[member_of(process)] = process
         self._numbers[member_of(process)] = process.number
+
+    def _expected_place(self, process: Process) -> dict[str, str]:
+        """For libraries that look for a rank before init(), which says the right one: after all that run already."""
+        hosts: dict[str, int] = {}
+        for other in self._fleet.running:
+            hosts[other.host] = hosts.get(other.host, 0) + 1
+        local_rank = sum(one.host == process.host for one in self._processes.values())
+        earlier = list(hosts)[: list(hosts).index(process.host)]
+        return horovod_variables.variables_of_place(
+            (len(self._processes), sum(hosts.values())),
+            (local_rank, hosts[process.host]),
+            (sum(hosts[host] > local_rank for host in earlier), sum(ranks > local_rank for ranks in hosts.values())),
+        )
 
     def _close(self, keeper: Link) -> None:
         self._loop.forget(keeper)

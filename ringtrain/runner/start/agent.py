@@ -7,7 +7,8 @@ Runs as a script, on other hosts by ssh, without importing ringtrain, so that it
 
 In an elastic job, and in one with servers, it is the host's *keeper*: it starts one process for each {"start": number},
 the two orders above may be for {"rank": number} alone, and it stays until {"finish": true}. In a job with servers it
-tells a process the "variables" of its order, and nothing of ranks.
+tells a process the "variables" of its order, and nothing of ranks. In an elastic job the order has the variables of
+"horovod", the place that the process is expected to get.
 
 Both outputs have besides, in whole lines, what the ranks write to theirs; under ringrun, that is frames of wrappers.
 When standard input ends, whoever gives orders has died, and the ranks are killed.
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 REPORT = b"\x1f"
@@ -194,13 +196,19 @@ class Agent:
                 signal.signal(number, lambda number, frame: self._end(_END_S))
         return wake_up
 
-    def _start(self, number: int, variables: dict[str, str] | None = None) -> None:
+    def _start(self, number: int, order: Mapping[str, dict[str, str]] | None = None) -> None:
+        """`order`: the one to start it, if there was one."""
+        order = order or {}
         has_input = number == 0 and not self._order.is_of_keeper
         process = subprocess.Popen(
             self._order.command,
             bufsize=0,
             cwd=self._order.folder,
-            env={**self._environment, **_variables_of_process(self._order, number, variables)},
+            env={
+                **self._environment,
+                **_variables_of_process(self._order, number, order.get("variables")),
+                **order.get("horovod", {}),
+            },
             stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -270,7 +278,7 @@ class Agent:
     def _obey(self, orders: list[bytes]) -> None:
         for order in map(json.loads, orders):
             if "start" in order:
-                self._start(order["start"], order.get("variables"))
+                self._start(order["start"], order)
             elif "signal" in order:
                 self._signal(order["signal"], order.get("rank"))
             elif "end" in order:

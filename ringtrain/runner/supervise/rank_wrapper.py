@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
 import resource
 import select
@@ -19,7 +20,7 @@ import stat
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 RECORD = b"\x1e"
 # Letters of frames. What a rank writes comes in lines (small letter), or in parts that a later one goes on with.
@@ -35,7 +36,17 @@ SPEAKER_VARIABLE = "RINGRUN_SPEAKER"
 # In the environment of a process of an elastic job, whose rank changes: its number.
 PROCESS_VARIABLE = "RINGRUN_PROCESS"
 
+# In the environment: how many ranks each host has, such as "2,2", where the ranks fill the hosts in this order.
+RANKS_OF_HOSTS_VARIABLE = "RINGRUN_RANKS_OF_HOSTS"
+
 _RANK_VARIABLES = (PROCESS_VARIABLE, "RINGTRAIN_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+# Rank, size, local rank and local size, as each launcher calls them; Slurm does not name the last one.
+_PLACE_VARIABLES = (
+    ("RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_RANK", "RINGTRAIN_LOCAL_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+)
 # Slurm forwards lines of up to 1024 bytes in one piece, Open MPI whatever it reads at once, up to 4096.
 _PAYLOAD_BYTES = 900
 _BATCH_BYTES = 4096
@@ -198,6 +209,7 @@ class Wrapper:
             for number in (*self._handled, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.environ.update(variables_of_horovod(os.environ))
             os.dup2(out, 1)
             os.dup2(err, 2)
             os.execvp(self._command[0], self._command)
@@ -246,6 +258,47 @@ class Wrapper:
 def speaker() -> str:
     """The command that was typed."""
     return os.environ.get(SPEAKER_VARIABLE, "ringrun")
+
+
+def variables_of_horovod(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns what horovodrun tells a rank, for libraries that detect a job by it.
+
+    The keeper of an elastic job gives its processes all but the name of the host.
+    """
+    named = {"HOROVOD_HOSTNAME": socket.gethostname()}
+    if PROCESS_VARIABLE in environ:
+        return named if "RINGTRAIN_MEMBER" in environ else {}
+    place = next((found for names in _PLACE_VARIABLES if (found := _numbers(environ, names))), None)
+    if place is None:
+        return {}
+    rank, size, *of_host = place
+    hosts = [int(ranks) for ranks in environ.get(RANKS_OF_HOSTS_VARIABLE, str(size)).split(",")]
+    host, local_rank, local_size = _place_on_hosts(rank, hosts)
+    if of_host and of_host != [local_rank, local_size][: len(of_host)]:
+        # the launcher has not filled the hosts one after another, or knows hosts that ringrun does not
+        local_rank, local_size = of_host[0], of_host[-1] if len(of_host) == 2 else 1
+        host, hosts = rank // local_size, [local_size] * -(-size // local_size)
+    cross_rank, cross_size = (sum(ranks > local_rank for ranks in some) for some in (hosts[:host], hosts))
+    numbers = {"": (rank, size), "LOCAL_": (local_rank, local_size), "CROSS_": (cross_rank, cross_size)}
+    for kind, (own, all_of_them) in numbers.items():
+        named |= {f"HOROVOD_{kind}RANK": str(own), f"HOROVOD_{kind}SIZE": str(all_of_them)}
+    return named
+
+
+def _numbers(environ: Mapping[str, str], names: tuple[str, ...]) -> list[int]:
+    """Nothing where rank or size are missing, and only these two where the local rank is."""
+    texts = [environ.get(name, "") for name in names]
+    known = list(itertools.takewhile(str.isdigit, texts))
+    return [int(text) for text in known] if len(known) >= 2 else []
+
+
+def _place_on_hosts(rank: int, hosts: list[int]) -> tuple[int, int, int]:
+    """The number of the host, and the local rank and size there; the last host takes more ranks than it has."""
+    host, local_rank = 0, rank
+    while host + 1 < len(hosts) and local_rank >= hosts[host]:
+        local_rank -= hosts[host]
+        host += 1
+    return host, local_rank, hosts[host]
 
 
 def _do_nothing(number: int, frame: object) -> None:

@@ -89,6 +89,8 @@ class Supervisor:
         environment = {"PYTHONUNBUFFERED": "1", **job.environment, cleanup.MARK: self._id}
         environment[rank_wrapper.GRACE_VARIABLE] = str(settings.grace_s)
         environment[rank_wrapper.SPEAKER_VARIABLE] = screen.speaker
+        if job.elastic is None and job.roles is None:
+            environment[rank_wrapper.RANKS_OF_HOSTS_VARIABLE] = ",".join(map(str, job.ranks_of_hosts))
         self._job = job._replace(command=command_of_wrappers(job.command), environment=environment)
         self._launcher = launcher
         self._settings = settings
