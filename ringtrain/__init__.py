@@ -12,6 +12,7 @@ optimizer = hvd.DistributedOptimizer(optimizer)
 import importlib
 import typing
 
+from ringtrain import copies as _copies
 from ringtrain.job import before_init as _before_init
 from ringtrain.version import __version__ as __version__
 
@@ -134,4 +135,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
 
 
+_copies.explain_missing_core()
 _before_init.load_with(_load)

@@ -2,11 +2,15 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
+
+import ringtrain
 
 pytest.importorskip("torch", reason="horovod.torch is ringtrain.torch")
 
@@ -259,3 +263,43 @@ def test_the_folder_on_the_path_holds_that_name_only():
     from ringtrain.runner import horovod_name
 
     assert [path.name for path in Path(horovod_name.FOLDER).glob("*.py")] == ["horovod.py"]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """The sources of ringtrain without the core, as a checkout has them before it is built."""
+    here = Path(ringtrain.__file__).parent
+    shutil.copytree(here, tmp_path / "tree" / "ringtrain", ignore=shutil.ignore_patterns("_core*.so", "__pycache__"))
+    (tmp_path / "tree" / "train.py").write_text("import horovod.torch as hvd; hvd.init(); print(hvd.size())\n")
+    return tmp_path / "tree"
+
+
+def build(tree):
+    for core in Path(ringtrain.__file__).parent.glob("_core*.so"):
+        (tree / "ringtrain" / core.name).symlink_to(core)
+
+
+def test_a_source_tree_in_the_current_folder_that_is_not_built_says_so(tree):
+    here = Path(ringtrain.__file__).parent
+    paths = os.pathsep.join([str(here.parent), sysconfig.get_path("purelib")])
+    # without the finder of an editable install, which finds the core of another copy
+    done = python("-S", "-m", "ringtrain.horovod", "train.py", cwd=tree, PYTHONPATH=paths)
+    sentence = done.stderr.splitlines()[-1]
+    assert f"ringtrain was imported from {tree}/ringtrain, a source tree whose core is not built" in sentence
+    assert f"run `pip install -e {tree}`, or start Python in another folder to use the copy in {here}" in sentence
+
+
+def test_a_source_tree_in_the_current_folder_may_start_a_script_that_imports_another_copy(tree, folder):
+    build(tree)
+    (seen,) = printed("-m", "ringtrain.horovod", str(folder / "train.py"), cwd=tree)
+    assert seen[-1] == 1
+    code = "import sys, horovod, ringtrain; print((horovod.__file__, ringtrain.__file__))"
+    (folder / "where.py").write_text(code)
+    ((package, other),) = printed("-m", "ringtrain.horovod", str(folder / "where.py"), cwd=tree)
+    assert (package, other) == (str(Path(ringtrain.__file__).parent / "horovod" / "__init__.py"), ringtrain.__file__)
+
+
+def test_ringrun_in_a_source_tree_may_start_a_script_that_imports_another_copy(tree, folder):
+    build(tree)
+    done = python(*ON_TWO_RANKS, "--horovod", "python", str(folder / "train.py"), cwd=tree)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr

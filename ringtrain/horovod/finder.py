@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -39,8 +40,11 @@ def install(package: str) -> None:
     """
     other = sys.modules.get("horovod")
     own = sys.modules[package]
-    if other is not None and other is not own and not _is_on_own_path(other):
-        raise ImportError(f"{other.__name__} is imported already, from {other.__file__}; import {package} before it")
+    if other is not None and other is not own and not _is_of_ringtrain(other):
+        raise ImportError(
+            f"{other.__name__} is imported already, from {other.__file__ or 'a folder'}; import {package}, which is in "
+            f"{own.__file__}, before it"
+        )
     horovod_name.require_free()
     if not any(isinstance(one, _Finder) for one in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
@@ -50,9 +54,9 @@ def install(package: str) -> None:
         sys.path.append(horovod_name.FOLDER)
 
 
-def _is_on_own_path(module: ModuleType) -> bool:
-    """Whether it is the file on the import path that is just importing ringtrain."""
-    return (module.__file__ or "").startswith(horovod_name.FOLDER)
+def _is_of_ringtrain(module: ModuleType) -> bool:
+    """Whether it is the file on the import path that is importing ringtrain, also where another copy has put it."""
+    return horovod_name.is_folder_of_a_copy(os.path.dirname(module.__file__ or ""))
 
 
 class _Finder(MetaPathFinder):

@@ -25,12 +25,17 @@ def installed() -> str | None:
 
 
 def _spec() -> ModuleSpec | None:
-    from_path = PathFinder.find_spec("horovod", [entry for entry in sys.path if entry != FOLDER])
+    from_path = PathFinder.find_spec("horovod", [entry for entry in sys.path if not is_folder_of_a_copy(entry)])
     if from_path is not None and from_path.origin is not None:
         return from_path
     others = [finder for finder in sys.meta_path if finder is not PathFinder and not _is_own(finder)]
     found = (finder.find_spec("horovod", None) for finder in others)
     return next((spec for spec in found if spec is not None), None)
+
+
+def is_folder_of_a_copy(folder: str) -> bool:
+    """Whether it is `FOLDER` in this copy of ringtrain or in another one, whose file imports this copy."""
+    return os.path.normpath(folder).split(os.sep)[-3:] == ["ringtrain", "horovod", "path"]
 
 
 def _is_own(finder: object) -> bool:
@@ -50,4 +55,4 @@ def require_free(environ: Mapping[str, str] = os.environ) -> None:
 def with_folder(import_path: str | None) -> str:
     """A value of PYTHONPATH with which `import horovod` finds ringtrain's."""
     entries = import_path.split(os.pathsep) if import_path else []
-    return os.pathsep.join([FOLDER, *(entry for entry in entries if entry != FOLDER)])
+    return os.pathsep.join([FOLDER, *(entry for entry in entries if not is_folder_of_a_copy(entry))])
