@@ -303,3 +303,182 @@ def test_ringrun_in_a_source_tree_may_start_a_script_that_imports_another_copy(t
     build(tree)
     done = python(*ON_TWO_RANKS, "--horovod", "python", str(folder / "train.py"), cwd=tree)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr
+
+
+# what code outside Horovod imports of its launcher, its loaders and its private names
+MORE_IMPORTS = """
+from horovod.runner.common.util.hosts import (
+    INVALID_SLOT_INFO, HostInfo, SlotInfo, get_host_assignments, parse_host_files, parse_hosts, parse_hosts_and_slots
+)
+from horovod.runner.common.util import codec, env, host_hash, hosts, secret, timeout
+from horovod.runner.common.util.timeout import Timeout, TimeoutException
+from horovod.runner.util.threads import execute_function_multithreaded, in_thread, on_event
+from horovod.runner.util.network import filter_local_addresses, get_local_host_addresses, resolve_host_address
+from horovod.runner.util import network, threads
+from horovod.runner.launch import run_commandline
+from horovod.runner.mpi_run import is_intel_mpi, is_mpich, is_open_mpi, mpi_available
+from horovod.runner import run
+from horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
+from horovod.common.util import _cache, check_extension, check_installed_version
+from horovod.torch import check_extension
+from horovod.torch.mpi_ops import (
+    HorovodAllgather, HorovodAllreduce, HorovodAlltoall, HorovodBroadcast, HorovodGroupedAllgather,
+    HorovodGroupedAllreduce, HorovodGroupedReducescatter, HorovodReducescatter, _basics,
+)
+from horovod.torch.optimizer import _DistributedOptimizer
+"""
+
+
+def test_private_names_and_modules_of_the_launcher_are_there(tmp_path):
+    done = python("-c", f"import ringtrain.horovod\n{MORE_IMPORTS}\nassert _basics.size and _basics.init", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+OF_RUNNER = [
+    *("gloo_run", "js_run", "run_task", "task_fn", "http", "http.http_server", "http.http_client"),
+    *("driver", "driver.driver_service", "task.task_service", "common.service", "common.service.driver_service"),
+    *("common.service.task_service", "common.service.compute_service", "common.util.network"),
+    *("common.util.config_parser", "common.util.settings", "common.util.safe_shell_exec"),
+    *("common.util.tiny_shell_exec", "util.cache", "util.lsf", "util.remote", "util.streams", "elastic"),
+    *("elastic.constants", "elastic.discovery", "elastic.driver", "elastic.registration", "elastic.rendezvous"),
+    *("elastic.settings", "elastic.worker"),
+]
+
+
+def test_a_module_of_the_launcher_that_ringtrain_has_not_says_what_to_use(tmp_path):
+    code = f"""
+import ringtrain.horovod, importlib
+for name in {OF_RUNNER}:
+    try:
+        importlib.import_module(f"horovod.runner.{{name}}")
+    except ModuleNotFoundError as error:
+        print((error.name, str(error)))
+"""
+    found = printed("-c", code, cwd=tmp_path)
+    for name, (missing, message) in zip(OF_RUNNER, found, strict=True):
+        assert f"horovod.runner.{name}".startswith(missing)  # the package, where that is missing
+        assert message.startswith(f"{missing} is not part of ringtrain: ")
+    assert "--network sockets" in dict(found)["horovod.runner.http"]
+
+
+def test_hosts_are_read_and_their_slots_get_ranks_as_in_horovod(tmp_path):
+    code = """
+import ringtrain.horovod
+from horovod.runner.common.util import hosts
+found = hosts.parse_hosts("a:2,b:1")
+print([(host.hostname, host.slots) for host in found])
+print(hosts.parse_hosts_and_slots("a:2,b:1"))
+for slot in hosts.get_host_assignments(found, 2, 3):
+    print((slot.hostname, slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size))
+    again = hosts.SlotInfo.from_response_string(slot.to_response_string())
+    assert (again.rank, again.cross_size) == (slot.rank, slot.cross_size)
+try:
+    hosts.get_host_assignments(found, 4)
+except ValueError as error:
+    print(repr(str(error)))
+"""
+    assert printed("-c", code, cwd=tmp_path) == [
+        [("a", 2), ("b", 1)],
+        (["a", "b"], {"a": 2, "b": 1}),
+        ("a", 0, 3, 0, 2, 0, 2),
+        ("a", 1, 3, 1, 2, 0, 1),
+        ("b", 2, 3, 0, 1, 1, 2),
+        "4 ranks were asked for, but the hosts have 3 slots: add hosts",
+    ]
+
+
+def test_small_parts_of_the_launcher_work_as_in_horovod(tmp_path):
+    code = """
+import os, threading
+import ringtrain.horovod
+from horovod.common.util import _cache
+from horovod.runner.common.util import codec, env, host_hash, secret, timeout
+from horovod.runner.util import threads
+
+calls = []
+double = _cache(lambda x: calls.append(x) or 2 * x)
+print([double(1), double(1), double(2), calls])
+key = secret.make_secret_key()
+print([secret.check_digest(key, b"x", secret.compute_digest(key, b"x")), secret.check_digest(key, b"x", b"y" * 32)])
+print(codec.loads_base64(codec.dumps_base64({"a": [1]})))
+print([env.get_env_rank_and_size(), env.is_exportable("PATH"), env.is_exportable("OLDPWD")])
+print(host_hash.host_hash() == host_hash.host_hash() != host_hash.host_hash("salt"))
+try:
+    timeout.Timeout(0, "{activity} took longer than {timeout} s").check_time_out_for("it")
+except timeout.TimeoutException as error:
+    print(repr(str(error)))
+event, done = threading.Event(), []
+waiting = threads.on_event(event, done.append, (1,))
+event.set()
+waiting.join(10)
+threads.in_thread(done.append, (2,)).join(10)
+print([done, threads.execute_function_multithreaded(lambda x: x + 1, [(1,), (2,)])])
+"""
+    assert printed("-c", code, cwd=tmp_path, HOROVOD_RANK="1", HOROVOD_SIZE="4") == [
+        [2, 2, 4, [1, 2]],
+        [True, False],
+        {"a": [1]},
+        [(1, 4), True, False],
+        True,
+        "it took longer than 0 s",
+        [[1, 2], {0: 2, 1: 3}],
+    ]
+
+
+def test_a_loader_loads_ahead_in_a_thread(tmp_path):
+    code = """
+import threading
+import ringtrain.horovod
+from horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
+
+class Loader(BaseDataLoader):
+    def __len__(self):
+        return 3
+    def _iterate(self):
+        self.names = {*getattr(self, "names", ()), threading.current_thread().name}
+        yield from range(3)
+    def _process_batch(self, batch):
+        return batch * 10
+
+class Ahead(AsyncDataLoaderMixin, Loader):
+    pass
+
+class Fails(AsyncDataLoaderMixin, Loader):
+    def _iterate(self):
+        yield 1
+        raise LookupError("no more")
+
+print(list(Loader()))
+for size in (0, 1, 64):
+    loader = Ahead(async_loader_queue_size=size)
+    print([list(loader), list(loader), loader.names == {"MainThread" if size == 0 else "ringtrain loader"}])
+    loader.close_async_loader()
+    assert loader.thread is None
+fails = iter(Fails())
+print(next(fails))
+try:
+    next(fails)
+except LookupError as error:
+    print(repr(str(error)))
+"""
+    twice = [[0, 10, 20], [0, 10, 20], True]
+    assert printed("-c", code, cwd=tmp_path) == [[0, 10, 20], twice, twice, twice, 10, "no more"]
+
+
+HOROVODRUN = "import sys; from ringtrain.runner.command import main_of_horovodrun; sys.exit(main_of_horovodrun())"
+
+
+def test_horovodrun_is_ringrun_with_horovods_name(folder):
+    words = ["-np", "2", "--gloo", "--cycle-time-ms", "5", "--no-prefix-output", sys.executable, "train.py"]
+    done = python("-c", HOROVODRUN, *words, cwd=folder)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr
+    assert "horovodrun: " in done.stderr and "ringrun: " not in done.stderr
+    assert python("-c", HOROVODRUN, "-np", "2", cwd=folder).stderr.startswith("horovodrun: there is no command to run")
+
+
+def test_horovodrun_is_that_of_an_installed_horovod(tmp_path):
+    (tmp_path / "horovod" / "runner").mkdir(parents=True)
+    for package in ("horovod", "horovod/runner"):
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "horovod" / "runner" / "launch.py").write_text("def run_commandline(): print(\"'its own'\")\n")
+    assert printed("-c", HOROVODRUN, "-np", "2", cwd=tmp_path, PYTHONPATH=str(tmp_path)) == ["its own"]

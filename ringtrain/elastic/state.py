@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -32,7 +33,8 @@ class State(ABC):
         self._rank = get_rank
         self._reset_callbacks: list[Callable[[], object]] = []
         self._commits = 0
-        self._was_told = False  # that hosts have changed
+        # (timestamp, result) of updates of the hosts; the name is Horovod's, whose subclasses use it
+        self._host_messages: queue.Queue[tuple[float, Any]] = queue.Queue()
         self._checkpoint: Checkpoint | None = None
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
@@ -41,14 +43,14 @@ class State(ABC):
 
     def on_reset(self) -> None:
         """A new generation has begun. Called by `run`."""
-        self._was_told = False
+        self._host_messages = queue.Queue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: Any) -> None:
         """Have the next `commit` or `check_host_updates` raise HostsUpdatedInterrupt. Any thread."""
-        self._was_told = True
+        self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
         """Save the state; `run` comes back to it when a rank is lost. All ranks call it together.
@@ -71,7 +73,7 @@ class State(ABC):
 
         All ranks call it together.
         """
-        has_news = self._was_told or elastic.has_news()
+        has_news = not self._host_messages.empty() or elastic.has_news()
         if elastic.is_elastic():
             has_news = bool(ops.allreduce(np.array([has_news], np.uint8), op=ops.Max, name="elastic.news")[0])
         if has_news:

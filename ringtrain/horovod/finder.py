@@ -28,7 +28,33 @@ _ABSENT = {
     "horovod._keras": "Keras does not come; PyTorch, CuPy and NumPy are there",
     "horovod.spark": "Spark does not come; start the ranks with ringrun, mpirun or srun",
     "horovod.ray": "Ray does not come; start the ranks with ringrun, mpirun or srun",
-    "horovod.data": "its AsyncDataLoader does not come; torch.utils.data.DataLoader(num_workers=...) loads ahead too",
+}
+
+# Modules of Horovod's launcher that other code imports and ringtrain has not. Each has what ringtrain offers instead.
+_GLOO = "ringrun starts the ranks and brings them together, also without MPI (--network sockets); there is no gloo"
+_SERVICES = "ringrun and ringtrain.run() start the ranks, and there are no services beside them"
+_ELASTIC = "ringrun --min-np, or ringtrain.run(min_num_proc=...), starts an elastic job, with --host-discovery-script"
+_SHELL = "use subprocess.run()"
+_ABSENT_OF_RUNNER = {
+    "horovod.runner.gloo_run": _GLOO,
+    "horovod.runner.http": _GLOO,
+    "horovod.runner.js_run": "ringrun --launcher srun starts the ranks with Slurm; there is no jsrun of LSF",
+    "horovod.runner.util.lsf": "ringrun --launcher srun starts the ranks with Slurm; there is no jsrun of LSF",
+    "horovod.runner.driver": _SERVICES,
+    "horovod.runner.task": _SERVICES,
+    "horovod.runner.run_task": "ringtrain.run(function) calls a function on all ranks",
+    "horovod.runner.task_fn": "ringtrain.run(function) calls a function on all ranks",
+    "horovod.runner.service": _SERVICES,
+    "horovod.runner.common.service": _SERVICES,
+    "horovod.runner.common.util.network": _SERVICES,
+    "horovod.runner.common.util.config_parser": "ringrun --config-file reads the file of Horovod",
+    "horovod.runner.common.util.settings": "the arguments of ringtrain.run() have the settings",
+    "horovod.runner.common.util.safe_shell_exec": _SHELL,
+    "horovod.runner.common.util.tiny_shell_exec": _SHELL,
+    "horovod.runner.util.remote": _SHELL,
+    "horovod.runner.util.streams": _SHELL,
+    "horovod.runner.util.cache": "nothing is kept from one start to the next; use functools.cache",
+    "horovod.runner.elastic": _ELASTIC,
 }
 
 
@@ -67,7 +93,11 @@ class _Finder(MetaPathFinder):
         if beginning:
             # a spec, as where Horovod was built without this framework: only the import fails
             sentence = f"{name_in_horovod} is not part of ringtrain: {_ABSENT[beginning]}"
-            return ModuleSpec(name, _Absent(sentence), is_package=True)
+            return ModuleSpec(name, _Absent(ImportError(sentence, name=name)), is_package=True)
+        beginning, rest = _longest_beginning(name_in_horovod, _ABSENT_OF_RUNNER)
+        if beginning:
+            sentence = f"{name_in_horovod} is not part of ringtrain: {_ABSENT_OF_RUNNER[beginning]}"
+            raise ModuleNotFoundError(sentence, name=name)
         beginning, rest = _longest_beginning(name_in_horovod, _MODULES)
         real_name = _MODULES[beginning] + rest if beginning else name
         return _alias(name, real_name) if real_name != name else None
@@ -110,11 +140,11 @@ class _Alias(Loader):
 
 
 class _Absent(Loader):
-    def __init__(self, sentence: str):
-        self._sentence = sentence
+    def __init__(self, error: ImportError):
+        self._error = error
 
     def create_module(self, spec: ModuleSpec) -> None:
-        raise ImportError(self._sentence, name=spec.name)
+        raise self._error
 
     def exec_module(self, module: ModuleType) -> None:
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import shlex
 import sys
@@ -56,6 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return said_by("ringrun", lambda: _run(argv))
 
 
+def main_of_horovodrun(argv: Sequence[str] | None = None) -> int:
+    """Run `horovodrun`, which is `ringrun --horovod`; where a Horovod is installed, that Horovod runs. As `main`."""
+    if horovod_name.installed() is not None and os.environ.get(horovod_name.REPLACE_VARIABLE) != "1":
+        launch = importlib.import_module("horovod.runner.launch")
+        launch.run_commandline()
+        return 0
+    words = sys.argv[1:] if argv is None else argv
+    return said_by("horovodrun", lambda: _run(["--horovod", *words], "horovodrun"))
+
+
 def said_by(speaker: str, run: Callable[[], int]) -> int:
     """The exit code of `run`, or of what it raises, which is said."""
     try:
@@ -69,7 +80,7 @@ def said_by(speaker: str, run: Callable[[], int]) -> int:
         return _BROKEN_PIPE_CODE
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None, speaker: str = "ringrun") -> int:
     from ringtrain.options import table
 
     words = sys.argv[1:] if argv is None else argv
@@ -80,7 +91,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(build_report())
         return 0
     for sentence in horovod_flags.sentences(arguments.of_horovod):
-        print(f"ringrun: {sentence}", file=sys.stderr, flush=True)
+        print(f"{speaker}: {sentence}", file=sys.stderr, flush=True)
     variables = {
         **horovod_flags.variables(arguments.of_horovod),
         **option_variables(arguments, table.TABLE, table.environment_name),
@@ -105,7 +116,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return 0
     if arguments.verbose:
         for text in (*why, line):
-            print(f"ringrun: {text}", file=sys.stderr, flush=True)
+            print(f"{speaker}: {text}", file=sys.stderr, flush=True)
     folder = Path(arguments.output_filename) if arguments.output_filename is not None else None
     settings = Settings(
         job.may_have_several if arguments.prefix_output is None else arguments.prefix_output,
@@ -115,7 +126,7 @@ def _run(argv: Sequence[str] | None) -> int:
         grace_s=arguments.grace_s,
         has_time=bool(arguments.prefix_output_with_timestamp),
     )
-    return supervise(Supervisor if job.elastic is None else ElasticSupervisor, launcher, job, settings)
+    return supervise(Supervisor if job.elastic is None else ElasticSupervisor, launcher, job, settings, speaker)
 
 
 def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:

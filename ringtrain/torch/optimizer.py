@@ -27,6 +27,7 @@ from ringtrain.timeline import recording
 from ringtrain.torch.adasum import AdasumOptimizer
 from ringtrain.torch.hooks import GradientHooks
 from ringtrain.torch.local_hooks import LocalHooks
+from ringtrain.torch.overridable import _DistributedOptimizer as _DistributedOptimizer
 from ringtrain.torch.parameters import Groups, NamedParameters, ParameterNames, check_groups
 from ringtrain.torch.shared_gradients import SharedGradients
 from ringtrain.torch.wrapped import Wrapped, wrap

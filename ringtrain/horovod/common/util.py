@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sysconfig
@@ -18,6 +19,20 @@ T = TypeVar("T")
 
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
 _THERE = ("torch", "mxnet")
+
+
+def _cache(f: Callable[..., T]) -> Callable[..., T]:
+    """A function that calls `f` once for each set of arguments."""
+    results: dict[tuple[Any, ...], T] = {}
+
+    @functools.wraps(f)
+    def cached(*args: Any, **kwargs: Any) -> T:
+        key = (args, frozenset(kwargs.items()))
+        if key not in results:
+            results[key] = f(*args, **kwargs)
+        return results[key]
+
+    return cached
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:

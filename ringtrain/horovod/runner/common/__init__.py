@@ -1,0 +1,1 @@
+"""`horovod.runner.common`: what Horovod's launcher and its integrations share."""

@@ -1,0 +1,1 @@
+"""`horovod.runner.common.util`: hosts, secrets, time limits and the like."""

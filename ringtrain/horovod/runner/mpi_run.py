@@ -1,0 +1,34 @@
+"""`horovod.runner.mpi_run`: which MPI there is. `ringrun` starts ranks with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ringtrain.runner.launchers.mpi_library import INTEL_MPI, MPICH, OPEN_MPI, Family, MpiNotFound, family_of, probe
+
+
+def mpi_available(env: Mapping[str, str] | None = None) -> bool:
+    """Whether mpi4py and an MPI are installed for this Python."""
+    return _family() is not None
+
+
+def is_open_mpi(env: Mapping[str, str] | None = None) -> bool:
+    """Whether mpi4py uses Open MPI."""
+    return _family() is OPEN_MPI
+
+
+def is_mpich(env: Mapping[str, str] | None = None) -> bool:
+    """Whether mpi4py uses MPICH."""
+    return _family() is MPICH
+
+
+def is_intel_mpi(env: Mapping[str, str] | None = None) -> bool:
+    """Whether mpi4py uses Intel MPI."""
+    return _family() is INTEL_MPI
+
+
+def _family() -> Family | None:
+    try:
+        return family_of(probe()["library"])
+    except MpiNotFound:
+        return None
