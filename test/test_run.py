@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import pwd
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from ringtrain.runner.flags import build_parser, option_variables
 from ringtrain.runner.job import Job, environment_of_ranks
 from ringtrain.runner.launchers import command_lines, mpi_library
 from ringtrain.runner.launchers.command_lines import Hydra, IntelHydra, OpenMpi, Srun, choose_launcher
-from ringtrain.runner.launchers.mpi_library import MpiNotFound
+from ringtrain.runner.launchers.mpi_library import MpiNotFound, with_home
 
 TRAIN = ["python", "train.py", "--lr", "0.1"]
 
@@ -160,6 +162,7 @@ def test_the_number_of_ranks_is_given_or_the_sum_of_the_slots(
         (["-np", "6", "-H", "h1:2,h2:3", *TRAIN], "-np 6 is more than the 5 slots of h1:2,h2:3"),
         (["-H", "h1", "--hostfile", "hosts", *TRAIN], "not with both"),
         (["--hostfile", "/no/such/file", *TRAIN], "/no/such/file"),
+        (["-np", "2", __file__, "--x"], f"is a script and not a program: write python {__file__} --x"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused(words: list[str], message: str) -> None:
@@ -179,6 +182,22 @@ def test_python_is_this_python_even_when_its_folder_is_not_on_path(
     assert environment_of_ranks({"PATH": f"{venv}:{other}"})["PATH"] == f"{venv}:{other}"
     assert environment_of_ranks({"PATH": f"/nowhere:{venv}"})["PATH"] == f"/nowhere:{venv}"
     assert environment_of_ranks({})["PATH"] == f"{venv}:{os.defpath}"
+
+
+def test_a_script_that_can_be_executed_is_a_program(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").touch(mode=0o755)
+    assert command.build_job(parse("-np", "2", str(script)), {"PATH": "/bin"}).command == [str(script)]
+
+
+def test_without_a_home_that_exists_a_launcher_gets_a_folder_for_temporary_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    user = pwd.getpwuid(os.geteuid())
+    assert with_home({"HOME": "/somewhere"}) == {"HOME": "/somewhere"}
+    assert with_home({"HOME": "", "A": "b"}) == {"HOME": user.pw_dir, "A": "b"}
+    unknown = pwd.struct_passwd((*user[:5], "/no/such/home", user.pw_shell))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: unknown)
+    assert with_home({}) == {"HOME": tempfile.gettempdir()}
 
 
 @needs_mpi

@@ -107,6 +107,31 @@ def test_ranks_on_other_hosts_get_signals_and_time_too(two_hosts: SimulatedHosts
     assert lines_of(tmp_path) == [["ready", "SIGUSR1", "SIGTERM", "checkpoint"], ["ready", "SIGUSR1"]]
 
 
+def state_of(pid: int) -> str:
+    """The letter of the kernel: T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@needs_mpi
+def test_ringrun_stops_alone_and_says_so(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "ringtrain.run", "-np", "2", "--network", "sockets", "python", "-c", RANK]
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    with subprocess.Popen(
+        [*words, str(tmp_path)], env=environment, text=True, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        wait_for_ranks(tmp_path, 2)
+        process.send_signal(signal.SIGTSTP)
+        wait_until(lambda: state_of(process.pid) == "T")
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: state_of(process.pid) != "T")
+        process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: all("SIGUSR1" in lines for lines in lines_of(tmp_path)))
+        process.terminate()
+        _, said = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 143
+    assert "ringrun: stopped; the ranks go on, and wait" in said and f"kill -CONT {process.pid}" in said
+
+
 # --- the courier ------------------------------------------------------------------------------------------------------
 
 

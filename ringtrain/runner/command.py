@@ -30,7 +30,7 @@ from ringtrain.runner.elastic.asked import (
     refuse_without_least,
 )
 from ringtrain.runner.flags import option_variables, parse
-from ringtrain.runner.job import Job, environment_of_ranks
+from ringtrain.runner.job import Job, environment_of_ranks, require_program
 from ringtrain.runner.launchers.choose import choose, choose_elastic
 from ringtrain.runner.launchers.command_lines import Launcher
 from ringtrain.runner.launchers.mpi_library import MpiNotFound
@@ -134,6 +134,8 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command and not arguments.check:
         raise UsageError("there is no command to run; write ringrun -np 2 python train.py")
+    if command:
+        require_program(command, environ)
     given = given_hosts(arguments.hosts, arguments.hostfile)
     is_given = given or arguments.host_discovery_script is not None
     allocation = None if is_given else batch_systems.detect(environ)

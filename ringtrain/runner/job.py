@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtrain.job import launched_by
-from ringtrain.runner.allocation.hosts import Host
+from ringtrain.runner.allocation.hosts import Host, UsageError
 from ringtrain.runner.elastic.terms import Terms
 from ringtrain.runner.roles.terms import RoleTerms
 
@@ -53,6 +54,14 @@ class Job(NamedTuple):
     def may_have_several(self) -> bool:
         """Whether there may be more than one rank at the same time."""
         return self.num_proc > 1 or self.elastic is not None
+
+
+def require_program(command: list[str], environ: Mapping[str, str]) -> None:
+    """Raises UsageError for a script that cannot be executed by itself, with the command that runs it."""
+    name = command[0]
+    is_script = name.endswith(".py") and os.path.isfile(name)
+    if is_script and shutil.which(name, path=environ.get("PATH")) is None:
+        raise UsageError(f"{name} is a script and not a program: write python {shlex.join(command)}")
 
 
 def environment_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:

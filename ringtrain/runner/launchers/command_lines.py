@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pwd
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from ringtrain.runner.launchers.mpi_library import (
     MpiNotFound,
     family_of,
     find_launcher,
+    with_home,
 )
 from ringtrain.runner.launchers.remote_shell import agents_of_launchers
 from ringtrain.runner.launchers.travelling_variables import travelling
@@ -96,8 +96,7 @@ class OpenMpi:
         return [*arguments, *words, *job.command]
 
     def environment(self, job: Job) -> dict[str, str]:
-        # without HOME, as in some containers, Open MPI 5 does not start
-        settings = {"HOME": _home(), **job.environment}
+        settings = with_home(job.environment)
         # Open MPI 5 reads the first of each pair, Open MPI 4 the second
         if job.network_interfaces is not None:
             settings |= dict.fromkeys(
@@ -298,14 +297,6 @@ def require_srun(path: str | None) -> str:
 def in_slurm_allocation(environ: Mapping[str, str]) -> bool:
     """Whether a batch script or a shell inside salloc or srun is asking."""
     return "SLURM_JOB_ID" in environ
-
-
-def _home() -> str:
-    """Of this user, whatever the environment says."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_dir
-    except KeyError:
-        return "/"
 
 
 def ssh_options(job: Job) -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,7 +94,27 @@ def _belongs(path: str, family: Family) -> bool:
     return family.version_contains in result.stdout + result.stderr
 
 
+def with_home(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` with HOME, without which, as in some containers, Open MPI 5 does not start.
+
+    That is the home folder of this user as the system knows it, or where that does not exist, one for temporary files.
+    """
+    if environ.get("HOME"):
+        return dict(environ)
+    try:
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        home = ""
+    return {**environ, "HOME": home if os.path.isdir(home) else tempfile.gettempdir()}
+
+
 def _run(arguments: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        arguments, check=False, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+        arguments,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+        env=with_home(os.environ),
     )

@@ -26,7 +26,7 @@ from ringtrain.runner.flags import (
     shell_words,
     whole,
 )
-from ringtrain.runner.job import Job, environment_of_ranks
+from ringtrain.runner.job import Job, environment_of_ranks, require_program
 from ringtrain.runner.launchers.choose import choose
 from ringtrain.runner.launchers.command_lines import OwnStarter
 from ringtrain.runner.launchers.yarn import Yarn
@@ -199,6 +199,7 @@ def _command_of(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     first = command[0]
     if "/" not in first and shutil.which(first, path=environ.get("PATH")) is None and Path(first).is_file():
         command[0] = f"./{first}"
+    require_program(command, environ)
     return command
 
 

@@ -137,6 +137,20 @@ class Supervisor:
         """Hand a signal to the ranks, once all have started; may be called by its handler."""
         self._to_pass_on.append(number)
 
+    def stop(self) -> None:
+        """Stop this process alone, as Ctrl-Z asks for; may be called by its handler. Returns once it goes on.
+
+        Ranks that stop would look lost to those that do not, and after a while to themselves.
+        """
+        name = self._screen.speaker
+        text = (
+            f"\n{name}: stopped; the ranks go on, and wait once their output is read by nobody: go on with fg or "
+            f"kill -CONT {os.getpid()}, end the job with kill -TERM and kill -CONT\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())  # what prints may be interrupted right now
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Handle what comes until the launcher has ended and nothing more comes."""
         assert process.stdout is not None and process.stderr is not None
@@ -277,6 +291,8 @@ class Supervisor:
 def signals_handled(supervisor: Supervisor) -> Iterator[None]:
     """While this lasts, Ctrl-C and its like end the supervisor's job, and its ranks get SIGUSR1 and SIGUSR2.
 
+    Ctrl-Z stops this process alone, and says so.
+
     A signal that is ignored, as nohup and a shell's `&` leave it, stays ignored. For the main thread.
     """
 
@@ -286,7 +302,14 @@ def signals_handled(supervisor: Supervisor) -> Iterator[None]:
     def pass_on(number: int, frame: FrameType | None) -> None:
         supervisor.pass_on(number)
 
-    handlers = {**dict.fromkeys(_ENDING_SIGNALS, end), **dict.fromkeys(_SIGNALS_OF_THE_RANKS, pass_on)}
+    def stop(number: int, frame: FrameType | None) -> None:
+        supervisor.stop()
+
+    handlers = {
+        signal.SIGTSTP: stop,
+        **dict.fromkeys(_ENDING_SIGNALS, end),
+        **dict.fromkeys(_SIGNALS_OF_THE_RANKS, pass_on),
+    }
     former = {number: signal.getsignal(number) for number in handlers}
     handled = [number for number, handler in former.items() if handler is not signal.SIG_IGN]
     for number in handled:
