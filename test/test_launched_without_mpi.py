@@ -169,7 +169,8 @@ def test_the_job_for_kubernetes_in_the_docs_runs(environment: dict[str, str], tr
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert own["RINGTRAIN_SECRET_FILE"].startswith(container["volumeMounts"][0]["mountPath"])
     (secret := tmp_path / "secret").write_bytes(os.urandom(32))
-    secret.chmod(volume["secret"]["defaultMode"])
+    assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": 1000, "fsGroup": 1000}
+    secret.chmod(volume["secret"]["defaultMode"] | 0o440)  # what fsGroup makes of it, and then the owner is root
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     here = {"RINGTRAIN_RENDEZVOUS": "localhost:29431", "RINGTRAIN_SECRET_FILE": str(secret), "PATH": path}
     size = int(own["RINGTRAIN_SIZE"])

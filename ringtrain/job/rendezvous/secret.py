@@ -1,4 +1,4 @@
-"""The secret of a job: who knows it belongs to it. It is in files that their owner alone can read."""
+"""The secret of a job: who knows it belongs to it. It is in files that this user alone can read, or a group of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BYTES = 32
 def job_secret(place: str, environ: Mapping[str, str] = os.environ) -> bytes:
     """That of the file that the launcher has named, else one of this user's for jobs that meet at `place`.
 
-    Raises PermissionError where others may read the file, and OSError where it cannot be read or made.
+    Raises PermissionError as `read`, and OSError where it cannot be read or made.
     """
     named = environ.get(FILE_VARIABLE)
     if named:
@@ -34,9 +34,15 @@ def write(path: Path) -> None:
 
 
 def read(path: Path) -> bytes:
+    """The secret in a file. Raises PermissionError where others may read the file, or a group may change it.
+
+    A group of this process may read it: Kubernetes gives a mounted secret the group of `fsGroup`.
+    """
     with path.open("rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        status = os.fstat(file.fileno())
+        of_group, of_others = status.st_mode & stat.S_IRWXG, status.st_mode & stat.S_IRWXO
+        is_of_own_group = of_group == stat.S_IRGRP and status.st_gid in {os.getegid(), *os.getgroups()}
+        if of_others or (of_group and not is_of_own_group):
             raise PermissionError(f"{path} holds the secret of a job, but others may read it: chmod 600 {path}")
         secret = file.read(1024)
     if len(secret) < _BYTES:
