@@ -12,8 +12,8 @@ optimizer = hvd.DistributedOptimizer(optimizer)
 import importlib
 import typing
 
-from ringtrain import copies as _copies
 from ringtrain.job import before_init as _before_init
+from ringtrain.runner import copies as _copies
 from ringtrain.version import __version__ as __version__
 
 if typing.TYPE_CHECKING:

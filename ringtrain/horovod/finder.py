@@ -131,12 +131,21 @@ class _Alias(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._real_name)
+        if self._real_name == "ringtrain.torch":
+            _add_private_names(module)
         self._real_spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         # it has been executed; but the import system has just given it the spec of its other name
         module.__spec__ = self._real_spec
+
+
+def _add_private_names(module: ModuleType) -> None:
+    """To `horovod.torch` those that other code imports from there, and that are of no use without Horovod's name."""
+    util, basics = (importlib.import_module(f"ringtrain.horovod.common.{name}") for name in ("util", "basics"))
+    vars(module)["check_extension"] = util.check_extension
+    vars(module)["mpi_ops"]._basics = basics.HorovodBasics()
 
 
 class _Absent(Loader):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import os
 import shlex
 import sys
@@ -44,6 +43,8 @@ from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_
 
 # what a shell gives for a program whose reader has gone
 _BROKEN_PIPE_CODE = 141
+# The current folder, which -c puts first on the import path, is not on that of a command.
+_HOROVODRUN = "import sys; del sys.path[0]; from horovod.runner.launch import run_commandline; run_commandline()"
 # Who is handed a script by --launcher.
 _BATCH_SYSTEMS = {"slurm": (slurm.batch_script, slurm.submit), "sge": (sge.batch_script, sge.submit)}
 
@@ -59,11 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def main_of_horovodrun(argv: Sequence[str] | None = None) -> int:
     """Run `horovodrun`, which is `ringrun --horovod`; where a Horovod is installed, that Horovod runs. As `main`."""
-    if horovod_name.installed() is not None and os.environ.get(horovod_name.REPLACE_VARIABLE) != "1":
-        launch = importlib.import_module("horovod.runner.launch")
-        launch.run_commandline()
-        return 0
     words = sys.argv[1:] if argv is None else argv
+    if horovod_name.installed() is not None and os.environ.get(horovod_name.REPLACE_VARIABLE) != "1":
+        os.execv(sys.executable, [sys.executable, "-c", _HOROVODRUN, *words])
     return said_by("horovodrun", lambda: _run(["--horovod", *words], "horovodrun"))
 
 

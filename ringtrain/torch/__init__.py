@@ -5,7 +5,6 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 """
 
-import importlib
 import inspect
 import typing
 
@@ -111,13 +110,6 @@ from ringtrain.torch.state import (
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from ringtrain.torch.uneven import Join as Join
 from ringtrain.training.replicas import check_replicas as check_replicas
-
-
-def __getattr__(name: str) -> typing.Any:
-    if name == "check_extension":  # which code for Horovod imports from here
-        return importlib.import_module("ringtrain.horovod.common.util").check_extension
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     # Every name above, but none of the modules that importing them has left here.

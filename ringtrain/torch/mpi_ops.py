@@ -113,9 +113,6 @@ class HorovodGroupedReducescatter:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "_basics":
-        value = globals()[name] = importlib.import_module("ringtrain.horovod.common.basics").HorovodBasics()
-        return value
     package = importlib.import_module("ringtrain.torch")
     if name == "__all__" or name in package.__all__:
         return getattr(package, name)

@@ -28,7 +28,7 @@ CPP_FLOORS = (
 # Within a folder: what is named here stands above its other files. Rooms of one floor do not see each other.
 CPP_ROOMS = {"collectives": ({"shm", "network"}, {"gpu"}, {"choose"})}
 PYTHON_FLOORS = (
-    {"_core", "copies", "version"},
+    {"_core", "version"},
     {"errors", "options", "pickling"},
     {"arrays", "failure"},
     {"compression", "handles"},

@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parents[1]
 _CORE = "ringtrain._core"
 
 
