@@ -1,4 +1,4 @@
-"""`_DistributedOptimizer`, whose methods code for Horovod overrides, and the classes whose `apply` it calls."""
+"""`_DistributedOptimizer`, whose methods code for Horovod overrides, and other private names that such code uses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from exact_torch import require_tensor  # noqa: E402
 
 import ringtrain.torch as hvd  # noqa: E402
+from ringtrain.errors import HostsUpdatedInterrupt  # noqa: E402
 from ringtrain.torch import mpi_ops  # noqa: E402
 from ringtrain.torch.optimizer import _DistributedOptimizer  # noqa: E402
 
@@ -120,3 +121,16 @@ def test_classes_of_horovod_apply_the_operations():
     require_tensor(mpi_ops.HorovodReducescatter.apply(own, "g", hvd.Sum, everyone, 1.0, 1.0), np.array([3.0]))
     scattered = mpi_ops.HorovodGroupedReducescatter.apply("h", hvd.Sum, everyone, 1.0, 1.0, own)
     require_tensor(scattered[0], np.array([3.0]))
+
+
+@pytest.mark.ranks(1)
+def test_messages_about_hosts_are_in_the_queue_that_horovods_subclasses_use():
+    state = hvd.elastic.TorchState(epoch=0)
+    state.check_host_updates()
+    state._host_messages.put((1.0, 1))
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.check_host_updates()
+    state.on_reset()
+    state.check_host_updates()
+    state.on_hosts_updated(2.0, 1)
+    assert state._host_messages.get_nowait() == (2.0, 1)
