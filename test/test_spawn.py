@@ -227,7 +227,7 @@ def test_a_child_has_no_place_under_any_launcher(environ: dict[str, str]) -> Non
     environ = dict(environ)
     launched_by.own_place("init()", environ)
     launched_by.own_place("init()", environ)  # the same process
-    with pytest.raises(RuntimeError, match=r"was started by .* and is not one itself: call init\(\) there alone"):
+    with pytest.raises(RuntimeError, match=r"was started by .* and is not a (rank|worker): call init\(\) in process"):
         launched_by.own_place("init()", environment_of_child(environ))
 
 
@@ -271,4 +271,7 @@ def test_a_program_that_a_worker_of_a_store_starts_is_not_a_worker(tmp_path: Pat
         timeout=60,
     )
     assert "1 RuntimeError: process " in done.stdout, done.stdout + done.stderr
-    assert "was started by worker 0 (process " in done.stdout and "call kvstore.create() there alone" in done.stdout
+    assert (
+        "was started by worker 0 (process " in done.stdout
+        and "is not a worker: call kvstore.create() in process" in done.stdout
+    )

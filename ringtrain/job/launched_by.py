@@ -235,10 +235,11 @@ def own_place(call: str, environ: MutableMapping[str, str] = os.environ) -> None
     process = f"{os.getpid()} {_start_time()}"
     owner, _, owned = environ.get(OWNER_VARIABLE, "").partition("|")
     if owned == identity and owner != process:
+        place, pid = _place_in_words(environ), owner.split()[0]
+        kind = "worker" if place.startswith("worker") else "rank"
         raise RuntimeError(
-            f"process {os.getpid()} was started by {_place_in_words(environ)} (process {owner.split()[0]}) and is not "
-            f'one itself: call {call} there alone, behind `if __name__ == "__main__":`, or start a job of its own with '
-            "ringrun"
+            f"process {os.getpid()} was started by {place} (process {pid}) and is not a {kind}: call {call} in "
+            f'process {pid} alone, behind `if __name__ == "__main__":`, or start a job of its own with ringrun'
         )
     environ[OWNER_VARIABLE] = f"{process}|{identity}"
     _owner_pid = os.getpid()
