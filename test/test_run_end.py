@@ -155,6 +155,11 @@ KILL_WRAPPERS = "time.sleep(1); [os.kill(rank.pid, signal.SIGKILL) for rank in r
             "import time; time.sleep(60)",
             "ranks 0-1 got lost: the launcher ended with exit code 1",
         ),
+        (
+            KILL_WRAPPERS + "; sys.exit(255)",
+            "import time; time.sleep(60)",
+            "ranks 0-1 got lost: the launcher ended with exit code 255",
+        ),
         # as a daemon that loses its connection ends its ranks
         (
             "time.sleep(1); [os.killpg(rank.pid, signal.SIGTERM) for rank in ranks]; [rank.wait() for rank in ranks]",
@@ -162,7 +167,7 @@ KILL_WRAPPERS = "time.sleep(1); [os.kill(rank.pid, signal.SIGKILL) for rank in r
             "somebody other than ringrun told ranks 0-1 to end",
         ),
     ],
-    ids=["killed", "well", "killed by one that fails", "told"],
+    ids=["killed", "well", "killed by one that fails", "killed with ssh", "told"],
 )
 def test_a_job_ends_well_only_if_every_rank_is_known_to(script: str, rank: str, explanation: str) -> None:
     outcome = supervise(script, rank, [])

@@ -244,3 +244,20 @@ def test_nothing_is_left_on_any_host(four_hosts: SimulatedHosts, tmp_path: Path,
     assert process.returncode == (143 if sent == signal.SIGTERM else -9)
     ranks = [int(path.name) for path in tmp_path.iterdir()]
     wait_until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), 15)
+
+
+def test_a_lost_host_is_named_and_the_exit_code_is_1(four_hosts: SimulatedHosts, tmp_path: Path) -> None:
+    host = four_hosts.names[1]
+    # as ssh ends when its connection does
+    agent = with_agent(four_hosts, tmp_path / "ssh", '$AGENT "$@"; exit 255')
+    words = ["-np", "2", "-H", f"{four_hosts.names[0]}:1,{host}:1", "--network", "mpi"]
+    with start(four_hosts, *words, sys.executable, "-c", SLEEP, str(tmp_path), **agent) as process:
+        wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdecimal()]) == 2, TIMEOUT_S)
+        time.sleep(1)  # a daemon whose host is lost while it reports to its launcher is another case
+        for pid in subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True).stdout.split():
+            os.kill(int(pid), signal.SIGKILL)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    last = errors.splitlines()[-1]
+    assert process.returncode == 1 and "got lost: the launcher ended with exit code" in last, errors
+    # Open MPI names the host or not
+    assert last.endswith(f"; is {host} up, and the network to it?") or (host in last and "--check" in last), errors

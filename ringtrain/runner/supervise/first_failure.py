@@ -50,7 +50,7 @@ class Ends(NamedTuple):
 
     `early` ended with exit code 0 without being told to, each with its host, the first one first; `told` were told to
     end and did not return 0; of the end of `lost` nobody has heard. `returned_0` counts exit codes of 0, told or not.
-    All ranks of the `silent_hosts` are lost.
+    `hosts_of_lost` have lost ranks, and of the `silent_hosts` all ranks are lost.
     """
 
     early: list[tuple[int, str]]
@@ -58,6 +58,7 @@ class Ends(NamedTuple):
     lost: list[int]
     returned_0: int
     silent_hosts: list[str]
+    hosts_of_lost: list[str]
 
 
 class _Rank:
@@ -114,6 +115,7 @@ class FailureLog:
             [number for number, rank in by_time if rank.ended is None],
             sum(rank.ended is not None and rank.ended.code == 0 for _, rank in by_time),
             self._silent_hosts(),
+            sorted({rank.host for rank in self._ranks.values() if rank.ended is None}),
         )
 
     def _silent_hosts(self) -> list[str]:

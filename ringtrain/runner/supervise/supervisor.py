@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -79,6 +81,23 @@ def command_of_wrappers(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", rank_wrapper.__file__, *command]
 
 
+class LauncherWords:
+    """The last lines that a launcher has written."""
+
+    _MOST_BYTES = 1 << 14
+
+    def __init__(self) -> None:
+        self._bytes = b""
+
+    def add(self, data: bytes) -> None:
+        self._bytes = (self._bytes + data)[-self._MOST_BYTES :]
+
+    def named(self, hosts: Iterable[str]) -> list[str]:
+        """Those of the hosts that the lines name, but for this one."""
+        words = set(re.findall(r"[\w.-]+", self._bytes.decode(errors="replace")))
+        return sorted(set(hosts) & words - {socket.gethostname()})
+
+
 class Supervisor:
     """Owns the launcher's process and its pipes. Everything happens in the thread that calls `run`."""
 
@@ -102,6 +121,7 @@ class Supervisor:
         )
         self._frames = FrameReader()
         self._failures = FailureLog()
+        self._launcher_words = LauncherWords()
         self._started: set[int] = set()
         self._signals: list[int] = []
         self._to_pass_on: list[int] = []
@@ -215,6 +235,7 @@ class Supervisor:
     def _handle(self, events: Iterator[Event]) -> None:
         for event in events:
             if isinstance(event, LauncherSaid):
+                self._launcher_words.add(event.data)
                 self._screen.print(event.data, True)
                 continue
             if isinstance(event, Reported):
@@ -283,8 +304,9 @@ class Supervisor:
             return Outcome(failures[0].code, report(failures, silent_hosts=ends.silent_hosts), failures, early)
         if launcher_code == 0 and ends.returned_0 == self._job.num_proc:
             return Outcome(0, "", [], early)
-        code = 128 - launcher_code if launcher_code < 0 else 1 if missing else launcher_code or 1
-        return Outcome(code, end_reasons.of_launcher(self._job, launcher_code, missing, ends), [], early)
+        code = end_reasons.exit_code_of_launcher(launcher_code, self._job.num_proc, missing, ends)
+        named = self._launcher_words.named(ends.hosts_of_lost)
+        return Outcome(code, end_reasons.of_launcher(self._job, launcher_code, missing, ends, named), [], early)
 
 
 @contextlib.contextmanager
