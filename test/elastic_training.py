@@ -46,11 +46,13 @@ def train(state):
 
 
 hvd.init()
+time.sleep(float(os.environ.get("LOADING_S", "0")))
 optimizer = hvd.DistributedOptimizer(SGD(0.5, momentum=0.5), op=hvd.Sum)
 state = hvd.elastic.ArrayState(weights=weights, further=further, optimizer=optimizer, step=0)
 if "CHECKPOINT" in os.environ:
     state.save_to(os.environ["CHECKPOINT"], every_s=0)
 train(state)
 note("well", state.step)
+note("seconds lost:", hvd.metrics()["seconds_lost"])
 if hvd.rank() == 0:
     np.savez(FILE, *state.weights)

@@ -9,12 +9,14 @@ from unittest import mock
 
 import pytest
 from clocks import require_within
-from elastic_ranks import Left, elastic_job
-from elastic_storm import STEPS_OF_STORM, require_same_weights, storm, training, undisturbed
+from elastic_ranks import Failed, Formed, Left, elastic_job
+from elastic_storm import FAULTS, STEPS_OF_STORM, require_same_weights, storm, training, undisturbed
 from hosts import hosts_or_skip
 
 import ringtrain as hvd
 from ringtrain.job.reach import hosts_to_leave_out
+from ringtrain.job.rendezvous import generations
+from ringtrain.job.rendezvous.generations import StateLost, Waiting
 
 OPTIONS = pytest.mark.parametrize("memory", ["auto", "off"], ids=["shm", "sockets"])
 
@@ -63,6 +65,43 @@ def test_newcomers_go_on_where_the_others_are(tmp_path, clean, memory):
     require_same_weights(tmp_path, clean(150))
 
 
+def test_ranks_that_wait_for_a_newcomer_to_train_are_told_of_and_counted(tmp_path, clean, monkeypatch):
+    monkeypatch.setattr(generations, "_REPORTED_AFTER_S", 1.0)
+    with elastic_job(training(tmp_path, 150), tmp_path, 2) as job:
+        job.processes[0].wait_for("step 20")
+        (newcomer,) = job.start(LOADING_S="4")
+        report = job.wait_for(lambda one: isinstance(one, Waiting) and one.what == "train")
+        assert report.late == (newcomer.member,) and report.silent == ()
+        outputs = [process.ends() for process in job.processes]
+        assert "which is between init() and the training: do what takes long before init()" in newcomer.output()
+        assert all(3.5 < float(output.split("seconds lost: ")[1]) < 30 for output in outputs)
+        assert job.server.summary().seconds_lost > 3.5
+    require_same_weights(tmp_path, clean(150))
+
+
+def test_a_training_that_begins_anew_is_told_of(tmp_path, clean):
+    with elastic_job(training(tmp_path), tmp_path, 2) as job:
+        job.processes[0].wait_for("step 20")
+        for process in job.processes:
+            process.popen.kill()
+        others = job.start(2)
+        assert job.wait_for(lambda one: isinstance(one, StateLost)) == StateLost(2, 0)
+        for process in others:
+            process.ends()
+        assert sum("no rank had the state: training begins at step 0" in one.output() for one in others) == 1
+    require_same_weights(tmp_path, clean(60))
+
+
+def test_a_job_that_must_keep_its_state_ends_without_it(tmp_path):
+    with elastic_job(training(tmp_path), tmp_path, 2, RINGTRAIN_ON_STATE_LOST="fail") as job:
+        job.processes[0].wait_for("step 20")
+        for process in job.processes:
+            process.popen.kill()
+        for process in job.start(2):
+            assert "training must not begin anew (on_state_lost=fail)" in process.ends(1)
+        assert [len(job.of(kind)) for kind in (Failed, StateLost, Formed)] == [1, 0, 2]
+
+
 def test_a_job_whose_ranks_are_all_lost_goes_on_from_its_file(tmp_path, clean):
     file = str(tmp_path / "checkpoint")
     with elastic_job(training(tmp_path), tmp_path, 2, CHECKPOINT=file) as job:
@@ -72,6 +111,8 @@ def test_a_job_whose_ranks_are_all_lost_goes_on_from_its_file(tmp_path, clean):
         for process in job.start(2):
             text = process.ends()
             assert int(text.split("synced ")[1].split()[0]) >= 19 and "well 60" in text
+        (lost,) = job.of(StateLost)
+        assert lost.generation == 2 and lost.commits >= 19
     require_same_weights(tmp_path, clean(60))
     assert [path for path in tmp_path.iterdir() if "unfinished" in path.name] == []
 
@@ -233,7 +274,14 @@ STORM_S = 6.0
 
 @pytest.mark.parametrize(("seed", "memory"), [(1, "auto"), pytest.param(2, "off", marks=pytest.mark.slow)])
 def test_a_storm_of_kills_and_starts_loses_no_step_and_hangs_nowhere(tmp_path, clean, seed, memory):
-    assert storm(tmp_path, seed, memory, STORM_S) > 3
+    assert storm(tmp_path, seed, memory, STORM_S)["kill"] > 1
+    require_same_weights(tmp_path, clean(STEPS_OF_STORM))
+
+
+@pytest.mark.parametrize(("seed", "memory"), [(3, "auto"), pytest.param(4, "off", marks=pytest.mark.slow)])
+def test_a_storm_of_all_faults_loses_no_step_and_hangs_nowhere(tmp_path, clean, seed, memory, monkeypatch):
+    monkeypatch.setattr(generations, "SILENCE_S", 2.0)
+    assert sum(storm(tmp_path, seed, memory, STORM_S, FAULTS).values()) > 3
     require_same_weights(tmp_path, clean(STEPS_OF_STORM))
 
 
@@ -261,6 +309,7 @@ def test_a_host_whose_link_is_silent_is_left_behind(tmp_path, clean):
         hosts.run_on(1, "ip", "link", "set", "eth0", "down")
         assert job.formed(2).size == 2
         require_within(6, struck)  # and not after the 10 s of peer_timeout_s
+        assert all("its host has not answered for 1 s" in one.text for one in job.of(Left)), job.events
         for process in job.processes[::2]:
             assert "well 200" in process.ends()
     require_same_weights(tmp_path, clean(200))

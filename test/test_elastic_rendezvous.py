@@ -10,7 +10,8 @@ import pytest
 from clocks import require_within
 from elastic_ranks import Done, Failed, Left, Stuck, elastic_job
 
-from ringtrain.job.rendezvous.generations import Formed
+from ringtrain.job.rendezvous import generations
+from ringtrain.job.rendezvous.generations import Formed, Waiting
 
 LOOP = """
 import os, time, numpy as np, ringtrain as hvd
@@ -76,6 +77,25 @@ def test_who_is_stopped_is_named_and_then_left_behind(tmp_path):
         assert stuck.member == job.processes[1].member
         job.processes[1].kill()
         assert job.formed(2).size == 2
+
+
+def test_a_process_that_is_stopped_in_init_is_named_and_then_left_behind(tmp_path, monkeypatch):
+    for name, seconds in (("SILENCE_S", 2.0), ("_REPORTED_AFTER_S", 1.0), ("_QUIET_S", 0.5), ("_PING_S", 0.2)):
+        monkeypatch.setattr(generations, name, seconds)
+    waits = "while os.environ['RINGTRAIN_MEMBER'] == 'here/2' and not os.path.exists('FILE'): time.sleep(0.01)\n"
+    program = LONG.replace("hvd.init()", waits.replace("FILE", str(tmp_path / "now")) + "hvd.init()", 1)
+    with elastic_job(program, tmp_path, 3) as job:
+        stopped = job.processes[1]
+        stopped.wait_for_tether()
+        time.sleep(0.5)
+        os.kill(stopped.popen.pid, signal.SIGSTOP)
+        (tmp_path / "now").touch()
+        report = job.wait_for(lambda one: isinstance(one, Waiting))
+        assert (report.generation, report.what, report.silent) == (1, "init", (stopped.member,))
+        assert job.wait_for(lambda one: isinstance(one, Stuck)).member == stopped.member
+        stopped.kill()
+        assert job.formed(2).members == [job.processes[0].member, job.processes[2].member]
+        job.processes[0].wait_for("generation 2: rank 0 of 2")
 
 
 def test_a_spare_waits_for_its_turn(tmp_path):

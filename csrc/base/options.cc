@@ -78,6 +78,9 @@ const std::vector<Entry>& entries() {
       number(&Options::peer_timeout_s, "peer_timeout_s", 0, kDay,
              "Seconds without any answer from a rank's host over sockets after which that rank is lost; 0 waits for "
              "ever."),
+      choice(&Options::on_state_lost, "on_state_lost", {"restart", "fail"},
+             "What an elastic job does when it has lost every rank that had its state and no file of save_to has one: "
+             "restart begins the training anew, at step 0; fail ends the job with exit code 1."),
       choice(&Options::shared_memory, "shared_memory", {"auto", "off"},
              "Whether the ranks of a node talk through /dev/shm; off sends everything over the network."),
       choice(&Options::allreduce_algorithm, "allreduce_algorithm", {"auto", "ring", "doubling", "mpi", "measured"},

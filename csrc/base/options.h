@@ -34,6 +34,7 @@ struct Options {
   std::string socket_interfaces      = "";
   int64_t     socket_streams         = 1;
   double      peer_timeout_s         = 10;
+  std::string on_state_lost          = "restart";
   std::string shared_memory          = "auto";
   std::string allreduce_algorithm    = "auto";
   std::string cross_algorithm        = "auto";

@@ -61,6 +61,7 @@ def run_fn(
             try:
                 if is_again:
                     state.on_reset()
+                elastic.ready()
                 if not is_in_sync:
                     state.sync()
                     state.count_on()

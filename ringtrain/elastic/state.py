@@ -93,7 +93,7 @@ class State(ABC):
         found = self._checkpoint.read()
         if found is not None:
             self._commits = found.commits
-            elastic.set_commits(self._commits)
+            elastic.set_commits(self._commits, are_read=True)
             self.load_content(found.content)
             self.save()
 

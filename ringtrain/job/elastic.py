@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ringtrain._core as _core
+from ringtrain.errors import PeerLostError
 from ringtrain.job import sockets
 from ringtrain.job.interfaces import addresses_of
 from ringtrain.job.reach import UnreachableError
@@ -49,7 +50,9 @@ def connect(
     tether = _tethered(settings)
     hosts = addresses_of(settings["socket_interfaces"]) or [tether.own_address]
     while True:
-        arrival = Arrival(node_name(), os.getpid(), _commits, float(settings["stall_shutdown_time_s"]))
+        must_keep_state = settings["on_state_lost"] == "fail"
+        patience_s = float(settings["stall_shutdown_time_s"])
+        arrival = Arrival(node_name(), os.getpid(), _commits, patience_s, must_keep_state)
         try:
             seat = tether.come(arrival)
             connected = _connect(tether, seat, hosts, settings, read_tuned)
@@ -66,15 +69,51 @@ def connect(
         return connected
 
 
-def set_commits(commits: int) -> None:
-    """How new the state of this process is: who has the newest is rank 0 of the next generation."""
+def joined() -> None:
+    """The init() of this process returns."""
+    if _tether is not None and _seat is not None:
+        _tether.joined(_seat.generation)
+
+
+def ready() -> None:
+    """This process waits for the others of its generation to train.
+
+    Raises:
+        PeerLostError: another one was lost meanwhile.
+        RingtrainError: no rank has the state, and option on_state_lost says that the job ends then.
+    """
+    if _tether is None or _seat is None:
+        return
+    if not _seat.may_have_lost_state:
+        _tether.ready(_seat.generation, _commits)
+        return
+    try:
+        commits = _tether.verdict(_seat.generation, _commits)
+    except AgainError:
+        raise PeerLostError("another rank was lost before the training began") from None
+    if _seat.rank == 0:
+        _warn_of_lost_state(commits)
+
+
+def set_commits(commits: int, *, are_read: bool = False) -> None:
+    """Tell how new the state of this process is: the process with the newest one is rank 0 of the next generation.
+
+    `are_read`: the state comes from a file, not from training.
+    """
     global _commits
     _commits = commits
+    if commits > 0 and not are_read and _tether is not None:
+        _tether.committed()
 
 
 def has_news() -> bool:
     """Whether this rank knows that others wait for the next generation, or that the hosts have changed."""
     return _tether is not None and _tether.has_news()
+
+
+def seconds_lost() -> float:
+    """In which ranks had been lost and the next generation had not begun to train; 0 in a job that is not elastic."""
+    return 0.0 if _tether is None else _tether.seconds_lost()
 
 
 def seat() -> Seat | None:
@@ -113,8 +152,26 @@ def _tethered(settings: dict[str, str]) -> Tether:
             raise RuntimeError(f"{SWITCH} is set, but not {sockets.PLACE_VARIABLE}: start with ringrun --min-np")
         member = os.environ.get(MEMBER_VARIABLE) or f"{socket.gethostname()}/{os.getpid()}-{secrets.token_hex(4)}"
         timeout_s = float(settings["start_timeout_s"])
-        _tether = Tether(place, job_secret(str(place)), member, timeout_s, _core.report_loss)
+        _tether = Tether(place, job_secret(str(place)), member, timeout_s, _core.report_loss, _warn_of_waiting)
     return _tether
+
+
+def _warn_of_waiting(seconds: float) -> None:
+    logger.warning(
+        "all other ranks have waited %.0f s for this one, which is between init() and the training: do what takes long "
+        "before init()",
+        seconds,
+    )
+
+
+def _warn_of_lost_state(commits: int) -> None:
+    if commits > 0:
+        logger.warning("no rank had the state from training: training goes on from a file, at commit %d", commits)
+    else:
+        logger.warning(
+            "no rank had the state: training begins at step 0. Use state.save_to() to go on from a file, or "
+            "on_state_lost=fail to end the job"
+        )
 
 
 def _connect(

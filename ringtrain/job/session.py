@@ -132,7 +132,7 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
     _record_flights(world, settings)
     seat = elastic.seat()
     if seat is not None:
-        metrics.set_generation(seat.generation, seat.seconds_lost)
+        metrics.set_generation(seat.generation, elastic.seconds_lost)
     atexit.unregister(_end)
     atexit.register(_end)
     try:
@@ -156,6 +156,7 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
         exceptions.tell(error)  # it is perhaps on this rank alone
         shutdown()
         raise
+    elastic.joined()
     return True
 
 

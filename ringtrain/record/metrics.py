@@ -30,7 +30,10 @@ _OF_ALL = {
 }
 _OF_ELASTIC = {
     "generation": ("ringtrain_generation", "Which generation of the elastic job this is."),
-    "seconds_lost": ("ringtrain_lost_seconds", "Time in which a rank was lost and the next generation had not begun."),
+    "seconds_lost": (
+        "ringtrain_lost_seconds",
+        "Time between generations, in which none of them trained.",
+    ),
 }
 _TRAFFIC = {
     "sent_messages": "Messages that were sent over TCP.",
@@ -59,14 +62,14 @@ _OF_STORES = {
 }
 
 
-_generation: dict[str, Any] = {}
+_generation: dict[str, Callable[[], float]] = {}
 # By part of _OF_STORES; there may be several, of process sets.
 _stores: list[tuple[str, Callable[[], dict[str, float]]]] = []
 
 
-def set_generation(generation: int, seconds_lost: float) -> None:
-    """Called by init() of an elastic job."""
-    _generation.update(generation=generation, seconds_lost=seconds_lost)
+def set_generation(generation: int, seconds_lost: Callable[[], float]) -> None:
+    """Called by init() of an elastic job. `seconds_lost` returns those until now."""
+    _generation.update(generation=lambda: generation, seconds_lost=seconds_lost)
 
 
 def count_store(part: str, count: Callable[[], dict[str, float]]) -> Callable[[], None]:
@@ -86,8 +89,8 @@ def metrics() -> dict[str, Any]:
         announced, "waiting_s" until all ranks were ready, "ready_s" until their turn came, and "working_s" while they
         were carried out.
 
-        In an elastic job also "generation", the number of this one, and "seconds_lost", in which all generations until
-        now had lost a rank and the next one had not begun.
+        In an elastic job also "generation", the number of this one, and "seconds_lost", in which generations had ended
+        and the next one had not begun to train.
 
         The straggler is the rank whose "came_last" grows: it counts the cached operations that others had announced in
         an earlier round, and that were complete as soon as this rank announced them. Its "waiting_s" is small, too.
@@ -104,7 +107,8 @@ def metrics() -> dict[str, Any]:
     of_stores = _counted_stores()
     if of_stores and not _core.is_initialized():
         return of_stores
-    return {**_core.counters(), **_core.totals(), **_generation, **of_stores}
+    of_generation = {name: count() for name, count in _generation.items()}
+    return {**_core.counters(), **_core.totals(), **of_generation, **of_stores}
 
 
 def _counted_stores() -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Storms over elastic trainings, with one seed after the other, until so many processes were killed.
+"""Storms over elastic trainings, with one seed after the other, until there were so many faults.
 
-    python -m measure.elastic --kills 1000
+    python -m measure.elastic --faults 1000
+    python -m measure.elastic --faults 1000 --only kill start
 
 Each storm must end with the weights of a training that nobody disturbed: no committed step is lost, and nothing hangs.
 """
@@ -10,34 +11,44 @@ import itertools
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
-from elastic_storm import STEPS_OF_STORM, require_same_weights, storm, undisturbed
+from elastic_storm import FAULTS, STEPS_OF_STORM, require_same_weights, storm, undisturbed
+
+from ringtrain.job.rendezvous import generations
+
+# Instead of 10 s: a stopped process wakes up before and after that.
+SILENCE_S = 2.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Kill processes of elastic trainings at random.")
-    parser.add_argument("--kills", type=int, default=1000, help="in all (default: %(default)s)")
+    parser = argparse.ArgumentParser(description="Disturb elastic trainings at random.")
+    parser.add_argument("--faults", type=int, default=1000, help="in all (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", default=list(FAULTS), choices=sorted(set(FAULTS)), help="of these kinds")
     parser.add_argument("--seed", type=int, default=0, help="of the first storm (default: %(default)s)")
     parser.add_argument("--longest", type=float, default=15.0, metavar="S", help="storm (default: %(default)s s)")
     arguments = parser.parse_args()
+    generations.SILENCE_S = SILENCE_S
     with tempfile.TemporaryDirectory() as folder:
         expected = undisturbed(Path(folder), STEPS_OF_STORM)
-    kills = failures = 0
+    counts: Counter[str] = Counter()
+    failures = 0
     for seed in itertools.count(arguments.seed):
         memory = ["auto", "off"][seed % 2]
+        of_storm: dict[str, int] = {}
         with tempfile.TemporaryDirectory() as name:
             try:
-                of_storm = storm(Path(name), seed, memory, arguments.longest)
+                of_storm = storm(Path(name), seed, memory, arguments.longest, arguments.only)
                 require_same_weights(Path(name), expected)
             except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
-                of_storm, failures = 0, failures + 1
+                failures += 1
                 print(f"seed {seed}: {error}", file=sys.stderr, flush=True)
-        kills += of_storm
-        print(f"seed {seed}, shared memory {memory}: {of_storm} kills, {kills} in all", flush=True)
-        if kills >= arguments.kills:
+        counts.update(of_storm)
+        print(f"seed {seed}, shared memory {memory}: {of_storm}; {counts.total()} in all", flush=True)
+        if counts.total() >= arguments.faults:
             break
-    print(f"{kills} kills in {seed - arguments.seed + 1} storms, {failures} of which did not end as they must")
+    print(f"{dict(counts)} in {seed - arguments.seed + 1} storms, {failures} of which did not end as they must")
     return int(failures > 0)
 
 

@@ -47,8 +47,9 @@ class ElasticServer:
         self._hub.call(lambda: self._do(self._generations.hosts_changed(time.monotonic())))
 
     def retire(self, members: Collection[str]) -> None:
-        """As hosts_changed(), and the next generation is formed without these, which then wait. Any thread."""
-        self._hub.call(lambda: self._do(self._generations.retire(members, time.monotonic())))
+        """These are to go as soon as the job can do without them, and all others stay. Any thread."""
+        retired = list(members)
+        self._hub.call(lambda: self._do(self._generations.retire(retired, time.monotonic())))
 
     def gone(self, member: str, text: str) -> None:
         """This process has ended, or its host is lost, as somebody knows better than its tether. Any thread."""
@@ -68,11 +69,18 @@ class ElasticServer:
         kind = message["kind"]
         if kind == "come":
             self._know(line, str(message["member"]))
-            host, pid, commits, patience_s = message["arrival"]
-            arrival = Arrival(str(host), int(pid), int(commits), float(patience_s))
+            host, pid, commits, patience_s, must_keep_state = message["arrival"]
+            arrival = Arrival(str(host), int(pid), int(commits), float(patience_s), bool(must_keep_state))
             self._do(self._generations.come(line.name, arrival, now_s))
         elif kind == "say":
             self._do(self._generations.say(line.name, message["generation"], message["value"], now_s))
+        elif kind == "joined":
+            self._generations.joined(line.name, message["generation"], now_s)
+        elif kind == "ready":
+            commits, is_asking = int(message["commits"]), bool(message["is_asking"])
+            self._do(self._generations.ready(line.name, message["generation"], commits, is_asking, now_s))
+        elif kind == "committed":
+            self._generations.committed(line.name)
         elif kind == "pong":
             self._generations.answer(line.name, now_s)
         elif kind == "failed":  # its script ends of an exception, as the end of the process will show
@@ -95,6 +103,7 @@ class ElasticServer:
         self._tethers[member] = line
 
     def _do(self, output: list[Output]) -> None:
+        self._summary = self._generations.summary()
         for one in output:
             if isinstance(one, Tell):
                 if one.member in self._tethers:
@@ -103,7 +112,6 @@ class ElasticServer:
                 if one.member in self._tethers:
                     self._drop(self._tethers[one.member])
             else:
-                self._summary = self._generations.summary()
                 self._on_event(one)
 
     def _drop(self, line: Line) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import queue
 import selectors
 import socket
@@ -22,6 +23,8 @@ from ringtrain.job.rendezvous.protocol import (
 )
 
 _PART = 1 << 16
+# What the kernel reports of a connection whose other host is silent or cannot be reached.
+_SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 
 class Line:
@@ -31,6 +34,7 @@ class Line:
         sock.setblocking(False)
         self.socket = sock
         self.name = ""  # what the listener calls its process
+        self.send_error: OSError | None = None
         self._frames = Frames(most_bytes)
         self._unsent = bytearray()
 
@@ -128,7 +132,8 @@ class Hub:
         """If it is lost, the listener hears of it later."""
         try:
             line.send(message)
-        except OSError:
+        except OSError as error:
+            line.send_error = error
             with contextlib.suppress(OSError):
                 line.socket.shutdown(socket.SHUT_RDWR)  # which will be read as its end
         self._watch(line)
@@ -183,7 +188,17 @@ class Hub:
                         self._listener.hear(line, message)
         except (OSError, StrangerError, KeyError, TypeError, ValueError) as error:
             self.drop(line)
-            self._listener.lose(line, str(error) or "it has said what nobody understands")
+            self._listener.lose(line, self._why_lost(line.send_error or error))
+
+    def _why_lost(self, error: Exception) -> str:
+        """The kernel of a host that is up says when a process has ended; a host that is not up says nothing."""
+        if isinstance(error, OSError) and error.errno in _SILENT:
+            return (
+                f"its host has not answered for {self._silent_s:g} s ({error.strerror}): look at its power and its link"
+            )
+        if isinstance(error, ConnectionResetError | BrokenPipeError) and error.errno is not None:
+            return "its process has ended"
+        return str(error) or "it has sent an invalid message"
 
     def _watch(self, line: Line) -> None:
         if line.is_open():

@@ -32,6 +32,7 @@ class Seat(NamedTuple):
     slot: int  # among the processes of its host, some of which may be lost
     has_newcomers: bool  # some of its ranks were not in the generation before
     may_be_cut: bool  # it has hosts that have never worked together, or have just failed to
+    may_have_lost_state: bool  # there were commits, and no rank has the state from training
     seconds_lost: float  # between all generations until now
 
 
@@ -51,14 +52,24 @@ class Tether:
         timeout_s: for the rendezvous to be there; 0 waits for ever.
         on_lost: called when another process of this one's generation is gone and this one has not come for the next
             within a moment. The network mostly knows it earlier, and why; not of a host that is silent.
+        on_awaited: called when the others have waited so many seconds for this process to train.
     """
 
-    def __init__(self, place: Place, secret: bytes, member: str, timeout_s: float, on_lost: Callable[[str], None]):
+    def __init__(
+        self,
+        place: Place,
+        secret: bytes,
+        member: str,
+        timeout_s: float,
+        on_lost: Callable[[str], None],
+        on_awaited: Callable[[float], None],
+    ):
         self._incoming = connect(place, place.ports, secret, timeout_s)
         self._incoming.notice_silence(_SILENT_S)
         self._outgoing = self._incoming.twin()
         self.secret = secret
         self._on_lost = on_lost
+        self._on_awaited = on_awaited
         self._reporting = threading.Lock()
         self._report: threading.Timer | None = None
         self.own_address = self._incoming.own_address()
@@ -66,6 +77,8 @@ class Tether:
         self._sending = threading.Lock()
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._has_news = False
+        self._seconds_lost = 0.0
+        self._has_told_of_commit = False
         os.register_at_fork(after_in_child=self._close)  # else nobody would notice that this process has died
         threading.Thread(target=self._listen, name="ringtrain tether", daemon=True).start()
 
@@ -94,6 +107,35 @@ class Tether:
     def has_news(self) -> bool:
         """Whether processes wait for the next generation, or the hosts have changed. Any thread."""
         return self._has_news
+
+    def seconds_lost(self) -> float:
+        """In which ranks had been lost and the next generation had not begun to train. Any thread."""
+        return self._seconds_lost
+
+    def joined(self, generation: int) -> None:
+        """This process is in the generation: its init() returns."""
+        self._send({"kind": "joined", "generation": generation})
+
+    def ready(self, generation: int, commits: int) -> None:
+        """This process waits for the others of the generation to train, with a state that has so many commits."""
+        self._send({"kind": "ready", "generation": generation, "commits": commits, "is_asking": False})
+
+    def verdict(self, generation: int, commits: int) -> int:
+        """As `ready`, where the generation may have lost the state. Returns how many commits the newest one has.
+
+        Raises AgainError, and RingtrainError where the training must not begin anew.
+        """
+        self._send({"kind": "ready", "generation": generation, "commits": commits, "is_asking": True})
+        answer = self._answer()
+        if answer["kind"] == "again":
+            raise AgainError
+        return int(answer["commits"])
+
+    def committed(self) -> None:
+        """This process has the state from training. Only the first call says so."""
+        if not self._has_told_of_commit:
+            self._has_told_of_commit = True
+            self._send({"kind": "committed"})
 
     def fail(self, text: str) -> None:
         """The script of this process ends of an exception."""
@@ -136,11 +178,16 @@ class Tether:
                     continue
                 elif kind == "news":
                     self._has_news = True
+                elif kind == "begun":
+                    self._seconds_lost = message["seconds_lost"]
+                elif kind == "awaited":
+                    self._on_awaited(message["seconds"])
                 elif kind == "lost":
                     self._report_soon(message["text"])
                 else:
                     if kind == "world":
                         self._forget_lost()
+                        self._seconds_lost = message["seconds_lost"]
                     self._has_news = self._has_news and kind != "world"
                     self._answers.put(message)
         except (OSError, StrangerError, errors.RingtrainError) as error:
