@@ -13,7 +13,7 @@ from ringtrain.runner.elastic.fleet import RESTARTS, WITHIN_S, Fleet
 
 def fleet_on(hosts: list[Host], first: int, most: float = math.inf, **more: tuple[float, float]) -> Fleet:
     fleet = Fleet(first, most, **more)
-    assert fleet.set_hosts(hosts) == []
+    assert fleet.set_hosts(hosts) == ([], [])
     return fleet
 
 
@@ -103,8 +103,8 @@ def test_processes_of_hosts_and_slots_that_are_gone_leave_once_and_are_not_misse
     fleet = fleet_on([Host("h1", 2), Host("h2", 2)], first=4)
     start(fleet)
     fleet.begun()
-    assert [process.number for process in fleet.set_hosts([Host("h1", 1)])] == [1, 2, 3]
-    assert fleet.set_hosts([Host("h1", 1)]) == [] and not fleet.has("h2")
+    assert [process.number for process in fleet.set_hosts([Host("h1", 1)]).leaving] == [1, 2, 3]
+    assert fleet.set_hosts([Host("h1", 1)]) == ([], []) and not fleet.has("h2")
     assert start(fleet) == [] and fleet.most_from_now_on() == 1
     assert not any(fail(fleet, number, 1.0) for number in (1, 2, 3))
     assert [process.number for process in fleet.running] == [0]
@@ -116,10 +116,28 @@ def test_a_slot_is_free_when_its_process_has_left_and_not_before() -> None:
     fleet = fleet_on([Host("h1", 2)], first=2)
     start(fleet)
     fleet.set_hosts([Host("h1", 1)])
-    fleet.set_hosts([Host("h1", 2)])
+    fleet.end(1)
+    assert fleet.set_hosts([Host("h1", 2)]) == ([], [])
     assert start(fleet) == []
     assert not fail(fleet, 1, 1.0)
     assert start(fleet) == [(2, "h1")]
+
+
+def test_processes_whose_host_is_named_again_stay_if_they_were_not_told_to_end() -> None:
+    fleet = fleet_on([Host("h1", 3)], first=3)
+    start(fleet)
+    assert [process.number for process in fleet.set_hosts([]).leaving] == [0, 1, 2]
+    fleet.end(1)
+    assert [process.number for process in fleet.set_hosts([Host("h1", 3)]).staying] == [0, 2]
+    assert start(fleet) == []
+    assert not fail(fleet, 1, 1.0)
+    assert start(fleet) == [(3, "h1")]
+    # those that stayed fail as others do
+    for restart in range(RESTARTS):
+        number = max(process.number for process in fleet.running if process.slot == 0)
+        assert not fail(fleet, number, 2.0 + restart)
+        start(fleet, 2.0 + restart)
+    assert fail(fleet, max(process.number for process in fleet.running if process.slot == 0), 9.0)
 
 
 def test_a_host_that_was_away_begins_anew() -> None:
@@ -147,6 +165,8 @@ def test_whatever_happens_no_slot_has_two_processes_and_no_number_comes_twice(se
         if what < 0.1:
             slots = {name: chance.randint(1, 3) for name in names if chance.random() < 0.8}
             fleet.set_hosts([Host(*item) for item in slots.items()])
+        elif what < 0.12 and fleet.running:
+            fleet.end(chance.choice(fleet.running).number)
         elif what < 0.15 and slots:
             fleet.lost(chance.choice(sorted(slots)), now)
         elif what < 0.5 and fleet.running:

@@ -44,7 +44,10 @@ step = 0
 while True:
     print(f"generation {elastic.seat().generation} rank {hvd.rank()}/{hvd.size()} pid {os.getpid()}", flush=True)
     try:
+        elastic.ready()
         step = int(hvd.broadcast(np.array([step]), 0, name="step")[0])
+        if step:
+            print(f"goes on from step {step}", flush=True)
         is_over = False
         while not is_over:
             time.sleep(0.01)
@@ -213,6 +216,48 @@ def test_when_all_die_they_are_started_again(tmp_path: Path) -> None:
         assert [one.number for one in job.of(2, 2)] == [2, 3]
         job.stop()
         job.ends()
+
+
+def test_a_training_that_begins_anew_says_so_at_once_and_at_the_end(tmp_path: Path) -> None:
+    sentence = "generation 2 has no rank that had the state: training begins at step 0"
+    with elastic(tmp_path, "-np", "2", "--min-np", "2") as job:
+        seats = job.of(1, 2)
+        time.sleep(0.5)  # some commits
+        for one in seats:
+            one.kill(signal.SIGSTOP)
+        for one in seats:
+            one.kill()
+        job.of(2, 2)
+        job.wait_until(lambda: any(line.startswith(sentence) for line in job.said))
+        job.stop()
+        said = job.ends()
+    assert len([line for line in said if line.startswith(sentence)]) == 2
+    assert job.errors.count("no rank had the state: training begins at step 0. Use state.save_to()") == 1
+
+
+def test_a_job_that_must_keep_its_state_fails_when_it_is_lost(tmp_path: Path) -> None:
+    with elastic(tmp_path, "-np", "2", "--min-np", "2", "--on-state-lost", "fail") as job:
+        seats = job.of(1, 2)
+        time.sleep(0.5)  # some commits
+        for one in seats:
+            one.kill(signal.SIGSTOP)
+        for one in seats:
+            one.kill()
+        assert job.ends(1)[-1].startswith("no process has the state any more, and training must not begin anew")
+    assert max(one.generation for one in job.seats()) == 1
+
+
+def test_a_process_that_is_stopped_before_init_is_named(tmp_path: Path) -> None:
+    script = """
+import os, signal, time, ringtrain as hvd
+if os.environ["RINGRUN_PROCESS"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+hvd.init()
+"""
+    words = ["-np", "2", "--min-np", "2", "--elastic-timeout", "18"]
+    with elastic(tmp_path, *words, *ringrun_line(tmp_path, script)) as job:
+        said = job.ends(1)
+    assert "generation 1 has waited 15 s for 1 more process (process 1 on localhost: no call of init() yet)" in said
 
 
 def test_a_process_that_somebody_else_tells_to_end_is_replaced(tmp_path: Path) -> None:
@@ -540,6 +585,47 @@ def test_slots_that_come_and_go_are_ranks_that_come_and_go(tmp_path: Path) -> No
         said = job.ends()
     assert [line for line in said if "was ended" in line] == []
     assert said[-1].startswith("there were 4 generations, the last one of 1 rank; ")
+
+
+def test_a_script_that_names_no_host_for_a_moment_changes_nothing(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, "localhost:2")
+    with elastic(tmp_path, "--min-np", "2", "--max-np", "4", *hosts.words) as job:
+        job.of(1, 2)
+        hosts.are()
+        time.sleep(4)
+        hosts.are("localhost:2")
+        time.sleep(2)
+        assert {(one.generation, one.number) for one in job.seats()} == {(1, 0), (1, 1)}
+        job.stop()
+        assert job.ends() == []
+
+
+def test_processes_whose_host_is_not_named_again_are_told_of_and_fail_in_time(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, "localhost:2")
+    with elastic(tmp_path, "--min-np", "2", "--elastic-timeout", "8", *hosts.words) as job:
+        job.of(1, 2)
+        hosts.are()
+        said = job.ends(1)
+    assert (
+        "the hosts of processes 0-1 on localhost have not been named for 5 s; the ranks go on until others replace them"
+        in said
+    )
+    assert said[-1] == "0 processes of at least 2 have been on named hosts for 8 s (--elastic-timeout)"
+
+
+def test_the_state_is_handed_over_when_all_hosts_are_exchanged(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, "localhost:2")
+    with elastic(tmp_path, "--min-np", "2", "--max-np", "4", *hosts.words) as job:
+        job.of(1, 2)
+        time.sleep(0.5)
+        hosts.are("127.0.0.1:2")
+        job.wait_until(lambda: {2, 3} == {one.number for one in job.seats() if one.size == 2 and one.generation > 2})
+        job.wait_until(lambda: not job.has_process(0) and not job.has_process(1))
+        job.stop()
+        said = job.ends()
+    assert not any("has no rank that had the state" in line for line in said)
+    steps = [int(step) for step in re.findall(r"^\[[23]\] goes on from step (\d+)$", job.output, re.MULTILINE)]
+    assert len(steps) >= 4 and min(steps) > 10
 
 
 def test_no_more_ranks_than_allowed_come_from_new_slots(tmp_path: Path) -> None:

@@ -3,6 +3,10 @@
 A host has slots. In each is at most one process; one that ends too early is replaced, by another with a new number. A
 slot whose processes fail again and again makes its host one that is given up: it gets no more processes, for a time or
 for ever. What still runs there goes on.
+
+The states of a process: it is *running*; *leaving* when its slot is no longer named, and running again when the slot is
+named again before the process was told to end; *ending* from then on, until `ended` or `lost`. The job decides how long
+a process is leaving, the launcher's grace how long it is ending.
 """
 
 from __future__ import annotations
@@ -27,6 +31,13 @@ class Process(NamedTuple):
     number: int
     host: str
     slot: int
+
+
+class Changes(NamedTuple):
+    """What follows from new hosts: the processes that are to leave, each once, and those that may stay after all."""
+
+    leaving: list[Process]
+    staying: list[Process]
 
 
 class _Host:
@@ -55,6 +66,7 @@ class Fleet:
         self._hosts: dict[str, _Host] = {}
         self._running: dict[int, Process] = {}
         self._leaving: set[int] = set()
+        self._ending: set[int] = set()  # of those that are leaving
 
     @property
     def running(self) -> list[Process]:
@@ -68,8 +80,8 @@ class Fleet:
         """The first generation is there: now there may be more processes."""
         self._limit = 2 * self._most
 
-    def set_hosts(self, hosts: Sequence[Host]) -> list[Process]:
-        """These are the hosts now. Returns the processes that are to leave, each once."""
+    def set_hosts(self, hosts: Sequence[Host]) -> Changes:
+        """These are the hosts now."""
         slots = {host.name: host.slots for host in hosts}
         for name in slots:
             self._hosts.setdefault(name, _Host())
@@ -78,10 +90,15 @@ class Fleet:
             if not was_there and known.slots > 0:
                 # whatever was wrong with it belongs to its former life
                 known.failures, known.losses, known.closed_until, known.times_given_up = {}, [], 0.0, 0
-        found = [one for one in self._running.values() if one.slot >= self._hosts[one.host].slots]
-        leaving = [process for process in found if process.number not in self._leaving]
-        self._leaving.update(process.number for process in leaving)
-        return leaving
+        nowhere = {number for number, one in self._running.items() if one.slot >= self._hosts[one.host].slots}
+        leaving, staying = nowhere - self._leaving, self._leaving - self._ending - nowhere
+        self._leaving = (self._leaving | leaving) - staying
+        return Changes(*([self._running[number] for number in sorted(numbers)] for numbers in (leaving, staying)))
+
+    def end(self, number: int) -> None:
+        """The process is told to end, which cannot be taken back."""
+        self._leaving.add(number)
+        self._ending.add(number)
 
     def has(self, host: str) -> bool:
         """Whether the host is one of those that were named last."""
@@ -103,8 +120,9 @@ class Fleet:
     def ended(self, number: int, now: float, has_failed: bool) -> bool:
         """A process has ended. Returns whether its host is given up for that."""
         process = self._running.pop(number)
-        is_expected = number in self._leaving
+        is_expected = number in self._ending
         self._leaving.discard(number)
+        self._ending.discard(number)
         if is_expected or not has_failed:
             return False
         host = self._hosts[process.host]
@@ -116,6 +134,7 @@ class Fleet:
         for process in [one for one in self._running.values() if one.host == name]:
             del self._running[process.number]
             self._leaving.discard(process.number)
+            self._ending.discard(process.number)
         host = self._hosts[name]
         is_given_up = self._fail(host, host.losses, now)
         if not is_given_up:

@@ -11,14 +11,24 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ringtrain.job.rendezvous.elastic_server import ElasticServer
-from ringtrain.job.rendezvous.generations import Done, Event, Failed, Formed, Left, Stuck
+from ringtrain.job.rendezvous.generations import (
+    Done,
+    Event,
+    Failed,
+    Formed,
+    Left,
+    Released,
+    StateLost,
+    Stuck,
+    Waiting,
+)
 from ringtrain.options import horovod_variables
 from ringtrain.runner.allocation.hosts import Host
-from ringtrain.runner.elastic.chronicle import Chronicle, end_of, processes
+from ringtrain.runner.elastic.chronicle import Chronicle, end_of, processes, waiting_in_words
 from ringtrain.runner.elastic.discovery import DiscoveryError
 from ringtrain.runner.elastic.fleet import Fleet, Process
 from ringtrain.runner.start.agent import write_lines
@@ -100,7 +110,8 @@ class ElasticStarter:
         self._numbers: dict[str, int] = {}  # of all processes that there were, by what the rendezvous calls them
         self._processes: dict[str, Process] = {}  # that run
         self._last_generation: dict[str, int] = {}  # of all that were in one
-        self._leaving: set[str] = set()
+        self._leaving: set[str] = set()  # whose hosts are no longer named
+        self._ending: set[str] = set()  # that were told to end
         self._awaited: set[str] = set()  # members of the generation, and of others since the first was done
         self._code = 0
         self._someone_is_done = False
@@ -212,8 +223,9 @@ class ElasticStarter:
         (process,) = [one for one in self._processes.values() if one.number == number]
         member = member_of(process)
         del self._processes[member]
-        is_expected = self._is_ending or self._is_stopping or member in self._leaving
+        is_expected = self._is_ending or self._is_stopping or member in self._ending
         self._leaving.discard(member)
+        self._ending.discard(member)
         self._server.gone(member, end_of(code))
         if code != 0 and not is_expected:
             self._note_failure(process, code)
@@ -246,6 +258,7 @@ class ElasticStarter:
         for process in lost:
             del self._processes[member_of(process)]
             self._leaving.discard(member_of(process))
+            self._ending.discard(member_of(process))
             self._server.gone(member_of(process), how)
         numbers = [process.number for process in lost]
         if numbers:
@@ -269,6 +282,13 @@ class ElasticStarter:
                 self._complain(str(news))
             elif isinstance(news, Formed):
                 self._on_formed(news)
+            elif isinstance(news, Released):
+                for member in news.members:
+                    self._end_process(member)
+            elif isinstance(news, StateLost):
+                self._chronicle.state_lost(news.generation, news.commits)
+            elif isinstance(news, Waiting):
+                self._on_waiting(news)
             elif isinstance(news, Left):
                 self._on_left(news)
             elif isinstance(news, Done):
@@ -281,14 +301,15 @@ class ElasticStarter:
 
     def _set_hosts(self, hosts: list[Host]) -> None:
         self._last_complaint = ""
-        leaving = [member_of(process) for process in self._fleet.set_hosts(hosts)]
-        if not leaving:
+        changes = self._fleet.set_hosts(hosts)
+        if not changes.leaving and not changes.staying:
             return
+        leaving = [member_of(process) for process in changes.leaving]
         self._leaving.update(leaving)
-        self._server.retire([member for member in leaving if member in self._awaited])
-        for member in leaving:
-            if member not in self._awaited:
-                self._order_process(member, {"end": self._grace_s})
+        self._leaving.difference_update(member_of(process) for process in changes.staying)
+        self._server.retire(self._leaving)
+        if self._awaited:  # else the hosts may be named again before the first generation
+            self._end_unused()
 
     def _complain(self, text: str) -> None:
         """Once, until it has worked again."""
@@ -303,8 +324,23 @@ class ElasticStarter:
         self._awaited = set(formed.members) | (self._awaited if self._someone_is_done else set())
         if not self._someone_is_done:
             _report({"generation": [self._numbers[member] for member in formed.members if member in self._numbers]})
-        for member in self._leaving - set(formed.members):
-            self._order_process(member, {"end": self._grace_s})
+        self._end_unused()
+
+    def _on_waiting(self, waiting: Waiting) -> None:
+        """Tell who is waited for: the rendezvous does not know of processes that have not called init() yet."""
+        absent: list[str] = []
+        if waiting.what == "processes":
+            absent = [member for member in self._processes if member not in (*waiting.came, *self._ending)]
+        self._chronicle.noted(waiting_in_words(waiting, self._in_words(absent), self._in_words))
+
+    def _in_words(self, members: Collection[str]) -> str:
+        """`process 1 on h1, processes 2-3 on h2`; processes from outside have their names."""
+        of_hosts: dict[str, list[int]] = {}
+        for member in members:
+            if member in self._numbers:
+                of_hosts.setdefault(member.rpartition("/")[0], []).append(self._numbers[member])
+        ours = [f"{processes(sorted(numbers))} on {host}" for host, numbers in of_hosts.items()]
+        return ", ".join([*ours, *(member for member in members if member not in self._numbers)])
 
     def _on_left(self, left: Left) -> None:
         """Of its own processes the keepers tell more."""
@@ -317,6 +353,19 @@ class ElasticStarter:
             return False
         self._awaited.discard(member)
         return True
+
+    def _end_unused(self) -> None:
+        """Those whose hosts are no longer named, and which were never in a generation."""
+        for member in self._leaving - self._last_generation.keys():
+            self._end_process(member)
+
+    def _end_process(self, member: str) -> None:
+        process = self._processes.get(member)
+        if process is not None and member not in self._ending:
+            self._ending.add(member)
+            self._leaving.add(member)
+            self._fleet.end(process.number)
+            self._order_process(member, {"end": self._grace_s})
 
     def _order_process(self, member: str, order: Mapping[str, object]) -> None:
         process = self._processes.get(member)
