@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -223,4 +228,103 @@ def storm(folder: Path, seed: int, memory: str, longest_s: float, faults: Sequen
         assert codes <= {0, -signal.SIGKILL}, f"seed {seed}: {codes}\n{job.outputs()}"
         assert not job.of(StateLost) and not job.of(Failed), f"seed {seed}:\n{job.events}"
         require_no_lost_step([process.output() for process in job.processes])
+    return of_seed.counts
+
+
+class HostStorm:
+    """Hosts that come and go under ringrun, and processes that die: all names are of this host."""
+
+    NAMES = ("localhost", "127.0.0.1", "127.0.0.2")
+
+    def __init__(self, folder: Path, seed: int):
+        self._folder = folder
+        self._chance = random.Random(seed)
+        self._quiet_from = 0.0  # since then the hosts stay as they are
+        self.counts: dict[str, int] = {}
+        self._name([("localhost", 3)])
+
+    def command(self) -> list[str]:
+        limits = ["--min-np", "2", "--max-np", "4", "--elastic-timeout", "60", "--blacklist-cooldown-range", "1", "2"]
+        hosts = ["--verbose", "--stall-shutdown-time-s", "3", "--host-discovery-script", f"cat {self._folder}/hosts"]
+        program = training(self._folder, STEPS_OF_STORM, 0.02)
+        return [sys.executable, "-m", "ringtrain.run", *limits, *hosts, sys.executable, *program]
+
+    def strike(self, output: str) -> None:
+        fault = self._chance.choice(["blink", "change", "change", "exchange", "kill", "kill", "kill_newcomer", "wait"])
+        time.sleep(self._chance.random())
+        if getattr(self, f"_{fault}")(output):
+            self.counts[fault] = self.counts.get(fault, 0) + 1
+
+    def calm_down(self) -> None:
+        self._name([(name, 2) for name in self.NAMES])
+
+    def _name(self, hosts: list[tuple[str, int]]) -> bool:
+        (draft := self._folder / "draft").write_text("".join(f"{name}:{slots}\n" for name, slots in hosts))
+        draft.rename(self._folder / "hosts")
+        self._hosts, self._quiet_from = hosts, time.monotonic()
+        return True
+
+    def _wait(self, output: str) -> bool:
+        time.sleep(4 * self._chance.random())
+        return False
+
+    def _blink(self, output: str) -> bool:
+        hosts = self._hosts
+        self._name([])
+        time.sleep(4 * self._chance.random())
+        return self._name(hosts)
+
+    def _change(self, output: str) -> bool:
+        names = self._chance.sample(self.NAMES, self._chance.randint(1, 3))
+        return self._name([(name, self._chance.randint(1, 3)) for name in names])
+
+    def _exchange(self, output: str) -> bool:
+        others = [name for name in self.NAMES if name not in dict(self._hosts)]
+        return bool(others) and self._name([(self._chance.choice(others), 3)])
+
+    def _ids(self, output: str, are_trained: bool) -> list[int]:
+        """The ids of processes that live, by whether they have the state."""
+        trained = set(re.findall(r"^\[(\d+)\] \S+ synced", output, re.MULTILINE))
+        found = re.findall(r"process (\d+) has the id (\d+) on", output)
+        ids = [int(pid) for number, pid in found if (number in trained) == are_trained]
+        return [pid for pid in ids if Path(f"/proc/{pid}/cwd").exists()]
+
+    def _kill(self, output: str) -> bool:
+        """While the hosts stay as they are, and two others have the state."""
+        trained = self._ids(output, are_trained=True)
+        if len(trained) < 3 or time.monotonic() - self._quiet_from < 5:
+            return False
+        os.kill(self._chance.choice(trained), signal.SIGKILL)
+        return True
+
+    def _kill_newcomer(self, output: str) -> bool:
+        newcomers = self._ids(output, are_trained=False)
+        for pid in newcomers[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(newcomers)
+
+
+def storm_of_hosts(folder: Path, seed: int, longest_s: float) -> dict[str, int]:
+    """As `storm`, under ringrun, which asks for the hosts."""
+    of_seed = HostStorm(folder, seed)
+    file = folder / "output"
+    with file.open("wb") as output:
+        job = subprocess.Popen(of_seed.command(), stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while " step 1 " not in file.read_text():
+            assert job.poll() is None and time.monotonic() < end, f"seed {seed}:\n{file.read_text()}"
+            time.sleep(0.05)
+        end = time.monotonic() + longest_s
+        while time.monotonic() < end and " well " not in file.read_text():
+            of_seed.strike(file.read_text())
+        of_seed.calm_down()
+        code = job.wait(120)
+    finally:
+        job.kill()
+        job.wait()
+    text = file.read_text()
+    assert code == 0 and "no rank that had the state" not in text, f"seed {seed}: exit code {code}\n{text}"
+    require_no_lost_step([re.sub(r"^\[\d+\] ", "", text, flags=re.MULTILINE)])
     return of_seed.counts

@@ -280,7 +280,8 @@ def test_a_storm_of_kills_and_starts_loses_no_step_and_hangs_nowhere(tmp_path, c
 
 @pytest.mark.parametrize(("seed", "memory"), [(3, "auto"), pytest.param(4, "off", marks=pytest.mark.slow)])
 def test_a_storm_of_all_faults_loses_no_step_and_hangs_nowhere(tmp_path, clean, seed, memory, monkeypatch):
-    monkeypatch.setattr(generations, "SILENCE_S", 2.0)
+    for name in ("SILENCE_S", "SILENCE_IN_INIT_S"):
+        monkeypatch.setattr(generations, name, 2.0)
     assert sum(storm(tmp_path, seed, memory, STORM_S, FAULTS).values()) > 3
     require_same_weights(tmp_path, clean(STEPS_OF_STORM))
 

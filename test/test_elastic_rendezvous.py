@@ -80,7 +80,7 @@ def test_who_is_stopped_is_named_and_then_left_behind(tmp_path):
 
 
 def test_a_process_that_is_stopped_in_init_is_named_and_then_left_behind(tmp_path, monkeypatch):
-    for name, seconds in (("SILENCE_S", 2.0), ("_REPORTED_AFTER_S", 1.0), ("_QUIET_S", 0.5), ("_PING_S", 0.2)):
+    for name, seconds in (("SILENCE_IN_INIT_S", 2.0), ("_REPORTED_AFTER_S", 1.0), ("_QUIET_S", 0.5), ("_PING_S", 0.2)):
         monkeypatch.setattr(generations, name, seconds)
     waits = "while os.environ['RINGTRAIN_MEMBER'] == 'here/2' and not os.path.exists('FILE'): time.sleep(0.01)\n"
     program = LONG.replace("hvd.init()", waits.replace("FILE", str(tmp_path / "now")) + "hvd.init()", 1)

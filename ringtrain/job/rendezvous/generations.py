@@ -8,8 +8,8 @@ The states of a process, and what ends each of them:
 
 waiting     It has come for the next generation. Ends when that is formed, or with the job: `Limits.timeout_s` after
             there were too few processes.
-joining     It is in a generation and still in init(). Ends with `joined`. A process that does not answer for SILENCE_S
-            is `Stuck`, and so is one whose word the others have waited for longer than its patience.
+joining     It is in a generation and still in init(). Ends with `joined`. A process that does not answer for
+            SILENCE_IN_INIT_S is `Stuck`, and so is one whose word the others have waited for longer than its patience.
 at work     It is in a generation and init() has returned. While others that are `ready` to train wait for it, that is
             reported. They give up after their own stall_shutdown_time_s, come for the next generation, and then:
 awaited     It is at work, and another process of its generation has come for the next one. It is `Stuck` when it does
@@ -32,6 +32,8 @@ from typing import Any, NamedTuple
 
 # How long a process that does not answer may keep the others waiting, and then how long whoever ends it may take.
 SILENCE_S = 10.0
+# In init() some libraries that look for GPUs let no other thread of their process run.
+SILENCE_IN_INIT_S = 30.0
 _PING_S = 1.0
 # A process that has not answered for so long is said not to answer.
 _QUIET_S = 3.0
@@ -596,7 +598,8 @@ class Generations:
         for name in late:
             one = self._members[name]
             # what a script does between init() and the training may keep it from answering
-            is_silent = self._silent_s(name, now_s) > SILENCE_S and self._wait != "train"
+            longest_s = {"init": SILENCE_IN_INIT_S, "next": SILENCE_S}.get(self._wait, float("inf"))
+            is_silent = self._silent_s(name, now_s) > longest_s
             # ranks that connect to each other have deadlines of their own
             is_patience_over = 0 < one.arrival.patience_s < now_s - self._wait_since
             is_late = is_patience_over and (self._wait != "init" or bool(self._said))
