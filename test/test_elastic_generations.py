@@ -409,6 +409,19 @@ def test_training_that_goes_on_from_a_file_is_told_apart():
     assert lost_states([*all_ask(machine, "d", 2, 40), *all_ask(machine, "e", 2)]) == [StateLost(2, 40)]
 
 
+def test_a_state_that_was_read_from_a_file_is_no_survivor_when_its_generation_breaks():
+    machine = Generations(LIMITS)
+    all_come(machine, "abc")
+    machine.committed("a")
+    for member in "abc":
+        machine.lose(member, "killed", 1.0)
+    all_come(machine, "de", 2.0)
+    machine.come("f", arrival(), 2.0)
+    machine.lose("d", "killed", 3.0)
+    assert are_in_doubt(machine.come("e", arrival(commits=40), 4.0)) == {True}
+    assert lost_states([*all_ask(machine, "e", 3, 40), *all_ask(machine, "f", 3, 40)]) == [StateLost(3, 40)]
+
+
 def test_a_job_that_must_keep_its_state_fails_without_it():
     machine = Generations(LIMITS)
     all_come(machine, "abc")
@@ -639,7 +652,9 @@ class Simulated:
     def work(self, member):
         what = self.random.random()
         if what < 0.4:
-            self.commits[member] += self.random.random() < 0.5
+            if self.random.random() < 0.5:
+                self.commits[member] += 1
+                self.machine.committed(member)
             self.come(member)
         elif what < 0.6:
             self.machine.joined(member, self.generation_of[member], self.now_s)

@@ -206,8 +206,6 @@ class Generations:
             known = self._members[member] = _Member(arrival, next(self._numbers), now_s)
         known.arrival, known.heard_s, known.is_waiting, known.stuck_s = arrival, now_s, True, None
         if known.rank is not None:
-            if arrival.commits > 0:
-                self._note_commit(known)
             self._break(now_s)
         return self._advance(now_s)
 
@@ -258,7 +256,7 @@ class Generations:
     def committed(self, member: str) -> None:
         """A process has made its first commit, or has got the state from others."""
         if member in self._members:
-            self._note_commit(self._members[member])
+            self._members[member].has_committed = self._has_commits = True
 
     def answer(self, member: str, now_s: float) -> None:
         """A process has answered a ping."""
@@ -312,9 +310,6 @@ class Generations:
 
     def _tell(self, member: str, message: dict[str, Any]) -> None:
         self._output.append(Tell(member, message))
-
-    def _note_commit(self, known: _Member) -> None:
-        known.has_committed = self._has_commits = True
 
     def _dismiss(self, members: list[str]) -> None:
         """The job ends without these."""
