@@ -294,6 +294,88 @@ def test_a_stalled_operation_is_reported_and_then_fails_everywhere(is_cached, ca
     assert 'allreduce "slow"' in capfd.readouterr().err
 
 
+WARNING_S = 0.2
+
+
+def warnings_of(capfd):
+    return [line for line in capfd.readouterr().err.splitlines() if line.startswith("ringtrain warning: ")]
+
+
+def wait_until_warned(simulation, ranks):
+    """Has the ranks come to rounds as they do by themselves, until nobody is asked or warned any more."""
+    end = time.monotonic() + 3 * WARNING_S
+    while time.monotonic() < end:
+        if simulation.is_due():
+            assert simulation.round(everybody(ranks)) == [[]] * ranks
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+@pytest.mark.parametrize("absent", [0, 1, 3])
+def test_a_stall_warning_names_no_rank_that_has_submitted(is_cached, absent, capfd):
+    simulation = Simulation(4, stall_warning_s=WARNING_S)
+    if is_cached:
+        simulation.round(everybody(4, gradient("slow")))
+    for rank in {0, 1, 2, 3} - {absent}:
+        simulation.round([[gradient("slow")] if rank == one else [] for one in range(4)])
+        time.sleep(WARNING_S / 8)
+    wait_until_warned(simulation, 4)
+    (warning,) = warnings_of(capfd)
+    ready = {0: "ranks 1-3", 1: "ranks 0, 2-3", 3: "ranks 0-2"}[absent]
+    assert f"{ready} submitted it, rank {absent} did not." in warning
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_no_warning_is_given_of_what_becomes_complete_when_the_ranks_are_asked(is_cached, capfd):
+    simulation = Simulation(3, stall_warning_s=WARNING_S)
+    if is_cached:
+        simulation.round(everybody(3, gradient("slow")))
+    simulation.round([[gradient("slow")], [], [gradient("slow")]])
+    time.sleep(1.5 * WARNING_S)
+    assert names(settle(simulation, [[], [gradient("slow")], []])) == [["slow"]]
+    assert warnings_of(capfd) == []
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_many_operations_that_wait_for_one_rank_are_one_warning(is_cached, capfd):
+    simulation = Simulation(2, stall_warning_s=WARNING_S)
+    many = [gradient(f"layer {number}") for number in range(20)]
+    if is_cached:
+        simulation.round(everybody(2, *many))
+    for request in many:
+        simulation.round([[request], []])
+    wait_until_warned(simulation, 2)
+    simulation.round([[gradient("later")], []])
+    wait_until_warned(simulation, 2)
+    (warning,) = warnings_of(capfd)
+    assert '20 operations wait; the first is allreduce "layer 0": waited' in warning and "rank 1 did not." in warning
+
+
+def test_operations_that_wait_for_different_ranks_are_different_warnings(capfd):
+    simulation = Simulation(2, stall_warning_s=WARNING_S)
+    simulation.round([[gradient("a"), gradient("b")], [gradient("c")]])
+    wait_until_warned(simulation, 2)
+    first, second = sorted(warnings_of(capfd), key=lambda text: "rank 1 did not" in text)
+    assert 'allreduce "c"' in first and "rank 1 submitted it, rank 0 did not" in first
+    assert '2 operations wait; the first is allreduce "a"' in second
+
+
+def test_a_warning_and_an_error_say_where_the_missing_ranks_are(capfd):
+    simulation = Simulation(4, stall_warning_s=WARNING_S, stall_shutdown_s=5 * WARNING_S)
+    simulation.round([[gradient("slow")], [], [], [gradient("slow")]])
+    time.sleep(WARNING_S)
+    simulation.round(everybody(4))  # asks
+    simulation.answer(2, "load() at train.py:17")
+    simulation.answer(1, "save() at train.py:31")
+    simulation.round(everybody(4))
+    where = "ranks 1-2 did not: rank 1 is in save() at train.py:31, rank 2 is in load() at train.py:17."
+    (warning,) = warnings_of(capfd)
+    assert where in warning
+    time.sleep(4 * WARNING_S)
+    plans = settle(simulation, everybody(4))
+    assert [where in message for message in errors(plans)] == [True]
+
+
 def test_who_comes_as_the_others_time_is_over_is_not_too_late():
     simulation = Simulation(2, stall_shutdown_s=0.1)
     simulation.round(everybody(2, gradient("x")))

@@ -19,13 +19,18 @@ enum Flags : uint64_t { kNothingNew = 1, kStaying = 2, kBlocked = 4 };
 }  // namespace
 
 Coordinator::Coordinator(Channel& channel, Membership& membership, const Limits& limits)
-    : channel_(channel), membership_(membership), limits_(limits), cache_(limits.cache_capacity), ledger_(membership) {}
+    : channel_(channel),
+      membership_(membership),
+      limits_(limits),
+      cache_(limits.cache_capacity),
+      ledger_(membership, {ask_s(limits), limits.stall_warning_s, limits.stall_shutdown_s}) {}
 
 void Coordinator::begin_round(const News& news) {
   has_just_joined_ = false;
   take_in(news.fresh, news.now);
   reannounce_overdue(news.now);
   is_leaving_ = news.is_leaving;
+  whereabouts_ = news.whereabouts;
   blockage_of_round_ = can_be_blocked(news.now) ? news.blockage : 0;
   if (is_blockage(blockage_of_round_)) told_blockage_ = blockage_of_round_;
   make_own_words(news.now);
@@ -93,15 +98,17 @@ void Coordinator::take_in(const std::vector<Fresh>& fresh, double now) {
     if (request->operation.kind == OpKind::join) reannounce_all_of(request->operation.process_set);
 }
 
-// A bit does not tell rank 0 who has set it, so what waits for long is announced in full: then the Ledger can say who
-// is missing.
+// A bit does not tell rank 0 which ranks have set it, so operations that wait for long are announced in full. All
+// ranks that had set the bit announce it in the next round: see note(). The Ledger asks and warns only after that.
+// Younger operations are announced along with the first overdue one, so that one warning counts them all.
 void Coordinator::reannounce_overdue(double now) {
-  for (const int slot : ready_.older_than(now - overdue_s())) reannounce(slot);
+  if (ready_.oldest() < now - ask_s(limits_)) reannounce_all();
 }
 
-double Coordinator::overdue_s() const {
-  const double warning = limits_.stall_warning_s, shutdown = limits_.stall_shutdown_s;
-  return shutdown > 0 ? std::min(warning, shutdown) : warning;
+// Early enough for an answer before the warning or the error.
+double Coordinator::ask_s(const Limits& limits) {
+  const double warning = limits.stall_warning_s, shutdown = limits.stall_shutdown_s;
+  return shutdown > 0 ? std::min(warning, shutdown / 2) : warning;
 }
 
 void Coordinator::reannounce(int slot) {
@@ -137,8 +144,7 @@ void Coordinator::make_own_words(double now) {
   lateness_.keep(words_);
   for (size_t i = 0; i < words_.size(); ++i) words_[i] |= (*always_ready_)[i];
   lateness_.tell(words_);
-  const bool has_news = !to_announce_.empty() || proposal_ ||
-                        ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s) <= now;
+  const bool has_news = !to_announce_.empty() || proposal_ || !whereabouts_.empty() || ledger_.next_deadline() <= now;
   words_.push_back((has_news ? 0 : kNothingNew) | (is_leaving_ ? 0 : kStaying) |
                    (is_blockage(blockage_of_round_) ? kBlocked : 0));
 }
@@ -201,6 +207,7 @@ std::vector<AgreementPtr> Coordinator::settle(Round& round) {
   for (Agreement& agreement : decision.agreements) agreements.push_back(apply(std::move(agreement)));
   round.left = std::move(decision.left);
   round.tuning = decision.tuning;
+  round.question = std::move(decision.question);
   if (decision.tuning) limits_.fusion_threshold_bytes = decision.tuning->fusion_threshold_bytes;
   if (decision.tuning || !decision.joined.empty()) cache_.forget_plans();
   always_ready_.reset();
@@ -227,6 +234,7 @@ Bytes Coordinator::announcement() {
   writer.put(false);
   writer.put(is_leaving_);
   writer.put(blockage() == blockage_of_round_);
+  writer.put(std::exchange(whereabouts_, {}));
   for (const auto& [age, count] : ages) {
     writer.put(age);
     writer.put(count);
@@ -245,17 +253,20 @@ Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcement
     while (reader.get<bool>()) requests.push_back(read_request(reader));
     if (reader.get<bool>()) decision.left.push_back(rank);
     have_been_blocked &= reader.get<bool>();
+    std::string whereabouts;
+    reader.get(whereabouts);
+    if (!whereabouts.empty()) ledger_.note_answer(rank, std::move(whereabouts));
     for (auto next = requests.begin(); next != requests.end();) {
       const auto age = reader.get<double>();
       for (auto count = reader.get<uint32_t>(); count > 0; --count) note(rank, *next++, now - age, decision);
     }
   }
   decision.tuning = std::exchange(proposal_, std::nullopt);
-  for (const std::string& warning : ledger_.take_warnings(now, limits_.stall_warning_s)) warn(warning);
   decision.agreements = ledger_.take_agreed();
   if (decision.agreements.empty() && have_been_blocked) decision.agreements = ledger_.take_deadlocked();
-  for (Agreement& stalled : ledger_.take_stalled(now, limits_.stall_shutdown_s))
-    decision.agreements.push_back(std::move(stalled));
+  decision.question = ledger_.take_question(now);
+  for (const std::string& warning : ledger_.take_warnings(now)) warn(warning);
+  for (Agreement& stalled : ledger_.take_stalled(now)) decision.agreements.push_back(std::move(stalled));
   return decision;
 }
 
@@ -336,8 +347,7 @@ double Coordinator::next_deadline() const {
 double Coordinator::find_next_deadline() const {
   const bool has_been_evicted = !to_announce_.empty();
   if (has_been_evicted || has_just_joined_) return 0;
-  return std::min(ledger_.next_deadline(limits_.stall_warning_s, limits_.stall_shutdown_s),
-                  ready_.oldest() + overdue_s());
+  return std::min(ledger_.next_deadline(), ready_.oldest() + ask_s(limits_));
 }
 
 Bytes Coordinator::to_bytes(const Decision& decision) {
@@ -353,6 +363,7 @@ Bytes Coordinator::to_bytes(const Decision& decision) {
   writer.put(decision.left);
   writer.put(decision.tuning.has_value());
   if (decision.tuning) writer.put(*decision.tuning);
+  writer.put(decision.question);
   return writer.take();
 }
 
@@ -368,6 +379,7 @@ Coordinator::Decision Coordinator::to_decision(const Bytes& bytes) {
   for (auto count = reader.get<uint32_t>(); count > 0; --count) decision.agreements.push_back(read_agreement(reader));
   reader.get(decision.left);
   if (reader.get<bool>()) decision.tuning = reader.get<Tuning>();
+  reader.get(decision.question);
   return decision;
 }
 

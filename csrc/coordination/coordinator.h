@@ -34,6 +34,7 @@ namespace ringtrain {
 struct Round {
   std::vector<PlanPtr> plans;
   std::vector<int> left;         // ranks that leave; nobody comes to another round
+  std::string question;          // not empty: something waits for long, and each rank is to say where its threads are
   std::optional<Tuning> tuning;  // to be used from now on, first for these plans
   // Of each rank of the process set, if there is one plan and its only tensor travelled beside the bits. They stay
   // where they are until the next round begins.
@@ -65,6 +66,7 @@ class Coordinator {
     std::vector<Fresh> fresh;  // since the last round
     bool is_leaving;
     double now = now_s();
+    std::string whereabouts = {};  // the answer to the last Round::question, once; empty: none
   };
 
   // A round in two halves; all ranks go through equally many. finish_round waits for the other ranks until `deadline`;
@@ -109,6 +111,7 @@ class Coordinator {
     std::vector<Agreement> agreements;
     std::vector<int> left;
     std::optional<Tuning> tuning;
+    std::string question;
   };
 
   void take_in(const std::vector<Fresh>& fresh, double now);
@@ -119,7 +122,8 @@ class Coordinator {
   double find_next_deadline() const;
   static bool is_blockage(uint64_t count) { return count % 2 == 1; }
   bool can_be_blocked(double now) const;
-  double overdue_s() const;  // after how many seconds a bit is announced in full
+  // After how many seconds a bit is announced in full, and the ranks are asked.
+  static double ask_s(const Limits& limits);
   void drop_removed(std::vector<AgreementPtr>& agreements) const;
 
   void make_own_words(double now);
@@ -165,6 +169,7 @@ class Coordinator {
   // Of the round under way.
   bool is_in_round_ = false;
   bool is_leaving_ = false;
+  std::string whereabouts_;
   uint64_t blockage_of_round_ = 0;  // as the round began
   bool are_all_blocked_ = false;    // as each of them began the round
   Words words_;

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "coordination/mismatch.h"
 
 namespace ringtrain {
 
 namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity(), kLongestAnswer_s = 2;
 
 Operation join_of(int process_set) {
   Operation join;
@@ -18,6 +21,12 @@ Operation join_of(int process_set) {
 }
 
 }  // namespace
+
+Ledger::Ledger(const Membership& membership, const Limits& limits)
+    : membership_(membership),
+      limits_(limits),
+      answer_s_(std::min(kLongestAnswer_s, limits.ask_s)),
+      question_s_(-kNever) {}
 
 bool Ledger::can_join(const Operation& operation) {
   if (operation.kind == OpKind::barrier) return true;
@@ -126,18 +135,33 @@ std::vector<Agreement> Ledger::take_joins() {
   return agreements;
 }
 
+std::vector<int> Ledger::missing(const Key& key, const Entry& entry) const {
+  std::vector<int> ranks;
+  for (const int rank : membership_.ranks(key.first))
+    if (!entry.announced.count(rank) && !has_joined(key.first, rank)) ranks.push_back(rank);
+  return ranks;
+}
+
 std::string Ledger::describe(const Key& key, const Entry& entry, double now) const {
-  std::vector<int> ready, missing;
-  for (const int rank : membership_.ranks(key.first)) {
-    if (entry.announced.count(rank))
-      ready.push_back(rank);
-    else if (!has_joined(key.first, rank))
-      missing.push_back(rank);
-  }
+  std::vector<int> ready;
+  for (const auto& [rank, request] : entry.announced) ready.push_back(rank);
   const Operation& operation = entry.announced.begin()->second.operation;
   return title_of(operation) + ": waited " + std::to_string(static_cast<int>(now - entry.since)) + " s. " +
-         ranks_text(ready) + " submitted it" + sites_text(entry) + ", " + ranks_text(missing) +
-         " did not. Do all ranks run the same operations, or is a rank stuck in something else?";
+         ranks_text(ready) + " submitted it" + sites_text(entry) + ", " + missing_text(missing(key, entry)) +
+         ". Do all ranks run the same operations, or is a rank stuck in something else?";
+}
+
+// "rank 1 did not: it is in load() at train.py:17", or "ranks 1-3 did not: rank 1 is in ..., rank 2 is in ...".
+std::string Ledger::missing_text(const std::vector<int>& ranks) const {
+  constexpr size_t kMost = 4;
+  std::string text = ranks_text(ranks) + " did not";
+  size_t told = 0;
+  for (const int rank : ranks) {
+    const auto answer = answers_.find(rank);
+    if (answer == answers_.end() || told == kMost) continue;
+    text += (told++ == 0 ? ": " : ", ") + (ranks.size() == 1 ? "it" : ranks_text({rank})) + " is in " + answer->second;
+  }
+  return text;
 }
 
 // " (at train.py:31)", or which ranks did where; nothing if nobody knows.
@@ -151,11 +175,72 @@ std::string Ledger::sites_text(const Entry& entry) {
   return text.empty() ? text : text + ")";
 }
 
-std::vector<Agreement> Ledger::take_stalled(double now, double limit_s) {
+// Asked once before the warning and once before the error.
+double Ledger::next_question(const Entry& entry) const {
+  if (entry.questions == 0) return entry.since + limits_.ask_s;
+  const bool is_last = entry.questions > 1 || limits_.shutdown_s == 0;
+  return is_last ? kNever : entry.since + std::max(limits_.ask_s, limits_.shutdown_s - answer_s_);
+}
+
+double Ledger::next_warning(const Entry& entry) const {
+  return entry.is_told || entry.questions == 0 ? kNever
+                                               : std::max(entry.since + limits_.warning_s, entry.asked_s + answer_s_);
+}
+
+void Ledger::note_answer(int rank, std::string whereabouts) {
+  answered_.insert(rank);
+  answers_[rank] = std::move(whereabouts);
+}
+
+bool Ledger::have_answered(const std::vector<int>& ranks) const {
+  return std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return answered_.count(rank) != 0; });
+}
+
+// Entries that become due while a question is open share it.
+std::string Ledger::take_question(double now) {
+  std::string question;
+  for (auto& [key, entry] : entries_) {
+    if (is_new(entry) || now < next_question(entry)) continue;
+    if (question.empty() && now >= question_s_ + answer_s_) {
+      question = title_of(entry.announced.begin()->second.operation) + " waits for " + ranks_text(missing(key, entry));
+      question_s_ = now;
+      answered_.clear();
+    }
+    if (entry.questions++ == 0) entry.asked_s = question_s_;
+  }
+  return question;
+}
+
+std::vector<std::string> Ledger::take_warnings(double now) {
+  std::map<std::vector<int>, std::vector<Entries::iterator>> groups;  // by the ranks that are waited for
+  for (auto it = entries_.begin(); it != entries_.end(); ++it)
+    if (!is_new(it->second)) groups[missing(it->first, it->second)].push_back(it);
+  std::vector<std::string> warnings;
+  for (auto& [ranks, group] : groups) {
+    const auto is_due = [&, answered = have_answered(ranks)](const Entries::iterator& it) {
+      const Entry& entry = it->second;
+      const bool is_overdue = entry.questions > 0 && now >= entry.since + limits_.warning_s;
+      return !entry.is_told && is_overdue && (answered || now >= entry.asked_s + answer_s_);
+    };
+    if (std::none_of(group.begin(), group.end(), is_due)) continue;
+    const auto is_told = [](const Entries::iterator& it) { return it->second.is_told; };
+    const bool is_known = std::any_of(group.begin(), group.end(), is_told);
+    for (const auto& it : group) it->second.is_told |= is_due(it) || !is_known;
+    if (is_known) continue;
+    const auto first = *std::min_element(group.begin(), group.end(), [](const auto& a, const auto& b) {
+      return std::tie(a->second.since, a->second.order) < std::tie(b->second.since, b->second.order);
+    });
+    const std::string text = describe(first->first, first->second, now);
+    const size_t count = group.size();
+    warnings.push_back(count == 1 ? text : std::to_string(count) + " operations wait; the first is " + text);
+  }
+  return warnings;
+}
+
+std::vector<Agreement> Ledger::take_stalled(double now) {
   std::vector<Agreement> agreements;
   for (auto it = entries_.begin(); it != entries_.end();) {
-    const bool is_new = it->second.order >= first_of_round_;
-    if (limit_s == 0 || is_new || now - it->second.since < limit_s) {
+    if (limits_.shutdown_s == 0 || is_new(it->second) || now - it->second.since < limits_.shutdown_s) {
       ++it;
       continue;
     }
@@ -202,21 +287,11 @@ std::string Ledger::describe_deadlock() const {
          text + ". Do all ranks run the same operations in the same order?";
 }
 
-std::vector<std::string> Ledger::take_warnings(double now, double limit_s) {
-  std::vector<std::string> warnings;
-  for (auto& [key, entry] : entries_) {
-    if (entry.has_warned || now - entry.since < limit_s) continue;
-    entry.has_warned = true;
-    warnings.push_back(describe(key, entry, now));
-  }
-  return warnings;
-}
-
-double Ledger::next_deadline(double warning_s, double shutdown_s) const {
-  double next = std::numeric_limits<double>::infinity();
+double Ledger::next_deadline() const {
+  double next = kNever;
   for (const auto& [key, entry] : entries_) {
-    if (!entry.has_warned) next = std::min(next, entry.since + warning_s);
-    if (shutdown_s > 0) next = std::min(next, entry.since + shutdown_s);
+    next = std::min({next, next_question(entry), next_warning(entry)});
+    if (limits_.shutdown_s > 0) next = std::min(next, entry.since + limits_.shutdown_s);
   }
   return next;
 }

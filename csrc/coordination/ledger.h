@@ -1,6 +1,14 @@
-// Who has announced what in full. Kept by rank 0; the others' ledgers stay empty.
+// The operations that ranks have announced in full. Kept by rank 0; the ledgers of other ranks stay empty.
 //
-// An entry becomes an Agreement when every rank of its process set has announced it or has joined.
+// An entry becomes an Agreement when every rank of its process set has announced it or has joined. Until then it may
+// stall. Its states, and what ends each of them:
+//   pending  From the first announcement. In the round of that announcement other ranks may have set a bit for it
+//            instead, so nothing is said of an entry that is new in this round. After Limits::ask_s it is
+//   asked    All ranks have been asked where their threads are. When the ranks that have not announced it have
+//            answered, or answer_s_ after the question, and not before Limits::warning_s, it is
+//   told     A warning has named those ranks, or an earlier warning named the same ones. answer_s_ before
+//            Limits::shutdown_s the ranks are asked again.
+// From each state it leaves when it is complete, or as an error after Limits::shutdown_s.
 #pragma once
 
 #include <map>
@@ -15,8 +23,12 @@ namespace ringtrain {
 
 class Ledger {
  public:
+  // How long an operation may wait: until the ranks are asked, until a warning, and until an error, 0: never.
+  struct Limits {
+    double ask_s, warning_s, shutdown_s;
+  };
   // `membership` outlives this.
-  explicit Ledger(const Membership& membership) : membership_(membership) {}
+  Ledger(const Membership& membership, const Limits& limits);
 
   // Before what is announced in it.
   void begin_round() { first_of_round_ = announcements_; }
@@ -28,16 +40,21 @@ class Ledger {
   // What has become complete since the last call, in the order in which it was first announced; joins last.
   std::vector<Agreement> take_agreed();
 
-  // Entries waited for longer than `limit_s`, as errors; they leave the ledger. None that is new in this round, in
-  // which others may still have set a bit for it.
-  std::vector<Agreement> take_stalled(double now, double limit_s);
-  // A sentence for each entry that has waited for longer than `limit_s` and has not been reported yet.
-  std::vector<std::string> take_warnings(double now, double limit_s);
+  // Where the main thread of a rank is, as it has answered the last question.
+  void note_answer(int rank, std::string whereabouts);
+
+  // The question to all ranks, where their threads are, if an entry is due for it: what waits for which ranks.
+  // Nothing if there is none. Requires that take_agreed() has been called in this round.
+  std::string take_question(double now);
+  // A sentence for each group of entries that wait for the same ranks, when one of them is due for it.
+  std::vector<std::string> take_warnings(double now);
+  // Entries older than Limits::shutdown_s, as errors; they leave the ledger. None that is new in this round.
+  std::vector<Agreement> take_stalled(double now);
   // Everything that is pending, as errors, since all ranks are blocked; it leaves the ledger.
   std::vector<Agreement> take_deadlocked();
 
-  // When one of the two has something to say next, or infinity. A limit of 0 is never reached.
-  double next_deadline(double warning_s, double shutdown_s) const;
+  // When a question, a warning or an error is due next, or infinity.
+  double next_deadline() const;
 
   // The ranks that have joined a set cannot take part in this.
   static bool can_join(const Operation& operation);
@@ -47,8 +64,11 @@ class Ledger {
     std::map<int, Request> announced;  // by rank
     double since = 0;
     uint64_t order = 0;
-    bool has_warned = false;
+    int questions = 0;   // that were asked for it
+    double asked_s = 0;  // for the first time
+    bool is_told = false;
   };
+  using Entries = std::map<Key, Entry>;
   struct Join {
     std::vector<int> ranks;  // in the order in which they joined
     int64_t unnamed = 0;     // the most operations without a name that any of them has submitted
@@ -59,16 +79,27 @@ class Ledger {
   bool has_joined(int process_set, int rank) const;
   Agreement agree(const Entry& entry) const;
   std::vector<Agreement> take_joins();
+  bool is_new(const Entry& entry) const { return entry.order >= first_of_round_; }
+  double next_question(const Entry& entry) const;
+  double next_warning(const Entry& entry) const;
+  bool have_answered(const std::vector<int>& ranks) const;
+  std::vector<int> missing(const Key& key, const Entry& entry) const;
   std::string describe(const Key& key, const Entry& entry, double now) const;
+  std::string missing_text(const std::vector<int>& ranks) const;
   static std::string sites_text(const Entry& entry);
   std::string describe_deadlock() const;
 
   const Membership& membership_;
-  std::map<Key, Entry> entries_;
+  const Limits limits_;
+  const double answer_s_;  // how long rank 0 waits for answers before it warns without them
+  Entries entries_;
   std::map<int, Join> joins_;  // by process set
   std::set<Key> changed_;      // entries to look at in take_agreed
   uint64_t announcements_ = 0;
   uint64_t first_of_round_ = 0;
+  double question_s_;                   // when the ranks were asked last
+  std::set<int> answered_;              // ranks that have answered that question
+  std::map<int, std::string> answers_;  // the last one of each rank
 };
 
 }  // namespace ringtrain

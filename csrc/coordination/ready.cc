@@ -41,12 +41,4 @@ double Ready::oldest() const {
   return oldest;
 }
 
-std::vector<int> Ready::older_than(double time) const {
-  std::vector<int> slots;
-  for_each_bit(bits_, [&](int slot) {
-    if (pending_[slot].since < time) slots.push_back(slot);
-  });
-  return slots;
-}
-
 }  // namespace ringtrain

@@ -34,7 +34,6 @@ class Ready {
 
   // When the oldest came, or infinity.
   double oldest() const;
-  std::vector<int> older_than(double time) const;
 
  private:
   std::vector<Pending> pending_;

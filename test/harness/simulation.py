@@ -94,6 +94,10 @@ class Simulation:
         """That all threads of a rank wait, or that this is over."""
         _library().simulation_say_blocked(self._pointer, rank, int(is_blocked))
 
+    def answer(self, rank: int, whereabouts: str) -> None:
+        """What a rank says in its next round when it was asked where its threads are."""
+        _library().simulation_answer(self._pointer, rank, whereabouts.encode())
+
     def is_due(self) -> bool:
         """Whether some rank would come to another round by itself."""
         return bool(_library().simulation_is_due(self._pointer))

@@ -100,6 +100,9 @@ const char* simulation_finish(void* simulation, double plan_s, const char** plan
 void simulation_say_blocked(void* simulation, int rank, int is_blocked) {
   static_cast<Simulation*>(simulation)->say_blocked(rank, is_blocked != 0);
 }
+void simulation_answer(void* simulation, int rank, const char* whereabouts) {
+  static_cast<Simulation*>(simulation)->answer(rank, whereabouts);
+}
 int simulation_is_due(const void* simulation) { return static_cast<const Simulation*>(simulation)->is_due(); }
 
 size_t simulation_messages(const void* simulation, int rank) {

@@ -36,6 +36,7 @@ void Simulation::begin(int rank, const std::vector<RequestPtr>& fresh) {
   turn.assert_held();
   Coordinator& coordinator = ranks_.at(rank)->coordinator;
   Coordinator::News news = {coordinator.blockage(), {}, false};
+  news.whereabouts = std::exchange(ranks_.at(rank)->whereabouts, {});
   for (const RequestPtr& request : fresh) news.fresh.push_back({request});
   coordinator.begin_round(news);
 }

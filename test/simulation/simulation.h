@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "coordination/coordinator.h"
@@ -24,6 +26,9 @@ class Simulation {
   // As Coordinator::say_blocked.
   void say_blocked(int rank, bool is_blocked) { ranks_.at(rank)->coordinator.say_blocked(is_blocked); }
 
+  // The answer of a rank to Round::question, which its next round takes along.
+  void answer(int rank, std::string whereabouts) { ranks_.at(rank)->whereabouts = std::move(whereabouts); }
+
   // Whether some rank would come to another round by itself.
   bool is_due() const;
 
@@ -37,6 +42,7 @@ class Simulation {
     const std::unique_ptr<Channel> channel;
     Membership membership;
     Coordinator coordinator;
+    std::string whereabouts;
   };
 
   std::vector<std::unique_ptr<MemoryWire>> wires_;
