@@ -273,6 +273,21 @@ except hvd.RemoteError as error:
     assert later.startswith("rank 0 ") and "the second" not in later, output
 
 
+def test_a_script_may_end_while_daemon_threads_are_inside_operations(tmp_path):
+    program = """
+hvd.init()
+def work(number):
+    while True:
+        hvd.allreduce(np.ones(50_000, np.float32), name=f"of thread {number}")
+for number in range(8):
+    threading.Thread(target=work, args=(number,), daemon=True).start()
+time.sleep(0.3)
+"""
+    for _ in range(3):
+        output, status = finish(start(PROGRAM + program, 2, tmp_path))
+        assert status == 0 and "terminate called" not in output, output
+
+
 def test_ranks_that_cannot_look_into_each_other_share_memory_by_name(tmp_path):
     program = """
 from ringtrain import _core

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 
+#include "python/gil.h"
 #include "runtime/handle.h"
 #include "runtime/submission_builder.h"
 

@@ -30,7 +30,7 @@ void bind_bench(nb::module_& module) {
               reinterpret_cast<const void*>(source), count);
       },
       nb::arg("dtype"), nb::arg("factor"), nb::arg("destination"), nb::arg("source"), nb::arg("count"),
-      nb::call_guard<nb::gil_scoped_release>(), "destination = source * factor, with the kernels of the core.");
+      nb::call_guard<ReleasedGil>(), "destination = source * factor, with the kernels of the core.");
   module.def("mpi_sum", &mpi_sum, nb::arg("dtype"),
              "The address of an MPI_User_function that sums a 16-bit float dtype; 0 for all others.");
   module.attr("ROUND_TRIP_BYTES") = sizeof(RoundTripBoard);
@@ -39,7 +39,7 @@ void bind_bench(nb::module_& module) {
       [](uintptr_t board, bool begins, double limit_s) {
         return round_trip_ns(*reinterpret_cast<RoundTripBoard*>(board), begins, limit_s);
       },
-      nb::arg("board"), nb::arg("begins"), nb::arg("limit_s"), nb::call_guard<nb::gil_scoped_release>(),
+      nb::arg("board"), nb::arg("begins"), nb::arg("limit_s"), nb::call_guard<ReleasedGil>(),
       "How long a word takes to another process and back; see csrc/bench/round_trip.h. The board is zeroed memory at "
       "a page's beginning.");
 }

@@ -160,7 +160,7 @@ void bind_buffer(nb::module_& module) {
       [](const std::tuple<uintptr_t, int, Shape>& view) {
         const auto& [address, dtype, shape] = view;
         const size_t bytes = TensorSpec{static_cast<DType>(dtype), shape}.bytes();
-        nb::gil_scoped_release release;
+        ReleasedGil release;
         return static_cast<int64_t>(digest(reinterpret_cast<const void*>(address), bytes));
       },
       nb::arg("view"), "64 bits that tell whether two arrays hold the same.");

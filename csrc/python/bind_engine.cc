@@ -1,4 +1,8 @@
 // Starting and ending the Engine, submitting and waiting.
+#include <atomic>
+
+#include "base/clock.h"
+#include "base/wait.h"
 #include "kernels/reduce.h"
 #include "python/bind.h"
 #include "python/site.h"
@@ -68,7 +72,7 @@ void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, c
   for (const auto& [name, text] : texts) options.set(name, text);
   options.set_by_user = {set_by_user.begin(), set_by_user.end()};
   choose_simd(options.simd);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   start_engine(std::move(world), std::move(options));
 }
 
@@ -100,9 +104,29 @@ SharedHandle submit(const Operation& operation, const nb::list& inputs, const nb
   return {builder.submit(caller_that(is_awaited))};
 }
 
+constexpr double kLeave_s = 1;
+
+// Threads in wait_for() that do not hold the GIL.
+std::atomic<int> waiting_threads{0};
+
+struct WaitingThread {
+  WaitingThread() { ++waiting_threads; }
+  ~WaitingThread() { --waiting_threads; }
+};
+
+// Waits until threads that waited for a Handle have returned to Python, with the error that it has ended with: one that
+// comes too late for that is parked for ever, with all that it keeps. A forked child has no Engine and no such threads.
+bool shut_down(double limit_s) {
+  const bool has_engine = current_engine() != nullptr;
+  const bool was_well = shut_down_engine();
+  const double end = now_s() + limit_s;
+  while (has_engine && waiting_threads > 0 && now_s() < end) Waiter::nap(1e-3);
+  return was_well;
+}
+
 // Whether Python has something to do about a signal: an exception of a handler is kept for after the wait.
 bool is_interrupted() {
-  nb::gil_scoped_acquire gil;
+  const TakenGil gil;
   return PyErr_Occurred() || PyErr_CheckSignals() != 0;
 }
 
@@ -112,7 +136,7 @@ nb::object empty_bytes(size_t bytes) {
   if (!arena) return nb::none();
   std::shared_ptr<char> memory;
   {
-    nb::gil_scoped_release release;  // the system clears the pages
+    ReleasedGil release;  // the system clears the pages
     memory = arena->allocate(bytes);
   }
   return array_of_bytes(std::move(memory), bytes);
@@ -124,8 +148,9 @@ nb::object empty_bytes(size_t bytes) {
 bool wait_for(Handle& handle, double timeout_s) {
   bool is_done = handle.is_done();
   if (!is_done) {
+    const WaitingThread counted;
     const std::shared_ptr<Engine> engine = current_engine();
-    nb::gil_scoped_release release;
+    const ReleasedGil release;
     is_done = engine ? engine->wait(handle, timeout_s, &is_interrupted) : handle.wait(timeout_s);
   }
   if (PyErr_Occurred()) throw nb::python_error();
@@ -141,16 +166,17 @@ void bind_engine(nb::module_& module) {
              nb::arg("network").none(), nb::arg("options"), nb::arg("set_by_user"), nb::arg("gpu") = -1,
              nb::arg("nccl") = std::vector<NcclCandidate>(), nb::arg("looks_for_sharing") = true,
              "Starts the engine; all ranks together.");
-  module.def("shutdown", &shut_down_engine, nb::call_guard<nb::gil_scoped_release>(),
-             "Leaves the job and ends the engine, if there is one. Whether all was well until then.");
-  module.def("give_up", &give_up, nb::arg("reason"), nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>(),
+  module.def(
+      "shutdown", [] { return shut_down(kLeave_s); }, nb::call_guard<ReleasedGil>(),
+      "Leaves the job and ends the engine, if there is one. Whether all was well until then.");
+  module.def("give_up", &give_up, nb::arg("reason"), nb::arg("timeout_s"), nb::call_guard<ReleasedGil>(),
              "Tells all others that this rank has failed, and why. Returns when they know, or the time is over.");
   module.def(
       "report_loss",
       [](const std::string& text) {
         if (const auto engine = current_engine()) engine->report_loss(text);
       },
-      nb::arg("text"), nb::call_guard<nb::gil_scoped_release>(),
+      nb::arg("text"), nb::call_guard<ReleasedGil>(),
       "Another rank is gone, as somebody knows better than the network: what waits for it fails with PeerLostError.");
   module.def("is_initialized", [] { return current_engine() != nullptr; });
   module.def(

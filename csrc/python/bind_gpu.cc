@@ -36,7 +36,7 @@ nb::object gpu_bytes(size_t bytes, int device) {
   const std::shared_ptr<Engine> engine = require_engine();
   std::shared_ptr<char> memory;
   {
-    nb::gil_scoped_release release;
+    ReleasedGil release;
     memory = engine->allocate_on_gpu(device, bytes);
   }
   return memory ? nb::cast(GpuBytes{std::move(memory), bytes}) : nb::none();

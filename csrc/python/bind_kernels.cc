@@ -31,7 +31,7 @@ void sum(const std::vector<nb::tuple>& sources, const nb::tuple& destination) {
   std::vector<const void*> addresses;
   for (const nb::tuple& source : sources) addresses.push_back(on_host(source, spec.dtype, spec.count()).address);
   void* const there = on_host(destination, spec.dtype, spec.count()).address;
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   const KeptDenormals kept;
   reduce({spec.dtype, Reduce::sum, 1.0}, &there, 1, addresses.data(), static_cast<int>(addresses.size()),
          static_cast<size_t>(spec.count()));
@@ -47,7 +47,7 @@ void update(const UpdateRule& rule, const nb::tuple& weight, const nb::tuple& gr
   arrays.weight = on_host(weight, spec.dtype, spec.count()).address;
   arrays.grad = on_host(grad, spec.dtype, spec.count()).address;
   for (const nb::tuple& state : states) arrays.states.push_back(on_host(state, spec.dtype, spec.count()).address);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   const KeptDenormals kept;
   rule.update(arrays, {num_update, lr, wd});
 }
@@ -71,7 +71,7 @@ void quantize_view(const std::string& kind, double threshold, const nb::tuple& v
                    const nb::tuple& codes) {
   const Quantized all = quantized(kind, threshold, values, codes);
   auto* rest = static_cast<float*>(on_host(residual, DType::float32, static_cast<int64_t>(all.count)).address);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   const KeptDenormals kept;
   quantize(all.quantizer, all.values, rest, all.count, all.codes);
 }
@@ -79,7 +79,7 @@ void quantize_view(const std::string& kind, double threshold, const nb::tuple& v
 void dequantize_view(const std::string& kind, double threshold, const nb::tuple& codes, const nb::tuple& values,
                      bool add) {
   const Quantized all = quantized(kind, threshold, values, codes);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   const KeptDenormals kept;
   (add ? add_dequantized : dequantize)(all.quantizer, all.codes, all.values, all.count);
 }

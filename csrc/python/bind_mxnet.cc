@@ -37,7 +37,7 @@ void push(const Operation& operation, const std::vector<uintptr_t>& inputs, cons
           int priority, const Site& site) {
   require_engine();
   Request request{operation, priority, site.text};
-  nb::gil_scoped_release release;  // MXNet may delete what has ended, and wait for a lock
+  ReleasedGil release;  // MXNet may delete what has ended, and wait for a lock
   push_to_mxnet(std::move(request), to_handles(inputs), to_handles(outputs));
 }
 

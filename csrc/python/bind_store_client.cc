@@ -10,7 +10,7 @@ using Ids = StoreClient::Ids;
 
 // An exception that Python has raised since, in the handler of a signal: it goes on from here.
 void require_no_signal() {
-  nb::gil_scoped_acquire gil;
+  const TakenGil gil;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
@@ -69,7 +69,7 @@ std::shared_ptr<StoreClient> make_client(int worker, int workers, int capacity,
   options.remote.outbox_bytes = static_cast<size_t>(outbox_mb * (1 << 20));
   options.remote.drop_percent = drop_percent;
   options.remote.verbose = verbose;
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   return std::make_shared<StoreClient>(std::move(options), &require_no_signal);
 }
 
@@ -88,13 +88,13 @@ struct SharedStoreHandle {
 
 void create_keys(StoreClient& client, uint32_t store, const std::vector<StoreKey>& keys, const nb::list& values) {
   const std::vector<HostArray> arrays = to_arrays(values);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   client.create_keys(store, keys, arrays);
 }
 
 void assign(StoreClient& client, uint32_t store, const Ids& ids, const nb::list& values) {
   const std::vector<HostArray> arrays = to_arrays(values);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   client.assign(store, ids, arrays);
 }
 
@@ -114,13 +114,13 @@ SharedStoreHandle push(StoreClient& client, uint32_t store, const Ids& ids, cons
                        const std::vector<std::pair<double, double>>& rates, int priority, bool copies,
                        const std::string& codes, double threshold) {
   const std::vector<Pushed> pushed = to_pushed(values, rates, codes, threshold);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   return {client.push(store, ids, pushed, priority, copies), &client};
 }
 
 SharedStoreHandle pull(StoreClient& client, uint32_t store, const Ids& ids, const nb::list& outs, int priority) {
   const std::vector<HostArray> arrays = to_arrays(outs);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   return {client.pull(store, ids, arrays, priority), &client};
 }
 
@@ -129,7 +129,7 @@ SharedStoreHandle push_pull(StoreClient& client, uint32_t store, const Ids& ids,
                             const std::string& codes, double threshold) {
   const std::vector<Pushed> pushed = to_pushed(values, rates, codes, threshold);
   const std::vector<HostArray> arrays = to_arrays(outs);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   return {client.push_pull(store, ids, pushed, arrays, priority), &client};
 }
 
@@ -145,7 +145,7 @@ SharedStoreHandle push_rows(StoreClient& client, uint32_t store, uint32_t id, co
                             bool copies) {
   const StoreClient::Rows numbers = to_rows(rows, elements);
   const Pushed pushed = {to_array(values), {rates.first, rates.second}, {}};
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   return {client.push_rows(store, id, numbers, pushed, priority, copies), &client};
 }
 
@@ -153,19 +153,19 @@ SharedStoreHandle pull_rows(StoreClient& client, uint32_t store, uint32_t id, co
                             const nb::tuple& out, int priority) {
   const StoreClient::Rows numbers = to_rows(rows, elements);
   const HostArray array = to_array(out);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   return {client.pull_rows(store, id, numbers, array, priority), &client};
 }
 
 void read_state(StoreClient& client, uint32_t store, uint32_t id, const std::string& name, const nb::tuple& out) {
   const HostArray array = to_array(out);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   client.read_state(store, id, name, array);
 }
 
 void write_state(StoreClient& client, uint32_t store, uint32_t id, const std::string& name, const nb::tuple& values) {
   const HostArray array = to_array(values);
-  nb::gil_scoped_release release;
+  ReleasedGil release;
   client.write_state(store, id, name, array);
 }
 
@@ -174,7 +174,7 @@ void back_server(StoreClient& client, int server, const std::vector<std::pair<st
 }
 
 void bind_store_handle(nb::module_& module) {
-  using Release = nb::call_guard<nb::gil_scoped_release>;
+  using Release = nb::call_guard<ReleasedGil>;
   nb::class_<SharedStoreHandle>(module, "StoreHandle", "Completion of a push or pull; see csrc/kvstore/store_handle.h.")
       .def(
           "is_done", [](const SharedStoreHandle& shared) { return shared.client->look(*shared.handle); }, Release())
@@ -199,7 +199,7 @@ void bind_store_handle(nb::module_& module) {
 }  // namespace
 
 void bind_store_client(nb::module_& module) {
-  using Release = nb::call_guard<nb::gil_scoped_release>;
+  using Release = nb::call_guard<ReleasedGil>;
   nb::class_<StoreKey>(module, "StoreKey", "A key of a store; see csrc/kvstore/client_store.h.")
       .def(nb::new_(&make_key), nb::arg("id"), nb::arg("name"), nb::arg("dtype"), nb::arg("count"), nb::arg("pieces"))
       .def_ro("id", &StoreKey::id)

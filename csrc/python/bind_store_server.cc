@@ -36,7 +36,7 @@ template <typename Call>
 nb::bytes bytes_from(Call call) {
   Bytes bytes;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     bytes = call();
   }
   return nb::bytes(bytes.data(), bytes.size());
@@ -55,7 +55,7 @@ nb::bytes read_chunks(StoreServer& server, size_t part, size_t first, size_t las
 nb::object take(StoreServer& server, double longest_s) {
   std::optional<ServerStores::Taken> taken;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     taken = server.take(longest_s);
   }
   if (!taken) return nb::none();
@@ -67,26 +67,26 @@ nb::object take(StoreServer& server, double longest_s) {
 
 void finish(StoreServer& server, size_t part, size_t piece, const nb::bytes& weight) {
   const Bytes bytes = to_bytes(weight);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   server.finish(part, piece, bytes);
 }
 
 void restore_part(StoreServer& server, uint32_t store, const nb::bytes& description) {
   const Bytes bytes = to_bytes(description);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   server.stores().restore(store, bytes);
 }
 
 size_t write_chunks(StoreServer& server, size_t part, size_t first, const nb::bytes& chunks) {
   const Bytes bytes = to_bytes(chunks);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   return server.stores().put(part, first, bytes);
 }
 
 }  // namespace
 
 void bind_store_server(nb::module_& module) {
-  using Release = nb::call_guard<nb::gil_scoped_release>;
+  using Release = nb::call_guard<ReleasedGil>;
   nb::class_<StoreServer>(module, "StoreServer", "A server of key-value stores; see csrc/kvstore/server.h.")
       .def("__init__", &make_server, nb::kw_only(), nb::arg("number"), nb::arg("capacity"), nb::arg("listeners"),
            nb::arg("secret"), nb::arg("token"), nb::arg("threads"), nb::arg("node"), nb::arg("timeout_s"),

@@ -31,7 +31,7 @@ void bind_xla(nb::module_& module) {
   module.def(
       "xla_handlers", &xla_handlers, nb::arg("minor_version"),
       "By platform and name the functions that XLA calls, which tell it that they are written for version 0.minor.");
-  module.def("wait_for_xla", &xla::wait_for_all, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>(),
+  module.def("wait_for_xla", &xla::wait_for_all, nb::arg("timeout_s"), nb::call_guard<ReleasedGil>(),
              "Whether all that programs of XLA have started is over, after at most so many seconds.");
 }
 
