@@ -10,9 +10,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from children import fork, require_good_end
 from exact import require_equal
 
 import ringtrain as hvd
+from ringtrain.job import network
 
 ONES = np.ones((4, 2), "float32")
 
@@ -279,6 +281,21 @@ def test_an_operation_that_one_rank_never_submits_ends_with_a_stalled_error():
         hvd.barrier()
     require_that_all_is_well()
     hvd.shutdown()
+
+
+@pytest.mark.ranks(1, 2)
+def test_init_in_a_forked_child_is_refused_before_it_connects_to_others():
+    def body():
+        network.connect = lambda *_: os._exit(3)
+        try:
+            hvd.init()
+        except hvd.RingtrainError as error:
+            assert str(error).startswith("this process was forked from a rank of ringtrain and cannot join a job")
+        else:
+            os._exit(4)
+
+    require_good_end(fork(body))
+    hvd.allreduce(ONES, name="after the fork")
 
 
 @pytest.mark.ranks(2)

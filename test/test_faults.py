@@ -288,6 +288,40 @@ time.sleep(0.3)
         assert status == 0 and "terminate called" not in output, output
 
 
+def test_a_forked_child_ends_with_its_own_exit_code(tmp_path):
+    program = """
+hvd.init()
+child = os.fork()
+if child == 0:
+    sys.exit(7)
+deadline = time.monotonic() + 10
+while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+    if time.monotonic() > deadline:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        sys.exit("the child does not end")
+    time.sleep(0.02)
+assert os.waitstatus_to_exitcode(ended[1]) == 7
+hvd.allreduce(np.ones(4), name="after the fork")
+"""
+    output, status = finish(start(PROGRAM + program, 2, tmp_path))
+    assert status == 0, output
+
+
+def test_a_forked_child_of_a_script_that_imports_mpi4py_is_ended_with_a_message(tmp_path):
+    program = """
+from mpi4py import MPI
+hvd.init()
+child = os.fork()
+if child == 0:
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (1, 7)  # some MPIs end
+hvd.allreduce(np.ones(4), name="after the fork")
+"""
+    output, status = finish(start(PROGRAM + program, 2, tmp_path))
+    assert status == 0, output
+
+
 def test_ranks_that_cannot_look_into_each_other_share_memory_by_name(tmp_path):
     program = """
 from ringtrain import _core

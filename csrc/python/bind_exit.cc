@@ -1,9 +1,11 @@
 // The end of the process, where MPI may keep it from ending.
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "base/error.h"
 #include "base/exit_timer.h"
+#include "base/fork.h"
 #include "python/bind.h"
 
 namespace ringtrain {
@@ -11,19 +13,58 @@ namespace {
 
 std::atomic<double> exit_limit_s{0};
 
-// mpi4py finalises MPI in a function like this one, and of these the last that was registered runs first.
+std::optional<OwnProcess> finalized_by_mpi4py, finalized_here;  // where MPI was initialised; the GIL protects them
+
+// The MPI library that ringtrain has initialised. Constant once it is registered.
+struct MpiLibrary {
+  int (*is_finalized)(int*);
+  int (*finalize)();
+} mpi;
+
+// Of the functions that Python calls at its end, the one that was registered last runs first: this one before that of
+// mpi4py and before finalize_mpi().
 void start_exit_timer() {
+  constexpr double kChild_s = 2;
   const double limit_s = exit_limit_s;
-  if (limit_s > 0)
+  if (finalized_by_mpi4py && !finalized_by_mpi4py->is_this())
+    ExitTimer(
+        kChild_s,
+        "ringtrain: this process was forked from a rank, and mpi4py calls MPI_Finalize at its end, which waits for "
+        "ever; end forked processes with os._exit(), or call ringtrain.init() before mpi4py.MPI is imported\n");
+  else if (limit_s > 0)
     ExitTimer(limit_s, "ringtrain: MPI_Finalize waits for other ranks after a failure; not any longer\n");
 }
 
-void limit_exit(double seconds) {
+void call_at_exit(void (*function)()) {
+  if (Py_AtExit(function) != 0) throw failure("too many functions are to be called at the end of Python");
+}
+
+void register_exit_timer() {
   static bool is_registered = false;  // the GIL protects it
-  exit_limit_s = seconds;
-  if (seconds == 0 || is_registered) return;
-  if (Py_AtExit(&start_exit_timer) != 0) throw failure("too many functions are to be called at the end of Python");
+  if (!is_registered) call_at_exit(&start_exit_timer);
   is_registered = true;
+}
+
+void limit_exit(double seconds) {
+  exit_limit_s = seconds;
+  if (seconds > 0) register_exit_timer();
+}
+
+void expect_finalizing_by_mpi4py() {
+  finalized_by_mpi4py.emplace();
+  register_exit_timer();
+}
+
+// In a child that was forked from a rank it would wait for ever.
+void finalize_mpi() {
+  int is_finalized = 1;
+  if (finalized_here->is_this() && mpi.is_finalized(&is_finalized) == 0 && !is_finalized) mpi.finalize();
+}
+
+void finalize_mpi_at_exit(uintptr_t is_finalized, uintptr_t finalize) {
+  mpi = {reinterpret_cast<int (*)(int*)>(is_finalized), reinterpret_cast<int (*)()>(finalize)};
+  finalized_here.emplace();
+  call_at_exit(&finalize_mpi);
 }
 
 }  // namespace
@@ -35,6 +76,11 @@ void bind_exit(nb::module_& module) {
       .def("cancel", &ExitTimer::cancel);
   module.def("limit_exit", &limit_exit, nb::arg("seconds"),
              "Gives MPI_Finalize so many seconds when Python ends, 0: as many as it takes.");
+  module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, nb::arg("is_finalized"), nb::arg("finalize"),
+             "Calls MPI_Finalize when Python ends, unless in a forked child; takes the addresses of MPI_Finalized and "
+             "MPI_Finalize.");
+  module.def("expect_finalizing_by_mpi4py", &expect_finalizing_by_mpi4py,
+             "mpi4py calls MPI_Finalize when Python ends: a forked child, where that hangs, is ended with a message.");
 }
 
 }  // namespace ringtrain

@@ -44,7 +44,7 @@ std::shared_ptr<Engine> require_engine() {
   if (engine) return engine;
   throw Error(ErrorKind::not_initialized,
               is_forked_child
-                  ? "this process was forked from a rank of ringtrain and is no rank itself; let the parent "
+                  ? "this process was forked from a rank of ringtrain and is not a rank itself; let the parent "
                     "process call ringtrain"
                   : "ringtrain is not initialised: call init() first");
 }
@@ -54,11 +54,19 @@ std::string autotune_findings() {
   return resources ? resources->findings() : "";
 }
 
+void require_not_forked() {
+  const Lock lock(mutex);
+  if (is_forked_child)
+    throw failure(
+        "this process was forked from a rank of ringtrain and cannot join a job itself; start it with the spawn method "
+        "of multiprocessing, or let the parent process call ringtrain");
+}
+
 void start_engine(World world, Options options) {
+  require_not_forked();
   std::shared_ptr<Resources> own;
   {
     const Lock lock(mutex);
-    if (is_forked_child) throw failure("ringtrain was initialised before this process was forked; use spawn instead");
     if (!resources) resources = std::make_shared<Resources>();
     own = resources;
   }

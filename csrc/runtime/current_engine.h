@@ -16,6 +16,9 @@ std::shared_ptr<Engine> require_engine();
 // What the Autotune of one of this process' Engines has found. Any thread.
 std::string autotune_findings();
 
+// Throws in a process that was forked from a rank. To be called before it meets the others: connections and MPI are
+// still those of its parent.
+void require_not_forked();
 // All ranks of the world at the same time. Throws what made it impossible, as in a process that was forked from a rank.
 void start_engine(World world, Options options);
 // Leaves the job and ends the Engine, if there is one. Whether all was well until then.

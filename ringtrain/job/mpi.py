@@ -18,6 +18,8 @@ from ringtrain.job.libmpi import loaded_library
 from ringtrain.job.roll_call import meet
 from ringtrain.job.world import Library, World, introduce, single_world
 
+_is_finalised_here = False
+
 
 def is_communicator(value: Any) -> bool:
     """Whether it is one of mpi4py, which nobody has who has not imported it."""
@@ -80,6 +82,9 @@ def _import_mpi(timeout_s: float) -> Any:
     """mpi4py's MPI, initialised, after it is certain that the launcher fits."""
     if "mpi4py.MPI" not in sys.modules:
         _import_uninitialised()
+        _finalise_at_exit()
+    elif not _is_finalised_here:
+        _core.expect_finalizing_by_mpi4py()
     from mpi4py import MPI, rc
 
     if not MPI.Is_initialized():
@@ -95,11 +100,20 @@ def _import_uninitialised() -> None:
     import mpi4py
 
     wanted, mpi4py.rc.initialize = mpi4py.rc.initialize, False
-    mpi4py.rc.finalize = True
+    mpi4py.rc.finalize = False
     try:
         from mpi4py import MPI  # noqa: F401
     finally:
         mpi4py.rc.initialize = wanted
+
+
+def _finalise_at_exit() -> None:
+    """Not left to mpi4py, which would call MPI_Finalize in a forked child, too, where it waits for ever."""
+    global _is_finalised_here
+    library = ctypes.CDLL(loaded_library())
+    functions = library.MPI_Finalized, library.MPI_Finalize
+    _core.finalize_mpi_at_exit(*(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions))
+    _is_finalised_here = True
 
 
 def _initialise(MPI: Any, timeout_s: float) -> None:

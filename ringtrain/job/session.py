@@ -77,7 +77,8 @@ def init(
         keywords: any option of docs/options.md, the same on all ranks, such as `fusion_threshold_mb=64`.
 
     Raises:
-        RingtrainError: already initialised with other arguments; the shared memory or the MPI library cannot be used.
+        RingtrainError: already initialised with other arguments; this process was forked from a rank; the shared memory
+            or the MPI library cannot be used.
         StalledError: not all ranks came within `start_timeout_s`.
         RuntimeError: started by the launcher of another MPI, so that each process would be rank 0 of 1; or started by a
             rank, as multiprocessing does by spawn and forkserver.
@@ -85,6 +86,7 @@ def init(
         ValueError: an option out of range or not the same on all ranks; a bad list of ranks; two process sets of the
             same ranks, on all ranks alike.
     """
+    _core.require_not_forked()
     before_init.load_all()
     if _asked is not None and _core.is_initialized():
         _require_same(_asked, comm, process_sets, keywords)
