@@ -365,8 +365,8 @@ def test_a_warning_and_an_error_say_where_the_missing_ranks_are(capfd):
     simulation.round([[gradient("slow")], [], [], [gradient("slow")]])
     time.sleep(WARNING_S)
     simulation.round(everybody(4))  # asks
-    simulation.answer(2, "load() at train.py:17")
-    simulation.answer(1, "save() at train.py:31")
+    simulation.answer(2, "in load() at train.py:17")
+    simulation.answer(1, "in save() at train.py:31")
     simulation.round(everybody(4))
     where = "ranks 1-2 did not: rank 1 is in save() at train.py:31, rank 2 is in load() at train.py:17."
     (warning,) = warnings_of(capfd)

@@ -30,7 +30,7 @@ void Coordinator::begin_round(const News& news) {
   take_in(news.fresh, news.now);
   reannounce_overdue(news.now);
   is_leaving_ = news.is_leaving;
-  whereabouts_ = news.whereabouts;
+  if (!news.whereabouts.empty()) whereabouts_ = news.whereabouts;
   blockage_of_round_ = can_be_blocked(news.now) ? news.blockage : 0;
   if (is_blockage(blockage_of_round_)) told_blockage_ = blockage_of_round_;
   make_own_words(news.now);

@@ -151,7 +151,7 @@ std::string Ledger::describe(const Key& key, const Entry& entry, double now) con
          ". Do all ranks run the same operations, or is a rank stuck in something else?";
 }
 
-// "rank 1 did not: it is in load() at train.py:17", or "ranks 1-3 did not: rank 1 is in ..., rank 2 is in ...".
+// "rank 1 did not: it is in load() at train.py:17", or "ranks 1-3 did not: rank 1 is in ..., rank 2 is at ...".
 std::string Ledger::missing_text(const std::vector<int>& ranks) const {
   constexpr size_t kMost = 4;
   std::string text = ranks_text(ranks) + " did not";
@@ -159,7 +159,7 @@ std::string Ledger::missing_text(const std::vector<int>& ranks) const {
   for (const int rank : ranks) {
     const auto answer = answers_.find(rank);
     if (answer == answers_.end() || told == kMost) continue;
-    text += (told++ == 0 ? ": " : ", ") + (ranks.size() == 1 ? "it" : ranks_text({rank})) + " is in " + answer->second;
+    text += (told++ == 0 ? ": " : ", ") + (ranks.size() == 1 ? "it" : ranks_text({rank})) + " is " + answer->second;
   }
   return text;
 }

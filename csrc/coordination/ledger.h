@@ -40,7 +40,7 @@ class Ledger {
   // What has become complete since the last call, in the order in which it was first announced; joins last.
   std::vector<Agreement> take_agreed();
 
-  // Where the main thread of a rank is, as it has answered the last question.
+  // Where the main thread of a rank is, as it has answered the last question: "in load() at train.py:17".
   void note_answer(int rank, std::string whereabouts);
 
   // The question to all ranks, where their threads are, if an entry is due for it: what waits for which ranks.

@@ -1,4 +1,17 @@
-// What the engine has done, for those who watch it: history, sums, timeline.
+// What the engine has done, for those who watch it: history, sums, timeline, and the stacks of this rank in a stall.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "base/signals.h"
+#include "base/thread_annotations.h"
+#include "base/wait.h"
 #include "python/bind.h"
 #include "runtime/current_engine.h"
 
@@ -62,6 +75,123 @@ nb::dict totals() {
   return kinds;
 }
 
+// ------------------------------------------------------------------------------------------ the stacks of this rank
+//
+// When all ranks are asked where their threads are, a thread calls a function of Python that tells it. A thread that
+// keeps the GIL, such as one inside a library written in C, would delay the answer. Therefore a second thread waits for
+// a moment and then raises a signal for itself, whose handler is that of faulthandler: the handler writes all stacks
+// without the GIL, and they do not change meanwhile, since no other thread runs Python. Both threads live for one
+// question only.
+
+// Where faulthandler writes, what makes it do so, and where the stacks are kept then.
+struct StackDump {
+  int descriptor, signal;
+  std::string folder, file;
+};
+
+Mutex stacks_mutex;
+PyObject* describe_stacks GUARDED_BY(stacks_mutex) = nullptr;  // kept by us; changes with the GIL, too
+std::optional<StackDump> stack_dump GUARDED_BY(stacks_mutex);
+
+void answer_question(const std::string& whereabouts) {
+  if (const std::shared_ptr<Engine> engine = current_engine()) engine->answer(whereabouts);
+}
+
+void describe_with_gil(const std::string& question) {
+  nb::object describe;
+  {
+    const Lock lock(stacks_mutex);
+    if (describe_stacks) describe = nb::borrow(describe_stacks);
+  }
+  try {
+    if (describe.is_valid()) describe(question);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("the stacks of this rank");
+  }
+}
+
+// What the handler of faulthandler writes.
+std::string take_dump(const StackDump& dump) {
+  if (ftruncate(dump.descriptor, 0) != 0 || lseek(dump.descriptor, 0, SEEK_SET) != 0) return "";
+  sigset_t only;
+  sigemptyset(&only);
+  sigaddset(&only, dump.signal);
+  pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
+  pthread_kill(pthread_self(), dump.signal);
+  pthread_sigmask(SIG_BLOCK, &only, nullptr);
+  std::string text(static_cast<size_t>(lseek(dump.descriptor, 0, SEEK_END)), ' ');
+  const ssize_t size = pread(dump.descriptor, text.data(), text.size(), 0);
+  text.resize(size < 0 ? 0 : static_cast<size_t>(size));
+  return text;
+}
+
+// "in load() at train.py:17", of `  File "train.py", line 17 in load`.
+std::string place_in(const std::string& line) {
+  const std::string before_number = "\", line ", before_name = " in ";
+  const size_t file = line.find('"') + 1, number = line.find(before_number), name = line.find(before_name, number);
+  if (number == std::string::npos || name == std::string::npos) return "";
+  const size_t digits = number + before_number.size();
+  const std::string function = line.substr(name + before_name.size());
+  const std::string place = "at " + line.substr(file, number - file) + ":" + line.substr(digits, name - digits);
+  return function == "<module>" ? place : "in " + function + "() " + place;
+}
+
+// The innermost frame of the main thread that is of the script. faulthandler writes the main thread last.
+std::string whereabouts_in(const std::string& stacks) {
+  const auto is_of_library = [](const std::string& line) {
+    for (const char* part : {"/site-packages/", "/lib/python3", "/ringtrain/", "\"<"})
+      if (line.find(part) != std::string::npos) return true;
+    return false;
+  };
+  std::istringstream lines(stacks);
+  std::string innermost, of_script;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("(most recent call first)") != std::string::npos) innermost = of_script = "";
+    if (line.rfind("  File ", 0) != 0) continue;
+    if (innermost.empty()) innermost = place_in(line);
+    if (of_script.empty() && !is_of_library(line)) of_script = place_in(line);
+  }
+  return of_script.empty() ? innermost : of_script;
+}
+
+void describe_without_gil(const std::string& question) {
+  std::string stacks;
+  {
+    const Lock lock(stacks_mutex);
+    if (!stack_dump) return;
+    stacks = take_dump(*stack_dump);
+    mkdir(stack_dump->folder.c_str(), 0777);
+    std::ofstream(stack_dump->file) << "stall: " << question << "\n" << stacks;
+  }
+  const std::string place = whereabouts_in(stacks);
+  answer_question((place.empty() ? "in a library" : place) + ", where it keeps the GIL");
+}
+
+void on_question(const std::string& question) {
+  constexpr double kPatience_s = 0.5;
+  const auto has_gil = std::make_shared<std::atomic<bool>>(false);
+  start_thread([has_gil, question] {
+    const TakenGil gil;
+    *has_gil = true;
+    describe_with_gil(question);
+  }).detach();
+  start_thread([has_gil, question] {
+    if (!Waiter::comes_true([&] { return has_gil->load(); }, kPatience_s)) describe_without_gil(question);
+  }).detach();
+}
+
+void set_stacks(PyObject* describe, std::optional<StackDump> dump) {
+  const Lock lock(stacks_mutex);
+  std::swap(describe_stacks, describe);
+  stack_dump = std::move(dump);
+  Py_XDECREF(describe);
+}
+
+void watch_stalls(nb::object describe, int descriptor, int signal, const std::string& folder, const std::string& file) {
+  set_stacks(describe.release().ptr(), StackDump{descriptor, signal, folder, file});
+  require_engine()->on_question(&on_question);
+}
+
 }  // namespace
 
 void bind_observation(nb::module_& module) {
@@ -84,6 +214,15 @@ void bind_observation(nb::module_& module) {
         if (const auto engine = current_engine()) engine->mark(text);
       },
       nb::arg("text"), "Marks this moment in the timeline, if there is one.");
+  module.def(
+      "watch_stalls", &watch_stalls, nb::arg("describe"), nb::arg("descriptor"), nb::arg("signal"), nb::arg("folder"),
+      nb::arg("file"),
+      "When all ranks are asked where their threads are, since an operation waits for long, calls a function with "
+      "the question, which should call answer_question(). If a thread keeps the GIL from that, raises a signal "
+      "whose handler writes all stacks to a descriptor, and writes them to a file.");
+  module.def("ignore_stalls", [] { set_stacks(nullptr, std::nullopt); }, "Undoes watch_stalls().");
+  module.def("answer_question", &answer_question, nb::arg("whereabouts"),
+             "Tells the other ranks where the main thread of this rank is, such as \"in load() at train.py:17\".");
   module.def("last_operations", &last_operations, "What this rank has done lately and what is pending, as dicts.");
   module.def("counters", &counters, "How much there was to agree on so far.");
   module.def("autotune_findings", &autotune_findings, "Lines of name=value that autotune has found in this process.");

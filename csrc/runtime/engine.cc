@@ -78,6 +78,31 @@ void Engine::say_blocked(std::vector<std::shared_ptr<Handle>> awaited) {
   if (is_blocked) fabric_.bell().ring();
 }
 
+void Engine::on_question(std::function<void(const std::string&)> ask) {
+  const Lock lock(question_mutex_);
+  ask_ = std::move(ask);
+}
+
+void Engine::answer(std::string whereabouts) {
+  {
+    const Lock lock(question_mutex_);
+    answer_ = std::move(whereabouts);
+  }
+  has_answer_ = true;
+  fabric_.bell().ring();
+}
+
+std::string Engine::take_answer() {
+  has_answer_ = false;
+  const Lock lock(question_mutex_);
+  return std::exchange(answer_, {});
+}
+
+void Engine::ask(const std::string& question) {
+  const Lock lock(question_mutex_);
+  if (ask_) ask_(question);
+}
+
 bool Engine::is_registered(const Submission& submission) {
   const Arena* arena = fabric_.arena().get();
   const Operation& operation = submission.operation();
@@ -283,8 +308,8 @@ void Engine::look_after_others() {
 }
 
 bool Engine::has_work() {
-  return inbox_.has_new() || !agreed_.empty() || coordinator_.is_in_round() || is_leaving_ || is_called() ||
-         now_s() >= coordinator_.next_deadline();
+  return inbox_.has_new() || !agreed_.empty() || coordinator_.is_in_round() || is_leaving_ || has_answer_ ||
+         is_called() || now_s() >= coordinator_.next_deadline();
 }
 
 bool Engine::is_called() {
@@ -302,7 +327,9 @@ void Engine::take_turn(double deadline) {
     news_.blockage = coordinator_.blockage();
     news_.is_leaving = is_leaving_;
     inbox_.take_new(news_.fresh, news_.now = now_s());
+    if (has_answer_) news_.whereabouts = take_answer();
     coordinator_.begin_round(news_);
+    news_.whereabouts.clear();
   }
   std::optional<Round> round = coordinator_.finish_round(deadline);
   if (!round) return;
@@ -310,6 +337,7 @@ void Engine::take_turn(double deadline) {
   patience_.note_round(now - news_.now);
   if (const auto timeline = inbox_.has_timeline() ? inbox_.timeline() : nullptr) timeline->note_round(now);
   if (round->tuning) tuning_ = *round->tuning;
+  if (!round->question.empty()) ask(round->question);
   // Each rank has submitted another number of operations without a name by then, and all of them are about to fail.
   if (is_deadlock(*round)) inbox_.restart_unnamed();
   enqueue(round->plans, now);

@@ -57,6 +57,11 @@ class Engine {
   void mark(const std::string& text);  // in the timeline, if there is one
   // Any thread. What all threads of this rank that could submit something wait for; nothing if one does not wait.
   void say_blocked(std::vector<std::shared_ptr<Handle>> awaited);
+  // Any thread. Has `ask` called when a rank asks all of them where their threads are, since an operation waits for
+  // long: on a thread that has the turn, so it must not wait. Its argument says what waits for which ranks.
+  void on_question(std::function<void(const std::string&)> ask);
+  // Any thread. The answer of this rank: "in load() at train.py:17".
+  void answer(std::string whereabouts);
   // Any thread. What it has done lately, and in sum.
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations() { return inbox_.last_operations(); }
   std::map<OpKind, Totals> totals() { return inbox_.totals(); }
@@ -108,6 +113,8 @@ class Engine {
   double run_next_plan(const std::vector<const void*>& values, double now) REQUIRES(turn);
   double run(const Plan& plan, double agreed_s, double now, const std::vector<const void*>& values) REQUIRES(turn);
   void observe(const Plan& plan, double seconds) REQUIRES(turn);
+  void ask(const std::string& question);
+  std::string take_answer();
   void end(const std::vector<int>& left) REQUIRES(turn);
   template <typename Work>
   void guarded(Work work) REQUIRES(turn);
@@ -134,6 +141,10 @@ class Engine {
   std::atomic<bool> is_closed_{false};  // has ended, and all that can be told has been told
   // Since somebody fell asleep: of many submissions in a row only the first one rings.
   std::atomic<bool> has_rung_for_new_{false};
+  Mutex question_mutex_;
+  std::function<void(const std::string&)> ask_ GUARDED_BY(question_mutex_);
+  std::string answer_ GUARDED_BY(question_mutex_);
+  std::atomic<bool> has_answer_{false};
   WaitingCallers waiting_callers_;  // on one node
   Patience patience_;               // over a network
 

@@ -12,6 +12,8 @@ from ringtrain.failure import deadlock
 
 # Frames of these packages are not the user's: ringtrain itself, and what calls its hooks.
 _NOT_THE_USERS = ("ringtrain", "torch", "jax", "optax", "mxnet")
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _MOST = 100_000  # names that are remembered; beyond that all are forgotten
 
 _by_name: dict[str, Site] = {}
@@ -40,6 +42,19 @@ def call_place() -> str:
     deadlock.note_submitter()
     frame = _frame_of_user()
     return "" if frame is None else _text(frame)
+
+
+def whereabouts(frame: FrameType) -> str:
+    """Where it is, for messages: "in load() at train.py:17", or "at train.py:40" outside of functions."""
+    name = frame.f_code.co_name
+    return f"at {_text(frame)}" if name == "<module>" else f"in {name}() at {_text(frame)}"
+
+
+def is_of_script(frame: FrameType) -> bool:
+    """Whether it is neither of ringtrain nor of Python or a package that is installed."""
+    file = frame.f_code.co_filename
+    is_of_library = file.startswith((_STANDARD_LIBRARY, "<frozen ")) or any(part in file for part in _PACKAGES)
+    return _is_the_users(frame) and not is_of_library
 
 
 def _frame_of_user() -> FrameType | None:

@@ -1,41 +1,59 @@
-"""The flight recorder: this rank's last operations, written to a file when something has gone wrong.
+"""The flight recorder: the last operations of this rank and the stacks of its threads, written to a file when something
+has gone wrong.
 
+Every rank writes one when an operation waits for long anywhere in the job, also the rank that is waited for.
 `python -m ringtrain.flight FOLDER` compares the files of all ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import json
 import os
+import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import ringtrain._core as _core
+from ringtrain.failure import call_sites
 from ringtrain.process_sets import get_process_set_ids_and_ranks
 from ringtrain.record.logger import logger
+
+# In the folder for temporary files, each with the name of a job.
+_FOLDERS = "ringtrain-flight-"
+# How many of other jobs stay there, and how long one stays in any case.
+_MAX_KEPT_FOLDERS = 8
+_MIN_KEPT_S = 600.0
 
 _job = ""
 _rank = 0
 _folder = Path()
+_is_own_folder = False
 _has_failed = False
 _handles_signal = False
+_dump: tuple[int, int] | None = None  # the signal that makes faulthandler write all stacks, and to which descriptor
 
 
 def start(rank: int, folder: str, token: str) -> None:
-    """Called by init(): from now on SIGUSR1 has the file written, unless the script has a handler of its own."""
-    global _job, _rank, _folder, _has_failed, _handles_signal
-    _job, _rank, _has_failed = token, rank, False
-    _folder = Path(folder) if folder else Path(tempfile.gettempdir()) / f"ringtrain-flight-{token}"
+    """Called by init(): from now on SIGUSR1 has the file written, unless the script has a handler of its own, and so
+    has a stall."""
+    global _job, _rank, _folder, _is_own_folder, _has_failed, _handles_signal
+    _job, _rank, _has_failed, _is_own_folder = token, rank, False, not folder
+    _folder = Path(folder) if folder else Path(tempfile.gettempdir()) / f"{_FOLDERS}{token}"
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _on_signal)
         _handles_signal = True
+    _watch_stalls()
 
 
 def stop() -> None:
@@ -44,6 +62,71 @@ def stop() -> None:
     if _handles_signal and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         _handles_signal = False
+    _ignore_stalls()
+
+
+def _watch_stalls() -> None:
+    global _dump
+    number = next((one for one in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1) if _is_free(one)), None)
+    if number is None:
+        return
+    descriptor = os.memfd_create("ringtrain-stacks")
+    faulthandler.register(number, descriptor, all_threads=True)
+    _dump = number, descriptor
+    _core.watch_stalls(_on_stall, descriptor, number, str(_folder), str(_folder / f"rank-{_rank}.stacks"))
+
+
+def _is_free(number: int) -> bool:
+    with contextlib.suppress(ValueError):
+        return signal.getsignal(number) is signal.SIG_DFL
+    return False
+
+
+def _ignore_stalls() -> None:
+    global _dump
+    _core.ignore_stalls()
+    if _dump is not None:
+        number, descriptor = _dump
+        _dump = None
+        faulthandler.unregister(number)
+        os.close(descriptor)
+
+
+def _on_stall(question: str) -> None:
+    """Called on a thread of its own when an operation waits for long, perhaps for this rank."""
+    frames = sys._current_frames()
+    _core.answer_question(_whereabouts(frames.get(threading.main_thread().ident or 0)))
+    _write(f"stall: {question}")
+
+
+def _whereabouts(innermost: FrameType | None) -> str:
+    """The innermost frame that is of the script: "in load() at train.py:17"."""
+    own = (frame for frame in _stack(innermost) if call_sites.is_of_script(frame))
+    frame = next(own, innermost)
+    return "nowhere" if frame is None else call_sites.whereabouts(frame)
+
+
+def _stack(innermost: FrameType | None) -> Iterator[FrameType]:
+    frame = innermost
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _threads() -> list[dict[str, Any]]:
+    """The stacks of all threads, innermost frame first, the main thread first."""
+    known = {thread.ident: thread for thread in threading.enumerate()}
+    main, own = threading.main_thread().ident, threading.get_ident()
+    frames = {ident: frame for ident, frame in sys._current_frames().items() if ident == main or ident != own}
+    return [
+        {
+            "name": known[ident].name if ident in known else f"thread {ident}",
+            "is_main": ident == main,
+            "stack": [call_sites.whereabouts(frame) for frame in _stack(frame)],
+            "whereabouts": _whereabouts(frame),
+        }
+        for ident, frame in sorted(frames.items(), key=lambda item: (item[0] != main, item[0]))
+    ]
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
@@ -65,20 +148,41 @@ def write(reason: str) -> Path | None:
 
     Logs where. Returns the file, or None where it could not be written, which is logged, too.
     """
+    path = _write(reason)
+    if path is not None:
+        logger.warning(
+            "the last operations of rank %d are in %s; `python -m ringtrain.flight %s` compares those of all ranks",
+            *(_rank, path, _folder),
+        )
+    return path
+
+
+def _write(reason: str) -> Path | None:
     path = _folder / f"rank-{_rank}.json"
     try:
+        if _is_own_folder and not _folder.exists():
+            _remove_old_folders(_folder.parent)
         _folder.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".json.unfinished")
+        unfinished = path.with_suffix(f".json.unfinished-{threading.get_ident()}")
         unfinished.write_text(json.dumps(_contents(reason), indent=1))
         os.replace(unfinished, path)
     except OSError as error:
         logger.error("rank %d cannot write its last operations: %s", _rank, error)
         return None
-    logger.warning(
-        "the last operations of rank %d are in %s; `python -m ringtrain.flight %s` compares those of all ranks",
-        *(_rank, path, _folder),
-    )
     return path
+
+
+def _remove_old_folders(parent: Path) -> None:
+    """Those of earlier jobs of this user, except the latest."""
+    found = []
+    for folder in parent.glob(f"{_FOLDERS}*"):
+        with contextlib.suppress(OSError):
+            state = folder.lstat()
+            if folder.is_dir() and not folder.is_symlink() and state.st_uid == os.getuid():
+                found.append((state.st_mtime, folder))
+    for modified_s, folder in sorted(found)[:-_MAX_KEPT_FOLDERS]:
+        if time.time() - modified_s > _MIN_KEPT_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _contents(reason: str) -> dict[str, Any]:
@@ -93,4 +197,5 @@ def _contents(reason: str) -> dict[str, Any]:
         "monotonic_s": time.monotonic(),
         "process_sets": get_process_set_ids_and_ranks(),
         "operations": _core.last_operations(),
+        "threads": _threads(),
     }
