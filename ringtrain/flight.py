@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,11 @@ class Flight:
     process_sets: dict[int, list[int]]
     ended: list[dict[str, Any]]
     pending: list[dict[str, Any]]
+    threads: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> Flight:
-        """Raises ValueError for a file that is no flight record."""
+        """Raises ValueError for a file that is not a flight record."""
         try:
             content = json.loads(path.read_text())
             shift = content["time_s"] - content["monotonic_s"]
@@ -48,6 +49,7 @@ class Flight:
                 {int(number): ranks for number, ranks in content["process_sets"].items()},
                 [operation for operation in operations if operation["ended_s"]],
                 [operation for operation in operations if not operation["ended_s"]],
+                content.get("threads", []),
             )
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{path} was not written by ringtrain: {error!r}") from None
@@ -128,6 +130,13 @@ def _tell_missing(operation: dict[str, Any], flight: Flight, missing: list[int],
 
 
 def _tell_last(flight: Flight) -> str:
+    where = next((thread["whereabouts"] for thread in flight.threads if thread["is_main"]), "")
+    if where and not flight.unfinished():
+        return f"Rank {flight.rank} was {where}. {_tell_last_operation(flight)}"
+    return _tell_last_operation(flight)
+
+
+def _tell_last_operation(flight: Flight) -> str:
     if flight.unfinished():
         last = flight.unfinished()[0]
         return f"Rank {flight.rank} waited for {_title(last)}{_at(last)} instead."
@@ -168,8 +177,24 @@ def report(flights: Sequence[Flight], shown: int = 3) -> Iterator[str]:
         more = len(flight.unfinished()) - shown
         if more > 0:
             yield f"    ... and {more} more that did not end"
+        for thread in flight.threads:
+            innermost = thread["stack"][0]
+            inside = "" if innermost == thread["whereabouts"] else f", {innermost}"
+            yield f"    {thread['name']} was {thread['whereabouts']}{inside}"
     yield ""
     yield f"What differs first: {first_difference(flights)}"
+
+
+def stacks_without_gil(folder: Path, flights: Sequence[Flight]) -> Iterator[str]:
+    """The lines of ranks that could write nothing but their stacks, since one of their threads kept the GIL."""
+    known = {flight.rank for flight in flights}
+    for path in sorted(folder.glob("rank-*.stacks")):
+        rank = path.stem.removeprefix("rank-")
+        if not rank.isdecimal() or int(rank) in known:
+            continue
+        reason, *stacks = path.read_text(errors="replace").splitlines()
+        yield f"rank {rank}, where a thread keeps the GIL: {reason}"
+        yield from (f"    {line}" for line in stacks)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -183,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"python -m ringtrain.flight: {error}", file=sys.stderr)
         return 2
-    print("\n".join(report(flights, options.show)))
+    print("\n".join([*stacks_without_gil(options.folder, [*flights, *earlier]), *report(flights, options.show)]))
     if earlier:
         print(
             f"Left out, since an earlier job wrote it: what {list_of_ranks([flight.rank for flight in earlier])} wrote."

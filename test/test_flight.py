@@ -1,8 +1,12 @@
 """The flight recorder: what each rank writes down when something goes wrong, and what the comparison says of it."""
 
+import contextlib
+import ctypes
 import json
 import os
 import signal
+import tempfile
+import threading
 import time
 
 import numpy as np
@@ -11,6 +15,8 @@ import pytest
 import ringtrain as hvd
 import ringtrain._core as _core
 from ringtrain import flight
+from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.record import flight_recorder
 
 
 def written(folder, rank):
@@ -48,7 +54,115 @@ def test_a_stall_is_written_down_with_the_lines_that_submitted(tmp_path):
     hvd.barrier()
     difference = flight.first_difference(flight.read_folder(tmp_path))
     assert difference.startswith('allreduce "slow" (allreduce Average float64[4]) was submitted by rank ')
-    assert f"but not by rank {last}." in difference and f"Of rank {last} there is no file" in difference
+    assert f"but not by rank {last}. Rank {last} was in test_a_stall_is_written_down" in difference
+
+
+def load_next_batch(how):
+    end = time.monotonic() + 2.5
+    if how == "keeps the GIL":
+        ctypes.PyDLL(None).usleep(2_500_000)
+    elif how == "computes":
+        while time.monotonic() < end:
+            pass
+    else:
+        time.sleep(2.5)
+
+
+@pytest.mark.ranks(2, initialised=False)
+@pytest.mark.parametrize("how", ["sleeps", "computes", "keeps the GIL"])
+def test_a_stuck_rank_is_named_with_the_line_where_it_is(tmp_path, how):
+    hvd.init(stall_warning_time_s=0.5, stall_shutdown_time_s=2, flight_dir=str(tmp_path))
+    rank, keeps_gil = hvd.rank(), how == "keeps the GIL"
+    thread = threading.Thread(target=time.sleep, args=(2.5,), name="reader of rank 1")
+    if rank == 1:
+        thread.start()
+        load_next_batch(how)
+    else:
+        end = r", where it keeps the GIL\." if keeps_gil else r"\."
+        with pytest.raises(hvd.StalledError, match=rf"did not: it is in load_next_batch\(\) at .*py:\d+{end}"):
+            hvd.allreduce(np.ones(4), name=f"while it {how}")
+        if keeps_gil:
+            reason, *stacks = (tmp_path / "rank-1.stacks").read_text().splitlines()
+            assert any(line.endswith("in load_next_batch") for line in stacks)
+        else:
+            content = written(tmp_path, 1)
+            reason = content["reason"]
+            main, *others = content["threads"]
+            assert main["is_main"] and main["whereabouts"].startswith("in load_next_batch() at ")
+            assert "reader of rank 1" in [thread["name"] for thread in others]
+        assert reason == f'stall: allreduce "while it {how}" waits for rank 1'
+        assert written(tmp_path, 0)["threads"][0]["whereabouts"].startswith("in test_a_stuck_rank_is_named")
+    if thread.ident is not None:
+        thread.join()
+    hvd.barrier()
+
+
+@contextlib.contextmanager
+def standard_error_in(path):
+    before = os.dup(2)
+    with path.open("w") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+
+def warn_of_a_rank_that_comes_late(tmp_path, late):
+    """The others submit one after the other what all have done before."""
+    hvd.init(stall_warning_time_s=0.6, flight_dir=str(tmp_path))
+    rank, said = hvd.rank(), tmp_path / f"said by {hvd.rank()}"
+    for _ in range(3):
+        hvd.allreduce(np.ones(4), name="slow")
+    hvd.barrier()
+    time.sleep(1.8 if rank == late else rank * 0.08)
+    with standard_error_in(said):
+        hvd.allreduce(np.ones(4), name="slow")
+    hvd.barrier()
+    if rank == 0:
+        others = list_of_ranks(one for one in range(hvd.size()) if one != late)
+        (warning,) = [line for line in said.read_text().splitlines() if line.startswith("ringtrain warning: ")]
+        assert f"{others} submitted it (at " in warning
+        assert f"), rank {late} did not: it is in warn_of_a_rank_that_comes_late() at " in warning
+
+
+@pytest.mark.ranks(3, initialised=False)
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_stall_warning_names_only_the_rank_that_is_late(tmp_path, late):
+    warn_of_a_rank_that_comes_late(tmp_path, late)
+
+
+@pytest.mark.ranks(3, initialised=False, hosts=(1, 1, 1))
+def test_a_stall_warning_over_a_network_names_only_the_rank_that_is_late(tmp_path):
+    warn_of_a_rank_that_comes_late(tmp_path, 2)
+
+
+@pytest.mark.ranks(4, initialised=False, hosts=(2, 2))
+@pytest.mark.parametrize("late", [1, 3])
+def test_a_stall_warning_on_several_hosts_names_only_the_rank_that_is_late(tmp_path, late):
+    warn_of_a_rank_that_comes_late(tmp_path, late)
+
+
+@pytest.mark.ranks(1, initialised=False)
+def test_folders_of_earlier_jobs_are_removed_but_for_the_latest(tmp_path):
+    for number in range(20):
+        folder = tmp_path / f"ringtrain-flight-{number:02}"
+        folder.mkdir()
+        (folder / "rank-0.json").touch()
+        os.utime(folder, (time.time() - 3600 + number,) * 2)
+    others = [tmp_path / "ringtrain-flight-new", tmp_path / "of-another-program"]
+    for folder in others:
+        folder.mkdir()
+    tempfile.tempdir = str(tmp_path)
+    try:
+        hvd.init()
+        written_to = flight_recorder.write("a test").parent
+        hvd.shutdown()
+    finally:
+        tempfile.tempdir = None
+    kept = {tmp_path / f"ringtrain-flight-{number:02}" for number in range(13, 20)}
+    assert set(tmp_path.iterdir()) == {*kept, *others, written_to}
 
 
 @pytest.mark.ranks(2, isolated=True)
@@ -129,6 +243,27 @@ def test_ranks_that_wait_for_different_operations():
     text = flight.first_difference(flights)
     assert text.startswith('allreduce "a" (allreduce Sum float32[2]) was submitted by rank 0 at train.py:a')
     assert text.endswith('but not by rank 1. Rank 1 waited for allreduce "b" at train.py:b instead.')
+
+
+def test_the_report_says_where_the_threads_of_a_missing_rank_are(tmp_path):
+    late = flight_of(1, operation("a", ended=2.0))
+    late.threads = [
+        {"name": "MainThread", "is_main": True, "stack": ["in wait() at threading.py:1", "in load() at train.py:17"],
+         "whereabouts": "in load() at train.py:17"},
+        {"name": "reader", "is_main": False, "stack": ["in read() at d.py:5"], "whereabouts": "in read() at d.py:5"},
+    ]  # fmt: skip
+    flights = [flight_of(0, operation("b", submitted=3.0)), late]
+    assert "Rank 1 was in load() at train.py:17. The last that rank 1 did" in flight.first_difference(flights)
+    lines = list(flight.report(flights))
+    assert "    MainThread was in load() at train.py:17, in wait() at threading.py:1" in lines
+    assert "    reader was in read() at d.py:5" in lines
+    (tmp_path / "rank-2.stacks").write_text('stall: allreduce "b" waits for rank 2\nThread 1:\n  File "x.py"\n')
+    (tmp_path / "rank-1.stacks").write_text("stall: earlier\n")
+    assert list(flight.stacks_without_gil(tmp_path, flights)) == [
+        'rank 2, where a thread keeps the GIL: stall: allreduce "b" waits for rank 2',
+        "    Thread 1:",
+        '      File "x.py"',
+    ]
 
 
 def test_ranks_that_wait_for_another_shape():

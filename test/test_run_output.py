@@ -235,6 +235,22 @@ def test_a_rank_that_wakes_up_to_be_ended_is_not_the_first(woken: bytes) -> None
     assert report(failures).splitlines()[-1] == "    ringtrain.StalledError: waiting for 5 s"
 
 
+@pytest.mark.parametrize("where", ["", ": it is in load_next_batch() at train.py:17"])
+def test_a_rank_that_waited_for_a_stuck_one_is_not_called_the_first_to_fail(where: str) -> None:
+    stalled = (
+        'ringtrain.StalledError: allreduce "grad.3": waited 600 s. ranks 0, 2 submitted it (at train.py:31), rank 1 '
+        f"did not{where}. Do all ranks run the same operations, or is a rank stuck in something else?"
+    )
+    log = FailureLog()
+    for rank in (2, 0):
+        log.add(Written(rank, True, TRACEBACK.replace(b"ValueError: bad", stalled.encode())))
+        log.add(Ended(rank, 1, 0.0, False))
+    log.add(Ended(1, -15, 0.0, True))
+    first, second, *_ = report(log.failures()).splitlines()
+    assert first == f'rank 1 did not submit allreduce "grad.3"{where}'
+    assert second == "ranks 0, 2 waited for it"
+
+
 def test_a_torn_traceback_of_a_rank_that_nobody_told_to_end_counts() -> None:
     log = FailureLog()
     log.add(Written(1, True, TRACEBACK[:35]))

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -132,7 +133,11 @@ std::string place_in(const std::string& line) {
   if (number == std::string::npos || name == std::string::npos) return "";
   const size_t digits = number + before_number.size();
   const std::string function = line.substr(name + before_name.size());
-  const std::string place = "at " + line.substr(file, number - file) + ":" + line.substr(digits, name - digits);
+  std::string path = line.substr(file, number - file);
+  std::unique_ptr<char, decltype(&std::free)> folder(getcwd(nullptr, 0), &std::free);
+  if (const std::string below = folder ? folder.get() + std::string("/") : "/"; path.rfind(below, 0) == 0)
+    path.erase(0, below.size());
+  const std::string place = "at " + path + ":" + line.substr(digits, name - digits);
   return function == "<module>" ? place : "in " + function + "() " + place;
 }
 

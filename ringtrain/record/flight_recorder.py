@@ -39,6 +39,7 @@ _rank = 0
 _folder = Path()
 _is_own_folder = False
 _has_failed = False
+_has_told_of_stacks = False
 _handles_signal = False
 _dump: tuple[int, int] | None = None  # the signal that makes faulthandler write all stacks, and to which descriptor
 
@@ -46,8 +47,9 @@ _dump: tuple[int, int] | None = None  # the signal that makes faulthandler write
 def start(rank: int, folder: str, token: str) -> None:
     """Called by init(): from now on SIGUSR1 has the file written, unless the script has a handler of its own, and so
     has a stall."""
-    global _job, _rank, _folder, _is_own_folder, _has_failed, _handles_signal
-    _job, _rank, _has_failed, _is_own_folder = token, rank, False, not folder
+    global _job, _rank, _folder, _is_own_folder, _has_failed, _has_told_of_stacks, _handles_signal
+    _job, _rank, _is_own_folder = token, rank, not folder
+    _has_failed = _has_told_of_stacks = False
     _folder = Path(folder) if folder else Path(tempfile.gettempdir()) / f"{_FOLDERS}{token}"
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
@@ -73,7 +75,10 @@ def _watch_stalls() -> None:
     descriptor = os.memfd_create("ringtrain-stacks")
     faulthandler.register(number, descriptor, all_threads=True)
     _dump = number, descriptor
-    _core.watch_stalls(_on_stall, descriptor, number, str(_folder), str(_folder / f"rank-{_rank}.stacks"))
+    stacks = _folder / f"rank-{_rank}.stacks"
+    with contextlib.suppress(OSError):
+        stacks.unlink(missing_ok=True)  # of an earlier job
+    _core.watch_stalls(_on_stall, descriptor, number, str(_folder), str(stacks))
 
 
 def _is_free(number: int) -> bool:
@@ -96,7 +101,12 @@ def _on_stall(question: str) -> None:
     """Called on a thread of its own when an operation waits for long, perhaps for this rank."""
     frames = sys._current_frames()
     _core.answer_question(_whereabouts(frames.get(threading.main_thread().ident or 0)))
-    _write(f"stall: {question}")
+    global _has_told_of_stacks
+    if _write(f"stall: {question}") is not None and _rank == 0 and not _has_told_of_stacks:
+        _has_told_of_stacks = True
+        logger.warning(
+            "the stacks of all ranks are in %s; print them with `python -m ringtrain.flight %s`", *2 * (_folder,)
+        )
 
 
 def _whereabouts(innermost: FrameType | None) -> str:
@@ -117,7 +127,10 @@ def _threads() -> list[dict[str, Any]]:
     """The stacks of all threads, innermost frame first, the main thread first."""
     known = {thread.ident: thread for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
-    frames = {ident: frame for ident, frame in sys._current_frames().items() if ident == main or ident != own}
+    frames = sys._current_frames()
+    calling = frames.pop(own)
+    if own == main or own in known:
+        frames[own] = next((frame for frame in _stack(calling) if frame.f_globals is not globals()), calling)
     return [
         {
             "name": known[ident].name if ident in known else f"thread {ident}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -18,6 +19,11 @@ _CONSEQUENCES = (
     "ringtrain.RemoteError",
     "ringtrain.ShutDownError",
     "ringtrain.StalledError",
+)
+# What a rank that has waited in vain says of those that it waited for.
+_STALL = re.compile(
+    r"ringtrain\.StalledError: (?P<what>.+): waited \d+ s\. .+, (?P<ranks>ranks? [\d, -]+) did not"
+    r"(: (?P<where>.+?))?\. [A-Z]"
 )
 # What the library notes while a process ends; after a traceback it would hide what went wrong.
 _NOTE = "ringtrain: "
@@ -134,13 +140,24 @@ class FailureLog:
 
 
 def report(failures: list[Failure], names: Names = RANKS, silent_hosts: Sequence[str] = ()) -> str:
-    """What to say of the failures, at least one: who was first, the end of what it wrote, and who followed."""
+    """What to say of the failures, at least one: the first one, the end of what it wrote, and the ones after it.
+
+    Ranks that have waited in vain for another one are not called the first: the other one is named, and where it is.
+    """
     first, *later = failures
     lines = [f"the first to fail was {first.in_words(names)}"]
-    if later:
+    if (stall := _stall_of(first)) is not None:
+        waited = [failure.rank for failure in failures if _stall_of(failure) is not None]
+        where = f": {stall['where']}" if stall["where"] else ""
+        lines = [f"{stall['ranks']} did not submit {stall['what']}{where}", f"{names.listed(waited)} waited for it"]
+    elif later:
         lines[0] += f"; {names.listed([failure.rank for failure in later])} failed after it"
     lines += [f"from {host} nothing was heard any more: it may have failed before" for host in silent_hosts]
     return "\n".join([*lines, *last_lines_of(names.listed([first.rank]), first)])
+
+
+def _stall_of(failure: Failure) -> re.Match[str] | None:
+    return next((found for line in failure.last_lines if (found := _STALL.match(line))), None)
 
 
 def last_lines_of(who: str, failure: Failure) -> list[str]:
