@@ -104,9 +104,8 @@ def _on_stall(question: str) -> None:
     global _has_told_of_stacks
     if _write(f"stall: {question}") is not None and _rank == 0 and not _has_told_of_stacks:
         _has_told_of_stacks = True
-        logger.warning(
-            "the stacks of all ranks are in %s; print them with `python -m ringtrain.flight %s`", *2 * (_folder,)
-        )
+        text = "each rank has written its stacks to %s on its host; print them with `python -m ringtrain.flight %s`"
+        logger.warning(text, _folder, _folder)
 
 
 def _whereabouts(innermost: FrameType | None) -> str:
