@@ -182,6 +182,29 @@ def test_a_daemon_thread_counts_whoever_has_used_its_names_before():
     assert together("last").tolist() == [2.0] * 3
 
 
+@pytest.mark.ranks(2)
+def test_a_daemon_thread_counts_from_its_first_submission_of_a_known_name_on():
+    def known():
+        handle = hvd.allreduce_async_(np.ones(3), op=hvd.Sum, name="known to both")
+        assert hvd.synchronize(handle).tolist() == [2.0] * 3
+
+    for _ in range(3):
+        known()
+    if hvd.rank() == 1:
+
+        def work():
+            time.sleep(0.6)  # the main thread waits by then, and this one has submitted nothing yet
+            known()
+            time.sleep(2)
+            together("later")
+
+        threading.Thread(target=work, daemon=True).start()
+    else:
+        known()
+        assert together("later").tolist() == [2.0] * 3
+    assert together("at last").tolist() == [2.0] * 3
+
+
 @pytest.mark.slow
 @pytest.mark.ranks(4, hosts=(1, 1, 1, 1), rate="2mbit", timeout=90)
 def test_long_steps_while_a_second_thread_waits_for_a_late_rank():
