@@ -36,6 +36,29 @@ def test_ranks_that_wait_for_each_other(is_cached):
     assert together("the next one").tolist() == [hvd.size()] * 3  # works
 
 
+@pytest.mark.ranks(2)
+def test_a_deadlock_of_rank_0_alone_asks_whether_it_is_under_a_condition():
+    name = "validation loss" if hvd.rank() == 0 else "gradients"
+    deadlocks(
+        lambda: together(name),
+        'Is allreduce "validation loss" under `if rank() == 0`?',
+        "different numbers of batches? Then call hvd.join() after the loop.",
+    )
+
+
+@pytest.mark.ranks(2)
+def test_a_deadlock_of_as_many_operations_with_other_names_asks_for_the_model():
+    part = "encoder" if hvd.rank() == 0 else "decoder"
+    handles = [hvd.allreduce_async(np.ones(3), name=f"{part}.{number}") for number in range(12)]
+    deadlocks(
+        lambda: hvd.synchronize(handles[0]),
+        'rank 0 for allreduce "encoder.0" (at ',
+        'rank 1 for allreduce "decoder.0" (at ',
+        " and 11 more operations",
+        "Do all ranks build the same model? The names of their operations differ.",
+    )
+
+
 @pytest.mark.ranks(2, 3)
 def test_one_rank_waits_for_something_else():
     operation = hvd.barrier if hvd.rank() == 0 else (lambda: hvd.allgather(np.ones(2), name="gather"))

@@ -1,6 +1,7 @@
 """Bad input: an error on the caller's line, or on every rank; afterwards everything works."""
 
 import functools
+import inspect
 import os
 import subprocess
 import sys
@@ -313,6 +314,18 @@ def test_a_forked_child_is_told_that_it_is_no_rank():
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert "forked" in os.read(reading, 1000).decode()
+    require_that_all_is_well()
+
+
+@pytest.mark.ranks(1, 2, isolated=True)
+def test_a_call_after_shutdown_says_what_ended_ringtrain():
+    hvd.init()
+    hvd.shutdown()
+    line = inspect.currentframe().f_lineno - 1
+    message = rf"it was ended by shutdown\(\) at .*test_errors.py:{line}; call init\(\) again"
+    with pytest.raises(hvd.NotInitializedError, match=message):
+        hvd.allreduce(ONES)
+    hvd.init()
     require_that_all_is_well()
 
 

@@ -118,8 +118,9 @@ const std::vector<Entry>& entries() {
       number(&Options::timeline_limit_mb, "timeline_limit_mb", 0.01, 1 << 20,
              "Size of each rank's part of the timeline, in megabytes; what comes later is left out."),
       text(&Options::flight_dir, "flight_dir",
-           "Folder to which each rank writes its last 1,024 operations when it loses another rank, waits too long or "
-           "gets SIGUSR1; by default one of this job's own in the folder for temporary files."),
+           "Folder to which each rank writes its last 1,024 operations and the stacks of its threads when an operation "
+           "stalls, when it loses another rank or gets SIGUSR1; by default one of this job's own in the folder for "
+           "temporary files."),
       choice(
           &Options::log_level, "log_level", {"info", "trace", "debug", "warning", "error", "fatal"},
           "From which level on there is something to read on standard error beside errors that are raised: info also "

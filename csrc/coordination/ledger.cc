@@ -148,7 +148,8 @@ std::string Ledger::describe(const Key& key, const Entry& entry, double now) con
   const Operation& operation = entry.announced.begin()->second.operation;
   return title_of(operation) + ": waited " + std::to_string(static_cast<int>(now - entry.since)) + " s. " +
          ranks_text(ready) + " submitted it" + sites_text(entry) + ", " + missing_text(missing(key, entry)) +
-         ". Do all ranks run the same operations, or is a rank stuck in something else?";
+         ". Do all ranks run the same operations, or is a rank stuck in something else?" +
+         (ready == std::vector<int>{0} ? " Is it under `if rank() == 0`?" : "");
 }
 
 // "rank 1 did not: it is in load() at train.py:17", or "ranks 1-3 did not: rank 1 is in ..., rank 2 is at ...".
@@ -269,22 +270,52 @@ std::vector<Agreement> Ledger::take_deadlocked() {
   return agreements;
 }
 
+// By the ranks that have announced them, each group in the order of announcement.
+Ledger::Groups Ledger::groups_of_ranks() const {
+  Groups groups;
+  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+    std::vector<int> ranks;
+    for (const auto& [rank, request] : it->second.announced) ranks.push_back(rank);
+    groups[std::move(ranks)].push_back(it);
+  }
+  for (auto& [ranks, group] : groups)
+    std::sort(group.begin(), group.end(),
+              [](const auto& a, const auto& b) { return a->second.order < b->second.order; });
+  return groups;
+}
+
 std::string Ledger::describe_deadlock() const {
   constexpr size_t kMost = 8;
+  const Groups groups = groups_of_ranks();
   std::string text;
   size_t told = 0;
-  for (const auto& [key, entry] : entries_) {
+  for (const auto& [ranks, group] : groups) {
+    const Entry& first = group.front()->second;
     if (++told > kMost) continue;
-    std::vector<int> ready;
-    for (const auto& [rank, request] : entry.announced) ready.push_back(rank);
-    text += (text.empty() ? "" : "; ") + ranks_text(ready) + " for " +
-            title_of(entry.announced.begin()->second.operation) + sites_text(entry);
+    text += (text.empty() ? "" : "; ") + ranks_text(ranks) + " for " +
+            title_of(first.announced.begin()->second.operation) + sites_text(first);
+    if (group.size() > 1) text += " and " + std::to_string(group.size() - 1) + " more operations";
   }
-  if (told > kMost) text += "; and " + std::to_string(told - kMost) + " more operations";
+  if (told > kMost) text += "; and others";
   for (const auto& [process_set, join] : joins_) text += "; " + ranks_text(join.ranks) + " in join()";
   return "deadlock: every rank waits, and none of these operations can be complete without something that a waiting "
          "rank would have to submit: " +
-         text + ". Do all ranks run the same operations in the same order?";
+         text + ". " + deadlock_hint(groups);
+}
+
+// The likely reason, as a question.
+std::string Ledger::deadlock_hint(const Groups& groups) {
+  const std::string order = "Do all ranks run the same operations in the same order?";
+  if (groups.size() < 2) return order;
+  const size_t count = groups.begin()->second.size();
+  const auto has_as_many = [&](const auto& group) { return group.second.size() == count; };
+  if (count > 1 && std::all_of(groups.begin(), groups.end(), has_as_many))
+    return "Do all ranks build the same model? The names of their operations differ.";
+  const auto of_rank_0 = groups.find({0});
+  std::string hint = order;
+  if (of_rank_0 != groups.end())
+    hint += " Is " + title_of(of_rank_0->second.front()->second.announced.at(0).operation) + " under `if rank() == 0`?";
+  return hint + " Do they have different numbers of batches? Then call hvd.join() after the loop.";
 }
 
 double Ledger::next_deadline() const {

@@ -87,7 +87,10 @@ class Ledger {
   std::string describe(const Key& key, const Entry& entry, double now) const;
   std::string missing_text(const std::vector<int>& ranks) const;
   static std::string sites_text(const Entry& entry);
+  using Groups = std::map<std::vector<int>, std::vector<Entries::const_iterator>>;
+  Groups groups_of_ranks() const;
   std::string describe_deadlock() const;
+  static std::string deadlock_hint(const Groups& groups);
 
   const Membership& membership_;
   const Limits limits_;

@@ -116,9 +116,9 @@ struct WaitingThread {
 
 // Waits until threads that waited for a Handle have returned to Python, with the error that it has ended with: one that
 // comes too late for that is parked for ever, with all that it keeps. A forked child has no Engine and no such threads.
-bool shut_down(double limit_s) {
+bool shut_down(const std::string& by, double limit_s) {
   const bool has_engine = current_engine() != nullptr;
-  const bool was_well = shut_down_engine();
+  const bool was_well = shut_down_engine(by);
   const double end = now_s() + limit_s;
   while (has_engine && waiting_threads > 0 && now_s() < end) Waiter::nap(1e-3);
   return was_well;
@@ -167,8 +167,10 @@ void bind_engine(nb::module_& module) {
              nb::arg("nccl") = std::vector<NcclCandidate>(), nb::arg("looks_for_sharing") = true,
              "Starts the engine; all ranks together.");
   module.def(
-      "shutdown", [] { return shut_down(kLeave_s); }, nb::call_guard<ReleasedGil>(),
-      "Leaves the job and ends the engine, if there is one. Whether all was well until then.");
+      "shutdown", [](const std::string& by) { return shut_down(by, kLeave_s); }, nb::arg("by"),
+      nb::call_guard<ReleasedGil>(),
+      "Leaves the job and ends the engine, if there is one. Returns whether all was well until then. Errors of later "
+      "calls name what it was ended by.");
   module.def("give_up", &give_up, nb::arg("reason"), nb::arg("timeout_s"), nb::call_guard<ReleasedGil>(),
              "Tells all others that this rank has failed, and why. Returns when they know, or the time is over.");
   module.def(

@@ -15,6 +15,7 @@ Mutex mutex;
 std::shared_ptr<Engine> engine GUARDED_BY(mutex);
 std::shared_ptr<Resources> resources GUARDED_BY(mutex);  // of all Engines of this process
 bool is_forked_child GUARDED_BY(mutex) = false;          // of a process that had an Engine then
+std::string ended_by GUARDED_BY(mutex);                  // what ended the last Engine; empty: there was none
 
 std::shared_ptr<Engine> exchange_engine(std::shared_ptr<Engine> next) {
   const Lock lock(mutex);
@@ -42,11 +43,14 @@ std::shared_ptr<Engine> current_engine() {
 std::shared_ptr<Engine> require_engine() {
   const Lock lock(mutex);
   if (engine) return engine;
+  if (is_forked_child)
+    throw Error(
+        ErrorKind::not_initialized,
+        "this process was forked from a rank of ringtrain and is not a rank itself; let the parent process call "
+        "ringtrain");
   throw Error(ErrorKind::not_initialized,
-              is_forked_child
-                  ? "this process was forked from a rank of ringtrain and is not a rank itself; let the parent "
-                    "process call ringtrain"
-                  : "ringtrain is not initialised: call init() first");
+              "ringtrain is not initialised: " +
+                  (ended_by.empty() ? "call init() first" : "it was ended by " + ended_by + "; call init() again"));
 }
 
 std::string autotune_findings() {
@@ -74,9 +78,13 @@ void start_engine(World world, Options options) {
 }
 
 // The last one who keeps it destroys it, which may take a moment: what it owns takes leave of MPI.
-bool shut_down_engine() {
+bool shut_down_engine(const std::string& by) {
   const std::shared_ptr<Engine> leaving = exchange_engine(nullptr);
   if (!leaving) return true;
+  {
+    const Lock lock(mutex);
+    ended_by = by;
+  }
   leaving->shutdown();
   return !leaving->has_failed();
 }

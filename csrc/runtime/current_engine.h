@@ -21,7 +21,8 @@ std::string autotune_findings();
 void require_not_forked();
 // All ranks of the world at the same time. Throws what made it impossible, as in a process that was forked from a rank.
 void start_engine(World world, Options options);
-// Leaves the job and ends the Engine, if there is one. Whether all was well until then.
-bool shut_down_engine();
+// Leaves the job and ends the Engine, if there is one. Returns whether all was well until then. `by` is for the message
+// of later calls: "shutdown() at train.py:40".
+bool shut_down_engine(const std::string& by);
 
 }  // namespace ringtrain

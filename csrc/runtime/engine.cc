@@ -433,7 +433,8 @@ void Engine::end(const std::vector<int>& left) {
                by_itself ? "ringtrain was shut down on this rank while the operation was pending"
                          : names_text(left) +
                                " exited early: shutdown() was called there, or the script came to its end. "
-                               "No operation can complete without it.");
+                               "No operation can complete without it. Do the ranks have different numbers of batches? "
+                               "Then call hvd.join() after the loop.");
   is_closed_ = true;
 }
 

@@ -40,6 +40,11 @@ def call_site() -> Site:
 def call_place() -> str:
     """The place that called ringtrain, as text; "" if there is none."""
     deadlock.note_submitter()
+    return place_of_script()
+
+
+def place_of_script() -> str:
+    """The same for what submits nothing."""
     frame = _frame_of_user()
     return "" if frame is None else _text(frame)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import ringtrain._core as _core
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
-from ringtrain.failure import exceptions
+from ringtrain.failure import call_sites, exceptions
 from ringtrain.handles import report_failures_to
 from ringtrain.job import before_init, elastic, gpus, launched_by, mpi, network
 from ringtrain.job.world import Library, World
@@ -264,11 +264,16 @@ def shutdown() -> None:
     metrics.stop_serving()
     flight_recorder.stop()
     report_failures_to(None)
-    if not _core.shutdown():
+    if not _core.shutdown(_ended_by()):
         exceptions.limit_exit()
     exceptions.keep_exceptions()
     _world = _asked = None
     forget_process_sets()
+
+
+def _ended_by() -> str:
+    place = call_sites.place_of_script()
+    return f"shutdown() at {place}" if place else "the end of the script"
 
 
 def _end() -> None:
