@@ -1,5 +1,7 @@
 """join: ranks with less data contribute zeros until all have joined."""
 
+import time
+
 import numpy as np
 import pytest
 from exact import require_equal
@@ -88,3 +90,26 @@ def test_what_was_agreed_before_a_join_takes_nothing_that_comes_after_it():
             require_equal(hvd.synchronize(handle), np.ones(2_000_000, np.float32))
         require_equal(hvd.synchronize(last), np.ones(3))  # rank 1 had joined
     require_equal(hvd.allreduce(np.full(3, 10.0 * hvd.rank()), op=hvd.Sum, name="x"), np.full(3, 10.0))
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_STALL_WARNING_TIME_S": "1", "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "3"})
+def test_join_fails_while_the_last_rank_does_nothing():
+    last = hvd.size() - 1
+    hvd.barrier()
+    if hvd.rank() < last:
+        with pytest.raises(hvd.StalledError, match=rf"join: waited 3 s since the last operation\. .* rank {last} did not"):
+            hvd.join()
+    else:
+        time.sleep(5)  # stuck in something else
+    hvd.join()
+    require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum), np.full(2, float(hvd.size())))
+
+
+@pytest.mark.ranks(2, 3, env={"RINGTRAIN_STALL_WARNING_TIME_S": "1", "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "3"})
+def test_join_waits_for_as_long_as_the_last_rank_goes_on():
+    last = hvd.size() - 1
+    if hvd.rank() == last:
+        for _ in range(10):
+            require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, name="alone"), np.ones(2))
+            time.sleep(0.6)
+    assert hvd.join() == last

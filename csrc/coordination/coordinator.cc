@@ -68,9 +68,16 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
     drop_removed(agreements);
     round.plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
   }
+  if (ledger_.has_joins())
+    for (const PlanPtr& plan : round.plans) note_progress(*plan);
   plans_to_carry_out_ += round.plans.size();
   next_deadline_ = find_next_deadline();
   return round;
+}
+
+void Coordinator::note_progress(const Plan& plan) {
+  const Agreement& first = *plan.parts.front();
+  if (first.error == ErrorKind::none) ledger_.note_progress(first.operation.process_set, now_s());
 }
 
 std::vector<PlanPtr> Coordinator::plans_for(const Words& bits) {

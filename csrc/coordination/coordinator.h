@@ -124,6 +124,7 @@ class Coordinator {
   bool can_be_blocked(double now) const;
   // After how many seconds a bit is announced in full, and the ranks are asked.
   static double ask_s(const Limits& limits);
+  void note_progress(const Plan& plan);
   void drop_removed(std::vector<AgreementPtr>& agreements) const;
 
   void make_own_words(double now);

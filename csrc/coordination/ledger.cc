@@ -12,13 +12,7 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity(), kLongestAnswer_s = 2;
 
-Operation join_of(int process_set) {
-  Operation join;
-  join.kind = OpKind::join;
-  join.name = kJoinName;
-  join.process_set = process_set;
-  return join;
-}
+bool is_join(const Key& key) { return key.second == kJoinName; }
 
 }  // namespace
 
@@ -38,31 +32,38 @@ bool Ledger::can_join(const Operation& operation) {
 void Ledger::announce(int rank, const Request& request, double since) {
   const Operation& operation = request.operation;
   if (!membership_.has(operation.process_set)) return;  // removed while this was under way; its submitter was told
-  if (operation.kind == OpKind::join) return join(rank, operation);
   const Key key = key_of(operation);
   Entry& entry = entries_[key];
   if (entry.announced.empty()) {
     entry.since = since;
     entry.order = announcements_++;
   }
-  entry.since = std::min(entry.since, since);
+  entry.since = is_join(key) ? std::max(entry.since, since) : std::min(entry.since, since);
   entry.announced[rank] = request;
+  entry.last = rank;
   changed_.insert(key);
-}
-
-void Ledger::join(int rank, const Operation& operation) {
-  Join& join = joins_[operation.process_set];
-  join.ranks.push_back(rank);
-  join.unnamed = std::max(join.unnamed, operation.numbers[0]);
-  for (const auto& [key, entry] : entries_)
-    if (key.first == operation.process_set) changed_.insert(key);
+  if (!is_join(key)) return;
+  for (const auto& [other, waiting] : entries_)
+    if (other.first == operation.process_set) changed_.insert(other);
 }
 
 bool Ledger::has_joined(int process_set, int rank) const {
-  const auto join = joins_.find(process_set);
-  if (join == joins_.end()) return false;
-  const std::vector<int>& ranks = join->second.ranks;
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  const auto join = entries_.find({process_set, kJoinName});
+  return join != entries_.end() && join->second.announced.count(rank) != 0;
+}
+
+bool Ledger::has_joins() const {
+  return std::any_of(entries_.begin(), entries_.end(), [](const auto& entry) { return is_join(entry.first); });
+}
+
+void Ledger::note_progress(int process_set, double now) {
+  constexpr int kWorld = 0;
+  for (auto& [key, entry] : entries_) {
+    if (!is_join(key) || (process_set != kWorld && process_set != key.first)) continue;
+    entry.since = now;
+    entry.questions = 0;
+    entry.is_told = false;
+  }
 }
 
 bool Ledger::is_complete(const Key& key, const Entry& entry) const {
@@ -73,9 +74,14 @@ bool Ledger::is_complete(const Key& key, const Entry& entry) const {
 
 std::vector<Agreement> Ledger::take_agreed() {
   std::vector<std::pair<uint64_t, Agreement>> complete;
+  std::vector<Entries::iterator> joins;  // which other entries of their sets have to know until these are complete
   for (const Key& key : changed_) {
     const auto it = entries_.find(key);
     if (it == entries_.end() || !is_complete(key, it->second)) continue;
+    if (is_join(key)) {
+      joins.push_back(it);
+      continue;
+    }
     complete.emplace_back(it->second.order, agree(it->second));
     entries_.erase(it);
   }
@@ -83,7 +89,10 @@ std::vector<Agreement> Ledger::take_agreed() {
   std::sort(complete.begin(), complete.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<Agreement> agreements;
   for (auto& [order, agreement] : complete) agreements.push_back(std::move(agreement));
-  for (Agreement& join : take_joins()) agreements.push_back(std::move(join));
+  for (const Entries::iterator& join : joins) {
+    agreements.push_back(agree_on_join(join->second));
+    entries_.erase(join);
+  }
   return agreements;
 }
 
@@ -118,21 +127,19 @@ Agreement Ledger::agree(const Entry& entry) const {
   return agreement;
 }
 
-std::vector<Agreement> Ledger::take_joins() {
-  std::vector<Agreement> agreements;
-  for (auto it = joins_.begin(); it != joins_.end();) {
-    const auto& [process_set, join] = *it;
-    if (join.ranks.size() < membership_.ranks(process_set).size()) {
-      ++it;
-      continue;
-    }
-    Agreement& agreement = agreements.emplace_back();
-    agreement.operation = join_of(process_set);
-    agreement.result = join.ranks.back();
-    agreement.unnamed = join.unnamed;
-    it = joins_.erase(it);
-  }
-  return agreements;
+Agreement Ledger::agree_on_join(const Entry& entry) {
+  Agreement agreement;
+  agreement.operation = entry.announced.begin()->second.operation;
+  agreement.result = entry.last;
+  for (const auto& [rank, request] : entry.announced)
+    agreement.unnamed = std::max(agreement.unnamed, request.operation.numbers[0]);
+  return agreement;
+}
+
+std::vector<int> Ledger::ranks_of(const Entry& entry) {
+  std::vector<int> ranks;
+  for (const auto& [rank, request] : entry.announced) ranks.push_back(rank);
+  return ranks;
 }
 
 std::vector<int> Ledger::missing(const Key& key, const Entry& entry) const {
@@ -143,11 +150,15 @@ std::vector<int> Ledger::missing(const Key& key, const Entry& entry) const {
 }
 
 std::string Ledger::describe(const Key& key, const Entry& entry, double now) const {
-  std::vector<int> ready;
-  for (const auto& [rank, request] : entry.announced) ready.push_back(rank);
+  const std::vector<int> ready = ranks_of(entry);
   const Operation& operation = entry.announced.begin()->second.operation;
-  return title_of(operation) + ": waited " + std::to_string(static_cast<int>(now - entry.since)) + " s. " +
-         ranks_text(ready) + " submitted it" + sites_text(entry) + ", " + missing_text(missing(key, entry)) +
+  const std::string head =
+      title_of(operation) + ": waited " + std::to_string(static_cast<int>(now - entry.since)) + " s";
+  const std::string absent = missing_text(missing(key, entry));
+  if (is_join(key))
+    return head + " since the last operation. " + ranks_text(ready) + " joined" + sites_text(entry) + ", " + absent +
+           ". Is a rank stuck in something else?";
+  return head + ". " + ranks_text(ready) + " submitted it" + sites_text(entry) + ", " + absent +
          ". Do all ranks run the same operations, or is a rank stuck in something else?" +
          (ready == std::vector<int>{0} ? " Is it under `if rank() == 0`?" : "");
 }
@@ -257,27 +268,21 @@ std::vector<Agreement> Ledger::take_stalled(double now) {
 std::vector<Agreement> Ledger::take_deadlocked() {
   std::vector<Agreement> agreements;
   const std::string message = describe_deadlock();
-  const auto fail = [&](Operation operation) {
+  for (const auto& [key, entry] : entries_) {
     Agreement& agreement = agreements.emplace_back();
-    agreement.operation = std::move(operation);
+    agreement.operation = entry.announced.begin()->second.operation;
     agreement.error = ErrorKind::deadlock;
     agreement.message = message;
-  };
-  for (const auto& [key, entry] : entries_) fail(entry.announced.begin()->second.operation);
-  for (const auto& [process_set, join] : joins_) fail(join_of(process_set));
+  }
   entries_.clear();
-  joins_.clear();
   return agreements;
 }
 
 // By the ranks that have announced them, each group in the order of announcement.
 Ledger::Groups Ledger::groups_of_ranks() const {
   Groups groups;
-  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    std::vector<int> ranks;
-    for (const auto& [rank, request] : it->second.announced) ranks.push_back(rank);
-    groups[std::move(ranks)].push_back(it);
-  }
+  for (auto it = entries_.begin(); it != entries_.end(); ++it)
+    if (!is_join(it->first)) groups[ranks_of(it->second)].push_back(it);
   for (auto& [ranks, group] : groups)
     std::sort(group.begin(), group.end(),
               [](const auto& a, const auto& b) { return a->second.order < b->second.order; });
@@ -297,7 +302,8 @@ std::string Ledger::describe_deadlock() const {
     if (group.size() > 1) text += " and " + std::to_string(group.size() - 1) + " more operations";
   }
   if (told > kMost) text += "; and others";
-  for (const auto& [process_set, join] : joins_) text += "; " + ranks_text(join.ranks) + " in join()";
+  for (const auto& [key, entry] : entries_)
+    if (is_join(key)) text += "; " + ranks_text(ranks_of(entry)) + " in join()";
   return "deadlock: every rank waits, and none of these operations can be complete without something that a waiting "
          "rank would have to submit: " +
          text + ". " + deadlock_hint(groups);
@@ -328,7 +334,6 @@ double Ledger::next_deadline() const {
 }
 
 void Ledger::drop(int process_set) {
-  joins_.erase(process_set);
   for (auto it = entries_.begin(); it != entries_.end();)
     it = it->first.first == process_set ? entries_.erase(it) : std::next(it);
 }

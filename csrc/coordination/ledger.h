@@ -9,6 +9,7 @@
 //   told     A warning has named those ranks, or an earlier warning named the same ones. answer_s_ before
 //            Limits::shutdown_s the ranks are asked again.
 // From each state it leaves when it is complete, or as an error after Limits::shutdown_s.
+// A join is an entry like any other, but for its age: an operation of its process set makes it pending again.
 #pragma once
 
 #include <map>
@@ -40,6 +41,11 @@ class Ledger {
   // What has become complete since the last call, in the order in which it was first announced; joins last.
   std::vector<Agreement> take_agreed();
 
+  // Whether some rank has joined and others have not. Then note_progress() is called for each operation that is agreed
+  // on: a join waits for as long as the other ranks go on, and is overdue only when they do nothing.
+  bool has_joins() const;
+  void note_progress(int process_set, double now);
+
   // Where the main thread of a rank is, as it has answered the last question: "in load() at train.py:17".
   void note_answer(int rank, std::string whereabouts);
 
@@ -62,27 +68,23 @@ class Ledger {
  private:
   struct Entry {
     std::map<int, Request> announced;  // by rank
-    double since = 0;
+    double since = 0;                  // a join: when the last rank joined, or an operation was agreed on after that
     uint64_t order = 0;
+    int last = 0;        // the rank that announced it last
     int questions = 0;   // that were asked for it
     double asked_s = 0;  // for the first time
     bool is_told = false;
   };
   using Entries = std::map<Key, Entry>;
-  struct Join {
-    std::vector<int> ranks;  // in the order in which they joined
-    int64_t unnamed = 0;     // the most operations without a name that any of them has submitted
-  };
-
-  void join(int rank, const Operation& operation);
   bool is_complete(const Key& key, const Entry& entry) const;
   bool has_joined(int process_set, int rank) const;
   Agreement agree(const Entry& entry) const;
-  std::vector<Agreement> take_joins();
+  static Agreement agree_on_join(const Entry& entry);
   bool is_new(const Entry& entry) const { return entry.order >= first_of_round_; }
   double next_question(const Entry& entry) const;
   double next_warning(const Entry& entry) const;
   bool have_answered(const std::vector<int>& ranks) const;
+  static std::vector<int> ranks_of(const Entry& entry);  // that have announced it, ascending
   std::vector<int> missing(const Key& key, const Entry& entry) const;
   std::string describe(const Key& key, const Entry& entry, double now) const;
   std::string missing_text(const std::vector<int>& ranks) const;
@@ -96,8 +98,7 @@ class Ledger {
   const Limits limits_;
   const double answer_s_;  // how long rank 0 waits for answers before it warns without them
   Entries entries_;
-  std::map<int, Join> joins_;  // by process set
-  std::set<Key> changed_;      // entries to look at in take_agreed
+  std::set<Key> changed_;  // entries to look at in take_agreed
   uint64_t announcements_ = 0;
   uint64_t first_of_round_ = 0;
   double question_s_;                   // when the ranks were asked last
