@@ -178,7 +178,11 @@ def _forget_done() -> None:
 
 def poll(handle: Pending[Any]) -> bool:
     """Whether the operation is complete, on a GPU, too. Mirrors `horovod.poll`."""
-    return handle.poll()
+    try:
+        ask = handle.poll
+    except AttributeError:
+        raise _not_a_handle("poll", handle) from None
+    return ask()
 
 
 def synchronize(handle: Pending[Result]) -> Result:
@@ -189,5 +193,14 @@ def synchronize(handle: Pending[Result]) -> Result:
 
     Raises:
         RingtrainError: the operation failed; see ringtrain.errors.
+        TypeError: `handle` is not what an `_async` operation returned.
     """
-    return handle.wait()
+    try:
+        wait = handle.wait
+    except AttributeError:
+        raise _not_a_handle("synchronize", handle) from None
+    return wait()
+
+
+def _not_a_handle(title: str, given: object) -> TypeError:
+    return TypeError(f"{title} needs the Handle that an operation such as allreduce_async returned, not {given!r}")

@@ -195,9 +195,112 @@ BAD_ARGUMENTS = {
     "an empty group": (lambda: hvd.grouped_allreduce([]), ValueError, "at least one"),
     "a group that is an array": (lambda: hvd.grouped_allreduce(ONES), TypeError, "list of tensors"),
     "a name of ringtrain's own": (lambda: hvd.allreduce(ONES, name="<join>"), ValueError, "names that begin with"),
+    "a process set that is a list": (
+        lambda: hvd.allreduce(ONES, process_set=[0]),
+        TypeError,
+        r"process_set must be a ProcessSet, not \[0\]; call add_process_set\(\[0\]\)",
+    ),
+    "a process set that is a list, in place": (
+        lambda: hvd.allreduce_(ONES, process_set=[0]),
+        TypeError,
+        "must be a ProcessSet",
+    ),
+    "a barrier of a list": (lambda: hvd.barrier([0]), TypeError, "barrier: process_set must be a ProcessSet"),
+    "an optimizer's process set that is a list": (
+        lambda: hvd.DistributedOptimizer(Descent(), process_set=[0]),
+        TypeError,
+        "DistributedOptimizer: process_set must be a ProcessSet",
+    ),
+    "a compression by name": (
+        lambda: hvd.allreduce(ONES, compression="fp16"),
+        TypeError,
+        "compression must be a Compressor, .*, not 'fp16'; write compression=Compression.fp16",
+    ),
+    "a compression by name, in place": (
+        lambda: hvd.allreduce_async_(ONES, compression="fp16"),
+        TypeError,
+        "must be a Compressor",
+    ),
+    "an optimizer's compression by name": (
+        lambda: hvd.DistributedOptimizer(Descent(), compression="zip"),
+        TypeError,
+        "must be a Compressor, .*, not 'zip'$",
+    ),
+    "a root that is a float": (
+        lambda: hvd.broadcast(ONES, 0.0),
+        TypeError,
+        "broadcast: root_rank must be an integer in 0.*, not 0.0",
+    ),
+    "a root that is text": (lambda: hvd.broadcast_object(1, root_rank="0"), TypeError, "must be an integer in"),
+    "a factor that is text": (
+        lambda: hvd.allreduce(ONES, prescale_factor="x"),
+        TypeError,
+        "prescale_factor must be a number, not 'x'",
+    ),
+    "a factor that is text, in place": (
+        lambda: hvd.allreduce_(ONES, postscale_factor="2"),
+        TypeError,
+        "postscale_factor must be a number, not '2'",
+    ),
+    "a handle that is a number": (
+        lambda: hvd.synchronize(3),
+        TypeError,
+        "synchronize needs the Handle that an operation such as allreduce_async returned, not 3",
+    ),
+    "an array in the place of its handle": (lambda: hvd.poll(ONES), TypeError, "poll needs the Handle"),
+    "an op as a name": (lambda: hvd.reducescatter(ONES, hvd.Sum), TypeError, "not <?ReduceOp.Sum.*; write op=Sum"),
     "a number as a name": (lambda: hvd.broadcast(ONES, 0, name=5), TypeError, "a str or None, not 5"),
     "a number as a name, in place": (lambda: hvd.allreduce_async_(ONES, name=5), TypeError, "a str or None, not 5"),
 }
+
+
+class Descent:
+    def step(self, params, grads):
+        return params
+
+
+REDUCTIONS = {
+    "allreduce": hvd.allreduce,
+    "allreduce_": hvd.allreduce_,
+    "allreduce_async": hvd.allreduce_async,
+    "allreduce_async_": hvd.allreduce_async_,
+    "grouped_allreduce": lambda one, *rest, **named: hvd.grouped_allreduce([one], *rest, **named),
+    "grouped_allreduce_": lambda one, *rest, **named: hvd.grouped_allreduce_([one], *rest, **named),
+    "grouped_allreduce_async": lambda one, *rest, **named: hvd.grouped_allreduce_async([one], *rest, **named),
+    "grouped_allreduce_async_": lambda one, *rest, **named: hvd.grouped_allreduce_async_([one], *rest, **named),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("form", REDUCTIONS)
+def test_an_allreduce_refuses_anything_but_a_bool_in_the_place_of_average(form):
+    refused = {
+        "not <?ReduceOp.Sum.*; write op=Sum": hvd.Sum,
+        "not <?ReduceOp.Average.*; write op=Average": hvd.Average,
+        "not 'grad.0'; write name='grad.0'": "grad.0",
+        "not 'mean'; write op=Average": "mean",
+        "must be True, False or None, not 1$": 1,
+    }
+    for message, second in refused.items():
+        for _ in range(3):  # of a name that comes again, too
+            array = ONES.copy()
+            with pytest.raises(TypeError, match=f"average, the second argument, .*{message}"):
+                REDUCTIONS[form](array, second, name="second")
+            require_equal(array, ONES)
+    require_that_all_is_well()
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("form", REDUCTIONS)
+def test_a_bool_as_average_is_deprecated_on_the_callers_line(form):
+    for average, op in ((True, "Average"), (False, "Sum"), (np.False_, "Sum")):
+        with pytest.warns(DeprecationWarning, match=f"write op={op}") as warnings:
+            result = REDUCTIONS[form](ONES.copy(), average)
+        assert [one.filename for one in warnings] == [__file__]
+        result = hvd.synchronize(result) if "async" in form else result
+        result = result[0] if isinstance(result, list) else result
+        require_equal(result, ONES * (1 if average else hvd.size()))
 
 
 @pytest.mark.ranks(2)

@@ -252,7 +252,17 @@ def test_what_cannot_be_sent_is_a_type_error():
     for what in ("text", object(), jnp.ones(2, jnp.float8_e4m3fn)):
         with pytest.raises(TypeError):
             hvd.allreduce(what)
-    with pytest.raises(TypeError, match="op must be one of"):
+    for second, remedy in ((True, "; write op=Average"), (False, "; write op=Sum"), ("m", "; write name='m'"), (1, "")):
+        with pytest.raises(TypeError, match=f"op, the second argument, must be one of.*, not {second!r}{remedy}$"):
+            hvd.allreduce(jnp.ones(2), second)
+    require_equal(hvd.allreduce(jnp.ones(2), None, "m"), np.ones(2, "float32"))
+    with pytest.raises(TypeError, match="compression must be a Compressor"):
+        hvd.allreduce(jnp.ones(2), compression="fp16")
+    with pytest.raises(TypeError, match="prescale_factor must be a number, not 'x'"):
+        hvd.allreduce(jnp.ones(2), prescale_factor="x")
+    with pytest.raises(TypeError, match=r"root_rank must be an integer in 0-1, not 0\.0"):
+        hvd.broadcast(jnp.ones(2), 0.0)
+    with pytest.raises(TypeError, match="op, the second argument, must be one of"):
         hvd.allreduce(jnp.ones(2), op="sum")
     with pytest.raises(ValueError, match="root_rank 7 is not one of the ranks 0-1"):
         hvd.broadcast(jnp.ones(2), 7)

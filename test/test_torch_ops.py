@@ -452,6 +452,25 @@ BAD_ARGUMENTS = {
     "too many splits": (lambda: hvd.alltoall(ONES, torch.tensor([4] * 9)), ValueError, "one for each rank"),
     "splits in two dimensions": (lambda: hvd.alltoall(ONES, torch.ones(1, 2).long()), ValueError, "one for each rank"),
     "uneven rows": (lambda: hvd.alltoall(torch.ones(hvd.size() + 1)), ValueError, "cannot be split evenly"),
+    "an op in the place of average": (
+        lambda: hvd.allreduce(ONES, hvd.Sum),
+        TypeError,
+        "second argument.*; write op=Sum",
+    ),
+    "an op in the place of average, in a group": (
+        lambda: hvd.grouped_allreduce([ONES], hvd.Sum),
+        TypeError,
+        "second argument.*; write op=Sum",
+    ),
+    "an op in the place of average, in place": (
+        lambda: hvd.allreduce_(ONES, hvd.Sum),
+        TypeError,
+        "second argument.*; write op=Sum",
+    ),
+    "a name in the place of average": (lambda: hvd.allreduce(ONES, "grad.0"), TypeError, "; write name='grad.0'"),
+    "a compression by name": (lambda: hvd.allreduce(ONES, compression="fp16"), TypeError, "must be a Compressor"),
+    "a process set that is a list": (lambda: hvd.alltoall(ONES, process_set=[0]), TypeError, "must be a ProcessSet"),
+    "a root that is a float": (lambda: hvd.broadcast(ONES, 0.0), TypeError, "root_rank must be an integer in 0-"),
     "root out of range": (lambda: hvd.broadcast_(ONES, 99), ValueError, "root_rank 99"),
 }
 

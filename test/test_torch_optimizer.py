@@ -645,6 +645,15 @@ def test_what_would_lose_gradients_is_an_error():
 
 
 @pytest.mark.ranks(2)
+def test_a_process_set_or_a_compression_of_another_type_is_refused():
+    descent = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(TypeError, match=r"DistributedOptimizer: process_set must be a ProcessSet, not \[0\]"):
+        hvd.DistributedOptimizer(descent, process_set=[0])
+    with pytest.raises(TypeError, match=r"compression must be a Compressor.*; write compression=Compression.fp16"):
+        hvd.DistributedOptimizer(descent, compression="fp16")
+
+
+@pytest.mark.ranks(2)
 def test_bad_arguments_are_refused_on_the_callers_line():
     model = new_model()
     named = list(model.named_parameters())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
-from ringtrain.compression import QuantizingCompressor
+from ringtrain.compression import Compression, QuantizingCompressor
 from ringtrain.errors import AdasumError
 from ringtrain.failure.ranks_in_words import ranges_of
 from ringtrain.process_sets import ProcessSet
@@ -23,23 +26,84 @@ def require_usable(process_set: ProcessSet, name: str | None, title: str) -> int
         title: of the operation, for messages.
 
     Raises:
-        TypeError: the name is something else.
+        TypeError: the name, or the process set, is something else.
         ValueError: the process set is not registered, or the name is one of ringtrain's own.
     """
+    require_process_set(process_set, title)
     if process_set.process_set_id is None:
         raise ValueError(f"{title}: {process_set} is not registered; see add_process_set")
     if name is not None and not isinstance(name, str):
-        raise TypeError(f"{title}: the name of an operation is a str or None, not {name!r}")
+        raise TypeError(f"{title}: the name of an operation is a str or None, not {name!r}{as_keyword(name)}")
     if name and name.startswith("<"):
         raise ValueError(f'{title}: names that begin with "<" are for ringtrain itself')
     return process_set.process_set_id
 
 
-def require_root(root: int, process_set: ProcessSet, title: str) -> None:
-    """Raises ValueError unless the rank `root` is in the process set."""
+def require_process_set(process_set: Any, title: str) -> None:
+    """Raises TypeError for anything but a ProcessSet."""
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"{title}: process_set must be a ProcessSet, not {process_set!r}; call add_process_set({process_set!r}) "
+            "once on all ranks and pass what it returns"
+        )
+
+
+def require_root(root: Any, process_set: ProcessSet, title: str) -> int:
+    """The rank `root`. Raises TypeError for anything but an integer, ValueError unless it is in the process set."""
     ranks = process_set.ranks or []
-    if root not in ranks:
-        raise ValueError(f"{title}: root_rank {root} is not one of the ranks {ranges_of(ranks)}")
+    try:
+        rank = operator.index(root)
+    except TypeError:
+        raise TypeError(f"{title}: root_rank must be an integer in {ranges_of(ranks)}, not {root!r}") from None
+    if rank not in ranks:
+        raise ValueError(f"{title}: root_rank {rank} is not one of the ranks {ranges_of(ranks)}")
+    return rank
+
+
+def require_average(average: Any) -> None:
+    """Raises TypeError, with the keyword to write instead, for anything but a bool."""
+    if not isinstance(average, (bool, np.bool_)):
+        raise TypeError(
+            f"average, the second argument, must be True, False or None, not {average!r}{as_keyword(average)}"
+        )
+
+
+def as_keyword(misplaced: Any) -> str:
+    """The end of a message about an argument that was passed in the place of another one."""
+    if isinstance(misplaced, ReduceOp):
+        return f"; write op={misplaced.name}"
+    if isinstance(misplaced, ProcessSet):
+        return "; write process_set=..."
+    if isinstance(misplaced, str) and misplaced.lower() in _OPS_IN_WORDS:
+        return f"; write op={_OPS_IN_WORDS[misplaced.lower()].name}"
+    return f"; write name={misplaced!r}" if isinstance(misplaced, str) else ""
+
+
+_OPS_IN_WORDS = {
+    **{op.name.lower(): op for op in (ReduceOp.Sum, ReduceOp.Average, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product)},
+    "mean": ReduceOp.Average,
+    "avg": ReduceOp.Average,
+    "adasum": ReduceOp.Adasum,
+}
+
+
+def require_compressor(compression: Any) -> None:
+    """Raises TypeError for what does not compress and decompress arrays."""
+    if compression is Compression.none or (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        return
+    known = isinstance(compression, str) and compression in ("none", "fp16", "bf16")
+    remedy = f"; write compression=Compression.{compression}" if known else ""
+    raise TypeError(f"compression must be a Compressor, such as Compression.fp16, not {compression!r}{remedy}")
+
+
+def require_factor(factor: Any, title: str) -> float:
+    """The factor as a float. Raises TypeError for anything but a number."""
+    try:
+        if not isinstance(factor, (str, bytes)):
+            return float(factor)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{title} must be a number, not {factor!r}")
 
 
 def require_reducible(op: ReduceOp, dtype: str, shown: Any, title: str) -> None:

@@ -16,13 +16,17 @@ from ringtrain.compression import AnyCompressor, Compression, QuantizingCompress
 from ringtrain.engine.prepared import How, Prepared
 from ringtrain.engine.requirements import (
     have,
+    require_average,
+    require_compressor,
+    require_factor,
+    require_process_set,
     require_quantizable,
     require_reducible,
     require_root,
     require_scatterable,
     require_usable,
 )
-from ringtrain.failure.call_sites import call_site, first_call_site
+from ringtrain.failure.call_sites import call_site, first_call_site, warn
 from ringtrain.handles import Handle, OnGpu, report_failure
 from ringtrain.process_sets import ProcessSet
 
@@ -47,14 +51,32 @@ class Reduction(NamedTuple):
         postscale_factor: float,
         compression: AnyCompressor,
     ) -> Reduction:
-        """From Horovod's arguments. Raises ValueError if both `op` and `average` are given."""
-        if op is not None and average is not None:
+        """Makes a Reduction of Horovod's arguments.
+
+        Raises:
+            ValueError: both `op` and `average` are given.
+            TypeError: an argument is of another type, such as an op in the place of `average`.
+        """
+        op = op_of(op, average)
+        require_compressor(compression)
+        prescale = require_factor(prescale_factor, "prescale_factor")
+        return Reduction(op, prescale, require_factor(postscale_factor, "postscale_factor"), compression)
+
+
+def op_of(op: ReduceOp | None, average: bool | None) -> ReduceOp:
+    """The operation that Horovod's two arguments ask for. Raises as `Reduction.of`."""
+    if average is not None:
+        require_average(average)
+        if op is not None:
             raise ValueError("give op or average, not both: average is the older spelling of op")
-        if op is None:
-            op = ReduceOp.Sum if average is False else ReduceOp.Average
-        if not isinstance(op, ReduceOp):
-            raise TypeError(f"op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}")
-        return Reduction(op, float(prescale_factor), float(postscale_factor), compression)
+        op = ReduceOp.Average if average else ReduceOp.Sum
+        warn(f"the argument average is deprecated: write op={op.name}", DeprecationWarning)
+        return op
+    if op is None:
+        return ReduceOp.Average
+    if not isinstance(op, ReduceOp):
+        raise TypeError(f"op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}")
+    return op
 
 
 _NO_REDUCTION = Reduction()
@@ -118,14 +140,15 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
         )
     on_gpu = _place_of(operation, inputs)
     splits = _splits_of(operation, inputs)
+    root = operation.root
     if operation.kind == OpKind.BROADCAST:
-        require_root(operation.root, operation.process_set, operation.title)
+        root = require_root(root, operation.process_set, operation.title)
     agreed = _core.Operation(
         operation.kind,
         operation.name or "",
         process_set=number,
         op=operation.reduction.op,
-        root=operation.root,
+        root=root,
         prescale=operation.reduction.prescale,
         postscale=operation.reduction.postscale,
         codes=quantization.codes if quantization else "",
@@ -184,7 +207,14 @@ _MOST_KNOWN = 10_000  # beyond that all are forgotten
 def _prepared_as(name: str | None, how: _How, process_set: ProcessSet, priority: int) -> Prepared | None:
     """What submits tensors of this name, if it came with the same arguments the last time."""
     known = _known.get(name) if name else None
-    return None if known is None or known.asked != (how, process_set.process_set_id, priority) else known.prepared
+    if known is None:
+        return None
+    try:
+        number = process_set.process_set_id
+    except AttributeError:
+        require_process_set(process_set, "allreduce")
+        raise
+    return None if known.asked != (how, number, priority) else known.prepared
 
 
 def _start_anew(
@@ -193,7 +223,9 @@ def _start_anew(
     op, average, prescale, postscale, compression = how
     if op is None and average is None:
         op = ReduceOp.Average
-    if type(op) is ReduceOp and average is None and (name is None or (isinstance(name, str) and name[:1] != "<")):
+    is_usual = type(op) is ReduceOp and average is None and type(prescale) is type(postscale) is float
+    if is_usual and (name is None or (isinstance(name, str) and name[:1] != "<")):
+        assert op is not None
         plain = _plain_of(tensor, Reduction(op, prescale, postscale, compression), process_set, priority)
         if plain is not None:
             prepared = _prepared_from_now(tensor, plain, name, (how, plain.how.process_set, priority)) if name else None
@@ -225,6 +257,7 @@ class _Plain(NamedTuple):
 
 def _plain_of(tensor: Any, reduction: Reduction, process_set: ProcessSet, priority: int) -> _Plain | None:
     op, prescale, postscale, compression = reduction
+    require_process_set(process_set, "allreduce")
     number = process_set.process_set_id
     adapter = adapter_for(tensor)
     view = adapter.view_in_place(tensor) if compression is Compression.none else None

@@ -87,12 +87,12 @@ def _find_site() -> Site:
     return known[1]
 
 
-def warn(message: str) -> None:
-    """A UserWarning at the place that called ringtrain."""
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the place that called ringtrain."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and not _is_the_users(frame):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def _is_the_users(frame: FrameType) -> bool:

@@ -23,6 +23,9 @@ from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
 from ringtrain.engine.requirements import (
+    as_keyword,
+    require_compressor,
+    require_factor,
     require_quantizable,
     require_reducible,
     require_root,
@@ -49,7 +52,7 @@ Arrays = TypeVar("Arrays")
 
 def allreduce(
     x: Arrays,
-    op: ReduceOp = Average,
+    op: ReduceOp | None = None,
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -64,7 +67,7 @@ def allreduce(
 
     Args:
         x: the same shapes and dtypes on all ranks.
-        op: Average (not for bool), Sum, Min, Max, Product or Adasum.
+        op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum.
         name: what the ranks match it by.
         prescale_factor: multiplies the arrays before the reduction.
         postscale_factor: multiplies the results. Integers are truncated.
@@ -85,13 +88,14 @@ def allreduce(
         RingtrainError: outside of jit: the ranks disagree (MismatchError), or one is lost, fails or does not come.
     """
     tree = Tree.of(x)
-    _check_op(op, "allreduce")
+    op = _op_of(op, "allreduce")
     quantization = compression if isinstance(compression, QuantizingCompressor) else None
+    require_compressor(compression)
     how = How(
         _checked(process_set, name, "allreduce"),
         op,
-        float(prescale_factor),
-        float(postscale_factor),
+        require_factor(prescale_factor, "prescale_factor"),
+        require_factor(postscale_factor, "postscale_factor"),
         priorities=tuple(priority - place for place in range(len(tree.leaves))),
         quantization=quantization,
     )
@@ -114,7 +118,7 @@ def allreduce(
 
 def grouped_allreduce(
     tensors: Sequence[Any],
-    op: ReduceOp = Average,
+    op: ReduceOp | None = None,
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -130,7 +134,7 @@ def grouped_allreduce(
 
 def reducescatter(
     x: Arrays,
-    op: ReduceOp = Average,
+    op: ReduceOp | None = None,
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -149,8 +153,12 @@ def reducescatter(
         ValueError: inside jit, the rows cannot be split evenly; and as `allreduce`.
     """
     tree = Tree.of(x)
-    _check_op(op, "reducescatter")
-    how = How(_checked(process_set, name, "reducescatter"), op, float(prescale_factor), float(postscale_factor))
+    op = _op_of(op, "reducescatter")
+    factors = (
+        require_factor(prescale_factor, "prescale_factor"),
+        require_factor(postscale_factor, "postscale_factor"),
+    )
+    how = How(_checked(process_set, name, "reducescatter"), op, *factors)
     leaves = [carried(leaf, "reducescatter", op is Sum) for leaf in tree.leaves]
     for leaf in leaves:
         require_reducible(op, leaf.array.dtype.name, leaf.array.dtype, "reducescatter")
@@ -194,8 +202,8 @@ def broadcast(
         ValueError: root_rank is not in the process set; and as `allreduce`.
     """
     tree = Tree.of(x)
-    how = How(_checked(process_set, name, "broadcast"), root=root_rank)
-    require_root(root_rank, process_set, "broadcast")
+    checked = _checked(process_set, name, "broadcast")
+    how = How(checked, root=require_root(root_rank, checked, "broadcast"))
     leaves = [carried(leaf, "broadcast", True) for leaf in tree.leaves]
     return _as(x, _bound(broadcast_p, tree, leaves, name, how))
 
@@ -284,9 +292,17 @@ def _checked(process_set: ProcessSet, name: str | None, title: str) -> ProcessSe
     return process_set
 
 
-def _check_op(op: Any, title: str) -> None:
-    if not isinstance(op, ReduceOp):
-        raise TypeError(f"{title}: op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}")
+def _op_of(op: ReduceOp | None, title: str) -> ReduceOp:
+    """Average where there is none. Raises TypeError for anything else, such as Horovod's `average`."""
+    if op is None:
+        return Average
+    if isinstance(op, ReduceOp):
+        return op
+    remedy = f"; write op={'Average' if op else 'Sum'}" if isinstance(op, bool) else as_keyword(op)
+    raise TypeError(
+        f"{title}: op, the second argument, must be one of Average, Sum, Min, Max, Product and Adasum, "
+        f"not {op!r}{remedy}"
+    )
 
 
 def _with_rows(leaf: Carried) -> Carried:

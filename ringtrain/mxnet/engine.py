@@ -76,7 +76,7 @@ def push(
     if process_set is not global_process_set:
         process_set.rank()  # raises where this rank does not belong to it
     if kind == OpKind.BROADCAST:
-        require_root(root, process_set, title)
+        root = require_root(root, process_set, title)
     if name is None:
         name = f"<MXNet's {title} {_unnamed[kind, number] % _NAMES_OF_UNNAMED}>"
         _unnamed[kind, number] += 1

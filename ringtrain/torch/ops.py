@@ -16,6 +16,8 @@ import torch
 from ringtrain import ops
 from ringtrain._core import ReduceOp
 from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.engine.requirements import require_process_set
+from ringtrain.engine.submission import op_of
 from ringtrain.objects import part_of
 from ringtrain.ops import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -83,14 +85,15 @@ def allreduce(
         TypeError: of an object or a dtype that cannot be sent.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
     """
+    op = op_of(op, average)
     how = (compression, op, prescale_factor, postscale_factor, process_set)
 
     def run(tensors: Tensors) -> Tensors:
-        return [ops.allreduce(tensors[0], average, name, *how, priority=priority)]
+        return [ops.allreduce(tensors[0], None, name, *how, priority=priority)]
 
     def gradients(of_results: Tensors) -> Tensors:
         _check_has_gradient(op)
-        return [allreduce(of_results[0], average, part_of(name, "gradient"), *how, priority=priority)]
+        return [allreduce(of_results[0], None, part_of(name, "gradient"), *how, priority=priority)]
 
     return _apply(run, gradients, [tensor])[0]
 
@@ -131,20 +134,21 @@ def grouped_allreduce(
         TypeError: of an object or a dtype that cannot be sent.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
     """
+    op = op_of(op, average)
     how = (compression, op, prescale_factor, postscale_factor, process_set)
 
     def run(tensors: Tensors) -> Tensors:
-        reduced: Tensors = ops.grouped_allreduce(tensors, average, name, *how, priority=priority)
+        reduced: Tensors = ops.grouped_allreduce(tensors, None, name, *how, priority=priority)
         return reduced
 
     def gradients(of_results: Tensors) -> Tensors:
         _check_has_gradient(op)
-        return grouped_allreduce(of_results, average, part_of(name, "gradient"), *how, priority=priority)
+        return grouped_allreduce(of_results, None, part_of(name, "gradient"), *how, priority=priority)
 
     return _apply(run, gradients, tensors)
 
 
-def _check_has_gradient(op: ReduceOp | None) -> None:
+def _check_has_gradient(op: ReduceOp) -> None:
     if op in (ReduceOp.Min, ReduceOp.Max, ReduceOp.Product):
         raise RuntimeError(f"an allreduce with op={op.name} has no gradient; detach() its tensor")
 
@@ -407,6 +411,7 @@ def alltoall(
 
 def _even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int] | None:
     """None where there are none: the operation says why."""
+    require_process_set(process_set, "alltoall")
     ranks = process_set.size()
     if not ranks or tensor.dim() == 0 or tensor.shape[0] % ranks:
         return None

@@ -17,6 +17,7 @@ import torch
 
 from ringtrain._core import ReduceOp
 from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.engine.requirements import require_process_set
 from ringtrain.errors import StepOrderError
 from ringtrain.failure.call_sites import warn
 from ringtrain.job import elastic, session
@@ -113,6 +114,7 @@ def DistributedOptimizer(
         )
     if isinstance(optimizer, Wrapped):
         raise ValueError("this optimizer is distributed already")
+    require_process_set(process_set, "DistributedOptimizer")
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered; see add_process_set")
     if check_every < 0:

@@ -13,6 +13,7 @@ from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.engine.prepared import Prepared
+from ringtrain.engine.requirements import require_process_set
 from ringtrain.engine.submission import Operation, Reduction, start, start_prepared
 from ringtrain.handles import Handle, current_point, report_failure
 from ringtrain.job import session
@@ -92,6 +93,7 @@ class GradientBatch:
         scale: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
+        require_process_set(process_set, "DistributedOptimizer")
         if not gradient_predivide_factor > 0:
             raise ValueError(f"gradient_predivide_factor must be positive, but is {gradient_predivide_factor}")
         if gradient_predivide_factor != 1 and op != ops.Average:

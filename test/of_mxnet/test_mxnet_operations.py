@@ -205,6 +205,10 @@ def test_what_this_rank_alone_can_see_is_raised_by_the_call():
     one = mx.nd.ones((2,))
     with pytest.raises(ValueError, match="op or average"):
         hvd.allreduce(one, average=True, op=hvd.Sum)
+    with pytest.raises(TypeError, match=r"second argument.*; write op=Sum"):
+        hvd.allreduce_(one, hvd.Sum)
+    with pytest.raises(TypeError, match=r"root_rank must be an integer in 0-1, not 0\.0"):
+        hvd.broadcast_(one, 0.0)
     with pytest.raises(TypeError, match="takes NDArrays, not a ndarray"):
         hvd.allreduce(np.ones(2))
     with pytest.raises(TypeError, match="storage type row_sparse"):
