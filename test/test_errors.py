@@ -5,7 +5,9 @@ import inspect
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -15,6 +17,7 @@ from children import fork, require_good_end
 from exact import require_equal
 
 import ringtrain as hvd
+from ringtrain import _core as core
 from ringtrain.job import network
 
 ONES = np.ones((4, 2), "float32")
@@ -301,6 +304,84 @@ def test_a_bool_as_average_is_deprecated_on_the_callers_line(form):
         result = hvd.synchronize(result) if "async" in form else result
         result = result[0] if isinstance(result, list) else result
         require_equal(result, ONES * (1 if average else hvd.size()))
+
+
+def submitted_without_a_name():
+    return sum(one["name"].startswith("<unnamed") and not one["ended_s"] for one in core.last_operations())
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, fast=[2])
+def test_operations_without_a_name_of_two_threads_at_the_same_time_fail_on_all_ranks():
+    one, two, three = (np.full(3, number) for number in (1, 2, 3))
+    for _ in range(2):  # a repeated operation is announced by one bit
+        if hvd.rank() == 0:
+            pool = ThreadPoolExecutor(1)
+            of_thread = pool.submit(hvd.allreduce, one, op=hvd.Sum)
+            while not submitted_without_a_name():
+                time.sleep(0.001)
+            second = hvd.allreduce_async(two, op=hvd.Sum)
+            hvd.allreduce(one, name="both are submitted")
+            first = of_thread.result(60)
+        else:
+            hvd.allreduce(one, name="both are submitted")
+            first = hvd.allreduce(one, op=hvd.Sum)
+            second = hvd.allreduce_async(two, op=hvd.Sum)
+        require_equal(first, one * hvd.size())
+        told = r"rank 0 submitted it \(rank 0 at .*test_errors.py:\d+; .* while another thread .* waited .*: give each"
+        with pytest.raises(hvd.MismatchError, match=told):
+            hvd.synchronize(second)
+        require_equal(hvd.allreduce(three, op=hvd.Sum), three * hvd.size())
+    require_that_all_is_well()
+
+
+@pytest.mark.ranks(1, 2)
+def test_threads_may_take_turns_with_operations_without_a_name_and_have_their_own_names():
+    for number in range(8):
+        thread = threading.Thread(target=hvd.allreduce, args=(np.full(3, number),))
+        thread.start()
+        require_equal(hvd.allreduce(ONES, name="beside a thread"), ONES)
+        thread.join()
+        require_that_all_is_well()
+
+
+@pytest.mark.ranks(1)
+def test_one_rank_alone_has_no_order_to_keep():
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda number: hvd.allreduce(np.full(100_000, number))[0], range(100)))
+    assert results == list(range(100))
+
+
+TWO_THREADS = """
+import time, numpy as np, ringtrain as hvd
+from concurrent.futures import ThreadPoolExecutor
+from ringtrain._core import last_operations
+hvd.init()
+one, two = np.ones(3), np.full(3, 2)
+for _ in range(3):
+    if hvd.rank() == 0:
+        hvd.allreduce(one, name="both are submitted")
+        results = hvd.allreduce(one, op=hvd.Sum), hvd.allreduce(two, op=hvd.Sum)
+    else:
+        first = hvd.allreduce_async(one, op=hvd.Sum)
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(hvd.allreduce, two, op=hvd.Sum)
+            while sum(one["name"][:8] == "<unnamed" and not one["ended_s"] for one in last_operations()) < 2:
+                time.sleep(0.001)
+            hvd.allreduce(one, name="both are submitted")
+        results = hvd.synchronize(first), second.result()
+    assert results[0].tolist() == [2, 2, 2] and results[1].tolist() == [4, 4, 4], results
+"""
+
+
+def test_a_thread_that_submits_after_another_one_has_gone_on_is_warned_of_once(tmp_path):
+    script = tmp_path / "threads.py"
+    script.write_text(TWO_THREADS)
+    words = ["-m", "ringtrain.run", "-np", "2", "--network", "sockets", sys.executable, str(script)]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "two threads have submitted operations without a name" in line]
+    assert len(told) == 1 and told[0].startswith("[1]") and "threads.py:12)" in told[0], done.stderr
 
 
 @pytest.mark.ranks(2)

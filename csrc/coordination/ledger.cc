@@ -108,7 +108,8 @@ Agreement Ledger::agree(const Entry& entry) const {
     if (!entry.announced.count(rank)) joined.push_back(rank);
 
   agreement.joined = joined;
-  agreement.message = find_mismatch(entry.announced);
+  agreement.message = members.size() > 1 ? unordered_text(entry) : "";
+  if (agreement.message.empty()) agreement.message = find_mismatch(entry.announced);
   if (agreement.message.empty() && !joined.empty() && !can_join(operation))
     agreement.message = title_of(operation) + ": " + ranks_text(joined) +
                         " called join(), after which only allreduce with Sum, Average or Adasum and barrier can go on.";
@@ -174,6 +175,18 @@ std::string Ledger::missing_text(const std::vector<int>& ranks) const {
     text += (told++ == 0 ? ": " : ", ") + (ranks.size() == 1 ? "it" : ranks_text({rank})) + " is " + answer->second;
   }
   return text;
+}
+
+// "" unless ranks have submitted it from one of several threads whose order is chance.
+std::string Ledger::unordered_text(const Entry& entry) {
+  std::vector<int> ranks;
+  for (const auto& [rank, request] : entry.announced)
+    if (request.is_unordered) ranks.push_back(rank);
+  if (ranks.empty()) return "";
+  return title_of(entry.announced.begin()->second.operation) + ": " + ranks_text(ranks) + " submitted it" +
+         sites_text(entry) +
+         " while another thread of the same rank waited for an operation without a name. Operations without a name are "
+         "matched by their order, which threads do not keep: give each operation a name that is the same on all ranks.";
 }
 
 // " (at train.py:31)", or which ranks did where; nothing if nobody knows.

@@ -88,6 +88,7 @@ class Ledger {
   std::vector<int> missing(const Key& key, const Entry& entry) const;
   std::string describe(const Key& key, const Entry& entry, double now) const;
   std::string missing_text(const std::vector<int>& ranks) const;
+  static std::string unordered_text(const Entry& entry);
   static std::string sites_text(const Entry& entry);
   using Groups = std::map<std::vector<int>, std::vector<Entries::const_iterator>>;
   Groups groups_of_ranks() const;

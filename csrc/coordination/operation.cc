@@ -102,6 +102,7 @@ void write(Writer& writer, const Request& request) {
   write(writer, request.operation);
   writer.put(request.priority);
   writer.put(request.site ? *request.site : std::string());
+  writer.put(request.is_unordered);
 }
 
 Request read_request(Reader& reader) {
@@ -111,6 +112,7 @@ Request read_request(Reader& reader) {
   std::string site;
   reader.get(site);
   if (!site.empty()) request.site = std::make_shared<const std::string>(std::move(site));
+  reader.get(request.is_unordered);
   return request;
 }
 

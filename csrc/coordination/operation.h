@@ -148,6 +148,9 @@ struct Request {
   Operation operation;
   int32_t priority = 0;                     // higher goes first
   std::shared_ptr<const std::string> site;  // "train.py:31": where it was submitted, for messages; may be null
+  // It has no name of the user, and was submitted while another thread of this rank waited for such a one: its place in
+  // the order is chance. Fails on all ranks.
+  bool is_unordered = false;
 };
 using RequestPtr = std::shared_ptr<const Request>;
 

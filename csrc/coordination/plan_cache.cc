@@ -13,7 +13,7 @@ std::optional<int> PlanCache::find(const KeyView& key) const {
 
 std::optional<int> PlanCache::find(const Request& request) const {
   const std::optional<int> slot = find(view_of(request.operation));
-  if (!slot) return std::nullopt;
+  if (!slot || request.is_unordered) return std::nullopt;  // a bit would not tell the others
   const Request* own = slots_[*slot]->own.get();
   return own && (own == &request || own->operation == request.operation) ? slot : std::nullopt;
 }

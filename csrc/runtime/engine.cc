@@ -37,6 +37,7 @@ Engine::Engine(World world, Options options, std::shared_ptr<Resources> resource
       options_(std::move(options)),
       resources_(std::move(resources)),
       has_to_share_cores_(world_.cores < 2 * world_.ranks_on_own_node()),
+      inbox_(world_.size() > 1),
       tuning_(tuning_of(options_)),
       fabric_(world_, options_, *resources_),
       sets_(world_, options_, tuning_, fabric_),
@@ -56,6 +57,7 @@ Engine::~Engine() { shutdown(); }
 std::shared_ptr<Handle> Engine::submit(SubmissionPtr submission, Caller caller) {
   const bool is_registered = this->is_registered(*submission);
   if (submission->operation().is_registered != is_registered) submission->own_operation().is_registered = is_registered;
+  submission->is_awaited = caller == Caller::waits;
   std::shared_ptr<Handle> handle = inbox_.add(std::move(submission));
   const bool has_to_ring = caller == Caller::goes_on || !callers_take_turns();
   if (has_to_ring && !has_rung_for_new_.exchange(true)) fabric_.bell().ring();

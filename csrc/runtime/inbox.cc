@@ -1,8 +1,10 @@
 #include "runtime/inbox.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "runtime/current_timeline.h"
 
 namespace ringtrain {
@@ -24,7 +26,7 @@ std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
   const bool is_join = submission->operation().kind == OpKind::join;
   const bool is_unnamed = !is_join && submission->operation().name.empty();
   if (is_join) submission->own_operation().name = kJoinName;
-  if (is_unnamed) name_it(submission->own_operation());
+  if (is_unnamed) name_it(*submission);
   const Operation& operation = submission->operation();
   if (!in_flight_.emplace(view_of(operation), submission).second) {
     if (!is_unnamed && !submission->waits_for_name && has_twin(operation))
@@ -61,8 +63,54 @@ bool Inbox::has_waiting(int process_set) const {
                      [&](const auto& entry) { return entry.first.first == process_set; });
 }
 
-void Inbox::name_it(Operation& operation) {
+void Inbox::name_it(Submission& submission) {
+  Operation& operation = submission.own_operation();
   operation.name = "<unnamed " + std::to_string(unnamed_[operation.process_set]++ % kUnnamedNames) + ">";
+  if (has_peers_) note_unnamed(submission);
+}
+
+void Inbox::note_unnamed(Submission& submission) {
+  submission.is_unnamed = true;
+  submission.submitter = std::this_thread::get_id();
+  OfThread* own = nullptr;
+  for (OfThread& one : unnamed_of_threads_) {
+    if (one.process_set != submission.operation().process_set) continue;
+    if (one.thread == submission.submitter)
+      own = &one;
+    else if (one.awaited > 0)
+      submission.own_request().is_unordered = true;
+    else
+      warn_of_order(submission, one);
+  }
+  if (!own) {
+    own = &unnamed_of_threads_.emplace_back();
+    own->thread = submission.submitter;
+    own->process_set = submission.operation().process_set;
+  }
+  ++own->in_flight;
+  own->awaited += submission.is_awaited;
+  own->site = submission.request->site;
+}
+
+void Inbox::forget_unnamed(const Submission& submission) {
+  const auto own = std::find_if(unnamed_of_threads_.begin(), unnamed_of_threads_.end(), [&](const OfThread& one) {
+    return one.thread == submission.submitter && one.process_set == submission.operation().process_set;
+  });
+  if (own == unnamed_of_threads_.end()) return;
+  own->awaited -= submission.is_awaited;
+  if (--own->in_flight == 0) unnamed_of_threads_.erase(own);
+}
+
+void Inbox::warn_of_order(const Submission& submission, const OfThread& other) {
+  if (std::exchange(has_warned_of_order_, true)) return;
+  const auto at = [](const std::shared_ptr<const std::string>& site) {
+    return site && !site->empty() ? " (at " + *site + ")" : "";
+  };
+  warn("two threads have submitted operations without a name that are under way at the same time: " +
+       title_of(submission.operation()) + at(submission.request->site) + " while another thread has one" +
+       at(other.site) +
+       ". Ranks match them by their order. Unless the threads keep that order on all ranks, values get mixed up: give "
+       "each operation a name that is the same on all ranks. This is said once.");
 }
 
 void Inbox::take_new(std::vector<Fresh>& fresh, double now) {
@@ -109,6 +157,7 @@ void Inbox::remove(const std::vector<SubmissionPtr>& submissions, ErrorKind erro
 SubmissionPtr Inbox::end(const SubmissionPtr& submission, ErrorKind error, double now) {
   submission->progress.ended_s = now;
   submission->progress.error = error;
+  if (submission->is_unnamed) forget_unnamed(*submission);
   if (timeline_) timeline_->note(submission);
   return history_.add(submission);
 }

@@ -3,6 +3,11 @@
 // Holds views: the submitter keeps the memory until its Handle is done. Operations without a name take one of a fixed
 // number of names in turn, so that repeated ones can be cached like any other; the one after next of the same name
 // waits here until the one before it is finished, so each name is used in the same order on every rank.
+//
+// That order is the script's only while one thread submits them. What is submitted without a name while another thread
+// waits for such an operation could as well have come first, on this rank or on another one: it fails on all ranks that
+// take part. Where the other thread goes on after submitting, it may have had the order from the script, as when it
+// starts the second thread afterwards: that is warned of, once.
 #pragma once
 
 #include <atomic>
@@ -12,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -26,6 +32,9 @@ namespace ringtrain {
 
 class Inbox {
  public:
+  // Whether there are other ranks, for which the order of what has no name matters.
+  explicit Inbox(bool has_peers) : has_peers_(has_peers) {}
+
   // Any thread. Throws Error(invalid) for a name that is in flight for the same kind of operation or a process set that
   // this rank cannot use, and the error of close() after that. Different kinds may share a name, as in Horovod: the
   // later one waits here for the earlier one, so that ranks that confuse them are still told. So does one of the same
@@ -63,7 +72,18 @@ class Inbox {
   void close(ErrorKind kind, const std::string& message) REQUIRES(turn);
 
  private:
-  void name_it(Operation& operation) REQUIRES(mutex_);
+  // What a thread has submitted without a name and not ended.
+  struct OfThread {
+    std::thread::id thread;
+    int process_set = 0;
+    int in_flight = 0, awaited = 0;
+    std::shared_ptr<const std::string> site;  // of the last; may be null
+  };
+
+  void name_it(Submission& submission) REQUIRES(mutex_);
+  void note_unnamed(Submission& submission) REQUIRES(mutex_);
+  void forget_unnamed(const Submission& submission) REQUIRES(mutex_);
+  void warn_of_order(const Submission& submission, const OfThread& other) REQUIRES(mutex_);
   bool has_twin(const Operation& operation) const REQUIRES(mutex_);  // of one whose name is in flight
   void announce(const SubmissionPtr& submission) REQUIRES(mutex_);
   void forget_new(const SubmissionPtr& submission) REQUIRES(mutex_);
@@ -74,6 +94,7 @@ class Inbox {
   bool has_waiting(int process_set) const REQUIRES(mutex_);
   std::vector<SubmissionPtr> take_pending(std::optional<int> process_set, ErrorKind error) REQUIRES(mutex_);
 
+  const bool has_peers_;
   std::atomic<bool> has_new_{false};  // these change under mutex_
   std::atomic<bool> has_timeline_{false};
   std::atomic<uint64_t> added_{0};
@@ -88,6 +109,8 @@ class Inbox {
   History history_ GUARDED_BY(mutex_);
   std::shared_ptr<Timeline> timeline_ GUARDED_BY(mutex_);
   std::map<int, int64_t> unnamed_ GUARDED_BY(mutex_);  // operations without a name so far, by process set
+  std::vector<OfThread> unnamed_of_threads_ GUARDED_BY(mutex_);
+  bool has_warned_of_order_ GUARDED_BY(mutex_) = false;
   std::set<int> allowed_ GUARDED_BY(mutex_) = {0};
   ErrorKind closed_with_ GUARDED_BY(mutex_) = ErrorKind::none;
   std::string closed_message_ GUARDED_BY(mutex_);

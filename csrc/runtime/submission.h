@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct Submission {
   Few<void*> outputs;           // as many, or none where the operation allocates them; may be the inputs
   std::vector<int64_t> splits;  // alltoall: for each tensor the rows for each rank
   bool waits_for_name = false;  // while it is in flight, where another one would be refused
+  bool is_awaited = false;      // the submitting thread does nothing else until it is done
+  bool is_unnamed = false;      // by the user
+  std::thread::id submitter;    // of what is unnamed
   // On a GPU: where the user's streams were when it was submitted, by stream.
   std::vector<std::pair<CudaStream, GpuEventPtr>> ready;
   std::shared_ptr<Handle> handle = std::make_shared<Handle>();
@@ -38,10 +42,11 @@ struct Submission {
   // The memory of a tensor so small that it may travel beside its bit, if it can be reduced as it is; else null.
   const void* small_value() const;
   // To change it, before it is announced: of what is shared with other submissions a copy.
-  Operation& own_operation() {
+  Request& own_request() {
     if (request.use_count() > 1) request = std::make_shared<Request>(*request);
-    return request->operation;
+    return *request;
   }
+  Operation& own_operation() { return own_request().operation; }
 };
 
 using SubmissionPtr = std::shared_ptr<Submission>;

@@ -8,7 +8,7 @@ The names, arguments and results are those of Horovod 0.28. Common to all:
   dimension of 2 that errors show. An array that is not contiguous is copied on its way. A result is an array of the
   same library and on the same device; of a number it is one of NumPy's of shape ().
 - `name`: ranks are matched by it, in any order of submission. Operations without a name are matched by their order
-  within their process set.
+  within their process set, so one thread submits them; several threads give names.
 - `process_set`: the ranks that take part; all of them call the operation.
 - `..._async` returns a Handle at once, to be given to `synchronize`; the arrays must not be changed until then. `..._`
   writes the result over the input.
