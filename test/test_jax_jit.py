@@ -1,5 +1,6 @@
 """Operations inside compiled programs: in any order, in loops and conditions, and at what cost."""
 
+import functools
 import sys
 
 import numpy as np
@@ -131,6 +132,89 @@ def test_an_inner_program_may_be_called_twice():
     inner = jax.jit(lambda x: hvd.allreduce(x, hvd.Sum))
     outer = jax.jit(lambda x: inner(inner(x)))
     require_equal(outer(jnp.ones(3)), np.full(3, 4.0))
+
+
+def busy(x, rounds):
+    """The array, after some work that takes as long as one rank says."""
+    matrix = jax.lax.fori_loop(0, rounds, lambda _, m: jnp.tanh(m @ m) * 0.01, jnp.ones((150, 150)) * x[0])
+    return x + 0 * matrix[0, 0]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def through_jvp(x, name):
+    return hvd.allreduce(x, hvd.Sum, name=name)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def through_vjp(x, name):
+    return hvd.allreduce(x, hvd.Sum, name=name)
+
+
+through_jvp.defjvp(lambda name, primals, tangents: (through_jvp(*primals, name), tangents[0]))
+through_vjp.defvjp(lambda x, name: (through_vjp(x, name), None), lambda name, _, gradient: (gradient,))
+
+INNER = {
+    "plain": lambda x, name: hvd.allreduce(x, hvd.Sum, name=name),
+    "jit": lambda x, name: jax.jit(lambda x: hvd.allreduce(x, hvd.Sum, name=name))(x),
+    "remat": lambda x, name: jax.checkpoint(lambda x: hvd.allreduce(x, hvd.Sum, name=name))(x),
+    "custom_jvp": through_jvp,
+    "custom_vjp": through_vjp,
+    "cond": lambda x, name: jax.lax.cond(x[0] > 0, lambda x: hvd.allreduce(x, hvd.Sum, name=name), lambda x: x, x),
+    "two": lambda x, name: hvd.allreduce((x, x + 1), hvd.Sum, name=name)[0],
+}
+
+
+@pytest.mark.ranks(1, 2, fast=[2])
+@pytest.mark.parametrize("name", [None, "same"])
+@pytest.mark.parametrize("inner", INNER)
+def test_a_jitted_function_may_be_called_twice_on_arrays_that_do_not_depend_on_each_other(inner, name):
+    called = jax.jit(lambda x: INNER[inner](x, name))
+
+    @jax.jit
+    def program(a, b, rounds_of_a, rounds_of_b):
+        return called(busy(a, rounds_of_a)), called(busy(b, rounds_of_b)), called(a * 1000)
+
+    rounds = (100, 1) if hvd.rank() == 0 else (1, 100)  # each rank has another one ready first
+    for _ in range(3):
+        results = program(jnp.full(8, 1.0), jnp.full(8, 100.0), *rounds)
+        for result, value in zip(results, (1, 100, 1000), strict=True):
+            require_equal(result, np.full(8, value * hvd.size(), np.float64))
+
+
+@pytest.mark.ranks(2)
+def test_a_name_may_come_twice_in_a_program_and_in_both_branches_of_a_condition():
+    @jax.jit
+    def program(a, b, is_first):
+        first, second = (hvd.allreduce(x, hvd.Sum, name="twice") for x in (a, b))
+        branches = [lambda x, f=f: hvd.allreduce(x * f, hvd.Sum, name="branch") for f in (1, 10)]
+        return first, second, jax.lax.cond(is_first, *branches, first)
+
+    results = program(jnp.ones(2), jnp.full(2, 2.0), hvd.rank() == 0)
+    for result, value in zip(results, (2, 4, 22), strict=True):
+        require_equal(result, np.full(2, value, np.float64))
+
+
+@pytest.mark.ranks(2)
+def test_two_networks_may_have_one_update():
+    optax = pytest.importorskip("optax")
+    optimizer = hvd.distribute(optax.sgd(0.5))
+
+    @jax.jit
+    def update(parameters, state, x):
+        gradient = jax.grad(lambda p: jnp.sum(p["weight"] * x))(parameters)
+        changes, state = optimizer.update(gradient, state, parameters)
+        return optax.apply_updates(parameters, changes), state
+
+    @jax.jit
+    def train(first, second, x):
+        return update(*first, x), update(*second, 3 * x)
+
+    parameters = {"weight": jnp.zeros(3)}
+    nets = (parameters, optimizer.init(parameters)), (parameters, optimizer.init(parameters))
+    for _ in range(3):
+        nets = train(*nets, jnp.full(3, 2.0 * hvd.rank()))
+    require_equal(nets[0][0]["weight"], np.full(3, -1.5))
+    require_equal(nets[1][0]["weight"], np.full(3, -4.5))
 
 
 @pytest.mark.ranks(2)

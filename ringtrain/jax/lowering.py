@@ -81,6 +81,7 @@ class _Operation(NamedTuple):
 
     place: Place
     tickets: list[Any]
+    given: frozenset[str] = frozenset()  # names of its arrays, if the script names it
 
     @property
     def finish(self) -> Any:
@@ -116,13 +117,22 @@ class _Program:
         return [one.place for one in here[last:]]
 
     def base_name(self, names: Names) -> str:
-        """Numbered by their order in the program, not in the process: some rank may have compiled more programs."""
+        """Numbered by their order in the program, not in the process: some rank may have compiled more programs.
+
+        A name that the script gives is numbered from its second use on, such as by a function that is called again.
+        """
         if names.given is not None:
-            return names.given
+            own = _given(names)
+            uses = sum(not own.isdisjoint(one.given) for one in self.here())
+            return f"{names.given}#{uses}" if uses else names.given
         place = names.place.rpartition("/")[2] or "operation"
         number = self.names[place]
         self.names[place] += 1
         return f"{place}#{number}"
+
+
+def _given(names: Names) -> frozenset[str]:
+    return frozenset() if names.given is None else frozenset(names.given + part for part in names.parts)
 
 
 def _lowering_of(kind: OpKind) -> Callable[..., Any]:
@@ -148,7 +158,7 @@ def _lowering_of(kind: OpKind) -> Callable[..., Any]:
                 tickets.append(ticket)
             independent.wait_for(tickets)
         own_names = [base + part for part in names.parts]
-        return _finish(ctx, kind, program, values, _Started(tickets, own_names, how), independent)
+        return _finish(ctx, kind, program, values, _Started(tickets, own_names, how, _given(names)), independent)
 
     return lower
 
@@ -173,7 +183,9 @@ def _lower_barrier(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
         values = (*operands, *(end.value for end in ends))
         (ticket,) = call(ctx.replace(avals_in=avals_in, avals_out=[TICKET]), *values, **attributes)
         independent.wait_for([ticket])
-    return _finish(ctx, OpKind.BARRIER, program, list(operands), _Started([ticket], [name], how), independent)
+    return _finish(
+        ctx, OpKind.BARRIER, program, list(operands), _Started([ticket], [name], how, _given(names)), independent
+    )
 
 
 def _attributes(kind: OpKind, names: Names, how: How) -> dict[str, Any]:
@@ -201,6 +213,7 @@ class _Started(NamedTuple):
     tickets: list[Any]
     names: list[str]
     how: How
+    given: frozenset[str]
 
     def names_in_one(self) -> str:
         """Each behind its length in bytes and a colon."""
@@ -238,7 +251,8 @@ def _finish(
         process_set=_number_of(started.how),
     )
     end = Typed(results[0], ctx.avals_out[0])
-    program.operations.append(_Operation(Place(results[0].owner, ir.InsertionPoint.current.block, [end]), tickets))
+    place = Place(results[0].owner, ir.InsertionPoint.current.block, [end])
+    program.operations.append(_Operation(place, tickets, started.given))
     return results
 
 

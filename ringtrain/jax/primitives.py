@@ -11,6 +11,7 @@ from jax.extend.core import Primitive
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.compression import Compression, QuantizingCompressor
+from ringtrain.engine.submission import Operation, Reduction, start
 from ringtrain.errors import NonFiniteError
 from ringtrain.handles import Handle
 from ringtrain.objects import part_of
@@ -61,15 +62,15 @@ class How(NamedTuple):
         return self._replace(priorities=tuple(self.priorities[place] for place in places) if self.priorities else ())
 
 
-_Start = Callable[[Any, str | None, How, int], Handle[Any]]
+_OperationOf = Callable[[Any, str | None, How, int], Operation]
 _Rows = Callable[[int, How], int]
 
 
-def _primitive(kind: OpKind, start: _Start, rows: _Rows | None = None) -> Primitive:
+def _primitive(kind: OpKind, operation_of: _OperationOf, rows: _Rows | None = None) -> Primitive:
     """An operation whose result has the shape of its array, but for the number of rows where that is another one.
 
     Args:
-        start: submits one array, whose place it is told, by its name.
+        operation_of: makes the operation of one array, by its name and its place among the arrays.
         rows: the rows of the result for those of the array.
     """
     primitive = Primitive(f"ringtrain_{kind.name.lower()}")
@@ -79,7 +80,8 @@ def _primitive(kind: OpKind, start: _Start, rows: _Rows | None = None) -> Primit
         handles: list[Handle[Any]] = []
         for place, (array, part) in enumerate(zip(arrays, names.parts, strict=True)):
             name = None if names.given is None else names.given + part
-            handles.append(start(array, name, how, place))
+            is_last = place == len(arrays) - 1
+            handles.append(start(operation_of(array, name, how, place), is_awaited=is_last))
         # With splits the result of an alltoall is a pair.
         return [one[0] if isinstance(one, tuple) else one for one in wait_for(handles)]
 
@@ -106,29 +108,29 @@ def wait_for(handles: Sequence[Handle[Any]]) -> list[Any]:
     return results
 
 
-def _allreduce(array: Any, name: str | None, how: How, place: int) -> Handle[Any]:
-    factors = (how.prescale, how.postscale)
-    return ops.allreduce_async(
-        *(array, None, name, how.op, *factors, how.process_set),
-        compression=how.quantization or Compression.none,
-        priority=how.priorities[place] if how.priorities else 0,
-    )
+def _reduction(how: How) -> Reduction:
+    return Reduction(how.op, how.prescale, how.postscale, how.quantization or Compression.none)
 
 
-def _reducescatter(array: Any, name: str | None, how: How, place: int) -> Handle[Any]:
-    return ops.reducescatter_async(array, name, how.op, how.process_set, how.prescale, how.postscale)
+def _allreduce(array: Any, name: str | None, how: How, place: int) -> Operation:
+    priority = how.priorities[place] if how.priorities else 0
+    return Operation(OpKind.ALLREDUCE, [array], name, how.process_set, _reduction(how), priority=priority)
 
 
-def _allgather(array: Any, name: str | None, how: How, place: int) -> Handle[Any]:
-    return ops.allgather_async(array, name, how.process_set)
+def _reducescatter(array: Any, name: str | None, how: How, place: int) -> Operation:
+    return Operation(OpKind.REDUCESCATTER, [array], name, how.process_set, _reduction(how))
 
 
-def _broadcast(array: Any, name: str | None, how: How, place: int) -> Handle[Any]:
-    return ops.broadcast_async(array, how.root, name, how.process_set)
+def _allgather(array: Any, name: str | None, how: How, place: int) -> Operation:
+    return Operation(OpKind.ALLGATHER, [array], name, how.process_set)
 
 
-def _alltoall(array: Any, name: str | None, how: How, place: int) -> Handle[Any]:
-    return ops.alltoall_async(array, list(how.sent), name, how.process_set)
+def _broadcast(array: Any, name: str | None, how: How, place: int) -> Operation:
+    return Operation(OpKind.BROADCAST, [array], name, how.process_set, root=how.root)
+
+
+def _alltoall(array: Any, name: str | None, how: How, place: int) -> Operation:
+    return Operation(OpKind.ALLTOALL, [array], name, how.process_set, splits=[list(how.sent)])
 
 
 allreduce_p = _primitive(OpKind.ALLREDUCE, _allreduce)

@@ -1,4 +1,6 @@
-"""Loops and conditions with operations in them keep the place among all other operations that they have in the script.
+"""Loops, conditions and calls with operations in them.
+
+Loops and conditions keep the place among all other operations that they have in the script.
 
 XLA carries out what does not need each other's results in any order, and in a small program one thing after the other:
 two ranks, one of which has more to do before its first loop, would each wait in another loop. And where an operation
@@ -17,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.interpreters import mlir as rules  # the only place where JAX says how it compiles its own primitives
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core.primitives import closed_call_p
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
@@ -64,6 +67,48 @@ def register(
         mlir.register_lowering(primitive, rule, platform="cpu", **UNCACHED)
     # It becomes a loop, which would have its place in a function of its own.
     mlir.register_lowering(jax.lax.scan_p, _rule_of(jax.lax.scan_p), platform="cpu", **UNCACHED)
+    for primitive in _calls():
+        for platform in ("cpu", "cuda"):
+            mlir.register_lowering(primitive, _inlined(_rule_of(primitive), ours), platform=platform, **UNCACHED)
+    remat = _primitive_of(jax.checkpoint(_identity))  # its lines stand where it is called, unless they are cached
+    for platform in ("cpu", "cuda"):
+        mlir.register_lowering(remat, _rule_of(remat), platform=platform, **UNCACHED)
+
+
+def _calls() -> set[Primitive]:
+    """What calls a jitted function, or one with derivatives of its own, within a program."""
+    with_jvp, with_vjp = jax.custom_jvp(_identity), jax.custom_vjp(_identity)
+    with_jvp.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    with_vjp.defvjp(lambda x: (x, None), lambda _, gradient: (gradient,))
+    functions: tuple[Callable[[Any], Any], ...] = (jax.jit(_identity), with_jvp, with_vjp)
+    return {closed_call_p, *map(_primitive_of, functions)}
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+def _primitive_of(function: Callable[[Any], Any]) -> Primitive:
+    """What a call of the function is in a program; its name differs between the versions of JAX."""
+    primitive: Primitive = jax.make_jaxpr(function)(TICKET).jaxpr.eqns[0].primitive
+    return primitive
+
+
+def _inlined(rule: Rule, ours: frozenset[Primitive]) -> Rule:
+    """Compiles what is called as if its lines stood there, if it has operations in it.
+
+    JAX compiles a function that is called twice once, so an operation in it would have one name for both calls. These
+    may be under way at the same time, and in another order on another rank.
+    """
+
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+        called = params.get("jaxpr", params.get("call_jaxpr"))
+        if not _has_any([called], ours):
+            return rule(ctx, *operands, **params)
+        closed: Any = called if hasattr(called, "jaxpr") else ClosedJaxpr(called, ())  # type: ignore[arg-type]
+        return mlir.lower_fun(jaxpr_as_fun(closed), multiple_results=True)(ctx, *operands)
+
+    return lower
 
 
 def _rule_of(primitive: Primitive) -> Rule:
