@@ -34,6 +34,20 @@ def test_a_mismatch_is_told_in_the_same_words_on_all_ranks_and_the_next_step_wor
     require_equal(step(tree)["layer3"], np.full(31, 2.0))
 
 
+@pytest.mark.ranks(2, 3)
+def test_an_error_is_of_one_class_on_all_ranks_whatever_jax_makes_of_it():
+    step = jax.jit(lambda x: hvd.allreduce(x, hvd.Sum, "raw"))
+    step(jnp.ones(4)).block_until_ready()
+    is_odd = hvd.rank() == hvd.size() - 1
+    for _ in range(3):  # that rank compiles a program first, and JAX raises another class
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError)) as seen:
+            step(jnp.ones(4 + is_odd)).block_until_ready()
+        assert type(hvd.error_of(seen.value)) is hvd.MismatchError
+        with raises(hvd.MismatchError):
+            step(jnp.ones(4 + is_odd)).block_until_ready()
+    require_equal(step(jnp.ones(4)), np.full(4, float(hvd.size())))
+
+
 @pytest.mark.ranks(2)
 def test_an_error_has_the_one_of_jax_as_its_cause():
     step = jax.jit(lambda x: hvd.allreduce(x, hvd.Sum, "cause"))

@@ -255,7 +255,7 @@ def test_what_cannot_be_sent_is_a_type_error():
     for second, remedy in ((True, "; write op=Average"), (False, "; write op=Sum"), ("m", "; write name='m'"), (1, "")):
         with pytest.raises(TypeError, match=f"op, the second argument, must be one of.*, not {second!r}{remedy}$"):
             hvd.allreduce(jnp.ones(2), second)
-    require_equal(hvd.allreduce(jnp.ones(2), None, "m"), np.ones(2, "float32"))
+    require_equal(hvd.allreduce(jnp.ones(2, "float32"), None, "m"), np.ones(2, "float32"))
     with pytest.raises(TypeError, match="compression must be a Compressor"):
         hvd.allreduce(jnp.ones(2), compression="fp16")
     with pytest.raises(TypeError, match="prescale_factor must be a number, not 'x'"):

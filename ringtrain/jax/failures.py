@@ -14,7 +14,7 @@ _OURS = re.compile(r"ringtrain\.(\w+): (.*)", re.DOTALL)
 
 def error_of(error: BaseException) -> Exception | None:
     """The exception of ringtrain that one of JAX's tells of, or None if it tells of something else."""
-    # JAX raises a ValueError in the place of its own class now and then.
+    # A call of a program that was called before takes a road of JAX's on which every failure is a ValueError.
     found = _OURS.search(str(error)) if isinstance(error, (RuntimeError, ValueError)) else None
     if found is None:
         return None
@@ -33,7 +33,7 @@ def errors() -> Iterator[None]:
     JAX goes on before a program has ended, and raises when somebody wants its results: so this must be within, too.
 
     Raises:
-        RingtrainError: such as MismatchError, in the place of a JaxRuntimeError, which is its cause.
+        RingtrainError: such as MismatchError, in the place of a JaxRuntimeError or a ValueError of JAX, its cause.
         ValueError: an operation of this name is in flight.
     """
     try:

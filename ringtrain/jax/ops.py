@@ -6,7 +6,8 @@ same order. Without a name they are matched by the line of the script and their 
 compiled, or outside of jit within the job.
 
 Outside of jit an operation is carried out before the call returns. Inside jit it is part of the compiled program; what
-goes wrong then is a jax.errors.JaxRuntimeError, of which `errors` makes the exceptions of ringtrain.
+goes wrong then is a jax.errors.JaxRuntimeError, or a ValueError if JAX raises it from the call itself; `errors` makes
+the exceptions of ringtrain of both.
 """
 
 from __future__ import annotations
