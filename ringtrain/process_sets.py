@@ -14,6 +14,10 @@ from ringtrain.failure.call_sites import call_site
 from ringtrain.handles import Handle
 
 
+class RefusedSetError(ValueError):
+    """A process set cannot be registered, for a reason that all ranks of the job see alike."""
+
+
 class ProcessSet:
     """Some ranks of the job. It can be used once it is registered: by `add_process_set` or by `init(process_sets=...)`.
 
@@ -104,11 +108,12 @@ def _own_rank() -> int:
     return _rank
 
 
-def set_world(rank: int, size: int, communicator: Any) -> None:
-    """Called by init()."""
+def set_world(rank: int, size: int, communicator: Any, given: Any = None) -> None:
+    """Called by init(), with the communicator of the job and the one that the script gave, or None."""
     global _rank, _communicator
     _rank, _communicator = rank, communicator
     global_process_set.ranks = list(range(size))
+    global_process_set.mpi_comm = given
 
 
 def forget_process_sets() -> None:
@@ -116,6 +121,7 @@ def forget_process_sets() -> None:
     global _rank, _communicator
     _rank = _communicator = None
     global_process_set.ranks = []
+    global_process_set.mpi_comm = None
     for process_set in _registered.values():
         if process_set is not global_process_set:
             process_set.process_set_id = None
@@ -134,7 +140,13 @@ def _carry_out(kind: _core.OpKind, name: str, numbers: list[int]) -> int:
 
 
 def register_at_init(process_sets: Sequence[ProcessSet | Iterable[int]]) -> None:
-    """Called by init() on all ranks: refuses lists that differ before it registers them one by one."""
+    """Called by init() on all ranks: refuses lists that differ before it registers them one by one.
+
+    Raises:
+        RefusedSetError: a set cannot be registered; those before it are.
+        MismatchError: the ranks have other sets.
+        ValueError: a set of this rank is none.
+    """
     sets = [_as_process_set(one) for one in process_sets]
     of_communicator = [-1]  # each rank has another one
     numbers = [
@@ -175,11 +187,11 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 def _register(added: ProcessSet, ranks: list[int]) -> None:
     size = len(global_process_set.ranks or [])
     if not ranks:
-        raise ValueError("a process set needs at least one rank before it can be registered")
+        raise RefusedSetError("a process set needs at least one rank before it can be registered")
     if ranks[-1] >= size:
-        raise ValueError(f"process set {ranks} has rank {ranks[-1]}, but the job has only {size} ranks")
+        raise RefusedSetError(f"process set {ranks} has rank {ranks[-1]}, but the job has only {size} ranks")
     if any(ranks == other.ranks for other in _registered.values()):
-        raise ValueError(f"a process set with the ranks {ranks} is registered already")
+        raise RefusedSetError(f"a process set with the ranks {ranks} is registered already")
     added.process_set_id = _carry_out(_core.OpKind.ADD_PROCESS_SET, "<add_process_set>", ranks)
     added.ranks = ranks
     _registered[added.process_set_id] = added

@@ -384,6 +384,28 @@ def test_a_thread_that_submits_after_another_one_has_gone_on_is_warned_of_once(t
     assert len(told) == 1 and told[0].startswith("[1]") and "threads.py:12)" in told[0], done.stderr
 
 
+OTHER_ARGUMENTS = """
+import os, sys, numpy as np, ringtrain as hvd
+from ringtrain.job import launched_by
+rank = launched_by.detect().rank
+os.environ["HOROVOD_TIMELINE"] = f"{sys.argv[1]}/{rank}.json"  # as test suites do
+hvd.init(comm=[0])
+assert hvd.allreduce(np.ones(1), op=hvd.Sum)[0] == hvd.size() == 3 and hvd.rank() == rank
+"""
+
+
+def test_sockets_take_all_ranks_and_the_timeline_of_rank_0(tmp_path):
+    words = ["-m", "ringtrain.run", "-np", "3", "--network", "sockets", sys.executable, "-c", OTHER_ARGUMENTS, tmp_path]
+    environ = {**os.environ, "RINGTRAIN_CACHE_CAPACTIY": "3"}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, env=environ)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "ringtrain: " in line]
+    assert [line[:3] for line in told] == ["[0]", "[0]"], done.stderr
+    assert "init(comm=[0]): over sockets a job has all ranks that were started" in told[0]
+    assert "RINGTRAIN_CACHE_CAPACTIY has no effect" in told[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["0.json"]
+
+
 @pytest.mark.ranks(2)
 def test_operations_without_a_name_stay_matched_after_an_error_of_one_rank_alone():
     other = hvd.add_process_set([1])

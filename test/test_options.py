@@ -1,5 +1,6 @@
 """The option table and what is made of it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from ringtrain.options import table
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "options.md"
+NAME = re.compile(r"\bRINGTRAIN_[A-Z][A-Z_]*[A-Z]\b")
 
 
 def test_the_document_is_current():
@@ -17,6 +19,42 @@ def test_every_default_is_allowed():
     resolved = table.resolve({}, environ={})
     assert set(resolved) == {option.name for option in table.TABLE}
     assert table.resolve(resolved, environ={}) == resolved
+
+
+@pytest.mark.parametrize("name", ["fusion_treshold_mb", "FUSION_THRESHOLD_MB", "fusion_threshold_kb"])
+def test_an_unknown_option_is_told_with_the_nearest_one(name):
+    with pytest.raises(TypeError, match=rf"no option '{name}'; did you mean 'fusion_threshold_mb'\?$"):
+        table.resolve({name: 3}, {})
+
+
+def test_an_unknown_option_like_no_other_is_told_with_all():
+    with pytest.raises(TypeError, match=r"no option 'colour'; the options are allreduce_algorithm, .*wire_format"):
+        table.resolve({"colour": 3}, {})
+
+
+@pytest.mark.parametrize("name", ["RINGTRAIN_CACHE_CAPACTIY", "RINGTRAIN_cache_capacity", "ringtrain_cache_capacity"])
+def test_a_misspelt_variable_is_told_with_the_right_one(name):
+    assert table.misspelt({name: "5", "RINGTRAIN_CACHE_CAPACITY": "5"}) == [
+        f"{name} has no effect: there is no such option; did you mean RINGTRAIN_CACHE_CAPACITY?"
+    ]
+
+
+def test_no_variable_of_ringtrain_or_of_somebody_else_counts_as_misspelt():
+    root = Path(table.__file__).parents[2]
+    sources = [
+        *root.glob("ringtrain/**/*.py"),
+        *root.glob("csrc/**/*.cc"),
+        *root.glob("test/**/*.py"),
+        root / "setup.py",
+    ]
+    own = {
+        name
+        for source in sources
+        if source.parent != Path(__file__).parent
+        for name in NAME.findall(source.read_text())
+    }
+    assert {"RINGTRAIN_RENDEZVOUS", "RINGTRAIN_MEMBER", "RINGTRAIN_SECRET_FILE"} <= own
+    assert table.misspelt(dict.fromkeys([*own, "RINGTRAIN_HOME", "CACHE_CAPACTIY", "RINGTRAIN"], "1")) == []
 
 
 def test_what_beats_what():

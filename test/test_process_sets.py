@@ -100,12 +100,25 @@ def test_an_operation_and_the_removal_of_its_set_at_the_same_time():
             handles.append(hvd.broadcast_async(np.ones(5), 2, name="b", process_set=pair))
             handles.append(hvd.allreduce_async(np.ones(5), name="a", process_set=pair))
         hvd.remove_process_set(pair)
-        for handle in handles:
-            try:
-                require_equal(hvd.synchronize(handle), np.ones(5))
-            except hvd.RingtrainError as error:
-                assert "was removed" in str(error)
+        assert all(handle.poll() for handle in handles)
+        require_that_both_ends_are_alike([ended_well(handle, np.ones(5)) for handle in handles], (0, 2))
         require_equal(hvd.allreduce(np.ones(2), name="world"), np.ones(2))
+
+
+def ended_well(handle, expected):
+    """Whether it has its result; if not, its process set was removed before."""
+    try:
+        require_equal(hvd.synchronize(handle), expected)
+    except hvd.RingtrainError as error:
+        assert "was removed" in str(error)
+        return False
+    return True
+
+
+def require_that_both_ends_are_alike(ends, members):
+    """Of operations that were submitted before their set was removed: carried out by both members, or by none."""
+    of_ranks = hvd.allgather_object(ends)
+    assert of_ranks[members[0]] == of_ranks[members[1]], of_ranks
 
 
 @pytest.mark.ranks(3)
@@ -121,11 +134,10 @@ def test_a_set_is_removed_while_what_was_agreed_for_it_waits_for_more_urgent_ope
         for handle in (before, urgent[0]):
             hvd.synchronize(handle)
         hvd.remove_process_set(pair)
-        for handle in late:
-            try:
-                require_equal(hvd.synchronize(handle), np.ones(5, int))
-            except hvd.RingtrainError as error:
-                assert "was removed" in str(error)
+        assert all(handle.poll() for handle in late)
+        ends = [ended_well(handle, np.full(5, 1)) for handle in late]
+        require_that_both_ends_are_alike(ends, (0, 1))
+        assert priority < 0 or all(ends)  # agreed on before the removal, and as urgent
         for handle in urgent:
             require_equal(hvd.synchronize(handle), np.ones(5))
 
@@ -183,10 +195,41 @@ def test_communicators_given_to_init_may_differ_between_the_ranks():
     hvd.barrier()
     hvd.shutdown()
     for duplicates in ([mine, hvd.ProcessSet([1, 3])], [[0, 1], [1, 0]], [hvd.ProcessSet(world)]):
-        with pytest.raises(ValueError, match="is registered already"):
+        with pytest.raises(ValueError, match=r"is registered already; the job is initialised"):
             hvd.init(process_sets=duplicates)
-        assert not hvd.is_initialized()
+        assert hvd.is_initialized() and hvd.size() == 4  # as in Horovod
+        require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum), np.full(2, 4.0))
+        hvd.barrier()
+        hvd.shutdown()
         world.Barrier()
+
+
+@pytest.mark.ranks(3, initialised=False)
+def test_after_a_set_that_init_refuses_those_before_it_can_be_used():
+    first, same, last = hvd.ProcessSet([0, 2]), hvd.ProcessSet([2, 0]), hvd.ProcessSet([0, 1])
+    with pytest.raises(ValueError, match=r"\[0, 2\] is registered already; the job is initialised"):
+        hvd.init(process_sets=[first, same, last], metrics_port=0)
+    assert (first.process_set_id, same.process_set_id, last.process_set_id) == (1, None, None)
+    if first.included():
+        require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, process_set=first), np.full(2, 2.0))
+    hvd.add_process_set(last)
+    if last.included():
+        require_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, process_set=last), np.full(2, 2.0))
+    hvd.barrier()
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(2, initialised=False)
+def test_the_global_set_has_the_communicator_that_init_was_given():
+    from mpi4py import MPI
+
+    turned = MPI.COMM_WORLD.Split(0, key=-MPI.COMM_WORLD.Get_rank())
+    for given in (turned, [turned, turned.Split(turned.Get_rank())]):
+        hvd.init(comm=given)
+        assert hvd.global_process_set.mpi_comm is turned
+        hvd.barrier()
+        hvd.shutdown()
+        assert hvd.global_process_set.mpi_comm is None
 
 
 @pytest.mark.ranks(4, initialised=False)
@@ -203,7 +246,9 @@ def test_the_communicators_after_the_first_are_process_sets():
     hvd.shutdown()
     with pytest.raises(ValueError, match="is registered already"):
         hvd.init([world, mine, mine.Dup()])
-    assert not hvd.is_initialized()
+    assert hvd.is_initialized() and len(hvd.get_process_set_ids_and_ranks()) == 3
+    hvd.barrier()
+    hvd.shutdown()
     world.Barrier()
 
 

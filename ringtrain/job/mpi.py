@@ -160,7 +160,10 @@ def _ranks_to_meet(MPI: Any, comm: Any) -> tuple[Any, Sequence[int]]:
         return comm, range(comm.Get_size())
     ranks = _ranks_of(comm, MPI.COMM_WORLD.Get_size())
     if MPI.COMM_WORLD.Get_rank() not in ranks:
-        raise ValueError(f"init(comm={list(ranks)}) was called on rank {MPI.COMM_WORLD.Get_rank()}, which is not in it")
+        raise ValueError(
+            f"init(comm={list(ranks)}) was called on rank {MPI.COMM_WORLD.Get_rank()}, which is not in it: call init() "
+            "only on the ranks of the list, or on all ranks without it and make a process set"
+        )
     return MPI.COMM_WORLD, ranks
 
 

@@ -11,6 +11,7 @@ from ringtrain.failure import exceptions
 from ringtrain.job import elastic, launched_by, mpi, sockets
 from ringtrain.job.choice import Choice
 from ringtrain.job.world import World, single_world
+from ringtrain.record.logger import logger
 
 
 def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Choice:
@@ -80,9 +81,9 @@ def connect(
         return mpi.connect(comm, settings, read_tuned, over_sockets=network == "sockets")
     if comm and int(float(settings["kv_servers"])):
         return sockets.connect(launch._replace(rank=comm.index(launch.rank), size=len(comm)), settings, read_tuned)
-    if comm:
-        raise ValueError(
-            f"init(comm={list(comm)}): over sockets a job has all ranks that were started; make a process set of "
-            "some, or start with mpirun"
+    if comm and launch.rank == 0:
+        logger.warning(
+            f"init(comm={list(comm)}): over sockets a job has all ranks that were started, as in Horovod without MPI. "
+            "Make a process set of some, or start with mpirun"
         )
     return sockets.connect(launch, settings, read_tuned)

@@ -15,7 +15,7 @@ from ringtrain.handles import report_failures_to
 from ringtrain.job import before_init, elastic, gpus, launched_by, mpi, network
 from ringtrain.job.world import Library, World
 from ringtrain.options import horovod_variables, table
-from ringtrain.process_sets import ProcessSet, forget_process_sets, register_at_init, set_world
+from ringtrain.process_sets import ProcessSet, RefusedSetError, forget_process_sets, register_at_init, set_world
 from ringtrain.record import flight_recorder, metrics
 from ringtrain.record.logger import logger, set_level
 
@@ -84,7 +84,8 @@ def init(
             rank, as multiprocessing does by spawn and forkserver.
         TypeError: an unknown option.
         ValueError: an option out of range or not the same on all ranks; a bad list of ranks; two process sets of the
-            same ranks, on all ranks alike.
+            same ranks, on all ranks alike. After the last of these the job is initialised, as in Horovod, with the
+            process sets before the second one.
     """
     _core.require_not_forked()
     before_init.load_all()
@@ -129,7 +130,7 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
             return False
         raise
     _world, _asked = world, asked
-    set_world(world.rank, len(world.names), world.communicator)
+    set_world(world.rank, len(world.names), world.communicator, comm if mpi.is_communicator(comm) else None)
     _correct_horovods_variables()
     _record_flights(world, settings)
     seat = elastic.seat()
@@ -137,17 +138,18 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
         metrics.set_generation(seat.generation, elastic.seconds_lost)
     atexit.unregister(_end)
     atexit.register(_end)
+    refused = None
     try:
         register_at_init(_checked_sets(process_sets))
+    except RefusedSetError as error:
+        refused = error
     except BaseException as error:  # on all ranks alike, or another one is lost
         shutdown()
         if elastic.is_elastic() and isinstance(error, _LOST):
             return False
         raise
     try:
-        if float(settings["metrics_port"]):
-            port = int(float(settings["metrics_port"])) + local_rank()
-            metrics.serve(settings["metrics_address"] or "127.0.0.1", port, world.rank)
+        _serve_metrics(settings, world.rank)
         for begin in _beginnings:
             begin(settings)
         _name_what_has_no_effect(world.rank)
@@ -159,7 +161,20 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
         shutdown()
         raise
     elastic.joined()
+    if refused is not None:
+        raise ValueError(f"{refused}; the job is initialised, with the process sets before this one") from None
     return True
+
+
+def _serve_metrics(settings: dict[str, str], rank: int) -> None:
+    """A port that cannot be had is no reason to end a training."""
+    if not float(settings["metrics_port"]):
+        return
+    port = int(float(settings["metrics_port"])) + local_rank()
+    try:
+        metrics.serve(settings["metrics_address"] or "127.0.0.1", port, rank)
+    except OSError as error:
+        logger.warning(f"{error}. This rank goes on without")
 
 
 def _correct_horovods_variables() -> None:
@@ -206,7 +221,7 @@ def _name_what_has_no_effect(rank: int) -> None:
     """Once in a process, on rank 0."""
     global _variables_are_named
     if rank == 0 and not _variables_are_named:
-        for sentence in horovod_variables.sentences(os.environ):
+        for sentence in [*horovod_variables.sentences(os.environ), *table.misspelt(os.environ)]:
             logger.warning(sentence)
     _variables_are_named = True
 

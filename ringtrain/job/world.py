@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 from ringtrain.job import cores, gpus
 
+# Options of which that of rank 0 counts: tests, for example, give each rank a folder of its own.
+_OF_FIRST_RANK = ("timeline_filename",)
+
 # A collective call of all ranks: what each of them gives, by rank. It is made of what JSON knows.
 Exchange = Callable[[Any], list[Any]]
 
@@ -101,13 +104,14 @@ def introduce(
 
     Args:
         node: the same on ranks that may share memory.
-        settings: every option; must be the same on all ranks.
+        settings: every option; must be the same on all ranks, but for `_OF_FIRST_RANK`.
         read_tuned: called on rank 0 alone; all get what it returns.
         own_network: what the Network of this rank has to tell the others.
         slot: in which order the ranks of a node have their local ranks; by None, that of the ranks.
 
     Returns:
-        The world, still without its network, what `read_tuned` has returned, and `own_network` of all ranks.
+        The world, still without its network, what `read_tuned` has returned with the options of rank 0 that count for
+        all, and `own_network` of all ranks.
 
     Raises:
         SettingsError: settings that differ between ranks, on all ranks alike.
@@ -117,7 +121,8 @@ def introduce(
     places, slots = [one for one, _ in introduced], [one for _, one in introduced]
     local_ranks = _local_ranks(places, slots)
     gpu = gpus.choose(local_ranks[rank], int(float(settings["gpus_per_rank"])))
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    common = {name: value for name, value in settings.items() if name not in _OF_FIRST_RANK}
+    digest = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
     myself = {
         "name": (socket.gethostname(), os.getpid()),
         "share": cores.own_share(),
@@ -125,11 +130,12 @@ def introduce(
         "settings": digest,
         "token": secrets.token_hex(8),
         "tuned": _outcome(read_tuned) if rank == 0 else None,
+        "settings of rank 0": {name: settings[name] for name in _OF_FIRST_RANK} if rank == 0 else None,
         "network": own_network,
     }
     everybody = exchange(myself)
     if any(one["settings"] != digest for one in everybody):
-        _require_same(exchange(settings))
+        _require_same(exchange(common))
     tuned, error = everybody[0]["tuned"]
     if error:
         raise ValueError(error)
@@ -147,7 +153,7 @@ def introduce(
         network=None,
         gpus=[gpus.Choice(*one["gpu"]) for one in everybody],
     )
-    return world, tuned, [one["network"] for one in everybody]
+    return world, {**everybody[0]["settings of rank 0"], **tuned}, [one["network"] for one in everybody]
 
 
 def _local_ranks(places: Sequence[str], slots: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ for the same knob, which beats the default. What is on or off may also be 1 or 0
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -54,9 +55,30 @@ def resolve(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ
     known = {option.name for option in TABLE}
     for name in keywords:
         if name not in known:
-            raise TypeError(f"init() has no option {name!r}; the options are {', '.join(sorted(known))}")
+            near = _nearest(name, known)
+            remedy = f"did you mean {near!r}?" if near else f"the options are {', '.join(sorted(known))}"
+            raise TypeError(f"init() has no option {name!r}; {remedy}")
     implied = horovod_variables.options_of(environ)
     return {option.name: _resolve_one(option, keywords, environ, implied) for option in TABLE}
+
+
+def _nearest(name: str, known: Collection[str]) -> str | None:
+    found = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
+    return found[0] if found else None
+
+
+def misspelt(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each environment variable that is nearly the name of an option."""
+    known = {option.name: environment_name(option.name) for option in TABLE}
+    prefix = environment_name("")
+    sentences = []
+    for variable in environ:
+        if not variable.upper().startswith(prefix) or variable in known.values():
+            continue
+        near = _nearest(variable[len(prefix) :], known)
+        if near:
+            sentences.append(f"{variable} has no effect: there is no such option; did you mean {known[near]}?")
+    return sentences
 
 
 def set_by_user(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[str]:
