@@ -132,7 +132,8 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    """Lists the public names, which completion shows, and none of the modules that importing them has left here."""
+    return sorted({*__all__, "elastic", *(name for name in globals() if name.startswith("__"))})
 
 
 _copies.explain_missing_core()

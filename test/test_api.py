@@ -90,6 +90,16 @@ def test_what_says_what_is_public():
     assert {"ringtrain", "ringtrain.torch"} <= set(modules_with_names())
 
 
+@pytest.mark.parametrize("package", ["", ".torch", ".jax", ".mxnet", ".elastic", ".kvstore"])
+def test_completion_shows_the_public_names_alone(package):
+    pytest.importorskip(package[1:] if package in (".torch", ".jax", ".mxnet") else "ringtrain", exc_type=ImportError)
+    module = importlib.import_module(f"ringtrain{package}")
+    shown = {name for name in dir(module) if not name.startswith("_")}
+    own_modules = {"elastic"} if package in ("", ".torch", ".jax") else set()
+    assert shown == {*module.__all__, *own_modules}
+    assert {"__all__", "__doc__", "__file__", "__name__"} <= set(dir(module))
+
+
 def test_the_package_lists_all_that_it_loads_when_it_is_asked():
     loaded = [public for public in vars(module_named("ringtrain.face")) if not public.startswith("_")]
     assert sorted([*loaded, "run"]) == ringtrain.__all__
