@@ -645,6 +645,26 @@ def test_what_would_lose_gradients_is_an_error():
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("dropping", [(0, 1), (1,)], ids=str)
+def test_gradients_that_the_model_has_dropped_before_the_step_are_an_error(dropping):
+    model = new_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), named_parameters=model.named_parameters())
+    inputs, labels = next(batches())
+    for _ in range(3):  # in the first step nothing is submitted before step()
+        loss_of(model, inputs, labels).backward()
+        if hvd.rank() in dropping:
+            model.zero_grad()
+            with warnings.catch_warnings(), pytest.raises(hvd.StepOrderError) as seen:
+                warnings.simplefilter("error")
+                optimizer.step()
+            assert 'the gradient of "0.weight", "0.bias"' in str(seen.value)
+            assert "was set to None between backward() and step(), as model.zero_grad() does: call" in str(seen.value)
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.ranks(2)
 def test_a_process_set_or_a_compression_of_another_type_is_refused():
     descent = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
     with pytest.raises(TypeError, match=r"DistributedOptimizer: process_set must be a ProcessSet, not \[0\]"):

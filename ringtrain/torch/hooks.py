@@ -29,7 +29,7 @@ class _Gradient:
 
     __slots__ = (
         *("name", "parameter", "priority", "is_sparse"),
-        *("passes", "is_submitted", "seen", "version", "was_changed"),
+        *("passes", "is_submitted", "seen", "version", "was_changed", "was_dropped"),
     )
 
     def __init__(self, parameter: torch.Tensor, name: str, priority: int):
@@ -45,6 +45,7 @@ class _Gradient:
         self.seen: torch.Tensor | None = None  # as backward() has left it, or as it was submitted
         self.version = 0  # of `seen`, at that time
         self.was_changed = False  # by somebody else
+        self.was_dropped = False  # by somebody else, as model.zero_grad() does
 
     def see(self, grad: torch.Tensor) -> None:
         self.seen = grad
@@ -211,6 +212,9 @@ class GradientHooks:
         try:
             self.submit_rest()
             changed = [gradient.name for gradient in self._gradients.values() if gradient.was_changed]
+            dropped = (
+                [gradient.name for gradient in self._gradients.values() if gradient.was_dropped] if changed else []
+            )
             contributors = self._count_contributors() if self.counts_contributors else None
             self._batch.wait()
             for gradient, handle in self._sparse:
@@ -227,6 +231,11 @@ class GradientHooks:
                 gradient.forget()
         if self._finite_check is not None:
             self._finite_check.agree()
+        if dropped:
+            raise StepOrderError(
+                f"the gradient of {_listed(dropped)} was set to None between backward() and step(), as "
+                "model.zero_grad() does: call zero_grad() before backward() or after step()"
+            )
         if changed:
             raise StepOrderError(
                 f"the gradient of {_listed(changed)} was changed between backward() and step(), before it was the "
@@ -256,8 +265,10 @@ class GradientHooks:
                 "gradients; make a new one to go back"
             )
         for gradient in self._gradients.values():
-            if gradient.is_submitted or self._passes is None or gradient.passes >= self._passes:
-                gradient.was_changed |= gradient.has_changed()
+            is_due = gradient.is_submitted or self._passes is None or gradient.passes >= self._passes
+            if is_due and gradient.has_changed():
+                gradient.was_changed = True
+                gradient.was_dropped = gradient.parameter.grad is None
         if self._passes is None and self._begun:
             self._passes = max(gradient.passes for gradient in self._begun)
         self._agree_on_sparse()
@@ -300,9 +311,10 @@ class GradientHooks:
         for gradient in without:
             make = empty_sparse if gradient.is_sparse else torch.zeros_like
             gradient.parameter.grad = make(gradient.parameter.detach())
-        if without and not self._has_warned:
+        never_had = [gradient.name for gradient in without if gradient.seen is None]
+        if never_had and not self._has_warned:
             self._has_warned = True
-            names = _listed([gradient.name for gradient in without])
+            names = _listed(never_had)
             warn(
                 f"backward() gave no gradient to {names}; this rank contributes zeros. If that is meant to be so on "
                 "all ranks, requires_grad_(False) saves the way. This is said once."
