@@ -42,6 +42,26 @@ def test_an_operation_lies_between_the_kernels_of_its_stream(which):
 
 
 @pytest.mark.ranks(1, 2, env=GPU)
+@pytest.mark.parametrize("groups", [[], [["first", "second"]]], ids=["alone", "in another group"])
+def test_a_gradient_of_another_stream_that_waited_for_its_group_is_read_when_it_is_there(groups):
+    first_operation(exact_cupy)
+    batch, first, second = GradientBatch(), on_gpu(np.zeros(99)), on_gpu(np.zeros(99))
+    cupy.cuda.get_current_stream().synchronize()
+    batch.group([["first", "never ready"]])
+    with cupy.cuda.Stream(non_blocking=True):
+        keep_busy(SLOW_S)
+        first += hvd.rank() + 1
+        batch.ready("first", first)
+    batch.group(groups)  # from the stream of the script, which has nothing to wait for
+    second += hvd.rank() + 1
+    batch.ready("second", second)
+    averages = batch.wait()
+    for average in averages.values():
+        require_on_gpu(average, np.full(99, (hvd.size() + 1) / 2))
+    assert len(averages) == 2
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_the_host_does_not_wait_for_the_gpu(operation):
     check_the_host_does_not_wait(exact_cupy, operation)

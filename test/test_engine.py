@@ -4,6 +4,7 @@ import random
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -326,3 +327,27 @@ def test_an_address_that_is_none_is_refused():
     with pytest.raises(ValueError, match="in no memory of its own"):
         _core.allreduce_in_place(nothing, "nowhere", hvd.Sum, 1.0, 1.0, 0, 0, False, _core.Site(""))
     assert _core.wait(_core.submit(operation, [empty], [empty]), 10)
+
+
+@pytest.mark.ranks(1, 2)
+def test_two_threads_that_wait_for_one_operation_get_one_result_that_is_made_once():
+    made = []
+
+    class Slow(hvd.Compressor):
+        @staticmethod
+        def compress(tensor):
+            return tensor * 2, None
+
+        @staticmethod
+        def decompress(tensor, ctx):
+            made.append(threading.get_ident())
+            time.sleep(0.2)  # the others come meanwhile
+            return tensor / 2
+
+    for number in range(3):
+        handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name=f"made once {number}", compression=Slow)
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(lambda _, handle=handle: hvd.synchronize(handle), range(4)))
+        require_equal(results[0], np.full(3, float(hvd.size())))
+        assert all(result is results[0] for result in results)
+        assert len(made) == number + 1

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ringtrain as hvd
+from ringtrain import _core as core
 from ringtrain.compression import Compression
 from ringtrain.optim import Adam
 from ringtrain.training.gradient_batch import GradientBatch
@@ -399,3 +400,35 @@ def test_a_list_is_split_into_even_parts(count, parts):
     assert len(split) == parts
     assert [item for part in split for item in part] == list(range(count))
     assert max(map(len, split)) - min(map(len, split)) <= 1
+
+
+def begun_first(names):
+    """The names of these operations, in the order in which they were carried out."""
+    begun = {one["name"]: one["begun_s"] for one in core.last_operations()}
+    return sorted(names, key=begun.__getitem__)
+
+
+@pytest.mark.ranks(2, initialised=False)
+@pytest.mark.parametrize(
+    ("groups", "in_order"),
+    [
+        (None, ["gradients0.a", "gradients0.b", "gradients0.c", "gradients0.d"]),
+        # of a group the most urgent gradient counts: a, in the group that is complete last
+        ([["a", "d"], ["b", "c"]], ["gradients0.a:d", "gradients0.b:c"]),
+    ],
+    ids=["alone", "in groups"],
+)
+def test_the_gradients_of_early_parameters_are_reduced_first(groups, in_order):
+    hvd.init(fusion_threshold_mb=0)
+    parameters = {name: np.zeros(1000) for name in "abcd"}
+    optimizer = hvd.DistributedOptimizer(UpdateRecorder(), named_parameters=parameters, groups=groups)
+    for _ in range(3):
+        hvd.barrier()
+        before = hvd.allreduce_async_(np.ones(8_000_000), name="before")  # all else is agreed on behind it
+        late_first = [np.full(1000, hvd.rank() * 2.0) for _ in parameters]
+        optimizer.update([3, 2, 1, 0], None, late_first, None)
+        hvd.synchronize(before)
+        assert all((gradient == 1).all() for gradient in late_first)
+        assert begun_first(in_order[::-1]) == in_order
+    hvd.barrier()
+    hvd.shutdown()

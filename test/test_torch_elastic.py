@@ -369,3 +369,23 @@ def test_the_handler_of_a_sampler_keeps_what_was_processed():
     handler.save()
     handler.sync()
     assert sampler.processed_num == 4
+
+
+@pytest.mark.ranks(1, 2)
+def test_an_elastic_sampler_shuffles_in_another_way_in_each_epoch_and_for_each_seed():
+    def order(**options):
+        """Of all ranks, in which every sample is once."""
+        sampler = hvd.elastic.ElasticSampler(range(60), **options)
+        orders = []
+        for epoch in (0, 1, 0):
+            sampler.set_epoch(epoch)
+            of_ranks = hvd.allgather_object(list(sampler))
+            orders.append([index for together in zip(*of_ranks, strict=True) for index in together])
+        return orders
+
+    first, second, again = order(seed=3)
+    assert sorted(first) == sorted(second) == list(range(60))
+    assert first == again != second
+    assert list(range(60)) not in (first, second)
+    assert order(seed=40)[0] not in (first, second)
+    assert order(shuffle=False) == [list(range(60))] * 3
