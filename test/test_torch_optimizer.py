@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import logging
 import pickle
+import re
 import time
 import warnings
 
@@ -662,6 +664,32 @@ def test_gradients_that_the_model_has_dropped_before_the_step_are_an_error(dropp
         else:
             optimizer.step()
         optimizer.zero_grad()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("wrong", ["parameters", "data", "zeros", None])
+def test_ranks_that_begin_with_other_parameters_or_the_same_data_are_told_once(wrong):
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("ringtrain").addHandler(handler)
+    try:
+        torch.manual_seed(hvd.rank() if wrong == "parameters" else 0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2).bfloat16().float())
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), named_parameters=model.named_parameters())
+        inputs = torch.ones(4, 3) * (1 if wrong == "data" else 1 + hvd.rank())
+        for step in range(3):
+            (model(inputs).sum() * (0 if wrong == "zeros" and step == 0 else 1)).backward()
+            optimizer.step()
+            model.zero_grad()
+    finally:
+        logging.getLogger("ringtrain").removeHandler(handler)
+    told = {
+        "parameters": "begin with different parameters.*call hvd.broadcast_parameters",
+        "data": r"have the same gradients in the first step.*DistributedSampler\(",
+    }.get(wrong)
+    assert len(said) == (told is not None and hvd.rank() == 0), said
+    assert all(re.search(rf"ranks 0-{hvd.size() - 1} {told}", one) for one in said)
 
 
 @pytest.mark.ranks(2)

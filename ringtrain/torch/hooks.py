@@ -18,7 +18,7 @@ from ringtrain.torch.parameters import Groups, ParameterNames, groups_of
 from ringtrain.torch.shared_gradients import SharedGradients
 from ringtrain.torch.sparse import SparseHandle, agree_on_sparse, empty_sparse, sparse_allreduce_async
 from ringtrain.training.gradient_batch import GradientBatch
-from ringtrain.training.replicas import FiniteCheck, check_replicas
+from ringtrain.training.replicas import FiniteCheck, StartCheck, check_replicas
 
 # The hook of each parameter, and the reduction that it calls: of the optimizer that was made last for it.
 _hooks = WeakIdKeyDictionary()
@@ -95,6 +95,7 @@ class GradientHooks:
         self._shared = shared
         self._finite_check = finite_check
         self._takes_it_plain = shared is None and finite_check is None  # a gradient, if its batch does
+        self._start_check = StartCheck(batch.process_set, batch.full_name)
         self._known: dict[torch.Tensor, _Gradient] = {}  # of all parameters that ever required a gradient
         self._gradients: dict[torch.Tensor, _Gradient] = {}  # of those that do now
         self._begun: list[_Gradient] = []  # by a backward pass, and not yet synchronized
@@ -280,10 +281,12 @@ class GradientHooks:
             self._submit(gradient, grad)
 
     def _agree_on_sparse(self) -> None:
+        start = None
         if not self._batch.is_in_use():
             self._has_agreed = False
             for gradient in self._known.values():
                 gradient.is_sparse = None  # there may be ranks that do not know
+            start = self._begin_start_check()
         if self._has_agreed:
             return
         new = [gradient for gradient in self._gradients.values() if gradient.is_sparse is None]
@@ -293,6 +296,15 @@ class GradientHooks:
             for gradient, is_sparse in zip(new, of_new, strict=True):
                 gradient.is_sparse = is_sparse
         self._has_agreed = True
+        if start is not None:
+            self._start_check.end(start)
+
+    def _begin_start_check(self) -> Handle[Any]:
+        """Before the first update, and before the first gradient is an average."""
+        parameters = [gradient.parameter.detach() for gradient in self._gradients.values()]
+        grads = [parameter.grad for parameter in self._gradients if parameter.grad is not None]
+        of_gradients = _some_elements(grads)
+        return self._start_check.begin(_some_elements(parameters), of_gradients if any(of_gradients) else b"")
 
     def _count_contributors(self) -> Handle[torch.Tensor]:
         name = self._batch.full_name("<contributors>")
@@ -370,6 +382,17 @@ class GradientHooks:
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """A view that can be reduced in place: of complex numbers, their real and imaginary parts."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _some_elements(tensors: Sequence[torch.Tensor]) -> bytes:
+    """The first elements of each dense tensor: enough to tell whether they were made with other random numbers."""
+    most = 64
+    parts = [
+        as_real(tensor.detach().reshape(-1)[:most].resolve_conj()).reshape(-1).to("cpu", torch.float64)
+        for tensor in tensors
+        if tensor.layout is torch.strided
+    ]
+    return torch.cat(parts).numpy().tobytes() if parts else b""
 
 
 def _set_hook(reduction: GradientHooks, gradient: _Gradient) -> None:

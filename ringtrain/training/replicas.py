@@ -1,7 +1,11 @@
-"""Checks that a run is right: that all ranks have the same parameters, and that no gradient is NaN or infinite."""
+"""Checks that a run is right: that all ranks have the same parameters, and that no gradient is NaN or infinite.
+
+And that it begins right: with the same parameters and with other data on each rank.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +17,10 @@ from ringtrain import objects, ops
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import NonFiniteError, ReplicaError
 from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.handles import Handle
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.record.logger import logger
 
 
 def check_replicas(params: Any, process_set: ProcessSet = global_process_set) -> None:
@@ -153,3 +159,60 @@ def _on_host(numbers: list[Any]) -> list[Any]:
     adapter = adapter_for(numbers[0])
     values: list[Any] = adapter.on_host(adapter.stack(numbers)).tolist()
     return values
+
+
+class StartCheck:
+    """Compares in the first step what the ranks begin with, and warns on the first of them, once.
+
+    The ranks call it together, when a GradientBatch is first used after init() or join(). Those that have joined need
+    not take part.
+
+    Args:
+        process_set: the ranks that are compared.
+        full_name: makes names that the ranks match operations by.
+    """
+
+    def __init__(self, process_set: ProcessSet, full_name: Callable[[str], str]):
+        self._process_set = process_set
+        self._full_name = full_name
+        self._has_warned = False
+
+    def begin(self, parameters: bytes, gradients: bytes) -> Handle[Any]:
+        """Submits digests of some elements of the parameters and of the gradients of this rank alone.
+
+        Without any gradient but zeros `gradients` is empty.
+        """
+        digests = np.zeros((2, self._process_set.size() or 1), np.int64)
+        digests[:, self._process_set.rank() or 0] = [
+            _short_digest(parameters),
+            _short_digest(gradients) if gradients else 0,
+        ]
+        name = self._full_name("<start>")
+        return ops.allreduce_async(digests, op=ops.Sum, name=name, process_set=self._process_set)
+
+    def end(self, begun: Handle[Any]) -> None:
+        """Waits for the digests of all ranks, and warns."""
+        of_parameters, of_gradients = ({int(one) for one in row if one} for row in begun.wait())
+        if self._has_warned or self._process_set.rank() != 0:
+            return
+        ranks = list_of_ranks(self._process_set.ranks or [])
+        if len(of_parameters) > 1:
+            self._warn(
+                f"{ranks} begin with different parameters, and each would go on with a model of its own: call "
+                "hvd.broadcast_parameters(model.state_dict(), root_rank=0) after building or loading the model, on all "
+                "ranks"
+            )
+        elif len(of_gradients) == 1 and np.count_nonzero(begun.wait()[1]) > 1:
+            self._warn(
+                f"{ranks} have the same gradients in the first step, as of the same data: give each rank its own part, "
+                "for example with DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())"
+            )
+
+    def _warn(self, text: str) -> None:
+        self._has_warned = True
+        logger.warning(f"{text}. This is said once")
+
+
+def _short_digest(content: bytes) -> int:
+    """A positive number of 62 bits: joined ranks have 0, and the sum of one such number with zeros is itself."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 2 or 1
