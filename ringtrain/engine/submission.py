@@ -57,10 +57,16 @@ class Reduction(NamedTuple):
             ValueError: both `op` and `average` are given.
             TypeError: an argument is of another type, such as an op in the place of `average`.
         """
-        op = op_of(op, average)
-        require_compressor(compression)
-        prescale = require_factor(prescale_factor, "prescale_factor")
-        return Reduction(op, prescale, require_factor(postscale_factor, "postscale_factor"), compression)
+        # Of every operation, so what is usual is not looked at by functions.
+        if average is not None or type(op) is not ReduceOp:
+            op = op_of(op, average)
+        if compression is not Compression.none:
+            require_compressor(compression)
+        if type(prescale_factor) is not float:
+            prescale_factor = require_factor(prescale_factor, "prescale_factor")
+        if type(postscale_factor) is not float:
+            postscale_factor = require_factor(postscale_factor, "postscale_factor")
+        return Reduction(op, prescale_factor, postscale_factor, compression)
 
 
 def op_of(op: ReduceOp | None, average: bool | None) -> ReduceOp:
@@ -257,7 +263,8 @@ class _Plain(NamedTuple):
 
 def _plain_of(tensor: Any, reduction: Reduction, process_set: ProcessSet, priority: int) -> _Plain | None:
     op, prescale, postscale, compression = reduction
-    require_process_set(process_set, "allreduce")
+    if type(process_set) is not ProcessSet:
+        require_process_set(process_set, "allreduce")
     number = process_set.process_set_id
     adapter = adapter_for(tensor)
     view = adapter.view_in_place(tensor) if compression is Compression.none else None
