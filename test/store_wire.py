@@ -37,6 +37,7 @@ SAID = [
     "held",
     "done",
     "refused",
+    "early",
 ]
 SECRET, TOKEN, CAPACITY = b"secret of a test", "stores", 8
 ALL = 0xFFFFFFFF

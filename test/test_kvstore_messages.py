@@ -54,8 +54,8 @@ def test_a_push_that_comes_twice_counts_once() -> None:
 def test_a_push_waits_for_the_one_before_it_to_be_sent_again() -> None:
     with served() as server, Worker(server, 0) as worker:
         _store(worker)
-        worker.say("push", _ones(2).tobytes(), number=2, lr=1)
-        assert worker.has_heard_nothing()
+        early = worker.push(_ones(2), 2)
+        assert (early.said, early.number) == ("early", 0)
         worker.push(_ones(), 1)
         require_equal(worker.pull(1), _ones())
         worker.push(_ones(2), 2)

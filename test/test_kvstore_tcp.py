@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -150,6 +151,43 @@ def test_a_worker_that_shared_memory_goes_on_over_tcp_with_the_server_in_the_pla
         require_all(worker.push_pull(8), 1 + 4 + 8)
         worker.client.close()
         server.process.send_signal(signal.SIGCONT)
+
+
+def require_refused(handle: StoreHandle) -> None:
+    """It fails, and then nothing of it is under way any more."""
+    with pytest.raises(ValueError, match="without an optimizer"):
+        wait(handle)
+    deadline = time.monotonic() + _END_S
+    while not handle.is_memory_free():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_push_after_one_that_was_refused_is_taken() -> None:
+    with served() as server:
+        # more chunks than leave at once, so that the first refusal comes before the last chunk is sent
+        worker = Worker(0, [server.port], counts=(4_000_000, 7), workers=1, timeout_s=5.0, resend_s=0.5)
+        worker.open(rule="")
+        for _ in range(2):
+            require_refused(worker.push(1))
+        worker.client.set_rule(0, "test", "mxnet", {}, 0, False, True)
+        wait(worker.push(2))
+        require_all(worker.pull(), 2)
+        require_all(worker.push_pull(4), 6)
+        worker.client.close()
+
+
+def test_pushes_that_follow_a_refused_one_at_once_are_refused_each() -> None:
+    with served() as server:
+        worker = Worker(0, [server.port], workers=1, timeout_s=5.0, resend_s=0.5)
+        worker.open(rule="")
+        handles = [worker.push(1) for _ in range(5)]
+        for handle in handles:
+            require_refused(handle)
+        require_all(worker.pull(), 0)
+        worker.client.set_rule(0, "test", "mxnet", {}, 0, False, True)
+        require_all(worker.push_pull(4), 4)
+        worker.client.close()
 
 
 @pytest.mark.slow

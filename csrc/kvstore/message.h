@@ -35,13 +35,16 @@ enum class Said : uint16_t {
   held,     // it has it, and the value comes when there is one
   done,     // of a chunk: `number` is the num_update. The body is what was asked for.
   refused,  // the body is a text
+  // Of a push, or a pull after one: the server has counted only `number` pushes of this chunk by this worker, and does
+  // nothing with the request.
+  early,
 };
-constexpr auto kLastSaid = Said::refused;
+constexpr auto kLastSaid = Said::early;
 
 constexpr const char* name_of(Said said) {
   constexpr const char* kNames[] = {"hello",         "create",    "attach", "rule",       "join",        "push",
                                     "pull",          "push_pull", "assign", "read_state", "write_state", "read_updates",
-                                    "write_updates", "poke",      "held",   "done",       "refused"};
+                                    "write_updates", "poke",      "held",   "done",       "refused",     "early"};
   return kNames[static_cast<size_t>(said)];
 }
 constexpr bool is_of_chunk(Said said) { return said >= Said::push && said <= Said::poke; }

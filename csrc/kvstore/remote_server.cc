@@ -346,6 +346,7 @@ void RemoteServer::take(uint32_t id, const Head& head) {
 void RemoteServer::answer(uint32_t id, const Head& head) {
   Request& request = requests_.at(id);
   answered_order_ = std::max(answered_order_, request.order);
+  if (head.said == Said::early) return count_again(id, head.number);
   window_bytes_ -= std::exchange(request.window_bytes, 0);
   if (!request.is_held) --unanswered_;
   request.is_held = true;
@@ -357,12 +358,42 @@ void RemoteServer::answer(uint32_t id, const Head& head) {
     throw failure("a server's answer has another size than what was asked for");
   requests_.erase(id);
   flight->answer(head.number);
-  if (flight->error && !flight->is_all_sent()) {
+  // Several of its legs may be refused, but it leaves its line once.
+  if (flight->error && waiting_.erase({flight->place_in_line, flight->order}) == 1) {
     const RemoteOperation& operation = flight->operation;
     --lines_[{operation.store, operation.part, operation.piece}].waiting;
-    waiting_.erase({flight->place_in_line, flight->order});
   }
   if (flight->is_over()) finish(flight);
+}
+
+// The server takes the pushes of a chunk in order. If the one that it misses has no answer yet, that one is sent again,
+// and this request after it. Else it was refused, or never left because another chunk of its key was refused: it has
+// failed here, and those after it take its number. No copy of it can still be on its way, because the server answers
+// what it is sent in order.
+void RemoteServer::count_again(uint32_t id, int64_t counted) {
+  Request& early = requests_.at(id);
+  early.is_early = true;
+  const RemoteOperation& operation = early.flight->operation;
+  const auto is_of_chunk = [&](const Request& other) {
+    const RemoteOperation& its = other.flight->operation;
+    return its.said <= Said::push_pull && its.store == operation.store && its.part == operation.part &&
+           other.leg.chunk == early.leg.chunk;
+  };
+  std::vector<std::pair<uint64_t, uint32_t>> from_here;
+  for (const auto& [number, other] : requests_) {
+    if (!is_of_chunk(other)) continue;
+    if (other.order >= early.order)
+      from_here.emplace_back(other.order, number);
+    else if (other.flight->operation.said != Said::pull && !other.is_held)
+      return;
+  }
+  auto& shifts = shifts_[{operation.store, operation.part}];
+  if (shifts.size() < operation.layout->chunks().size()) shifts.resize(operation.layout->chunks().size());
+  const int64_t next = operation.said == Said::pull ? counted : counted + 1;
+  const int64_t before = std::exchange(shifts[early.leg.chunk], next - operation.number);
+  if (before == shifts[early.leg.chunk]) return;
+  std::sort(from_here.begin(), from_here.end());
+  for (const auto& [order, number] : from_here) transmit(number, requests_.at(number), true);
 }
 
 void RemoteServer::finish(const RemoteFlightPtr& flight) {
@@ -434,7 +465,7 @@ void RemoteServer::look_for_silence(double now) {
 void RemoteServer::resend_what_is_late(double now) {
   std::vector<std::pair<uint64_t, uint32_t>> late;
   for (const auto& [id, request] : requests_) {
-    const bool is_next = request.is_held || request.order < answered_order_;
+    const bool is_next = request.is_held || request.is_early || request.order < answered_order_;
     const double patience_s = options_.resend_s * (request.is_held ? 1 << std::min(request.times - 1, 3) : 1);
     if (is_next && now - request.sent_at > patience_s) late.emplace_back(request.order, id);
   }

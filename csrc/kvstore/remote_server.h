@@ -59,7 +59,8 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
     uint64_t order;  // in which it was sent
     double sent_at;
     int times = 1;
-    bool is_held = false;  // the server has it, and its answer comes later
+    bool is_held = false;   // the server has it, and its answer comes later
+    bool is_early = false;  // the server wants what comes before it first
     size_t window_bytes = 0;
   };
 
@@ -94,6 +95,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   Head head_of(const Request& request) const;
   size_t expected_bytes(const Request& request) const;
   void answer(uint32_t id, const Head& head);
+  void count_again(uint32_t id, int64_t counted);
   void finish(const RemoteFlightPtr& flight);
   void look_for_silence(double now);
   void resend_what_is_late(double now);

@@ -278,7 +278,11 @@ Session::Result Session::push(const Request& request) {
   const Outcome outcome = request.ranges
                               ? request.actor->push_ranges(head.chunk, number, *request.ranges, source, rates)
                               : request.actor->push(head.chunk, number, source, rates, buffer ? &answer : nullptr);
-  if (outcome == Outcome::early) return Result::over;  // it is sent again, after the one before it
+  if (outcome == Outcome::early) {
+    say(request.id, Said::early,
+        static_cast<int64_t>(request.actor->pushes_of(head.chunk, static_cast<size_t>(worker_))));
+    return Result::over;
+  }
   if (outcome == Outcome::busy || outcome == Outcome::full) return Result::busy;
   note("update", request, begin_s, home_.lane());
   if (!pulls)
@@ -318,12 +322,23 @@ Session::Result Session::pull(const Request& request) {
 }
 
 void Session::wait_for_value(const Request& request) {
+  const uint64_t counted = request.actor->pushes_of(request.head.chunk, static_cast<size_t>(worker_));
+  if (static_cast<uint64_t>(request.head.number) > counted)
+    return say(request.id, Said::early, static_cast<int64_t>(counted));
   say(request.id, Said::held);
   Request without_body = request;
   without_body.body.reset();
   if (is_full()) return defer(without_body, unsent_);
   home_.waiting_room().enter({number_, request.id}, request.actor->part(), request.head.chunk,
-                             [this, without_body] { return try_to_answer(without_body); });
+                             [this, without_body] { return has_ended_waiting(without_body); });
+}
+
+// An error is the answer, too.
+bool Session::has_ended_waiting(const Request& request) {
+  bool is_answered = false;
+  const auto error = error_of([&] { is_answered = try_to_answer(request); });
+  if (error) refuse(request.id, *error);
+  return error || is_answered;
 }
 
 bool Session::try_to_answer(const Request& request) {

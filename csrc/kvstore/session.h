@@ -76,6 +76,8 @@ class Session final : Connection::Owner {
   Result read_state(const Request& request);
   void defer(const Request& request, std::deque<Request>& queue);
   void wait_for_value(const Request& request);
+  // Returns whether the request has an answer, which may be an error. Does not throw.
+  bool has_ended_waiting(const Request& request);
   // Whether the answer was sent, or will be when there is room for it.
   bool try_to_answer(const Request& request);
   void send_value(const Request& request, const Answer& answer, std::shared_ptr<char> buffer);
