@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import resource
+import socket
 import struct
+import time
 
 import numpy as np
 import numpy.typing as npt
@@ -224,3 +229,38 @@ def test_10000_broken_messages_neither_end_a_server_nor_let_it_grow() -> None:
         assert server.resident_kb() < before + 2048
         worker.push(_ones(), 1)
         require_equal(worker.pull(1), _ones())
+
+
+def test_a_create_that_claims_more_than_the_host_has_is_refused() -> None:
+    with served() as server, Worker(server, 0) as worker:
+        _store(worker)
+        elements = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+        for count in (elements, 2**40):
+            worker.say("create", part_spec([count]), number=1 + count, store=3, chunk=1)
+            refused = worker.hear()
+            assert refused.said == "refused" and b"start more servers" in refused.body
+        worker.push(_ones(), 1)
+        require_equal(worker.pull(1), _ones())
+
+
+def test_a_server_lives_through_strangers_while_its_process_has_no_descriptors() -> None:
+    with served() as server, Worker(server, 0) as worker:
+        _store(worker)
+        limit = 20 + len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        # A thread of the process takes the descriptors that the server gives back, as a data loader would.
+        server.ask("takes_descriptors", "1")
+        until, number = time.monotonic() + 3, 0
+        while time.monotonic() < until:
+            strangers = []
+            for _ in range(60):
+                with contextlib.suppress(OSError):
+                    strangers.append(socket.create_connection(("127.0.0.1", server.port), timeout=1))
+            for stranger in strangers:
+                stranger.close()
+            number += 1
+            worker.push(_ones(), number)
+            require_equal(worker.pull(number), _ones(number))
+        server.ask("takes_descriptors", "0")
+        with Worker(server, 1) as other:
+            require_equal(other.pull(), _ones(number))

@@ -4,12 +4,15 @@ network is bad, or a server is gone."""
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ import pytest
 from exact import require_equal
 from store_wire import CAPACITY, SECRET, TOKEN, Server, served
 
-from ringtrain._core import DTYPES, StoreClient, StoreHandle, StoreKey
+from ringtrain._core import DTYPES, StoreClient, StoreHandle, StoreKey, StoreServer
 from ringtrain.arrays import numpy as arrays
 from ringtrain.errors import PeerLostError
 
@@ -349,4 +352,32 @@ def test_one_percent_of_the_rows_moves_less_than_three_percent_of_the_bytes() ->
         before = moved()
         wait(worker.client.pull_rows(0, 0, arrays.view(rows), WIDTH, arrays.view(out), 0))
         assert moved() - before < 0.03 * 4 * ROWS * WIDTH
+        worker.client.close()
+
+
+def test_a_forked_child_that_lets_go_of_a_store_writes_to_none_of_its_files(tmp_path: Path) -> None:
+    with served() as server:
+        worker = Worker(0, [server.port], workers=1)
+        worker.open()
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        about = {"secret": SECRET, "token": TOKEN, "node": "", "timeout_s": 20, "drop_percent": 0, "verbose": 0}
+        own = StoreServer(number=1, capacity=CAPACITY, listeners=[listener.detach()], threads=1, **about)
+        if (child := os.fork()) == 0:
+            with contextlib.ExitStack() as stack:
+                for i in range(40):
+                    stack.enter_context((tmp_path / str(i)).open("wb"))
+                own.close()
+                del own, worker
+                gc.collect()
+            os._exit(0)
+        deadline = time.monotonic() + 10
+        while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == 0
+        assert {file.stat().st_size for file in tmp_path.iterdir()} == {0}
+        require_all(worker.push_pull(1), 1)
+        own.close()
         worker.client.close()

@@ -111,6 +111,15 @@ def test_the_memory_goes_back_when_the_arrays_go():
     assert held_by_both_ranks() - before < 100_000
 
 
+@pytest.mark.ranks(2)
+def test_a_size_near_the_largest_number_is_refused_and_leaves_the_memory_as_it_was():
+    for size in (2**64 - 1, 2**64 - 8, 2**63):
+        with pytest.raises(hvd.RingtrainError, match="no room for"):
+            _core.empty_bytes(size)
+    array = shared(np.ones(8))
+    require_equal(hvd.allreduce(array, op=hvd.Sum), np.full(8, float(hvd.size())))
+
+
 def name_of_file(fd):
     try:
         return os.readlink(f"/proc/self/fd/{fd}")

@@ -8,9 +8,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "network/tcp.h"
 
 namespace ringtrain {
@@ -23,6 +26,7 @@ Mailbox::Mailbox(Poller& poller) : poller_(poller), event_(eventfd(0, EFD_NONBLO
 Mailbox::~Mailbox() { poller_.remove(event_.number()); }
 
 void Mailbox::post(Work work) {
+  if (!process_.is_this()) return;
   {
     const Lock lock(mutex_);
     letters_.push_back(std::move(work));
@@ -39,13 +43,30 @@ void Mailbox::empty() {
     const Lock lock(mutex_);
     letters.swap(letters_);
   }
-  for (const Work& work : letters) work();
+  std::optional<Error> first;
+  for (const Work& work : letters) {
+    const auto error = error_of(work);
+    if (error && !first) first.emplace(*error);
+  }
+  if (first) throw Error(*first);
 }
 
 void Mailbox::is_ready(uint32_t) {
   uint64_t times;
   const ssize_t count = read(event_.number(), &times, sizeof(times));
   static_cast<void>(count);
+}
+
+// The reason mostly stays for a while: it is told now and then.
+void GuardedTurns::pause_after(const Error& error) {
+  constexpr double kBetweenLines_s = 10;
+  constexpr int kPause_ms = 10;
+  const double now = now_s();
+  if (told_at_ == 0 || now - told_at_ > kBetweenLines_s) {
+    warn(thread_ + " goes on after an error: " + error.what());
+    told_at_ = now;
+  }
+  poll(nullptr, 0, kPause_ms);
 }
 
 void Mailbox::sleep(double longest_s) {

@@ -1,5 +1,7 @@
 #include "kvstore/part.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -52,9 +54,26 @@ void restore(Part& part, size_t chunk, uint32_t actor) {
   record.writer.store(0, std::memory_order_release);
 }
 
+// Throws where values and records alone are more than this host has: before they are laid out, which takes memory, too.
+void require_room(const PartSpec& spec) {
+  const auto capacity = static_cast<size_t>(spec.capacity);
+  const size_t per_chunk = sizeof(ChunkRecord) + capacity * sizeof(WorkerRecord);
+  size_t bytes = 0;
+  for (const KeyPiece& piece : spec.pieces) {
+    const size_t of_piece = piece.count * size_of(piece.dtype);
+    bytes += of_piece + (of_piece / Layout::kChunkBytes + 1) * per_chunk;
+  }
+  const size_t there = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (bytes <= there) return;
+  constexpr int kMb = 20;
+  throw failure("keys of " + std::to_string(bytes >> kMb) + " MB cannot be kept by a server with " +
+                std::to_string(there >> kMb) + " MB of memory: start more servers, on more hosts");
+}
+
 }  // namespace
 
 std::shared_ptr<Part> Part::create(const PartSpec& spec, int workers, Memory memory) {
+  require_room(spec);
   const size_t bytes = Layout(spec).bytes();
   PartMemory place = memory == Memory::shared ? PartMemory::create_shared(bytes) : PartMemory::create_private(bytes);
   const std::shared_ptr<Part> part(new Part(spec, std::move(place)));

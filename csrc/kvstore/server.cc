@@ -129,6 +129,7 @@ void StoreServer::start_timeline(Timeline::Setup setup) {
 }
 
 void StoreServer::close() {
+  if (!process_.is_this()) return;
   for (const auto& thread : threads_) thread->stop();
   if (!timeline_) return;
   announce_timeline(nullptr);

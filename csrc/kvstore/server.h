@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork.h"
 #include "kvstore/server_thread.h"
 #include "network/connector.h"
 #include "network/handshake.h"
@@ -48,7 +49,7 @@ class StoreServer final : Connector::Owner {
   std::map<std::string, double> metrics() const;
   // A file of what its threads do, until close(): for a process that is no rank. Throws if it cannot be written.
   void start_timeline(Timeline::Setup setup);
-  // Its threads end. What it keeps is there as long as this.
+  // Its threads end. What it keeps is there as long as this. A forked child leaves them alone.
   void close();
 
  private:
@@ -62,6 +63,7 @@ class StoreServer final : Connector::Owner {
   ServerShared shared_;
   std::vector<std::unique_ptr<ServerThread>> threads_;
   std::shared_ptr<Timeline> timeline_;
+  const OwnProcess process_;
 };
 
 }  // namespace ringtrain

@@ -16,6 +16,8 @@ size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; 
 
 size_t down(size_t bytes, size_t unit) { return bytes / unit * unit; }
 
+Error no_room(size_t bytes) { return failure("no room for " + std::to_string(bytes >> 20) + " MB of shared memory"); }
+
 size_t page() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
 // Address space for 64 ranks of a large machine still is a small part of the 128 TB that a process has.
@@ -34,6 +36,7 @@ Arena::Arena(SharedSegment segment, int size, int member)
 }
 
 std::shared_ptr<char> Arena::allocate(size_t bytes) {
+  if (bytes > region_bytes_) throw no_room(bytes);  // rounded up it might be 0
   const size_t size = up(std::max<size_t>(bytes, 1), kLine), offset = take(size);
   std::shared_ptr<char> memory =
       owned_here(own() + offset, [arena = shared_from_this()](char* block) { arena->free(block); });
@@ -48,7 +51,7 @@ size_t Arena::take(size_t bytes) {
   const auto block = std::find_if(blocks_.begin(), blocks_.end(), [&](const auto& entry) {
     return entry.second.is_free && entry.second.bytes >= bytes;
   });
-  if (block == blocks_.end()) throw failure("no room for " + std::to_string(bytes >> 20) + " MB of shared memory");
+  if (block == blocks_.end()) throw no_room(bytes);
   const size_t rest = block->second.bytes - bytes;
   if (rest > 0) blocks_[block->first + bytes] = {rest, true};
   block->second = {bytes, false};

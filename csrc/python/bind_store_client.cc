@@ -1,4 +1,5 @@
 // A worker's side of key-value stores that servers keep.
+#include "base/fork.h"
 #include "kvstore/client.h"
 #include "python/bind.h"
 
@@ -70,7 +71,7 @@ std::shared_ptr<StoreClient> make_client(int worker, int workers, int capacity,
   options.remote.drop_percent = drop_percent;
   options.remote.verbose = verbose;
   ReleasedGil release;
-  return std::make_shared<StoreClient>(std::move(options), &require_no_signal);
+  return owned_here(new StoreClient(std::move(options), &require_no_signal));
 }
 
 StoreKey make_key(uint32_t id, std::string name, int dtype, uint64_t count, const std::vector<Piece>& pieces) {

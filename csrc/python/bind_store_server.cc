@@ -2,15 +2,16 @@
 #include <nanobind/stl/vector.h>
 
 #include "base/clock.h"
+#include "base/fork.h"
 #include "kvstore/server.h"
 #include "python/bind.h"
 
 namespace ringtrain {
 namespace {
 
-void make_server(StoreServer* place, int number, int capacity, std::vector<int> listeners, const nb::bytes& secret,
-                 const std::string& token, int threads, const std::string& node, double timeout_s, double drop_percent,
-                 int verbose) {
+std::shared_ptr<StoreServer> make_server(int number, int capacity, std::vector<int> listeners, const nb::bytes& secret,
+                                         const std::string& token, int threads, const std::string& node,
+                                         double timeout_s, double drop_percent, int verbose) {
   ServerOptions options;
   options.number = number;
   options.capacity = capacity;
@@ -22,7 +23,7 @@ void make_server(StoreServer* place, int number, int capacity, std::vector<int> 
   options.timeout_s = timeout_s;
   options.drop_percent = drop_percent;
   options.verbose = verbose;
-  new (place) StoreServer(options);
+  return owned_here(new StoreServer(options));
 }
 
 void start_timeline(StoreServer& server, const std::string& path, int number, const std::string& process,
@@ -88,7 +89,7 @@ size_t write_chunks(StoreServer& server, size_t part, size_t first, const nb::by
 void bind_store_server(nb::module_& module) {
   using Release = nb::call_guard<ReleasedGil>;
   nb::class_<StoreServer>(module, "StoreServer", "A server of key-value stores; see csrc/kvstore/server.h.")
-      .def("__init__", &make_server, nb::kw_only(), nb::arg("number"), nb::arg("capacity"), nb::arg("listeners"),
+      .def(nb::new_(&make_server), nb::kw_only(), nb::arg("number"), nb::arg("capacity"), nb::arg("listeners"),
            nb::arg("secret"), nb::arg("token"), nb::arg("threads"), nb::arg("node"), nb::arg("timeout_s"),
            nb::arg("drop_percent"), nb::arg("verbose"))
       .def("start_timeline", &start_timeline, nb::arg("path"), nb::arg("number"), nb::arg("process"),
