@@ -94,7 +94,15 @@ void Connection::note_what_is_left() {
   poller_.wait_for_writing(stream_.socket(), *this, waits_for_room_);
 }
 
+// What its owner throws, such as for lack of memory, ends this connection and no other.
 void Connection::is_ready(uint32_t events) {
+  const auto error = error_of([&] { advance(events); });
+  if (!error) return;
+  if (traffic_.verbose >= 1) inform(traffic_.name + " ends a connection: " + error->what());
+  end(0);
+}
+
+void Connection::advance(uint32_t events) {
   const bool may_write = (events & EPOLLOUT) != 0, may_read = (events & ~uint32_t{EPOLLOUT}) != 0;
   if (is_broken_ || (may_write && !stream_.write()) || (may_read && !stream_.read(*this)) || is_broken_)
     return end(stream_.error());

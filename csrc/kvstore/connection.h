@@ -53,6 +53,7 @@ class Connection final : public Watched, FrameStream::Receiver {
   struct Message;
 
   void is_ready(uint32_t events) override;
+  void advance(uint32_t events);
   std::shared_ptr<IncomingFrame> place(const FrameHeader& header) override;
   std::shared_ptr<IncomingFrame> place_head(const FrameHeader& header);
   std::shared_ptr<IncomingFrame> place_body(const FrameHeader& header);

@@ -67,7 +67,10 @@ class RemoteThread {
 
   template <typename Work>
   void tell(int server, Work work) {
-    mailbox_.post([this, server, work = std::move(work)] { work(*servers_[static_cast<size_t>(server)]); });
+    mailbox_.post([this, server, work = std::move(work)] {
+      RemoteServer& there = *servers_[static_cast<size_t>(server)];
+      if (const auto error = error_of([&] { work(there); })) there.begin_again(*error);
+    });
   }
 
   // Room for so many bytes; a single one that is larger than all of it waits until all is free.
@@ -95,22 +98,27 @@ class RemoteThread {
 
  private:
   void run() {
+    GuardedTurns turns(traffic_.name);
     while (true) {
-      mailbox_.empty();
+      turns.run([this] { mailbox_.empty(); });
       if (stops_) break;
-      poller_.run();
-      double pause_s = 1;
-      const double now = now_s();
-      for (const auto& server : servers_) {
-        server->look(now);
-        pause_s = std::min(pause_s, server->pause_s());
-      }
-      mailbox_.sleep(pause_s);
+      turns.run([this] { poller_.run(); });
+      turns.run([this] { take_turn(); });
     }
     const Error closed(ErrorKind::shut_down, "the store has been closed");
     for (const auto& server : servers_) server->close(closed);
     servers_.clear();
-    poller_.run();
+    turns.run([this] { poller_.run(); });
+  }
+
+  void take_turn() {
+    double pause_s = 1;
+    const double now = now_s();
+    for (const auto& server : servers_) {
+      if (const auto error = error_of([&] { server->look(now); })) server->begin_again(*error);
+      pause_s = std::min(pause_s, server->pause_s());
+    }
+    mailbox_.sleep(pause_s);
   }
 
   const RemoteOptions options_;
@@ -151,7 +159,9 @@ RemoteReplyPtr Remote::ask(int server, Head head, Bytes body) {
   question.body = std::move(body);
   question.reply = std::make_shared<RemoteReply>();
   const RemoteReplyPtr reply = question.reply;
-  thread_->tell(server, [question](RemoteServer& there) { there.add(question); });
+  thread_->tell(server, [question](RemoteServer& there) {
+    if (const auto error = error_of([&] { there.add(question); })) question.reply->fail(*error);
+  });
   return reply;
 }
 
@@ -217,7 +227,11 @@ bool Remote::start(RemoteOperation operation, double longest_s) {
       done(error, num_update);
     };
   }
-  thread_->tell(own.server, [flight](RemoteServer& there) { there.add(flight); });
+  thread_->tell(own.server, [flight](RemoteServer& there) {
+    const auto error = error_of([&] { there.add(flight); });
+    const auto done = error ? std::exchange(flight->operation.done, nullptr) : nullptr;
+    if (done) done(error, 0);
+  });
   return true;
 }
 

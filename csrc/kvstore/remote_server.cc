@@ -100,6 +100,11 @@ void RemoteServer::come_back(std::vector<SocketAddress> addresses) {
   dial_at_ = 0;
 }
 
+void RemoteServer::begin_again(const Error& error) {
+  if (traffic_.verbose >= 1) inform(traffic_.name + " connects to " + name() + " again: " + error.what());
+  if (connection_) has_ended(0);
+}
+
 void RemoteServer::close(const Error& error) {
   lost_ = error;
   fail_all(error);

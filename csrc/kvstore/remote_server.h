@@ -37,6 +37,8 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   // Another process says so.
   void lose(const std::string& text);
   void come_back(std::vector<SocketAddress> addresses);
+  // After an error on the way, such as for lack of memory: over another connection.
+  void begin_again(const Error& error);
   // Fails all that is under way.
   void close(const Error& error);
 

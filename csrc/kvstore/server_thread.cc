@@ -1,8 +1,10 @@
 #include "kvstore/server_thread.h"
 
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "kernels/reduce.h"
@@ -32,8 +34,8 @@ void ServerThread::adopt(int worker, Descriptor socket) {
     end(worker);
     const uint64_t number = shared_.sessions.fetch_add(1) + 1;
     Session::Home& home = *this;
-    shared_.connections.fetch_add(1);
     sessions_[worker] = std::make_unique<Session>(home, worker, number, std::move(*shared_socket));
+    shared_.connections.fetch_add(1);
     if (shared_.traffic.verbose >= 1)
       inform(shared_.traffic.name + ": worker " + std::to_string(worker) + " has connected");
   });
@@ -76,35 +78,48 @@ void ServerThread::end(int worker) {
   shared_.connections.fetch_sub(1);
 }
 
-// Whether there is something that will not say when it can be done.
+// Whether there is something that will not say when it can be done. A connection that fails ends: its worker makes
+// another one, and sends again what has no answer.
 bool ServerThread::go_on() {
   bool is_busy = false;
-  for (const auto& [worker, session] : sessions_) is_busy = session->try_again() || is_busy;
-  for (const auto& [worker, session] : sessions_) session->flush();
+  std::vector<int> failed;
+  for (const auto& [worker, session] : sessions_) {
+    const auto error = error_of([&] {
+      is_busy = session->try_again() || is_busy;
+      session->flush();
+    });
+    if (error) failed.push_back(worker);
+  }
+  for (const int worker : failed) end(worker);
   return is_busy;
 }
 
-void ServerThread::run() {
+void ServerThread::take_turn() {
   // A process that dies after a change and before it says so leaves others waiting: they look themselves, too.
   constexpr double kLook_s = 0.1, kBusy_s = 1e-3, kStrangers_s = 2;
+  if (waiting_room_.size() > 0 && now_s() - looked_at_ > kLook_s) {
+    waiting_room_.try_all();
+    looked_at_ = now_s();
+  }
+  const bool is_busy = go_on();
+  waiting_.store(waiting_room_.size(), std::memory_order_relaxed);
+  mailbox_.sleep(is_busy ? kBusy_s : waiting_room_.size() > 0 ? kLook_s : kStrangers_s);
+}
+
+void ServerThread::run() {
   const KeptDenormals kept;
-  double looked_at = now_s();
+  GuardedTurns turns(lane_);
+  looked_at_ = now_s();
   while (true) {
-    mailbox_.empty();
+    turns.run([this] { mailbox_.empty(); });
     if (stops_) break;
-    poller_.run();
-    if (connector_) connector_->look();
-    if (waiting_room_.size() > 0 && now_s() - looked_at > kLook_s) {
-      waiting_room_.try_all();
-      looked_at = now_s();
-    }
-    const bool is_busy = go_on();
-    waiting_.store(waiting_room_.size(), std::memory_order_relaxed);
-    mailbox_.sleep(is_busy ? kBusy_s : waiting_room_.size() > 0 ? kLook_s : kStrangers_s);
+    turns.run([this] { poller_.run(); });
+    if (connector_) turns.run([this] { connector_->look(); });
+    turns.run([this] { take_turn(); });
   }
   while (!sessions_.empty()) end(sessions_.begin()->first);
   connector_.reset();
-  poller_.run();
+  turns.run([this] { poller_.run(); });
 }
 
 }  // namespace ringtrain

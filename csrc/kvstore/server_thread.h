@@ -60,6 +60,7 @@ class ServerThread final : Session::Home {
   void has_ended(Session& session) override;
 
   void run();
+  void take_turn();
   void end(int worker);
   bool go_on();
 
@@ -71,6 +72,7 @@ class ServerThread final : Session::Home {
   std::map<int, std::unique_ptr<Session>> sessions_;  // by worker
   std::unique_ptr<Connector> connector_;
   bool stops_ = false;
+  double looked_at_ = 0;  // at all that waits
   std::atomic<size_t> waiting_{0};
   std::thread thread_;
 };

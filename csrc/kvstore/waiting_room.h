@@ -24,7 +24,7 @@ class WaitingRoom {
       return session != other.session ? session < other.session : id < other.id;
     }
   };
-  // Whether it has its answer now.
+  // Whether it has its answer now. Does not throw.
   using Attempt = std::function<bool()>;
 
   // Whether it is here already.

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <sys/epoll.h>
 
+#include <exception>
+
 #include "base/error.h"
 #include "network/tcp.h"
 
@@ -38,15 +40,22 @@ void Poller::bury(std::unique_ptr<Watched> watched) {
 void Poller::run() {
   constexpr int kMost = 64;
   epoll_event events[kMost];
+  std::exception_ptr first;
   int count;
   do {
     count = epoll_wait(epoll_.number(), events, kMost, 0);
     for (int i = 0; i < count; ++i) {
       auto* const watched = static_cast<Watched*>(events[i].data.ptr);
-      if (!watched->is_over_) watched->is_ready(events[i].events);
+      if (watched->is_over_) continue;
+      try {
+        watched->is_ready(events[i].events);
+      } catch (...) {
+        if (!first) first = std::current_exception();
+      }
     }
     buried_.clear();
-  } while (count == kMost);
+  } while (count == kMost && !first);
+  if (first) std::rethrow_exception(first);
 }
 
 }  // namespace ringtrain

@@ -34,7 +34,8 @@ class Poller {
   // Destroys it when nobody looks at it any more: it may be the one that is called.
   void bury(std::unique_ptr<Watched> watched);
 
-  // Calls those that are ready, without waiting.
+  // Calls those that are ready, without waiting. If one of them throws, the others are called before this throws that:
+  // a listener without descriptors keeps nobody else waiting.
   void run();
 
  private:
