@@ -9,7 +9,21 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+_CORE = Path(__file__).resolve().parent.parent.parent / "csrc"
+# What a store needs of the core: whole folders, memory that processes share, and the timeline, which knows operations of
+# ranks, too.
+_FOLDERS_OF_STORES = ("base", "kernels", "network", "gpu", "kvstore")
+_FILES_OF_STORES = (
+    "memory/shm.cc",
+    "coordination/operation.cc",
+    "runtime/handle.cc",
+    "runtime/submission.cc",
+    "runtime/timeline.cc",
+    "runtime/current_timeline.cc",
+)
 
 
 class DoubleUnavailable(Exception):
@@ -49,6 +63,24 @@ def run_compiler(arguments: Sequence[str]) -> None:
     ended = subprocess.run(line, capture_output=True, text=True)
     if ended.returncode != 0:
         raise RuntimeError(f"{' '.join(line)}:\n{ended.stderr}")
+
+
+def store_program(source: Path, sanitizers: str, *more_flags: str) -> Path:
+    """A program in C++ with all that a store needs, built with these sanitizers. Raises as `run_compiler`."""
+    flags = ["-std=c++17", "-O1", "-g1", "-pthread", "-ffp-contract=off", f"-fsanitize={sanitizers}", *more_flags]
+    flags.append(f"-I{_CORE}")
+    of_core = [path for folder in _FOLDERS_OF_STORES for path in sorted((_CORE / folder).glob("*.cc"))]
+    sources = [source, *of_core, *(_CORE / name for name in _FILES_OF_STORES)]
+
+    def build(folder: Path) -> None:
+        objects = [str(folder / f"{path.parent.name}-{path.stem}.o") for path in sources]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            lines = [[*flags, "-c", str(path), "-o", out] for path, out in zip(sources, objects, strict=True)]
+            list(pool.map(run_compiler, lines))
+        run_compiler([f"-fsanitize={sanitizers}", "-pthread", *objects, "-ldl", "-o", str(folder / "program")])
+
+    what = source.parent.name.replace("_", "")
+    return filled(folder_of(what, flags, [*sources, *sorted(_CORE.rglob("*.h"))]), build) / "program"
 
 
 def _compiler() -> str:
