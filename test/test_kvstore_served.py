@@ -281,11 +281,12 @@ def test_asynchronous_workers_go_on_when_one_dies(tmp_path, how):
             process.end()
 
 
-def test_when_a_server_dies_its_keys_are_lost(tmp_path):
+@pytest.mark.parametrize("memory", ["auto", "off"])
+def test_when_a_server_dies_its_keys_are_lost(tmp_path, memory):
     program = SYNC_WITH_A_DEATH.replace("dist_sync", "dist_async").replace(
         'kv.init("w"', 'kv.set_optimizer("test")\nkv.init("w"'
     )
-    with job(tmp_path, 1, 1, RINGTRAIN_SHARED_MEMORY="off") as one:
+    with job(tmp_path, 1, 1, RINGTRAIN_SHARED_MEMORY=memory) as one:
         one.scheduler()
         server = one.server()
         worker = one.worker(BEGIN + program)
@@ -294,6 +295,20 @@ def test_when_a_server_dies_its_keys_are_lost(tmp_path):
         said = worker.end(within_s=15)
         assert "PeerLostError" in said
         assert "server 0" in said
+
+
+def test_a_server_on_the_same_host_whose_place_nobody_takes_is_lost_at_the_deadline(tmp_path):
+    program = SYNC_WITH_A_DEATH.replace("dist_sync", "dist_async").replace(
+        'kv.init("w"', 'kv.set_optimizer("test")\nkv.init("w"'
+    )
+    with job(tmp_path, 1, 1, RINGTRAIN_KV_REJOIN_S="2") as one:
+        one.scheduler()
+        server = one.server()
+        worker = one.worker(BEGIN + program)
+        worker.wait_for("round", 3)
+        server.kill()
+        said = worker.end(within_s=20)
+        assert "PeerLostError" in said and "no other server has taken its place within kv_rejoin_s" in said
 
 
 def test_when_the_scheduler_dies_training_goes_on(tmp_path):
@@ -673,8 +688,44 @@ print("value", kv.pull("a").min(), kv.pull("a").max(), kv.pull("b").max())
 """
 
 
+COUNTS_ALL = """
+kv = kvstore.create("dist_async")
+kv.set_optimizer("test")
+kv.init(["a", "b"], [np.zeros(200000, np.float32), np.zeros(7, np.float32)])
+for turn in range(300):
+    kv.push(["a", "b"], [np.ones(200000, np.float32), np.ones(7, np.float32)])
+    kv.pull("a")
+    print("round", flush=True)
+    time.sleep(0.005)
+kv.wait()
+kv.barrier()
+assert (kv.pull("a") == 600).all() and (kv.pull("b") == 600).all(), (kv.pull("a").min(), kv.pull("b"))
+print("exact", *kv.restored)
+"""
+
+
+def test_a_server_that_is_started_again_goes_on_with_the_memory_that_workers_of_its_host_share(tmp_path):
+    with job(tmp_path, 2, 2, RINGTRAIN_KV_REJOIN_S="30") as one:
+        scheduler = one.scheduler()
+        servers = [one.server(DMLC_TASK_ID=str(number)) for number in range(2)]
+        workers = [
+            one.worker(BEGIN + COUNTS_ALL, RINGTRAIN_SHARED_MEMORY=memory, DMLC_TASK_ID=str(number))
+            for number, memory in enumerate(["auto", "off"])  # the other one reaches the servers by TCP
+        ]
+        for rounds, number in ((50, 1), (100, 0), (150, 1)):
+            workers[0].wait_for("round", rounds)
+            servers[number].kill()
+            servers[number] = one.server(DMLC_TASK_ID=str(number), PS_VERBOSE="1")
+            servers[number].wait_for("goes on from the memory that it shared with workers")
+        for worker in workers:
+            assert worker.end().splitlines()[-1] == "exact"
+        for process in (*servers, scheduler):
+            process.end()
+
+
 @pytest.mark.parametrize("memory", ["auto", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, memory):
+    """With `auto`, its workers have shared memory with the one before."""
     variables = {
         "RINGTRAIN_KV_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
         "RINGTRAIN_KV_SNAPSHOT_S": "0.3",
@@ -687,16 +738,15 @@ def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, memo
         worker = one.worker(BEGIN + SURVIVES)
         worker.wait_for("round", 100)
         servers[1].kill()
-        servers[1] = one.server(DMLC_TASK_ID="1", PS_VERBOSE="1")
+        servers[1] = one.server(DMLC_TASK_ID="1", PS_VERBOSE="1", RINGTRAIN_SHARED_MEMORY="off")
         servers[1].wait_for("goes on from a snapshot of")
         whole = worker.end()
         said = whole.splitlines()[-1].split()
         least, most = float(said[1]), float(said[2])
-        # The pieces of server 0 have all pushes, those of server 1 lack what came after the snapshot: in memory that
-        # was shared, also what came while there was no server.
+        # The pieces of server 0 have all pushes, those of server 1 lack what came after the snapshot.
         assert most == 400
         assert "restored a\n" in whole
-        assert (0 if memory == "auto" else 200) < least <= 400
+        assert 200 < least <= 400
         for process in (*servers, scheduler):
             process.end()
 

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -32,6 +34,11 @@ void require_one_of_each(size_t ids, size_t others) {
   if (ids != others) throw invalid(std::to_string(ids) + " keys, but " + std::to_string(others) + " arrays");
 }
 
+RemoteOptions with_listener(RemoteOptions options, std::function<void(int, const Error&)> has_lost) {
+  options.has_lost = std::move(has_lost);
+  return options;
+}
+
 }  // namespace
 
 void require_fitting(const HostArray& array, const ClientKey& key, uint64_t count) {
@@ -47,10 +54,12 @@ void require_fitting(const HostArray& array, const ClientKey& key, uint64_t coun
 StoreClient::StoreClient(StoreClientOptions options, Interrupt interrupt)
     : options_(std::move(options)),
       interrupt_(interrupt),
-      remote_(options_.remote),
-      direct_(options_.remote.worker, options_.workers, options_.remote.timeout_s, [this](const DirectItem& item) {
-        remote_.poke(item.server, item.store, item.part, static_cast<uint32_t>(item.chunk));
-      }) {}
+      direct_(options_.remote.worker, options_.workers, options_.remote.timeout_s,
+              [this](const DirectItem& item) {
+                remote_.poke(item.server, item.store, item.part, static_cast<uint32_t>(item.chunk));
+              }),
+      remote_(with_listener(options_.remote,
+                            [this](int server, const Error& error) { direct_.lose_server(server, error, 0); })) {}
 
 StoreClient::~StoreClient() { close(); }
 
@@ -151,7 +160,18 @@ void StoreClient::add_part(int server, uint32_t store, const PartWords& words) {
     for (size_t i = 0; i < pushes.size(); ++i) pushes[i] = part->actor->pushes_of(i, worker);
   }
   const Lock lock(mutex_);
-  if (words.number >= store_of(store).parts_of(server)) store_of(store).add_part(part, pushes);
+  if (words.number < store_of(store).parts_of(server)) return;
+  if (part->actor && part->actor->part().memory().is_shared()) {
+    Writer writer;
+    words.spec.put(writer);
+    shared_parts_.push_back({server, store, words.number, writer.take(), part->actor->part().memory().ticket()});
+  }
+  store_of(store).add_part(part, pushes);
+}
+
+std::vector<StoreClient::SharedPart> StoreClient::take_shared_parts() {
+  const Lock lock(mutex_);
+  return std::exchange(shared_parts_, {});
 }
 
 void StoreClient::add_keys(uint32_t store, const std::vector<StoreKey>& keys) {
@@ -257,10 +277,15 @@ void StoreClient::add(Work& work, uint32_t store, uint32_t id, const Pushed* pus
 void StoreClient::add_direct(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece,
                              const Pushed* pushed, const HostArray* out) {
   const Layout& layout = *piece.part->layout;
+  std::shared_ptr<const RemoteOperation> other_way;
+  if (options_.remote.return_s > 0) {
+    add_remote(work, store, key, piece, pushed, out);
+    other_way = take_other_way(work);
+  }
   for (size_t chunk = layout.first_chunk(piece.number); chunk < layout.first_chunk(piece.number + 1); ++chunk) {
     const uint64_t begin = piece.begin + layout.chunks()[chunk].begin;
-    DirectItem item = {piece.part->actor.get(), chunk, key.pushes,         {},     {}, {}, work.handle, key.name,
-                       piece.part->server,      store, piece.part->number, nullptr};
+    DirectItem item = {piece.part->actor.get(), chunk, key.pushes,         {},      {},       {}, work.handle, key.name,
+                       piece.part->server,      store, piece.part->number, nullptr, other_way};
     if (pushed) {
       item.source = {from(*pushed, begin), pushed->values.dtype, pushed->quantizer};
       item.rates = pushed->rates;
@@ -268,6 +293,12 @@ void StoreClient::add_direct(Work& work, uint32_t store, const ClientKey& key, c
     if (out) item.answer = {from(*out, begin), out->dtype};
     work.direct.push_back(std::move(item));
   }
+}
+
+std::shared_ptr<const RemoteOperation> StoreClient::take_other_way(Work& work) const {
+  auto operation = std::make_shared<const RemoteOperation>(std::move(work.remote.back()));
+  work.remote.pop_back();
+  return operation;
 }
 
 void StoreClient::add_remote(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece,
@@ -307,7 +338,7 @@ std::shared_ptr<StoreHandle> StoreClient::carry_out(Work work, uint32_t store, c
   try {
     for (const RemoteOperation& operation : work.remote) start(operation);
     has_begun_all = true;
-    if (!work.direct.empty()) direct_.carry_out(std::move(work.direct), *handle, interrupt_);
+    if (!work.direct.empty()) start_instead(direct_.carry_out(std::move(work.direct), *handle, interrupt_));
   } catch (...) {
     const Lock lock(mutex_);
     for (const uint32_t id : pushed) count_again(store_of(store).key(id), has_begun_all);
@@ -324,6 +355,20 @@ void StoreClient::count_again(ClientKey& key, bool servers_have_it) {
   for (const ClientPiece& piece : key.pieces)
     if (piece.part->actor && piece.count > 0)
       key.pushes = std::min(key.pushes, piece.part->actor->fewest_pushes(piece.number, worker));
+}
+
+// Of a piece of which some chunks were not carried out all are, by the server that is there now: it does not know of
+// the others either, because it has none of that memory. What it has is not counted twice.
+void StoreClient::start_instead(const std::vector<DirectItem>& left_behind) {
+  std::set<const RemoteOperation*> pieces;
+  for (const DirectItem& item : left_behind) {
+    if (!item.by_tcp) throw Error(ErrorKind::peer_lost, "another server has taken the place of a lost one");
+    if (pieces.insert(item.by_tcp.get()).second) {
+      item.handle->expect(1);
+      start(*item.by_tcp);
+    }
+    item.handle->end_one(std::nullopt);
+  }
 }
 
 void StoreClient::start(const RemoteOperation& operation) {

@@ -104,8 +104,20 @@ class StoreClient {
   // What others have heard. A worker that is lost holds up nobody but rounds, which fail.
   void lost(int worker, const std::string& text);
   void back(int worker);
+  // What is asked of a lost server waits for return_s, and then fails. `keeps_memory`: the one in its place goes on
+  // with the memory of the one before.
   void lost_server(int server, const std::string& text);
-  void back_server(int server, std::vector<SocketAddress> addresses);
+  void back_server(int server, std::vector<SocketAddress> addresses, bool keeps_memory);
+
+  // Memory that this process shares with a server: another server may find it here, whatever becomes of the first one.
+  struct SharedPart {
+    int server;
+    uint32_t store, number;
+    Bytes spec;
+    uint64_t ticket;
+  };
+  // Those that have come since the last call.
+  std::vector<SharedPart> take_shared_parts();
 
   std::map<std::string, double> metrics() const { return remote_.metrics(); }
   // What is under way fails.
@@ -134,6 +146,8 @@ class StoreClient {
   void add(Work& work, uint32_t store, uint32_t id, const Pushed* pushed, const HostArray* out) REQUIRES(mutex_);
   void add_direct(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
                   const HostArray* out);
+  // The last of work.remote, which is taken out: see DirectItem::by_tcp.
+  std::shared_ptr<const RemoteOperation> take_other_way(Work& work) const;
   void add_remote(Work& work, uint32_t store, const ClientKey& key, const ClientPiece& piece, const Pushed* pushed,
                   const HostArray* out);
   void add_rows(Work& work, uint32_t store, uint32_t id, const Rows& rows, const Pushed* pushed, const HostArray* out)
@@ -141,9 +155,9 @@ class StoreClient {
   std::shared_ptr<StoreHandle> carry_out(Work work, uint32_t store, const Ids& pushed);
   void count_again(ClientKey& key, bool servers_have_it) REQUIRES(mutex_);
   void start(const RemoteOperation& operation);
-  // From now on it is asked by TCP for Parts of which leaves(part) says so; what is under way there fails.
-  template <typename Leaves>
-  void leave_memory(int server, const Error& error, Leaves leaves) EXCLUDES(mutex_);
+  void start_instead(const std::vector<DirectItem>& left_behind);
+  // From now on the server is asked by TCP for all of its Parts.
+  void leave_memory(int server) EXCLUDES(mutex_);
   // The number of a key's array, which `like` fits.
   size_t array_for(uint32_t store, uint32_t id, const std::string& name, const HostArray& like) EXCLUDES(mutex_);
   // Something else with all of a key, until it is done: on_chunk(actor, chunk, place in the array), or by TCP.
@@ -152,14 +166,15 @@ class StoreClient {
 
   const StoreClientOptions options_;
   const Interrupt interrupt_;
-  Remote remote_;
-  std::vector<ServerWords> servers_;  // since meet()
   DirectPath direct_;
+  Remote remote_;                     // tells direct_ of servers that it has lost
+  std::vector<ServerWords> servers_;  // since meet()
   Mutex mutex_;
   std::map<uint32_t, ClientStore> stores_ GUARDED_BY(mutex_);
   std::map<int, std::string> lost_ GUARDED_BY(mutex_);  // workers, and what is known of each
   // Of rounds, by TCP: they fail when a worker is lost.
   std::vector<std::weak_ptr<StoreHandle>> in_rounds_ GUARDED_BY(mutex_);
+  std::vector<SharedPart> shared_parts_ GUARDED_BY(mutex_);
   // Of servers that are gone: something may still be at work with them.
   std::vector<std::unique_ptr<Actor>> former_ GUARDED_BY(mutex_);
   bool is_closed_ GUARDED_BY(mutex_) = false;

@@ -64,13 +64,21 @@ void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& 
   for (const ClientPiece& piece : key.pieces) {
     const auto chunks = std::make_shared<const ChunkRows>(
         rows_of_piece(*piece.part->layout, piece.number, rows.numbers, rows.elements, pushed != nullptr));
-    if (!piece.part->actor) {
+    const auto add_remote_rows = [&] {
       add_remote(work, store, key, piece, pushed, out);
       RemoteOperation& operation = work.remote.back();
       operation.rows = chunks;
       if (pushed) operation.values = from(array, 0);
       if (out) operation.out = from(array, 0);
+    };
+    if (!piece.part->actor) {
+      add_remote_rows();
       continue;
+    }
+    std::shared_ptr<const RemoteOperation> other_way;
+    if (options_.remote.return_s > 0) {
+      add_remote_rows();
+      other_way = take_other_way(work);
     }
     for (const RowsOfChunk& of_chunk : *chunks) {
       DirectItem item = {piece.part->actor.get(),
@@ -84,7 +92,8 @@ void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& 
                          piece.part->server,
                          store,
                          piece.part->number,
-                         {chunks, &of_chunk.ranges}};
+                         {chunks, &of_chunk.ranges},
+                         other_way};
       if (pushed) {
         item.source = {from(array, of_chunk.begin), array.dtype, {}};
         item.rates = pushed->rates;

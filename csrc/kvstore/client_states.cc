@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "kvstore/client.h"
 
@@ -33,6 +34,7 @@ void StoreClient::visit_key(uint32_t store, uint32_t id, Said said, int64_t numb
     known = store_of(store).key(id).num_update;
   }
   for (const ClientPiece& piece : pieces) {
+    if (piece.part->actor) direct_.await_server(piece.part->server, interrupt_);
     const Layout& layout = *piece.part->layout;
     char* const there = static_cast<char*>(array.address) + piece.begin * size_of(array.dtype);
     if (Actor* const actor = piece.part->actor.get()) {
@@ -172,35 +174,39 @@ void StoreClient::back(int worker) {
   if (lost_.empty()) direct_.resume_rounds();
 }
 
-// What lies in shared memory outlives it, but for what only its program updates.
+// Memory that this process shares with it outlives it. But nobody makes snapshots of that any more, workers of other
+// hosts do not reach it, and no worker can come to it: so what is asked of it waits for another server, and then fails.
 void StoreClient::lost_server(int server, const std::string& text) {
-  leave_memory(server, Error(ErrorKind::peer_lost, text), [](Part& part) {
-    const auto rule = part.rule(part.header().rule.load(std::memory_order_acquire));
-    return rule && rule->is_program();
-  });
+  const double return_s = options_.remote.return_s;
+  std::string whole = text;
+  if (return_s > 0) whole += "; no other server has taken its place within kv_rejoin_s";
+  direct_.lose_server(server, Error(ErrorKind::peer_lost, whole), return_s > 0 ? now_s() + return_s : 0);
   remote_.lost(server, text);
 }
 
-// What the new one keeps is not what lies in the memory of the one before: from now on it is asked by TCP.
-void StoreClient::back_server(int server, std::vector<SocketAddress> addresses) {
-  const Error error(ErrorKind::peer_lost, "another server has taken the place of server " + std::to_string(server));
-  leave_memory(server, error, [](Part&) { return true; });
+// Where the new one does not keep what lies in the memory of the one before, it is asked by TCP from now on.
+void StoreClient::back_server(int server, std::vector<SocketAddress> addresses, bool keeps_memory) {
+  if (!keeps_memory) leave_memory(server);
   remote_.back(server, std::move(addresses));
+  direct_.resume_server(server);
 }
 
-template <typename Leaves>
-void StoreClient::leave_memory(int server, const Error& error, Leaves leaves) {
+void StoreClient::leave_memory(int server) {
+  const Error error(ErrorKind::peer_lost, "another server has taken the place of server " + std::to_string(server));
   std::vector<Actor*> left;
   {
     const Lock lock(mutex_);
     for (auto& [number, store] : stores_)
       for (const std::shared_ptr<ClientPart>& part : store.parts()) {
-        if (part->server != server || !part->actor || !leaves(part->actor->part())) continue;
+        if (part->server != server || !part->actor) continue;
         left.push_back(part->actor.get());
         former_.push_back(std::move(part->actor));
       }
   }
-  for (const Actor* const actor : left) direct_.fail_of(*actor, error);
+  for (const Actor* const actor : left) {
+    direct_.leave(*actor);
+    direct_.fail_of(*actor, error);
+  }
 }
 
 }  // namespace ringtrain

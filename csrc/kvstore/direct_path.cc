@@ -20,6 +20,9 @@ std::vector<Actor*> actors_of(const std::vector<DirectItem>& items) {
   return {actors.begin(), actors.end()};
 }
 
+// At a server that is away.
+constexpr double kBetweenLooks_s = 2e-3;
+
 // Spins a little, then lets others have the processor.
 void pause(int times) {
   constexpr int kSpins = 200;
@@ -47,10 +50,11 @@ std::vector<size_t> DirectPath::order_of(const std::vector<DirectItem>& items) c
   return order;
 }
 
-void DirectPath::carry_out(std::vector<DirectItem> items, const StoreHandle& handle, Interrupt interrupt) {
+std::vector<DirectItem> DirectPath::carry_out(std::vector<DirectItem> items, const StoreHandle& handle,
+                                              Interrupt interrupt) {
   const KeptDenormals kept;
   try {
-    begin_in_order(items, interrupt);
+    return begin_in_order(items, interrupt);
   } catch (...) {
     const Lock lock(mutex_);
     const auto is_of_it = [&](const DirectItem& item) { return item.handle.get() == &handle; };
@@ -59,25 +63,31 @@ void DirectPath::carry_out(std::vector<DirectItem> items, const StoreHandle& han
   }
 }
 
-void DirectPath::begin_in_order(std::vector<DirectItem>& items, Interrupt interrupt) {
+std::vector<DirectItem> DirectPath::begin_in_order(std::vector<DirectItem>& items, Interrupt interrupt) {
   const std::vector<size_t> order = order_of(items);
   const std::vector<Actor*> actors = actors_of(items);
   const size_t at_once = std::max(static_cast<size_t>(workers_), size_t{4});
   std::vector<size_t> chosen;
+  std::vector<DirectItem> left_behind;
   for (size_t next = 0; next < order.size();) {
     for (const size_t end = std::min(next + at_once, order.size()); next < end; ++next) chosen.push_back(order[next]);
-    begin_all(items, chosen);
+    begin_all(items, chosen, left_behind);
     let_others_come(actors);
   }
   Standstill standstill;
   for (int times = 0; !chosen.empty(); ++times) {
-    begin_all(items, chosen);
-    pause(times);
-    if (chosen.empty() || times % 64 != 63) continue;
+    begin_all(items, chosen, left_behind);
+    const bool waits_for_server = !chosen.empty() && items[chosen.front()].waits_for_server;
+    if (waits_for_server)
+      Waiter::nap(kBetweenLooks_s);
+    else
+      pause(times);
+    if (chosen.empty() || (times % 64 != 63 && !waits_for_server)) continue;
     interrupt();
     DirectItem& item = items[chosen.front()];
-    require_progress(item, standstill.waited_s(item.actor->part(), item.chunk));
+    if (!waits_for_server) require_progress(item, standstill.waited_s(item.actor->part(), item.chunk));
   }
+  return left_behind;
 }
 
 // An update takes no time, but another worker may come late for a good reason.
@@ -91,12 +101,18 @@ void DirectPath::require_progress(DirectItem& item, double waited_s) const {
 }
 
 // Of those that others use it leaves the numbers.
-void DirectPath::begin_all(std::vector<DirectItem>& items, std::vector<size_t>& chosen) {
+void DirectPath::begin_all(std::vector<DirectItem>& items, std::vector<size_t>& chosen,
+                           std::vector<DirectItem>& left_behind) {
   const Lock lock(mutex_);
   size_t left = 0;
   for (const size_t i : chosen) {
     DirectItem& item = items[i];
     if (rounds_error_ && is_synchronous(item)) throw Error(*rounds_error_);
+    const Reach reached = reach(item);
+    item.waits_for_server = reached == Reach::away;
+    if (reached == Reach::left) left_behind.push_back(std::move(item));
+    if (reached == Reach::away) chosen[left++] = i;
+    if (reached != Reach::present) continue;
     const Step step = item.source.values ? begin(item) : look(item);
     if (step == Step::busy)
       chosen[left++] = i;
@@ -147,11 +163,12 @@ DirectPath::Step DirectPath::look(DirectItem& item) {
 
 // Of those that are open it looks at the first ones.
 bool DirectPath::collect(size_t most) {
+  if (!absent_.empty()) fail_what_is_lost();
   bool has_some = false;
   size_t left = 0;
   const size_t end = std::min(most, open_.size());
   for (size_t i = 0; i < end; ++i) {
-    if (look(open_[i]) == Step::over) {
+    if (!is_away(open_[i].server) && look(open_[i]) == Step::over) {
       open_[i].handle->end_one(std::nullopt);
       has_some = true;
     } else {
@@ -247,6 +264,57 @@ void DirectPath::fail_all(const Error& error) {
 void DirectPath::fail_of(const Actor& actor, const Error& error) {
   const Lock lock(mutex_);
   fail_open(error, [&](const DirectItem& item) { return item.actor == &actor; });
+}
+
+// ------------------------------------------------------------------------------------------------------------- servers
+
+DirectPath::Reach DirectPath::reach(const DirectItem& item) const {
+  if (absent_.empty() && left_.empty()) return Reach::present;
+  if (left_.count(item.actor)) return Reach::left;
+  const auto absence = absent_.find(item.server);
+  if (absence == absent_.end()) return Reach::present;
+  if (now_s() >= absence->second.until_s)
+    throw Error(absence->second.error.kind(), absence->second.error.what() + (" (key \"" + *item.key + "\")"));
+  return Reach::away;
+}
+
+bool DirectPath::is_away(int server) const { return !absent_.empty() && absent_.count(server) != 0; }
+
+void DirectPath::fail_what_is_lost() {
+  const double now = now_s();
+  for (const auto& [server, absence] : absent_)
+    if (now >= absence.until_s)
+      fail_open(absence.error, [server = server](const DirectItem& item) { return item.server == server; });
+}
+
+void DirectPath::lose_server(int server, const Error& error, double until_s) {
+  const Lock lock(mutex_);
+  const auto [absence, is_new] = absent_.try_emplace(server, Absence{error, until_s});
+  if (!is_new && until_s < absence->second.until_s) absence->second = {error, until_s};
+  fail_what_is_lost();
+}
+
+void DirectPath::resume_server(int server) {
+  const Lock lock(mutex_);
+  absent_.erase(server);
+}
+
+void DirectPath::leave(const Actor& actor) {
+  const Lock lock(mutex_);
+  left_.insert(&actor);
+}
+
+void DirectPath::await_server(int server, Interrupt interrupt) {
+  while (true) {
+    {
+      const Lock lock(mutex_);
+      const auto absence = absent_.find(server);
+      if (absence == absent_.end()) return;
+      if (now_s() >= absence->second.until_s) throw Error(absence->second.error);
+    }
+    interrupt();
+    Waiter::nap(kBetweenLooks_s);
+  }
 }
 
 template <typename Fails>

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "base/thread_annotations.h"
 #include "kernels/reduce.h"
 #include "kvstore/actor.h"
+#include "kvstore/remote.h"
 #include "kvstore/store_handle.h"
 
 namespace ringtrain {
@@ -37,8 +40,11 @@ struct DirectItem {
   uint32_t store = 0, part = 0;
   // Of some elements only; null: all of the chunk.
   std::shared_ptr<const ElementRanges> ranges;
+  // What asks the server for the same of the whole piece; null where no other server may take its place.
+  std::shared_ptr<const RemoteOperation> by_tcp;
 
   bool is_too_far_ahead = false;  // others have not pushed for long
+  bool waits_for_server = false;  // it is gone, and another one may take its place
 };
 
 // Any thread.
@@ -54,14 +60,17 @@ class DirectPath {
       : worker_(worker), workers_(workers), timeout_s_(timeout_s), tell_server_(std::move(tell_server)) {}
 
   // Pushes them, in an order that makes workers meet seldom, and answers those whose values are there. Each is a part
-  // of the handle, which ends now or later. Throws what goes wrong at once; then nothing of it is open.
-  void carry_out(std::vector<DirectItem> items, const StoreHandle& handle, Interrupt interrupt) EXCLUDES(mutex_);
+  // of the handle, which ends now or later. Throws what goes wrong at once; then nothing of it is open. Returns the
+  // items whose server was replaced meanwhile by one that does not have this memory: these are the caller's.
+  std::vector<DirectItem> carry_out(std::vector<DirectItem> items, const StoreHandle& handle, Interrupt interrupt)
+      EXCLUDES(mutex_);
   // Something else with chunks of an actor, see visit_all().
   template <typename OnChunk>
   void visit(Actor& actor, size_t first, size_t last, OnChunk on_chunk) EXCLUDES(mutex_) {
     const KeptDenormals kept;
     visit_all(actor.part(), first, last, timeout_s_, [&](size_t chunk) {
       const Lock lock(mutex_);
+      if (left_.count(&actor)) throw Error(ErrorKind::peer_lost, "another server has taken the place of this one");
       return on_chunk(chunk);
     });
   }
@@ -78,16 +87,36 @@ class DirectPath {
   // What waits for others in one Part does.
   void fail_of(const Actor& actor, const Error& error) EXCLUDES(mutex_);
 
+  // A server is present, away or lost. Away, from lose_server() on: what is asked of its memory waits. Lost, from
+  // `until_s` on: it fails with the error. Present again, from resume_server() on.
+  void lose_server(int server, const Error& error, double until_s) EXCLUDES(mutex_);
+  void resume_server(int server) EXCLUDES(mutex_);
+  // The memory of an actor is not that of its server any more, for ever.
+  void leave(const Actor& actor) EXCLUDES(mutex_);
+  // Returns once the server is present. Throws if it is lost.
+  void await_server(int server, Interrupt interrupt) EXCLUDES(mutex_);
+
  private:
   static constexpr size_t kAhead = 64, kAll = ~size_t{0};
 
   enum class Step { over, open, busy };
+  enum class Reach { present, away, left };
+
+  struct Absence {
+    Error error;
+    double until_s;
+  };
 
   std::vector<size_t> order_of(const std::vector<DirectItem>& items) const;
   Step begin(DirectItem& item) REQUIRES(mutex_);
   Step look(DirectItem& item) REQUIRES(mutex_);
-  void begin_in_order(std::vector<DirectItem>& items, Interrupt interrupt) EXCLUDES(mutex_);
-  void begin_all(std::vector<DirectItem>& items, std::vector<size_t>& chosen) EXCLUDES(mutex_);
+  std::vector<DirectItem> begin_in_order(std::vector<DirectItem>& items, Interrupt interrupt) EXCLUDES(mutex_);
+  void begin_all(std::vector<DirectItem>& items, std::vector<size_t>& chosen, std::vector<DirectItem>& left_behind)
+      EXCLUDES(mutex_);
+  // Throws where the server is lost.
+  Reach reach(const DirectItem& item) const REQUIRES(mutex_);
+  bool is_away(int server) const REQUIRES(mutex_);
+  void fail_what_is_lost() REQUIRES(mutex_);
   void require_progress(DirectItem& item, double waited_s) const;
   void let_others_come(const std::vector<Actor*>& actors) EXCLUDES(mutex_);
   bool collect(size_t most) REQUIRES(mutex_);
@@ -100,6 +129,8 @@ class DirectPath {
   Mutex mutex_;
   std::deque<DirectItem> open_ GUARDED_BY(mutex_);
   std::optional<Error> rounds_error_ GUARDED_BY(mutex_);  // why no round can close
+  std::map<int, Absence> absent_ GUARDED_BY(mutex_);      // servers
+  std::set<const Actor*> left_ GUARDED_BY(mutex_);
   // Others have not come for a while, so this worker does not wait for them until they have.
   bool is_ahead_ GUARDED_BY(mutex_) = false;
 };

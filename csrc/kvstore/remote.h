@@ -32,6 +32,8 @@ struct RemoteOptions {
   size_t outbox_bytes = 64 << 20;
   double drop_percent = 0;
   int verbose = 0;
+  // Called when a server is lost, on the thread of the Remote: it must not block.
+  std::function<void(int server, const Error& error)> has_lost;
 };
 
 // What becomes of a piece of a key at one server.

@@ -89,6 +89,7 @@ void RemoteServer::give_up(const std::string& why) {
   if (lost_) return;
   lost_ = Error(ErrorKind::peer_lost, name() + " is gone (" + why + ")");
   fail_all(*lost_);
+  if (options_.has_lost) options_.has_lost(number_, *lost_);
 }
 
 void RemoteServer::come_back(std::vector<SocketAddress> addresses) {

@@ -7,6 +7,23 @@
 
 namespace ringtrain {
 
+namespace {
+
+// The rule that was added last, for keys that come later.
+std::optional<RuleWords> rule_words(Part& part) {
+  const uint32_t number = part.header().rule.load(std::memory_order_acquire);
+  if (!part.rule(number)) return std::nullopt;
+  const RuleRecord& record = part.header().rules[number % PartHeader::kRules];
+  RuleWords words;
+  words.name = record.name;
+  words.form = record.form;
+  for (uint32_t i = 0; i < record.count; ++i)
+    words.numbers.emplace_back(record.numbers[i].name, record.numbers[i].value);
+  return words;
+}
+
+}  // namespace
+
 ServerStores::ServerStores(bool shares_memory, double timeout_s)
     : shares_memory_(shares_memory), timeout_s_(timeout_s) {}
 
@@ -57,7 +74,10 @@ Bytes ServerStores::create(int worker, const Head& question, const Bytes& body) 
 }
 
 Actor& ServerStores::add(uint32_t store, const PartSpec& spec, int workers) {
-  const auto part = Part::create(spec, workers, shares_memory_ ? Part::Memory::shared : Part::Memory::of_process);
+  return keep(store, Part::create(spec, workers, shares_memory_ ? Part::Memory::shared : Part::Memory::of_process));
+}
+
+Actor& ServerStores::keep(uint32_t store, const std::shared_ptr<Part>& part) {
   auto actor = std::make_unique<Actor>(part, part->layout().actor_of_server(), timeout_s_);
   table_->add(store, part);
   auto& actors = stores_[store].actors;
@@ -176,6 +196,26 @@ void ServerStores::restore(uint32_t number, const Bytes& description) {
   if (reader.get<uint8_t>() == 0) return;
   stores_[number].rule = RuleWords::read(reader);
   put_rule(actor, *stores_[number].rule, false);
+}
+
+void ServerStores::adopt(const std::vector<Found>& all) {
+  std::vector<std::pair<uint32_t, std::shared_ptr<Part>>> parts;
+  std::map<uint32_t, uint32_t> numbers;
+  for (const Found& found : all) {
+    if (found.number != numbers[found.store]++)
+      throw failure("a part of store " + std::to_string(found.store) + " is in the memory of no worker");
+    Reader reader(found.spec);
+    parts.emplace_back(found.store, Part::attach(PartSpec::get(reader), found.pid, found.ticket));
+    const auto rule = parts.back().second->rule(parts.back().second->header().rule.load());
+    if (rule && rule->is_program()) throw failure("what its optimizer remembers was in the server that is lost");
+  }
+  const Lock lock(mutex_);
+  for (const auto& [number, part] : parts) {
+    Store& store = stores_[number];
+    keep(number, part);
+    part->header().has_parked.store(0);  // those that waited at the server before are to ask again
+    if (const std::optional<RuleWords> rule = rule_words(*part)) store.rule = rule;
+  }
 }
 
 Bytes ServerStores::copy(size_t part, size_t first, size_t last) {

@@ -50,6 +50,16 @@ class ServerStores {
   std::optional<Taken> take();
   // The value that the program has made of it. Calls changed(part, chunk) for its chunks.
   void finish(size_t part, size_t piece, const Bytes& weight, const std::function<void(Part&, size_t)>& changed);
+  // The memory of a server before this one, as a worker of this host still has it: it goes on with that.
+  struct Found {
+    uint32_t store, number;
+    Bytes spec;
+    int64_t pid;  // of the worker
+    uint64_t ticket;
+  };
+  // Of a server that has none yet: all, by store in the order of their numbers. Throws failure where one of them cannot
+  // be seen or is missing, or is updated by a program, whose states are not in it; then it still has none.
+  void adopt(const std::vector<Found>& all);
   // Makes the next Part from its description; then it is given the chunks. put() returns the number of the next one.
   void restore(uint32_t store, const Bytes& description);
   size_t put(size_t part, size_t first, const Bytes& chunks);
@@ -67,6 +77,7 @@ class ServerStores {
   Actor& actor_of(size_t part) REQUIRES(mutex_);
   std::optional<Taken> take_piece(size_t part, size_t piece) REQUIRES(mutex_);
   Actor& add(uint32_t store, const PartSpec& spec, int workers) REQUIRES(mutex_);
+  Actor& keep(uint32_t store, const std::shared_ptr<Part>& part) REQUIRES(mutex_);
   Bytes answer_now(int worker, const Head& question, const Bytes& body) REQUIRES(mutex_);
   Bytes create(int worker, const Head& question, const Bytes& body) REQUIRES(mutex_);
   Bytes attach(int worker, const Head& question) REQUIRES(mutex_);

@@ -170,8 +170,18 @@ void write_state(StoreClient& client, uint32_t store, uint32_t id, const std::st
   client.write_state(store, id, name, array);
 }
 
-void back_server(StoreClient& client, int server, const std::vector<std::pair<std::string, int>>& addresses) {
-  client.back_server(server, to_addresses({addresses}).front());
+void back_server(StoreClient& client, int server, const std::vector<std::pair<std::string, int>>& addresses,
+                 bool keeps_memory) {
+  client.back_server(server, to_addresses({addresses}).front(), keeps_memory);
+}
+
+// (server, store, number of the part, its spec, ticket) of each.
+nb::list take_shared_parts(StoreClient& client) {
+  nb::list parts;
+  for (const StoreClient::SharedPart& part : client.take_shared_parts())
+    parts.append(nb::make_tuple(part.server, part.store, part.number, nb::bytes(part.spec.data(), part.spec.size()),
+                                part.ticket));
+  return parts;
 }
 
 void bind_store_handle(nb::module_& module) {
@@ -244,7 +254,10 @@ void bind_store_client(nb::module_& module) {
       .def("lost", &StoreClient::lost, nb::arg("worker"), nb::arg("text"), Release())
       .def("back", &StoreClient::back, nb::arg("worker"), Release())
       .def("lost_server", &StoreClient::lost_server, nb::arg("server"), nb::arg("text"), Release())
-      .def("back_server", &back_server, nb::arg("server"), nb::arg("addresses"), Release())
+      .def("back_server", &back_server, nb::arg("server"), nb::arg("addresses"), nb::arg("keeps_memory") = false,
+           Release())
+      .def("take_shared_parts", &take_shared_parts,
+           "Memory that this process shares with servers: what has come since the last call.")
       .def("metrics", &StoreClient::metrics, Release())
       .def("close", &StoreClient::close, Release());
 }

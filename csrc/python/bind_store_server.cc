@@ -78,6 +78,14 @@ void restore_part(StoreServer& server, uint32_t store, const nb::bytes& descript
   server.stores().restore(store, bytes);
 }
 
+void adopt(StoreServer& server, const std::vector<std::tuple<uint32_t, uint32_t, nb::bytes, int64_t, uint64_t>>& all) {
+  std::vector<ServerStores::Found> found;
+  for (const auto& [store, number, spec, pid, ticket] : all)
+    found.push_back({store, number, to_bytes(spec), pid, ticket});
+  const ReleasedGil release;
+  server.stores().adopt(found);
+}
+
 size_t write_chunks(StoreServer& server, size_t part, size_t first, const nb::bytes& chunks) {
   const Bytes bytes = to_bytes(chunks);
   const ReleasedGil release;
@@ -104,6 +112,9 @@ void bind_store_server(nb::module_& module) {
            "Chunks first to last - 1 of a part.")
       .def("restore", &restore_part, nb::arg("store"), nb::arg("description"),
            "Make the next part as it was described.")
+      .def("adopt", &adopt, nb::arg("parts"),
+           "Go on with the memory of a server before: (store, number of the part, its spec, pid of a worker that has "
+           "it, ticket) of each, by store in order.")
       .def("write", &write_chunks, nb::arg("part"), nb::arg("first"), nb::arg("chunks"),
            "Give a part chunks that were read; returns the number of the next one.")
       .def("take", &take, nb::arg("longest_s"), "The next gradient of a value that a program updates.")

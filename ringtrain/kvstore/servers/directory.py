@@ -10,6 +10,8 @@ from ringtrain.kvstore.servers.places import Place
 Message = dict[str, Any]
 # Names of keys begin so.
 KEY = "key/"
+# In the place of a store: where workers have memory that they share with servers. Every worker tells of its own.
+MEMORY = -1
 
 
 @dataclass
@@ -35,7 +37,8 @@ class Directory:
 
     def publish(self, store: int, entries: dict[str, Any]) -> list[tuple[int, Message]]:
         """New entries, or later versions. Returns the answers to who has waited for them."""
-        self._lost = ""
+        if store != MEMORY:
+            self._lost = ""
         of_store = self._store(store)
         of_store.entries |= entries
         return self._answers(of_store)

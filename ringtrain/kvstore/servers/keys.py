@@ -96,6 +96,7 @@ class KeyTable:
         prepared = [adapter_for(array).prepare(array) for array in arrays.values()]
         views = [adapter_for(array).view(array) for array in prepared]
         self._job.client.create_keys(self._store, self._core_keys(entries), views)
+        self._job.publish_memory()
         by_number = {
             f"{NUMBER}{entry['id']}": {"version": 1, "key": name, "is_int": has_ints, "shape": entry["shape"]}
             for name, entry in entries.items()
@@ -114,6 +115,7 @@ class KeyTable:
                 )
         if entries:
             self._job.client.attach_keys(self._store, self._core_keys(entries))
+            self._job.publish_memory()
 
     def _core_keys(self, entries: Mapping[str, Any]) -> list[_core.StoreKey]:
         keys = []

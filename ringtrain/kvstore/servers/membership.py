@@ -26,11 +26,13 @@ from ringtrain.kvstore.servers.arrival import (
 )
 from ringtrain.kvstore.servers.core import make_client, make_server
 from ringtrain.kvstore.servers.counts import Counts
+from ringtrain.kvstore.servers.directory import MEMORY
 from ringtrain.kvstore.servers.ranks import has_plan, take_plan
 from ringtrain.kvstore.servers.roles import SERVER, WORKER, Role
 from ringtrain.kvstore.servers.scheduler import Scheduler
 from ringtrain.kvstore.servers.seat import Notice
 from ringtrain.kvstore.servers.serve import NO_AUTOSERVE_VARIABLE, take_worker
+from ringtrain.kvstore.servers.snapshots import KEPT, memory_entry, memory_name
 from ringtrain.objects import broadcast_object
 from ringtrain.options import table
 from ringtrain.process_sets import ProcessSet
@@ -53,6 +55,7 @@ class Membership:
         self._arrival, self._scheduler = arrival, scheduler
         self._is_closed = False
         self._held: set[str] = set()  # labels of rounds
+        self._published: dict[int, int] = {}  # by server, the number of the last memory that the directory knows
         self._process = os.getpid()
         self._server: _core.StoreServer | None = None
         self.stores = 0  # that were made
@@ -65,7 +68,8 @@ class Membership:
                 self._server = make_server(arrival, self.world)
             self.client = make_client(arrival, self.world)
             self.living = set(self.world.living)
-            self.restored = dict(self.world.restored)  # servers, and how old their snapshots were
+            # servers, and how old their snapshots were
+            self.restored = {server: age_s for server, age_s in self.world.restored.items() if age_s != KEPT}
             # Before it meets the servers: one that comes back has another address.
             self.seat.listen_with(self._notice)
             self.client.meet()
@@ -96,6 +100,16 @@ class Membership:
     def command(self, head: int, body: str) -> None:
         """Have all servers carry it out. Raises as `Seat.command`."""
         self.seat.command(head, body, self.seconds("stall_shutdown_time_s"))
+
+    def publish_memory(self) -> None:
+        """Tell the directory where this process has memory of servers, with which a successor of a lost one goes on."""
+        new = self.client.take_shared_parts()
+        if not self.has_servers_of_their_own() or self.seconds("kv_rejoin_s") == 0:
+            return
+        for server, store, number, spec, ticket in new:
+            place = self._published[server] = self._published.get(server, -1) + 1
+            entry = memory_entry(store, number, spec, ticket)
+            self.seat.publish(MEMORY, {memory_name(server, self.number, place): entry})
 
     def seconds(self, option: str) -> float:
         return float(self.settings[option])
@@ -176,8 +190,11 @@ class Membership:
         elif role == SERVER and kind == "lost":
             self.client.lost_server(number, notice["text"])
         elif role == SERVER and kind == "back":
-            self.restored[number] = float(notice["snapshot_age_s"])
-            self.client.back_server(number, [(str(host), int(port)) for host, port in notice["addresses"]])
+            age_s = float(notice["snapshot_age_s"])
+            if age_s != KEPT:
+                self.restored[number] = age_s
+            addresses = [(str(host), int(port)) for host, port in notice["addresses"]]
+            self.client.back_server(number, addresses, keeps_memory=age_s == KEPT)
 
 
 _of_environment: Membership | None = None

@@ -30,7 +30,7 @@ from ringtrain.kvstore.servers.core import make_server
 from ringtrain.kvstore.servers.python_updates import COMMAND, PythonUpdates
 from ringtrain.kvstore.servers.roles import SCHEDULER, SERVER, WORKER
 from ringtrain.kvstore.servers.seat import Notice, World
-from ringtrain.kvstore.servers.snapshots import Snapshots
+from ringtrain.kvstore.servers.snapshots import KEPT, Snapshots, adopt_memory
 from ringtrain.options import table
 from ringtrain.record import metrics
 from ringtrain.timeline.files import FIRST_SERVER, part_of_server
@@ -147,12 +147,19 @@ def _take_over(
     arrival: Arrival, world: World, server: _core.StoreServer, snapshots: Snapshots, updates: PythonUpdates
 ) -> None:
     """Go on with what a lost server has left; then the workers may hear where this one is."""
-    age_s = snapshots.restore(server, updates)
+    patience_s = float(arrival.settings["kv_timeout_s"])
+    # Where nobody waits for another server, its workers end now, and their memory with them.
+    may_adopt = float(arrival.settings["kv_rejoin_s"]) > 0 and arrival.settings["shared_memory"] == "auto"
+    if may_adopt and adopt_memory(server, arrival.number, world.living, arrival.seat.find, patience_s):
+        age_s, source = KEPT, "the memory that it shared with workers"
+    else:
+        age_s = snapshots.restore(server, updates)
+        source = f"a snapshot of {age_s:.1f} s ago"
     for worker in set(range(world.capacity)) - set(world.living):
         server.lost(worker)
     for worker in world.living:
         server.back(worker)
-    arrival.say(f"goes on from a snapshot of {age_s:.1f} s ago")
+    arrival.say(f"goes on from {source}")
     arrival.seat.be_ready(age_s)
 
 

@@ -1,12 +1,18 @@
-"""What a server keeps, in a file, from which one that takes its place goes on."""
+"""What a server that takes the place of a lost one goes on from: memory that workers shared with it, or a file."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ringtrain._core as _core
+from ringtrain.job.world import node_name
+from ringtrain.kvstore.servers.directory import MEMORY
 from ringtrain.kvstore.servers.python_updates import PythonUpdates
 from ringtrain.record.logger import logger
 from ringtrain.record.whole_file import whole_file
@@ -16,6 +22,59 @@ _CHUNKS = 64
 _FORMAT = b"ringtrain kvstore server 1"
 # The member with optimizers in Python, where there are some.
 _PYTHON = "python"
+# In the place of the age of a snapshot: the server goes on with the memory of the one before, so nothing is lost.
+KEPT = -1.0
+_ENTRIES_AT_ONCE = 16
+_IDENTITY_BITS = 40  # of a ticket, below the number of the descriptor
+
+Find = Callable[[int, dict[str, int], float], dict[str, Any]]
+
+
+def memory_name(server: int, worker: int, place: int) -> str:
+    """Of the entry of the directory for the `place`-th part of a server that a worker shares, from 0 on."""
+    return f"{server}/{worker}/{place}"
+
+
+def memory_entry(store: int, number: int, spec: bytes, ticket: int) -> dict[str, Any]:
+    """What the directory has of it, told by the process that shares it."""
+    about = {"store": store, "number": number, "spec": spec.hex(), "ticket": ticket}
+    return {"version": 1, "pid": os.getpid(), "node": node_name(), **about}
+
+
+def adopt_memory(server: _core.StoreServer, number: int, workers: list[int], find: Find, patience_s: float) -> bool:
+    """Have a new server go on with the memory of the one that it replaces, if living workers of this host have it all.
+    Every push that a worker was told of is in it. Returns whether it does.
+    """
+    found: dict[tuple[int, int], tuple[int, int, bytes, int, int]] = {}
+    for worker in workers:
+        for one in _memory_of(number, worker, find, patience_s):
+            if one["node"] == node_name() and _is_there(int(one["pid"]), int(one["ticket"])):
+                place = int(one["store"]), int(one["number"])
+                found[place] = (*place, bytes.fromhex(one["spec"]), int(one["pid"]), int(one["ticket"]))
+    if not found:
+        return False
+    try:
+        server.adopt([found[place] for place in sorted(found)])
+    except RuntimeError as error:
+        logger.warning(f"server {number} cannot go on with the memory of the one before it: {error}")
+        return False
+    return True
+
+
+def _is_there(pid: int, ticket: int) -> bool:
+    """Whether that process still has the file; see `SharedSegment::ticket`."""
+    return os.path.exists(f"/proc/{pid}/fd/{ticket >> _IDENTITY_BITS}")
+
+
+def _memory_of(server: int, worker: int, find: Find, patience_s: float) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
+    for first in itertools.count(0, _ENTRIES_AT_ONCE):
+        names = [memory_name(server, worker, first + i) for i in range(_ENTRIES_AT_ONCE)]
+        known = find(MEMORY, dict.fromkeys(names, 0), patience_s)
+        entries += [known[name] for name in names if known[name] is not None]
+        if known[names[-1]] is None:
+            break
+    return entries
 
 
 class Snapshots:
