@@ -725,7 +725,6 @@ def test_a_server_that_is_started_again_goes_on_with_the_memory_that_workers_of_
 
 @pytest.mark.parametrize("memory", ["auto", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, memory):
-    """With `auto`, its workers have shared memory with the one before."""
     variables = {
         "RINGTRAIN_KV_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
         "RINGTRAIN_KV_SNAPSHOT_S": "0.3",

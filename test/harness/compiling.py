@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _CORE = Path(__file__).resolve().parent.parent.parent / "csrc"
-# What a store needs of the core: whole folders, memory that processes share, and the timeline, which knows operations of
-# ranks, too.
+# What a store needs of the core: folders, shared memory, and the timeline, which knows operations of ranks.
 _FOLDERS_OF_STORES = ("base", "kernels", "network", "gpu", "kvstore")
 _FILES_OF_STORES = (
     "memory/shm.cc",
