@@ -44,7 +44,7 @@ ALL = 0xFFFFFFFF
 FRAME = struct.Struct("<IIQ")
 HEAD = struct.Struct("<HBBIIIIIfIqdd")
 HEAD_TAG, BODY_TAG = 0x4B560001, 0x4B560002
-_MAGIC = b"ringtrn\x01"
+_MAGIC = b"ringtrn\x02"
 _WITHIN_S = 20
 
 _SERVER = f"""
@@ -200,6 +200,8 @@ class Worker:
         proof = hmac.digest(SECRET, b"answers" + TOKEN.encode() + said, "sha256")
         assert hmac.compare_digest(proof, challenge[16:])
         self.sock.sendall(hmac.digest(secret, b"dials" + TOKEN.encode() + said, "sha256"))
+        if secret == SECRET:
+            assert self._receive(1) == b"w"
         self._id = 0
         self._question = int.from_bytes(os.urandom(6), "little")
 

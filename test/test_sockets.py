@@ -262,7 +262,7 @@ is_over = False
 
 def disturb(seed):
     words = random.Random(seed)
-    magic = b"ringtrn\\x01"
+    magic = b"ringtrn\\x02"
     for attempt in range(5000):
         with socket.create_connection(addresses[attempt % 2][0]) as sock:
             data = words.randbytes(words.choice([0, 1, 31, 32, 33, 200, 5000]))
@@ -311,12 +311,13 @@ from ringtrain.options import table
 def hello_to_rank_0(world):
     network = world.network
     sock = socket.create_connection(network.addresses[0][0], timeout=10)
-    said = b"ringtrn\\x01" + struct.pack("<ii", 1, 0) + os.urandom(16)
+    said = b"ringtrn\\x02" + struct.pack("<ii", 1, 0) + os.urandom(16)
     sock.sendall(said)
     challenge = b""
     while len(challenge) < 48: challenge += sock.recv(48 - len(challenge))
     said += challenge[:16]
     sock.sendall(hmac.digest(network.secret, b"dials" + network.token.encode() + said, "sha256"))
+    assert sock.recv(1) == b"w"
     return sock
 
 def frames(words):

@@ -55,7 +55,7 @@ class StoreServer final : Connector::Owner {
  private:
   bool is_connected(int) const override { return false; }
   void connected(int rank, int dialler, Descriptor socket) override;
-  void is_out_of_reach(int, const std::string&) override {}
+  void is_out_of_reach(int, const OutOfReach&) override {}
   void look_at_all();
 
   const int capacity_;

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/clock.h"
@@ -13,13 +14,13 @@
 namespace ringtrain {
 namespace {
 
-// How long who waits for a rank leaves it to that one to dial.
+// How long a rank that waits for another one leaves it to that one to dial.
 constexpr double kPatience_s = 0.1;
-// In which a stranger must have proved that it is none, and how many may try at the same time.
-constexpr double kHandshake_s = 5;
-constexpr size_t kMostHandshakes = 256;
-// A rank whose descriptors are all in use, or that has taken this one for too old a stranger, may answer the next time.
-constexpr int kMostDials = 5;
+// See connector.h. A rank sends its hello as soon as it is connected, so only a stranger keeps silent.
+constexpr double kHello_s = 1, kHandshake_s = 5;
+constexpr size_t kMostAnswered = 256;
+// How long nobody listens where no file descriptor is left, not even to turn somebody away.
+constexpr double kNoDescriptor_s = 0.1;
 
 Descriptor spare_descriptor() { return Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
@@ -28,8 +29,11 @@ Descriptor spare_descriptor() { return Descriptor(open("/dev/null", O_RDONLY | O
 class Connector::Listener final : public Watched {
  public:
   Listener(Connector& connector, int socket) : connector_(connector), socket_(socket) {}
-  void is_ready(uint32_t) override { connector_.accept(socket_.number()); }
+  void is_ready(uint32_t) override { connector_.accept(*this); }
   int socket() const { return socket_.number(); }
+
+  bool is_open = false;
+  double opens_at_s = 0;  // not before, when it is closed
 
  private:
   Connector& connector_;
@@ -38,12 +42,14 @@ class Connector::Listener final : public Watched {
 
 class Connector::Beginning final : public Watched {
  public:
-  Beginning(Connector& connector, Handshake handshake, int stream)
-      : handshake(std::move(handshake)), stream(stream), connector_(connector) {}
+  Beginning(Connector& connector, Handshake handshake, Dialling::Attempt attempt)
+      : handshake(std::move(handshake)), attempt(attempt), connector_(connector) {}
   void is_ready(uint32_t) override { connector_.advance(*this); }
 
+  double ends_s() const { return begun_s + (handshake.has_heard_hello() ? kHandshake_s : kHello_s); }
+
   Handshake handshake;
-  const int stream;  // of those to this rank, where this one dials
+  const Dialling::Attempt attempt;  // where this rank dials
   const double begun_s = now_s();
 
  private:
@@ -57,119 +63,210 @@ Connector::Connector(Poller& poller, Owner& owner, const Credentials& credential
       credentials_(credentials),
       directory_(std::move(directory)),
       spare_(spare_descriptor()),
-      attempts_(directory_.addresses.size()) {
+      peers_(directory_.addresses.size()) {
   for (const int socket : listeners) listeners_.push_back(std::make_unique<Listener>(*this, socket));
-  for (const auto& listener : listeners_) poller_.add(listener->socket(), *listener, false);
+  closed_ = listeners_.size();
+  listen_again(now_s());
 }
 
 Connector::~Connector() = default;
 
-void Connector::accept(int listener) {
-  while (true) {
-    Descriptor socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket && (errno == EMFILE || errno == ENFILE)) {
-      if (!refuse_one(listener)) return;
-      continue;
-    }
-    if (!socket) return;
-    if (beginnings_.size() >= kMostHandshakes) end_oldest_stranger();
-    prepare_socket(socket.number(), directory_.timeout_s);
-    begin(Handshake::answer(std::move(socket), credentials_), 0);
+// --------------------------------------------------------------------------------------------------------- answering
+
+void Connector::accept(Listener& listener) {
+  while (answered_ < kMostAnswered) {
+    Descriptor socket(accept4(listener.socket(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket)
+      answer(std::move(socket));
+    else if (errno == EAGAIN || failure_of(errno) != DialFailure::no_descriptor)
+      return;
+    else if (!refuse_one(listener.socket()))
+      break;
   }
+  poller_.remove(listener.socket());
+  listener.is_open = false;
+  listener.opens_at_s = answered_ < kMostAnswered ? now_s() + kNoDescriptor_s : 0;
+  ++closed_;
 }
 
-// Who comes when there are no descriptors left would wait at the listener, and keep this rank awake. Whether there was
-// somebody: without a descriptor the kernel does not even look.
+// Its hello has usually come already. Nothing that happens to a stranger may end this rank.
+void Connector::answer(Descriptor socket) {
+  const size_t before = answered_;
+  try {
+    prepare_socket(socket.number(), directory_.timeout_s);
+    Handshake handshake = Handshake::answer(std::move(socket), credentials_);
+    begin(std::make_unique<Beginning>(*this, std::move(handshake), Dialling::Attempt{}));
+  } catch (const std::exception&) {
+    if (answered_ > before) drop(std::prev(beginnings_.end()));
+    return;
+  }
+  advance(*beginnings_.back());
+}
+
+// A connection that arrives when the process is out of descriptors is turned away: it would keep this rank awake. Its
+// rank dials again. Returns false if there is no connection, or no descriptor to take it with.
 bool Connector::refuse_one(int listener) {
   spare_ = Descriptor();
   Descriptor refused(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   const bool has_come = static_cast<bool>(refused);
   refused = Descriptor();
   spare_ = spare_descriptor();
-  if (!spare_) throw failure("no file descriptor is left for the connections between ranks (see ulimit -n)");
-  return has_come;
+  return has_come && spare_;
 }
 
+void Connector::listen_again(double now) {
+  if (closed_ == 0 || answered_ >= kMostAnswered) return;
+  if (!spare_) spare_ = spare_descriptor();
+  for (const auto& listener : listeners_) {
+    if (listener->is_open || now < listener->opens_at_s) continue;
+    poller_.add(listener->socket(), *listener, false);
+    listener->is_open = true;
+    --closed_;
+  }
+}
+
+void Connector::end_late_answers(double now) {
+  if (answered_ == 0) return;
+  for (auto one = beginnings_.begin(); one != beginnings_.end();) {
+    const auto next = std::next(one);
+    if (!(*one)->handshake.dials() && now > (*one)->ends_s()) end(one);
+    one = next;
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------- dialling
+
 void Connector::want(int rank) {
-  Attempts& attempts = attempts_[static_cast<size_t>(rank)];
-  if (attempts.has_begun || attempts.wanted_at != 0 || owner_.is_connected(rank)) return;
-  attempts.wanted_at = now_s() + kPatience_s;
+  Peer& peer = peers_[static_cast<size_t>(rank)];
+  if (peer.dialling || peer.wanted_at != 0 || owner_.is_connected(rank)) return;
+  peer.wanted_at = now_s() + kPatience_s;
   wanted_.push_back(rank);
 }
 
 void Connector::dial(int rank) {
-  if (std::exchange(attempts_[static_cast<size_t>(rank)].has_begun, true)) return;
-  for (int stream = 0; stream < directory_.streams; ++stream) dial(rank, stream);
+  const auto place = static_cast<size_t>(rank);
+  if (peers_[place].dialling) return;
+  peers_[place].dialling.emplace(static_cast<size_t>(directory_.streams), directory_.addresses[place].size(),
+                                 directory_.timeout_s);
+  dial_due(rank, now_s());
 }
 
-const SocketAddress& Connector::address_of(int rank, int stream) const {
+void Connector::dial_due(int rank, double now) {
+  Dialling& dialling = this->dialling(rank);
+  while (const std::optional<Dialling::Attempt> attempt = dialling.take_due(now)) dial(rank, *attempt, now);
+  if (dialling.is_out_of_reach()) return owner_.is_out_of_reach(rank, loss_of(rank));
+  const bool waits = std::isfinite(dialling.next_due_s());
+  if (waits && std::find(waiting_.begin(), waiting_.end(), rank) == waiting_.end()) waiting_.push_back(rank);
+}
+
+// Numbers of addresses mean the same interface, or network, on both sides.
+const SocketAddress& Connector::address_of(int rank, size_t number) const {
   const auto& addresses = directory_.addresses[static_cast<size_t>(rank)];
-  return addresses[static_cast<size_t>(stream) % addresses.size()];
+  return addresses[number % addresses.size()];
 }
 
-void Connector::dial(int rank, int stream) {
-  const SocketAddress& there = address_of(rank, stream);
-  Descriptor socket = begin_connection(address_of(credentials_.rank, stream).host, there, directory_.timeout_s);
-  if (socket)
-    begin(Handshake::dial(std::move(socket), rank, credentials_), stream);
-  else
-    owner_.is_out_of_reach(rank, to_string(there) + ": " + text_of(errno));
+void Connector::dial(int rank, Dialling::Attempt attempt, double now) {
+  Descriptor socket = begin_connection(address_of(credentials_.rank, attempt.address).host,
+                                       address_of(rank, attempt.address), directory_.timeout_s);
+  if (!socket) return dialling(rank).has_failed(attempt.stream, failure_of(errno), text_of(errno), now);
+  begin(std::make_unique<Beginning>(*this, Handshake::dial(std::move(socket), rank, credentials_), attempt));
 }
 
-void Connector::begin(Handshake handshake, int stream) {
-  const auto& it = beginnings_.emplace_back(std::make_unique<Beginning>(*this, std::move(handshake), stream));
-  poller_.add(it->handshake.socket(), *it, it->handshake.has_to_write());
+OutOfReach Connector::loss_of(int rank) const {
+  OutOfReach why = {DialFailure::unreachable, ""};
+  const Dialling& dialling = *peers_[static_cast<size_t>(rank)].dialling;
+  for (size_t number = 0; number < directory_.addresses[static_cast<size_t>(rank)].size(); ++number) {
+    const std::optional<Dialling::Loss>& loss = dialling.loss(number);
+    if (!loss) continue;
+    // Where one address refuses, the process is gone, whatever has become of the others.
+    if (why.details.empty() || loss->failure == DialFailure::refused) why.failure = loss->failure;
+    why.details += (why.details.empty() ? "" : "; ") + to_string(address_of(rank, number)) + ": " + loss->reason;
+  }
+  return why;
+}
+
+// -------------------------------------------------------------------------------------------------------- handshakes
+
+void Connector::begin(std::unique_ptr<Beginning> beginning) {
+  Beginning& it = *beginnings_.emplace_back(std::move(beginning));
+  if (!it.handshake.dials()) ++answered_;
+  poller_.add(it.handshake.socket(), it, it.handshake.has_to_write());
 }
 
 void Connector::advance(Beginning& it) {
   const Handshake::State state = it.handshake.advance();
   if (state == Handshake::State::under_way)
     return poller_.wait_for_writing(it.handshake.socket(), it, it.handshake.has_to_write());
-  const auto place = std::find_if(beginnings_.begin(), beginnings_.end(),
-                                  [&](const std::unique_ptr<Beginning>& one) { return one.get() == &it; });
-  if (state == Handshake::State::failed) return end(place);
-  const int peer = it.handshake.peer(), dialler = it.handshake.dials() ? credentials_.rank : peer;
+  if (state == Handshake::State::failed) return end(place_of(it));
+  const bool dials = it.handshake.dials();
+  const int peer = it.handshake.peer(), dialler = dials ? credentials_.rank : peer;
+  const size_t stream = it.attempt.stream;
   Descriptor socket = it.handshake.take();
   poller_.remove(socket.number());
-  poller_.bury(std::move(*place));
-  beginnings_.erase(place);
+  drop(place_of(it));
+  if (dials) dialling(peer).has_connected(stream);
   owner_.connected(peer, dialler, std::move(socket));
 }
 
-void Connector::end(Beginnings::iterator place) {
-  Beginning& it = **place;
-  const int peer = it.handshake.peer(), error = it.handshake.error(), stream = it.stream;
-  const bool dials = it.handshake.dials();
-  poller_.remove(it.handshake.socket());
+Connector::Beginnings::iterator Connector::place_of(const Beginning& beginning) {
+  return std::find_if(beginnings_.begin(), beginnings_.end(),
+                      [&](const std::unique_ptr<Beginning>& one) { return one.get() == &beginning; });
+}
+
+void Connector::drop(Beginnings::iterator place) {
+  if (!(*place)->handshake.dials()) --answered_;
   poller_.bury(std::move(*place));
   beginnings_.erase(place);
-  if (!dials || owner_.is_connected(peer)) return;
-  if (error == 0 && ++attempts_[static_cast<size_t>(peer)].failed < kMostDials) return dial(peer, stream);
-  const std::string reason = error == 0 ? "it ends the connection at once" : text_of(error);
-  owner_.is_out_of_reach(peer, to_string(address_of(peer, stream)) + ": " + reason);
 }
 
-void Connector::end_oldest_stranger() {
-  const auto oldest =
-      std::find_if(beginnings_.begin(), beginnings_.end(), [](const auto& one) { return !one->handshake.dials(); });
-  if (oldest != beginnings_.end()) end(oldest);
-}
-
-// Who dials waits as long as the other one takes, which may be busy. Who is dialled does not know who that is.
-void Connector::look() {
-  if (wanted_.empty() && beginnings_.empty()) return;
+void Connector::end(Beginnings::iterator place) {
+  const Beginning& it = **place;
+  const int peer = it.handshake.peer(), error = it.handshake.error();
+  const bool dials = it.handshake.dials();
+  const size_t stream = it.attempt.stream;
+  poller_.remove(it.handshake.socket());
+  drop(place);
+  if (!dials) return;
   const double now = now_s();
+  const DialFailure failure = failure_of(error);
+  const bool is_turned_away = failure == DialFailure::turned_away;
+  dialling(peer).has_failed(stream, failure, is_turned_away ? "it ends each connection at once" : text_of(error), now);
+  if (owner_.is_connected(peer)) return dialling(peer).stop_waiting();
+  dial_due(peer, now);
+}
+
+std::vector<Descriptor> Connector::take_proved() {
+  std::vector<Descriptor> sockets;
+  for (const auto& one : beginnings_) {
+    if (!one->handshake.has_proved_itself()) continue;
+    poller_.remove(one->handshake.socket());
+    sockets.push_back(one->handshake.take());
+  }
+  return sockets;
+}
+
+// A rank that dials waits as long as the other one takes, which may be busy. One that answers does not know whom.
+void Connector::look() {
+  if (wanted_.empty() && beginnings_.empty() && waiting_.empty() && closed_ == 0) return;
+  const double now = now_s();
+  dial_wanted(now);
+  end_late_answers(now);
+  listen_again(now);
+}
+
+void Connector::dial_wanted(double now) {
   for (const int rank : std::exchange(wanted_, {})) {
     if (owner_.is_connected(rank)) continue;
-    if (now < attempts_[static_cast<size_t>(rank)].wanted_at)
+    if (now < peers_[static_cast<size_t>(rank)].wanted_at)
       wanted_.push_back(rank);
     else
       dial(rank);
   }
-  for (auto one = beginnings_.begin(); one != beginnings_.end();) {
-    const auto next = std::next(one);
-    if (!(*one)->handshake.dials() && now - (*one)->begun_s > kHandshake_s) end(one);
-    one = next;
+  for (const int rank : std::exchange(waiting_, {})) {
+    if (owner_.is_connected(rank))
+      dialling(rank).stop_waiting();
+    else
+      dial_due(rank, now);
   }
 }
 

@@ -1,11 +1,24 @@
-// Makes the connections between ranks: it dials, answers who dials, and hands over those that have proved who they are.
+// Makes the connections between ranks: it dials, answers other diallers, and hands over those that have proved who they
+// are.
+//
+// A connection that this rank answers is
+//
+//   in the kernel's queue  until this rank has fewer than 256 unfinished handshakes, and a file descriptor for it
+//   silent                 until its hello has come, at most 1 s
+//   known by its word      until it has proved who it is, at most 5 s after it was accepted
+//   made                   and handed over
+//
+// and is closed when its time is over. So strangers occupy 256 places at most, nothing is closed to make room, and
+// each place becomes free within seconds. What a rank dials is described in network/dialling.h.
 #pragma once
 
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "network/dialling.h"
 #include "network/handshake.h"
 #include "network/poller.h"
 #include "network/tcp.h"
@@ -16,7 +29,13 @@ namespace ringtrain {
 struct Directory {
   std::vector<std::vector<SocketAddress>> addresses;
   int streams;       // connections to each rank
-  double timeout_s;  // see prepare_socket()
+  double timeout_s;  // see prepare_socket(); also how long a rank that ends connections is dialled again
+};
+
+// Why a rank cannot be connected to.
+struct OutOfReach {
+  DialFailure failure;
+  std::string details;  // its addresses, each with a reason
 };
 
 class Connector {
@@ -28,8 +47,8 @@ class Connector {
     virtual bool is_connected(int rank) const = 0;
     // `dialler`: this rank or the other one.
     virtual void connected(int rank, int dialler, Descriptor socket) = 0;
-    // For good. `details`: the address and the reason, for a message.
-    virtual void is_out_of_reach(int rank, const std::string& details) = 0;
+    // For good: all its addresses have failed.
+    virtual void is_out_of_reach(int rank, const OutOfReach& why) = 0;
   };
 
   // All outlive this, and so do the listeners' sockets, which do not block.
@@ -43,26 +62,35 @@ class Connector {
   void want(int rank);
   // Does what is due by now.
   void look();
+  // Those that were dialled and that the other rank may take for made, though this one has not been welcomed yet.
+  std::vector<Descriptor> take_proved();
 
  private:
   class Listener;
   class Beginning;
   using Beginnings = std::list<std::unique_ptr<Beginning>>;
 
-  struct Attempts {
-    bool has_begun = false;
-    int failed = 0;
-    double wanted_at = 0;  // when to dial a rank that has not dialled; 0: nobody waits for it
+  struct Peer {
+    std::optional<Dialling> dialling;  // from the first attempt on
+    double wanted_at = 0;              // when to dial a rank that has not dialled; 0: nobody waits for it
   };
 
-  void accept(int listener);
+  void accept(Listener& listener);
+  void answer(Descriptor socket);
   bool refuse_one(int listener);
-  void dial(int rank, int stream);
-  const SocketAddress& address_of(int rank, int stream) const;
-  void begin(Handshake handshake, int stream);
+  void listen_again(double now);
+  void dial_wanted(double now);
+  void dial_due(int rank, double now);
+  void dial(int rank, Dialling::Attempt attempt, double now);
+  void end_late_answers(double now);
+  const SocketAddress& address_of(int rank, size_t number) const;
+  Dialling& dialling(int rank) { return *peers_[static_cast<size_t>(rank)].dialling; }
+  OutOfReach loss_of(int rank) const;
+  void begin(std::unique_ptr<Beginning> beginning);
   void advance(Beginning& beginning);
+  Beginnings::iterator place_of(const Beginning& beginning);
+  void drop(Beginnings::iterator beginning);
   void end(Beginnings::iterator beginning);
-  void end_oldest_stranger();
 
   Poller& poller_;
   Owner& owner_;
@@ -70,9 +98,12 @@ class Connector {
   const Directory directory_;
   Descriptor spare_;
   std::vector<std::unique_ptr<Listener>> listeners_;
-  std::vector<Attempts> attempts_;  // by rank
-  std::vector<int> wanted_;
-  Beginnings beginnings_;
+  std::vector<Peer> peers_;   // by rank
+  std::vector<int> wanted_;   // ranks that are left to dial this one
+  std::vector<int> waiting_;  // ranks with streams that wait to be dialled
+  Beginnings beginnings_;     // handshakes under way
+  size_t answered_ = 0;       // those of them that this rank answers
+  size_t closed_ = 0;         // listeners that nobody listens to at the moment
 };
 
 }  // namespace ringtrain

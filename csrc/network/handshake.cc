@@ -11,7 +11,8 @@
 namespace ringtrain {
 namespace {
 
-constexpr char kMagic[8] = {'r', 'i', 'n', 'g', 't', 'r', 'n', 1};  // the last: the version of what follows
+constexpr char kMagic[8] = {'r', 'i', 'n', 'g', 't', 'r', 'n', 2};  // the last: the version of what follows
+constexpr char kWelcome = 'w';
 constexpr const char *kDials = "dials", *kAnswers = "answers";
 
 struct Nonce {
@@ -85,7 +86,7 @@ Handshake::State Handshake::stopped(ssize_t moved) {
 }
 
 void Handshake::expect(Wait wait) {
-  constexpr size_t kBytes[] = {sizeof(Hello), sizeof(Challenge), sizeof(Sha256), 0};
+  constexpr size_t kBytes[] = {sizeof(Hello), sizeof(Challenge), sizeof(Sha256), sizeof(kWelcome), 0};
   wait_ = wait;
   in_.resize(kBytes[static_cast<size_t>(wait)]);
   came_ = 0;
@@ -98,8 +99,16 @@ void Handshake::say(const Bytes& message) {
 }
 
 bool Handshake::take_message() {
-  if (wait_ == Wait::hello) return take_hello();
-  return wait_ == Wait::challenge ? take_challenge() : take_proof();
+  switch (wait_) {
+    case Wait::hello:
+      return take_hello();
+    case Wait::challenge:
+      return take_challenge();
+    case Wait::proof:
+      return take_proof();
+    default:
+      return take_welcome();
+  }
 }
 
 bool Handshake::take_hello() {
@@ -123,12 +132,20 @@ bool Handshake::take_challenge() {
   if (!are_equal(challenge.proof, proof(kAnswers))) return false;
   out_ = bytes_of(proof(kDials));
   sent_ = 0;
-  expect(Wait::nothing);
+  expect(Wait::welcome);
   return true;
 }
 
 bool Handshake::take_proof() {
   if (!are_equal(Reader(in_).get<Sha256>(), proof(kDials))) return false;
+  out_ = bytes_of(kWelcome);
+  sent_ = 0;
+  expect(Wait::nothing);
+  return true;
+}
+
+bool Handshake::take_welcome() {
+  if (in_.front() != kWelcome) return false;
   expect(Wait::nothing);
   return true;
 }

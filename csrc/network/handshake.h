@@ -5,6 +5,10 @@
 //   Hello: who, and a nonce      ->
 //                                <-   Challenge: a nonce, and the proof of who answers
 //   Proof of who dials           ->
+//                                <-   Welcome
+//
+// Until it is welcomed, the dialling rank has a connection that the other one may still end, because its time is over
+// or descriptors run out, and may dial again: nothing was sent over it. From then on an end without a bye is a death.
 //
 // A proof is the HMAC of all that was said until then, under the secret: it is good for this connection alone, and
 // cannot be sent back to who made it.
@@ -40,13 +44,17 @@ class Handshake {
   // Who dials, and the other rank. Of who answers: known when it is done.
   bool dials() const { return dials_; }
   int peer() const { return peer_; }
+  // Of the side that dials: whether it has said all, so that the other one may take the connection for made.
+  bool has_proved_itself() const { return wait_ == Wait::welcome && !has_to_write(); }
+  // Of the side that answers.
+  bool has_heard_hello() const { return wait_ != Wait::hello; }
   int socket() const { return socket_.number(); }
   // Why it has failed, as errno; 0: not because of the connection.
   int error() const { return error_; }
   Descriptor take() { return std::move(socket_); }
 
  private:
-  enum class Wait { hello, challenge, proof, nothing };
+  enum class Wait { hello, challenge, proof, welcome, nothing };
 
   Handshake(Descriptor socket, const Credentials& credentials, bool dials)
       : socket_(std::move(socket)), credentials_(&credentials), dials_(dials) {}
@@ -56,6 +64,7 @@ class Handshake {
   bool take_hello();
   bool take_challenge();
   bool take_proof();
+  bool take_welcome();
   void say(const Bytes& message);
   Sha256 proof(const char* of_whom) const;
   State stopped(ssize_t moved);

@@ -23,7 +23,26 @@ namespace {
 constexpr uint32_t kByeTag = ~uint32_t{0};
 // A rank that leaves while others wait for it has mostly heard of a failure, and so will they.
 constexpr double kReasonWithin_s = 0.2;
-constexpr uint64_t kLongestFrame = uint64_t{1} << 40;  // what claims to be longer is none
+constexpr uint64_t kLongestFrame = uint64_t{1} << 40;  // longer ones are rejected
+
+constexpr const char* kOutOfStep = ". The ranks are out of step: do all of them run the same version of ringtrain?";
+constexpr const char* kRaiseLimit = ". Raise the limit of file descriptors (see ulimit -n).";
+constexpr const char* kIsHostUp = ". Is its host up, and the network to it?";
+
+// Why a connection has ended without a bye. The process is gone if its kernel says so.
+std::string why_ended(const RankName& name, int error) {
+  if (error == 0 || error == ECONNRESET || error == EPIPE) return is_gone(name);
+  if (error == EPROTO) return to_string(name) + " has sent bytes that are not a message" + kOutOfStep;
+  return to_string(name) + " is out of reach: " + text_of(error) + kIsHostUp;
+}
+
+std::string why_unreached(const RankName& name, const OutOfReach& why) {
+  if (why.failure == DialFailure::refused) return is_gone(name) + " (no connection to " + why.details + ")";
+  if (why.failure == DialFailure::turned_away)
+    return to_string(name) + " lives, but accepts no connection: " + why.details +
+           ". Has it run out of file descriptors (see ulimit -n)?";
+  return to_string(name) + " is out of reach: no connection to " + why.details + kIsHostUp;
+}
 
 class SocketNetwork final : public Network, Connector::Owner {
  public:
@@ -40,14 +59,11 @@ class SocketNetwork final : public Network, Connector::Owner {
   // Says that it leaves, and takes what has come: the kernel would tell the other side that this was lost, which then
   // might lose what it has not read yet.
   ~SocketNetwork() override {
+    for (Descriptor& socket : connector_.take_proved()) leave(FrameStream(std::move(socket)));
     for (Peer& peer : peers_)
-      for (const auto& stream : peer.streams) say_bye(*stream);
+      for (const auto& stream : peer.streams) say_bye(stream->frames);
     for (Peer& peer : peers_)
-      for (const auto& stream : peer.streams) {
-        char nowhere[4096];
-        ::shutdown(stream->frames.socket(), SHUT_WR);
-        while (::recv(stream->frames.socket(), nowhere, sizeof(nowhere), MSG_DONTWAIT) > 0) continue;
-      }
+      for (const auto& stream : peer.streams) take_rest(stream->frames);
   }
 
   NetworkRequest isend(const void* data, size_t bytes, int to, int tag) override {
@@ -75,7 +91,10 @@ class SocketNetwork final : public Network, Connector::Owner {
     } else {
       frame = std::move(found->second);
       lane.frames.erase(found);
-      if (frame->header.bytes > bytes) throw failure("a message between ranks is longer than what was asked for");
+      if (frame->header.bytes > bytes)
+        throw failure(to_string(names_[static_cast<size_t>(from)]) + " has sent a message of " +
+                      std::to_string(frame->header.bytes) + " bytes where one of at most " + std::to_string(bytes) +
+                      " bytes was due" + kOutOfStep);
       std::copy_n(frame->own.get(), frame->came, static_cast<char*>(data));
       frame->place = static_cast<char*>(data);  // for the rest
       frame->own.reset();
@@ -144,7 +163,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     bool is_lost = false;
     bool has_left = false;  // all its streams have said bye
     double left_at_s = 0;
-    std::string details;  // of its loss
+    std::string why_lost;
   };
 
   // What a request stands for.
@@ -215,7 +234,7 @@ class SocketNetwork final : public Network, Connector::Owner {
 
   Error lost(const Peer& peer) const {
     const RankName& name = names_[static_cast<size_t>(peer.rank)];
-    return {ErrorKind::peer_lost, peer.is_lost ? is_gone(name) + peer.details : to_string(name) + " has left the job"};
+    return {ErrorKind::peer_lost, peer.is_lost ? peer.why_lost : to_string(name) + " has left the job"};
   }
 
   // --------------------------------------------------------------------------------------------------- what is ready
@@ -240,8 +259,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   // A connection that ends without a bye is a death.
   void end(Stream& stream) {
     Peer& peer = stream.peer;
-    const int error = stream.frames.error();
-    if (!stream.has_said_bye) lose(peer, error == 0 || error == ECONNRESET ? "" : " (" + text_of(error) + ")");
+    if (!stream.has_said_bye) lose(peer, why_ended(names_[static_cast<size_t>(peer.rank)], stream.frames.error()));
     poller_.remove(stream.frames.socket());
     const auto found = std::find_if(peer.streams.begin(), peer.streams.end(),
                                     [&](const std::unique_ptr<Stream>& one) { return one.get() == &stream; });
@@ -249,10 +267,10 @@ class SocketNetwork final : public Network, Connector::Owner {
     peer.streams.erase(found);
   }
 
-  void lose(Peer& peer, const std::string& details) {
+  void lose(Peer& peer, const std::string& why) {
     if (peer.is_lost || peer.has_left) return;
     peer.is_lost = true;
-    peer.details = details;
+    peer.why_lost = why;
     if (!first_lost_) first_lost_ = &peer;
   }
 
@@ -319,11 +337,22 @@ class SocketNetwork final : public Network, Connector::Owner {
     if (frame.own) ++unclaimed_[frame.header.tag];
   }
 
-  void say_bye(Stream& stream) {
+  static void say_bye(FrameStream& frames) {
     auto bye = std::make_shared<OutgoingFrame>();
     bye->header = {kByeTag, 0, 0};
-    stream.frames.send(bye);
-    stream.frames.write();
+    frames.send(bye);
+    frames.write();
+  }
+
+  static void take_rest(const FrameStream& frames) {
+    char nowhere[4096];
+    ::shutdown(frames.socket(), SHUT_WR);
+    while (::recv(frames.socket(), nowhere, sizeof(nowhere), MSG_DONTWAIT) > 0) continue;
+  }
+
+  static void leave(FrameStream frames) {
+    say_bye(frames);
+    take_rest(frames);
   }
 
   // ----------------------------------------------------------------------------------------------------- connections
@@ -344,9 +373,13 @@ class SocketNetwork final : public Network, Connector::Owner {
     for (const auto& frame : std::exchange(peer.unsent, {})) send(peer, frame);
   }
 
-  void is_out_of_reach(int rank, const std::string& details) override {
+  void is_out_of_reach(int rank, const OutOfReach& why) override {
     Peer& peer = peers_[static_cast<size_t>(rank)];
-    if (peer.streams.empty()) lose(peer, " (no connection to " + details + ")");
+    if (!peer.streams.empty()) return;
+    const RankName& name = names_[static_cast<size_t>(rank)];
+    if (why.failure == DialFailure::no_descriptor)
+      throw failure("no connection to " + to_string(name) + ": " + why.details + kRaiseLimit);
+    lose(peer, why_unreached(name, why));
   }
 
   const Credentials credentials_;

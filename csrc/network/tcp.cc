@@ -53,7 +53,7 @@ void prepare_socket(int socket, double timeout_s) {
 Descriptor begin_connection(const std::string& from, const SocketAddress& to, double timeout_s) {
   const Resolved there = resolve(to), here = resolve({from, 0});
   Descriptor socket(::socket(there.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!socket) throw failure("no socket for another rank: " + text_of(errno));
+  if (!socket) return socket;
   prepare_socket(socket.number(), timeout_s);
   if (here.storage.ss_family == there.storage.ss_family) ::bind(socket.number(), here.address(), here.bytes);
   if (::connect(socket.number(), there.address(), there.bytes) == 0 || errno == EINPROGRESS) return socket;

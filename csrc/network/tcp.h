@@ -18,7 +18,7 @@ std::string to_string(const SocketAddress& address);
 void prepare_socket(int socket, double timeout_s);
 
 // A socket that does not block, and connects to `to` from the address `from` of this host where that is of its family.
-// None: it cannot, by errno.
+// None where that has failed, and errno says why.
 Descriptor begin_connection(const std::string& from, const SocketAddress& to, double timeout_s);
 
 // What errno means.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-_CORE = Path(__file__).resolve().parent.parent.parent / "csrc"
+CORE = Path(__file__).resolve().parent.parent.parent / "csrc"
 # What a store needs of the core: folders, shared memory, and the timeline, which knows operations of ranks.
 _FOLDERS_OF_STORES = ("base", "kernels", "network", "gpu", "kvstore")
 _FILES_OF_STORES = (
@@ -53,6 +53,19 @@ def filled(folder: Path, fill: Callable[[Path], None]) -> Path:
     return folder
 
 
+def program(what: str, flags: Sequence[str], sources: Sequence[Path], headers: Iterable[Path]) -> Path:
+    """A program made of these; `flags` are for compiling and linking. Raises as run_compiler()."""
+
+    def build(folder: Path) -> None:
+        objects = [str(folder / f"{path.parent.name}-{path.stem}.o") for path in sources]
+        lines = [[*flags, "-c", str(path), "-o", out] for path, out in zip(sources, objects, strict=True)]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(run_compiler, lines))
+        run_compiler([*flags, *objects, "-ldl", "-o", str(folder / what)])
+
+    return filled(folder_of(what, flags, [*sources, *sorted(headers)]), build) / what
+
+
 def run_compiler(arguments: Sequence[str]) -> None:
     """Raises DoubleUnavailable where there is none, and RuntimeError with what it says where it fails."""
     program = _compiler().split()
@@ -67,19 +80,10 @@ def run_compiler(arguments: Sequence[str]) -> None:
 def store_program(source: Path, sanitizers: str, *more_flags: str) -> Path:
     """A program in C++ with all that a store needs, built with these sanitizers. Raises as `run_compiler`."""
     flags = ["-std=c++17", "-O1", "-g1", "-pthread", "-ffp-contract=off", f"-fsanitize={sanitizers}", *more_flags]
-    flags.append(f"-I{_CORE}")
-    of_core = [path for folder in _FOLDERS_OF_STORES for path in sorted((_CORE / folder).glob("*.cc"))]
-    sources = [source, *of_core, *(_CORE / name for name in _FILES_OF_STORES)]
-
-    def build(folder: Path) -> None:
-        objects = [str(folder / f"{path.parent.name}-{path.stem}.o") for path in sources]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            lines = [[*flags, "-c", str(path), "-o", out] for path, out in zip(sources, objects, strict=True)]
-            list(pool.map(run_compiler, lines))
-        run_compiler([f"-fsanitize={sanitizers}", "-pthread", *objects, "-ldl", "-o", str(folder / "program")])
-
-    what = source.parent.name.replace("_", "")
-    return filled(folder_of(what, flags, [*sources, *sorted(_CORE.rglob("*.h"))]), build) / "program"
+    flags.append(f"-I{CORE}")
+    of_core = [path for folder in _FOLDERS_OF_STORES for path in sorted((CORE / folder).glob("*.cc"))]
+    sources = [source, *of_core, *(CORE / name for name in _FILES_OF_STORES)]
+    return program(source.parent.name.replace("_", ""), flags, sources, CORE.rglob("*.h"))
 
 
 def _compiler() -> str:

@@ -1,0 +1,75 @@
+// The attempts to connect to one rank: which address each connection dials next, and when. Knows no socket, no clock
+// and no thread: time is an argument, in seconds.
+//
+// A rank is reached by a given number of connections, called streams. Each stream is in one of these states:
+//
+//   waiting     until its time has come; take_due() moves it to dialling
+//   dialling    an attempt at one address is under way, and ends by has_connected() or has_failed()
+//   connected   final
+//   given up    final
+//
+// An address that refuses, or cannot be reached, is not dialled again: the stream waits, without a pause, for the next
+// address, and is given up when all addresses have failed. An attempt that the other rank ended, or that had no file
+// descriptor, is repeated after a pause of 20 ms, which doubles up to 0.5 s. When that has gone on for `patience_s`,
+// the address has failed, too. The rank is out of reach when all its streams are given up.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ringtrain {
+
+enum class DialFailure {
+  refused,        // nobody listens at the address, so the process is gone
+  unreachable,    // the host or the network to it is down
+  turned_away,    // the other rank has ended the connection before it began
+  no_descriptor,  // this process has no file descriptor, port or memory for another connection
+};
+DialFailure failure_of(int error);  // errno; 0: the other side has ended the connection
+
+class Dialling {
+ public:
+  // `patience_s`: how long attempts that are turned away are repeated; 0: forever.
+  Dialling(size_t streams, size_t addresses, double patience_s);
+
+  struct Attempt {
+    size_t stream, address;
+  };
+  // Begins the attempt of a stream whose time has come. Nothing: none is due.
+  std::optional<Attempt> take_due(double now);
+  // When the next attempt is due, or infinity.
+  double next_due_s() const;
+
+  void has_connected(size_t stream);
+  void has_failed(size_t stream, DialFailure failure, const std::string& reason, double now);
+  // Gives up the streams that wait: the rank is connected already, and more streams are only a matter of speed.
+  void stop_waiting();
+
+  bool is_out_of_reach() const;
+  // Why an address was given up; nothing while it may still be dialled.
+  struct Loss {
+    DialFailure failure;
+    std::string reason;
+  };
+  const std::optional<Loss>& loss(size_t address) const { return addresses_[address]; }
+
+ private:
+  enum class State { waiting, dialling, connected, given_up };
+  struct Stream {
+    State state = State::waiting;
+    size_t address;
+    double due_s = 0, pause_s = 0;
+    double turned_away_since_s = 0;  // meaningful while pause_s > 0
+  };
+
+  void dial_again(Stream& stream, double now);
+  void dial_next_address(Stream& stream, double now);
+
+  const double patience_s_;
+  std::vector<Stream> streams_;
+  std::vector<std::optional<Loss>> addresses_;
+};
+
+}  // namespace ringtrain
