@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+import queue
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -17,7 +20,9 @@ from socket_ranks import free_port, started
 
 import ringtrain as hvd
 from ringtrain.job.rendezvous import secret
-from ringtrain.job.rendezvous.door import bound
+from ringtrain.job.rendezvous.door import MOST_STRANGERS, Door, bound
+from ringtrain.job.rendezvous.hub import Hub
+from ringtrain.job.rendezvous.protocol import Connection
 from ringtrain.job.rendezvous.server import Server
 
 SOCKETS = {"RINGTRAIN_NETWORK": "sockets", "RINGTRAIN_SHARED_MEMORY": "off"}
@@ -412,3 +417,94 @@ def test_strangers_at_the_rendezvous_keep_nobody_out(tmp_path):
         place = {"RINGTRAIN_RENDEZVOUS": f"127.0.0.1:{server.port}"}
         with started(SUM, 2, tmp_path, **place) as ranks:
             assert "rank 0 of 2" in ranks.outputs()[0]
+
+
+CROWDED = """
+import os, resource, socket, sys, time
+from ringtrain.job.rendezvous.door import Door, bound
+listener = bound("127.0.0.1", 0)
+door = Door(listener, b"secret", lambda connection: print("in", flush=True))
+print(listener.getsockname()[1], flush=True)
+limit = max(map(int, os.listdir("/proc/self/fd"))) + 10
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+taken = []
+try:
+    while True: taken.append(os.dup(0))
+except OSError:
+    print("full", flush=True)
+sys.stdin.readline()
+for number in taken: os.close(number)
+sys.stdin.readline()
+"""
+
+
+def test_a_door_opens_again_after_descriptors_have_run_out():
+    with subprocess.Popen(
+        [sys.executable, "-c", CROWDED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            port = int(process.stdout.readline())
+            assert process.stdout.readline() == "full\n"
+            with socket.create_connection(("127.0.0.1", port)):
+                time.sleep(0.5)  # the door cannot take it
+                process.stdin.write("\n")
+                process.stdin.flush()
+                with socket.create_connection(("127.0.0.1", port)) as own:
+                    Connection(own).prove_as_rank(b"secret", time.monotonic() + 20)
+                    assert process.stdout.readline() == "in\n"
+        finally:
+            process.kill()
+
+
+def test_a_door_opens_again_when_no_thread_could_start(monkeypatch):
+    came, start = threading.Event(), threading.Thread.start
+    door = Door(listener := bound("127.0.0.1", 0), b"secret", lambda connection: came.set())
+    failures = [RuntimeError("can't start new thread")]
+
+    def start_or_fail(thread):
+        if failures:
+            raise failures.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    try:
+        address = listener.getsockname()
+        with socket.create_connection(address) as first:
+            first.settimeout(20)
+            assert first.recv(1) == b""
+        with socket.create_connection(address) as own:
+            Connection(own).prove_as_rank(b"secret", time.monotonic() + 20)
+            assert came.wait(20)
+    finally:
+        door.close()
+
+
+class Heard:
+    """What a hub tells its listener."""
+
+    def __init__(self):
+        self.messages, self.lost = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def hear(self, line, message):
+        self.messages.put(message.get("text"))
+
+    def lose(self, line, text):
+        self.lost.put(text)
+
+    def tick(self):
+        pass
+
+
+@pytest.mark.parametrize("said", [b"[" * 100_000, b"[1]", b"nonsense", b"null"], ids=["deep", "list", "text", "null"])
+def test_a_hub_listens_on_after_a_message_that_is_none(said):
+    heard = Heard()
+    hub = Hub(bound("127.0.0.1", 0), b"secret", heard, silent_s=10, tick_s=0.1)
+    hub.start()
+    try:
+        for data in (said, b'{"text": "well"}'):
+            with socket.create_connection(("127.0.0.1", hub.port)) as own:
+                Connection(own).prove_as_rank(b"secret", time.monotonic() + 20)
+                own.sendall(len(data).to_bytes(8, "big") + data)
+                assert heard.messages.get(timeout=20) == "well" if data is not said else heard.lost.get(timeout=20)
+    finally:
+        hub.close()

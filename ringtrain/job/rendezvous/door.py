@@ -15,6 +15,7 @@ from ringtrain.job.rendezvous.protocol import Connection, StrangerError
 ANSWER_S = 5.0
 # So many at the same time; the others wait at the door.
 MOST_STRANGERS = 256
+# Pause after a connection that could not be taken, for want of descriptors, memory or threads.
 _FULL_S = 0.1
 _BACKLOG = 4096
 
@@ -31,10 +32,12 @@ class Door:
         self._secret = secret
         self._serve = serve
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._is_closed = False
         threading.Thread(target=self._accept, name="ringtrain rendezvous", daemon=True).start()
 
     def close(self) -> None:
         """Let nobody in any more."""
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -42,25 +45,31 @@ class Door:
     def _accept(self) -> None:
         while True:
             self._strangers.acquire()  # within ANSWER_S one of them has gone, or is none any more
+            sock = None
             try:
                 sock, _ = self._listener.accept()
-            except OSError as error:
+                threading.Thread(target=self._let_in, args=(sock,), daemon=True).start()
+            except (OSError, RuntimeError, MemoryError):
                 self._strangers.release()
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    time.sleep(_FULL_S)
-                    continue
-                return
-            threading.Thread(target=self._let_in, args=(Connection(sock),), daemon=True).start()
+                if sock is not None:
+                    sock.close()
+                if self._is_closed:
+                    return
+                time.sleep(_FULL_S)
 
-    def _let_in(self, connection: Connection) -> None:
+    def _let_in(self, sock: socket.socket) -> None:
         try:
+            connection = Connection(sock)
             connection.prove_as_server(self._secret, time.monotonic() + ANSWER_S)
         except (StrangerError, OSError):
-            connection.close()
+            sock.close()
             return
         finally:
             self._strangers.release()
-        self._serve(connection)
+        try:
+            self._serve(connection)
+        except OSError:  # the connection has ended meanwhile
+            sock.close()
 
 
 def listen(host: str, ports: Sequence[int]) -> socket.socket | None:

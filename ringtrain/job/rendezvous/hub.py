@@ -70,7 +70,7 @@ class Listener(Protocol):
     """Who decides what messages mean. Called on the hub's thread; must not block."""
 
     def hear(self, line: Line, message: dict[str, Any]) -> None:
-        """KeyError, TypeError and ValueError are mistakes of the other side, which is lost then."""
+        """AttributeError, KeyError, TypeError and ValueError are mistakes of the other side, which is lost then."""
 
     def lose(self, line: Line, text: str) -> None:
         """The connection is closed, not by `drop`."""
@@ -149,7 +149,13 @@ class Hub:
         if self._is_closed:
             line.socket.close()
         else:
-            self.call(lambda: self._selector.register(line.socket, selectors.EVENT_READ, line))
+            self.call(lambda: self._add(line))
+
+    def _add(self, line: Line) -> None:
+        try:
+            self._selector.register(line.socket, selectors.EVENT_READ, line)
+        except (OSError, ValueError):  # out of memory for it, or closed: whoever it is comes again
+            line.socket.close()
 
     def _end(self) -> None:
         self._is_closed = True
@@ -186,7 +192,7 @@ class Hub:
                 for message in line.receive():
                     if line.is_open():  # nothing is expected behind what has it dropped
                         self._listener.hear(line, message)
-        except (OSError, StrangerError, KeyError, TypeError, ValueError) as error:
+        except (OSError, StrangerError, AttributeError, KeyError, TypeError, ValueError) as error:
             self.drop(line)
             self._listener.lose(line, self._why_lost(line.send_error or error))
 

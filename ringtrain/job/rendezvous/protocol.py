@@ -148,7 +148,7 @@ def packed(message: Any) -> bytes:
 def _unpacked(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StrangerError from error
 
 
