@@ -23,6 +23,8 @@ enum class ErrorKind : uint8_t {
   not_initialized,  // NotInitializedError: before init(), after shutdown(), or in a forked child
 };
 
+constexpr ErrorKind kLastErrorKind = ErrorKind::not_initialized;
+
 // As Python's users know it; "" for none.
 inline const char* name_of(ErrorKind kind) {
   constexpr const char* kNames[] = {"",

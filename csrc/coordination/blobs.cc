@@ -18,11 +18,12 @@ Bytes joined(const std::vector<Bytes>& blobs) {
   return writer.take();
 }
 
-std::vector<Bytes> separated(const Bytes& message) {
+std::vector<Bytes> separated(const Bytes& message, size_t count) {
   Reader reader(message);
   std::vector<Bytes> blobs;
   Bytes before;
-  for (auto count = reader.get<uint64_t>(); count > 0; --count) {
+  if (reader.get<uint64_t>() != count) throw failure("a message between ranks is not that of " + std::to_string(count));
+  while (blobs.size() < count) {
     const auto alike = reader.get<uint64_t>();
     if (alike > before.size()) throw failure("a message between ranks does not fit the one before it");
     before.resize(alike);
@@ -30,6 +31,7 @@ std::vector<Bytes> separated(const Bytes& message) {
     before.insert(before.end(), rest.begin(), rest.end());
     blobs.push_back(before);
   }
+  reader.require_end();
   return blobs;
 }
 

@@ -10,6 +10,7 @@
 namespace ringtrain {
 
 Bytes joined(const std::vector<Bytes>& blobs);
-std::vector<Bytes> separated(const Bytes& message);
+// Throws failure unless there are so many.
+std::vector<Bytes> separated(const Bytes& message, size_t count);
 
 }  // namespace ringtrain

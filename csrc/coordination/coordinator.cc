@@ -202,7 +202,7 @@ std::vector<AgreementPtr> Coordinator::settle(Round& round) {
   const std::vector<Bytes> announcements = channel_.gather(announcement());
   Bytes bytes;
   if (channel_.rank() == 0) bytes = to_bytes(decide(announcements));
-  Decision decision = to_decision(channel_.broadcast(bytes));
+  Decision decision = read_decision(channel_.broadcast(bytes), channel_.size(), membership_);
   for (const Key& key : decision.evicted) {
     const std::optional<int> slot = cache_.find(view_of(key));
     if (!slot) continue;
@@ -221,52 +221,32 @@ std::vector<AgreementPtr> Coordinator::settle(Round& round) {
   return agreements;
 }
 
-// First what is the same on most ranks, which travels once: see blobs.h. The ages are nearly always one.
 Bytes Coordinator::announcement() {
   const double now = now_s();
-  Writer writer;
+  AnnouncementWriter writer;
   announced_in_full_ += to_announce_.size();
-  std::vector<std::pair<double, uint32_t>> ages;  // and for how many requests, one after the other
   for (Pending& pending : to_announce_) {
-    writer.put(true);
-    write(writer, *pending.request);
-    const double age = now - pending.since;
-    if (ages.empty() || ages.back().first != age) ages.emplace_back(age, 0);
-    ++ages.back().second;
+    writer.add(*pending.request, std::max(0.0, now - pending.since));
     if (pending.request->operation.kind == OpKind::join) has_just_joined_ = true;
     Key key = key_of(pending.request->operation);
     announced_[std::move(key)] = std::move(pending);
   }
   to_announce_.clear();
-  writer.put(false);
-  writer.put(is_leaving_);
-  writer.put(blockage() == blockage_of_round_);
-  writer.put(std::exchange(whereabouts_, {}));
-  for (const auto& [age, count] : ages) {
-    writer.put(age);
-    writer.put(count);
-  }
-  return writer.take();
+  return writer.take(is_leaving_, blockage() == blockage_of_round_, std::exchange(whereabouts_, {}));
 }
 
-Coordinator::Decision Coordinator::decide(const std::vector<Bytes>& announcements) {
+Decision Coordinator::decide(const std::vector<Bytes>& announcements) {
   ledger_.begin_round();
   const double now = now_s();
   Decision decision;
   bool have_been_blocked = are_all_blocked_;
   for (int rank = 0; rank < channel_.size(); ++rank) {
-    Reader reader(announcements[rank]);
-    std::vector<Request> requests;
-    while (reader.get<bool>()) requests.push_back(read_request(reader));
-    if (reader.get<bool>()) decision.left.push_back(rank);
-    have_been_blocked &= reader.get<bool>();
-    std::string whereabouts;
-    reader.get(whereabouts);
-    if (!whereabouts.empty()) ledger_.note_answer(rank, std::move(whereabouts));
-    for (auto next = requests.begin(); next != requests.end();) {
-      const auto age = reader.get<double>();
-      for (auto count = reader.get<uint32_t>(); count > 0; --count) note(rank, *next++, now - age, decision);
-    }
+    Announcement announcement =
+        read_announcement(announcements[static_cast<size_t>(rank)], rank, channel_.size(), membership_);
+    if (announcement.is_leaving) decision.left.push_back(rank);
+    have_been_blocked &= announcement.has_been_blocked;
+    if (!announcement.whereabouts.empty()) ledger_.note_answer(rank, std::move(announcement.whereabouts));
+    for (const auto& [request, age_s] : announcement.requests) note(rank, request, now - age_s, decision);
   }
   decision.tuning = std::exchange(proposal_, std::nullopt);
   decision.agreements = ledger_.take_agreed();
@@ -301,6 +281,7 @@ AgreementPtr Coordinator::apply(Agreement agreement) {
     own = std::move(announced->second.request);
     announced_.erase(announced);
   }
+  require_own(agreement, own.get(), channel_.rank(), membership_);
   if (operation.kind == OpKind::join) {
     membership_.end_join(operation.process_set);
     cache_.forget_plans();
@@ -355,39 +336,6 @@ double Coordinator::find_next_deadline() const {
   const bool has_been_evicted = !to_announce_.empty();
   if (has_been_evicted || has_just_joined_) return 0;
   return std::min(ledger_.next_deadline(), ready_.oldest() + ask_s(limits_));
-}
-
-Bytes Coordinator::to_bytes(const Decision& decision) {
-  Writer writer;
-  writer.put(static_cast<uint32_t>(decision.evicted.size()));
-  for (const auto& [process_set, name] : decision.evicted) {
-    writer.put(process_set);
-    writer.put(name);
-  }
-  writer.put(decision.joined);
-  writer.put(static_cast<uint32_t>(decision.agreements.size()));
-  for (const Agreement& agreement : decision.agreements) write(writer, agreement);
-  writer.put(decision.left);
-  writer.put(decision.tuning.has_value());
-  if (decision.tuning) writer.put(*decision.tuning);
-  writer.put(decision.question);
-  return writer.take();
-}
-
-Coordinator::Decision Coordinator::to_decision(const Bytes& bytes) {
-  Reader reader(bytes);
-  Decision decision;
-  decision.evicted.resize(reader.get<uint32_t>());
-  for (auto& [process_set, name] : decision.evicted) {
-    reader.get(process_set);
-    reader.get(name);
-  }
-  reader.get(decision.joined);
-  for (auto count = reader.get<uint32_t>(); count > 0; --count) decision.agreements.push_back(read_agreement(reader));
-  reader.get(decision.left);
-  if (reader.get<bool>()) decision.tuning = reader.get<Tuning>();
-  reader.get(decision.question);
-  return decision;
 }
 
 }  // namespace ringtrain

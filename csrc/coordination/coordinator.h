@@ -25,6 +25,7 @@
 #include "coordination/lateness.h"
 #include "coordination/ledger.h"
 #include "coordination/membership.h"
+#include "coordination/messages.h"
 #include "coordination/plan_cache.h"
 #include "coordination/ready.h"
 
@@ -101,19 +102,6 @@ class Coordinator {
   double next_deadline() const REQUIRES(turn);
 
  private:
-  struct Joined {
-    int32_t process_set, rank;
-  };
-  // What rank 0 tells all.
-  struct Decision {
-    std::vector<Key> evicted;
-    std::vector<Joined> joined;
-    std::vector<Agreement> agreements;
-    std::vector<int> left;
-    std::optional<Tuning> tuning;
-    std::string question;
-  };
-
   void take_in(const std::vector<Fresh>& fresh, double now);
   void reannounce_overdue(double now);
   void reannounce(int slot);
@@ -143,8 +131,6 @@ class Coordinator {
   AgreementPtr apply(Agreement agreement);
   void remember(const AgreementPtr& agreement, RequestPtr own);
   void forget_process_set(int id);
-  static Bytes to_bytes(const Decision& decision);
-  static Decision to_decision(const Bytes& bytes);
 
   Channel& channel_;
   Membership& membership_;

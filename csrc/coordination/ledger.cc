@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "coordination/mismatch.h"
+#include "coordination/wire.h"
 
 namespace ringtrain {
 
@@ -33,6 +34,8 @@ void Ledger::announce(int rank, const Request& request, double since) {
   const Operation& operation = request.operation;
   if (!membership_.has(operation.process_set)) return;  // removed while this was under way; its submitter was told
   const Key key = key_of(operation);
+  if (is_join(key) && has_joined(operation.process_set, rank))
+    throw invalid_from(rank, "a second join() before the first has ended");
   Entry& entry = entries_[key];
   if (entry.announced.empty()) {
     entry.since = since;

@@ -28,6 +28,7 @@ void Membership::join(int id, int rank) {
   const auto found = sets_.find(id);
   if (found == sets_.end()) return;
   std::vector<int>& joined = found->second.joined;
+  if (has_joined(id, rank)) return;
   joined.insert(std::upper_bound(joined.begin(), joined.end(), rank), rank);
 }
 

@@ -24,7 +24,7 @@ bool fit(const std::vector<TensorSpec>& a, const std::vector<TensorSpec>& b, OpK
 }
 
 // A difference that nobody can see in the message is none.
-bool fit(const Factors& a, const Factors& b, OpKind) { return factors_text(a) == factors_text(b); }
+bool fit(const Factors& a, const Factors& b, OpKind) { return a == b || factors_text(a) == factors_text(b); }
 
 // "" where all fit together, else who did what, each variant once, and the remedy.
 template <typename Value>
@@ -60,6 +60,11 @@ std::string ranks_text(const std::vector<int>& ranks) {
     first = last + 1;
   }
   return text;
+}
+
+bool are_alike(const Operation& agreed, const Operation& own) {
+  return holds_for_all_fields(
+      [&](const auto& field) { return !field.says || fit(agreed.*field.member, own.*field.member, agreed.kind); });
 }
 
 std::string find_mismatch(const std::map<int, Request>& requests) {

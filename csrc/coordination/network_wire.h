@@ -21,6 +21,7 @@ class NetworkWire final : public Wire {
 
   int rank() const override { return peers_.rank(); }
   int size() const override { return peers_.size(); }
+  int rank_of_world(int rank) const override { return peers_.ranks()[static_cast<size_t>(rank)]; }
 
   void send(int to, Tag tag, const void* data, size_t bytes) override {
     peers_.post(to, static_cast<int>(tag), data, bytes);

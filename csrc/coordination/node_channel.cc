@@ -28,7 +28,7 @@ std::vector<Bytes> NodeChannel::gather(const Bytes& mine) {
   if (of_nodes.empty()) return {};
   std::vector<Bytes> blobs(static_cast<size_t>(size()));
   for (size_t node = 0; node < of_nodes.size(); ++node) {
-    std::vector<Bytes> of_one = separated(of_nodes[node]);
+    std::vector<Bytes> of_one = separated(of_nodes[node], ranks_of_node_[node].size());
     for (size_t place = 0; place < of_one.size(); ++place)
       blobs[ranks_of_node_[node][place]] = std::move(of_one[place]);
   }

@@ -1,5 +1,7 @@
 #include "coordination/operation.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 namespace ringtrain {
@@ -78,11 +80,67 @@ void read_value(Reader& reader, Value& value) {
   reader.get(value);
 }
 
+void read_value(Reader& reader, OpKind& kind) { reader.get_enum(kind, kLastOpKind, "kind of operation"); }
+void read_value(Reader& reader, ReduceOp& op) { reader.get_enum(op, kLastReduceOp, "op"); }
+
+void read_value(Reader& reader, Quantizer& quantizer) {
+  reader.get(quantizer);
+  if (quantizer.kind > Quantizer::Kind::one_bit)
+    throw failure("compression " + std::to_string(static_cast<uint32_t>(quantizer.kind)) + " does not exist");
+  const bool is_valid = std::isfinite(quantizer.threshold) && quantizer.threshold > 0;
+  if (quantizer.kind != Quantizer::Kind::none && !is_valid) throw failure("a threshold is not above 0");
+}
+
+// So many bytes that sums of sizes stay exact, and far more than any memory has.
+void require_size(const TensorSpec& tensor) {
+  constexpr int64_t kMostBytes = int64_t{1} << 50;
+  auto left = kMostBytes / static_cast<int64_t>(size_of(tensor.dtype));
+  for (const int64_t length : tensor.shape) {
+    if (length < 0 || length > left) throw failure("the shape of a tensor is " + to_string(tensor));
+    if (length > 0) left /= length;
+  }
+}
+
 void read_value(Reader& reader, std::vector<TensorSpec>& tensors) {
-  tensors.resize(reader.get<uint32_t>());
+  tensors.resize(reader.get_count(sizeof(DType) + sizeof(uint64_t)));
   for (TensorSpec& tensor : tensors) {
-    reader.get(tensor.dtype);
+    reader.get_enum(tensor.dtype, static_cast<DType>(kDTypes - 1), "dtype");
     reader.get(tensor.shape);
+    require_size(tensor);
+  }
+}
+
+bool has_rows(const TensorSpec& tensor) { return !tensor.shape.empty(); }
+
+// Fields that depend on each other.
+void require_valid(const Operation& operation, int world_size) {
+  const auto require = [&](bool holds, const char* what) {
+    if (!holds) throw failure(std::string(name_of(operation.kind)) + " has " + what);
+  };
+  const auto is_rank = [&](int64_t number) { return number >= 0 && number < world_size; };
+  const std::vector<int64_t>& numbers = operation.numbers;
+  switch (operation.kind) {
+    case OpKind::allgather:
+    case OpKind::alltoall:
+    case OpKind::reducescatter:
+      return require(std::all_of(operation.tensors.begin(), operation.tensors.end(), &has_rows),
+                     "a tensor without a first dimension");
+    case OpKind::broadcast:
+      return require(is_rank(operation.root), "a root that is not a rank of the job");
+    case OpKind::join:
+      return require(numbers.size() == 1 && numbers.front() >= 0 && operation.name == kJoinName,
+                     "no count of operations without a name");
+    case OpKind::add_process_set: {
+      const bool are_ranks = std::all_of(numbers.begin(), numbers.end(), is_rank);
+      const bool ascend = std::adjacent_find(numbers.begin(), numbers.end(), std::greater_equal<>()) == numbers.end();
+      return require(are_ranks && ascend && operation.process_set == 0, "ranks that are not an ascending list");
+    }
+    case OpKind::remove_process_set: {
+      const bool is_one = numbers.size() == 1 && numbers.front() > 0 && numbers.front() <= INT32_MAX;
+      return require(is_one && operation.process_set == 0, "no id of a process set");
+    }
+    default:
+      return;
   }
 }
 
@@ -92,9 +150,10 @@ void write(Writer& writer, const Operation& operation) {
   for_each_field([&](const auto& field) { write_value(writer, operation.*field.member); });
 }
 
-Operation read_operation(Reader& reader) {
+Operation read_operation(Reader& reader, int world_size) {
   Operation operation;
   for_each_field([&](const auto& field) { read_value(reader, operation.*field.member); });
+  require_valid(operation, world_size);
   return operation;
 }
 
@@ -105,9 +164,9 @@ void write(Writer& writer, const Request& request) {
   writer.put(request.is_unordered);
 }
 
-Request read_request(Reader& reader) {
+Request read_request(Reader& reader, int world_size) {
   Request request;
-  request.operation = read_operation(reader);
+  request.operation = read_operation(reader, world_size);
   reader.get(request.priority);
   std::string site;
   reader.get(site);

@@ -28,10 +28,12 @@ enum class OpKind : uint8_t {
   add_process_set,
   remove_process_set,
 };
+constexpr OpKind kLastOpKind = OpKind::remove_process_set;
 const char* name_of(OpKind kind);
 
 // An average is a sum divided by the number of ranks; for adasum see collectives/adasum.h.
 enum class ReduceOp : uint8_t { average, sum, min, max, product, adasum };
+constexpr ReduceOp kLastReduceOp = ReduceOp::adasum;
 const char* name_of(ReduceOp op);
 
 // What the values are multiplied by, before and after they are reduced.
@@ -140,7 +142,9 @@ struct HashOfKey {
 std::string title_of(const Operation& operation);
 
 void write(Writer& writer, const Operation& operation);
-Operation read_operation(Reader& reader);
+// Throws where the bytes are no operation that a rank of this version could have sent in a world of so many ranks: all
+// code behind this may rely on it.
+Operation read_operation(Reader& reader, int world_size);
 
 // What one rank announces: "I am ready to do this." All but the operation is this rank's own, and need not be the same
 // on the others.
@@ -155,6 +159,6 @@ struct Request {
 using RequestPtr = std::shared_ptr<const Request>;
 
 void write(Writer& writer, const Request& request);
-Request read_request(Reader& reader);
+Request read_request(Reader& reader, int world_size);
 
 }  // namespace ringtrain

@@ -29,7 +29,8 @@ struct Agreement {
 using AgreementPtr = std::shared_ptr<const Agreement>;
 
 void write(Writer& writer, const Agreement& agreement);
-Agreement read_agreement(Reader& reader);
+// Throws as read_operation().
+Agreement read_agreement(Reader& reader, int world_size);
 
 // One or more agreements that are carried out as one operation. Shared with the coordinator, which remembers plans that
 // it makes again and again.

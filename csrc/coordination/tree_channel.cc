@@ -22,7 +22,11 @@ bool TreeChannel::finish_and(Words& words, double) {
   }
   if (rank() != 0) {
     wire_.send(parent(), Tag::bits, words.data(), bytes);
-    wire_.receive(parent(), Tag::bits, words.data(), bytes);
+    wire_.receive(parent(), Tag::bits, theirs.data(), bytes);
+    for (size_t i = 0; i < words.size(); ++i)
+      if (theirs[i] & ~words[i])
+        throw invalid_from(wire_.rank_of_world(parent()), "bits that are not set on all ranks");
+    words.swap(theirs);
   }
   for (int child = first_child(); child < end_of_children(); ++child) wire_.send(child, Tag::bits, words.data(), bytes);
   return true;
@@ -40,7 +44,8 @@ bool TreeChannel::is_called() {
   while (wire_.has_arrived(Tag::call)) {
     uint64_t round = 0;
     wire_.receive_from_any(Tag::call, &round, sizeof(round));
-    called_for_ = std::max(called_for_, round);
+    // No rank can be further than one round ahead of this one.
+    if (round <= round_ + 1) called_for_ = std::max(called_for_, round);
   }
   return called_for_ > round_ || wire_.has_arrived(Tag::bits);
 }
@@ -54,9 +59,19 @@ std::vector<Bytes> TreeChannel::gather(const Bytes& mine) {
       return {};
     }
     if (rank() + distance >= size()) continue;
-    for (Bytes& blob : separated(wire_.receive(rank() + distance, Tag::gather))) blobs.push_back(std::move(blob));
+    const int other = rank() + distance, count = std::min(distance, size() - other);
+    for (Bytes& blob : received_blobs(other, static_cast<size_t>(count))) blobs.push_back(std::move(blob));
   }
   return blobs;
+}
+
+std::vector<Bytes> TreeChannel::received_blobs(int from, size_t count) {
+  const Bytes message = wire_.receive(from, Tag::gather);
+  try {
+    return separated(message, count);
+  } catch (const Error& error) {
+    throw invalid_from(wire_.rank_of_world(from), std::string("announcements that are invalid: ") + error.what());
+  }
 }
 
 Bytes TreeChannel::broadcast(const Bytes& mine) {

@@ -34,6 +34,7 @@ class TreeChannel final : public Channel {
   int end_of_children() const { return std::min(size(), first_child() + kChildren); }
 
   void call_neighbours();
+  std::vector<Bytes> received_blobs(int from, size_t count);
 
   Wire& wire_;
   const double patience_s_;

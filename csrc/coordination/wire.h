@@ -3,10 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "base/bytes.h"
+#include "base/error.h"
 
 namespace ringtrain {
+
+// What a rank has sent is not what ranks of this version send.
+inline Error invalid_from(int rank, const std::string& what) {
+  return failure("rank " + std::to_string(rank) + " has sent " + what +
+                 ". The ranks are out of step: do all of them run the same version of ringtrain?");
+}
 
 enum class Tag : int { call, bits, gather, broadcast };
 
@@ -16,6 +24,8 @@ class Wire {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Which rank of the world that is, for messages.
+  virtual int rank_of_world(int rank) const { return rank; }
 
   // Does not wait for the receiver; copies the data.
   virtual void send(int to, Tag tag, const void* data, size_t bytes) = 0;
@@ -34,8 +44,10 @@ class Wire {
     if (size > 0) send(to, tag, bytes.data(), size);
   }
   Bytes receive(int from, Tag tag) {
+    constexpr uint64_t kMostBytes = 1 << 30;
     uint64_t size = 0;
     receive(from, tag, &size, sizeof(size));
+    if (size > kMostBytes) throw invalid_from(rank_of_world(from), "the length " + std::to_string(size));
     Bytes bytes(size);
     if (size > 0) receive(from, tag, bytes.data(), size);
     return bytes;

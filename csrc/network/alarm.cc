@@ -11,6 +11,19 @@ constexpr int kMostTold = 64;
 constexpr int kTag = 0;
 constexpr size_t kMostBytes = sizeof(ErrorKind) + sizeof(uint64_t) + kLongestErrorText;
 
+Error heard(const Bytes& message, int sender) {
+  try {
+    Reader reader(message);
+    ErrorKind kind = ErrorKind::none;
+    reader.get_enum(kind, kLastErrorKind, "kind of error");
+    const auto text = reader.get<std::string>();
+    if (kind == ErrorKind::none || text.empty()) throw failure("it says nothing");
+    return {kind, text};
+  } catch (const Error& error) {
+    return failure("rank " + std::to_string(sender) + " has failed, and its reason is invalid: " + error.what());
+  }
+}
+
 }  // namespace
 
 void Alarm::raise(ErrorKind kind, const std::string& text) noexcept {
@@ -46,13 +59,12 @@ double Alarm::interval_s(double waited_s) const {
 
 void Alarm::listen() {
   if (!all_.has_arrived_from_any(kTag)) return;
-  const auto message = all_.take(all_.sender(kTag), kTag, kMostBytes, kMoment_s);
+  const int sender = all_.sender(kTag);
+  const auto message = all_.take(sender, kTag, kMostBytes, kMoment_s);
   has_heard_ = true;
   if (!message) throw Error(ErrorKind::peer_lost, "a rank has failed, and was gone before it could say why");
   if (all_.size() > kMostTold) tell(*message);
-  Reader reader(*message);
-  const auto kind = reader.get<ErrorKind>();
-  throw Error(kind, reader.get<std::string>());
+  throw heard(*message, sender);
 }
 
 }  // namespace ringtrain
