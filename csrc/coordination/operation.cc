@@ -119,6 +119,7 @@ void require_valid(const Operation& operation, int world_size) {
   };
   const auto is_rank = [&](int64_t number) { return number >= 0 && number < world_size; };
   const std::vector<int64_t>& numbers = operation.numbers;
+  require((operation.name == kJoinName) == (operation.kind == OpKind::join), "the name of another kind of operation");
   switch (operation.kind) {
     case OpKind::allgather:
     case OpKind::alltoall:
@@ -128,8 +129,7 @@ void require_valid(const Operation& operation, int world_size) {
     case OpKind::broadcast:
       return require(is_rank(operation.root), "a root that is not a rank of the job");
     case OpKind::join:
-      return require(numbers.size() == 1 && numbers.front() >= 0 && operation.name == kJoinName,
-                     "no count of operations without a name");
+      return require(numbers.size() == 1 && numbers.front() >= 0, "no count of operations without a name");
     case OpKind::add_process_set: {
       const bool are_ranks = std::all_of(numbers.begin(), numbers.end(), is_rank);
       const bool ascend = std::adjacent_find(numbers.begin(), numbers.end(), std::greater_equal<>()) == numbers.end();
