@@ -5,6 +5,7 @@ The programs are in test/hostile/. Each prints the seed of the trial that has fa
 
 import os
 import subprocess
+import time
 
 import pytest
 from harness.compiling import CORE, program
@@ -58,3 +59,24 @@ def test_a_rank_whose_descriptors_have_run_out_is_dialled_again():
 @pytest.mark.slow
 def test_a_rank_that_stops_in_the_middle_of_a_handshake_dials_again():
     run("late-proof")
+
+
+# --------------------------------------------------------------------------------------------------- ranks that lie
+
+
+def test_frames_that_nobody_expects_end_in_an_error_at_most():
+    run("frames", 3, 1)
+
+
+@pytest.mark.slow
+def test_frames_that_nobody_expects_end_in_an_error_at_most_for_a_minute():
+    run("frames", 60, time.time_ns() % 10**9, within_s=150)
+
+
+def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_names_the_rank():
+    run("negotiation", 5000, 1)
+
+
+@pytest.mark.slow
+def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_names_the_rank_for_a_minute():
+    run("negotiation", 300_000, time.time_ns() % 10**9, within_s=300)
