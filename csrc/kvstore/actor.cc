@@ -19,9 +19,10 @@ void throw_busy(Part& part, size_t chunk, double timeout_s) {
                                       " s: is its process stopped, by SIGSTOP or a debugger?");
 }
 
-Actor::Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s)
+Actor::Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint32_t term)
     : part_(std::move(part)),
       number_(number),
+      term_(term),
       own_(new char[Layout::kChunkBytes]),
       sum_(new char[Layout::kChunkBytes]) {
   part_->memory().reserve(part_->layout().journal_at(number), part_->layout().journal_header_bytes());
@@ -46,11 +47,19 @@ void Actor::put_in_order(double timeout_s) {
   if (has_slots) slots_ = std::make_unique<SlotPool>(*part_, number_, open);
 }
 
+void Actor::require_term() const {
+  if (is_server() || part_->first_term(number_) <= term_) return;
+  throw Error(ErrorKind::peer_lost, "worker " + std::to_string(number_) +
+                                        " was expelled from its job after a silence (kv_timeout_s), so its changes "
+                                        "are refused; start it again");
+}
+
 Outcome Actor::push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer) {
   Outcome outcome;
   {
     const HeldChunk held(*part_, chunk, number_);
     if (!held) return Outcome::busy;
+    require_term();
     const uint64_t before = part_->worker(chunk, number_).pushes;
     if (seq <= before)
       outcome = Outcome::duplicate;
@@ -294,6 +303,7 @@ void Actor::store(size_t chunk, const void* wide_values) {
 bool Actor::assign(size_t chunk, const void* values) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
+  require_term();
   const KeyChunk& place = part_->chunk(chunk);
   const bool has_master = is_half(place.dtype) && rule_of(chunk);
   ChunkChange change(*part_, chunk, number_, kept(kValue | (has_master ? kMaster : 0)));
@@ -373,6 +383,7 @@ bool Actor::read_array(size_t chunk, size_t array, void* place) {
 bool Actor::write_array(size_t chunk, size_t array, const void* values) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
+  require_term();
   const KeyChunk& one = part_->chunk(chunk);
   ChunkChange change(*part_, chunk, number_, kept(1u << array));
   copy(part_->array(array, chunk), values, array == 0 ? one.value_bytes() : one.wide_bytes());
@@ -383,6 +394,7 @@ bool Actor::write_array(size_t chunk, size_t array, const void* values) {
 bool Actor::set_num_update(size_t chunk, uint64_t num_update) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
+  require_term();
   ChunkChange change(*part_, chunk, number_, 0);
   part_->record(chunk).updates = num_update;
   change.commit(0);

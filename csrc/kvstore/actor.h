@@ -53,8 +53,11 @@ enum class Reading : uint8_t { done, not_yet, busy };
 // own when the process before is dead.
 class Actor {
  public:
-  // Puts in order what a process before may have left; waits for it at most `timeout_s`, then throws stalled.
-  Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s);
+  static constexpr uint32_t kNewestTerm = ~uint32_t{0};
+
+  // Puts in order what a process before may have left; waits for it at most `timeout_s`, then throws stalled. `term`:
+  // of the process in whose name it acts, see WorkerPlace. Once a later term has begun, changes throw peer_lost.
+  Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint32_t term = kNewestTerm);
 
   Part& part() { return *part_; }
   uint32_t number() const { return number_; }
@@ -114,6 +117,8 @@ class Actor {
   };
 
   void put_in_order(double timeout_s);
+  // Within a HeldChunk. Throws peer_lost where another process has taken, or may take, the place of this one.
+  void require_term() const;
   const void* spread(const KeyChunk& chunk, const ElementRanges& ranges, const Source& source);
   void apply_to(size_t chunk, const UpdateRule& rule, const ElementRanges& ranges, const void* gradient,
                 const Rates& rates);
@@ -140,7 +145,7 @@ class Actor {
   void answer_from(size_t chunk, Answer& answer);
 
   const std::shared_ptr<Part> part_;
-  const uint32_t number_;
+  const uint32_t number_, term_;
   std::unique_ptr<SlotPool> slots_;  // of a worker in a synchronous store
   std::unique_ptr<char[]> own_, sum_, spread_;
   uint32_t rule_number_ = 0;

@@ -16,6 +16,7 @@ Outcome Actor::push_ranges(size_t chunk, uint64_t seq, const ElementRanges& rang
   {
     const HeldChunk held(*part_, chunk, number_);
     if (!held) return Outcome::busy;
+    require_term();
     const uint64_t before = part_->worker(chunk, number_).pushes;
     if (seq <= before) return Outcome::duplicate;
     if (seq != before + 1) return Outcome::early;

@@ -63,10 +63,21 @@ StoreClient::StoreClient(StoreClientOptions options, Interrupt interrupt)
 
 StoreClient::~StoreClient() { close(); }
 
+void StoreClient::end(const std::string& text, ErrorKind kind) {
+  const Error error(kind, text);
+  {
+    const Lock lock(mutex_);
+    if (ended_) return;
+    ended_ = error;
+  }
+  direct_.end(error);
+  remote_.end(error);
+}
+
 void StoreClient::close() {
   {
     const Lock lock(mutex_);
-    is_closed_ = true;
+    if (!ended_) ended_ = Error(ErrorKind::shut_down, "this worker has left the store");
   }
   direct_.fail_all(Error(ErrorKind::shut_down, "the store was closed before this operation was done"));
 }
@@ -85,7 +96,7 @@ void StoreClient::open(uint32_t store, bool is_synchronous, int64_t max_stalenes
 }
 
 ClientStore& StoreClient::store_of(uint32_t store) {
-  if (is_closed_) throw Error(ErrorKind::shut_down, "this worker has left the store");
+  if (ended_) throw Error(*ended_);
   const auto found = stores_.find(store);
   if (found == stores_.end()) throw invalid("there is no store number " + std::to_string(store));
   return found->second;
@@ -156,7 +167,7 @@ void StoreClient::add_part(int server, uint32_t store, const PartWords& words) {
   std::vector<uint64_t> pushes = words.pushes;
   if (const std::shared_ptr<Part> shared = shared_part(server, store, words)) {
     const auto worker = static_cast<uint32_t>(options_.remote.worker);
-    part->actor = std::make_unique<Actor>(shared, worker, options_.remote.timeout_s);
+    part->actor = std::make_unique<Actor>(shared, worker, options_.remote.timeout_s, options_.remote.term);
     for (size_t i = 0; i < pushes.size(); ++i) pushes[i] = part->actor->pushes_of(i, worker);
   }
   const Lock lock(mutex_);

@@ -102,7 +102,8 @@ class StoreClient {
   // This worker has no more data: rounds close without it.
   void join(uint32_t store);
   // What others have heard. A worker that is lost holds up nobody but rounds, which fail.
-  void lost(int worker, const std::string& text);
+  // `first_term`: from now on only processes of this term or a later one act in its name, see WorkerPlace.
+  void lost(int worker, const std::string& text, uint32_t first_term);
   void back(int worker);
   // What is asked of a lost server waits for return_s, and then fails. `keeps_memory`: the one in its place goes on
   // with the memory of the one before.
@@ -120,7 +121,9 @@ class StoreClient {
   std::vector<SharedPart> take_shared_parts();
 
   std::map<std::string, double> metrics() const { return remote_.metrics(); }
-  // What is under way fails.
+  // This process has no part in its job any more: what is under way fails, and all that comes.
+  void end(const std::string& text, ErrorKind kind);
+  // What this process would do itself fails; what is on its way by TCP goes on.
   void close();
 
  private:
@@ -177,7 +180,7 @@ class StoreClient {
   std::vector<SharedPart> shared_parts_ GUARDED_BY(mutex_);
   // Of servers that are gone: something may still be at work with them.
   std::vector<std::unique_ptr<Actor>> former_ GUARDED_BY(mutex_);
-  bool is_closed_ GUARDED_BY(mutex_) = false;
+  std::optional<Error> ended_ GUARDED_BY(mutex_);  // why it cannot be used any more
 };
 
 }  // namespace ringtrain

@@ -149,7 +149,7 @@ void StoreClient::note_round(const std::shared_ptr<StoreHandle>& handle) {
 }
 
 // Its server, which would tell the others, may be dead, too.
-void StoreClient::lost(int worker, const std::string& text) {
+void StoreClient::lost(int worker, const std::string& text, uint32_t first_term) {
   const Error error(ErrorKind::peer_lost, text);
   {
     const Lock lock(mutex_);
@@ -160,6 +160,7 @@ void StoreClient::lost(int worker, const std::string& text) {
       for (const std::shared_ptr<ClientPart>& known : store.parts()) {
         if (!known->actor || static_cast<size_t>(worker) >= known->layout->capacity()) continue;
         Part& part = known->actor->part();
+        part.raise_first_term(static_cast<size_t>(worker), first_term);
         Presence here = Presence::here;
         part.presence(static_cast<size_t>(worker)).compare_exchange_strong(here, Presence::gone);
         part.ring();

@@ -107,6 +107,7 @@ void DirectPath::begin_all(std::vector<DirectItem>& items, std::vector<size_t>& 
   size_t left = 0;
   for (const size_t i : chosen) {
     DirectItem& item = items[i];
+    if (ended_) throw Error(*ended_);
     if (rounds_error_ && is_synchronous(item)) throw Error(*rounds_error_);
     const Reach reached = reach(item);
     item.waits_for_server = reached == Reach::away;
@@ -258,6 +259,12 @@ void DirectPath::resume_rounds() {
 
 void DirectPath::fail_all(const Error& error) {
   const Lock lock(mutex_);
+  fail_open(error, [](const DirectItem&) { return true; });
+}
+
+void DirectPath::end(const Error& error) {
+  const Lock lock(mutex_);
+  if (!ended_) ended_ = error;
   fail_open(error, [](const DirectItem&) { return true; });
 }
 

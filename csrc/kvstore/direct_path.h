@@ -71,6 +71,7 @@ class DirectPath {
     visit_all(actor.part(), first, last, timeout_s_, [&](size_t chunk) {
       const Lock lock(mutex_);
       if (left_.count(&actor)) throw Error(ErrorKind::peer_lost, "another server has taken the place of this one");
+      if (ended_) throw Error(*ended_);
       return on_chunk(chunk);
     });
   }
@@ -84,6 +85,8 @@ class DirectPath {
   void fail_rounds(const Error& error) EXCLUDES(mutex_);
   void resume_rounds() EXCLUDES(mutex_);
   void fail_all(const Error& error) EXCLUDES(mutex_);
+  // What is open fails, and all that comes.
+  void end(const Error& error) EXCLUDES(mutex_);
   // What waits for others in one Part does.
   void fail_of(const Actor& actor, const Error& error) EXCLUDES(mutex_);
 
@@ -131,6 +134,7 @@ class DirectPath {
   std::optional<Error> rounds_error_ GUARDED_BY(mutex_);  // why no round can close
   std::map<int, Absence> absent_ GUARDED_BY(mutex_);      // servers
   std::set<const Actor*> left_ GUARDED_BY(mutex_);
+  std::optional<Error> ended_ GUARDED_BY(mutex_);         // why nothing can be done any more
   // Others have not come for a while, so this worker does not wait for them until they have.
   bool is_ahead_ GUARDED_BY(mutex_) = false;
 };

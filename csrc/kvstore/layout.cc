@@ -75,7 +75,7 @@ Layout::Layout(PartSpec spec) : spec_(std::move(spec)) {
   first_chunks_.push_back(chunks_.size());
 
   const size_t of_workers = capacity() * sizeof(WorkerRecord);
-  controls_at_ = up_to(kLine, sizeof(PartHeader) + capacity() * sizeof(std::atomic<Presence>));
+  controls_at_ = up_to(kLine, sizeof(PartHeader) + capacity() * sizeof(WorkerPlace));
   control_stride_ = up_to(kLine, sizeof(ChunkRecord) + of_workers);
   journals_at_ = up_to(kPage, controls_at_ + chunks_.size() * control_stride_);
   journal_header_bytes_ = up_to(kPage, sizeof(JournalRecord) + sizeof(ChunkRecord) - kChunkKeptAt + of_workers);

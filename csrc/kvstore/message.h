@@ -16,7 +16,7 @@ namespace ringtrain {
 enum class Said : uint16_t {
   // A worker, of the whole server or of a store. Answered by `done` or `refused`; one at a time from each worker, and
   // `number` is one that it has not used before, or 0: to be answered anew.
-  hello,   // -> ServerWords
+  hello,   // number: the term of the worker's process, see WorkerPlace -> ServerWords
   create,  // PartSpec, for `chunk` workers from the beginning -> PartWords
   attach,  // of a store, the parts from `part` on -> a list of PartWords
   rule,    // RuleWords

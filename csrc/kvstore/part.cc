@@ -97,6 +97,13 @@ void Part::initialize(int workers) {
   pthread_mutexattr_destroy(&kind);
 }
 
+void Part::raise_first_term(size_t worker, uint32_t term) {
+  std::atomic<uint32_t>& first = place_of(worker).first_term;
+  uint32_t known = first.load();
+  while (known < term && !first.compare_exchange_weak(known, term)) {
+  }
+}
+
 int Part::holder(size_t chunk) {
   const uint32_t holder = record(chunk).holder.load(std::memory_order_relaxed);
   return holder == 0 || holder - 1 == layout_.actor_of_server() ? -1 : static_cast<int>(holder) - 1;

@@ -34,7 +34,10 @@ class Part {
   PartMemory& memory() { return memory_; }
 
   PartHeader& header() { return at<PartHeader>(0); }
-  std::atomic<Presence>& presence(size_t worker) { return (&at<std::atomic<Presence>>(sizeof(PartHeader)))[worker]; }
+  std::atomic<Presence>& presence(size_t worker) { return place_of(worker).presence; }
+  uint32_t first_term(size_t worker) { return place_of(worker).first_term.load(std::memory_order_seq_cst); }
+  // From now on, changes by processes of earlier terms are refused.
+  void raise_first_term(size_t worker, uint32_t term);
   ChunkRecord& record(size_t chunk) { return at<ChunkRecord>(layout_.chunk_control_at(chunk)); }
   WorkerRecord& worker(size_t chunk, size_t worker) {
     return (&at<WorkerRecord>(layout_.chunk_control_at(chunk) + sizeof(ChunkRecord)))[worker];
@@ -71,6 +74,7 @@ class Part {
     return *reinterpret_cast<T*>(memory_.data() + offset);
   }
   void initialize(int workers);
+  WorkerPlace& place_of(size_t worker) { return (&at<WorkerPlace>(sizeof(PartHeader)))[worker]; }
   RuleRecord& rule_record(uint32_t number) { return header().rules[number % PartHeader::kRules]; }
 
   Layout layout_;

@@ -21,6 +21,13 @@ enum class Presence : uint32_t {
   gone,    // dead: rounds wait for its return, staleness does not
 };
 
+// Which process may act in the name of a worker. Each process that takes the place of a worker has a term of its own,
+// one more than that of the process before it. An earlier one that was expelled and runs again changes nothing.
+struct WorkerPlace {
+  std::atomic<Presence> presence;
+  std::atomic<uint32_t> first_term;  // the earliest term whose changes count
+};
+
 // The rule of the chunks whose `rule` is its number.
 struct RuleRecord {
   static constexpr size_t kLongestName = 24, kMostNumbers = 16;
@@ -47,7 +54,7 @@ struct PartHeader {
   std::atomic<uint32_t> is_closed;
   std::atomic<uint32_t> rule;  // the number of the latest one; 0: none
   RuleRecord rules[kRules];
-  // Here follows the Presence of each worker, as std::atomic<Presence>.
+  // Here follows the WorkerPlace of each worker.
 };
 
 constexpr uint32_t kNoSlot = 0;  // slots are numbered from 1

@@ -243,6 +243,11 @@ void Remote::back(int server, std::vector<SocketAddress> addresses) {
   thread_->tell(server, [addresses = std::move(addresses)](RemoteServer& there) { there.come_back(addresses); });
 }
 
+void Remote::end(const Error& error) {
+  for (size_t i = 0; i < thread_->options().servers.size(); ++i)
+    thread_->tell(static_cast<int>(i), [error](RemoteServer& there) { there.close(error); });
+}
+
 std::map<std::string, double> Remote::metrics() const {
   const auto number = [](const std::atomic<uint64_t>& counter) { return static_cast<double>(counter.load()); };
   const Traffic& traffic = thread_->traffic();

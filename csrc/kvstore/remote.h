@@ -26,6 +26,7 @@ namespace ringtrain {
 
 struct RemoteOptions {
   int worker = 0, capacity = 1;                       // its number, and how many there may be
+  uint32_t term = 0;                                  // of this process, see WorkerPlace
   std::vector<std::vector<SocketAddress>> servers;    // by the number of the server: where it listens
   std::string secret, token;                          // see Credentials
   double resend_s = 1, timeout_s = 30, return_s = 0;  // how long a server may be gone before it is lost
@@ -111,6 +112,9 @@ class Remote {
   // What others have heard of a server: it is gone; or there is another one in its place.
   void lost(int server, const std::string& text);
   void back(int server, std::vector<SocketAddress> addresses);
+
+  // All that is under way fails, and all that comes.
+  void end(const Error& error);
 
   std::map<std::string, double> metrics() const;
 

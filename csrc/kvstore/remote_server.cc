@@ -93,6 +93,7 @@ void RemoteServer::give_up(const std::string& why) {
 }
 
 void RemoteServer::come_back(std::vector<SocketAddress> addresses) {
+  if (is_closed_) return;
   end_connection();
   if (!addresses.empty()) addresses_ = std::move(addresses);
   lost_.reset();
@@ -107,6 +108,7 @@ void RemoteServer::begin_again(const Error& error) {
 }
 
 void RemoteServer::close(const Error& error) {
+  if (std::exchange(is_closed_, true)) return;
   lost_ = error;
   fail_all(error);
 }
@@ -116,6 +118,7 @@ void RemoteServer::close(const Error& error) {
 void RemoteServer::say_hello() {
   Head head;
   head.said = Said::hello;
+  head.number = options_.term;
   question_id_ = next_id_++;
   asked_at_ = now_s();
   connection_->send(question_id_, head);
@@ -222,6 +225,7 @@ void RemoteServer::send_question() {
 
 void RemoteServer::answer_question(const Head& head) {
   question_id_ = 0;
+  if (!is_met_ && head.said == Said::refused) return give_up({answer_body_.begin(), answer_body_.end()});
   if (!is_met_) return take_hello();
   RemoteQuestion question = std::move(questions_.front());
   questions_.pop_front();

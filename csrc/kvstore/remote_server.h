@@ -39,7 +39,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void come_back(std::vector<SocketAddress> addresses);
   // After an error on the way, such as for lack of memory: over another connection.
   void begin_again(const Error& error);
-  // Fails all that is under way.
+  // Fails all that is under way, and all that comes.
   void close(const Error& error);
 
   // Who it is is answered once it is known.
@@ -116,6 +116,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   const RemoteReplyPtr hello_ = std::make_shared<RemoteReply>();
   std::optional<ServerWords> words_;       // of who was there last
   bool is_met_ = false, is_open_ = false;  // it has said who it is; it may be sent what waits
+  bool is_closed_ = false;
   std::optional<Error> lost_;
 
   double down_since_ = 0, dial_at_ = 0;

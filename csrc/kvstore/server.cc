@@ -78,15 +78,17 @@ void StoreServer::connected(int rank, int, Descriptor socket) {
   threads_[static_cast<size_t>(rank) % threads_.size()]->adopt(rank, std::move(socket));
 }
 
-void StoreServer::lost(int worker) {
+void StoreServer::lost(int worker, uint32_t first_term) {
   if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
+  shared_.stores.admit(worker, first_term);
   threads_[static_cast<size_t>(worker) % threads_.size()]->end_session(worker);
   shared_.stores.set_presence(worker, Presence::gone);
   look_at_all();
 }
 
-void StoreServer::back(int worker) {
+void StoreServer::back(int worker, uint32_t first_term) {
   if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
+  shared_.stores.admit(worker, first_term);
   shared_.stores.set_presence(worker, Presence::here);
   look_at_all();
 }

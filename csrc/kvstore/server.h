@@ -40,9 +40,10 @@ class StoreServer final : Connector::Owner {
   // What the server of this identity keeps, if it is one of this process; else null.
   static std::shared_ptr<PartTable> table_of(uint64_t identity);
 
-  // A worker is dead: its connection ends, and nobody waits for it. And it is back.
-  void lost(int worker);
-  void back(int worker);
+  // A worker is dead: its connection ends, and nobody waits for it. And it is back. `first_term`: from now on only
+  // processes of this term or a later one act in its name, see WorkerPlace.
+  void lost(int worker, uint32_t first_term);
+  void back(int worker, uint32_t first_term);
   // Of values that a program updates, see ServerStores; waits for the next one at most so long.
   std::optional<ServerStores::Taken> take(double longest_s);
   void finish(size_t part, size_t piece, const Bytes& weight);

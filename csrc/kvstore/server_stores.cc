@@ -79,6 +79,8 @@ Actor& ServerStores::add(uint32_t store, const PartSpec& spec, int workers) {
 
 Actor& ServerStores::keep(uint32_t store, const std::shared_ptr<Part>& part) {
   auto actor = std::make_unique<Actor>(part, part->layout().actor_of_server(), timeout_s_);
+  for (const auto& [worker, term] : first_terms_)
+    if (worker < spec.capacity) part->raise_first_term(static_cast<size_t>(worker), term);
   table_->add(store, part);
   auto& actors = stores_[store].actors;
   order_.emplace_back(store, actors.size());
@@ -145,6 +147,18 @@ void ServerStores::set_presence(int worker, Presence presence) {
   const Lock lock(mutex_);
   for (auto& [number, store] : stores_)
     for (const auto& actor : store.actors) set_presence(*actor, worker, presence);
+}
+
+bool ServerStores::admit(int worker, uint32_t term) {
+  const Lock lock(mutex_);
+  uint32_t& first = first_terms_[worker];
+  if (term <= first) return term == first;
+  first = term;
+  for (auto& [number, store] : stores_)
+    for (const auto& actor : store.actors)
+      if (static_cast<size_t>(worker) < actor->part().layout().capacity())
+        actor->part().raise_first_term(static_cast<size_t>(worker), term);
+  return true;
 }
 
 void ServerStores::set_presence(Actor& actor, int worker, Presence presence) {

@@ -34,6 +34,8 @@ class ServerStores {
 
   // Whether others wait for a worker.
   void set_presence(int worker, Presence presence);
+  // The place of a worker has a process of this term, see WorkerPlace. False where a later one has had it already.
+  bool admit(int worker, uint32_t term);
 
   // All that is kept, for a server that takes the place of this one: of each Part its store and its chunks, what it is,
   // and these (chunk_copies.h).
@@ -93,6 +95,7 @@ class ServerStores {
   const std::shared_ptr<PartTable> table_ = std::make_shared<PartTable>();
   Mutex mutex_;
   std::map<uint32_t, Store> stores_ GUARDED_BY(mutex_);
+  std::map<int, uint32_t> first_terms_ GUARDED_BY(mutex_);             // by worker
   std::vector<std::pair<uint32_t, size_t>> order_ GUARDED_BY(mutex_);  // store and number of each Part, as they came
   size_t next_part_ GUARDED_BY(mutex_) = 0, next_piece_ GUARDED_BY(mutex_) = 0;  // of take()
   std::map<int, Answered> answered_ GUARDED_BY(mutex_);                          // the last question of each worker

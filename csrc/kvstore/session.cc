@@ -171,15 +171,23 @@ bool Session::is_full() const { return connection_->queued_bytes() > kFull; }
 
 // ---------------------------------------------------------------------------------------------------------- questions
 
+// Throws peer_lost where a later process has the place of this worker, or this one was expelled.
+Bytes Session::greet(const Head& hello) {
+  require(hello.number >= 0 && hello.number < Actor::kNewestTerm, "the term");
+  term_ = static_cast<uint32_t>(hello.number);
+  if (!home_.stores().admit(worker_, term_))
+    throw Error(ErrorKind::peer_lost, "worker " + std::to_string(worker_) + " was expelled from its job");
+  return bytes_of(home_.words());
+}
+
 void Session::answer_question(uint32_t id, const Head& head) {
   Head answer;
   answer.said = Said::done;
   Bytes body;
   const Bytes question = head.body_bytes > 0 ? std::move(question_) : Bytes();
   question_ = Bytes();
-  const auto error = error_of([&] {
-    body = head.said == Said::hello ? bytes_of(home_.words()) : home_.stores().answer(worker_, head, question);
-  });
+  const auto error =
+      error_of([&] { body = head.said == Said::hello ? greet(head) : home_.stores().answer(worker_, head, question); });
   if (error) return refuse(id, *error);
   connection_->send(id, answer, std::move(body));
   if (head.said == Said::join || head.said == Said::attach || head.said == Said::rule) home_.has_changed();
@@ -193,7 +201,7 @@ Actor& Session::actor_of(const Head& head) {
     auto part = home_.stores().part(head.store, head.part);
     if (!part) throw failure("this server has no such keys");
     if (static_cast<size_t>(worker_) >= part->layout().capacity()) throw failure("the store is for fewer workers");
-    actor = std::make_unique<Actor>(std::move(part), static_cast<uint32_t>(worker_), home_.timeout_s());
+    actor = std::make_unique<Actor>(std::move(part), static_cast<uint32_t>(worker_), home_.timeout_s(), term_);
   }
   return *actor;
 }

@@ -66,6 +66,7 @@ class Session final : Connection::Owner {
   void has_ended(int error) override;
 
   void answer_question(uint32_t id, const Head& head);
+  Bytes greet(const Head& hello);
   void take_request(uint32_t id, const Head& head);
   Actor& actor_of(const Head& head);
   Result carry_out(const Request& request);
@@ -89,6 +90,7 @@ class Session final : Connection::Owner {
 
   Home& home_;
   const int worker_;
+  uint32_t term_ = 0;  // of the worker's process, as it has said
   const uint64_t number_;
   const std::string receiving_;  // the track in timelines of what comes
   std::unique_ptr<Connection> connection_;

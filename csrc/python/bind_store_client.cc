@@ -51,7 +51,7 @@ std::vector<std::vector<SocketAddress>> to_addresses(
   return addresses;
 }
 
-std::shared_ptr<StoreClient> make_client(int worker, int workers, int capacity,
+std::shared_ptr<StoreClient> make_client(int worker, uint32_t term, int workers, int capacity,
                                          const std::vector<std::vector<std::pair<std::string, int>>>& servers,
                                          const nb::bytes& secret, const std::string& token, const std::string& node,
                                          double resend_s, double timeout_s, double return_s, double outbox_mb,
@@ -60,6 +60,7 @@ std::shared_ptr<StoreClient> make_client(int worker, int workers, int capacity,
   options.workers = workers;
   options.node = node;
   options.remote.worker = worker;
+  options.remote.term = term;
   options.remote.capacity = capacity;
   options.remote.servers = to_addresses(servers);
   options.remote.secret.assign(secret.c_str(), secret.size());
@@ -217,9 +218,10 @@ void bind_store_client(nb::module_& module) {
       .def_ro("name", &StoreKey::name);
   bind_store_handle(module);
   nb::class_<StoreClient>(module, "StoreClient", "A worker's side of stores; see csrc/kvstore/client.h.")
-      .def(nb::new_(&make_client), nb::kw_only(), nb::arg("worker"), nb::arg("workers"), nb::arg("capacity"),
-           nb::arg("servers"), nb::arg("secret"), nb::arg("token"), nb::arg("node"), nb::arg("resend_s"),
-           nb::arg("timeout_s"), nb::arg("return_s"), nb::arg("outbox_mb"), nb::arg("drop_percent"), nb::arg("verbose"))
+      .def(nb::new_(&make_client), nb::kw_only(), nb::arg("worker"), nb::arg("term") = 0, nb::arg("workers"),
+           nb::arg("capacity"), nb::arg("servers"), nb::arg("secret"), nb::arg("token"), nb::arg("node"),
+           nb::arg("resend_s"), nb::arg("timeout_s"), nb::arg("return_s"), nb::arg("outbox_mb"),
+           nb::arg("drop_percent"), nb::arg("verbose"))
       .def(
           "open",
           [](StoreClient& client, uint32_t store, bool is_synchronous, std::optional<int64_t> max_staleness) {
@@ -251,7 +253,7 @@ void bind_store_client(nb::module_& module) {
       .def("read_state", &read_state, nb::arg("store"), nb::arg("id"), nb::arg("name"), nb::arg("out"))
       .def("write_state", &write_state, nb::arg("store"), nb::arg("id"), nb::arg("name"), nb::arg("values"))
       .def("join", &StoreClient::join, nb::arg("store"), Release())
-      .def("lost", &StoreClient::lost, nb::arg("worker"), nb::arg("text"), Release())
+      .def("lost", &StoreClient::lost, nb::arg("worker"), nb::arg("text"), nb::arg("first_term") = 0, Release())
       .def("back", &StoreClient::back, nb::arg("worker"), Release())
       .def("lost_server", &StoreClient::lost_server, nb::arg("server"), nb::arg("text"), Release())
       .def("back_server", &back_server, nb::arg("server"), nb::arg("addresses"), nb::arg("keeps_memory") = false,
@@ -259,6 +261,13 @@ void bind_store_client(nb::module_& module) {
       .def("take_shared_parts", &take_shared_parts,
            "Memory that this process shares with servers: what has come since the last call.")
       .def("metrics", &StoreClient::metrics, Release())
+      .def(
+          "end",
+          [](StoreClient& client, const std::string& text, bool is_lost) {
+            client.end(text, is_lost ? ErrorKind::peer_lost : ErrorKind::shut_down);
+          },
+          nb::arg("text"), nb::arg("is_lost"), Release(),
+          "This process has no part in its job any more: all fails, with PeerLostError or ShutDownError.")
       .def("close", &StoreClient::close, Release());
 }
 

@@ -102,8 +102,10 @@ void bind_store_server(nb::module_& module) {
            nb::arg("drop_percent"), nb::arg("verbose"))
       .def("start_timeline", &start_timeline, nb::arg("path"), nb::arg("number"), nb::arg("process"),
            nb::arg("limit_mb"), Release(), "A file of what its threads do, until close().")
-      .def("lost", &StoreServer::lost, nb::arg("worker"), Release(), "A worker is dead: nobody waits for it.")
-      .def("back", &StoreServer::back, nb::arg("worker"), Release(), "A worker that was dead is there again.")
+      .def("lost", &StoreServer::lost, nb::arg("worker"), nb::arg("first_term") = 0, Release(),
+           "A worker is dead: nobody waits for it, and earlier processes in its place are refused.")
+      .def("back", &StoreServer::back, nb::arg("worker"), nb::arg("first_term") = 0, Release(),
+           "A worker that was dead is there again.")
       .def(
           "parts", [](StoreServer& server) { return server.stores().parts(); }, Release(),
           "(store, number of chunks) of all that it keeps.")
