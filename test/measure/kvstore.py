@@ -2,9 +2,12 @@
 
     python -m measure.kvstore faults --count 200
     python -m measure.kvstore storms --minutes 10
+    python -m measure.kvstore trials --count 300 --at-once 4
 
 A fault strikes one process in a random phase: all others must end in time, and of nothing else. A storm kills workers,
-and servers that have snapshots, and starts them again: the training must learn, and no push may count twice.
+and servers that have snapshots, and starts them again: the training must learn, and no push may count twice. A trial
+kills or stops one or two processes of any role, which may come back: nobody may hang, no acknowledged push may be lost,
+and whoever is concerned must get an error in time.
 """
 
 import argparse
@@ -13,18 +16,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import kvstore_trials
 from kvstore_storm import Storm, fault, storm
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill processes of jobs with servers at random.")
-    parser.add_argument("what", choices=("faults", "storms"))
-    parser.add_argument("--count", type=int, default=200, help="faults (default: %(default)s)")
+    parser.add_argument("what", choices=("faults", "storms", "trials"))
+    parser.add_argument("--count", type=int, default=200, help="faults or trials (default: %(default)s)")
+    parser.add_argument("--at-once", type=int, default=1, help="trials at a time (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=10.0, help="of storms (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first one (default: %(default)s)")
     arguments = parser.parse_args()
+    if arguments.what == "trials":
+        return _trials(arguments.seed, arguments.count, arguments.at_once)
     return _faults(arguments.seed, arguments.count) if arguments.what == "faults" else _storms(arguments)
 
 
@@ -39,6 +47,23 @@ def _faults(first: int, count: int) -> int:
                 print(f"seed {seed}: {error}", file=sys.stderr, flush=True)
     print(f"{count} faults, {failures} of which did not end as they must")
     return int(failures > 0)
+
+
+def _trials(first: int, count: int, at_once: int) -> int:
+    with ThreadPoolExecutor(at_once) as threads:
+        failures = sum(threads.map(_failures_of_trial, range(first, first + count)))
+    print(f"{count} trials, {failures} of which failed")
+    return int(failures > 0)
+
+
+def _failures_of_trial(seed: int) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            print(f"seed {seed}: {kvstore_trials.carry_out(Path(folder), seed)}", flush=True)
+        except kvstore_trials.Failed as error:
+            print(f"seed {seed}: FAILED: {error}", file=sys.stderr, flush=True)
+            return 1
+    return 0
 
 
 def _storms(arguments: argparse.Namespace) -> int:
