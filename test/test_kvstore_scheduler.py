@@ -237,7 +237,7 @@ def test_a_worker_that_has_failed_is_lost_with_its_error(tmp_path):
         assert "has died: ValueError: no" in waits.end()
 
 
-def test_without_the_scheduler_rounds_are_errors_and_processes_live(tmp_path):
+def test_without_the_scheduler_rounds_are_errors_and_all_are_told(tmp_path):
     with job(tmp_path, 1, 1) as of_two:
         scheduler = of_two.scheduler()
         server = of_two.start("server", ["-c", SEAT + "wait_for('gone'); print('alone')"])
@@ -263,7 +263,7 @@ def test_when_no_worker_is_left_the_servers_end(tmp_path):
         assert time.monotonic() - began_s < 10
 
 
-def test_a_server_without_workers_does_not_wait_for_a_scheduler_that_is_stopped(tmp_path):
+def test_a_server_does_not_wait_for_a_scheduler_that_is_stopped(tmp_path):
     with job(tmp_path, 1, 1, **FAST) as of_two:
         scheduler = of_two.scheduler()
         server = of_two.server()
@@ -272,7 +272,7 @@ def test_a_server_without_workers_does_not_wait_for_a_scheduler_that_is_stopped(
         worker.wait_for("here")
         scheduler.popen.send_signal(signal.SIGSTOP)
         worker.kill()
-        server.end(within_s=30)
+        assert "PeerLostError: the scheduler of this job is gone: it has said nothing for" in server.end(1, within_s=30)
 
 
 def test_who_comes_to_a_scheduler_that_stops_is_told(tmp_path):
@@ -281,4 +281,4 @@ def test_who_comes_to_a_scheduler_that_stops_is_told(tmp_path):
         comes = of_two.worker(SEAT.replace("    world = ", "    print('came', flush=True)\n    world = "))
         comes.wait_for("came")
         scheduler.popen.send_signal(signal.SIGSTOP)
-        assert "StalledError: the scheduler has not answered for 8 s" in comes.end(1, within_s=30)
+        assert "PeerLostError: the scheduler of this job is gone: it has said nothing for" in comes.end(1, within_s=30)

@@ -58,14 +58,25 @@ def secret_of(role: Role) -> bytes:
     return job_secret(f"kvstore {role.host}:{role.port}")
 
 
+def require_times(settings: Mapping[str, str]) -> None:
+    """Raises ValueError where silence would end healthy processes."""
+    timeout_s, heartbeat_s = float(settings["kv_timeout_s"]), float(settings["kv_heartbeat_s"])
+    if timeout_s <= heartbeat_s:
+        raise ValueError(
+            f"kv_timeout_s must be more than kv_heartbeat_s, not {timeout_s:g} and {heartbeat_s:g}: a process is taken "
+            "for dead that says nothing for kv_timeout_s; set both, kv_heartbeat_s to a third of kv_timeout_s or less"
+        )
+
+
 def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
-    """Raises as `Seat` and `Seat.come`, and OSError where this process cannot listen."""
+    """Raises as `Seat` and `Seat.come`, ValueError as `require_times`, and OSError where this process cannot listen."""
+    require_times(settings)
     seat = Seat(
         *(Place(role.host, [role.port]), secret, float(settings["start_timeout_s"])),
         *(float(settings["kv_heartbeat_s"]), float(settings["kv_timeout_s"])),
     )
     with Listeners() as listeners:
-        hosts = addresses_of(settings["kv_interface"]) or [_numbers_of(role.address) or seat.own_address]
+        hosts = addresses_of(settings["kv_interface"]) or [numbers_of(role.address) or seat.own_address]
         is_server = role.name != WORKER or role.servers == 0
         addresses = [(host, port) for host, port in listeners.open(hosts)] if is_server else []
         name, number = seat.come(role.name, role.task, role.attempt, addresses)
@@ -76,7 +87,7 @@ def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
     return arrival
 
 
-def _numbers_of(host: str) -> str:
+def numbers_of(host: str) -> str:
     """The address of a host that others know by this name; "" of none."""
     return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]) if host else ""
 
@@ -89,7 +100,8 @@ def serve_metrics(arrival: Arrival, number: int) -> None:
 
 
 def make_scheduler(role: Role, sock: socket.socket, secret: bytes, settings: dict[str, str]) -> Scheduler:
-    """In this process."""
+    """In this process. Raises as `require_times`."""
+    require_times(settings)
     limits = Limits(
         *(role.workers, role.servers, max(_LEAST_CAPACITY, 2 * role.workers)),
         *(float(settings["kv_timeout_s"]), float(settings["kv_rejoin_s"])),

@@ -30,6 +30,7 @@ def make_client(arrival: Arrival, world: World) -> _core.StoreClient:
     """Dials all servers; `meet()` of it waits for them, and raises PeerLostError where one of them is not there."""
     return _core.StoreClient(
         worker=arrival.number,
+        term=world.terms[arrival.number],
         workers=world.workers,
         capacity=world.capacity,
         servers=world.servers,

@@ -21,6 +21,7 @@ from ringtrain.kvstore.servers.arrival import (
     arrive,
     make_scheduler,
     name_what_is_needless,
+    require_times,
     secret_of,
     serve_metrics,
 )
@@ -70,6 +71,8 @@ class Membership:
             self.living = set(self.world.living)
             # servers, and how old their snapshots were
             self.restored = {server: age_s for server, age_s in self.world.restored.items() if age_s != KEPT}
+            for number, text in self.world.gone.items():  # before this process came
+                self.client.lost(number, text, self.world.terms[number] + 1)
             # Before it meets the servers: one that comes back has another address.
             self.seat.listen_with(self._notice)
             self.client.meet()
@@ -143,11 +146,12 @@ class Membership:
         if error is not None and not hasattr(sys, "ps1"):  # at a prompt the process has lived on
             self._give_up(error)
             return
-        # Where servers are in the workers, the others need this process until they are done.
-        longest_s = _DAY_S if self._server is not None else self.seconds("kv_timeout_s")
+        # The others need a process with a server or the scheduler until they are done.
+        is_needed = self._server is not None or self._scheduler is not None
+        longest_s = _DAY_S if is_needed else self.seconds("kv_timeout_s")
         self.client.close()
         with contextlib.suppress(KeyboardInterrupt):
-            self.seat.leave(longest_s if self.waits_before_exit or self._server is not None else 0)
+            self.seat.leave(longest_s if self.waits_before_exit or is_needed else 0)
         if self._server is not None:
             self._server.close()
         if self._scheduler is not None:
@@ -166,27 +170,33 @@ class Membership:
 
     def _give_up(self, error: BaseException) -> None:
         self._is_closed = True
-        self.seat.fail(f"{type(error).__name__}: {error}")
+        text = f"{type(error).__name__}: {error}"
+        self.seat.fail(text)
+        if self._scheduler is not None:
+            self._scheduler.end(
+                f"worker {self._arrival.number}, which runs the scheduler, has died: {text}", "PeerLostError"
+            )
         for one in (self._server, self._scheduler):
             if one is not None:
                 one.close()
 
     def _notice(self, notice: Notice) -> None:
         kind, role, number = notice["kind"], notice.get("role"), int(notice.get("number", 0))
-        if kind == "gone":
+        if kind in ("gone", "over"):
             self._arrival.say(notice["text"])
+            self.client.end(notice["text"], is_lost=notice["error"] != "ShutDownError")
         elif role == WORKER and kind in ("lost", "left"):
             self.living.discard(number)
-            text = notice["text"]
-            self.client.lost(number, text)
+            text, first_term = notice["text"], int(notice["term"]) + 1
+            self.client.lost(number, text, first_term)
             if self._server is not None:
-                self._server.lost(number)
+                self._server.lost(number, first_term)
                 self.client.lost_server(number, text)
         elif role == WORKER and kind == "back":
             self.living.add(number)
             self.client.back(number)
             if self._server is not None:
-                self._server.back(number)
+                self._server.back(number, int(notice["term"]))
         elif role == SERVER and kind == "lost":
             self.client.lost_server(number, notice["text"])
         elif role == SERVER and kind == "back":
@@ -244,6 +254,7 @@ def membership_of(process_set: ProcessSet) -> Membership:
     known = _of_sets.get(number)
     if known is not None:
         return known
+    require_times(session.settings())
     if number == 0 and has_plan():
         planned = take_plan()
         arrival = arrive(planned.role, planned.secret, session.settings())

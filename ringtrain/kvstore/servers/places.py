@@ -21,7 +21,10 @@ class Process:
     attempt: int
     addresses: list[list[Any]]  # host and port of its server, several with several interfaces; none: it has no server
     waits_until_s: float  # for the others to come
+    heartbeat_s: float
+    came_s: float
     heard_s: float
+    term: int = 0  # how many processes had the place before
     is_recovery: bool = False
     is_done: bool = False
     lost_s: float | None = None
@@ -36,7 +39,8 @@ class Process:
         waits_until_s = now_s + float(message["patience_s"]) if message["patience_s"] else float("inf")
         return Process(
             *(member, str(message["host"]), int(message["pid"]), int(message["attempt"])),
-            *(addresses, waits_until_s, now_s),
+            *(addresses, waits_until_s),
+            *(float(message["heartbeat_s"]), now_s, now_s),
         )
 
     def is_here(self) -> bool:

@@ -1,7 +1,22 @@
 """Who takes part in a job of workers and servers. Knows no sockets, no threads and no clock: time is an argument.
 
-A place is a role and a number. Whoever has one keeps it until it is done or lost, and then another process may take it.
-Every message that is answered has an id, and the answer the same one; whoever waits says how long.
+A place is a role and a number. Every message that is answered has an id, and the answer the same one; a request that
+waits says how long.
+
+States of a place, what ends each, and by when:
+
+    empty     a process comes. Before the job has begun: at the latest when the patience of the others ends
+              (start_timeout_s: StalledError); after a death, kv_timeout_s or kv_rejoin_s (PeerLostError for all).
+    here      done: the process says so, at the end of its script.
+              lost: its connection ends, or it says that it fails, at once; it says nothing for kv_timeout_s: expelled.
+    lost      here: another process comes in its place, with the next term.
+              announced: at once, or for a worker after kv_rejoin_s.
+    announced here: as from lost. All rounds that wait for it fail, and its other workers' pulls.
+    done      nothing, but with servers that stay.
+
+States of the job: gathering, until every place has a process; running, until all workers are done, none has been here
+for kv_timeout_s, or the scheduler is told to end; over. A process without its scheduler has no part in the job any
+more, see `seat.Standing`: so whatever the scheduler knows last is true for everybody.
 """
 
 from __future__ import annotations
@@ -69,6 +84,13 @@ class _Order:
     failure: Message | None = None
 
 
+class _Vacancy(NamedTuple):
+    """A place whose process has died before the job has begun."""
+
+    text: str
+    since_s: float
+
+
 @dataclass
 class _State:
     is_running: bool = False
@@ -85,6 +107,7 @@ class Roster:
         self._token = secrets.token_hex(8)
         self._processes: dict[Place, Process] = {}
         self._places: dict[int, Place] = {}  # of who is connected
+        self._vacancies: dict[Place, _Vacancy] = {}
         self._directory = Directory()
         self._rounds = Rounds()
         self._orders: dict[int, _Order] = {}
@@ -97,14 +120,19 @@ class Roster:
         """A process wants a place: the one of its role and task, or any."""
         process = Process.of(member, message, now_s)
         try:
+            self._require_heartbeat(process)
             place = self._place_for(str(message["role"]), message["task"], process)
         except ValueError as error:
             failure = {"kind": "error", "id": message["id"], "error": "ValueError", "text": str(error)}
             return [Tell(member, failure), Note(str(error))]
         output: list[Output] = []
         if place in self._processes and self._processes[place].is_here():
-            output += self.lose(self._processes[place].member, "another process has taken its place", now_s)
+            text = f"another process has taken its place ({process.name()})"
+            output += self._expel(place, text, f"was expelled: {text}", now_s)
+        before = self._processes.get(place)
+        process.term = before.term + 1 if before is not None else 0
         self._processes[place], self._places[member] = process, place
+        self._vacancies.pop(place, None)
         process.is_recovery = self._state.is_running
         output += [
             Note(f"{in_words(place, process)} has come"),
@@ -127,8 +155,11 @@ class Roster:
         output: list[Output] = [Note(f"{in_words(place, process)} is lost: {text}"), Drop(member)]
         if not self._state.is_running:
             del self._processes[place]  # another one may come before the others begin
+            self._vacancies[place] = _Vacancy(f"{in_words(place, process)} has died: {text}", now_s)
             return output
         output += self._forget_orders(place)
+        if place.role == WORKER:
+            output += self._fence(place)
         if place.role == SERVER or self._limits.rejoin_s == 0 or self._state.is_elastic:
             output += self._announce(place)
         return output + self._end_if_done(now_s)
@@ -141,33 +172,44 @@ class Roster:
         process = self._processes[place]
         process.is_done = True
         output: list[Output] = [Note(f"{in_words(place, process)} is done"), Drop(member)]
-        text = f"{in_words(place, process)} has ended"
-        left = {"kind": "left", "role": place.role, "number": place.number, "text": text}
+        text = _how_it_is_gone(place, process)
+        left = {"kind": "left", "role": place.role, "number": place.number, "text": text, "term": process.term}
         output += [Tell(one.member, left) for one in self._here()]
         return output + self._close_rounds() + self._end_if_done(now_s)
 
     def tick(self, now_s: float) -> list[Output]:
         """What time alone brings."""
         output: list[Output] = []
-        for member, place in list(self._places.items()):
+        for place in list(self._places.values()):
             silent_s = now_s - self._processes[place].heard_s
             if silent_s > self._limits.timeout_s:
                 text = f"it has said nothing for {silent_s:.1f} s (kv_timeout_s)"
-                output += [Tell(member, {"kind": "expelled", "text": text}), *self.lose(member, text, now_s)]
+                told = (
+                    f"was expelled after {silent_s:.1f} s of silence (kv_timeout_s): it was stopped or kept from "
+                    "running, and the others take this process for dead; start it again"
+                )
+                output += self._expel(place, text, told, now_s)
         for place, process in self._processes.items():
             if process.is_overdue(now_s, self._limits.rejoin_s):
                 output += self._announce(place)
         output += [Tell(member, failure) for member, failure in self._directory.overdue(now_s)]
         output += [Tell(member, failure) for member, failure in self._rounds.overdue(now_s, self._workers_here())]
         output += self._say_who_has_not_come(now_s)
+        output += self._give_up_vacancies(now_s)
         lonely_s = self._state.lonely_s
         if lonely_s is not None and now_s - lonely_s > self._limits.timeout_s and not self._limits.keeps:
             output += self._end("no worker is left")
         return output
 
-    def end(self) -> list[Output]:
-        """The scheduler was told to end."""
-        return self._end("the scheduler was told to end")
+    def _expel(self, place: Place, text: str, told: str, now_s: float) -> list[Output]:
+        """The process may still run, or run again later: it is told so itself. `text` is for the others."""
+        process = self._processes[place]
+        expelled = {"kind": "expelled", "text": f"{in_words(place, process)} {told}"}
+        return [Tell(process.member, expelled), *self.lose(process.member, text, now_s)]
+
+    def end(self, text: str, error: str) -> list[Output]:
+        """The scheduler ends before its job. Processes that are here raise this error."""
+        return self._end(text, error)
 
     # ---------------------------------------------------------------------------------------------------- messages
 
@@ -294,6 +336,14 @@ class Roster:
             )
         return place
 
+    def _require_heartbeat(self, process: Process) -> None:
+        """Raises ValueError where a process is expelled before it gives the next sign of life."""
+        if process.heartbeat_s >= self._limits.timeout_s:
+            raise ValueError(
+                f"kv_timeout_s of the scheduler must be more than kv_heartbeat_s of all others, not "
+                f"{self._limits.timeout_s:g} and {process.heartbeat_s:g}"
+            )
+
     def _lost(self, role: str) -> list[Place]:
         return [place for place, one in self._of(role) if not one.is_here() and not one.is_done]
 
@@ -335,6 +385,12 @@ class Roster:
             "lost_servers": [place.number for place in self._lost(SERVER)],
             "token": self._token,
             "is_recovery": self._processes[own].is_recovery,
+            "terms": {str(place.number): one.term for place, one in workers.items()},
+            "gone": {
+                str(place.number): _how_it_is_gone(place, one)
+                for place, one in workers.items()
+                if one.is_done or one.is_announced
+            },
         }
 
     def _say_who_has_not_come(self, now_s: float) -> list[Output]:
@@ -360,9 +416,32 @@ class Roster:
             output.append(Over(text))
         return output
 
+    def _give_up_vacancies(self, now_s: float) -> list[Output]:
+        """The others have waited long enough for another process in the place of one that died while they gathered."""
+        if self._state.is_running or self._state.is_over or not self._vacancies or not self._here():
+            return []
+        patience_s = max(self._limits.timeout_s, self._limits.rejoin_s)
+        waits_since_s = min(one.came_s for one in self._here())
+        given_up = [one for one in self._vacancies.values() if now_s - max(one.since_s, waits_since_s) > patience_s]
+        if not given_up:
+            return []
+        text = (
+            f"the job has not begun: {given_up[0].text}; no other process came in its place within {patience_s:g} s "
+            "(kv_timeout_s, kv_rejoin_s)"
+        )
+        self._state.is_over = True
+        failure = {"kind": "failed", "error": "PeerLostError", "text": text}
+        return [*(Tell(one.member, failure) for one in self._here()), Note(text), Over(text)]
+
+    def _fence(self, place: Place) -> list[Output]:
+        """The servers take nothing more of a process that is lost, though others may not hear of it yet."""
+        fenced = {"kind": "fenced", "role": place.role, "number": place.number, "term": self._processes[place].term}
+        return [Tell(one.member, fenced) for _, one in self._of(SERVER) if one.is_here()]
+
     def _announce_return(self, place: Place) -> list[Output]:
         process = self._processes[place]
         back = {"kind": "back", "role": place.role, "number": place.number, "addresses": process.addresses}
+        back["term"] = process.term
         if process.snapshot_age_s is not None:
             back["snapshot_age_s"] = process.snapshot_age_s
         return [Tell(one.member, back) for one in self._here() if one is not process]
@@ -371,8 +450,8 @@ class Roster:
         """All hear that a process is lost."""
         process = self._processes[place]
         process.is_announced = True
-        text = f"{in_words(place, process)} has died: {process.text}"
-        lost = {"kind": "lost", "role": place.role, "number": place.number, "text": text}
+        text = _how_it_is_gone(place, process)
+        lost = {"kind": "lost", "role": place.role, "number": place.number, "text": text, "term": process.term}
         found = [Tell(*one) for one in self._directory.lose(place, text)] if place == Place(WORKER, 0) else []
         return [*(Tell(one.member, lost) for one in self._here()), *found, *self._close_rounds()]
 
@@ -385,11 +464,17 @@ class Roster:
         self._state.lonely_s = now_s
         return []
 
-    def _end(self, text: str) -> list[Output]:
+    def _end(self, text: str, error: str = "ShutDownError") -> list[Output]:
         if self._state.is_over:
             return []
         self._state.is_over = True
-        return [Note(f"the job is over: {text}"), *(Tell(one.member, {"kind": "over"}) for one in self._here()), Over()]
+        over = {"kind": "over", "text": text, "error": error}
+        return [Note(f"the job is over: {text}"), *(Tell(one.member, over) for one in self._here()), Over()]
 
     def _answer(self, member: int, message: Message, value: Any) -> Tell:
         return Tell(member, {"kind": "answer", "id": message["id"], "value": value})
+
+
+def _how_it_is_gone(place: Place, process: Process) -> str:
+    how = "has ended" if process.is_done else f"has died: {process.text}"
+    return f"{in_words(place, process)} {how}"

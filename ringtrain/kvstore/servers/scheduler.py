@@ -15,6 +15,9 @@ from ringtrain.kvstore.servers.verbose import say
 _TICK_S = 0.1
 # The directory of a large model in one message.
 _MOST_BYTES = 1 << 26
+# What counts of a longer pause, in which this process was stopped: what the others said meanwhile is not read yet. A
+# part of kv_timeout_s where that is short.
+_LONGEST_PAUSE_S, _PART_OF_PAUSE = 1.0, 1 / 4
 # For the others to take what they were told at the end.
 _FAREWELL_S = 2.0
 
@@ -32,6 +35,8 @@ class Scheduler:
         self._lines: dict[int, Line] = {}
         self._members: dict[Line, int] = {}
         self._numbers = itertools.count()
+        self._ran_s, self._looked_s = 0.0, time.monotonic()
+        self._longest_pause_s = max(2 * _TICK_S, min(_LONGEST_PAUSE_S, _PART_OF_PAUSE * limits.timeout_s))
         self._verbose = verbose
         self._is_over = threading.Event()
         self.failure = ""  # why a job that is over has never begun
@@ -47,9 +52,9 @@ class Scheduler:
         """Whether so many have come."""
         return len(self._lines) >= processes
 
-    def end(self) -> None:
-        """Tell all that the job is over."""
-        self._hub.call(lambda: self._do(self._roster.end()))
+    def end(self, text: str = "the scheduler was told to end", error: str = "ShutDownError") -> None:
+        """Tell all that the job is over, and of which error."""
+        self._hub.call(lambda: self._do(self._roster.end(text, error)))
 
     def close(self) -> None:
         """Cut all connections, once the processes have taken what they were told."""
@@ -60,11 +65,18 @@ class Scheduler:
 
     # The hub's thread.
 
+    def _now_s(self) -> float:
+        """For how long this process has run. All times of the roster are of this clock."""
+        now_s = time.monotonic()
+        self._ran_s += min(now_s - self._looked_s, self._longest_pause_s)
+        self._looked_s = now_s
+        return self._ran_s
+
     def tick(self) -> None:
-        self._do(self._roster.tick(time.monotonic()))
+        self._do(self._roster.tick(self._now_s()))
 
     def hear(self, line: Line, message: dict[str, Any]) -> None:
-        now_s = time.monotonic()
+        now_s = self._now_s()
         if message["kind"] == "come":
             member = next(self._numbers)
             self._lines[member], self._members[line] = line, member
@@ -82,7 +94,7 @@ class Scheduler:
         member = self._members.pop(line, None)
         if member is not None:
             self._lines.pop(member, None)
-            self._do(self._roster.lose(member, text, time.monotonic()))
+            self._do(self._roster.lose(member, text, self._now_s()))
 
     def _do(self, output: list[Output]) -> None:
         for one in output:

@@ -29,6 +29,65 @@ _KINDS = {
 }
 
 Notice = dict[str, Any]
+# Between two looks at the silence of the scheduler; and what counts of a longer pause, in which this process was
+# stopped itself. Both are parts of kv_timeout_s where that is short.
+_WATCH_S, _PART_OF_WATCH = 0.25, 1 / 8
+_LONGEST_WATCH_S, _PART_OF_LONGEST_WATCH = 1.0, 1 / 4
+
+
+class Standing:
+    """Whether this process still has a part in its job. Knows no sockets, no threads and no clock: time is an argument.
+
+    It has one until the first of these, which `end` describes from then on:
+
+    - The connection to the scheduler ends: PeerLostError, at once.
+    - The scheduler says nothing for longer than `silent_s`: PeerLostError. Time in which this process did not run
+      does not count.
+    - The scheduler says that this process was expelled, since it said nothing for kv_timeout_s, or another one has its
+      place: PeerLostError.
+    - The scheduler says that the job is over: ShutDownError, or the error that ended the job.
+    """
+
+    def __init__(self, silent_s: float, now_s: float):
+        self._silent_limit_s = silent_s
+        self._silent_s = 0.0
+        self._looked_s = now_s
+        self.end: tuple[str, str] | None = None  # the name of the error, and its text
+        self.is_over = False  # the scheduler has said so; the connection is still used to leave
+
+    def hear(self, message: Notice, now_s: float) -> None:
+        """The scheduler has said something."""
+        self._silent_s, self._looked_s = 0.0, now_s
+        if message["kind"] == "expelled":
+            self._finish("PeerLostError", message["text"])
+        elif message["kind"] == "over":
+            self.is_over = True
+            self._finish(message.get("error", "ShutDownError"), f"the job of this store is over: {message['text']}")
+
+    def look(self, now_s: float) -> None:
+        """Nothing has come. What exceeds a second since the last call does not count."""
+        longest_s = min(_LONGEST_WATCH_S, _PART_OF_LONGEST_WATCH * self._silent_limit_s)
+        self._silent_s += min(now_s - self._looked_s, longest_s)
+        self._looked_s = now_s
+        if self._silent_s > self._silent_limit_s:
+            self.cut(f"it has said nothing for {self._silent_s:.1f} s (kv_timeout_s)")
+
+    def cut(self, text: object) -> None:
+        """The scheduler cannot be reached any more."""
+        self._finish(
+            "PeerLostError",
+            f"the scheduler of this job is gone: {text}; nothing else knows which processes live, so the job has "
+            "ended: start all its processes again",
+        )
+
+    def require(self) -> None:
+        """Raises the error of the end."""
+        if self.end is not None:
+            kind, text = self.end
+            raise _KINDS[kind](text)
+
+    def _finish(self, kind: str, text: str) -> None:
+        self.end = self.end or (kind, text)
 
 
 class World(NamedTuple):
@@ -45,6 +104,8 @@ class World(NamedTuple):
     restored: dict[int, float]  # servers that go on from a snapshot, and how many seconds old that was
     token: str
     is_recovery: bool
+    terms: dict[int, int]  # of the workers: how many processes had the place of each before
+    gone: dict[int, str]  # the workers that nobody waits for any more, and why
 
 
 class Seat:
@@ -54,7 +115,7 @@ class Seat:
         place: of the scheduler.
         timeout_s: for the scheduler and all others to come; 0 waits for ever.
         heartbeat_s: between signs of life.
-        silent_s: the scheduler is lost when its host has not answered for so long.
+        silent_s: the scheduler is lost when it has said nothing for so long.
     """
 
     def __init__(self, place: Place, secret: bytes, timeout_s: float, heartbeat_s: float, silent_s: float):
@@ -64,13 +125,12 @@ class Seat:
         self._incoming.notice_silence(silent_s)
         self._outgoing = self._incoming.twin()
         self._timeout_s = timeout_s
-        self._heartbeat_s = heartbeat_s
+        self._heartbeat_s, self._silent_s = heartbeat_s, silent_s
         self.own_address = self._incoming.own_address()
         self._sending = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[Notice]] = {}
         self._next_id = 1
-        self._gone = ""  # why there is no scheduler
-        self._heard_s = time.monotonic()
+        self._standing = Standing(silent_s, time.monotonic())
         self._world: queue.SimpleQueue[Notice] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
         self._handing: threading.Thread | None = None
@@ -91,6 +151,7 @@ class Seat:
             PeerLostError: the scheduler is gone.
         """
         about = {"host": socket.gethostname(), "pid": os.getpid(), "attempt": attempt, "patience_s": self._timeout_s}
+        about["heartbeat_s"] = self._heartbeat_s
         answer = self._ask({"kind": "come", "role": role, "task": task, "addresses": addresses, **about}, _GRACE_S)
         return str(answer["role"]), int(answer["number"])
 
@@ -102,7 +163,7 @@ class Seat:
             ShutDownError: the job is over before it has begun.
             PeerLostError: the scheduler is gone.
         """
-        longest_s = self._timeout_s + _GRACE_S if self._timeout_s > 0 else float("inf")
+        end_s = time.monotonic() + self._timeout_s + _GRACE_S if self._timeout_s > 0 else float("inf")
         while True:
             with contextlib.suppress(queue.Empty):
                 message = self._world.get(timeout=_LOOK_S)  # Ctrl-C interrupts it
@@ -110,8 +171,8 @@ class Seat:
                     raise _error(message)
                 return _world_of(message)
             self._require_scheduler()
-            if self.silence_s() > longest_s:
-                raise errors.StalledError(f"the scheduler has not answered for {longest_s:g} s")
+            if time.monotonic() > end_s:
+                raise errors.StalledError(f"the scheduler has not answered for {self._timeout_s + _GRACE_S:g} s")
 
     def listen_with(self, on_notice: Callable[[Notice], None]) -> None:
         """Have this called with each notice from now on, and those that have come: on a thread of the seat."""
@@ -167,26 +228,19 @@ class Seat:
         """Workers may come and go from now on."""
         self._send({"kind": "elastic"})
 
-    def has_scheduler(self) -> bool:
-        return not self._gone
-
-    def silence_s(self) -> float:
-        """How long nothing has come from the scheduler. While its process runs it answers each heartbeat."""
-        return time.monotonic() - self._heard_s
-
     def leave(self, patience_s: float) -> None:
         """This process ends well. First it waits for the other workers, unless the scheduler is gone."""
         with contextlib.suppress(errors.RingtrainError):
             if patience_s > 0:
                 self.say(END, None, patience_s)
-        with contextlib.suppress(errors.RingtrainError):
-            self._send({"kind": "done"})
+        with contextlib.suppress(OSError):
+            self._transmit({"kind": "done"})
         self.close()
 
     def fail(self, text: str) -> None:
         """This process ends of an error."""
-        with contextlib.suppress(errors.RingtrainError):
-            self._send({"kind": "failed", "text": text})
+        with contextlib.suppress(OSError):
+            self._transmit({"kind": "failed", "text": text})
         self.close()
 
     def close(self) -> None:
@@ -229,38 +283,58 @@ class Seat:
     def _send(self, message: Notice) -> None:
         self._require_scheduler()
         try:
-            with self._sending:
-                self._outgoing.send(message, time.monotonic() + _SEND_S)
+            self._transmit(message)
         except OSError as error:
-            raise errors.PeerLostError(_lost(error)) from None
+            self._await_end(error)
+
+    def _transmit(self, message: Notice) -> None:
+        with self._sending:
+            self._outgoing.send(message, time.monotonic() + _SEND_S)
+
+    def _await_end(self, error: OSError) -> None:
+        """Raises why nothing can be sent: the thread that reads knows it soon, and perhaps better than `error`."""
+        end_s = time.monotonic() + _LOOK_S
+        while self._standing.end is None and time.monotonic() < end_s:
+            time.sleep(0.01)
+        self._standing.cut(_words(error))
+        self._standing.require()
 
     def _require_scheduler(self) -> None:
         if self._process != os.getpid():
             raise errors.NotInitializedError("this process was forked from one that has a place in a job; it has none")
-        if self._gone:
-            raise errors.PeerLostError(self._gone)
+        self._standing.require()
 
     def _listen(self) -> None:
         beat_s = time.monotonic() + self._heartbeat_s
+        watch_s = min(_WATCH_S, _PART_OF_WATCH * self._silent_s)
         try:
-            while not self._is_closed:
+            while not self._is_closed and (self._standing.end is None or self._standing.is_over):
                 if time.monotonic() >= beat_s:
                     beat_s = time.monotonic() + self._heartbeat_s
-                    with self._sending:
-                        self._outgoing.send({"kind": "beat"}, time.monotonic() + _SEND_S)
-                if self._incoming.has_come(max(0.0, beat_s - time.monotonic())):
+                    self._transmit({"kind": "beat"})
+                if self._incoming.has_come(min(watch_s, max(0.0, beat_s - time.monotonic()))):
                     self._hear(self._incoming.receive(MOST_BYTES, time.monotonic() + _SEND_S))
+                elif not self._incoming.has_come(0):  # a process that was stopped has missed the end of the wait
+                    self._standing.look(time.monotonic())
         except (OSError, StrangerError, ValueError) as error:
-            self._gone = self._gone or _lost(error)
-            if not self._is_closed:
-                self._put({"kind": "gone", "text": self._gone})
+            self._read_last_words()
+            self._standing.cut(_words(error))
+        if not self._is_closed and self._standing.end is not None:
+            kind, text = self._standing.end
+            self._put({"kind": "gone", "error": kind, "text": text})
         self._incoming.close()
         self._outgoing.close()
 
+    def _read_last_words(self) -> None:
+        """What the scheduler said before it closed the connection, such as why."""
+        with contextlib.suppress(OSError, StrangerError, ValueError):
+            while self._incoming.has_come(0):
+                self._hear(self._incoming.receive(MOST_BYTES, time.monotonic() + _LOOK_S))
+
     def _hear(self, message: Notice) -> None:
         kind = message["kind"]
-        self._heard_s = time.monotonic()
-        if kind == "beat":
+        self._standing.hear(message, time.monotonic())
+        if kind in ("beat", "expelled"):
             return
         if kind in ("answer", "error", "place"):
             answers = self._answers.get(message["id"])
@@ -269,10 +343,10 @@ class Seat:
         elif kind in ("world", "failed"):
             self._world.put(message)
         elif kind == "over":
-            self._world.put({"error": "ShutDownError", "text": "the job of this store is over", **message})
-            self._put(message)
-        elif kind == "expelled":
-            self._gone = f"the others take this process for dead: {message['text']}"
+            assert self._standing.end is not None
+            error, text = self._standing.end
+            self._world.put({**message, "error": error, "text": text})
+            self._put({**message, "error": error, "text": text})
         else:
             self._put(message)
 
@@ -308,6 +382,8 @@ def _world_of(message: Notice) -> World:
         restored={int(number): float(age_s) for number, age_s in message["restored"].items()},
         token=message["token"],
         is_recovery=message["is_recovery"],
+        terms={int(number): int(term) for number, term in message["terms"].items()},
+        gone={int(number): str(text) for number, text in message["gone"].items()},
     )
 
 
@@ -315,5 +391,5 @@ def _error(message: Notice) -> Exception:
     return _KINDS[message["error"]](message["text"])
 
 
-def _lost(error: object) -> str:
-    return f"the scheduler of this job is gone: {error}; nobody can come any more, and no round is held"
+def _words(error: Exception) -> str:
+    return "its process has ended" if isinstance(error, ConnectionError) else str(error)

@@ -8,14 +8,13 @@ import queue
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 import ringtrain._core as _core
-from ringtrain.errors import ShutDownError, StalledError
+from ringtrain.errors import PeerLostError, ShutDownError, StalledError
 from ringtrain.kvstore.servers import roles
 from ringtrain.kvstore.servers.arrival import (
     Arrival,
@@ -80,7 +79,7 @@ def run_server(controller: Controller | None = None, *, role: str | None = None)
     Raises:
         ValueError: the environment does not say where the scheduler is, or the job has no place for this process.
         StalledError: not all workers and servers came in time (start_timeout_s).
-        PeerLostError: the scheduler has died before that.
+        PeerLostError: the scheduler has died, or has expelled this process.
     """
     found = roles.of_environment(name=role)
     if found is None or found.name not in (SERVER, SCHEDULER):
@@ -156,9 +155,9 @@ def _take_over(
         age_s = snapshots.restore(server, updates)
         source = f"a snapshot of {age_s:.1f} s ago"
     for worker in set(range(world.capacity)) - set(world.living):
-        server.lost(worker)
+        server.lost(worker, world.terms[worker] + 1 if worker in world.terms else 0)
     for worker in world.living:
-        server.back(worker)
+        server.back(worker, world.terms[worker])
     arrival.say(f"goes on from {source}")
     arrival.seat.be_ready(age_s)
 
@@ -171,8 +170,6 @@ def _follow(
     notices: queue.SimpleQueue[Notice],
     controller: Controller | None,
 ) -> None:
-    lonely_s: float | None = None  # since when there is neither a scheduler nor a worker
-    timeout_s = float(arrival.settings["kv_timeout_s"])
     while True:
         if updates.has_any():
             updates.carry_out()
@@ -182,13 +179,6 @@ def _follow(
                 return
             _obey(arrival, server, notice, updates, controller)
         snapshots.write_if_due(server, updates)
-        has_scheduler = arrival.seat.has_scheduler() and arrival.seat.silence_s() < timeout_s
-        if has_scheduler or server.metrics()["connections"] > 0:
-            lonely_s = None
-            continue
-        lonely_s = lonely_s or time.monotonic()
-        if time.monotonic() - lonely_s > timeout_s:
-            return
 
 
 def _obey(
@@ -202,11 +192,11 @@ def _obey(
     if kind == "command":
         arrival.seat.obeyed(notice["order"], _carry_out(notice, updates, controller))
     elif kind == "gone":
-        arrival.say(notice["text"])
-    elif notice["role"] == WORKER and kind == "lost":
-        server.lost(notice["number"])
+        raise PeerLostError(notice["text"])
+    elif notice["role"] == WORKER and kind in ("lost", "fenced"):
+        server.lost(notice["number"], notice["term"] + 1)
     elif notice["role"] == WORKER and kind == "back":
-        server.back(notice["number"])
+        server.back(notice["number"], notice["term"])
 
 
 def _carry_out(notice: Notice, updates: PythonUpdates, controller: Controller | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ringtrain.runner.elastic.chronicle import end_of
 from ringtrain.runner.roles.addresses import Address
-from ringtrain.runner.roles.cast import SCHEDULER, SERVER, WORKER, Process
+from ringtrain.runner.roles.cast import SERVER, WORKER, Process
 from ringtrain.runner.roles.terms import RoleTerms
 from ringtrain.runner.start.agent import write_lines
 from ringtrain.runner.start.link import Link
@@ -188,8 +188,6 @@ class RoleStarter:
         left = self._terms.cast.workers - len(self._lost)
         if process.role == WORKER and left >= self._terms.least:
             _say(f"{what}; the job goes on without it")
-        elif process.role == SCHEDULER and self._terms.least < self._terms.cast.workers:
-            _say(f"{what}; the job goes on, and nobody can join it any more")
         else:
             self._fail(code, what)
 

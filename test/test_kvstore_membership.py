@@ -1,0 +1,341 @@
+"""Who has a part in a job of workers and servers: an error in time for everybody whom a death concerns, and nothing of
+a process that the others take for dead.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from kvstore_jobs import Job, Process, job
+from kvstore_trials import carry_out
+from store_workers import CAPACITY, require_success, running, store, view, wait_until
+
+from ringtrain import _core
+from ringtrain.errors import PeerLostError, ShutDownError
+from ringtrain.kvstore.servers.roster import Drop, Limits, Over, Roster, Tell
+from ringtrain.kvstore.servers.seat import Standing
+
+HEARTBEAT_S, TIMEOUT_S = 0.5, 3.0
+ERROR_WITHIN_S = TIMEOUT_S + HEARTBEAT_S + 2.0
+VARIABLES = {"RINGTRAIN_KV_HEARTBEAT_S": str(HEARTBEAT_S), "RINGTRAIN_KV_TIMEOUT_S": str(TIMEOUT_S)}
+
+# Pushes and pulls until it fails, and says when and of what.
+TRAINS = """
+import sys, time
+import numpy as np
+import ringtrain as hvd
+from ringtrain import kvstore
+kv = kvstore.create(sys.argv[1])
+kv.set_optimizer("test", rescale_grad=1.0)
+kv.init("a", np.zeros(100_000, np.float32))
+kv.barrier()
+print("began", flush=True)
+try:
+    while True:
+        kv.push("a", np.ones(100_000, np.float32))
+        kv.wait()
+        kv.pull("a")
+        print("pushed", flush=True)
+        time.sleep(0.02)
+except hvd.PeerLostError as error:
+    print("failed", f"{time.monotonic():.3f}", error, flush=True)
+"""
+KINDS = ["dist_sync", "dist_async"]
+MEMORIES = ["auto", "off"]
+
+
+def start(one: Job, kind: str, workers: int, servers: int) -> tuple[Process, list[Process], list[Process]]:
+    """The scheduler, the servers, and workers that train."""
+    scheduler = one.scheduler()
+    of_servers = [one.server(DMLC_TASK_ID=str(number)) for number in range(servers)]
+    of_workers = [one.start("worker", ["-c", TRAINS, kind], DMLC_TASK_ID=str(number)) for number in range(workers)]
+    for worker in of_workers:
+        worker.wait_for("pushed", 3)
+    return scheduler, of_servers, of_workers
+
+
+def failure_of(worker: Process) -> tuple[float, str]:
+    """When it failed, and of what."""
+    lines = [line for line in worker.end().splitlines() if line.startswith("failed")]
+    assert len(lines) == 1, worker.output()
+    _, at_s, text = lines[0].split(" ", 2)
+    return float(at_s), text
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_was_silent_for_too_long_fails_when_it_goes_on(tmp_path, kind, memory):
+    with job(tmp_path, 2, 1, **VARIABLES, RINGTRAIN_SHARED_MEMORY=memory) as one:
+        _, _, (other, silent) = start(one, kind, 2, 1)
+        os.kill(silent.pid, signal.SIGSTOP)
+        time.sleep(TIMEOUT_S + 1)
+        before = silent.output().count("pushed")
+        continued_s = time.monotonic()
+        os.kill(silent.pid, signal.SIGCONT)
+        failed_s, text = failure_of(silent)
+        # the memory refuses its push before it hears how long it was silent
+        assert "worker 1 " in text and "was expelled" in text and "silence" in text and "(kv_timeout_s)" in text
+        assert failed_s - continued_s < HEARTBEAT_S + 2
+        assert silent.output().count("pushed") <= before + 1  # a push that was done before it was stopped
+        if kind == "dist_sync":
+            assert "has died: it has said nothing for 3." in failure_of(other)[1]
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+def test_the_loss_of_the_scheduler_ends_the_job_for_everybody(tmp_path, kind, memory, number):
+    with job(tmp_path, 2, 1, **VARIABLES, RINGTRAIN_SHARED_MEMORY=memory) as one:
+        scheduler, (server,), workers = start(one, kind, 2, 1)
+        lost_s = time.monotonic()
+        os.kill(scheduler.pid, number)
+        time.sleep(0.3)
+        workers[1].kill()  # nobody may wait for this one, whom nothing tells about
+        failed_s, text = failure_of(workers[0])
+        assert "the scheduler of this job is gone: " in text and "start all its processes again" in text
+        assert failed_s - lost_s < ERROR_WITHIN_S
+        assert "PeerLostError: the scheduler of this job is gone" in server.end(1)
+
+
+def test_the_end_of_a_scheduler_that_was_told_to_end_is_told_to_all(tmp_path):
+    with job(tmp_path, 2, 1, **VARIABLES) as one:
+        scheduler, (server,), workers = start(one, "dist_sync", 2, 1)
+        scheduler.popen.send_signal(signal.SIGTERM)
+        for worker in workers:
+            said = worker.end(1)
+            assert "ShutDownError: the job of this store is over: the scheduler was told to end" in said
+        server.end()
+        scheduler.end()
+
+
+def test_a_scheduler_that_was_stopped_itself_expels_nobody(tmp_path):
+    with job(tmp_path, 2, 1, **VARIABLES) as one:
+        scheduler, _, workers = start(one, "dist_async", 2, 1)
+        os.kill(workers[1].pid, signal.SIGSTOP)
+        time.sleep(0.5 * TIMEOUT_S)
+        os.kill(scheduler.pid, signal.SIGSTOP)
+        os.kill(workers[1].pid, signal.SIGCONT)
+        time.sleep(0.6 * TIMEOUT_S)
+        os.kill(scheduler.pid, signal.SIGCONT)
+        time.sleep(1)
+        assert not any("failed" in worker.output() for worker in workers), one.outputs()
+
+
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_a_death_before_the_job_begins_ends_it_for_those_that_wait(tmp_path, role):
+    variables = {**VARIABLES, "RINGTRAIN_START_TIMEOUT_S": "60", "PS_VERBOSE": "1"}
+    with job(tmp_path, 2, 1, **variables) as one:
+        scheduler = one.scheduler()
+        dies = one.start(role, ["-c", TRAINS, "dist_sync"], DMLC_TASK_ID="0")
+        scheduler.wait_for(f"{role} 0 (")
+        dies.kill()
+        waits = one.start("worker", ["-c", TRAINS, "dist_sync"], DMLC_TASK_ID="1")
+        text = f"the job has not begun: {role} 0 ("
+        assert f"PeerLostError: {text}" in waits.end(1, within_s=30)
+        assert text in scheduler.end(1)
+
+
+def test_another_process_may_come_in_the_place_of_one_that_died_before_the_job_began(tmp_path):
+    with job(tmp_path, 1, 1, **VARIABLES, PS_VERBOSE="1", RINGTRAIN_KV_REJOIN_S="60") as one:
+        scheduler = one.scheduler()
+        dies = one.server(DMLC_TASK_ID="0")
+        scheduler.wait_for("server 0 (")
+        dies.kill()
+        one.server(DMLC_TASK_ID="0")
+        one.start("worker", ["-c", TRAINS, "dist_async"], DMLC_TASK_ID="0").wait_for("pushed")
+
+
+def test_a_worker_that_comes_when_another_one_is_gone_does_not_wait_for_that(tmp_path):
+    stays = TRAINS.replace("kv.barrier()\n", "") + "time.sleep(120)\n"  # so that the job is not over
+    with job(tmp_path, 3, 1, **VARIABLES) as one:
+        one.scheduler()
+        one.server(DMLC_TASK_ID="0")
+        workers = [one.start("worker", ["-c", stays, "dist_sync"], DMLC_TASK_ID=str(number)) for number in range(3)]
+        for worker in workers:
+            worker.wait_for("pushed", 3)
+        workers[1].kill()
+        workers[2].kill()
+        workers[0].wait_for("failed")
+        again = one.start("worker", ["-c", stays, "dist_sync"], DMLC_TASK_ID="1", DMLC_NUM_ATTEMPT="1")
+        again.wait_for("failed")
+        assert "worker 2 (" in again.output() and "has died: " in again.output()
+
+
+def test_a_process_whose_place_another_one_has_taken_is_told_so(tmp_path):
+    with job(tmp_path, 2, 1, **VARIABLES) as one:
+        _, _, workers = start(one, "dist_async", 2, 1)
+        program = TRAINS.replace("kv.barrier()\n", "")
+        again = one.start("worker", ["-c", program, "dist_async"], DMLC_TASK_ID="1", DMLC_NUM_ATTEMPT="1")
+        again.wait_for("pushed", 3)
+        assert "was expelled: another process has taken its place (" in failure_of(workers[1])[1]
+        assert "failed" not in workers[0].output()
+
+
+def test_a_silence_that_ends_healthy_processes_is_refused(tmp_path):
+    with job(tmp_path, 1, 1, RINGTRAIN_KV_HEARTBEAT_S="2", RINGTRAIN_KV_TIMEOUT_S="1") as one:
+        for process in (one.scheduler(), one.server(), one.start("worker", ["-c", TRAINS, "dist_sync"])):
+            assert "kv_timeout_s must be more than kv_heartbeat_s, not 1 and 2" in process.end(1)
+    (tmp_path / "other").mkdir()
+    with job(tmp_path / "other", 1, 1, RINGTRAIN_KV_TIMEOUT_S="6") as one:
+        one.scheduler()
+        worker = one.start(
+            "worker", ["-c", TRAINS, "dist_sync"], RINGTRAIN_KV_HEARTBEAT_S="7", RINGTRAIN_KV_TIMEOUT_S="30"
+        )
+        assert (
+            "kv_timeout_s of the scheduler must be more than kv_heartbeat_s of all others, not 6 and 7" in worker.end(1)
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_trial_of_deaths_stops_and_late_returns_ends_as_it_must(tmp_path, seed):
+    carry_out(tmp_path, seed)
+
+
+# ----------------------------------------------------------------------------------------------------- earlier terms
+
+
+@pytest.mark.fast
+@pytest.mark.alike
+@pytest.mark.parametrize("shares", [True, False], ids=["shared", "tcp"])
+def test_nothing_of_an_expelled_worker_counts(shares):
+    def body(worker):
+        worker.make([("float32", 40_000)])
+        worker.set_rule("test", rescale_grad=1.0)
+        worker.push(np.ones(40_000, "float32"))
+        worker.tell(0, 1)
+        wait_until(lambda: worker._workers.board[CAPACITY + 1] == 1)
+        with pytest.raises(_core.PeerLostError, match="worker 0 was expelled"):
+            worker.push(np.ones(40_000, "float32"))
+        with pytest.raises(_core.PeerLostError, match="worker 0 was expelled"):
+            worker.client.assign(0, [0], [view(np.ones(40_000, "float32"))])
+
+    with store(1) as workers:
+        pid = workers.start(0, body, shares)
+        with running([pid]):
+            wait_until(lambda: workers.board[CAPACITY] == 1)
+            for server in workers.servers:
+                server.lost(0, 1)
+            workers.board[CAPACITY + 1] = 1
+            require_success(pid)
+
+
+# ------------------------------------------------------------------------------------------- the states, without time
+
+LIMITS = Limits(workers=2, servers=1, capacity=8, timeout_s=3.0, rejoin_s=0.0, keeps=False)
+
+
+def come(roster: Roster, member: int, role: str, task: int, now_s: float, attempt: int = 0) -> list[object]:
+    about = {"host": "h", "pid": 100 + member, "attempt": attempt, "patience_s": 60, "heartbeat_s": 0.5}
+    return roster.come(member, {"id": 1, "role": role, "task": task, "addresses": [["h", 1]], **about}, now_s)
+
+
+def began(limits: Limits = LIMITS) -> Roster:
+    """Members 0 and 1 are the workers, 2 is the server; it is time 0."""
+    roster = Roster(limits)
+    for member, (role, task) in enumerate([("worker", 0), ("worker", 1), ("server", 0)]):
+        output = come(roster, member, role, task, 0.0)
+    assert sum(isinstance(one, Tell) and one.message["kind"] == "world" for one in output) == 3
+    return roster
+
+
+def told(output: list[object], kind: str) -> list[int]:
+    return [one.member for one in output if isinstance(one, Tell) and one.message["kind"] == kind]
+
+
+def beat(roster: Roster, members: list[int], now_s: float) -> None:
+    for member in members:
+        roster.hear(member, {"kind": "beat"}, now_s)
+
+
+def test_a_silent_process_is_expelled_after_the_timeout_and_the_others_hear_of_it_at_once():
+    roster = began()
+    for tenths in range(31):
+        beat(roster, [0, 2], tenths / 10)
+        assert not told(roster.tick(tenths / 10), "expelled")
+    output = roster.tick(3.05)
+    assert told(output, "expelled") == [1] and Drop(1) in output
+    assert told(output, "lost") == [0, 2] and told(output, "fenced") == [2]
+
+
+def test_with_a_time_to_rejoin_only_servers_hear_at_once_that_a_worker_is_lost():
+    roster = began(LIMITS._replace(rejoin_s=5.0))
+    output = roster.lose(1, "its process has ended", 1.0)
+    assert told(output, "fenced") == [2] and told(output, "lost") == []
+    beat(roster, [0, 2], 5.9)
+    assert told(roster.tick(5.9), "lost") == []
+    assert told(roster.tick(6.1), "lost") == [0, 2]
+
+
+def test_each_process_in_a_place_has_a_term_of_its_own():
+    roster = began(LIMITS._replace(rejoin_s=50.0))
+    for term, member in [(1, 3), (2, 4)]:
+        roster.lose(1 if term == 1 else 3, "its process has ended", 1.0)
+        output = come(roster, member, "worker", 1, 2.0, attempt=term)
+        world = next(one.message for one in output if isinstance(one, Tell) and one.message["kind"] == "world")
+        assert world["terms"] == {"0": 0, "1": term} and world["gone"] == {}
+        backs = [one.message["term"] for one in output if isinstance(one, Tell) and one.message["kind"] == "back"]
+        assert backs == [term, term]
+
+
+def test_a_process_that_comes_is_told_which_workers_are_gone():
+    roster = began()
+    roster.lose(0, "its process has ended", 1.0)
+    roster.lose(1, "its process has ended", 1.0)
+    output = come(roster, 3, "worker", 1, 2.0, attempt=1)
+    world = next(one.message for one in output if isinstance(one, Tell) and one.message["kind"] == "world")
+    assert world["gone"] == {"0": "worker 0 (h, pid 100) has died: its process has ended"}
+
+
+def test_a_vacant_place_ends_a_job_that_has_not_begun_after_the_timeout():
+    roster = Roster(LIMITS)
+    come(roster, 0, "worker", 0, 0.0)
+    come(roster, 1, "worker", 1, 0.0)
+    roster.lose(1, "its process has ended", 1.0)
+    beat(roster, [0], 3.9)
+    assert roster.tick(3.9) == []
+    output = roster.tick(4.1)
+    assert told(output, "failed") == [0] and any(isinstance(one, Over) and one.failure for one in output)
+    other = Roster(LIMITS)
+    come(other, 0, "worker", 0, 0.0)
+    come(other, 1, "worker", 1, 0.0)
+    other.lose(1, "its process has ended", 1.0)
+    come(other, 2, "worker", 1, 2.0)
+    beat(other, [0, 2], 4.5)
+    assert other.tick(4.5) == []
+
+
+def test_a_process_has_no_part_in_its_job_after_the_silence_of_its_scheduler():
+    standing = Standing(3.0, 0.0)
+    for tenths in range(31):
+        standing.look(tenths / 10)
+        assert standing.end is None
+    standing.look(3.1)
+    with pytest.raises(PeerLostError, match=r"gone: it has said nothing for 3\.1 s \(kv_timeout_s\)"):
+        standing.require()
+
+
+def test_time_in_which_a_process_was_stopped_itself_is_no_silence_of_its_scheduler():
+    standing = Standing(3.0, 0.0)
+    standing.look(100.0)
+    assert standing.end is None
+    standing.hear({"kind": "beat"}, 100.1)
+    standing.look(102.0)
+    assert standing.end is None
+
+
+def test_the_first_reason_for_the_end_of_a_part_stays():
+    standing = Standing(3.0, 0.0)
+    standing.hear({"kind": "expelled", "text": "worker 1 (h, pid 5) was expelled"}, 1.0)
+    standing.cut("its process has ended")
+    with pytest.raises(PeerLostError, match=r"worker 1 \(h, pid 5\) was expelled"):
+        standing.require()
+    over = Standing(3.0, 0.0)
+    over.hear({"kind": "over", "text": "the scheduler was told to end", "error": "ShutDownError"}, 1.0)
+    assert over.is_over
+    with pytest.raises(ShutDownError, match="the scheduler was told to end"):
+        over.require()
