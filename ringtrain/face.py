@@ -1,5 +1,7 @@
 """All that `import ringtrain` gives. It is loaded when the first of it is asked for, see `ringtrain/__init__.py`."""
 
+import os as _os
+
 from ringtrain.arrays.shared_memory import empty as empty
 from ringtrain.compression import Compression as Compression, Compressor as Compressor
 from ringtrain.errors import (
@@ -17,7 +19,7 @@ from ringtrain.errors import (
     StepOrderError as StepOrderError,
 )
 from ringtrain.handles import Handle as Handle, poll as poll, synchronize as synchronize
-from ringtrain.job import session as _session
+from ringtrain.job import network as _network, session as _session
 from ringtrain.job.session import (
     ccl_built as ccl_built,
     cross_rank as cross_rank,
@@ -103,4 +105,19 @@ def _set_servers_aside(count: int, settings: dict[str, str]) -> list[int]:
     return set_aside(count, settings)
 
 
+def _count_workers() -> int:
+    if "DMLC_PS_ROOT_URI" not in _os.environ:
+        return 0
+    from ringtrain.kvstore.servers.membership import count_workers_by_environment  # a server serves here, and ends
+
+    return count_workers_by_environment()
+
+
+def _meet_workers(settings: dict[str, str]) -> _network.Meeting:
+    from ringtrain.kvstore.servers.membership import meet_by_environment
+
+    return meet_by_environment(settings)
+
+
 _session.set_servers_aside_with(_set_servers_aside)
+_network.meet_workers_with(_count_workers, _meet_workers)

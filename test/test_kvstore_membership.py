@@ -196,6 +196,76 @@ def test_a_trial_of_deaths_stops_and_late_returns_ends_as_it_must(tmp_path, seed
     carry_out(tmp_path, seed)
 
 
+# ------------------------------------------------------------------------------------------- the workers as ranks
+
+RANKS = """
+import os, sys
+import numpy as np
+import ringtrain as hvd
+hvd.init()
+rank, total = hvd.rank(), hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum)
+assert (rank, hvd.size()) == (int(os.environ["DMLC_TASK_ID"]), 3) and (total == 6).all()
+from ringtrain import kvstore
+for kind in ("horovod", "ringtrain", "dist_sync"):
+    kv = kvstore.create(kind)
+    kv.init("a", np.zeros(3, np.float32))
+    value = np.full(3, kv.rank + 1, np.float32)
+    kv.pushpull("a", value)
+    assert (kv.rank, kv.num_workers, value[0]) == (rank, 3, 6), (kind, kv.rank, kv.num_workers, value)
+hvd.shutdown()
+hvd.init()
+assert hvd.broadcast_object(rank, 2) == 2
+print("good")
+"""
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_workers_of_a_job_with_servers_are_ranks_of_init(tmp_path, servers):
+    with job(tmp_path, 3, servers) as one:
+        # a script that knows nothing of stores runs in every role
+        serving = [one.start("scheduler", ["-c", RANKS])]
+        serving += [one.start("server", ["-c", RANKS]) for _ in range(servers)]
+        for worker in [one.start("worker", ["-c", RANKS], DMLC_TASK_ID=str(2 - i)) for i in range(3)]:
+            assert worker.end() == "good\n"
+        for process in serving:
+            assert process.end() == ""
+
+
+ALONE = """
+import sys
+import numpy as np
+from ringtrain import kvstore
+kv = kvstore.create(sys.argv[1])
+kv.init(0, np.zeros(3, np.float32))
+value = np.ones(3, np.float32)
+kv.pushpull(0, value)
+print(kv.type, kv.num_workers, value[0])
+"""
+
+
+@pytest.mark.parametrize("kind", ["horovod", "ringtrain"])
+def test_stores_that_only_add_up_have_all_workers_of_a_job_with_servers(tmp_path, kind):
+    with job(tmp_path, 2, 1) as one:
+        one.scheduler()
+        one.server()
+        for worker in [one.start("worker", ["-c", ALONE, kind]) for _ in range(2)]:
+            assert worker.end() == f"{kind} 2 2.0\n"
+
+
+def test_a_worker_that_comes_later_is_told_that_init_is_over(tmp_path):
+    variables = {**VARIABLES, "RINGTRAIN_KV_REJOIN_S": "60"}
+    program = "import ringtrain as hvd, time\nhvd.init()\nprint('began', flush=True)\ntime.sleep(60)"
+    with job(tmp_path, 2, 1, **variables) as one:
+        one.scheduler()
+        one.server()
+        workers = [one.start("worker", ["-c", program], DMLC_TASK_ID=str(number)) for number in range(2)]
+        for worker in workers:
+            worker.wait_for("began")
+        workers[1].kill()
+        again = one.start("worker", ["-c", program], DMLC_TASK_ID="1", DMLC_NUM_ATTEMPT="1")
+        assert "worker 1 has taken the place of a lost one, and the init() of the other workers is over" in again.end(1)
+
+
 # ----------------------------------------------------------------------------------------------------- earlier terms
 
 

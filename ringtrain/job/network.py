@@ -5,13 +5,43 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtrain.failure import exceptions
 from ringtrain.job import elastic, launched_by, mpi, sockets
 from ringtrain.job.choice import Choice
-from ringtrain.job.world import World, single_world
+from ringtrain.job.interfaces import addresses_of
+from ringtrain.job.world import Exchange, World, single_world
 from ringtrain.record.logger import logger
+
+
+class Meeting(NamedTuple):
+    """How the workers of a job with servers meet, which no launcher of ranks has started."""
+
+    rank: int
+    exchange: Exchange
+    address: str  # of this host, as the others know it
+    secret: bytes
+
+
+_count_workers: Callable[[], int] | None = None
+_meet_workers: Callable[[dict[str, str]], Meeting] | None = None
+
+
+def meet_workers_with(count: Callable[[], int], meet: Callable[[dict[str, str]], Meeting]) -> None:
+    """Have a higher floor called where no launcher of ranks has started this process.
+
+    Args:
+        count: returns how many workers the job with servers has that this process is a worker of; 0 if it is none.
+        meet: takes part in it, with the options of init().
+    """
+    global _count_workers, _meet_workers
+    _count_workers, _meet_workers = count, meet
+
+
+def workers() -> int:
+    """How many workers the job with servers has that this process is a worker of, without a launcher of ranks; or 0."""
+    return _count_workers() if _count_workers is not None else 0
 
 
 def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Choice:
@@ -24,6 +54,8 @@ def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Choice:
     """
     if elastic.is_elastic():
         return Choice("sockets", "this process belongs to an elastic job")
+    if launch is None and not mpi.is_communicator(comm) and workers() > 1:
+        return Choice("sockets", "DMLC_* variables make this process a worker of a job with servers")
     if launch is None and comm is None and "mpi4py.MPI" not in sys.modules:
         return Choice("none", "no launcher has started this process, so it is a job of its own")
     if wanted != "auto":
@@ -75,15 +107,39 @@ def connect(
     exceptions.tell_exceptions()  # a rank that fails while they meet would keep the others in MPI_Finalize
     if elastic.is_elastic():
         return elastic.connect(comm, settings, read_tuned)
+    if network == "sockets" and launch is None and workers() > 1:
+        return _connect_workers(comm, settings, read_tuned)
     if network == "sockets" and launch is not None and launch.size == 1 and comm is None:
         return single_world(), {}
     if network == "mpi" or launch is None or mpi.is_communicator(comm) or not sockets.is_met_at_a_place(launch):
         return mpi.connect(comm, settings, read_tuned, over_sockets=network == "sockets")
     if comm and int(float(settings["kv_servers"])):
         return sockets.connect(launch._replace(rank=comm.index(launch.rank), size=len(comm)), settings, read_tuned)
-    if comm and launch.rank == 0:
+    if comm:
+        _warn_of_others(comm, launch.rank)
+    return sockets.connect(launch, settings, read_tuned)
+
+
+def _connect_workers(
+    comm: Any, settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]
+) -> tuple[World, dict[str, str]]:
+    """The workers of a job with servers are the ranks, by the numbers that they have there."""
+    if settings["network"] == "mpi":
+        raise ValueError(
+            "network=mpi, but DMLC_* variables and no MPI have started this worker; leave out network, or start the "
+            "workers with mpirun"
+        )
+    assert _meet_workers is not None
+    meeting = _meet_workers(settings)
+    if comm:
+        _warn_of_others(comm, meeting.rank)
+    hosts = addresses_of(settings["socket_interfaces"]) or [meeting.address]
+    return sockets.connect_by(meeting.exchange, meeting.rank, hosts, meeting.secret, settings, read_tuned)
+
+
+def _warn_of_others(comm: Any, rank: int) -> None:
+    if rank == 0:
         logger.warning(
             f"init(comm={list(comm)}): over sockets a job has all ranks that were started, as in Horovod without MPI. "
             "Make a process set of some, or start with mpirun"
         )
-    return sockets.connect(launch, settings, read_tuned)

@@ -175,6 +175,7 @@ def serve(address: str, port: int, rank: int) -> None:
         OSError: the port or the address cannot be had; says which.
     """
     global _server
+    stop_serving()  # a store that was there before init()
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import ringtrain._core as _core
-from ringtrain.errors import NotInitializedError
+from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.job import launched_by, session
 from ringtrain.job.interfaces import usual_address
+from ringtrain.job.network import Meeting
 from ringtrain.job.rendezvous.door import bound
 from ringtrain.kvstore.servers import roles
 from ringtrain.kvstore.servers.arrival import (
@@ -21,6 +22,7 @@ from ringtrain.kvstore.servers.arrival import (
     arrive,
     make_scheduler,
     name_what_is_needless,
+    numbers_of,
     require_times,
     secret_of,
     serve_metrics,
@@ -208,6 +210,7 @@ class Membership:
 
 
 _of_environment: Membership | None = None
+_meetings = 0  # how often init() has met the other workers
 _of_sets: dict[int, Membership] = {}
 
 
@@ -216,8 +219,42 @@ def is_worker_by_environment() -> bool:
     return roles.of_environment() is not None
 
 
-def membership_by_environment() -> Membership:
+def count_workers_by_environment() -> int:
+    """How many workers the job has of which MXNet's variables make this process a worker; 0 if they do not."""
+    role = roles.of_environment()
+    return role.workers if role is not None and role.name in (WORKER, "") else 0
+
+
+def meet_by_environment(settings: dict[str, str]) -> Meeting:
+    """For init(): the workers meet through the scheduler, and have as ranks the numbers that they have there.
+
+    Raises as `membership_by_environment`, and RingtrainError where this worker has taken the place of a lost one.
+    """
+    global _meetings
+    role = roles.of_environment()
+    assert role is not None
+    job = membership_by_environment(settings)
+    if job.is_recovery:
+        raise RingtrainError(
+            f"worker {job.number} has taken the place of a lost one, and the init() of the other workers is over: "
+            "start the whole job again, or use only stores with servers (dist_sync, dist_async)"
+        )
+    _meetings += 1
+    label = f"init() number {_meetings}"
+
+    def exchange(value: Any) -> list[Any]:
+        said = job.seat.say(label, value, float(settings["start_timeout_s"]))
+        return [said[number] for number in range(job.world.workers)]
+
+    address = numbers_of(role.address) or job.seat.own_address
+    return Meeting(job.number, exchange, address, secret_of(role))
+
+
+def membership_by_environment(of_init: dict[str, str] | None = None) -> Membership:
     """That which MXNet's variables describe; there is one in a process.
+
+    Args:
+        of_init: the options of an init() that is under way.
 
     Raises:
         ValueError: a variable is missing or wrong, the job has no place for this process, or it is no worker.
@@ -234,8 +271,9 @@ def membership_by_environment() -> Membership:
                 f"this process is the {role.name} of its job (DMLC_ROLE), and {NO_AUTOSERVE_VARIABLE} keeps it from "
                 "serving by itself; call kvstore.run_server(): only workers make stores"
             )
-        launched_by.own_place("kvstore.create()")
-        settings = session.settings() if session.is_initialized() else table.resolve({})
+        if of_init is None:
+            launched_by.own_place("kvstore.create()")
+        settings = of_init or (session.settings() if session.is_initialized() else table.resolve({}))
         name_what_is_needless(int(float(settings["kv_verbose"])))
         arrival = take_worker() or arrive(role._replace(name=WORKER), secret_of(role), settings)
         _of_environment = Membership(arrival)
