@@ -97,7 +97,8 @@ def test_join_fails_while_the_last_rank_does_nothing():
     last = hvd.size() - 1
     hvd.barrier()
     if hvd.rank() < last:
-        with pytest.raises(hvd.StalledError, match=rf"join: waited 3 s since the last operation\. .* rank {last} did not"):
+        stalled = rf"join: waited 3 s since the last operation\. .* rank {last} did not"
+        with pytest.raises(hvd.StalledError, match=stalled):
             hvd.join()
     else:
         time.sleep(5)  # stuck in something else
