@@ -80,7 +80,8 @@ Actor& ServerStores::add(uint32_t store, const PartSpec& spec, int workers) {
 Actor& ServerStores::keep(uint32_t store, const std::shared_ptr<Part>& part) {
   auto actor = std::make_unique<Actor>(part, part->layout().actor_of_server(), timeout_s_);
   for (const auto& [worker, term] : first_terms_)
-    if (worker < spec.capacity) part->raise_first_term(static_cast<size_t>(worker), term);
+    if (static_cast<size_t>(worker) < part->layout().capacity())
+      part->raise_first_term(static_cast<size_t>(worker), term);
   table_->add(store, part);
   auto& actors = stores_[store].actors;
   order_.emplace_back(store, actors.size());
