@@ -73,7 +73,7 @@ Bytes announcement_of(const std::vector<RequestPtr>& requests, bool lies, Draw& 
     writer.add(foreign, 0);
   }
   for (const RequestPtr& request : requests) writer.add(*request, static_cast<double>(draw.below(2)));
-  return writer.take(draw.one_in(20), draw.one_in(2));
+  return writer.take(draw.one_in(20), draw.one_in(2), draw.one_in(4) ? "in train() at train.py:1" : "");
 }
 
 // A true decision that all of it can be carried out; or, `lies`, with rows of too many ranks.
