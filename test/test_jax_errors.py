@@ -167,7 +167,7 @@ def test_without_init_the_program_says_so():
     hvd.shutdown()
     with raises(hvd.NotInitializedError) as seen:
         step(jnp.ones(2)).block_until_ready()
-    assert "call init() first" in seen.text
+    assert "call init() again" in seen.text
     hvd.init()
     require_equal(step(jnp.ones(2)), np.ones(2))
 

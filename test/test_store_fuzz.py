@@ -28,7 +28,6 @@ def survives(seconds, seed, way):
     assert int(ended.stdout.split()[0]) > 100, ended.stdout
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("way", ["shared", "tcp"])
 def test_random_messages_of_a_worker_do_not_harm_a_server(way):
     survives(2, 1, way)

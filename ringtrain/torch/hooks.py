@@ -385,12 +385,15 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _some_elements(tensors: Sequence[torch.Tensor]) -> bytes:
-    """The first elements of each dense tensor: enough to tell whether they were made with other random numbers."""
+    """The first elements of each dense tensor: enough to tell whether they were made with other random numbers.
+
+    Tensors on a GPU are left out: reading them would wait for the GPU.
+    """
     most = 64
     parts = [
         as_real(tensor.detach().reshape(-1)[:most].resolve_conj()).reshape(-1).to("cpu", torch.float64)
         for tensor in tensors
-        if tensor.layout is torch.strided
+        if tensor.layout is torch.strided and tensor.is_cpu
     ]
     return torch.cat(parts).numpy().tobytes() if parts else b""
 

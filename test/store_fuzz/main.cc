@@ -282,8 +282,8 @@ class Trial {
       if (!put(socket.number(), any_message(number))) break;
     }
     update();
-    if (one_in(30)) server_->lost(worker);
-    if (one_in(30)) server_->back(worker);
+    if (one_in(30)) server_->lost(worker, 0);
+    if (one_in(30)) server_->back(worker, 0);
     if (one_in(50)) copy_all();
     if (keys_ <= kKeysOfOneServer) return;
     end();

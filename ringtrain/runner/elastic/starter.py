@@ -300,6 +300,8 @@ class ElasticStarter:
                 self._fail(news.text)
 
     def _set_hosts(self, hosts: list[Host]) -> None:
+        if self._is_ending:  # the agents of lost hosts are forgotten by then, but not their processes
+            return
         self._last_complaint = ""
         changes = self._fleet.set_hosts(hosts)
         if not changes.leaving and not changes.staying:
