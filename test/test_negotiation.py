@@ -6,7 +6,9 @@ import time
 import pytest
 from harness.simulation import Request, Simulation
 
-from ringtrain._core import OpKind, ReduceOp
+from ringtrain._core import DTYPES, OpKind, ReduceOp
+
+FLOAT64 = DTYPES["float64"]
 
 
 def names(plans):
@@ -135,16 +137,16 @@ def test_fusion_keeps_to_the_threshold():
 def test_only_what_fits_together_is_fused():
     requests = [
         gradient("float"),
-        gradient("double", dtype=10),
+        gradient("double", dtype=FLOAT64),
         gradient("largest", op=ReduceOp.Max),
         gradient("float too"),
         Request(OpKind.BROADCAST, "weight", shape=[16]),
-        gradient("double too", dtype=10),
+        gradient("double too", dtype=FLOAT64),
         Request(OpKind.BROADCAST, "weight of another", shape=[16], root=1),
-        Request(OpKind.BROADCAST, "bias", dtype=10, shape=[]),
+        Request(OpKind.BROADCAST, "bias", dtype=FLOAT64, shape=[]),
         Request(OpKind.ALLGATHER, "rows", shape=[2, 3]),
         Request(OpKind.BROADCAST, "elsewhere", shape=[16], root=1),
-        Request(OpKind.ALLGATHER, "more rows", dtype=10, shape=[0]),
+        Request(OpKind.ALLGATHER, "more rows", dtype=FLOAT64, shape=[0]),
         Request(OpKind.REDUCESCATTER, "scattered", shape=[4]),
         Request(OpKind.REDUCESCATTER, "scattered too", shape=[4]),
     ]
@@ -174,7 +176,7 @@ def test_the_most_urgent_goes_first():
     ("one", "other", "words"),
     [
         (gradient("x", 31), gradient("x", 32), ["float32[31]", "float32[32]", "Do all ranks build the same model?"]),
-        (gradient("x"), gradient("x", dtype=10), ["float32[16]", "float64[16]"]),
+        (gradient("x"), gradient("x", dtype=FLOAT64), ["float32[16]", "float64[16]"]),
         (gradient("x"), gradient("x", op=ReduceOp.Max), ["op=Sum", "op=Max"]),
         (gradient("x"), Request(OpKind.BROADCAST, "x", shape=[16]), ["called allreduce", "called broadcast"]),
         (
