@@ -31,7 +31,8 @@ CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
 # What has rules about threads. The bindings have the GIL instead.
 THREADED := $(patsubst csrc/%,%,$(filter-out csrc/kernels/% csrc/python/%,$(filter %.cc,$(CPP))))
 CPP_OF_TESTS := $(wildcard test/gpu_double/*.cc test/gpu_double/*.h test/mpi_double/*.cc) \
-	$(wildcard test/simulation/*.cc test/simulation/*.h test/hostile/*.cc test/hostile/*.h test/engine_threads/*.cc)
+	$(wildcard test/simulation/*.cc test/simulation/*.h test/hostile/*.cc test/hostile/*.h test/engine_threads/*.cc) \
+	$(wildcard test/simulate/core/*.cc test/simulate/core/*.h test/simulate/core/seam/base/*.h test/store_fuzz/*.cc)
 
 # Open MPI's mpirun refuses root, who is the only user in most containers, unless these are set. For `activate`.
 define ALLOW_ROOT

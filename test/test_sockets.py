@@ -20,7 +20,7 @@ from socket_ranks import free_port, started
 
 import ringtrain as hvd
 from ringtrain.job.rendezvous import secret
-from ringtrain.job.rendezvous.door import MOST_STRANGERS, Door, bound
+from ringtrain.job.rendezvous.door import Door, bound
 from ringtrain.job.rendezvous.hub import Hub
 from ringtrain.job.rendezvous.protocol import Connection
 from ringtrain.job.rendezvous.server import Server

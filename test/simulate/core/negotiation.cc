@@ -1,0 +1,1059 @@
+// The world of the negotiation: the real Coordinators, Ledgers, PlanCaches and TreeChannels of some ranks that run a
+// training script, while messages are slow, ranks are stopped or killed, leave early, or submit what does not fit.
+//
+// A rank is two fibres: `script` submits operations and waits for them, `engine` does what Engine::take_turn does. What
+// moves tensors is only a meeting of the ranks of the process set.
+//
+// Rules. All ranks get the same plans in the same order. A plan without an error has parts that every rank of its set
+// has submitted, or contributes zeros to after a join. A value that travels beside the bits is the one of the pending
+// operation. A warning, and a StalledError, name only ranks that have not submitted the operation by the round in which
+// they are written, and not before the limit has passed. A DeadlockError comes only while every script waits. Without a
+// cause there is no error. In the end nobody waits, but for an operation that some rank never submits where no limit
+// ends the wait; then a warning has named the rank.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "base/log.h"
+#include "coordination/coordinator.h"
+#include "coordination/node_channel.h"
+#include "coordination/tree_channel.h"
+#include "fibres.h"
+
+namespace ringtrain {
+
+using simulation::Fibres;
+using simulation::kNever;
+using simulation::Random;
+using simulation::Story;
+using simulation::Telling;
+
+namespace {
+
+constexpr double kHealed_s = 40, kEnd_s = 160;
+constexpr double kTreePatience_s = 0.001;
+constexpr double kTurn_s = 1e-6;
+constexpr double kSoon_s = 0.7, kMessagesOfStep = 200;
+
+// ----------------------------------------------------------------------------------------------------- what is drawn
+
+struct Step {
+  std::vector<RequestPtr> requests;  // in the order of submission
+  bool waits_for_each = false;       // before it submits the next one
+  double pause_before_s = 0, pause_between_s = 0;
+};
+
+struct Fault {
+  enum Kind { stop, kill, absent, leave, mismatch, only_some, crosswise, slow_link };
+  Kind kind;
+  int rank = 0;
+  double at = 0, duration = 0;  // of stop, kill (until it is noticed) and slow_link
+  size_t step = 0;              // of what the script does
+  int other = 0;                // the other end of a slow link
+  size_t number = 0;
+};
+
+const char* name_of(Fault::Kind kind) {
+  constexpr const char* kNames[] = {"stop",     "kill",      "absent",    "leave",
+                                    "mismatch", "only_some", "crosswise", "slow_link"};
+  return kNames[kind];
+}
+
+std::string text_of(const Fault& fault) {
+  char text[120];
+  const char* name = name_of(fault.kind);
+  if (fault.kind == Fault::slow_link)
+    std::snprintf(text, sizeof(text), "%s from rank %d to rank %d from %.3f s on, for %.3f s", name, fault.rank,
+                  fault.other, fault.at, fault.duration);
+  else if (fault.kind <= Fault::kill)
+    std::snprintf(text, sizeof(text), "%s rank %d at %.3f s, for %.3f s", name, fault.rank, fault.at, fault.duration);
+  else
+    std::snprintf(text, sizeof(text), "%s rank %d in step %zu", name, fault.rank, fault.step);
+  return text;
+}
+
+struct Draw {
+  int ranks = 2;
+  int nodes = 1;               // more than 1: a NodeChannel
+  bool shares_memory = false;  // on each node, else a TreeChannel over messages
+  double delay_least = 0, delay_most = 0;
+  Coordinator::Limits limits;
+  std::vector<std::vector<Step>> scripts;  // by rank
+  std::vector<double> clock_offsets;
+  std::vector<Fault> faults;
+};
+
+RequestPtr request_of(OpKind kind, const std::string& name, Shape shape, int priority, int process_set = 0) {
+  auto request = std::make_shared<Request>();
+  request->operation.kind = kind;
+  request->operation.name = name;
+  request->operation.process_set = process_set;
+  if (kind <= OpKind::reducescatter) request->operation.tensors = {{DType::float32, std::move(shape)}};
+  request->priority = priority;
+  return request;
+}
+
+RequestPtr request_of_sets(OpKind kind, const std::string& name, std::vector<int64_t> numbers) {
+  auto request = std::make_shared<Request>();
+  request->operation.kind = kind;
+  request->operation.name = name;
+  request->operation.numbers = std::move(numbers);
+  return request;
+}
+
+// The script of all ranks, and what is different on some.
+class Drawing {
+ public:
+  explicit Drawing(uint64_t seed) : random_(seed) {}
+
+  Draw draw() {
+    draw_world();
+    draw_.scripts.resize(static_cast<size_t>(draw_.ranks));
+    if (random_.chance(0.4)) add_process_sets();
+    const int phases = random_.chance(0.3) ? 2 : 1;
+    for (int phase = 0; phase < phases; ++phase) {
+      if (random_.chance(0.25))
+        add_uneven_steps();
+      else
+        add_steps();
+    }
+    // A rank that has come to its end leaves, and ends the job for those that go on without it.
+    for (auto& script : draw_.scripts) script.emplace_back().requests = {request_of(OpKind::barrier, "last", {}, 0)};
+    draw_faults();
+    return std::move(draw_);
+  }
+
+ private:
+  void draw_world() {
+    draw_.ranks = random_.chance(0.1) ? random_.between(7, 12) : random_.between(2, 6);
+    draw_.nodes = random_.chance(0.3) ? random_.between(2, std::min(3, draw_.ranks)) : 1;
+    draw_.shares_memory = random_.chance(0.5);
+    draw_.delay_least = random_.real(1e-6, 1e-4);
+    draw_.delay_most = draw_.delay_least + random_.real(0, random_.chance(0.5) ? 0.001 : 0.05);
+    draw_.limits.cache_capacity = random_.one_of(std::vector<size_t>{1, 2, 4, 1024});
+    draw_.limits.fusion_threshold_bytes = random_.one_of(std::vector<size_t>{1, 64, 1 << 20});
+    draw_.limits.stall_warning_s = 4;
+    draw_.limits.stall_shutdown_s = random_.one_of(std::vector<double>{0, 7, 12});
+    for (int rank = 0; rank < draw_.ranks; ++rank)
+      draw_.clock_offsets.push_back(random_.chance(0.5) ? 0 : random_.real(0, 1e6));
+    const int operations = random_.between(1, 8);
+    for (int i = 0; i < operations; ++i) names_.push_back("g" + std::to_string(i));
+  }
+
+  // Each is added by all ranks, one after the other.
+  void add_process_sets() {
+    const int count = random_.between(1, 2);
+    for (int i = 0; i < count; ++i) {
+      std::vector<int64_t> members;
+      for (int rank = 0; rank < draw_.ranks; ++rank)
+        if (random_.chance(0.6)) members.push_back(rank);
+      if (members.empty()) members.push_back(random_.below(draw_.ranks));
+      sets_.push_back(members);
+      for (auto& script : draw_.scripts) {
+        Step& step = script.emplace_back();
+        step.requests = {request_of_sets(OpKind::add_process_set, "<add " + std::to_string(i) + ">", members)};
+      }
+    }
+  }
+
+  RequestPtr draw_request(const std::string& name, int process_set, const std::vector<int64_t>& members) {
+    const int kind = random_.below(10);
+    const int64_t rows = random_.between(1, 64);
+    const int priority = random_.below(3);
+    if (kind == 0) return request_of(OpKind::allgather, name, {rows, 2}, priority, process_set);
+    if (kind == 1) {
+      const auto request = request_of(OpKind::broadcast, name, {rows}, priority, process_set);
+      std::const_pointer_cast<Request>(request)->operation.root = static_cast<int32_t>(random_.one_of(members));
+      return request;
+    }
+    if (kind == 2) return request_of(OpKind::barrier, name, {}, priority, process_set);
+    return request_of(OpKind::allreduce, name, {random_.chance(0.5) ? 4 : rows}, priority, process_set);
+  }
+
+  // What this name means, the same in all steps but seldom: then it is announced anew.
+  RequestPtr request_under(const std::string& name, int process_set) {
+    const std::string full = process_set ? name + " of set " + std::to_string(process_set) : name;
+    RequestPtr& known = known_[full];
+    if (!known || random_.chance(0.05)) {
+      std::vector<int64_t> members = process_set ? sets_[static_cast<size_t>(process_set - 1)] : std::vector<int64_t>();
+      for (int rank = 0; members.empty() && rank < draw_.ranks; ++rank) members.push_back(rank);
+      known = draw_request(full, process_set, members);
+    }
+    return known;
+  }
+
+  bool takes_part(int rank, int process_set) const {
+    if (process_set == 0) return true;
+    const std::vector<int64_t>& members = sets_[static_cast<size_t>(process_set - 1)];
+    return std::find(members.begin(), members.end(), rank) != members.end();
+  }
+
+  void add_steps() {
+    const int steps = random_.between(1, 8);
+    const bool waits_for_each = random_.chance(0.15);
+    const double pause = random_.chance(0.3) ? 0.5 : 0.05;
+    for (int i = 0; i < steps; ++i) {
+      std::vector<RequestPtr> requests;
+      for (const std::string& name : names_) {
+        if (random_.chance(0.2)) continue;
+        requests.push_back(request_under(name, sets_.empty() ? 0 : random_.below(static_cast<int>(sets_.size()) + 1)));
+      }
+      for (int rank = 0; rank < draw_.ranks; ++rank) {
+        Step& step = draw_.scripts[static_cast<size_t>(rank)].emplace_back();
+        for (const RequestPtr& request : requests)
+          if (takes_part(rank, request->operation.process_set)) step.requests.push_back(own(request));
+        step.waits_for_each = waits_for_each;
+        if (!waits_for_each && random_.chance(0.7)) random_.shuffle(step.requests);
+        step.pause_before_s = random_.real(0, pause);
+        step.pause_between_s = random_.chance(0.5) ? 0 : random_.real(0, 0.005);
+      }
+    }
+  }
+
+  // Ranks give as many rows as they like to an allgather.
+  RequestPtr own(const RequestPtr& request) {
+    if (request->operation.kind != OpKind::allgather) return request;
+    auto copy = std::make_shared<Request>(*request);
+    copy->operation.tensors[0].shape[0] =
+        random_.chance(0.5) ? request->operation.tensors[0].shape[0] : random_.between(0, 9);
+    return copy;
+  }
+
+  // Each rank has data for another number of steps and joins then.
+  void add_uneven_steps() {
+    const std::vector<std::string> names(names_.begin(),
+                                         names_.begin() + (1 + random_.below(static_cast<int>(names_.size()))));
+    for (auto& script : draw_.scripts) {
+      const int steps = random_.between(0, 5);
+      for (int i = 0; i < steps; ++i) {
+        Step& step = script.emplace_back();
+        for (const std::string& name : names)
+          step.requests.push_back(request_of(OpKind::allreduce, "u" + name, {4}, 0));
+        random_.shuffle(step.requests);
+        step.pause_before_s = random_.real(0, 0.2);
+      }
+      // Some join while their last operations are still pending.
+      if (steps == 0 || random_.chance(0.6)) script.emplace_back().pause_before_s = random_.real(0, 0.2);
+      script.back().requests.push_back(request_of_sets(OpKind::join, kJoinName, {0}));
+    }
+  }
+
+  // Swarm: each story draws how many of each kind it has, so that some have many of one and none of another.
+  void draw_faults() {
+    const auto add = [&](Fault::Kind kind, double probability, int most) {
+      for (int i = 0; i < most && random_.chance(probability); ++i) {
+        Fault fault = {kind, random_.below(draw_.ranks)};
+        fault.at = random_.real(0, 8);
+        fault.duration = kind == Fault::stop   ? random_.real(0.01, random_.chance(0.3) ? 25 : 3)
+                         : kind == Fault::kill ? random_.real(0, 2)
+                                               : random_.real(0.01, 6);
+        fault.step = static_cast<size_t>(random_.below(6));
+        fault.other = random_.below(draw_.ranks);
+        fault.number = draw_.faults.size();
+        draw_.faults.push_back(fault);
+      }
+    };
+    if (random_.chance(0.2)) return;
+    add(Fault::stop, random_.chance(0.4) ? 0.6 : 0, 4);
+    add(Fault::slow_link, random_.chance(0.3) ? 0.6 : 0, 4);
+    add(Fault::kill, random_.chance(0.1) ? 0.8 : 0, 2);
+    add(Fault::absent, random_.chance(0.25) ? 1 : 0, 1);
+    add(Fault::leave, random_.chance(0.1) ? 1 : 0, 1);
+    add(Fault::mismatch, random_.chance(0.25) ? 0.7 : 0, 3);
+    add(Fault::only_some, random_.chance(0.2) ? 0.7 : 0, 2);
+    add(Fault::crosswise, random_.chance(0.15) ? 1 : 0, 1);
+  }
+
+  Random random_;
+  Draw draw_;
+  std::vector<std::string> names_;
+  std::vector<std::vector<int64_t>> sets_;
+  std::map<std::string, RequestPtr> known_;
+};
+
+// ----------------------------------------------------------------------------------------------------- the transports
+
+// What the transports of all ranks share.
+struct Ether {
+  Ether(Fibres& fibres, Random& random, const Draw& draw) : fibres(fibres), random(random), draw(draw) {}
+
+  void require_nobody_lost() const {
+    if (!lost.empty()) throw Error(ErrorKind::peer_lost, lost);
+  }
+
+  double arrival(int from, int to) {
+    double delay = random.real(draw.delay_least, draw.delay_most);
+    for (const Fault& fault : slow_links)
+      if (fault.rank == from && fault.other == to && fibres.now() < fault.at + fault.duration &&
+          fault.at < fibres.now())
+        delay += fault.at + fault.duration - fibres.now();
+    return fibres.now() + delay;
+  }
+
+  Fibres& fibres;
+  Random& random;
+  const Draw& draw;
+  std::vector<Fault> slow_links;
+  std::string lost;  // what a rank was lost of, once somebody has noticed
+};
+
+// Messages in order for each pair and tag.
+class SimulatedWire final : public Wire {
+ public:
+  struct Message {
+    double arrival;
+    Bytes data;
+  };
+  // By receiver, sender and tag, with places among `ranks`.
+  struct Messages {
+    explicit Messages(std::vector<int> of) : ranks(std::move(of)), queues(ranks.size() * ranks.size() * kTags) {}
+    std::deque<Message>& queue(int to, int from, Tag tag) {
+      return queues[(static_cast<size_t>(to) * ranks.size() + static_cast<size_t>(from)) * kTags +
+                    static_cast<size_t>(tag)];
+    }
+    const std::vector<int> ranks;  // of the world
+    std::vector<std::deque<Message>> queues;
+  };
+
+  SimulatedWire(int place, Messages& messages, Ether& ether) : place_(place), messages_(messages), ether_(ether) {}
+
+  int rank() const override { return place_; }
+  int size() const override { return static_cast<int>(messages_.ranks.size()); }
+
+  using Wire::receive;
+  using Wire::send;
+  void send(int to, Tag tag, const void* data, size_t bytes) override {
+    ether_.require_nobody_lost();
+    std::deque<Message>& queue = messages_.queue(to, place_, tag);
+    double arrival =
+        ether_.arrival(messages_.ranks[static_cast<size_t>(place_)], messages_.ranks[static_cast<size_t>(to)]);
+    if (!queue.empty()) arrival = std::max(arrival, queue.back().arrival);
+    const char* begin = static_cast<const char*>(data);
+    queue.push_back({arrival, Bytes(begin, begin + bytes)});
+    ether_.fibres.look_at(arrival);
+  }
+  void receive(int from, Tag tag, void* data, size_t bytes) override {
+    ether_.require_nobody_lost();
+    if (!is_there(from, tag)) ether_.fibres.wait([=] { return is_there(from, tag) || !ether_.lost.empty(); });
+    ether_.require_nobody_lost();
+    std::deque<Message>& queue = messages_.queue(place_, from, tag);
+    if (queue.front().data.size() != bytes) throw failure("a message has another size than its receiver expects");
+    std::memcpy(data, queue.front().data.data(), bytes);
+    queue.pop_front();
+  }
+  bool has_arrived(Tag tag) override { return sender(tag) >= 0; }
+  void receive_from_any(Tag tag, void* data, size_t bytes) override {
+    if (sender(tag) < 0) ether_.fibres.wait([=] { return sender(tag) >= 0 || !ether_.lost.empty(); });
+    ether_.require_nobody_lost();
+    receive(sender(tag), tag, data, bytes);
+  }
+  bool arrives_within(int from, Tag tag, double seconds) override {
+    if (!is_there(from, tag))
+      ether_.fibres.wait([=] { return is_there(from, tag) || !ether_.lost.empty(); }, ether_.fibres.now() + seconds);
+    ether_.require_nobody_lost();
+    return is_there(from, tag);
+  }
+
+ private:
+  static constexpr size_t kTags = 4;
+
+  bool is_there(int from, Tag tag) {
+    const std::deque<Message>& queue = messages_.queue(place_, from, tag);
+    return !queue.empty() && queue.front().arrival <= ether_.fibres.now();
+  }
+  int sender(Tag tag) {
+    for (int from = 0; from < size(); ++from)
+      if (is_there(from, tag)) return from;
+    return -1;
+  }
+
+  const int place_;
+  Messages& messages_;
+  Ether& ether_;
+};
+
+// A Channel as ShmChannel is one: each rank writes on its board and reads the others', keeps deadlines, and carries
+// values.
+class BoardChannel final : public Channel {
+ public:
+  struct Board {
+    uint64_t exchanges = 0;
+    std::array<Words, 2> words;  // of this exchange and the one before
+    std::array<Bytes, 2> bytes;
+    std::array<SmallValue, 2> values;
+  };
+
+  BoardChannel(int place, std::vector<Board>& boards, Ether& ether)
+      : Channel(place, static_cast<int>(boards.size())), boards_(boards), ether_(ether) {}
+
+  void begin_and(const Words& words) override {
+    Board& own = begin();
+    own.words[side()] = words;
+    own.values[side()] = value_;
+    ++own.exchanges;
+  }
+  bool finish_and(Words& words, double deadline) override {
+    if (!wait_for_all(deadline)) return false;
+    for (const Board& board : boards_)
+      for (size_t i = 0; i < words.size(); ++i) words[i] &= board.words[side()][i];
+    return true;
+  }
+  bool keeps_deadlines() const override { return true; }
+  void put_value(const SmallValue& value) override { value_ = value; }
+  const SmallValue* value_of(int place) override { return &boards_[static_cast<size_t>(place)].values[side()]; }
+
+  std::vector<Bytes> gather(const Bytes& mine) override {
+    exchange(mine);
+    std::vector<Bytes> all;
+    for (const Board& board : boards_) all.push_back(board.bytes[side()]);
+    return rank() == 0 ? all : std::vector<Bytes>();
+  }
+  Bytes broadcast(const Bytes& mine) override {
+    exchange(mine);
+    return boards_.front().bytes[side()];
+  }
+  bool is_called() override {
+    return std::any_of(boards_.begin(), boards_.end(),
+                       [&](const Board& board) { return board.exchanges > exchanges_; });
+  }
+
+ private:
+  size_t side() const { return exchanges_ % 2; }
+  Board& begin() {
+    ether_.require_nobody_lost();
+    ++exchanges_;
+    return boards_[static_cast<size_t>(rank())];
+  }
+  void exchange(const Bytes& mine) {
+    Board& own = begin();
+    own.bytes[side()] = mine;
+    ++own.exchanges;
+    wait_for_all(kNever);
+  }
+  bool have_all_come() const {
+    return std::all_of(boards_.begin(), boards_.end(),
+                       [&](const Board& board) { return board.exchanges >= exchanges_; });
+  }
+  bool wait_for_all(double deadline) {
+    const double until = deadline == kNever ? kNever : ether_.fibres.now() + (deadline - now_s());
+    if (!have_all_come()) ether_.fibres.wait([this] { return have_all_come() || !ether_.lost.empty(); }, until);
+    ether_.require_nobody_lost();
+    return have_all_come();
+  }
+
+  std::vector<Board>& boards_;
+  Ether& ether_;
+  uint64_t exchanges_ = 0;
+  SmallValue value_;
+};
+
+// ------------------------------------------------------------------------------------------------------- the world
+
+// An operation of one rank, from its submission to its end.
+struct Own {
+  RequestPtr request;
+  uint64_t token = 0;  // its value, where that travels beside the bits
+  double submitted_s = 0;
+  uint64_t taken_in = 0;  // the round in which the engine has taken it; 0: not yet
+  bool is_done = false;
+  std::optional<Error> error;
+};
+using OwnPtr = std::shared_ptr<Own>;
+
+class World;
+World* the_world = nullptr;
+
+class World {
+ public:
+  World(uint64_t seed, const Draw& draw, const Telling& telling, Story& story)
+      : draw_(draw),
+        telling_(telling),
+        story_(story),
+        random_(seed ^ 0x9E3779B97F4A7C15),
+        fibres_(story, random_, draw.ranks),
+        ether_(fibres_, random_, draw) {
+    the_world = this;
+    for (size_t i = 0; i < draw.faults.size(); ++i) {
+      story.faults.push_back(text_of(draw.faults[i]));
+      if (!telling.left_out.count(i)) faults_.push_back(draw.faults[i]);
+    }
+    make_transports();
+    for (int rank = 0; rank < draw.ranks; ++rank) {
+      fibres_.set_clock_offset(rank, draw.clock_offsets[static_cast<size_t>(rank)]);
+      ranks_.push_back(std::make_unique<Rank>(rank, channel_of(rank), draw.limits));
+    }
+    schedule_faults();
+    for (int rank = 0; rank < draw.ranks; ++rank) {
+      fibres_.start(rank, "script", [this, rank] { run_script(*ranks_[static_cast<size_t>(rank)]); });
+      fibres_.start(rank, "engine", [this, rank] { run_engine(*ranks_[static_cast<size_t>(rank)]); });
+    }
+  }
+  ~World() { the_world = nullptr; }
+
+  void run() {
+    fibres_.run(kEnd_s);
+    check_end();
+  }
+
+  void note_warning(const std::string& text) {
+    trace("warning: " + text);
+    warnings_.push_back(text);
+    check_absent(text, draw_.limits.stall_warning_s, ranks_[0]->rounds, "a warning");
+  }
+
+ private:
+  struct Rank {
+    Rank(int rank, std::unique_ptr<Channel> own_channel, const Coordinator::Limits& limits)
+        : rank(rank),
+          channel(std::move(own_channel)),
+          membership(channel->size()),
+          coordinator(*channel, membership, limits) {}
+
+    const int rank;
+    const std::unique_ptr<Channel> channel;
+    Membership membership;
+    Coordinator coordinator;
+    std::deque<OwnPtr> inbox;
+    std::map<Key, OwnPtr> in_flight;
+    std::vector<PlanPtr> agreed;
+    std::vector<OwnPtr> awaited;  // by the script, while it waits
+    std::string whereabouts;      // the answer to a question, until the next round
+    uint64_t rounds = 0, plans = 0, bell = 0;
+    bool has_joined = false;
+    bool is_leaving = false, has_ended = false, has_script_ended = false;
+    std::optional<Error> end_reason;  // of later submissions
+  };
+
+  // ---- set-up
+
+  void make_transports() {
+    const int n = draw_.ranks;
+    for (int node = 0; node < draw_.nodes; ++node) {
+      std::vector<int> members;
+      for (int rank = node * n / draw_.nodes; rank < (node + 1) * n / draw_.nodes; ++rank) members.push_back(rank);
+      nodes_.push_back(members);
+      on_node_.push_back(std::make_unique<SimulatedWire::Messages>(members));
+      boards_.emplace_back(members.size());
+    }
+    std::vector<int> leaders;
+    for (const std::vector<int>& node : nodes_) leaders.push_back(node.front());
+    across_ = std::make_unique<SimulatedWire::Messages>(leaders);
+  }
+
+  std::unique_ptr<Channel> tree(int place, SimulatedWire::Messages& messages) {
+    wires_.push_back(std::make_unique<SimulatedWire>(place, messages, ether_));
+    return std::make_unique<TreeChannel>(*wires_.back(), kTreePatience_s);
+  }
+
+  std::unique_ptr<Channel> channel_of(int rank) {
+    size_t node = 0;
+    while (rank > nodes_[node].back()) ++node;
+    const int place = rank - nodes_[node].front();
+    std::unique_ptr<Channel> on_node;
+    if (nodes_[node].size() == 1)
+      on_node = std::make_unique<SelfChannel>();
+    else if (draw_.shares_memory)
+      on_node = std::make_unique<BoardChannel>(place, boards_[node], ether_);
+    else
+      on_node = tree(place, *on_node_[node]);
+    if (nodes_.size() == 1) return on_node;
+    std::unique_ptr<Channel> cross;
+    if (place == 0) cross = tree(static_cast<int>(node), *across_);
+    return std::make_unique<NodeChannel>(rank, draw_.ranks, std::move(on_node), std::move(cross), nodes_);
+  }
+
+  void schedule_faults() {
+    for (const Fault& fault : faults_) {
+      if (fault.kind == Fault::slow_link) ether_.slow_links.push_back(fault);
+      if (fault.kind == Fault::stop)
+        fibres_.at(fault.at, [this, fault] {
+          trace_at(fault.rank, "signal", "stopped until " + std::to_string(fault.at + fault.duration));
+          fibres_.stop(fault.rank, fault.at + fault.duration);
+        });
+      if (fault.kind == Fault::kill)
+        fibres_.at(fault.at, [this, fault] {
+          if (ranks_[static_cast<size_t>(fault.rank)]->has_ended) return;
+          trace_at(fault.rank, "signal", "killed");
+          fibres_.kill(fault.rank);
+          fibres_.at(fault.at + fault.duration, [this, fault] {
+            if (ether_.lost.empty()) ether_.lost = "rank " + std::to_string(fault.rank) + " is gone";
+          });
+        });
+    }
+  }
+
+  bool has_fault(Fault::Kind kind) const {
+    return std::any_of(faults_.begin(), faults_.end(), [&](const Fault& fault) { return fault.kind == kind; });
+  }
+
+  // ---- the script
+
+  void run_script(Rank& self) {
+    const std::vector<Step>& steps = draw_.scripts[static_cast<size_t>(self.rank)];
+    bool may_go_on = true;
+    for (size_t i = 0; i < steps.size() && may_go_on; ++i) may_go_on = take_step(self, steps[i], i);
+    self.is_leaving = true;
+    ++self.bell;
+    self.has_script_ended = true;
+    trace("the script ends");
+  }
+
+  // False if the script ends here, with an error or by a fault.
+  bool take_step(Rank& self, const Step& step, size_t number) {
+    std::vector<RequestPtr> requests = step.requests;
+    bool waits_for_each = step.waits_for_each;
+    const bool is_plain = requests.empty() || requests.back()->operation.kind <= OpKind::barrier;
+    for (const Fault& fault : faults_) {
+      if (fault.step != number || !is_plain) continue;
+      if (fault.kind == Fault::only_some && (fault.rank + self.rank) % 2)
+        requests.push_back(request_of(OpKind::allreduce, "only" + std::to_string(fault.number), {4}, 0));
+      if (fault.rank != self.rank) continue;
+      if (fault.kind == Fault::leave) return false;
+      if (fault.kind == Fault::absent) {
+        trace("is stuck in something else");
+        fibres_.wait(nullptr);
+      }
+      if (fault.kind == Fault::mismatch && !requests.empty()) requests.front() = mismatched(requests.front());
+      if (fault.kind == Fault::crosswise) {
+        waits_for_each = true;
+        std::reverse(requests.begin(), requests.end());
+      }
+    }
+    fibres_.pause(step.pause_before_s);
+    std::vector<OwnPtr> owns;
+    for (const RequestPtr& request : requests) {
+      const OwnPtr own = submit(self, request);
+      if (!own) return false;
+      if (waits_for_each && !wait_for(self, {own})) return false;
+      owns.push_back(own);
+      if (step.pause_between_s > 0) fibres_.pause(step.pause_between_s);
+    }
+    return wait_for(self, owns);
+  }
+
+  static RequestPtr mismatched(const RequestPtr& request) {
+    if (request->operation.tensors.empty()) return request;
+    auto copy = std::make_shared<Request>(*request);
+    copy->operation.tensors[0].shape.push_back(3);
+    return copy;
+  }
+
+  // Null where the engine has ended.
+  OwnPtr submit(Rank& self, const RequestPtr& request) {
+    if (self.end_reason) return nullptr;
+    auto own = std::make_shared<Own>();
+    own->request = request;
+    own->token = ++tokens_;
+    own->submitted_s = fibres_.now();
+    const Key key = key_of(request->operation);
+    if (self.in_flight.count(key)) {
+      story_.find("the script of rank " + std::to_string(self.rank) + " submits " + key.second +
+                  " twice: a mistake of this world");
+      return nullptr;
+    }
+    self.in_flight[key] = own;
+    last_submitted_s_[key.second] = fibres_.now();
+    self.inbox.push_back(own);
+    ++self.bell;
+    trace("submits " + title_of(request->operation));
+    return own;
+  }
+
+  // False if an operation has failed of something after which a script ends.
+  bool wait_for(Rank& self, const std::vector<OwnPtr>& owns) {
+    bool is_well = true;
+    for (const OwnPtr& own : owns) {
+      if (!own->is_done) {
+        self.awaited = {own};
+        self.coordinator.say_blocked(true);
+        ++self.bell;
+        fibres_.wait([&] { return own->is_done; });
+        self.awaited.clear();
+      }
+      if (own->error && own->error->kind() != ErrorKind::mismatch) is_well = false;
+    }
+    return is_well;
+  }
+
+  // ---- the engine, as Engine::take_turn
+
+  void run_engine(Rank& self) {
+    try {
+      while (!self.has_ended) {
+        sleep_until_work(self);
+        fibres_.pause(kTurn_s);
+        take_turn(self);
+      }
+    } catch (const Error& error) {
+      trace(std::string("the engine fails: ") + error.what());
+      if (error.kind() != ErrorKind::peer_lost) story_.find(std::string("the engine fails: ") + error.what());
+      close(self, error);
+    }
+  }
+
+  bool has_work(Rank& self) {
+    return !ether_.lost.empty() || !self.inbox.empty() || !self.whereabouts.empty() || !self.agreed.empty() ||
+           self.coordinator.is_in_round() || self.is_leaving || self.channel->is_called() ||
+           fibres_.clock_of(self.rank) >= self.coordinator.next_deadline();
+  }
+
+  void sleep_until_work(Rank& self) {
+    while (!has_work(self)) {
+      const uint64_t bell = self.bell;
+      const double deadline = self.coordinator.next_deadline();
+      const double until = deadline == kNever ? kNever : fibres_.now() + (deadline - fibres_.clock_of(self.rank));
+      fibres_.wait([&, bell] { return !ether_.lost.empty() || self.bell != bell || self.channel->is_called(); },
+                   std::max(until, fibres_.now() + 1e-9));
+    }
+    ether_.require_nobody_lost();
+  }
+
+  void take_turn(Rank& self) {
+    Coordinator& coordinator = self.coordinator;
+    if (!coordinator.is_in_round()) {
+      ++self.rounds;
+      if (telling_.trace) trace("begins round " + std::to_string(self.rounds));
+      Coordinator::News news = {coordinator.blockage(), {}, self.is_leaving};
+      for (const OwnPtr& own : self.inbox) {
+        own->taken_in = self.rounds;
+        const bool may_travel = own->request->operation.kind == OpKind::allreduce &&
+                                own->request->operation.bytes() <= SmallValue::kMostBytes &&
+                                own->request->operation.bytes() >= sizeof(own->token);
+        news.fresh.push_back({own->request, may_travel ? &values_[own->token].front() : nullptr});
+        if (may_travel) std::memcpy(values_[own->token].data(), &own->token, sizeof(own->token));
+      }
+      self.inbox.clear();
+      news.whereabouts = std::exchange(self.whereabouts, {});
+      coordinator.begin_round(news);
+    }
+    const bool keeps_deadline = self.channel->keeps_deadlines() && random_.chance(0.3);
+    std::optional<Round> round = coordinator.finish_round(keeps_deadline ? now_s() + 0.2 : kNever);
+    if (!round) return;
+    if (!round->question.empty()) answer_soon(self);
+    enqueue(self, *round);
+    if (self.agreed.size() > 1) round->values.clear();
+    if (!self.agreed.empty()) run_next_plan(self, round->values);
+    if (!round->left.empty()) end(self, round->left);
+  }
+
+  // As the thread that a rank starts for it, which may have to wait for the GIL.
+  void answer_soon(Rank& self) {
+    fibres_.at(fibres_.now() + random_.real(0.001, 1), [&] {
+      self.whereabouts = "in train() at train.py:1";
+      ++self.bell;
+    });
+  }
+
+  void enqueue(Rank& self, const Round& round) {
+    for (const PlanPtr& plan : round.plans) {
+      if (plan->parts.front()->error != ErrorKind::none)
+        run_plan(self, *plan, {});
+      else
+        self.agreed.push_back(plan);
+    }
+    std::stable_sort(self.agreed.begin(), self.agreed.end(),
+                     [](const PlanPtr& a, const PlanPtr& b) { return a->priority() > b->priority(); });
+  }
+
+  void run_next_plan(Rank& self, const std::vector<const void*>& values) {
+    const PlanPtr plan = self.agreed.front();
+    self.agreed.erase(self.agreed.begin());
+    run_plan(self, *plan, values);
+  }
+
+  void run_plan(Rank& self, const Plan& plan, const std::vector<const void*>& values) {
+    const bool is_first = check_same_everywhere(self, plan);
+    if (telling_.trace)
+      trace("carries out " + plan.title + (plan.parts.front()->error == ErrorKind::none ? "" : ", as an error"));
+    const Agreement& first = *plan.parts.front();
+    if (first.error != ErrorKind::none) {
+      for (const AgreementPtr& part : plan.parts) fail(self, *part, is_first);
+    } else {
+      if (takes_part(self, first)) meet(self, first.operation.process_set, values);
+      for (const AgreementPtr& part : plan.parts) finish(self, *part, values);
+    }
+    if (!std::any_of(self.awaited.begin(), self.awaited.end(), [](const OwnPtr& own) { return !own->is_done; }))
+      self.coordinator.say_blocked(false);
+    self.coordinator.note_carried_out();
+  }
+
+  bool takes_part(const Rank& self, const Agreement& agreement) const {
+    const OpKind kind = agreement.operation.kind;
+    if (kind == OpKind::join || kind == OpKind::add_process_set || kind == OpKind::remove_process_set) return false;
+    return self.membership.contains(agreement.operation.process_set, self.rank);
+  }
+
+  // The ranks of a set carry out its plans together. Values that came beside the bits need no meeting.
+  void meet(Rank& self, int process_set, const std::vector<const void*>& values) {
+    if (!values.empty()) return;
+    const std::vector<int> members = self.membership.ranks(process_set);
+    std::vector<uint64_t>& met = met_[process_set];
+    met.resize(static_cast<size_t>(draw_.ranks));
+    const uint64_t mine = ++met[static_cast<size_t>(self.rank)];
+    fibres_.wait([&, this] {
+      return !ether_.lost.empty() || std::all_of(members.begin(), members.end(),
+                                                 [&](int rank) { return met[static_cast<size_t>(rank)] >= mine; });
+    });
+    ether_.require_nobody_lost();
+  }
+
+  void finish(Rank& self, const Agreement& part, const std::vector<const void*>& values) {
+    const Operation& operation = part.operation;
+    const auto it = self.in_flight.find(key_of(operation));
+    const bool has_submitted = it != self.in_flight.end() && it->second->taken_in > 0;
+    const bool contributes_zeros = part.has_joined(self.rank);
+    const bool is_member = self.membership.contains(operation.process_set, self.rank);
+    if (operation.kind != OpKind::join && is_member && has_submitted == contributes_zeros)
+      return story_.find(title_of(operation) + " is carried out, and rank " + std::to_string(self.rank) +
+                         (has_submitted ? " has submitted it although it counts as joined" : " has not submitted it"));
+    if (operation.kind == OpKind::join) self.has_joined = false;
+    if (!values.empty()) check_values(self, operation, values);
+    check_pace(operation);
+    if (has_submitted) complete(self, it, std::nullopt);
+  }
+
+  void fail(Rank& self, const Agreement& part, bool is_first) {
+    if (is_first) check_error(self, part);
+    const auto it = self.in_flight.find(key_of(part.operation));
+    if (it != self.in_flight.end()) complete(self, it, Error(part.error, part.message));
+  }
+
+  void complete(Rank& self, std::map<Key, OwnPtr>::iterator it, std::optional<Error> error) {
+    const OwnPtr own = it->second;
+    const auto queued = std::find(self.inbox.begin(), self.inbox.end(), own);
+    if (queued != self.inbox.end()) self.inbox.erase(queued);
+    self.in_flight.erase(it);
+    own->error = std::move(error);
+    own->is_done = true;
+    trace((own->error ? "fails " : "finishes ") + title_of(own->request->operation));
+  }
+
+  void end(Rank& self, const std::vector<int>& left) {
+    while (!self.agreed.empty()) run_next_plan(self, {});
+    if (!self.is_leaving && std::count(left.begin(), left.end(), self.rank))
+      story_.find("rank " + std::to_string(self.rank) + " is said to leave and does not");
+    for (const int rank : left)
+      if (!ranks_[static_cast<size_t>(rank)]->is_leaving)
+        story_.find("rank " + std::to_string(rank) + " is said to leave and does not");
+    close(self, Error(ErrorKind::shut_down, "a rank has left"));
+  }
+
+  void close(Rank& self, const Error& error) {
+    self.has_ended = true;
+    self.end_reason = error;
+    while (!self.in_flight.empty()) {
+      if (error.kind() == ErrorKind::shut_down && !is_anything_amiss())
+        story_.find(title_of(self.in_flight.begin()->second->request->operation) + " of rank " +
+                    std::to_string(self.rank) + " fails at the end of a healthy job");
+      complete(self, self.in_flight.begin(), error);
+    }
+    trace("the engine has ended");
+  }
+
+  // ---- rules
+
+  // Whether no other rank has come to this plan before.
+  bool check_same_everywhere(Rank& self, const Plan& plan) {
+    uint64_t signature = 14695981039346656037ull;
+    const auto mix = [&](uint64_t value) { signature = (signature ^ value) * 1099511628211ull; };
+    for (const AgreementPtr& part : plan.parts) {
+      for (const char c : part->operation.name) mix(static_cast<unsigned char>(c));
+      mix(static_cast<uint64_t>(part->operation.process_set));
+      mix(static_cast<uint64_t>(part->error));
+      for (const int rank : part->joined) mix(static_cast<uint64_t>(rank));
+      for (const auto& rows : part->rows)
+        for (const int64_t row : rows) mix(static_cast<uint64_t>(row));
+    }
+    // Errors overtake plans that wait, each rank by its own progress, so the two kinds are compared apart.
+    std::vector<uint64_t>& log = plan.parts.front()->error == ErrorKind::none ? plans_ : errors_;
+    uint64_t& place = plan.parts.front()->error == ErrorKind::none ? self.plans : errors_seen_[self.rank];
+    const bool is_first = place == log.size();
+    if (is_first) log.push_back(signature);
+    if (log[place] != signature)
+      story_.find("rank " + std::to_string(self.rank) + " carries out " + plan.title + " as plan " +
+                  std::to_string(place) + ", another rank something else");
+    ++place;
+    return is_first;
+  }
+
+  void check_values(const Rank& self, const Operation& operation, const std::vector<const void*>& values) {
+    const std::vector<int>& members = self.membership.ranks(operation.process_set);
+    for (size_t i = 0; i < members.size(); ++i) {
+      uint64_t token;
+      std::memcpy(&token, values[i], sizeof(token));
+      if (token_owner_of(members[i], operation.name) > token || token == 0)
+        story_.find("an old value of rank " + std::to_string(members[i]) + " for " + operation.name);
+    }
+  }
+
+  // Where no rank and no link is slow, an operation ends soon after the last rank has submitted it.
+  void check_pace(const Operation& operation) {
+    const auto is_slow = [](const Fault& fault) { return fault.kind <= Fault::kill || fault.kind == Fault::slow_link; };
+    if (std::any_of(faults_.begin(), faults_.end(), is_slow)) return;
+    const double seconds = fibres_.now() - last_submitted_s_[operation.name];
+    if (seconds > kSoon_s + kMessagesOfStep * draw_.delay_most)
+      story_.find(title_of(operation) + " ends " + std::to_string(seconds) + " s after the last rank has submitted it");
+  }
+
+  // The token of the newest submission under this name that the rank has finished; its pending one is larger.
+  uint64_t token_owner_of(int rank, const std::string& name) const {
+    const auto& in_flight = ranks_[static_cast<size_t>(rank)]->in_flight;
+    const auto it = in_flight.find({0, name});
+    return it == in_flight.end() ? 0 : it->second->token;
+  }
+
+  bool is_anything_amiss() const {
+    return std::any_of(faults_.begin(), faults_.end(), [&](const Fault& fault) {
+      if (fault.kind == Fault::slow_link) return false;
+      if (fault.kind == Fault::stop) return draw_.limits.stall_shutdown_s > 0;
+      return fault.kind != Fault::mismatch;
+    });
+  }
+
+  void check_error(const Rank& self, const Agreement& part) {
+    const std::string what = title_of(part.operation) + " on rank " + std::to_string(self.rank) + ": " + part.message;
+    if (part.error == ErrorKind::mismatch && !has_fault(Fault::mismatch) && !has_fault(Fault::only_some) &&
+        !has_fault(Fault::crosswise) && part.joined.empty())
+      story_.find("a mismatch without a cause: " + what);
+    if (part.error == ErrorKind::stalled) {
+      // Slow links and stopped ranks may make others wait for as long.
+      if (!is_anything_amiss() && !has_fault(Fault::slow_link)) story_.find("a stall without a cause: " + what);
+      check_absent(part.message, draw_.limits.stall_shutdown_s, self.rounds, "a StalledError");
+    }
+    if (part.error == ErrorKind::deadlock) check_deadlock(what);
+  }
+
+  // Every script waits, but those on ranks that have had this error before.
+  void check_deadlock(const std::string& what) {
+    if (has_seen_deadlock_) return;
+    has_seen_deadlock_ = true;
+    for (const auto& rank : ranks_)
+      if (rank->awaited.empty() && !fibres_.is_killed(rank->rank))
+        story_.find("a deadlock although the script of rank " + std::to_string(rank->rank) + " does not wait: " + what);
+  }
+
+  // `text` begins with the title of an operation and names the ranks that did not submit it before " did not".
+  // `round`: in which that was decided.
+  void check_absent(const std::string& text, double limit_s, uint64_t round, const std::string& kind) {
+    const size_t begin = text.find('"'), end = text.find('"', begin + 1), did_not = text.find(" did not");
+    if (did_not == std::string::npos) return story_.find(kind + " names nobody: " + text);
+    const std::string name = begin > did_not ? std::string(kJoinName) : text.substr(begin + 1, end - begin - 1);
+    const std::vector<int> named = ranks_in(text.substr(0, did_not));
+    double oldest = kNever;
+    for (const auto& rank : ranks_)
+      for (const auto& [key, own] : rank->in_flight)
+        if (key.second == name) oldest = std::min(oldest, own->submitted_s);
+    if (fibres_.now() - oldest < limit_s - 1e-6)
+      story_.find(kind + " after " + std::to_string(fibres_.now() - oldest) + " s: " + text);
+    for (const int rank : named) {
+      const Rank& other = *ranks_.at(static_cast<size_t>(rank));
+      for (const auto& [key, own] : other.in_flight)
+        if (key.second == name && own->taken_in > 0 && own->taken_in <= round)
+          story_.find(kind + " names rank " + std::to_string(rank) + ", which has submitted it: " + text);
+    }
+    told_.insert(named.begin(), named.end());
+  }
+
+  // The last "rank 1" or "ranks 0, 2-4" of the text.
+  static std::vector<int> ranks_in(const std::string& text) {
+    const size_t begin = text.rfind("rank");
+    std::vector<int> ranks;
+    for (size_t i = begin; i < text.size();) {
+      if (!std::isdigit(static_cast<unsigned char>(text[i]))) {
+        ++i;
+        continue;
+      }
+      size_t used = 0;
+      const int first = std::stoi(text.substr(i), &used);
+      i += used;
+      int last = first;
+      if (i < text.size() && text[i] == '-') {
+        last = std::stoi(text.substr(i + 1), &used);
+        i += used + 1;
+      }
+      for (int rank = first; rank <= last; ++rank) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+
+  void check_end() {
+    for (const auto& rank : ranks_) {
+      if (rank->has_script_ended || fibres_.is_killed(rank->rank)) continue;
+      if (rank->awaited.empty()) continue;  // it is absent, or was never waiting for anybody
+      const Operation& operation = rank->awaited.front()->request->operation;
+      const std::vector<int> missing = missing_of(operation);
+      const std::string what = "rank " + std::to_string(rank->rank) + " waits for " + title_of(operation);
+      if (rank->has_ended) {
+        story_.find(what + " although its engine has ended");
+      } else if (missing.empty()) {
+        story_.find(what + ", which every rank has submitted");
+      } else if (draw_.limits.stall_shutdown_s > 0) {
+        story_.find(what + " longer than the limit");
+      } else if (!std::includes(told_.begin(), told_.end(), missing.begin(), missing.end())) {
+        story_.find(what + ", and no warning names those that have not submitted it");
+      }
+    }
+  }
+
+  // Ranks of the set that have not submitted it and do not contribute zeros.
+  std::vector<int> missing_of(const Operation& operation) const {
+    std::vector<int> missing;
+    for (const auto& rank : ranks_) {
+      if (!rank->membership.contains(operation.process_set, rank->rank)) continue;
+      if (rank->membership.has_joined(operation.process_set, rank->rank)) continue;
+      if (!rank->in_flight.count(key_of(operation))) missing.push_back(rank->rank);
+    }
+    return missing;
+  }
+
+  // ---- the trace
+
+  void trace(const std::string& text) {
+    if (telling_.trace) trace_at(fibres_.running_rank(), fibres_.running_role(), text);
+  }
+  void trace_at(int rank, const char* role, const std::string& text) {
+    if (telling_.trace) std::printf("%12.6f  rank %-3d %-7s %s\n", fibres_.now(), rank, role, text.c_str());
+  }
+
+  const Draw& draw_;
+  const Telling& telling_;
+  Story& story_;
+  Random random_;  // of delays and of who goes on
+  std::vector<Fault> faults_;
+  std::vector<std::unique_ptr<SimulatedWire>> wires_;
+  std::vector<std::vector<int>> nodes_;
+  std::vector<std::unique_ptr<SimulatedWire::Messages>> on_node_;
+  std::unique_ptr<SimulatedWire::Messages> across_;
+  std::vector<std::vector<BoardChannel::Board>> boards_;
+  std::vector<std::string> warnings_;
+  std::map<std::string, double> last_submitted_s_;
+  std::set<int> told_;                    // the ranks that a warning or an error has named
+  std::vector<uint64_t> plans_, errors_;  // signatures, in order
+  std::map<int, uint64_t> errors_seen_;
+  std::map<int, std::vector<uint64_t>> met_;  // by process set: how many plans each rank has come to
+  std::map<uint64_t, std::array<char, 64>> values_;
+  uint64_t tokens_ = 0;
+  bool has_seen_deadlock_ = false;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  Fibres fibres_;  // unwinds what uses all of the above
+  Ether ether_;
+};
+
+}  // namespace
+
+void warn(const std::string& message) { the_world->note_warning(message); }
+void inform(const std::string&) {}
+void set_log_level(const std::string&) {}
+
+simulation::Story simulation::tell(uint64_t seed, const Telling& telling) {
+  Story story;
+  const Draw draw = Drawing(seed).draw();
+  World(seed, draw, telling, story).run();
+  return story;
+}
+
+}  // namespace ringtrain

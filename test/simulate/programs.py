@@ -1,0 +1,221 @@
+"""The worlds as programs: those in C++ are built from core/ and the sources of the product, those in Python imported.
+
+Each tells the stories of a range of seeds in one thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.compiling import filled, folder_of, run_compiler
+
+from simulate.story import Story
+
+_OWN = Path(__file__).resolve().parent / "core"
+_PRODUCT = _OWN.parent.parent.parent / "csrc"
+# The seam is first: its base/clock.h takes the place of the product's.
+_FLAGS = ["-std=c++17", "-O2", "-Wall"]
+
+# Of each world: its own sources, and those of the product. base/log.cc is the world's own.
+_SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "negotiation": (
+        ("main.cc", "fibres.cc", "negotiation.cc"),
+        (
+            *(f"coordination/{name}.cc" for name in ("blobs", "coordinator", "fusion", "ledger", "membership")),
+            *(f"coordination/{name}.cc" for name in ("messages", "mismatch", "node_channel", "operation", "plan")),
+            *(f"coordination/{name}.cc" for name in ("plan_cache", "ready", "tree_channel")),
+            "base/error.cc",
+        ),
+    ),
+}
+_PYTHON_WORLDS = ("elastic",)
+NAMES = (*_SOURCES, *_PYTHON_WORLDS)
+_PROGRAM = "simulate"
+
+
+class Patch(NamedTuple):
+    """A bug to plant: `old`, which the product's file has once, becomes `new`."""
+
+    file: str
+    old: str
+    new: str
+
+
+class Finding(NamedTuple):
+    seed: int
+    text: str
+    faults: list[str]
+
+
+class Total(NamedTuple):
+    """What the stories of a range of seeds have in sum."""
+
+    stories: int
+    events: int
+    findings: int
+    hash: str
+    seconds: float
+
+
+class Program(ABC):
+    """A world that can be told."""
+
+    @abstractmethod
+    def _lines(self, seeds: range, *words: str) -> Iterator[dict[str, Any]]:
+        """What core/main.cc prints for these words."""
+
+    @abstractmethod
+    def trace(self, seed: int, without: Sequence[int]) -> None:
+        """Print the events of a story."""
+
+    def run(
+        self, seeds: range, seconds: float | None = None, without: Sequence[int] = ()
+    ) -> tuple[list[Finding], Total]:
+        """Tell the stories of these seeds, until the time is over: those with a finding, and what all took."""
+        findings, total = [], None
+        limit = [] if seconds is None else ["--seconds", str(seconds)]
+        for line in self._lines(seeds, "--without", _list(without), *limit):
+            if "stories" in line:
+                total = Total(**line)
+            else:
+                findings.append(Finding(line["seed"], line["finding"], line["faults"]))
+        if total is None:
+            raise RuntimeError(f"the simulation ended early, at a seed from {seeds.start} on")
+        return findings, total
+
+    def faults(self, seed: int) -> list[str]:
+        """Those that this seed draws, by number."""
+        return list(next(self._lines(range(seed, seed + 1), "--faults"))["faults"])
+
+    def needed_faults(self, seed: int) -> list[int]:
+        """Few faults, by number, with which the story still has a finding: the others are dropped one by one."""
+        count = len(self.faults(seed))
+        without: list[int] = []
+        for fault in range(count):
+            findings, _ = self.run(range(seed, seed + 1), without=[*without, fault])
+            if findings:
+                without.append(fault)
+        return [fault for fault in range(count) if fault not in without]
+
+
+def program(world: str, patches: Sequence[Patch] = (), product: Path = _PRODUCT) -> Program:
+    """The world of this name, with the bugs that are to be planted in it.
+
+    Raises DoubleUnavailable where there is no compiler, and RuntimeError with what it says where it fails.
+    """
+    return _Module(world, patches) if world in _PYTHON_WORLDS else _Compiled(world, patches, product)
+
+
+class _Compiled(Program):
+    def __init__(self, world: str, patches: Sequence[Patch], product: Path):
+        own, of_product = _SOURCES[world]
+        sources = [*(_OWN / name for name in own), *(product / name for name in of_product)]
+        headers = sorted([*_OWN.rglob("*.h"), *product.rglob("*.h")])
+        flags = [*_FLAGS, f"-I{_OWN / 'seam'}", f"-I{_OWN}"]
+        folder = folder_of(f"simulate-{world}", [*flags, *map(str, patches)], [*sources, *headers])
+        build = functools.partial(_build, sources, flags, product, patches)
+        self._path = filled(folder, build) / _PROGRAM
+
+    def trace(self, seed: int, without: Sequence[int]) -> None:
+        words = [str(self._path), str(seed), str(seed + 1), "--trace", "--without", _list(without)]
+        subprocess.run(words, check=False)
+
+    def _lines(self, seeds: range, *words: str) -> Iterator[dict[str, Any]]:
+        return _lines_of([str(self._path), str(seeds.start), str(seeds.stop), *words])
+
+
+class _Module(Program):
+    """Runs in a process of its own, so that several can run at a time, and as main() of core/main.cc does."""
+
+    def __init__(self, world: str, patches: Sequence[Patch]):
+        if patches:
+            raise ValueError(f"bugs are planted in worlds of C++, and {world} is one of Python")
+        self._world = world
+
+    def trace(self, seed: int, without: Sequence[int]) -> None:
+        subprocess.run(
+            self._line(range(seed, seed + 1), "--trace", "--without", _list(without)), check=False, env=_environment()
+        )
+
+    def _line(self, seeds: range, *words: str) -> list[str]:
+        return [sys.executable, "-m", "simulate.programs", self._world, str(seeds.start), str(seeds.stop), *words]
+
+    def _lines(self, seeds: range, *words: str) -> Iterator[dict[str, Any]]:
+        return _lines_of(self._line(seeds, *words))
+
+
+def _lines_of(line: list[str]) -> Iterator[dict[str, Any]]:
+    done = subprocess.run(line, check=False, stdout=subprocess.PIPE, text=True, env=_environment())
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout[-2000:]}")
+    return map(json.loads, done.stdout.splitlines())
+
+
+def _environment() -> dict[str, str]:
+    """The order of sets is part of a story, and must be the same in each telling."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(_OWN.parent.parent), *sys.path]), "PYTHONHASHSEED": "0"}
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _main(world: str, first: str, end: str, *words: str) -> int:
+    """As main() of core/main.cc, for a world in Python."""
+    tell: Callable[[int, Sequence[int], bool], Story] = importlib.import_module(f"simulate.{world}").tell
+    values = dict(itertools.pairwise(words))
+    limit_s = float(values.get("--seconds", "inf"))
+    without = [int(number) for number in values.get("--without", "").split(",") if number]
+    stories = events = findings = hashes = 0
+    begin = time.monotonic()
+    for seed in range(int(first), int(end)):
+        if time.monotonic() - begin >= limit_s:
+            break
+        story = tell(seed, without, "--trace" in words)
+        stories, events, hashes = stories + 1, events + story.events, hashes ^ story.hash * (2 * seed + 1) % (1 << 64)
+        findings += bool(story.finding)
+        if "--trace" not in words and (story.finding or "--faults" in words):
+            print(json.dumps({"seed": seed, "finding": story.finding, "faults": story.faults}))
+    if "--trace" not in words:
+        print(json.dumps(Total(stories, events, findings, f"{hashes:016x}", time.monotonic() - begin)._asdict()))
+    return int(findings > 0)
+
+
+def _build(
+    sources: Sequence[Path], flags: Sequence[str], product: Path, patches: Sequence[Patch], folder: Path
+) -> None:
+    # Quotes look beside the including file first, so patched files have the folder of the product after their own.
+    patched = folder / "patched"
+    for patch in patches:
+        text = (patched / patch.file if (patched / patch.file).exists() else product / patch.file).read_text()
+        if text.count(patch.old) != 1:
+            raise RuntimeError(f"{patch.file} does not have once: {patch.old}")
+        (patched / patch.file).parent.mkdir(parents=True, exist_ok=True)
+        (patched / patch.file).write_text(text.replace(patch.old, patch.new))
+
+    def compile_one(source: Path) -> str:
+        if source.is_relative_to(product) and (patched / source.relative_to(product)).exists():
+            source = patched / source.relative_to(product)
+        compiled = str(folder / f"{source.stem}.o")
+        run_compiler([*flags, f"-I{patched}", f"-I{product}", "-c", str(source), "-o", compiled])
+        return compiled
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        objects = list(pool.map(compile_one, sources))
+    run_compiler([*objects, "-o", str(folder / _PROGRAM)])
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
