@@ -134,7 +134,7 @@ class DirectPath {
   std::optional<Error> rounds_error_ GUARDED_BY(mutex_);  // why no round can close
   std::map<int, Absence> absent_ GUARDED_BY(mutex_);      // servers
   std::set<const Actor*> left_ GUARDED_BY(mutex_);
-  std::optional<Error> ended_ GUARDED_BY(mutex_);         // why nothing can be done any more
+  std::optional<Error> ended_ GUARDED_BY(mutex_);  // why nothing can be done any more
   // Others have not come for a while, so this worker does not wait for them until they have.
   bool is_ahead_ GUARDED_BY(mutex_) = false;
 };
