@@ -95,6 +95,7 @@ kv.barrier()
 a = np.zeros((2, 3), np.float32)
 kv.pull(3, out=a)
 assert (a == 34).all(), a
+kv.barrier()  # the other worker has seen this value too, before the next push changes it
 kv.row_sparse_pull(3, row_ids=[1])
 kv.push(3, kvstore.RowSparse([1], np.ones((1, 3), np.float32)))
 kv.wait()
