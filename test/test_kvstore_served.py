@@ -311,17 +311,6 @@ def test_a_server_on_the_same_host_whose_place_nobody_takes_is_lost_at_the_deadl
         assert "PeerLostError" in said and "no other server has taken its place within kv_rejoin_s" in said
 
 
-def test_when_the_scheduler_dies_training_goes_on(tmp_path):
-    program = ASYNC_WITH_A_DEATH.replace("kv.get_num_dead_node(4, 60) == 1", "turn > 20 and kv.get_num_dead_node(1)")
-    with job(tmp_path, 1, 1, RINGTRAIN_KV_TIMEOUT_S="1") as one:
-        scheduler, server = one.scheduler(), one.server()
-        worker = one.worker(BEGIN + program)
-        worker.wait_for("round", 3)
-        scheduler.kill()
-        assert "PeerLostError the scheduler of this job is gone" in worker.end()
-        server.end(within_s=20)
-
-
 AGAIN = """
 kv = kvstore.create("dist_async")
 kv.set_optimizer("test")
