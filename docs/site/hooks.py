@@ -32,7 +32,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "CONTRIBUTING.md", content=_of_site(Path("CONTRIBUTING.md").read_text())))
-    for example in Path("examples").glob("*.py"):
+    for example in (*Path("examples").glob("*.py"), *Path("examples/kubernetes").iterdir()):
         files.append(File.generated(config, example.as_posix(), content=example.read_text()))
     written: set[str] = set()
     for module, about in MODULES.items():
