@@ -273,6 +273,16 @@ void Coordinator::note(int rank, const Request& request, double since, Decision&
   }
 }
 
+// What this rank waits for under this key and has not announced, since a bit says so or said so until now. Rank 0
+// cannot have agreed on it, unless it is wrong. Null if there is nothing.
+const Request* Coordinator::unannounced(const Key& key) const {
+  const std::optional<int> slot = cache_.find(view_of(key));
+  if (slot && ready_.has(*slot)) return ready_.at(*slot).request.get();
+  for (const Pending& pending : to_announce_)
+    if (key_of(pending.request->operation) == key) return pending.request.get();
+  return nullptr;
+}
+
 AgreementPtr Coordinator::apply(Agreement agreement) {
   const Operation& operation = agreement.operation;
   RequestPtr own;
@@ -281,7 +291,8 @@ AgreementPtr Coordinator::apply(Agreement agreement) {
     own = std::move(announced->second.request);
     announced_.erase(announced);
   }
-  require_own(agreement, own.get(), channel_.rank(), membership_);
+  const Request* asked = own ? own.get() : unannounced(key_of(operation));
+  require_own(agreement, asked, channel_.rank(), membership_);
   if (operation.kind == OpKind::join) {
     membership_.end_join(operation.process_set);
     cache_.forget_plans();

@@ -128,6 +128,7 @@ class Coordinator {
   Bytes announcement();
   Decision decide(const std::vector<Bytes>& announcements);
   void note(int rank, const Request& request, double since, Decision& decision);
+  const Request* unannounced(const Key& key) const;
   AgreementPtr apply(Agreement agreement);
   void remember(const AgreementPtr& agreement, RequestPtr own);
   void forget_process_set(int id);
