@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "base/error.h"
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
 #include "kvstore/convert.h"
@@ -49,9 +48,13 @@ void Actor::put_in_order(double timeout_s) {
 
 void Actor::require_term() const {
   if (is_server() || part_->first_term(number_) <= term_) return;
-  throw Error(ErrorKind::peer_lost, "worker " + std::to_string(number_) +
-                                        " was expelled from its job after a silence (kv_timeout_s), so its changes "
-                                        "are refused; start it again");
+  throw expelled(number_);
+}
+
+Error expelled(uint32_t worker) {
+  return Error(ErrorKind::peer_lost, "worker " + std::to_string(worker) +
+                                         " was expelled from its job after a silence (kv_timeout_s), so its changes "
+                                         "are refused; start it again");
 }
 
 Outcome Actor::push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer) {

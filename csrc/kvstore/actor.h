@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/wait.h"
 #include "kernels/quantize.h"
 #include "kvstore/part.h"
@@ -48,6 +49,9 @@ enum class Outcome : uint8_t {
 };
 
 enum class Reading : uint8_t { done, not_yet, busy };
+
+// What a process hears that acts in the name of a worker when a later term of that worker has begun.
+Error expelled(uint32_t worker);
 
 // One thread at a time. Only one actor of each number may exist in all processes: a worker that comes back makes its
 // own when the process before is dead.

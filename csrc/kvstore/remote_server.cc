@@ -86,8 +86,12 @@ void RemoteServer::lose(const std::string& text) {
 }
 
 void RemoteServer::give_up(const std::string& why) {
+  fail(Error(ErrorKind::peer_lost, name() + " is gone (" + why + ")"));
+}
+
+void RemoteServer::fail(const Error& error) {
   if (lost_) return;
-  lost_ = Error(ErrorKind::peer_lost, name() + " is gone (" + why + ")");
+  lost_ = error;
   fail_all(*lost_);
   if (options_.has_lost) options_.has_lost(number_, *lost_);
 }
@@ -133,6 +137,13 @@ void RemoteServer::take_hello() {
   dials_ = 0;
   if (is_another) ask_again_for_parts();
   ask_next();
+}
+
+// A server that refuses this worker with peer_lost lives: the worker was expelled.
+void RemoteServer::take_refusal(ErrorKind kind) {
+  const std::string text(answer_body_.begin(), answer_body_.end());
+  if (kind != ErrorKind::peer_lost) return give_up(text);
+  fail(Error(kind, text));
 }
 
 // Another server has taken its place, with what was kept of it: pushes that it has not are sent again, and what comes
@@ -225,7 +236,7 @@ void RemoteServer::send_question() {
 
 void RemoteServer::answer_question(const Head& head) {
   question_id_ = 0;
-  if (!is_met_ && head.said == Said::refused) return give_up({answer_body_.begin(), answer_body_.end()});
+  if (!is_met_ && head.said == Said::refused) return take_refusal(static_cast<ErrorKind>(head.number));
   if (!is_met_) return take_hello();
   RemoteQuestion question = std::move(questions_.front());
   questions_.pop_front();

@@ -83,6 +83,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void dial(double now);
   void say_hello();
   void take_hello();
+  void take_refusal(ErrorKind kind);
   void ask_again_for_parts();
   void take_parts(uint32_t store);
   void take_part(const PartWords& part, uint32_t store);
@@ -102,6 +103,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void look_for_silence(double now);
   void resend_what_is_late(double now);
   void give_up(const std::string& why);
+  void fail(const Error& error);
   void end_connection();
   void fail_all(const Error& error);
   std::string name() const;

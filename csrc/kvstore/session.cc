@@ -175,8 +175,7 @@ bool Session::is_full() const { return connection_->queued_bytes() > kFull; }
 Bytes Session::greet(const Head& hello) {
   require(hello.number >= 0 && hello.number < Actor::kNewestTerm, "the term");
   term_ = static_cast<uint32_t>(hello.number);
-  if (!home_.stores().admit(worker_, term_))
-    throw Error(ErrorKind::peer_lost, "worker " + std::to_string(worker_) + " was expelled from its job");
+  if (!home_.stores().admit(worker_, term_)) throw expelled(static_cast<uint32_t>(worker_));
   return bytes_of(home_.words());
 }
 
