@@ -883,10 +883,14 @@ class World {
   void check_values(const Rank& self, const Operation& operation, const std::vector<const void*>& values) {
     const std::vector<int>& members = self.membership.ranks(operation.process_set);
     for (size_t i = 0; i < members.size(); ++i) {
+      const Rank& member = *ranks_[static_cast<size_t>(members[i])];
+      if (&member != &self && member.plans >= self.plans) continue;  // it is done, and may have submitted it again
       uint64_t token;
       std::memcpy(&token, values[i], sizeof(token));
-      if (token_owner_of(members[i], operation.name) > token || token == 0)
-        story_.find("an old value of rank " + std::to_string(members[i]) + " for " + operation.name);
+      const auto pending = member.in_flight.find(key_of(operation));
+      if (pending == member.in_flight.end() || pending->second->token != token)
+        story_.find("another value of rank " + std::to_string(members[i]) + " than the pending one for " +
+                    operation.name);
     }
   }
 
@@ -897,13 +901,6 @@ class World {
     const double seconds = fibres_.now() - last_submitted_s_[operation.name];
     if (seconds > kSoon_s + kMessagesOfStep * draw_.delay_most)
       story_.find(title_of(operation) + " ends " + std::to_string(seconds) + " s after the last rank has submitted it");
-  }
-
-  // The token of the newest submission under this name that the rank has finished; its pending one is larger.
-  uint64_t token_owner_of(int rank, const std::string& name) const {
-    const auto& in_flight = ranks_[static_cast<size_t>(rank)]->in_flight;
-    const auto it = in_flight.find({0, name});
-    return it == in_flight.end() ? 0 : it->second->token;
   }
 
   bool is_anything_amiss() const {
