@@ -36,9 +36,9 @@ def test_stories_of_random_seeds_break_no_rule(world):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", NAMES)
-def test_two_minutes_of_random_seeds_break_no_rule(world):
+def test_a_minute_of_random_seeds_breaks_no_rule(world):
     first = secrets.randbelow(1 << 40)
-    findings, _ = built(world).run(range(first, first + (1 << 30)), seconds=120)
+    findings, _ = built(world).run(range(first, first + (1 << 30)), seconds=60)
     require_no_finding(findings)
 
 

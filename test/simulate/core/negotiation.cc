@@ -905,8 +905,8 @@ class World {
 
   bool is_anything_amiss() const {
     return std::any_of(faults_.begin(), faults_.end(), [&](const Fault& fault) {
-      if (fault.kind == Fault::slow_link) return false;
-      if (fault.kind == Fault::stop) return draw_.limits.stall_shutdown_s > 0;
+      // Several slow links, one after the other, may keep an operation for longer than the limit.
+      if (fault.kind == Fault::stop || fault.kind == Fault::slow_link) return draw_.limits.stall_shutdown_s > 0;
       return fault.kind != Fault::mismatch;
     });
   }
