@@ -169,6 +169,8 @@ def test_folders_of_earlier_jobs_are_removed_but_for_the_latest(tmp_path):
 def test_a_rank_that_hears_of_a_failure_when_it_submits_writes_it_down_too(tmp_path):
     hvd.init(flight_dir=str(tmp_path))
     never = hvd.allreduce_async(np.ones(4), name=f"of rank {hvd.rank()} alone")
+    (tmp_path / f"{hvd.rank()} has submitted").touch()
+    wait_for(lambda: len(list(tmp_path.glob("* has submitted"))) == 2)  # a report reaches the other rank, too
     _core.report_loss("rank 7 is gone")
     wait_for(never.poll)  # it has failed, and nobody waits for it
     assert not (tmp_path / f"rank-{hvd.rank()}.json").exists()
