@@ -30,9 +30,7 @@ FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch$(comma)test-jax)
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
 # What has rules about threads. The bindings have the GIL instead.
 THREADED := $(patsubst csrc/%,%,$(filter-out csrc/kernels/% csrc/python/%,$(filter %.cc,$(CPP))))
-CPP_OF_TESTS := $(wildcard test/gpu_double/*.cc test/gpu_double/*.h test/mpi_double/*.cc) \
-	$(wildcard test/simulation/*.cc test/simulation/*.h test/hostile/*.cc test/hostile/*.h test/engine_threads/*.cc) \
-	$(wildcard test/simulate/core/*.cc test/simulate/core/*.h test/simulate/core/seam/base/*.h test/store_fuzz/*.cc)
+CPP_OF_TESTS := $(shell find test -name '*.cc' -o -name '*.h')
 
 # Open MPI's mpirun refuses root, who is the only user in most containers, unless these are set. For `activate`.
 define ALLOW_ROOT
@@ -71,12 +69,12 @@ quick: $(VENV)/.installed
 	$(BIN)/python -m pytest -q $(THREE_AT_A_TIME) -m "fast and not slow$(BUT_ALIKE)" test
 
 test-mxnet: .venv-mxnet/.installed
-	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(THREE_AT_A_TIME) $(BUT_SLOW) test/of_mxnet)
+	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(THREE_AT_A_TIME) $(BUT_SLOW) test/frameworks/mxnet)
 
 # In a folder before those of the environment, whose JAX is the newest one. Three ranks ask no more of it than two.
 oldest-jax: $(VENV)/.oldest-jax
 	PYTHONPATH="$(CURDIR)/build/oldest-jax" $(BIN)/python -m pytest -q $(THREE_AT_A_TIME) -m "not slow" \
-	-k "not 3ranks" test/test_jax_*.py
+	-k "not 3ranks" test/frameworks/jax
 
 ccache:
 	command -v ccache || { apt-get update && apt-get install -y --no-install-recommends ccache; }
@@ -107,7 +105,7 @@ lint: $(VENV)/.linters
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CPP) $(CPP_OF_TESTS)
 	cd csrc && printf "%s\n" $(THREADED) | xargs -P "$$(nproc)" -n 8 $(CURDIR)/$(BIN)/clang-tidy --quiet --allow-no-checks
-	$(BIN)/python -m pytest -q test/test_floors.py
+	$(BIN)/python -m pytest -q test/harness/test_floors.py
 
 format: $(VENV)/.linters
 	$(BIN)/ruff format .

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-# `harness`, `hosts` and `exact` lie here
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from harness import rooms
+from harness.hosts import hosts_or_skip
 from harness.plugin import pytest_configure
 from harness.spec import FOLDER_OF_LAUNCHERS
-from hosts import hosts_or_skip
+
+rooms.put_on_path()
 
 # Open MPI's way to libfabric, which no test takes, looks for its hardware for a second whenever a rank starts.
 os.environ.setdefault("OMPI_MCA_btl", "^ofi")

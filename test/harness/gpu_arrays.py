@@ -1,4 +1,4 @@
-"""CuPy arrays without a GPU: ranks that find the stand-in of test/gpu_double/python/ on the double of the driver.
+"""CuPy arrays without a GPU: ranks that find the stand-in of test/gpu/double/python/ on the double of the driver.
 
 A test asks for them with `@pytest.mark.ranks(2, env=GPU)`, and takes `cupy` from here.
 """
@@ -8,18 +8,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from harness import gpu_double
+from harness.rooms import TEST_FOLDER
 
-_TEST_FOLDER = Path(__file__).resolve().parent.parent
-_STAND_IN = _TEST_FOLDER / "gpu_double" / "python"
+_STAND_IN = TEST_FOLDER / "gpu" / "double" / "python"
 
 
 def environment(**settings: object) -> dict[str, str]:
     """The variables with which ranks find the doubles, as `gpu_double.environment`, and the stand-in for CuPy."""
-    found = [str(_TEST_FOLDER), *(os.path.abspath(path) for path in sys.path)]
+    found = [str(TEST_FOLDER), *(os.path.abspath(path) for path in sys.path)]
     others = [path for path in dict.fromkeys(found) if path != str(_STAND_IN)]
     return {**gpu_double.environment(**settings), "PYTHONPATH": os.pathsep.join([str(_STAND_IN), *others])}
 

@@ -1,10 +1,10 @@
-"""Doubles of the CUDA driver and of NCCL for the tests: built from test/gpu_double/, found through LD_LIBRARY_PATH.
+"""Doubles of the CUDA driver and of NCCL for the tests: built from test/gpu/double/, found through LD_LIBRARY_PATH.
 
     @pytest.mark.ranks(2, env=gpu_double.environment(gpus=2, delay_us=500))
     def test_...():
         assert gpu_double.control().count("streams") == 1
 
-What they are told by the environment is described in test/gpu_double/settings.h.
+What they are told by the environment is described in test/gpu/double/settings.h.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from harness.compiling import filled, folder_of, run_compiler
+from harness.rooms import TEST_FOLDER
 
-_SOURCES = Path(__file__).resolve().parent.parent / "gpu_double"
+_SOURCES = TEST_FOLDER / "gpu" / "double"
 _FLAGS = ["-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-Wall", "-Wextra", "-fPIC", "-pthread"]
 # nodelete: threads of streams may run when the last user of a library has closed it
 _LINK = ["-shared", "-pthread", "-Wl,-z,nodelete", "-Wl,--no-undefined"]
@@ -51,7 +52,7 @@ def environment(*, left_out: Sequence[str] = (), **settings: object) -> dict[str
 
     Args:
         left_out: symbols that the libraries lack, as those of an old driver do.
-        settings: the variables of test/gpu_double/settings.h, as in `gpus=2`.
+        settings: the variables of test/gpu/double/settings.h, as in `gpus=2`.
 
     Raises ValueError for a setting that there is not.
     """

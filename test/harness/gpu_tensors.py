@@ -8,7 +8,7 @@ to the stream from which it came. So addresses, streams, and what goes through t
 
 There is no backward(): autograd asks a build for CPUs for the streams of CUDA and ends the process. `backward` calls
 the hooks of parameters in its place. Nothing here shows what PyTorch's own CUDA does: its allocator, the streams of
-autograd's threads, GradScaler, fused optimizers, CUDA graphs, indices in brackets. test/gpu/ is for these.
+autograd's threads, GradScaler, fused optimizers, CUDA graphs, indices in brackets. test/gpu/real/ is for these.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import cast
 
-from hosts import simulated_hosts
-
 from harness import processes
+from harness.hosts import simulated_hosts
 from harness.protocol import Answer, Hello, Task, launcher_file, output_file, socket_file, stacks_file
 from harness.report import JobResult, RankResult, tail
-from harness.spec import TEST_FOLDER, JobSpec, command
+from harness.rooms import TEST_FOLDER
+from harness.spec import JobSpec, command
 
 _START_S = 90.0
 _CLOSE_S = 20.0

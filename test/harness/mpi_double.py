@@ -1,4 +1,4 @@
-"""A double of the MPI library, built from test/mpi_double/ and linked with the real one: that file says what it does.
+"""A double of the MPI library, built from test/engine/mpi_double/ and linked with the real one.
 
 double = mpi_double.install()
 hvd.init()
@@ -16,11 +16,12 @@ from typing import Any
 from mpi4py import MPI
 
 from harness.compiling import filled, folder_of, run_compiler
+from harness.rooms import TEST_FOLDER
 from ringtrain.job import mpi
 from ringtrain.job.libmpi import loaded_library
 from ringtrain.job.world import Library
 
-_SOURCE = Path(__file__).resolve().parent.parent / "mpi_double" / "mpi_double.cc"
+_SOURCE = TEST_FOLDER / "engine" / "mpi_double" / "mpi_double.cc"
 _NAME = "libmpi_double.so"
 _ANY_RANK, _NO_RANK = -1, -2
 

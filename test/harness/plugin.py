@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pytest
-from hosts import HostsUnavailable
 
 from harness import gpu_double
 from harness.compiling import DoubleUnavailable
+from harness.hosts import HostsUnavailable
 from harness.job import Job, JobError
 from harness.protocol import Task
 from harness.report import JobResult, conclude, fail

@@ -1,4 +1,4 @@
-"""The core's Coordinators and its Autotune without a job: built from test/simulation/ and csrc/.
+"""The core's Coordinators and its Autotune without a job: built from test/engine/simulation/ and csrc/.
 
 simulation = Simulation(1000)
 plans = simulation.round([[Request(OpKind.ALLREDUCE, "g", shape=[16])]] * 1000)[0]
@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from harness.compiling import filled, folder_of, run_compiler
+from harness.compiling import CORE, filled, folder_of, run_compiler
+from harness.rooms import TEST_FOLDER
 from ringtrain._core import DTYPES, OpKind, ReduceOp
 
-_SOURCES = Path(__file__).resolve().parent.parent / "simulation"
-_CORE = _SOURCES.parent.parent / "csrc"
-_FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", f"-I{_CORE}", f"-I{_SOURCES}"]
+_SOURCES = TEST_FOLDER / "engine" / "simulation"
+_FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", f"-I{CORE}", f"-I{_SOURCES}"]
 _NAME = "libsimulation.so"
 # What it needs of the core: all of base/, and of coordination/ what touches neither shared memory nor a network.
 _NOT_OF_COORDINATION = ("node_channel.cc", "shm_channel.cc")
@@ -140,9 +140,9 @@ def _require_success(error: bytes | None) -> None:
 def _library() -> ctypes.CDLL:
     """Raises DoubleUnavailable where there is no compiler, and RuntimeError with what it says where it fails."""
     own = sorted(_SOURCES.glob("*.cc"))
-    coordination = [path for path in (_CORE / "coordination").glob("*.cc") if path.name not in _NOT_OF_COORDINATION]
-    sources = [*own, *coordination, *(_CORE / "base").glob("*.cc"), _CORE / "runtime" / "autotune.cc"]
-    headers = [path for folder in (_SOURCES, _CORE) for path in folder.rglob("*.h")]
+    coordination = [path for path in (CORE / "coordination").glob("*.cc") if path.name not in _NOT_OF_COORDINATION]
+    sources = [*own, *coordination, *(CORE / "base").glob("*.cc"), CORE / "runtime" / "autotune.cc"]
+    headers = [path for folder in (_SOURCES, CORE) for path in folder.rglob("*.h")]
     folder = filled(folder_of("simulation", _FLAGS, sorted([*sources, *headers])), functools.partial(_build, sources))
     library = ctypes.CDLL(str(folder / _NAME))
     for name in ("request_new", "simulation_new"):

@@ -8,15 +8,12 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from hosts import SimulatedHosts
-
+from harness.hosts import SimulatedHosts
+from harness.rooms import TEST_FOLDER
 from ringtrain.runner.allocation.hosts import Host
 from ringtrain.runner.job import Job, environment_of_ranks
 from ringtrain.runner.launchers.command_lines import Launcher, choose_launcher
 from ringtrain.runner.launchers.mpi_library import probe
-
-# The folder of the tests: there `python -m harness.worker` finds this package.
-TEST_FOLDER = Path(__file__).resolve().parent.parent
 
 # More ranks than cores run here: a pool of threads in each would only be in the way.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

@@ -1,4 +1,4 @@
-"""Parts of key-value stores without servers: built from test/store_parts/ and csrc/.
+"""Parts of key-value stores without servers: built from test/kvstore/parts/ and csrc/.
 
 part = Part([("float32", 1000)], workers=2, synchronous=True)
 Actor(part, 0).push(0, 1, values)
@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from harness.compiling import filled, folder_of, run_compiler
+from harness.compiling import CORE, filled, folder_of, run_compiler
+from harness.rooms import TEST_FOLDER
 from ringtrain._core import DTYPES
 
-_SOURCES = Path(__file__).resolve().parent.parent / "store_parts"
-_CORE = _SOURCES.parent.parent / "csrc"
-_FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", "-ffp-contract=off", f"-I{_CORE}"]
+_SOURCES = TEST_FOLDER / "kvstore" / "parts"
+_FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", "-ffp-contract=off", f"-I{CORE}"]
 _NAME = "libstoreparts.so"
 _OF_KVSTORE = (
     *("actor.cc", "actor_program.cc", "actor_rows.cc", "convert.cc"),
@@ -173,10 +173,10 @@ def call(name: str, *arguments: Any) -> None:
 def _library() -> ctypes.CDLL:
     """Raises DoubleUnavailable where there is no compiler, and RuntimeError with what it says where it fails."""
     own = sorted(_SOURCES.glob("*.cc"))
-    below = [path for folder in ("base", "kernels", "memory") for path in sorted((_CORE / folder).glob("*.cc"))]
+    below = [path for folder in ("base", "kernels", "memory") for path in sorted((CORE / folder).glob("*.cc"))]
     of_memory = [path for path in below if path.parent.name != "memory" or path.name == "shm.cc"]
-    sources = [*own, *of_memory, *(_CORE / "kvstore" / name for name in _OF_KVSTORE)]
-    folder = folder_of("storeparts", _FLAGS, [*sources, *sorted(_CORE.rglob("*.h"))])
+    sources = [*own, *of_memory, *(CORE / "kvstore" / name for name in _OF_KVSTORE)]
+    folder = folder_of("storeparts", _FLAGS, [*sources, *sorted(CORE.rglob("*.h"))])
     library = ctypes.CDLL(str(filled(folder, lambda folder: _build(sources, folder)) / _NAME))
     for name in ("part_ticket", "part_closed", "part_elements", "actor_pushes", "actor_fewest_pushes"):
         getattr(library, name).restype = ctypes.c_uint64

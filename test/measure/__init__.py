@@ -9,3 +9,7 @@ process      what this process costs while it does nothing
 idle, straggler, submission, parameters, timeline_cost, kvstore_job, mxnet_step  a subcommand each, on real ranks
 kvstore_worker, mxnet_training, torch_hooks  what these subcommands run in a rank
 """
+
+from harness import rooms
+
+rooms.put_on_path()

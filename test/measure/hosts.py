@@ -6,7 +6,7 @@ In test/:
         python -m ringtrain.bench allreduce -np 4 -H {hosts} --link-gbit 1 --min-bytes 1M
 
 {hosts} becomes the names of the hosts with the ranks of each, as ringrun and ringtrain.bench take them. Needs root; see
-test/hosts.py.
+test/harness/hosts.py.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 
-from hosts import HostsUnavailable, simulated_hosts
+from harness.hosts import HostsUnavailable, simulated_hosts
 
 
 def main() -> int:

@@ -1,0 +1,228 @@
+"""The pages for readers: their Python runs on two ranks, their command lines are right, and print what they say.
+
+`make docs` builds the site of them, in .ci/run. What docs/migrating.md says is in test_migrating.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness.ringrun_job import needs_mpi
+
+import ringtrain as hvd
+from ringtrain.options import table
+from ringtrain.runner import command, flags
+from ringtrain.runner.launchers import command_lines
+from ringtrain.runner.launchers.choose import Chosen
+from ringtrain.runner.launchers.command_lines import OpenMpi, Srun
+from ringtrain.runner.roles.command import build_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/index.md", "docs/arrays.md", "docs/pytorch.md")
+
+
+def snippets_of(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page: str) -> None:
+    torch = pytest.importorskip("torch", reason="the pages are about PyTorch, too")
+    torch.manual_seed(hvd.rank())
+    for snippet in snippets_of(page):
+        names = {}  # of its own: a reader may copy any of them
+        exec(snippet.replace("hvd.init()", "None"), names)  # the harness has done it
+    if page == "docs/arrays.md":
+        assert names["params"][0].tolist() == [-0.1] * 3  # a step of 0.1 down a gradient of 1, on both ranks
+        return
+    weights = torch.nn.utils.parameters_to_vector(names["model"].parameters()).detach().numpy()
+    both = hvd.allgather(weights[None])
+    assert np.array_equal(both[0], both[1])
+
+
+def test_the_pages_have_code() -> None:
+    assert [len(snippets_of(page)) for page in PAGES] == [1, 1, 2, 1]
+    more = ("docs/kvstore.md", "docs/elastic.md", "docs/launching.md")
+    assert [len(snippets_of(page)) for page in more] == [4, 1, 2]
+
+
+@pytest.mark.ranks(2)
+def test_the_code_about_stores_runs() -> None:
+    from ringtrain import kvstore
+
+    training, _, compression, elastic = snippets_of("docs/kvstore.md")
+    random = np.random.default_rng(hvd.rank())
+    names = {
+        "batch_size": 4,
+        "weights": {"w": random.normal(size=3).astype(np.float32)},
+        "batches": [(random.normal(size=(4, 3)).astype(np.float32), np.ones(4, np.float32)) for _ in range(2)],
+        "compute_gradients": lambda weights, inputs, labels: {"w": inputs.T @ (inputs @ weights["w"] - labels)},
+    }
+    exec(training, names)
+    both = hvd.allgather(names["weights"]["w"][None])
+    assert np.array_equal(both[0], both[1])
+    exec(compression, {"kv": kvstore.create("dist_sync")})
+    names = {"hvd": hvd, "kvstore": kvstore}
+    exec(elastic.replace("    ...", "    return kv.type"), names)
+    assert names["train"](hvd.elastic.ArrayState(weights=np.ones(3, np.float32))) == "dist_sync_device"
+
+
+@pytest.mark.ranks(2)
+def test_the_code_about_elastic_jobs_runs() -> None:
+    torch = pytest.importorskip("torch", reason="the page is about PyTorch")
+    import ringtrain.torch
+
+    (snippet,) = snippets_of("docs/elastic.md")
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(3, 2)
+
+    def step_of(model, optimizer, batch):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names = {"model": model, "optimizer": optimizer, "step_of": step_of, "batch_of": lambda *_: torch.randn(4, 3)}
+    exec(snippet.replace("hvd.init()", "None").replace("10_000", "3"), names)
+    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+    both = ringtrain.torch.allgather(torch.from_numpy(weights[None])).numpy()
+    assert np.array_equal(both[0], both[1])
+
+
+@needs_mpi
+def test_the_code_that_starts_a_job_from_python_runs(tmp_path: Path) -> None:
+    snippet = snippets_of("docs/launching.md")[0]
+    function, call = snippet.split("\n\nresults")
+    (tmp_path / "training.py").write_text(function)
+    script = f"from training import *\nresults{call.replace('num_proc=4', 'num_proc=2')}print(results)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "[(0, 2.5), (1, 2.5)]\n", done.stderr
+
+
+def test_the_pages_agree_about_clipping_and_uneven_data() -> None:
+    pytorch, migrating, faq = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("pytorch", "migrating", "faq"))
+    assert "hvd.clip_grad_norm_" in pytorch and "hvd.clip_grad_norm_" in migrating
+    assert "skip_synchronize" not in pytorch
+    for page in (pytorch, migrating, faq):
+        assert "with hvd.Join(optimizer):" in page
+    assert all("too small" in line for line in re.findall(r".*`hvd\.join\(\)`.*\n.*", faq + migrating))
+
+
+def test_the_first_page_says_what_a_whole_step_takes() -> None:
+    measured = (ROOT / "docs" / "performance.md").read_text()
+    (row,) = re.findall(r"^\| ResNet-50, 102 MB \| 490 .*$", measured, re.MULTILINE)
+    own, peers = re.findall(r"([\d.]+) times", row)
+    said = " ".join((ROOT / "README.md").read_text().split())
+    assert f"takes {own} times as long as one without communication with ringtrain, and {peers} times with" in said
+
+
+def test_the_hints_of_the_demo_need_only_what_the_demo_installs() -> None:
+    """PyTorch is not among it."""
+    hints = re.search(r"^define NEXT\n(.*?)^endef", (ROOT / "Makefile").read_text(), re.DOTALL | re.MULTILINE)
+    assert hints is not None
+    scripts = re.findall(r"examples/\w+\.py", hints[1])
+    assert len(scripts) == 2
+    for script in scripts:
+        assert "torch" not in re.findall(r"^(?:import|from) (\w+)", (ROOT / script).read_text(), re.MULTILINE)
+    install = re.findall(r"^pip install .*\.\[examples.*$", (ROOT / "docs" / "examples.md").read_text(), re.MULTILINE)
+    assert install and all("--editable" in line and "torch" not in line for line in install)
+
+
+# --- command lines ----------------------------------------------------------------------------------------------------
+
+FENCE = re.compile(r"^```(sh|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+VARIABLE = re.compile(r"[A-Z_]+=.*")
+
+
+def command_lines_of(path: Path) -> Iterator[str]:
+    for kind, text in FENCE.findall(path.read_text()):
+        for line in text.replace("\\\n", " ").splitlines():
+            if kind == "sh" and not line.startswith("#"):
+                yield from line.split("; ") if "'" not in line and '"' not in line else [line]
+            elif line.startswith("$ "):
+                yield line.removeprefix("$ ")
+
+
+LINES = [
+    (path.name, line.strip())
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+    for line in command_lines_of(path)
+    if line.strip()
+]
+
+
+def words_of(line: str) -> list[str]:
+    """Without comments, variables and `exec`."""
+    words = shlex.split(line, comments=True)
+    while words and (VARIABLE.fullmatch(words[0]) or words[0] == "exec"):
+        words = words[1:]
+    return words
+
+
+@pytest.mark.parametrize("page, line", LINES)
+def test_a_command_line_can_be(page: str, line: str) -> None:
+    words = words_of(line)
+    if words[:3] == ["python", "-m", words[2] if len(words) > 2 else ""] and words[2].startswith("ringtrain."):
+        assert importlib.util.find_spec(words[2]) is not None
+    elif words[:1] == ["ringrun"] and "--config-file" not in words:
+        flags.parse(words[1:], table.TABLE)
+    elif words[:1] == ["ringlaunch"]:
+        build_parser().parse_args(words[1:])
+    elif words[:1] == ["make"]:
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for word in words:
+        if word.startswith("examples/"):
+            assert (ROOT / word).exists()
+
+
+def test_there_are_command_lines() -> None:
+    assert len(LINES) > 60 and sum(words_of(line)[:1] == ["ringrun"] for _, line in LINES) > 20
+
+
+DRY_RUNS = re.findall(
+    r"^\$ (ringrun .*--dry-run .*)\n((?:.+\n)+?)^```", (ROOT / "docs" / "launching.md").read_text(), re.MULTILINE
+)
+
+
+@needs_mpi
+@pytest.mark.parametrize("line, expected", DRY_RUNS, ids=[line for line, _ in DRY_RUNS])
+def test_a_dry_run_prints_what_the_page_says(
+    line: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, shown = str(Path(sys.executable).parent), "/path/to/venv/bin"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("h1 slots=2 max_slots=4\nh2:2\n")
+    monkeypatch.setattr(os, "environ", {"HOME": "/root", "PATH": own})
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(command_lines, "physical_cores", lambda: 2)
+    launcher = Srun("/usr/bin/srun", "pmix") if "--launcher srun" in line else OpenMpi(f"{own}/mpirun")
+    monkeypatch.setattr(command, "choose", lambda *_: Chosen(launcher, []))
+    assert command.main(words_of(line)[1:]) == 0
+    assert capsys.readouterr().out.replace(own, shown) == expected
+
+
+def test_there_are_dry_runs() -> None:
+    assert len(DRY_RUNS) == 6
+
+
+def test_the_figure_of_the_first_page_shows_its_numbers() -> None:
+    said = re.findall(r"^\| .* \| ([\d.]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    shown = re.findall(r">([\d.]+)</text>", (ROOT / "docs" / "speed.svg").read_text())
+    assert sorted(shown) == sorted(["1", *(f"{float(number):g}" for number in said)])

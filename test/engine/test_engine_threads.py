@@ -1,0 +1,25 @@
+"""Engines of several ranks and threads, in which ThreadSanitizer looks for races."""
+
+import os
+import subprocess
+
+import pytest
+from harness.compiling import CORE, program
+
+pytestmark = pytest.mark.slow
+
+_SOURCE = CORE.parent / "test" / "engine" / "threads" / "main.cc"
+_FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", "-ffp-contract=off", "-fsanitize=thread", f"-I{CORE}"]
+_FOLDERS = ("base", "kernels", "network", "gpu", "memory", "coordination", "collectives", "runtime")
+
+
+@pytest.mark.parametrize("how", range(5), ids=["well", "tuned", "failure", "loss", "shutdown"])
+@pytest.mark.parametrize("way", ["sockets", "shared"])
+def test_threads_of_engines_have_no_races(way, how, tmp_path):
+    of_core = [path for folder in _FOLDERS for path in sorted((CORE / folder).rglob("*.cc"))]
+    built = program("engine-threads", _FLAGS, [_SOURCE, *of_core], CORE.rglob("*.h"))
+    # its own maps are at fixed places, which a kernel with more random bits takes for others
+    command = ["setarch", os.uname().machine, "-R", str(built), way, str(how)]
+    settings = {**os.environ, "TSAN_OPTIONS": "exitcode=66"}
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=settings)
+    assert ended.returncode == 0 and ended.stdout == "well\n", ended.stderr[:6000]

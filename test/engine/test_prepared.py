@@ -1,0 +1,210 @@
+"""What comes again in every step is prepared once, and what has changed since is seen."""
+
+import copy
+import gc
+import inspect
+import weakref
+
+import numpy as np
+import pytest
+from harness.exact import require_equal
+
+import ringtrain as hvd
+from ringtrain import _core
+from ringtrain.training.gradient_batch import GradientBatch
+
+
+def line_below():
+    """The place of the line after the one that calls this."""
+    frame = inspect.currentframe().f_back
+    return f"test_prepared.py:{frame.f_lineno + 1}"
+
+
+def submitted_under(name):
+    return [one for one in _core.last_operations() if one["name"] == name]
+
+
+def average_of(values):
+    return np.asarray([hvd.rank() + value for value in values], np.float32), np.asarray(
+        [(hvd.size() - 1) / 2 + value for value in values], np.float32
+    )
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2)
+def test_a_prepared_array_is_averaged_where_it_lies_in_each_step():
+    for step in range(5):
+        array, average = average_of([step, 2 * step])
+        assert hvd.allreduce_(array, name="prepared: each step") is array
+        require_equal(array, average)
+
+
+CHANGES = {
+    "dtype": lambda array: array.astype(np.float64),
+    "shape": lambda array: array.reshape(2, 3),
+    "length": lambda array: array[:3],
+    "strides": lambda array: np.repeat(array, 2)[::2],
+}
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_a_prepared_array_is_seen(change):
+    array, average = average_of(range(6))
+    for _ in range(3):
+        require_equal(hvd.allreduce_(array.copy(), name=f"prepared: {change}"), average)
+    changed = CHANGES[change](array)
+    hvd.allreduce_(changed, name=f"prepared: {change}")
+    require_equal(changed, CHANGES[change](average))
+    require_equal(hvd.allreduce_(array.copy(), name=f"prepared: {change}"), average)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_what_is_no_array_is_refused_under_a_prepared_name():
+    for _ in range(3):
+        hvd.allreduce_(np.zeros(1, np.float32), name="prepared: number")
+    with pytest.raises(TypeError, match="in place needs a NumPy array"):
+        hvd.allreduce_(np.float32(1), name="prepared: number")
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_other_arguments_under_a_prepared_name_count():
+    array, average = average_of([1, 3])
+    for op, factor, expected in ((hvd.Average, 1, average), (hvd.Sum, 1, 2 * average), (hvd.Sum, 4, 8 * average)):
+        for priority in (0, 0, 0, 7, 7):
+            sent = array.copy()
+            hvd.allreduce_(sent, op=op, prescale_factor=factor, name="prepared: arguments", priority=priority)
+            require_equal(sent, expected)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_a_read_only_array_under_a_prepared_name_is_refused():
+    array = np.zeros(3, np.float32)
+    for _ in range(3):
+        hvd.allreduce_(array, name="prepared: read only")
+    array.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        hvd.allreduce_(array, name="prepared: read only")
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_a_prepared_name_in_flight_is_refused_and_the_place_of_the_call_is_known():
+    arrays = [np.ones(2, np.float32) for _ in range(2)]
+    place = line_below()
+    hvd.allreduce_(arrays[0], name="prepared: in flight")
+    hvd.allreduce_(arrays[0], name="prepared: in flight")
+    hvd.barrier()
+    if hvd.rank() == 0:  # the other rank comes later, so this is in flight
+        handle = hvd.allreduce_async_(arrays[0], name="prepared: in flight")
+        with pytest.raises(ValueError, match='allreduce "prepared: in flight": an operation of this name is in flight'):
+            hvd.allreduce_async_(arrays[1], name="prepared: in flight")
+        hvd.barrier()
+        handle.wait()
+    else:
+        hvd.barrier()
+        hvd.allreduce_(arrays[0], name="prepared: in flight")
+    assert all(one["site"].endswith(place) for one in submitted_under("prepared: in flight"))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_what_is_prepared_outlives_shutdown_and_init():
+    array, average = average_of([1, 3])
+    batch = GradientBatch()
+    for generation in range(2):
+        for _ in range(3):
+            sent, of_batch = array.copy(), array.copy()
+            hvd.allreduce_(sent, name="prepared: generations")
+            batch.ready("prepared: of a batch", of_batch)
+            batch.wait()
+            require_equal(sent, average)
+            require_equal(of_batch, average)
+        if generation == 0:
+            hvd.shutdown()
+            with pytest.raises(hvd.NotInitializedError):
+                hvd.allreduce_(array.copy(), name="prepared: generations")
+            hvd.init()
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(3)
+def test_a_removed_process_set_is_refused_under_a_prepared_name():
+    array = np.ones(2, np.float32)
+    for _ in range(2):  # the second one has another number
+        both = hvd.add_process_set([0, 1])
+        for _ in range(3 * both.included()):
+            require_equal(hvd.allreduce_(array.copy(), name="prepared: set", process_set=both), array)
+        hvd.barrier()
+        hvd.remove_process_set(both)
+        with pytest.raises(ValueError, match="not registered"):
+            hvd.allreduce_(array.copy(), name="prepared: set", process_set=both)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_prepared_arrays_in_shared_memory_and_elsewhere_take_turns():
+    shared, average = average_of(range(3))
+    there = hvd.empty(3, np.float32)
+    for step in range(8):
+        array = there if step % 4 < 2 else np.empty(3, np.float32)
+        array[:] = shared
+        hvd.allreduce_(array, name="prepared: places")
+        require_equal(array, average)
+    kinds = [one["is_registered"] for one in submitted_under("prepared: places")]
+    assert kinds == [True, True, False, False] * 2
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_a_batch_sees_what_has_changed_since_the_step_before():
+    batch = GradientBatch()
+    array, average = average_of(range(4))
+    for dtype, priority in ((np.float32, 0), (np.float32, 0), (np.float64, 0), (np.float64, 3), (np.float32, 3)):
+        sent = array.astype(dtype)
+        batch.ready("x", sent, priority)
+        batch.wait()
+        require_equal(sent, average.astype(dtype))
+    sent = array.copy()
+    copied = copy.deepcopy(batch)
+    copied.ready("x", sent)
+    require_equal(copied.wait()["x"], average)
+    batch.group([["x", "y"]])
+    both = [array.copy(), array.copy()]
+    batch.ready("x", both[0])
+    batch.ready("y", both[1])
+    batch.wait()
+    for one in both:
+        require_equal(one, average)
+
+
+@pytest.mark.ranks(2)
+def test_a_prepared_array_that_a_batch_has_forgotten_stays_until_nobody_writes_to_it():
+    batch = GradientBatch("forgotten")
+    for _ in range(3):
+        batch.ready("x", np.zeros(3, np.float32))
+        batch.wait()
+    if hvd.rank() == 0:
+        array = np.ones(3, np.float32)
+        batch.ready("x", array)
+        batch.forget()
+        awaited = weakref.ref(array)
+        del batch, array
+        gc.collect()
+        assert awaited() is not None
+        require_equal(awaited(), np.ones(3, np.float32))
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        batch.ready("x", np.full(3, 3, np.float32))
+        require_equal(batch.wait()["x"], np.full(3, 2, np.float32))
+    hvd.barrier()
+    if hvd.rank() == 0:
+        hvd.allreduce(0.0, name="after the forgotten one")
+        assert awaited() is None
+    else:
+        hvd.allreduce(0.0, name="after the forgotten one")

@@ -1,0 +1,131 @@
+"""Operations so small that their values travel with the negotiation, in one exchange."""
+
+import threading
+
+import numpy as np
+import pytest
+from harness.exact import DTYPES, data_of_ranks, require_equal
+
+import ringtrain as hvd
+
+OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
+STEPS = 4
+
+
+def came_with_values():
+    return hvd.metrics()["came_with_values"]
+
+
+def ops_of(dtype):
+    return ["sum", "min", "max", "product"] if dtype.kind == "b" else list(OPS)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, 4, fast=[2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_small_values_are_reduced_exactly(dtype):
+    for op in ops_of(dtype):
+        for elements in (1, 3, 64 // dtype.itemsize, 64 // dtype.itemsize + 1):
+            arrays = data_of_ranks(hvd.size(), (elements,), dtype, op=op)
+            expected = hvd.allreduce(np.repeat(arrays[hvd.rank()], 100), op=OPS[op])[::100]  # by way of the mailboxes
+            before = came_with_values()
+            for _ in range(STEPS):
+                result = hvd.allreduce(arrays[hvd.rank()], op=OPS[op], name=f"small: {dtype} {op} {elements}")
+                require_equal(result, expected)
+            assert came_with_values() - before == (STEPS - 1 if elements * dtype.itemsize <= 64 else 0)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3, fast=[2])
+def test_a_rounded_sum_has_the_same_bits_on_all_ranks_and_those_of_a_large_one():
+    values = np.random.default_rng(hvd.rank()).standard_normal(16).astype(np.float32)
+    large = hvd.allreduce(np.concatenate([values, np.zeros(16, np.float32)]), op=hvd.Average)
+    for _ in range(STEPS):
+        require_equal(hvd.allreduce(values, op=hvd.Average, name="small: rounded"), large[:16])
+    require_equal(hvd.allgather(large), np.tile(large, hvd.size()))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_small_values_are_scaled_as_large_ones_are():
+    for prescale, postscale in ((1.0, 0.5), (2.0, 1.0), (3.0, 0.25)):
+        for dtype in (np.float32, np.int64):
+            array = np.full(2, 4 * (hvd.rank() + 1), dtype)
+            for _ in range(STEPS):
+                name = f"small: {prescale} {postscale} {np.dtype(dtype)}"
+                factors = {"prescale_factor": prescale, "postscale_factor": postscale}
+                result = hvd.allreduce(array, op=hvd.Sum, name=name, **factors)
+                require_equal(result, np.full(2, 12 * prescale * postscale, dtype))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(3, 4, fast=[3])
+def test_a_process_set_reduces_its_small_values():
+    some = hvd.add_process_set([0, hvd.size() - 1])
+    for step in range(STEPS):
+        if some.included():
+            result = hvd.allreduce(np.array([hvd.rank() + step]), op=hvd.Sum, name="small: set", process_set=some)
+            require_equal(result, np.array([hvd.size() - 1 + 2 * step]))
+        require_equal(hvd.allreduce(np.array([step]), op=hvd.Sum, name="small: all"), np.array([hvd.size() * step]))
+    hvd.remove_process_set(some)
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_many_small_values_at_once_are_reduced():
+    for step in range(STEPS):
+        arrays = [np.array([place * step, hvd.rank()]) for place in range(20)]
+        order = range(20) if hvd.rank() == 0 else reversed(range(20))
+        handles = {place: hvd.allreduce_async_(arrays[place], op=hvd.Sum, name=f"many: {place}") for place in order}
+        for place, handle in handles.items():
+            require_equal(handle.wait(), np.array([2 * place * step, 1]))
+
+
+@pytest.mark.ranks(2)
+def test_small_values_of_several_threads_do_not_mix():
+    def work(thread):
+        for step in range(200):
+            result = hvd.allreduce(np.array([thread, step, hvd.rank()]), op=hvd.Sum, name=f"thread {thread}")
+            require_equal(result, np.array([2 * thread, 2 * step, 1]))
+        ended.append(thread)
+
+    ended = []
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ended) == [0, 1, 2]
+
+
+@pytest.mark.ranks(2)
+def test_a_small_value_waits_for_a_large_tensor_that_is_more_urgent():
+    large, small = np.ones(100_000, np.float32), np.array([hvd.rank()])
+    for step in range(STEPS):
+        large[:] = step
+        handles = [hvd.allreduce_async_(large, op=hvd.Sum, name="large", priority=1)]
+        handles += [hvd.allreduce_async(small, op=hvd.Sum, name="small: beside a large one")]
+        require_equal(handles[1].wait(), np.array([1]))
+        assert (handles[0].wait() == 2 * step).all()
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_ranks_that_disagree_about_a_small_value_are_told():
+    for _ in range(2):
+        hvd.allreduce(np.zeros(1), name="small: disagree")
+    with pytest.raises(hvd.MismatchError, match="small: disagree"):
+        hvd.allreduce(np.zeros(1 + hvd.rank()), name="small: disagree")
+    for _ in range(STEPS):
+        require_equal(hvd.allreduce(np.ones(1), op=hvd.Sum, name="small: agree again"), np.full(1, 2.0))
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2)
+def test_a_rank_that_has_joined_adds_zeros_to_small_values():
+    for step in range(STEPS):
+        require_equal(hvd.allreduce(np.ones(1), op=hvd.Sum, name="small: uneven"), np.full(1, 2.0))
+        if hvd.rank() == 0:
+            for _ in range(step):
+                require_equal(hvd.allreduce(np.ones(1), op=hvd.Sum, name="small: uneven"), np.ones(1))
+        hvd.join()

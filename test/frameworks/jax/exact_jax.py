@@ -1,0 +1,41 @@
+"""What the tests of ringtrain.jax share: dtypes of 64 bits, and the ways in which an operation can be called."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import numpy as np
+from harness.exact import data_of_ranks
+
+import ringtrain.jax as hvd
+
+# For the whole process. The example and the benchmark run without.
+jax.config.update("jax_enable_x64", True)
+
+OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
+WAYS = {"eager": lambda function: function, "jit": jax.jit}
+
+
+def own_data(shape: Any, dtype: Any = "float32", op: str = "sum", seed: int = 0) -> tuple[jax.Array, list[np.ndarray]]:
+    """This rank's array, and those of all ranks."""
+    of_ranks = data_of_ranks(hvd.size(), shape, dtype, seed, op)
+    return jax.numpy.asarray(of_ranks[hvd.rank()]), of_ranks
+
+
+@contextlib.contextmanager
+def raises(kind: type[Exception]) -> Any:
+    """An error of a compiled program, as ringtrain's; `.text` of what this gives has its message."""
+
+    class Seen:
+        text = ""
+
+    seen = Seen()
+    try:
+        with hvd.errors():
+            yield seen
+    except kind as error:
+        seen.text = str(error)
+        return
+    raise AssertionError(f"no {kind.__name__} was raised")

@@ -1,0 +1,210 @@
+"""Operations and training on PyTorch tensors on GPUs: exact, in place, in order. On the doubles.
+
+The PyTorch here is one for CPUs; harness/gpu_tensors.py says what its tensors "on CUDA" cannot show.
+"""
+
+import os
+
+import numpy as np
+import pytest
+from harness.exact import DTYPE_OF_EACH_SIZE
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+
+import exact_torch_gpu  # noqa: E402
+import gpu_checks  # noqa: E402
+import torch_gpu_checks  # noqa: E402
+from exact_torch import TORCH_DTYPES  # noqa: E402
+from exact_torch_gpu import backward, new_stream, on_gpu, require_on_gpu, synchronize  # noqa: E402
+from gpu_checks import COLLECTIVES, OPERATIONS, first_operation  # noqa: E402
+from harness import gpu_double  # noqa: E402
+from harness.gpu_arrays import GPU, STAGED  # noqa: E402
+from torch_gpu_checks import SGD, WAYS, new_parameters  # noqa: E402
+
+import ringtrain.torch as hvd  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+# Operations
+
+
+@pytest.mark.ranks(2, env=GPU)
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+def test_every_op_and_shape(dtype):
+    gpu_checks.check_all_ops_and_shapes(exact_torch_gpu, dtype)
+
+
+@pytest.mark.ranks(1, 3, env=GPU)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
+def test_every_op_and_shape_on_more_or_fewer_ranks(dtype):
+    gpu_checks.check_all_ops_and_shapes(exact_torch_gpu, dtype)
+
+
+@pytest.mark.ranks(2, env=STAGED)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
+def test_every_op_and_shape_through_host_memory(dtype):
+    gpu_checks.check_all_ops_and_shapes(exact_torch_gpu, dtype)
+
+
+@pytest.mark.ranks(1, 3, env=GPU)
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_SIZE, ids=str)
+def test_collectives(dtype, name):
+    COLLECTIVES[name](exact_torch_gpu, dtype)
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+def test_ways_to_call_them():
+    gpu_checks.check_groups_of_different_dtypes(exact_torch_gpu)
+    gpu_checks.check_many_at_once_in_another_order_on_each_rank(exact_torch_gpu)
+    gpu_checks.check_scale_factors(exact_torch_gpu)
+    gpu_checks.check_transposed(exact_torch_gpu)
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
+def test_compression_gives_back_the_dtype(compression, dtype):
+    gpu_checks.check_compression(exact_torch_gpu, compression, dtype)
+
+
+@pytest.mark.ranks(2, env=GPU)
+@pytest.mark.parametrize("how", [{}, {"compression": hvd.Compression.bf16}], ids=["plain", "compressed"])
+def test_nothing_passes_through_the_host(how, tmp_path):
+    mine = on_gpu(np.ones(1000, "float32"))
+    first_operation(exact_torch_gpu)
+    gpu_double.control().set_log(tmp_path)
+    hvd.allreduce_(mine, op=hvd.Sum, **how)
+    hvd.allreduce(mine.view(10, 100).t(), **how)
+    synchronize()
+    gpu_double.control().set_log("")
+    calls = (tmp_path / f"{os.getpid()}").read_text().splitlines()
+    assert any(call.startswith("ncclAllReduce") for call in calls)
+    assert not [call for call in calls if call.startswith(("cuMemcpyDtoH", "cuMemcpyHtoD", "cuMemcpyAsync"))]
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_a_tensor_on_a_gpu_here_and_on_the_cpu_there_is_a_mismatch():
+    mine = on_gpu(np.ones(4)) if hvd.rank() == 0 else torch.ones(4, dtype=torch.float64)
+    with pytest.raises(hvd.MismatchError, match='allreduce "weight"'):
+        hvd.allreduce(mine, name="weight")
+    with pytest.raises(ValueError, match=f"its tensors lie on GPU {hvd.rank()} and in host memory"):
+        hvd.grouped_allreduce([on_gpu(np.ones(4)), torch.ones(4)])
+
+
+# Streams
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+@pytest.mark.parametrize("in_stream_of_its_own", [False, True], ids=["default", "own"])
+def test_an_operation_lies_between_the_kernels_of_its_stream(in_stream_of_its_own):
+    first_operation(exact_torch_gpu)
+    if not in_stream_of_its_own:
+        gpu_checks.check_an_operation_lies_between_the_kernels_of_its_stream(exact_torch_gpu)
+        return
+    with new_stream():
+        gpu_checks.check_an_operation_lies_between_the_kernels_of_its_stream(exact_torch_gpu)
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_host_does_not_wait_for_the_gpu(operation):
+    gpu_checks.check_the_host_does_not_wait(exact_torch_gpu, operation)
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+def test_other_streams_go_on():
+    gpu_checks.check_other_streams_go_on(exact_torch_gpu)
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+def test_the_stream_that_waits_is_the_one_that_is_current_then():
+    gpu_checks.check_the_stream_that_waits_is_the_one_that_is_current_then(exact_torch_gpu)
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_memory_is_not_used_again_while_a_result_is_made_of_it(compression):
+    gpu_checks.check_memory_stays_while_another_stream_makes_the_result(exact_torch_gpu, compression)
+
+
+@pytest.mark.ranks(1, 2, env=GPU)
+def test_a_result_may_be_dropped_while_another_stream_than_its_own_reads_it():
+    gpu_checks.check_memory_stays_while_another_stream_reads_the_result(exact_torch_gpu)
+
+
+# Training
+
+
+@pytest.mark.ranks(1, 2, 3, env=GPU, slow=[3])
+@pytest.mark.parametrize("way", WAYS)
+def test_all_ranks_train_the_same_parameters_as_the_cpu(way):
+    torch_gpu_checks.check_all_ranks_train_as_the_cpu(way)
+
+
+@pytest.mark.ranks(2, env=GPU)
+@pytest.mark.parametrize("way", ["plain", "compressed", "grouped"])
+def test_a_step_does_not_let_the_host_wait(way):
+    torch_gpu_checks.check_a_step_does_not_let_the_host_wait(way)
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_gradients_of_another_stream_are_averaged_in_order():
+    torch_gpu_checks.check_gradients_of_another_stream()
+
+
+@pytest.mark.ranks(2, env=GPU)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_named_without_a_wait_for_each(value, tmp_path):
+    parameters = new_parameters()
+    names = zip("abcd", parameters, strict=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, **SGD), names, nan_check=True)
+    before = [parameter.detach().clone() for parameter in parameters]
+    mine = [on_gpu(np.zeros(parameter.shape, "float32")) for parameter in parameters]
+    if hvd.rank() == 1:
+        mine[1] = on_gpu(np.array([0, 1, value, 0, value], "float32"))
+    backward(parameters, mine)
+    synchronize()
+    gpu_double.control().set_log(tmp_path)
+    with pytest.raises(hvd.NonFiniteError, match='gradient of "b" is NaN or infinite on rank 1 in step 1'):
+        optimizer.step()
+    gpu_double.control().set_log("")
+    calls = (tmp_path / f"{os.getpid()}").read_text().splitlines()
+    assert len([call for call in calls if call.startswith("cuStreamSynchronize")]) <= 1
+    for parameter, expected in zip(parameters, before, strict=True):
+        require_on_gpu(parameter, expected.cpu().numpy())
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_parameters_that_differ_are_named():
+    same, weight = on_gpu(np.arange(5.0)), on_gpu(np.arange(12.0).reshape(3, 4) + hvd.rank())
+    with pytest.raises(
+        hvd.ReplicaError, match=r'parameter "weight" .* on rank 1 first at \[0, 0\]: 1.0 instead of 0.0'
+    ):
+        hvd.check_replicas({"same": same, "weight": weight})
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_the_state_of_an_optimizer_goes_where_each_rank_has_its_own():
+    torch_gpu_checks.check_the_state_of_an_optimizer_goes_where_each_rank_has_its_own()
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_updates_are_combined_adaptively_on_the_gpu():
+    parameters = [on_gpu(np.zeros(4, "float32")).requires_grad_()]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), op=hvd.Adasum)
+    backward(parameters, [on_gpu(np.arange(4) == hvd.rank()).to(torch.float32)])
+    optimizer.step()
+    require_on_gpu(parameters[0], np.array([-1, -1, 0, 0], "float32"))  # updates at right angles add up
+
+
+@pytest.mark.ranks(2, env=GPU)
+def test_the_shorter_epoch_contributes_nothing():
+    parameters = [on_gpu(np.zeros(4, "float32")).requires_grad_()]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
+    with hvd.Join(optimizer):
+        for _ in range(1 + hvd.rank()):
+            backward(parameters, [on_gpu(np.full(4, 1.0 + hvd.rank(), "float32"))])
+            optimizer.step()
+    require_on_gpu(parameters[0], np.full(4, -1.5 - 2.0, "float32"))

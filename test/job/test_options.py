@@ -1,0 +1,107 @@
+"""The option table and what is made of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ringtrain.options import table
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+NAME = re.compile(r"\bRINGTRAIN_[A-Z][A-Z_]*[A-Z]\b")
+
+
+def test_the_document_is_current():
+    assert table.markdown() in DOCUMENT.read_text(), "run `make docs`"
+
+
+def test_every_default_is_allowed():
+    resolved = table.resolve({}, environ={})
+    assert set(resolved) == {option.name for option in table.TABLE}
+    assert table.resolve(resolved, environ={}) == resolved
+
+
+@pytest.mark.parametrize("name", ["fusion_treshold_mb", "FUSION_THRESHOLD_MB", "fusion_threshold_kb"])
+def test_an_unknown_option_is_told_with_the_nearest_one(name):
+    with pytest.raises(TypeError, match=rf"no option '{name}'; did you mean 'fusion_threshold_mb'\?$"):
+        table.resolve({name: 3}, {})
+
+
+def test_an_unknown_option_like_no_other_is_told_with_all():
+    with pytest.raises(TypeError, match=r"no option 'colour'; the options are allreduce_algorithm, .*wire_format"):
+        table.resolve({"colour": 3}, {})
+
+
+@pytest.mark.parametrize("name", ["RINGTRAIN_CACHE_CAPACTIY", "RINGTRAIN_cache_capacity", "ringtrain_cache_capacity"])
+def test_a_misspelt_variable_is_told_with_the_right_one(name):
+    assert table.misspelt({name: "5", "RINGTRAIN_CACHE_CAPACITY": "5"}) == [
+        f"{name} has no effect: there is no such option; did you mean RINGTRAIN_CACHE_CAPACITY?"
+    ]
+
+
+def test_no_variable_of_ringtrain_or_of_somebody_else_counts_as_misspelt():
+    root = Path(table.__file__).parents[2]
+    sources = [
+        *root.glob("ringtrain/**/*.py"),
+        *root.glob("csrc/**/*.cc"),
+        *root.glob("test/**/*.py"),
+        root / "setup.py",
+    ]
+    own = {
+        name for source in sources if not source.name.startswith("test_") for name in NAME.findall(source.read_text())
+    }
+    assert {"RINGTRAIN_RENDEZVOUS", "RINGTRAIN_MEMBER", "RINGTRAIN_SECRET_FILE"} <= own
+    assert table.misspelt(dict.fromkeys([*own, "RINGTRAIN_HOME", "CACHE_CAPACTIY", "RINGTRAIN"], "1")) == []
+
+
+def test_what_beats_what():
+    environ = {"RINGTRAIN_CACHE_CAPACITY": "5", "HOROVOD_CACHE_CAPACITY": "6"}
+    assert table.resolve({"cache_capacity": 4}, environ)["cache_capacity"] == "4"
+    assert table.resolve({}, environ)["cache_capacity"] == "5"
+    del environ["RINGTRAIN_CACHE_CAPACITY"]
+    assert float(table.resolve({}, environ)["cache_capacity"]) == 6
+
+
+def test_horovod_counts_bytes_where_we_count_megabytes():
+    environ = {"HOROVOD_FUSION_THRESHOLD": str(64 * 1024 * 1024)}
+    assert float(table.resolve({}, environ)["fusion_threshold_mb"]) == 64
+
+
+@pytest.mark.parametrize("text", ["1", "1e3", "0x10", "t.json"])
+def test_a_path_of_horovod_is_no_number(text):
+    assert table.resolve({}, {"HOROVOD_TIMELINE": text})["timeline_filename"] == text
+
+
+@pytest.mark.parametrize("variable", ["RINGTRAIN_AUTOTUNE", "HOROVOD_AUTOTUNE"])
+@pytest.mark.parametrize(
+    ("words", "switch"),
+    [(["1", "true", "True", "ON", "yes", "2", " 1"], "on"), (["0", "false", "FALSE", "off", "no", "-1"], "off")],
+)
+def test_there_are_many_words_for_on_and_off(variable, words, switch):
+    for word in words:
+        assert table.resolve({}, {variable: word})["autotune"] == switch
+    assert table.resolve({"autotune": switch == "on"}, {})["autotune"] == switch
+    with pytest.raises(ValueError, match=f"option autotune must be one of off on, not maybe .*{variable}"):
+        table.resolve({}, {variable: "maybe"})
+
+
+def test_dynamic_is_no_name_of_a_timeline_in_horovods_variable():
+    assert table.resolve({}, {"HOROVOD_TIMELINE": "DYNAMIC"})["timeline_filename"] == ""
+    assert table.resolve({"timeline_filename": "DYNAMIC"}, {})["timeline_filename"] == "DYNAMIC"
+
+
+@pytest.mark.parametrize("option", table.TABLE, ids=lambda option: option.name)
+def test_every_range_has_its_ends(option):
+    if option.type == "text":
+        inside, outside = ["", "anything"], []
+    elif option.type == "steps":
+        inside, outside = ["", "5", "0-3", "10-10"], ["foo", "3-", "4-3", "-1", "1-2-3", " 1", "1" * 30]
+    elif option.type == "choice":
+        inside, outside = option.choices, ["", "none of them"]
+    else:
+        inside, outside = [option.minimum, option.maximum], [option.minimum - 1, option.maximum * 2, "nan", "1x"]
+    for value in inside:
+        table.resolve({option.name: value}, environ={})
+    for value in outside:
+        with pytest.raises(ValueError, match=f"option {option.name} must be"):
+            table.resolve({option.name: value}, environ={})

@@ -1,0 +1,278 @@
+"""What a server makes of the messages of workers: good ones, ones that come twice or not at all, and broken ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import socket
+import struct
+import time
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from harness.exact import require_equal
+from store_wire import BODY_TAG, FRAME, HEAD, HEAD_TAG, SAID, Server, Worker, head, part_spec, rule, served
+
+from ringtrain._core import DTYPES
+
+COUNT = 1021
+
+
+def _ones(factor: float = 1) -> npt.NDArray[np.float32]:
+    return np.full(COUNT, factor, np.float32)
+
+
+def _store(worker: Worker, counts: tuple[int, ...] = (COUNT,), is_sync: bool = False, staleness: int = -1) -> None:
+    """For workers 0 and 1; what is pushed is added to the values."""
+    worker.ask("create", part_spec(counts, is_sync, staleness), chunk=2)
+    worker.ask("rule", rule("test"))
+
+
+def test_values_are_those_that_were_assigned_and_pushed() -> None:
+    with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
+        _store(worker)
+        values = np.arange(COUNT, dtype=np.float32)
+        worker.ask("assign", values.tobytes())
+        worker.push(_ones(), 1)
+        assert other.push(_ones(2), 1).number == 2
+        require_equal(worker.pull(1), values + 3)
+        answer = worker.push(_ones(4), 2, "push_pull")
+        assert (answer.said, answer.number) == ("done", 3)
+        require_equal(np.frombuffer(answer.body, np.float32), values + 7)
+
+
+def test_a_push_that_comes_twice_counts_once() -> None:
+    with served() as server, Worker(server, 0) as worker:
+        _store(worker)
+        worker.push(_ones(), 1)
+        worker.push(_ones(), 1)
+        require_equal(np.frombuffer(worker.push(_ones(), 1, "push_pull").body, np.float32), _ones())
+        with Worker(server, 0) as successor:
+            successor.push(_ones(), 1)
+            successor.push(_ones(), 2)
+            require_equal(successor.pull(2), _ones(2))
+
+
+def test_a_push_waits_for_the_one_before_it_to_be_sent_again() -> None:
+    with served() as server, Worker(server, 0) as worker:
+        _store(worker)
+        early = worker.push(_ones(2), 2)
+        assert (early.said, early.number) == ("early", 0)
+        worker.push(_ones(), 1)
+        require_equal(worker.pull(1), _ones())
+        worker.push(_ones(2), 2)
+        require_equal(worker.pull(2), _ones(3))
+
+
+def test_a_round_is_answered_when_all_have_pushed() -> None:
+    with served(threads=2) as server, Worker(server, 0) as worker, Worker(server, 1) as other:
+        _store(worker, is_sync=True)
+        assert worker.push(_ones(), 1, "push_pull").said == "held"
+        assert worker.push(_ones(), 1, "push_pull").said == "held"
+        assert worker.has_heard_nothing()
+        answer = other.push(_ones(2), 1, "push_pull")
+        for came in (answer, worker.hear(), worker.hear()):
+            assert came.said == "done"
+            require_equal(np.frombuffer(came.body, np.float32), _ones(3))
+
+
+def test_who_is_too_far_ahead_waits_for_who_is_slow_and_not_for_who_is_dead() -> None:
+    with served(threads=2) as server, Worker(server, 0) as worker, Worker(server, 1) as other:
+        _store(worker, staleness=1)
+        other.ask("attach")
+        assert worker.push(_ones(), 1, "push_pull").said == "done"
+        assert worker.push(_ones(), 2, "push_pull").said == "held"
+        assert worker.has_heard_nothing()
+        other.push(_ones(), 1)
+        assert worker.hear().said == "done"
+        assert worker.push(_ones(), 3, "push_pull").said == "held"
+        server.tell("lost", 1)
+        assert worker.hear().said == "done"
+        assert other.is_ended()
+
+
+def test_who_has_joined_holds_up_no_round() -> None:
+    with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
+        _store(worker, is_sync=True)
+        assert worker.push(_ones(), 1, "push_pull").said == "held"
+        other.ask("join")
+        require_equal(np.frombuffer(worker.hear().body, np.float32), _ones())
+
+
+def test_codes_are_read_by_the_server() -> None:
+    with served() as server, Worker(server, 0) as worker:
+        _store(worker, (32,))
+        codes = bytes([0b11100000]) + bytes(7)  # of the first four values: + - 0 0
+        worker.ask("push", codes, number=1, lr=1, codes=1, threshold=0.5, dtype=DTYPES["uint8"])
+        require_equal(worker.pull(1), np.array([0.5, -0.5] + [0] * 30, np.float32))
+
+
+def test_a_server_can_take_the_place_of_another_one() -> None:
+    values = np.arange(40000, dtype=np.float32)
+    with served() as server, Worker(server, 0) as worker, served() as successor:
+        worker.ask("create", part_spec((len(values), 7)), chunk=2)
+        worker.ask("rule", rule("sgd", momentum=0.5))
+        for chunk in range(3):
+            worker.ask("assign", values[chunk * 16384 : (chunk + 1) * 16384].tobytes(), chunk=chunk)
+        worker.push(values[:16384], 1)
+        kept = server.ask("copies")
+        successor.ask("restored", kept)
+        worker.push(values[:16384], 2)
+        wanted = worker.pull(2)
+        with Worker(successor, 0) as after:
+            words = after.ask("attach").body
+            assert struct.unpack("<4Q", words[-32:]) == (1, 0, 0, 0)  # pushes of this worker, by chunk
+            after.push(values[:16384], 2)
+            require_equal(after.pull(2), wanted)
+            require_equal(after.pull(chunk=2), values[32768:])
+            assert after.ask("read_updates").number == 2
+
+
+def test_a_question_that_comes_twice_has_one_effect() -> None:
+    with served() as server, Worker(server, 0) as worker:
+        number = 77
+        first = worker.ask("create", part_spec((COUNT,)), chunk=2, number=number)
+        again = worker.ask("create", part_spec((COUNT,)), chunk=2, number=number)
+        assert first.body == again.body
+        worker.say("create", part_spec((COUNT,)), chunk=2, number=number + 1)
+        assert worker.hear().said == "refused"
+
+
+def test_what_does_not_fit_is_refused_and_the_connection_goes_on() -> None:
+    with served() as server, Worker(server, 0) as worker:
+        _store(worker)
+        right = _ones().tobytes()
+        bad = [
+            ("push", right[4:], {"number": 1}),
+            ("push", right, {"number": 0}),
+            ("push", right, {"number": 1, "chunk": 1}),
+            ("push", right, {"number": 1, "part": 1}),
+            ("push", right, {"number": 1, "store": 1}),
+            ("push", right[:128], {"number": 1, "codes": 7, "threshold": 1}),
+            ("push", right, {"number": 1, "dtype": 0}),
+            ("pull", right, {}),
+            ("pull", b"", {"wanted": 0}),
+            ("pull", b"", {"number": -1}),
+            ("assign", right[8:], {}),
+            ("read_state", b"", {"number": 5}),
+            ("write_state", right, {"number": 2**40}),
+            ("create", b"\xff" * 40, {"number": 5, "chunk": 2}),
+            ("rule", b"\xff" * 40, {"number": 6}),
+        ]
+        for said, body, fields in bad:
+            worker.say(said, body, **fields)
+            assert worker.hear().said == "refused", (said, fields)
+        require_equal(worker.pull(), _ones(0))
+
+
+@pytest.mark.parametrize("secret", [b"", b"another"], ids=["none", "another"])
+def test_who_does_not_know_the_secret_is_not_heard(secret: bytes) -> None:
+    with served() as server, Worker(server, 0, secret) as worker:
+        assert worker.is_ended()
+
+
+def _broken(chance: random.Random) -> bytes:
+    """Bytes that no worker sends, of all kinds."""
+    said = chance.choice(SAID)
+    fields = {
+        "dtype": chance.randrange(256),
+        "wanted": chance.randrange(256),
+        "chunk": chance.choice([0, 1, 2**31, 2**32 - 1]),
+        "store": chance.choice([0, 0, 1, 2**32 - 1]),
+        "part": chance.choice([0, 0, 1, 2**32 - 1]),
+        "codes": chance.choice([0, 1, 2, 3, 2**32 - 1]),
+        "threshold": chance.choice([0.0, float("nan"), float("inf"), -1.0]),
+        "ranges": chance.choice([0, 1, 2**31, 2**32 - 1]),
+        "number": chance.choice([0, 1, -1, 2**62, -(2**63)]),
+    }
+    size = chance.choice([0, 4, 100, 4 * COUNT, 2**24, 2**32 - 1])
+    kind = chance.randrange(5)
+    if kind == 0:
+        return chance.randbytes(chance.randrange(1, 200))
+    if kind == 1:  # frames that lie about their length
+        return FRAME.pack(chance.choice([HEAD_TAG, BODY_TAG, 0]), 1, chance.choice([0, 1, 57, 2**40, 2**64 - 1]))
+    words = head(chance.randrange(2**16) if kind == 2 else said, body_bytes=size, **fields)
+    data = FRAME.pack(HEAD_TAG, 1, HEAD.size) + words
+    if kind == 3:  # a body that is not the one that was announced, or only its beginning
+        other = chance.choice([size, size + 1, 2**63])
+        return data + FRAME.pack(BODY_TAG, chance.choice([1, 2]), other) + chance.randbytes(50)
+    body = chance.randbytes(min(size, 1000))
+    if said in ("create", "attach", "rule") and chance.random() < 0.5:
+        body = struct.pack("<Q", 2 ** chance.randrange(64)) * chance.randrange(1, 9)
+        data = FRAME.pack(HEAD_TAG, 1, HEAD.size) + head(said, body_bytes=len(body), **fields)
+    return data + FRAME.pack(BODY_TAG, 1, len(body)) + body
+
+
+def _strike(server: Server, chance: random.Random, count: int) -> None:
+    """So many broken messages, one connection for each few of them."""
+    sent = 0
+    while sent < count:
+        with Worker(server, 1) as worker:
+            for _ in range(chance.randrange(1, 8)):
+                try:
+                    worker.sock.sendall(_broken(chance))
+                except ConnectionError:
+                    break
+                sent += 1
+
+
+def test_10000_broken_messages_neither_end_a_server_nor_let_it_grow() -> None:
+    chance = random.Random(19)
+    with served() as server, Worker(server, 0) as worker:
+        _store(worker)
+        _strike(server, chance, 2000)
+        before = server.resident_kb()
+        _strike(server, chance, 10000)
+        assert server.resident_kb() < before + 2048
+        worker.push(_ones(), 1)
+        require_equal(worker.pull(1), _ones())
+
+
+def test_a_create_that_claims_more_than_the_host_has_is_refused() -> None:
+    with served() as server, Worker(server, 0) as worker:
+        _store(worker)
+        elements = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+        for count in (elements, 2**40):
+            worker.say("create", part_spec([count]), number=1 + count, store=3, chunk=1)
+            refused = worker.hear()
+            assert refused.said == "refused" and b"start more servers" in refused.body
+        worker.push(_ones(), 1)
+        require_equal(worker.pull(1), _ones())
+
+
+def test_a_server_lives_through_strangers_while_its_process_has_no_descriptors() -> None:
+    with served() as server, Worker(server, 0) as worker:
+        _store(worker)
+        limit = 20 + len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        # A thread of the process takes the descriptors that the server gives back, as a data loader would.
+        server.ask("takes_descriptors", "1")
+        until, number = time.monotonic() + 3, 0
+        while time.monotonic() < until:
+            strangers = []
+            for _ in range(60):
+                with contextlib.suppress(OSError):
+                    strangers.append(socket.create_connection(("127.0.0.1", server.port), timeout=1))
+            for stranger in strangers:
+                stranger.close()
+            number += 1
+            worker.push(_ones(), number)
+            require_equal(worker.pull(number), _ones(number))
+        server.ask("takes_descriptors", "0")
+        with _dialled(server, 1) as other:
+            require_equal(other.pull(), _ones(number))
+
+
+def _dialled(server: Server, rank: int) -> Worker:
+    """Dials again, as workers do, while the server has no descriptor for the connection and turns it away."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return Worker(server, rank)
+        except ConnectionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

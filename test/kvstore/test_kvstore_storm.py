@@ -1,0 +1,25 @@
+"""Jobs with servers whose processes die at random: all others end in time, and no push counts twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness.ringrun_job import needs_mpi
+from kvstore_storm import fault, storm
+
+pytestmark = needs_mpi
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_a_fault_of_any_process_in_any_phase_keeps_nobody(seed: int, tmp_path: Path) -> None:
+    fault(tmp_path, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["auto", "off"])
+def test_workers_that_are_killed_and_come_back_learn_and_count_each_push_once(memory: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    kills, accuracy = storm(tmp_path, seed=0, memory=memory, servers_return=False)
+    assert kills["worker"] > 0 and accuracy > 0.8

@@ -1,0 +1,40 @@
+"""What a worker that knows the secret may say to a server of stores at worst, at random, under AddressSanitizer."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from harness.compiling import DoubleUnavailable, store_program
+
+pytestmark = pytest.mark.alike
+
+_SOURCE = Path(__file__).resolve().parent / "fuzz" / "main.cc"
+_SANITIZERS = "address,undefined"
+_ENVIRONMENT = {
+    "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    "RINGTRAIN_LOG_LEVEL": "error",
+}
+
+
+def survives(seconds, seed, way):
+    try:
+        program = store_program(_SOURCE, _SANITIZERS, "-fno-sanitize-recover=undefined", "-fno-sanitize=vptr")
+    except DoubleUnavailable as error:
+        pytest.skip(str(error))
+    command = [str(program), str(seconds), str(seed), way]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 90, env=_ENVIRONMENT)
+    assert ended.returncode == 0, f"seed {seed}, {way}, ended with {ended.returncode}:\n{ended.stderr[-6000:]}"
+    assert int(ended.stdout.split()[0]) > 100, ended.stdout
+
+
+@pytest.mark.parametrize("way", ["shared", "tcp"])
+def test_random_messages_of_a_worker_do_not_harm_a_server(way):
+    survives(2, 1, way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 5))
+@pytest.mark.parametrize("way", ["shared", "tcp"])
+def test_random_messages_for_a_minute_do_not_harm_a_server(seed, way):
+    survives(10, seed, way)

@@ -1,0 +1,85 @@
+"""The simulation: what it has found stays mended, what is planted is found, and a seed tells one story."""
+
+import secrets
+from pathlib import Path
+
+import pytest
+from harness.compiling import DoubleUnavailable
+
+from simulate import __main__ as command
+from simulate.planted import NEGOTIATION
+from simulate.programs import NAMES, program
+
+_KEPT = [line.split(maxsplit=2) for line in Path(__file__).with_name("kept.txt").read_text().splitlines()]
+_SEEDS_OF_PLANTED = 10_000
+
+
+def built(world, *patches):
+    try:
+        return program(world, patches)
+    except DoubleUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+def require_no_finding(findings):
+    assert not findings, "\n".join(f"seed {one.seed}: {one.text}" for one in findings)
+
+
+@pytest.mark.fast
+@pytest.mark.alike
+@pytest.mark.parametrize("world", NAMES)
+def test_stories_of_random_seeds_break_no_rule(world):
+    first = secrets.randbelow(1 << 40)
+    findings, total = built(world).run(range(first, first + (1 << 20)), seconds=4)
+    require_no_finding(findings)
+    assert total.stories > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", NAMES)
+def test_a_minute_of_random_seeds_breaks_no_rule(world):
+    first = secrets.randbelow(1 << 40)
+    findings, _ = built(world).run(range(first, first + (1 << 30)), seconds=60)
+    require_no_finding(findings)
+
+
+@pytest.mark.parametrize(("world", "seed", "bug"), [words for words in _KEPT if words[0] != "#"])
+def test_a_seed_that_once_found_a_bug_finds_none(world, seed, bug):
+    findings, _ = built(world).run(range(int(seed), int(seed) + 1))
+    require_no_finding(findings)
+
+
+@pytest.mark.parametrize("world", NAMES)
+def test_a_seed_tells_the_same_story_each_time(world):
+    _, first = built(world).run(range(100, 140))
+    _, again = built(world).run(range(100, 140))
+    assert (first.hash, first.events) == (again.hash, again.events)
+    _, another = built(world).run(range(140, 180))
+    assert another.hash != first.hash
+
+
+def first_finding(world):
+    for first in range(0, _SEEDS_OF_PLANTED, 250):
+        findings, _ = world.run(range(first, first + 250))
+        if findings:
+            return findings[0]
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", NEGOTIATION)
+def test_a_planted_bug_is_found(bug):
+    assert first_finding(built("negotiation", NEGOTIATION[bug])) is not None
+
+
+def test_a_finding_is_told_with_the_faults_that_it_needs(monkeypatch, capfd):
+    bug = NEGOTIATION["an evicted operation keeps its slot on rank 1"]
+    world = built("negotiation", bug)
+    seed = first_finding(world).seed
+    monkeypatch.setattr(command, "program", lambda name: world)
+    assert command.main(["negotiation", "--seed", str(seed), "--trace"]) == 1
+    printed = capfd.readouterr().out
+    assert "begins round 1" in printed and "finding: " in printed
+    assert len(world.needed_faults(seed)) == printed.count("fault ") - printed.count(", left out")
+    assert command.main(["negotiation", "--seeds", f"{seed}:{seed + 1}"]) == 1
+    assert f"seed {seed}: " in capfd.readouterr().out
