@@ -197,7 +197,9 @@ def test_there_are_command_lines() -> None:
 
 
 DRY_RUNS = re.findall(
-    r"^\$ (ringrun .*--dry-run .*)\n((?:.+\n)+?)^```", (ROOT / "docs" / "launching.md").read_text(), re.MULTILINE
+    r"^\$ (ringrun .*--dry-run .*)\n((?:.+\n)+?)^```",
+    "".join((ROOT / "docs" / page).read_text() for page in ("launching.md", "clusters.md")),
+    re.MULTILINE,
 )
 
 

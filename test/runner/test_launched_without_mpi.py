@@ -156,7 +156,7 @@ def test_processes_of_two_hosts_meet_where_ringtrains_variables_say(
 
 
 def test_the_job_for_kubernetes_in_the_docs_runs(environment: dict[str, str], train: str, tmp_path: Path) -> None:
-    text = Path(ROOT, "docs", "launching.md").read_text()
+    text = Path(ROOT, "docs", "without-mpi.md").read_text()
     (manifest,) = [block.partition("```")[0] for block in text.split("```yaml\n") if "completionMode" in block]
     service, job = yaml.safe_load_all(manifest)
     pod = job["spec"]["template"]["spec"]
