@@ -1,6 +1,6 @@
 // A worker's side of key-value stores that servers keep.
 #include "base/fork.h"
-#include "kvstore/client.h"
+#include "kvstore/worker/client.h"
 #include "python/bind.h"
 
 namespace ringtrain {

@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fork.h"
-#include "kvstore/server.h"
+#include "kvstore/server/server.h"
 #include "python/bind.h"
 
 namespace ringtrain {

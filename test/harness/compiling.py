@@ -81,7 +81,7 @@ def store_program(source: Path, sanitizers: str, *more_flags: str) -> Path:
     """A program in C++ with all that a store needs, built with these sanitizers. Raises as `run_compiler`."""
     flags = ["-std=c++17", "-O1", "-g1", "-pthread", "-ffp-contract=off", f"-fsanitize={sanitizers}", *more_flags]
     flags.append(f"-I{CORE}")
-    of_core = [path for folder in _FOLDERS_OF_STORES for path in sorted((CORE / folder).glob("*.cc"))]
+    of_core = [path for folder in _FOLDERS_OF_STORES for path in sorted((CORE / folder).rglob("*.cc"))]
     sources = [source, *of_core, *(CORE / name for name in _FILES_OF_STORES)]
     return program(source.parent.name.replace("_", ""), flags, sources, CORE.rglob("*.h"))
 

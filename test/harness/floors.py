@@ -26,7 +26,10 @@ CPP_FLOORS = (
     {"python"},
 )
 # Within a folder: what is named here stands above its other files. Rooms of one floor do not see each other.
-CPP_ROOMS = {"collectives": ({"shm", "network"}, {"gpu"}, {"choose"})}
+CPP_ROOMS = {
+    "collectives": ({"shm", "network"}, {"gpu"}, {"choose"}),
+    "kvstore": ({"store"}, {"wire"}, {"server", "worker"}),
+}
 PYTHON_FLOORS = (
     {"_core", "version"},
     {"errors", "options", "pickling"},

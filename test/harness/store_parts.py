@@ -23,7 +23,7 @@ from ringtrain._core import DTYPES
 _SOURCES = TEST_FOLDER / "kvstore" / "parts"
 _FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", "-ffp-contract=off", f"-I{CORE}"]
 _NAME = "libstoreparts.so"
-_OF_KVSTORE = (
+_OF_STORE = (
     *("actor.cc", "actor_program.cc", "actor_rows.cc", "convert.cc"),
     *("layout.cc", "part.cc", "part_memory.cc", "slot_pool.cc"),
 )
@@ -175,7 +175,7 @@ def _library() -> ctypes.CDLL:
     own = sorted(_SOURCES.glob("*.cc"))
     below = [path for folder in ("base", "kernels", "memory") for path in sorted((CORE / folder).glob("*.cc"))]
     of_memory = [path for path in below if path.parent.name != "memory" or path.name == "shm.cc"]
-    sources = [*own, *of_memory, *(CORE / "kvstore" / name for name in _OF_KVSTORE)]
+    sources = [*own, *of_memory, *(CORE / "kvstore" / "store" / name for name in _OF_STORE)]
     folder = folder_of("storeparts", _FLAGS, [*sources, *sorted(CORE.rglob("*.h"))])
     library = ctypes.CDLL(str(filled(folder, lambda folder: _build(sources, folder)) / _NAME))
     for name in ("part_ticket", "part_closed", "part_elements", "actor_pushes", "actor_fewest_pushes"):

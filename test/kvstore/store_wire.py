@@ -1,4 +1,4 @@
-"""A worker of a key-value store that says to a server whatever a test wants: the messages of csrc/kvstore/message.h."""
+"""A worker of a key-value store that says to a server whatever a test wants (csrc/kvstore/wire/message.h)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "kvstore/server.h"
+#include "kvstore/server/server.h"
 #include "network/handshake.h"
 
 using namespace ringtrain;

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "kernels/reduce.h"
-#include "kvstore/actor.h"
+#include "kvstore/store/actor.h"
 
 using namespace ringtrain;
 

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "kvstore/client.h"
-#include "kvstore/server.h"
+#include "kvstore/server/server.h"
+#include "kvstore/worker/client.h"
 
 using namespace ringtrain;
 

@@ -1,0 +1,119 @@
+#include "kvstore/server/server.h"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "runtime/current_timeline.h"
+
+namespace ringtrain {
+namespace {
+
+uint64_t random_number() {
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof(number), 0) != sizeof(number)) throw failure("getrandom has failed");
+  return number;
+}
+
+}  // namespace
+
+StoreServer::StoreServer(const ServerOptions& options)
+    : capacity_(options.capacity),
+      credentials_{options.secret, options.token, options.capacity + options.number,
+                   options.capacity + options.number + 1},
+      shared_(!options.node.empty(), options.timeout_s) {
+  shared_.words = {random_number(), getpid(), options.node};
+  shared_.traffic.name = "server " + std::to_string(options.number);
+  shared_.traffic.drop_percent = options.drop_percent;
+  shared_.traffic.verbose = options.verbose;
+  shared_.tell_others = [this](Part& part, size_t chunk) {
+    if (threads_.size() > 1 && part.has_parked())
+      for (const auto& thread : threads_) thread->look_at(part, chunk);
+  };
+  shared_.tell_others_of_all = [this] { look_at_all(); };
+  for (int i = 0; i < std::max(1, options.threads); ++i) threads_.push_back(std::make_unique<ServerThread>(shared_, i));
+  PartTable::announce(shared_.words.identity, shared_.stores.table());
+  Connector::Owner& owner = *this;
+  const auto listen = [this, &owner, &options](Poller& poller) {
+    std::vector<std::vector<SocketAddress>> nobody(static_cast<size_t>(credentials_.size));
+    return std::make_unique<Connector>(poller, owner, credentials_, Directory{std::move(nobody), 1, options.timeout_s},
+                                       options.listeners);
+  };
+  for (size_t i = 0; i < threads_.size(); ++i)
+    threads_[i]->start(i == 0 ? ServerThread::MakeConnector(listen) : nullptr);
+}
+
+StoreServer::~StoreServer() {
+  close();
+  PartTable::withdraw(shared_.words.identity);
+}
+
+void StoreServer::connected(int rank, int, Descriptor socket) {
+  if (rank >= capacity_) return;  // another server has nothing to ask for
+  threads_[static_cast<size_t>(rank) % threads_.size()]->adopt(rank, std::move(socket));
+}
+
+void StoreServer::lost(int worker, uint32_t first_term) {
+  if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
+  shared_.stores.admit(worker, first_term);
+  threads_[static_cast<size_t>(worker) % threads_.size()]->end_session(worker);
+  shared_.stores.set_presence(worker, Presence::gone);
+  look_at_all();
+}
+
+void StoreServer::back(int worker, uint32_t first_term) {
+  if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
+  shared_.stores.admit(worker, first_term);
+  shared_.stores.set_presence(worker, Presence::here);
+  look_at_all();
+}
+
+void StoreServer::look_at_all() {
+  for (const auto& thread : threads_) thread->look_at_all();
+}
+
+std::optional<ServerStores::Taken> StoreServer::take(double longest_s) {
+  const uint32_t seen = shared_.work.value.load(std::memory_order_acquire);
+  if (auto taken = stores().take()) return taken;
+  shared_.work.sleep(seen, longest_s);
+  return stores().take();
+}
+
+void StoreServer::finish(size_t part, size_t piece, const Bytes& weight) {
+  stores().finish(part, piece, weight, [this](Part& of_chunk, size_t chunk) {
+    if (!of_chunk.has_parked()) return;
+    for (const auto& thread : threads_) thread->look_at(of_chunk, chunk);
+  });
+}
+
+std::map<std::string, double> StoreServer::metrics() const {
+  const auto number = [](const std::atomic<uint64_t>& counter) { return static_cast<double>(counter.load()); };
+  size_t waiting = 0;
+  for (const auto& thread : threads_) waiting += thread->waiting();
+  const Traffic& traffic = shared_.traffic;
+  return {{"sent_bytes", number(traffic.sent_bytes)},
+          {"sent_messages", number(traffic.sent_messages)},
+          {"received_bytes", number(traffic.received_bytes)},
+          {"received_messages", number(traffic.received_messages)},
+          {"dropped_messages", number(traffic.dropped)},
+          {"connections", static_cast<double>(shared_.connections.load())},
+          {"waiting_requests", static_cast<double>(waiting)}};
+}
+
+void StoreServer::start_timeline(Timeline::Setup setup) {
+  timeline_ = std::make_shared<Timeline>(std::move(setup));
+  announce_timeline(timeline_);
+}
+
+void StoreServer::close() {
+  if (!process_.is_this()) return;
+  for (const auto& thread : threads_) thread->stop();
+  if (!timeline_) return;
+  announce_timeline(nullptr);
+  timeline_.reset();
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,403 @@
+#include "kvstore/server/session.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "kvstore/wire/stretch.h"
+
+namespace ringtrain {
+namespace {
+
+// The values of a chunk, and before them ranges of its elements.
+constexpr size_t kLongestRequest = 2 * Layout::kChunkBytes + Layout::kChunkBytes / sizeof(float) * sizeof(ElementRange);
+// So much waits in a connection to be sent; answers to more requests are made when it has left.
+constexpr size_t kFull = 1 << 20;
+constexpr size_t kAlignment = 64;
+
+std::shared_ptr<char> aligned_memory(size_t bytes) {
+  char* const memory = static_cast<char*>(std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) & ~(kAlignment - 1)));
+  if (!memory) throw failure("no memory for a message of a worker");
+  return {memory, &std::free};
+}
+
+// The last one that was used is the next one, while it is in the cache. Of one thread.
+std::shared_ptr<char> answer_buffer() {
+  constexpr size_t kMostKept = 32;
+  struct Pool {
+    std::vector<std::shared_ptr<char>> free;
+  };
+  thread_local const auto pool = std::make_shared<Pool>();
+  std::shared_ptr<char> memory;
+  if (pool->free.empty()) {
+    memory = aligned_memory(Layout::kChunkBytes);
+  } else {
+    memory = std::move(pool->free.back());
+    pool->free.pop_back();
+  }
+  return {memory.get(), [memory, home = std::weak_ptr<Pool>(pool)](char*) {
+            const auto there = home.lock();
+            if (there && there->free.size() < kMostKept) there->free.push_back(memory);
+          }};
+}
+
+void require(bool fits, const char* what) {
+  if (!fits) throw failure(std::string("a worker's message does not fit: ") + what);
+}
+
+size_t ranges_bytes(const Head& head) { return head.ranges == Head::kAll ? 0 : head.ranges * sizeof(ElementRange); }
+
+// What the body begins with. Throws where it is not about elements of the chunk.
+std::shared_ptr<const ElementRanges> ranges_of(const Head& head, const KeyChunk& chunk, const char* body) {
+  if (head.ranges == Head::kAll) return nullptr;
+  require(head.ranges <= chunk.count && head.body_bytes >= ranges_bytes(head), "the number of ranges");
+  auto ranges = std::make_shared<ElementRanges>(head.ranges);
+  if (head.ranges > 0) std::memcpy(ranges->data(), body, ranges_bytes(head));
+  uint64_t end = 0;
+  for (const ElementRange& range : *ranges) {
+    require(range.begin >= end && uint64_t{range.begin} + range.count <= chunk.count, "the ranges");
+    end = uint64_t{range.begin} + range.count;
+  }
+  return ranges;
+}
+
+size_t source_bytes(const Head& head, const KeyChunk& chunk, const ElementRanges* ranges) {
+  const auto kind = static_cast<Quantizer::Kind>(head.codes);
+  if (ranges) return ranges_bytes(head) + count_of(*ranges) * size_of(head.dtype);
+  return kind == Quantizer::Kind::none ? chunk.count * size_of(head.dtype) : quantized_bytes(kind, chunk.count);
+}
+
+// What a head may say about a chunk.
+void require_fitting(const Head& head, const KeyChunk& chunk, const ElementRanges* ranges) {
+  const bool pushes = head.said == Said::push || head.said == Said::push_pull;
+  const auto fits = [&](DType dtype) { return dtype == chunk.dtype || (is_float(dtype) && size_of(dtype) <= 4); };
+  require(head.number >= 0, "a negative number");
+  require(!ranges || head.said == Said::pull || (head.said == Said::push && head.codes == 0), "ranges");
+  require(fits(head.wanted), "the dtype of the answer");
+  require(head.codes <= static_cast<uint32_t>(Quantizer::Kind::one_bit), "the kind of codes");
+  if (pushes) {
+    require(head.number > 0, "pushes count from 1");
+    require(head.codes != 0 || fits(head.dtype), "the dtype of the values");
+    require(head.codes == 0 || head.threshold > 0, "the threshold of codes");
+    require(head.body_bytes == source_bytes(head, chunk, ranges), "the number of bytes");
+  } else if (head.said == Said::assign) {
+    require(head.dtype == chunk.dtype && head.body_bytes == chunk.value_bytes(), "the number of bytes");
+  } else if (head.said != Said::write_state) {
+    require(head.body_bytes == (ranges ? ranges_bytes(head) : 0), "the number of bytes");
+  }
+}
+
+// Whether the array `number` of a Part has values.
+void require_array(const Head& head, Part& part) {
+  const auto rule = part.rule(part.header().rule.load());
+  const size_t arrays = rule ? 2 + rule->state_names().size() : 1;
+  const bool is_master = head.number == 1;
+  const KeyChunk& chunk = part.chunk(head.chunk);
+  const bool is_there = static_cast<size_t>(head.number) < arrays && (!is_master || is_half(chunk.dtype));
+  if (!is_there) throw invalid("the optimizer of this key does not remember this");
+  const size_t bytes = head.number == 0 ? chunk.value_bytes() : chunk.wide_bytes();
+  require(head.said == Said::read_state || head.body_bytes == bytes, "the number of bytes");
+}
+
+}  // namespace
+
+Session::Session(Home& home, int worker, uint64_t number, Descriptor socket)
+    : home_(home),
+      worker_(worker),
+      number_(number),
+      receiving_(home.traffic().name + ", from worker " + std::to_string(worker)) {
+  Connection::Owner& owner = *this;
+  connection_ = std::make_unique<Connection>(home.poller(), owner, home.traffic(), std::move(socket));
+}
+
+Session::~Session() { home_.waiting_room().leave(number_); }
+
+// ----------------------------------------------------------------------------------------------------------- messages
+
+char* Session::place(uint32_t, const Head& head) {
+  if (is_of_store(head.said)) {
+    question_.resize(head.body_bytes);
+    return question_.data();
+  }
+  if (!is_of_chunk(head.said) || head.body_bytes > kLongestRequest) return nullptr;
+  body_begins_s_ = begin_of_stretch();
+  if (body_room_ < head.body_bytes || body_.use_count() > 1) {
+    body_room_ = std::max<size_t>(head.body_bytes, Layout::kChunkBytes);
+    body_ = aligned_memory(body_room_);
+  }
+  return body_.get();
+}
+
+void Session::take(uint32_t id, const Head& head) {
+  if (is_of_store(head.said))
+    answer_question(id, head);
+  else if (is_of_chunk(head.said) && head.body_bytes <= kLongestRequest)
+    take_request(id, head);
+  else
+    throw failure("a worker has sent what no worker sends");
+}
+
+void Session::has_ended(int) { home_.has_ended(*this); }
+
+void Session::say(uint32_t id, Said said, int64_t number) {
+  Head head;
+  head.said = said;
+  head.number = number;
+  connection_->send(id, head);
+}
+
+void Session::refuse(uint32_t id, const Error& error) {
+  Head head;
+  head.said = Said::refused;
+  head.number = static_cast<int64_t>(error.kind());
+  const std::string text = shortened(error.what());
+  connection_->send(id, head, Bytes(text.begin(), text.end()));
+}
+
+void Session::note(const char* what, const Request& request, double begin_s, const std::string& track) const {
+  const Part& part = request.actor->part();
+  const auto text = [&] {
+    const uint32_t key = part.layout().spec().pieces[part.chunk(request.head.chunk).piece].key;
+    return what + (" key " + std::to_string(key));
+  };
+  note_stretch(begin_s, track, text);
+}
+
+bool Session::is_full() const { return connection_->queued_bytes() > kFull; }
+
+// ---------------------------------------------------------------------------------------------------------- questions
+
+// Throws peer_lost where a later process has the place of this worker, or this one was expelled.
+Bytes Session::greet(const Head& hello) {
+  require(hello.number >= 0 && hello.number < Actor::kNewestTerm, "the term");
+  term_ = static_cast<uint32_t>(hello.number);
+  if (!home_.stores().admit(worker_, term_)) throw expelled(static_cast<uint32_t>(worker_));
+  return bytes_of(home_.words());
+}
+
+void Session::answer_question(uint32_t id, const Head& head) {
+  Head answer;
+  answer.said = Said::done;
+  Bytes body;
+  const Bytes question = head.body_bytes > 0 ? std::move(question_) : Bytes();
+  question_ = Bytes();
+  const auto error =
+      error_of([&] { body = head.said == Said::hello ? greet(head) : home_.stores().answer(worker_, head, question); });
+  if (error) return refuse(id, *error);
+  connection_->send(id, answer, std::move(body));
+  if (head.said == Said::join || head.said == Said::attach || head.said == Said::rule) home_.has_changed();
+}
+
+// ----------------------------------------------------------------------------------------------------------- requests
+
+Actor& Session::actor_of(const Head& head) {
+  auto& actor = actors_[{head.store, head.part}];
+  if (!actor) {
+    auto part = home_.stores().part(head.store, head.part);
+    if (!part) throw failure("this server has no such keys");
+    if (static_cast<size_t>(worker_) >= part->layout().capacity()) throw failure("the store is for fewer workers");
+    actor = std::make_unique<Actor>(std::move(part), static_cast<uint32_t>(worker_), home_.timeout_s(), term_);
+  }
+  return *actor;
+}
+
+// One that has come before is still waited for: its worker has not heard so.
+void Session::take_request(uint32_t id, const Head& head) {
+  if (deferred_.count(id) || home_.waiting_room().has({number_, id})) return say(id, Said::held);
+  const auto error = error_of([&] {
+    Actor& actor = actor_of(head);
+    require(head.chunk < actor.part().chunk_count(), "there is no such chunk");
+    const KeyChunk& chunk = actor.part().chunk(head.chunk);
+    const Request request{id, head, body_, ranges_of(head, chunk, body_.get()), &actor};
+    require_fitting(head, chunk, request.ranges.get());
+    if (head.body_bytes > 0) note("receive", request, body_begins_s_, receiving_);
+    const auto is_same = [&](const Request& other) { return other.actor == &actor && other.head.chunk == head.chunk; };
+    if (std::any_of(busy_.begin(), busy_.end(), is_same) || carry_out(request) == Result::busy) defer(request, busy_);
+  });
+  if (error) refuse(id, *error);
+}
+
+void Session::defer(const Request& request, std::deque<Request>& queue) {
+  deferred_.insert(request.id);
+  queue.push_back(request);
+}
+
+bool Session::try_again() {
+  for (size_t left = busy_.size(); left > 0; --left) {
+    const Request request = std::move(busy_.front());
+    busy_.pop_front();
+    Result result = Result::over;
+    deferred_.erase(request.id);
+    const auto error = error_of([&] { result = carry_out(request); });
+    if (error) refuse(request.id, *error);
+    if (result == Result::busy) defer(request, busy_);
+  }
+  return !busy_.empty();
+}
+
+void Session::has_room() {
+  while (!unsent_.empty() && !is_full()) {
+    const Request request = std::move(unsent_.front());
+    unsent_.pop_front();
+    deferred_.erase(request.id);
+    const auto error = error_of([&] {
+      if (pull(request) == Result::busy) defer(request, busy_);
+    });
+    if (error) refuse(request.id, *error);
+  }
+}
+
+Session::Result Session::carry_out(const Request& request) {
+  switch (request.head.said) {
+    case Said::push:
+    case Said::push_pull:
+      return push(request);
+    case Said::pull:
+      return pull(request);
+    case Said::read_state:
+      return read_state(request);
+    case Said::read_updates:
+      say(request.id, Said::done, static_cast<int64_t>(request.actor->num_update(request.head.chunk)));
+      return Result::over;
+    case Said::poke:
+      home_.has_changed(request.actor->part(), request.head.chunk);
+      return Result::over;
+    default:
+      return change(request);
+  }
+}
+
+Session::Result Session::push(const Request& request) {
+  const Head& head = request.head;
+  const Source source{
+      request.body.get() + ranges_bytes(head), head.dtype, {static_cast<Quantizer::Kind>(head.codes), head.threshold}};
+  const bool pulls = head.said == Said::push_pull;
+  std::shared_ptr<char> buffer;
+  if (pulls && !is_full()) buffer = answer_buffer();
+  Answer answer{buffer.get(), head.wanted};
+  const auto number = static_cast<uint64_t>(head.number);
+  const Rates rates{head.lr, head.wd};
+  const double begin_s = begin_of_stretch();
+  const Outcome outcome = request.ranges
+                              ? request.actor->push_ranges(head.chunk, number, *request.ranges, source, rates)
+                              : request.actor->push(head.chunk, number, source, rates, buffer ? &answer : nullptr);
+  if (outcome == Outcome::early) {
+    say(request.id, Said::early,
+        static_cast<int64_t>(request.actor->pushes_of(head.chunk, static_cast<size_t>(worker_))));
+    return Result::over;
+  }
+  if (outcome == Outcome::busy || outcome == Outcome::full) return Result::busy;
+  note("update", request, begin_s, home_.lane());
+  if (!pulls)
+    say(request.id, Said::done, static_cast<int64_t>(request.actor->num_update(head.chunk)));
+  else if (answer.is_there)
+    send_value(request, answer, std::move(buffer));
+  else
+    wait_for_value(request);
+  if (outcome == Outcome::applied || outcome == Outcome::left) home_.has_changed(request.actor->part(), head.chunk);
+  return Result::over;
+}
+
+Reading Session::read(const Request& request, Answer& answer) {
+  const auto number = static_cast<uint64_t>(request.head.number);
+  const double begin_s = begin_of_stretch();
+  const Reading reading = request.ranges
+                              ? request.actor->read_ranges(request.head.chunk, number, *request.ranges, answer)
+                              : request.actor->read(request.head.chunk, number, answer);
+  if (reading == Reading::done) note("answer", request, begin_s, home_.lane());
+  return reading;
+}
+
+Session::Result Session::pull(const Request& request) {
+  if (is_full()) {
+    wait_for_value(request);
+    return Result::over;
+  }
+  auto buffer = answer_buffer();
+  Answer answer{buffer.get(), request.head.wanted};
+  const Reading reading = read(request, answer);
+  if (reading == Reading::busy) return Result::busy;
+  if (reading == Reading::done)
+    send_value(request, answer, std::move(buffer));
+  else
+    wait_for_value(request);
+  return Result::over;
+}
+
+void Session::wait_for_value(const Request& request) {
+  const uint64_t counted = request.actor->pushes_of(request.head.chunk, static_cast<size_t>(worker_));
+  if (static_cast<uint64_t>(request.head.number) > counted)
+    return say(request.id, Said::early, static_cast<int64_t>(counted));
+  say(request.id, Said::held);
+  Request without_body = request;
+  without_body.body.reset();
+  if (is_full()) return defer(without_body, unsent_);
+  home_.waiting_room().enter({number_, request.id}, request.actor->part(), request.head.chunk,
+                             [this, without_body] { return has_ended_waiting(without_body); });
+}
+
+// An error is the answer, too.
+bool Session::has_ended_waiting(const Request& request) {
+  bool is_answered = false;
+  const auto error = error_of([&] { is_answered = try_to_answer(request); });
+  if (error) refuse(request.id, *error);
+  return error || is_answered;
+}
+
+bool Session::try_to_answer(const Request& request) {
+  if (is_full()) {
+    defer(request, unsent_);
+    return true;
+  }
+  auto buffer = answer_buffer();
+  Answer answer{buffer.get(), request.head.wanted};
+  if (read(request, answer) != Reading::done) return false;
+  send_value(request, answer, std::move(buffer));
+  return true;
+}
+
+void Session::send_value(const Request& request, const Answer& answer, std::shared_ptr<char> buffer) {
+  Head head;
+  head.said = Said::done;
+  head.number = static_cast<int64_t>(answer.num_update);
+  const KeyChunk& chunk = request.actor->part().chunk(request.head.chunk);
+  const size_t count = request.ranges ? count_of(*request.ranges) : chunk.count;
+  head.body_bytes = static_cast<uint32_t>(count * size_of(answer.dtype));
+  connection_->send(request.id, head, buffer.get(), buffer);
+}
+
+Session::Result Session::change(const Request& request) {
+  const Head& head = request.head;
+  Actor& actor = *request.actor;
+  bool is_done;
+  if (head.said == Said::assign) {
+    is_done = actor.assign(head.chunk, request.body.get());
+  } else if (head.said == Said::write_updates) {
+    is_done = actor.set_num_update(head.chunk, static_cast<uint64_t>(head.number));
+  } else {
+    require_array(head, actor.part());
+    is_done = actor.write_array(head.chunk, static_cast<size_t>(head.number), request.body.get());
+  }
+  if (!is_done) return Result::busy;
+  say(request.id, Said::done);
+  return Result::over;
+}
+
+Session::Result Session::read_state(const Request& request) {
+  const Head& head = request.head;
+  require_array(head, request.actor->part());
+  const KeyChunk& chunk = request.actor->part().chunk(head.chunk);
+  auto buffer = answer_buffer();
+  if (!request.actor->read_array(head.chunk, static_cast<size_t>(head.number), buffer.get())) return Result::busy;
+  Head answer;
+  answer.said = Said::done;
+  answer.body_bytes = static_cast<uint32_t>(head.number == 0 ? chunk.value_bytes() : chunk.wide_bytes());
+  connection_->send(request.id, answer, buffer.get(), buffer);
+  return Result::over;
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,107 @@
+// One worker's connection to a server, on a thread of the server: what it asks of chunks is done here by an Actor in
+// the worker's name.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "kvstore/server/server_stores.h"
+#include "kvstore/server/waiting_room.h"
+#include "kvstore/store/actor.h"
+#include "kvstore/wire/connection.h"
+
+namespace ringtrain {
+
+class Session final : Connection::Owner {
+ public:
+  // The thread of the server, as a Session sees it.
+  class Home {
+   public:
+    virtual ~Home() = default;
+    virtual Poller& poller() = 0;
+    virtual Traffic& traffic() = 0;
+    virtual ServerStores& stores() = 0;
+    virtual const ServerWords& words() const = 0;
+    virtual WaitingRoom& waiting_room() = 0;
+    virtual double timeout_s() const = 0;
+    // The track of this thread in timelines.
+    virtual const std::string& lane() const = 0;
+    // What others may wait for has happened to a chunk; or to any.
+    virtual void has_changed(Part& part, size_t chunk) = 0;
+    virtual void has_changed() = 0;
+    virtual void has_ended(Session& session) = 0;
+  };
+
+  // `home` outlives this. `number`: of all sessions.
+  Session(Home& home, int worker, uint64_t number, Descriptor socket);
+  ~Session() override;
+
+  int worker() const { return worker_; }
+  // Goes on with what found a chunk in use. Whether there still is some.
+  bool try_again();
+  void flush() { connection_->flush(); }
+  // It ends; its connection is not to be destroyed while the Poller is at it.
+  std::unique_ptr<Connection> take_connection() { return std::move(connection_); }
+
+ private:
+  // Of one chunk.
+  struct Request {
+    uint32_t id;
+    Head head;
+    std::shared_ptr<char> body;
+    std::shared_ptr<const ElementRanges> ranges;  // null: all of the chunk
+    Actor* actor;
+  };
+  enum class Result { over, busy };
+
+  char* place(uint32_t id, const Head& head) override;
+  void take(uint32_t id, const Head& head) override;
+  void has_room() override;
+  void has_ended(int error) override;
+
+  void answer_question(uint32_t id, const Head& head);
+  Bytes greet(const Head& hello);
+  void take_request(uint32_t id, const Head& head);
+  Actor& actor_of(const Head& head);
+  Result carry_out(const Request& request);
+  Result push(const Request& request);
+  Reading read(const Request& request, Answer& answer);
+  Result pull(const Request& request);
+  Result change(const Request& request);
+  Result read_state(const Request& request);
+  void defer(const Request& request, std::deque<Request>& queue);
+  void wait_for_value(const Request& request);
+  // Returns whether the request has an answer, which may be an error. Does not throw.
+  bool has_ended_waiting(const Request& request);
+  // Whether the answer was sent, or will be when there is room for it.
+  bool try_to_answer(const Request& request);
+  void send_value(const Request& request, const Answer& answer, std::shared_ptr<char> buffer);
+  void say(uint32_t id, Said said, int64_t number = 0);
+  void refuse(uint32_t id, const Error& error);
+  bool is_full() const;
+  // What was done with a chunk on a track, in the timeline.
+  void note(const char* what, const Request& request, double begin_s, const std::string& track) const;
+
+  Home& home_;
+  const int worker_;
+  uint32_t term_ = 0;  // of the worker's process, as it has said
+  const uint64_t number_;
+  const std::string receiving_;  // the track in timelines of what comes
+  std::unique_ptr<Connection> connection_;
+  std::map<std::pair<uint32_t, uint32_t>, std::unique_ptr<Actor>> actors_;  // by store and part
+  Bytes question_;
+  std::shared_ptr<char> body_;  // of the request that comes
+  size_t body_room_ = 0;
+  double body_begins_s_ = 0;               // to come, where there is a timeline
+  std::deque<Request> busy_;               // that have found a chunk in use, in order
+  std::deque<Request> unsent_;             // whose answers wait for room in the connection
+  std::unordered_set<uint32_t> deferred_;  // ids in these
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,206 @@
+// What a worker, or the server, does to chunks: an operation on one chunk at a time, under its mutex, that never waits.
+//
+// Whose thread runs it does not matter: where a worker shares memory with its server it is the worker's own, else one
+// of the server. All of them keep denormals (KeptDenormals).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/wait.h"
+#include "kernels/quantize.h"
+#include "kvstore/store/part.h"
+#include "kvstore/store/slot_pool.h"
+
+namespace ringtrain {
+
+// A worker's values for one chunk: all of them, on a multiple of their element's bytes.
+struct Source {
+  const void* values;
+  DType dtype;          // of the key, or float32 for 16-bit floats
+  Quantizer quantizer;  // of a kind: then `values` are codes for a float32 key
+};
+
+struct Rates {
+  double lr, wd;
+};
+
+// Where the value of a chunk goes.
+struct Answer {
+  void* place;
+  DType dtype;              // of the key, or for 16-bit floats float32
+  bool is_there = false;    // whether it went
+  uint64_t num_update = 0;  // of the value that did
+};
+
+enum class Outcome : uint8_t {
+  applied,    // asynchronous: the value has changed; synchronous: the round is closed
+  held,       // it is kept until the others have pushed
+  duplicate,  // it was counted before
+  early,      // one before it has not come; nothing has changed
+  full,       // this worker is too far ahead of the others; nothing has changed
+  busy,       // another actor holds the chunk; nothing has changed
+  left,       // it is kept for the program that updates, which may begin
+};
+
+enum class Reading : uint8_t { done, not_yet, busy };
+
+// What a process hears that acts in the name of a worker when a later term of that worker has begun.
+Error expelled(uint32_t worker);
+
+// One thread at a time. Only one actor of each number may exist in all processes: a worker that comes back makes its
+// own when the process before is dead.
+class Actor {
+ public:
+  static constexpr uint32_t kNewestTerm = ~uint32_t{0};
+
+  // Puts in order what a process before may have left; waits for it at most `timeout_s`, then throws stalled. `term`:
+  // of the process in whose name it acts, see WorkerPlace. Once a later term has begun, changes throw peer_lost.
+  Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint32_t term = kNewestTerm);
+
+  Part& part() { return *part_; }
+  uint32_t number() const { return number_; }
+  bool is_server() const { return number_ == part_->layout().actor_of_server(); }
+
+  // The `seq`-th push of a key by this worker, counted from 1. `answer` may be null; it gets the value if the state is
+  // there that a read() after this push wants. Throws invalid where an asynchronous store has no rule.
+  Outcome push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer);
+  // The value, when `pushes` of this worker are in it, and the others are not too far behind.
+  Reading read(size_t chunk, uint64_t pushes, Answer& answer);
+
+  // The same of some elements of a chunk, whose values lie one behind the other. What is not pushed is not updated; in
+  // a round it counts as zero.
+  Outcome push_ranges(size_t chunk, uint64_t seq, const ElementRanges& ranges, const Source& source,
+                      const Rates& rates);
+  Reading read_ranges(size_t chunk, uint64_t pushes, const ElementRanges& ranges, Answer& answer);
+
+  // The following are true when done, and false when busy. `values` is in the dtype of the key.
+  bool assign(size_t chunk, const void* values);
+  // From now on the rule is this one (0: none), its states are zero, and it has updated the chunk so many times. Or it
+  // is the one that was there with other numbers, and states and count go on.
+  bool take_rule(size_t chunk, uint32_t rule, uint64_t num_update);
+  bool take_numbers(size_t chunk, uint32_t rule);
+  // Closes the rounds that now can be, after somebody has joined.
+  bool settle(size_t chunk);
+  // Before a worker that was absent, gone or has joined is here again: nobody waits for what it has not pushed.
+  bool let_in(size_t chunk, size_t worker);
+  // An array of the Part in its own dtype, for who saves or loads: 0 the value, 1 the master, from 2 on the states.
+  bool read_array(size_t chunk, size_t array, void* place);
+  bool write_array(size_t chunk, size_t array, const void* values);
+  bool set_num_update(size_t chunk, uint64_t num_update);
+
+  // Where the rule is a program, for the server, which runs it: the next gradient and the value, both in the wide
+  // dtype, and all stays as it is. And the value that the program has made of them.
+  Reading take(size_t chunk, void* gradient, void* weight);
+  bool finish(size_t chunk, const void* weight);
+
+  // How many pushes of a worker a chunk, or all chunks of a piece, have counted. Reads past the mutex: for a worker
+  // that does not push now.
+  uint64_t pushes_of(size_t chunk, size_t worker) const { return part_->worker(chunk, worker).pushes; }
+  uint64_t fewest_pushes(size_t piece, size_t worker) const;
+  uint64_t num_update(size_t chunk) const { return part_->record(chunk).updates; }
+  // How many of its pushes are held.
+  size_t held();
+  // Whether read() is worth a try: rounds are looked at without the mutex.
+  bool may_be_ready(size_t chunk, uint64_t pushes) const;
+  // Whom that read() waits for, for a message: "worker 1 has pushed it 3 times, worker 0 4 times".
+  std::string missing(size_t chunk, uint64_t pushes) const;
+  const std::shared_ptr<Part>& shared_part() const { return part_; }
+
+ private:
+  static constexpr uint32_t kValue = 1, kMaster = 2, kFirstState = 4;  // bits of arrays
+
+  struct Contribution {
+    const void* values;  // in the wide dtype
+    Rates rates;
+  };
+
+  void put_in_order(double timeout_s);
+  // Within a HeldChunk. Throws peer_lost where another process has taken, or may take, the place of this one.
+  void require_term() const;
+  const void* spread(const KeyChunk& chunk, const ElementRanges& ranges, const Source& source);
+  void apply_to(size_t chunk, const UpdateRule& rule, const ElementRanges& ranges, const void* gradient,
+                const Rates& rates);
+  const UpdateRule* rule_of(size_t chunk);
+  const void* widened(const KeyChunk& chunk, const Source& source);
+  uint32_t arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const;
+  // Those of them that the journal keeps, for which it now has room.
+  uint32_t kept(uint32_t arrays);
+  // Within a ChunkChange.
+  void apply(size_t chunk, const UpdateRule& rule, const void* gradient, const Rates& rates);
+  void store(size_t chunk, const void* wide_values);
+  Outcome push_at_once(size_t chunk, uint64_t seq, const Source& source, const Rates& rates);
+  Outcome push_in_round(size_t chunk, uint64_t seq, const Source& source, const Rates& rates);
+  Outcome leave(size_t chunk, uint64_t seq, const Source& source);
+  Outcome deposit(size_t chunk, uint64_t seq, const Source& source, const Rates& rates);
+  bool can_close(size_t chunk, const Contribution* own) const;
+  void close(size_t chunk, uint64_t seq, const Contribution* own);
+  std::vector<Contribution> contributions(size_t chunk, const Contribution* own);
+  const void* sum_of(size_t chunk, const std::vector<Contribution>& all);
+  void let_slots_go(size_t chunk, const Contribution* own);
+  bool is_of_program(size_t chunk);
+  bool has_gradient(size_t chunk) const;
+  bool is_ready(size_t chunk, uint64_t pushes) const;
+  void answer_from(size_t chunk, Answer& answer);
+
+  const std::shared_ptr<Part> part_;
+  const uint32_t number_, term_;
+  std::unique_ptr<SlotPool> slots_;  // of a worker in a synchronous store
+  std::unique_ptr<char[]> own_, sum_, spread_;
+  uint32_t rule_number_ = 0;
+  std::shared_ptr<const UpdateRule> rule_;
+  uint32_t reserved_arrays_ = 0;  // of the journal
+};
+
+// Calls visit(chunk) for those from `first` up to `last` until each has said that it is done; others go first where one
+// is busy. Throws stalled when one was busy for longer than `timeout_s`.
+template <typename Visit>
+void visit_all(Part& part, size_t first, size_t last, double timeout_s, Visit visit);
+
+[[noreturn]] void throw_busy(Part& part, size_t chunk, double timeout_s);
+
+// How long somebody else keeps a chunk without coming to an end. While this thread does not run, or is stopped itself,
+// it cannot tell.
+class Standstill {
+ public:
+  double waited_s(Part& part, size_t chunk) {
+    constexpr double kLongestLook_s = 0.02;
+    const uint64_t closed = part.record(chunk).closed.load(std::memory_order_relaxed);
+    const double now = now_s();
+    const bool is_same = &part == part_ && chunk == chunk_ && closed == closed_;
+    waited_s_ = is_same ? waited_s_ + std::min(now - looked_at_, kLongestLook_s) : 0;
+    part_ = &part;
+    chunk_ = chunk;
+    closed_ = closed;
+    looked_at_ = now;
+    return waited_s_;
+  }
+
+ private:
+  const Part* part_ = nullptr;
+  size_t chunk_ = 0;
+  uint64_t closed_ = 0;
+  double looked_at_ = 0, waited_s_ = 0;
+};
+
+template <typename Visit>
+void visit_all(Part& part, size_t first, size_t last, double timeout_s, Visit visit) {
+  std::vector<size_t> left;
+  for (size_t i = first; i < last; ++i)
+    if (!visit(i)) left.push_back(i);
+  for (Standstill standstill; !left.empty(); Waiter::nap(0)) {
+    std::vector<size_t> still;
+    for (const size_t chunk : left)
+      if (!visit(chunk)) still.push_back(chunk);
+    if (!still.empty() && standstill.waited_s(part, still.front()) > timeout_s)
+      throw_busy(part, still.front(), timeout_s);
+    left.swap(still);
+  }
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,98 @@
+#include "kvstore/store/layout.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "kvstore/store/records.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr size_t kPage = 4096, kLine = 64;
+// Of a worker that is ahead of the others: so many rounds of all keys, or of few keys so many pushes.
+constexpr size_t kRoundsAhead = 4, kFewestSlots = 256;
+
+size_t up_to(size_t multiple, size_t bytes) { return (bytes + multiple - 1) / multiple * multiple; }
+
+// On multiples of what one word of codes holds, and of a line of the cache.
+size_t elements_of_chunk(DType dtype) { return Layout::kChunkBytes / std::max(size_of(dtype), sizeof(float)); }
+
+}  // namespace
+
+void PartSpec::put(Writer& writer) const {
+  writer.put(static_cast<uint32_t>(is_synchronous));
+  writer.put(max_staleness);
+  writer.put(static_cast<int32_t>(capacity));
+  writer.put(static_cast<uint64_t>(pieces.size()));
+  for (const KeyPiece& piece : pieces) {
+    writer.put(piece.key);
+    writer.put(static_cast<uint32_t>(piece.dtype));
+    writer.put(piece.begin);
+    writer.put(piece.count);
+  }
+}
+
+PartSpec PartSpec::get(Reader& reader) {
+  constexpr uint64_t kMostElements = uint64_t{1} << 40, kMostPieces = uint64_t{1} << 24;
+  constexpr int32_t kMostWorkers = 1 << 14;
+  PartSpec spec;
+  spec.is_synchronous = reader.get<uint32_t>() != 0;
+  spec.max_staleness = reader.get<int64_t>();
+  spec.capacity = reader.get<int32_t>();
+  const auto pieces = reader.get<uint64_t>();
+  if (spec.capacity < 1 || spec.capacity > kMostWorkers || pieces > kMostPieces)
+    throw failure("a message says that a store has " + std::to_string(spec.capacity) + " workers and " +
+                  std::to_string(pieces) + " pieces of keys, which cannot be");
+  uint64_t elements = 0;
+  for (uint64_t i = 0; i < pieces; ++i) {
+    KeyPiece piece = {};
+    reader.get(piece.key);
+    const auto dtype = reader.get<uint32_t>();
+    reader.get(piece.begin);
+    reader.get(piece.count);
+    if (dtype >= kDTypes || piece.count > kMostElements || (elements += piece.count) > kMostElements)
+      throw failure("a message tells of a piece of a key that cannot be");
+    piece.dtype = static_cast<DType>(dtype);
+    spec.pieces.push_back(piece);
+  }
+  return spec;
+}
+
+Layout::Layout(PartSpec spec) : spec_(std::move(spec)) {
+  size_t wide_bytes = 0;
+  for (size_t i = 0; i < spec_.pieces.size(); ++i) {
+    const KeyPiece& piece = spec_.pieces[i];
+    first_chunks_.push_back(chunks_.size());
+    const uint64_t most = elements_of_chunk(piece.dtype);
+    for (uint64_t begin = 0; begin < piece.count; begin += most) {
+      const auto count = static_cast<uint32_t>(std::min(most, piece.count - begin));
+      chunks_.push_back({static_cast<uint32_t>(i), count, begin, piece.dtype, value_bytes_, wide_bytes});
+      value_bytes_ = up_to(kLine, value_bytes_ + chunks_.back().value_bytes());
+      wide_bytes = up_to(kLine, wide_bytes + chunks_.back().wide_bytes());
+    }
+  }
+  first_chunks_.push_back(chunks_.size());
+
+  const size_t of_workers = capacity() * sizeof(WorkerRecord);
+  controls_at_ = up_to(kLine, sizeof(PartHeader) + capacity() * sizeof(WorkerPlace));
+  control_stride_ = up_to(kLine, sizeof(ChunkRecord) + of_workers);
+  journals_at_ = up_to(kPage, controls_at_ + chunks_.size() * control_stride_);
+  journal_header_bytes_ = up_to(kPage, sizeof(JournalRecord) + sizeof(ChunkRecord) - kChunkKeptAt + of_workers);
+  journal_stride_ = journal_header_bytes_ + kArrays * kChunkBytes;
+  slot_controls_at_ = journals_at_ + actors() * journal_stride_;
+  if (spec_.is_synchronous) slots_ = static_cast<uint32_t>(std::max(kRoundsAhead * chunks_.size(), kFewestSlots));
+  values_at_ = slot_controls_at_ + capacity() * slot_control_bytes();
+  wide_at_ = values_at_ + up_to(kPage, value_bytes_);
+  wide_stride_ = up_to(kPage, wide_bytes);
+  slots_at_ = wide_at_ + (kArrays - 1) * wide_stride_;
+  bytes_ = slots_at_ + capacity() * slots_ * kChunkBytes;
+}
+
+size_t Layout::slot_control_bytes() const { return up_to(kPage, slots_ * sizeof(SlotRecord)); }
+
+size_t Layout::slot_control_at(size_t worker, uint32_t slot) const {
+  return slot_controls_at_ + worker * slot_control_bytes() + (slot - 1) * sizeof(SlotRecord);
+}
+
+}  // namespace ringtrain

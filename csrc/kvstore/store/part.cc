@@ -1,0 +1,197 @@
+#include "kvstore/store/part.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace ringtrain {
+namespace {
+
+// The compiler keeps the order of stores on both sides: a process may be killed between any two.
+void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+
+size_t kept_bytes(const Layout& layout) {
+  return sizeof(ChunkRecord) - kChunkKeptAt + layout.capacity() * sizeof(WorkerRecord);
+}
+
+size_t array_bytes(const KeyChunk& chunk, size_t array) {
+  return array == 0 ? chunk.value_bytes() : chunk.wide_bytes();
+}
+
+// What a journal keeps beside arrays.
+char* kept_of(Part& part, size_t chunk) { return reinterpret_cast<char*>(&part.record(chunk)) + kChunkKeptAt; }
+
+JournalRecord& journal_of(Part& part, uint32_t actor) {
+  return *reinterpret_cast<JournalRecord*>(part.memory().data() + part.layout().journal_at(actor));
+}
+
+char* journal_array(Part& part, uint32_t actor, size_t array) {
+  return part.memory().data() + part.layout().journal_array_at(actor, array);
+}
+
+void put_text(char* place, const std::string& text) {
+  if (text.size() >= RuleRecord::kLongestName) throw invalid("\"" + text + "\" is too long a name for an optimizer");
+  std::memcpy(place, text.c_str(), text.size() + 1);
+}
+
+// How the chunk was before a change that has not come to its end.
+void restore(Part& part, size_t chunk, uint32_t actor) {
+  ChunkRecord& record = part.record(chunk);
+  JournalRecord& journal = journal_of(part, actor);
+  if (record.closed.load(std::memory_order_acquire) == journal.closed) {
+    for (size_t i = 0; i < Layout::kArrays; ++i)
+      if (journal.arrays >> i & 1)
+        std::memcpy(part.array(i, chunk), journal_array(part, actor, i), array_bytes(part.chunk(chunk), i));
+    std::memcpy(kept_of(part, chunk), &journal + 1, kept_bytes(part.layout()));
+    for (size_t i = 0; i < part.layout().capacity(); ++i)
+      if (const uint32_t last = part.worker(chunk, i).last_slot) part.slot(i, last).next = kNoSlot;
+  }
+  in_order();
+  record.writer.store(0, std::memory_order_release);
+}
+
+// Throws where values and records alone are more than this host has: before they are laid out, which takes memory, too.
+void require_room(const PartSpec& spec) {
+  const auto capacity = static_cast<size_t>(spec.capacity);
+  const size_t per_chunk = sizeof(ChunkRecord) + capacity * sizeof(WorkerRecord);
+  size_t bytes = 0;
+  for (const KeyPiece& piece : spec.pieces) {
+    const size_t of_piece = piece.count * size_of(piece.dtype);
+    bytes += of_piece + (of_piece / Layout::kChunkBytes + 1) * per_chunk;
+  }
+  const size_t there = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (bytes <= there) return;
+  constexpr int kMb = 20;
+  throw failure("keys of " + std::to_string(bytes >> kMb) + " MB cannot be kept by a server with " +
+                std::to_string(there >> kMb) + " MB of memory: start more servers, on more hosts");
+}
+
+}  // namespace
+
+std::shared_ptr<Part> Part::create(const PartSpec& spec, int workers, Memory memory) {
+  require_room(spec);
+  const size_t bytes = Layout(spec).bytes();
+  PartMemory place = memory == Memory::shared ? PartMemory::create_shared(bytes) : PartMemory::create_private(bytes);
+  const std::shared_ptr<Part> part(new Part(spec, std::move(place)));
+  part->initialize(workers);
+  return part;
+}
+
+std::shared_ptr<Part> Part::attach(const PartSpec& spec, int64_t creator_pid, uint64_t ticket) {
+  return std::shared_ptr<Part>(new Part(spec, PartMemory::attach(creator_pid, ticket, Layout(spec).bytes())));
+}
+
+void Part::initialize(int workers) {
+  memory_.reserve(0, layout_.control_bytes());
+  memory_.reserve(layout_.array_at(0), layout_.value_bytes());
+  for (int i = 0; i < workers; ++i) presence(static_cast<size_t>(i)).store(Presence::here);
+  pthread_mutexattr_t kind;
+  pthread_mutexattr_init(&kind);
+  pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+  for (size_t i = 0; i < chunk_count(); ++i) pthread_mutex_init(&record(i).mutex, &kind);
+  pthread_mutexattr_destroy(&kind);
+}
+
+void Part::raise_first_term(size_t worker, uint32_t term) {
+  std::atomic<uint32_t>& first = place_of(worker).first_term;
+  uint32_t known = first.load();
+  while (known < term && !first.compare_exchange_weak(known, term)) {
+  }
+}
+
+int Part::holder(size_t chunk) {
+  const uint32_t holder = record(chunk).holder.load(std::memory_order_relaxed);
+  return holder == 0 || holder - 1 == layout_.actor_of_server() ? -1 : static_cast<int>(holder) - 1;
+}
+
+uint32_t Part::add_rule(const std::string& name, const std::string& form,
+                        const std::map<std::string, double>& numbers) {
+  const UpdateRule rule(name, form, numbers);
+  for (const KeyPiece& piece : spec().pieces)
+    if (!is_float(piece.dtype))
+      throw invalid(std::string("an optimizer updates floating-point values only, but a key is ") +
+                    name_of(piece.dtype));
+  if (numbers.size() > RuleRecord::kMostNumbers) throw invalid("an optimizer has too many numbers");
+  const uint32_t number = header().rule.load(std::memory_order_relaxed) + 1;
+  RuleRecord& record = rule_record(number);
+  record.number = 0;
+  put_text(record.name, name);
+  put_text(record.form, form);
+  record.count = 0;
+  for (const auto& [which, value] : numbers) {
+    RuleRecord::Number& place = record.numbers[record.count++];
+    put_text(place.name, which);
+    place.value = value;
+  }
+  reserve_states(rule);
+  record.number = number;
+  header().rule.store(number, std::memory_order_release);
+  return number;
+}
+
+std::shared_ptr<const UpdateRule> Part::rule(uint32_t number) {
+  const RuleRecord& record = rule_record(number);
+  if (number == 0 || record.number != number) return nullptr;
+  std::map<std::string, double> numbers;
+  for (uint32_t i = 0; i < record.count; ++i) numbers[record.numbers[i].name] = record.numbers[i].value;
+  return std::make_shared<UpdateRule>(record.name, record.form, numbers);
+}
+
+void Part::reserve_states(const UpdateRule& rule) {
+  for (size_t i = 0; i < rule.state_names().size(); ++i) memory_.reserve(layout_.array_at(2 + i), layout_.wide_bytes());
+  for (const KeyChunk& chunk : layout_.chunks())
+    if (is_half(chunk.dtype)) memory_.reserve(layout_.array_at(1, chunk), chunk.wide_bytes());
+}
+
+HeldChunk::HeldChunk(Part& part, size_t chunk, uint32_t actor) : part_(part), chunk_(chunk) {
+  ChunkRecord& record = part.record(chunk);
+  const int code = pthread_mutex_trylock(&record.mutex);
+  if (code == EBUSY) return;
+  if (code != 0 && code != EOWNERDEAD) throw failure(std::string("cannot lock a key: ") + std::strerror(code));
+  is_held_ = true;
+  if (code == EOWNERDEAD) put_back();
+  record.holder.store(actor + 1, std::memory_order_relaxed);
+}
+
+HeldChunk::~HeldChunk() {
+  if (is_held_) pthread_mutex_unlock(&part_.record(chunk_).mutex);
+}
+
+void HeldChunk::put_back() {
+  ChunkRecord& record = part_.record(chunk_);
+  if (const uint32_t writer = record.writer.load(std::memory_order_acquire)) restore(part_, chunk_, writer - 1);
+  pthread_mutex_consistent(&record.mutex);
+}
+
+ChunkChange::ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arrays) : part_(part), chunk_(chunk) {
+  ChunkRecord& record = part.record(chunk);
+  JournalRecord& journal = journal_of(part, actor);
+  journal.chunk = static_cast<uint32_t>(chunk);
+  journal.arrays = arrays;
+  journal.closed = record.closed.load(std::memory_order_relaxed);
+  std::memcpy(&journal + 1, kept_of(part, chunk), kept_bytes(part.layout()));
+  for (size_t i = 0; i < Layout::kArrays; ++i)
+    if (arrays >> i & 1)
+      std::memcpy(journal_array(part, actor, i), part.array(i, chunk), array_bytes(part.chunk(chunk), i));
+  record.writer.store(actor + 1, std::memory_order_release);
+  in_order();
+}
+
+void ChunkChange::commit(uint64_t closes) {
+  ChunkRecord& record = part_.record(chunk_);
+  in_order();
+  record.closed.store(record.closed.load(std::memory_order_relaxed) + closes, std::memory_order_release);
+  record.writer.store(0, std::memory_order_release);
+  is_open_ = false;
+}
+
+ChunkChange::~ChunkChange() {
+  if (is_open_) restore(part_, chunk_, part_.record(chunk_).writer.load(std::memory_order_relaxed) - 1);
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,120 @@
+// The keys of one create() at one server: values, what rules remember of them, and what workers have pushed, in memory
+// that all processes of a host may share.
+//
+// Who changes something is an actor: a worker, or the server. It holds the mutex of one chunk at a time, and writes
+// down before in its journal how that chunk was. If its process dies in the middle, the next one to hold the mutex puts
+// that back: a change has happened as a whole, or not at all.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/thread_annotations.h"
+#include "kernels/optimize.h"
+#include "kvstore/store/layout.h"
+#include "kvstore/store/part_memory.h"
+#include "kvstore/store/records.h"
+
+namespace ringtrain {
+
+// Any thread. What belongs to a chunk is for who holds it, by a HeldChunk.
+class Part {
+ public:
+  enum class Memory { shared, of_process };
+  // `workers`: so many are here from the beginning. Values are zero. Throws failure where there is not enough memory.
+  static std::shared_ptr<Part> create(const PartSpec& spec, int workers, Memory memory);
+  // The same Part in another process of the host.
+  static std::shared_ptr<Part> attach(const PartSpec& spec, int64_t creator_pid, uint64_t ticket);
+
+  const Layout& layout() const { return layout_; }
+  const PartSpec& spec() const { return layout_.spec(); }
+  const KeyChunk& chunk(size_t number) const { return layout_.chunks()[number]; }
+  size_t chunk_count() const { return layout_.chunks().size(); }
+  PartMemory& memory() { return memory_; }
+
+  PartHeader& header() { return at<PartHeader>(0); }
+  std::atomic<Presence>& presence(size_t worker) { return place_of(worker).presence; }
+  uint32_t first_term(size_t worker) { return place_of(worker).first_term.load(std::memory_order_seq_cst); }
+  // From now on, changes by processes of earlier terms are refused.
+  void raise_first_term(size_t worker, uint32_t term);
+  ChunkRecord& record(size_t chunk) { return at<ChunkRecord>(layout_.chunk_control_at(chunk)); }
+  WorkerRecord& worker(size_t chunk, size_t worker) {
+    return (&at<WorkerRecord>(layout_.chunk_control_at(chunk) + sizeof(ChunkRecord)))[worker];
+  }
+  SlotRecord& slot(size_t worker, uint32_t slot) { return at<SlotRecord>(layout_.slot_control_at(worker, slot)); }
+  char* slot_data(size_t worker, uint32_t slot) { return memory_.data() + layout_.slot_at(worker, slot); }
+  char* value(size_t number) { return array(0, number); }
+  char* master(size_t number) { return array(1, number); }  // of 16-bit floats that a rule updates
+  char* state(size_t index, size_t number) { return array(2 + index, number); }
+  char* array(size_t index, size_t number) {
+    return memory_.data() + layout_.array_at(index, layout_.chunks()[number]);
+  }
+
+  // Whether others in this process or another one wait for a round, and the server wants to be told that it may have
+  // answers. Who has changed something calls it afterwards.
+  void ring() { header().doorbell.ring(); }
+  bool has_parked() { return header().has_parked.load(std::memory_order_seq_cst) != 0; }
+
+  // Who holds a chunk, for a message: a worker's number, or -1 for the server or nobody.
+  int holder(size_t chunk);
+
+  // The server's, one thread at a time. Makes a rule known; it then is put to each chunk by Actor::take_rule. States
+  // are arrays of their own. Throws invalid where there is no such rule, or it does not fit the dtype of a key.
+  uint32_t add_rule(const std::string& name, const std::string& form, const std::map<std::string, double>& numbers);
+  // Null for 0, and for a rule that is not one of the latest ones.
+  std::shared_ptr<const UpdateRule> rule(uint32_t number);
+  void reserve_states(const UpdateRule& rule);
+
+ private:
+  Part(PartSpec spec, PartMemory memory) : layout_(std::move(spec)), memory_(std::move(memory)) {}
+
+  template <typename T>
+  T& at(size_t offset) {
+    return *reinterpret_cast<T*>(memory_.data() + offset);
+  }
+  void initialize(int workers);
+  WorkerPlace& place_of(size_t worker) { return (&at<WorkerPlace>(sizeof(PartHeader)))[worker]; }
+  RuleRecord& rule_record(uint32_t number) { return header().rules[number % PartHeader::kRules]; }
+
+  Layout layout_;
+  PartMemory memory_;
+};
+
+// A chunk's mutex, held as long as this lives if it could be had at once. What a dead process has left is in order
+// then.
+class HeldChunk {
+ public:
+  HeldChunk(Part& part, size_t chunk, uint32_t actor);
+  ~HeldChunk();
+  HeldChunk(const HeldChunk&) = delete;
+  HeldChunk& operator=(const HeldChunk&) = delete;
+
+  explicit operator bool() const { return is_held_; }
+
+ private:
+  void put_back();
+
+  Part& part_;
+  const size_t chunk_;
+  bool is_held_ = false;
+};
+
+// A change of a chunk that is held. If this thread does not come to commit(), all is as it was.
+class ChunkChange {
+ public:
+  // Keeps the first `arrays` bits' arrays: bit 0 the value, 1 the master, from 2 on the states.
+  ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arrays);
+  // Whoever waits for a round waits for `closes` to be added.
+  void commit(uint64_t closes);
+  ~ChunkChange();
+  ChunkChange(const ChunkChange&) = delete;
+  ChunkChange& operator=(const ChunkChange&) = delete;
+
+ private:
+  Part& part_;
+  const size_t chunk_;
+  bool is_open_ = true;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,78 @@
+// Messages of key-value stores over one TCP connection, on the thread of its Poller.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/bytes.h"
+#include "kvstore/wire/message.h"
+#include "network/frame_stream.h"
+#include "network/poller.h"
+
+namespace ringtrain {
+
+// What the connections of a server, or of a client, have in common, and what has gone over them. Any thread.
+struct Traffic {
+  std::string name;         // who says what it writes
+  double drop_percent = 0;  // of the messages that come: a test of what an unreliable network does
+  int verbose = 0;          // 2: every message is a line
+  std::atomic<uint64_t> sent_bytes{0}, sent_messages{0}, received_bytes{0}, received_messages{0}, dropped{0};
+};
+
+class Connection final : public Watched, FrameStream::Receiver {
+ public:
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+    // A message with a body begins: where the body goes. Null: nobody wants it.
+    virtual char* place(uint32_t id, const Head& head) = 0;
+    // All of it is there. What this throws ends the connection.
+    virtual void take(uint32_t id, const Head& head) = 0;
+    // Little is left of what was sent.
+    virtual void has_room() = 0;
+    // Nothing follows. `error`: errno; 0: the other side has ended it.
+    virtual void has_ended(int error) = 0;
+  };
+
+  // All outlive this.
+  Connection(Poller& poller, Owner& owner, Traffic& traffic, Descriptor socket);
+  ~Connection() override;
+
+  // The body lies where it is until the message has left; `keeper`, which may be null, is kept so long.
+  void send(uint32_t id, const Head& head, const char* body = nullptr, std::shared_ptr<const void> keeper = nullptr);
+  void send(uint32_t id, const Head& head, Bytes body);
+  // What was sent leaves as far as the socket takes it. To be called before its thread sleeps.
+  void flush();
+  size_t queued_bytes() const { return stream_.queued_bytes(); }
+  bool has_ended() const { return has_ended_; }
+
+ private:
+  struct Message;
+
+  void is_ready(uint32_t events) override;
+  void advance(uint32_t events);
+  std::shared_ptr<IncomingFrame> place(const FrameHeader& header) override;
+  std::shared_ptr<IncomingFrame> place_head(const FrameHeader& header);
+  std::shared_ptr<IncomingFrame> place_body(const FrameHeader& header);
+  void complete(IncomingFrame& frame) override;
+  void begin_message();
+  bool is_dropped();
+  void note_what_is_left();
+  void end(int error);
+  void say(const char* what, uint32_t id, const Head& head) const;
+
+  Poller& poller_;
+  Owner& owner_;
+  Traffic& traffic_;
+  FrameStream stream_;
+  const std::shared_ptr<IncomingFrame> head_frame_, body_frame_;
+  Head head_;  // of the message that comes
+  bool waits_for_body_ = false, drops_ = false, is_broken_ = false, has_ended_ = false, was_full_ = false;
+  bool waits_for_room_ = false;  // the Poller says when the socket has some
+  uint64_t random_;
+};
+
+}  // namespace ringtrain

@@ -1,0 +1,132 @@
+// What workers and servers say to each other over TCP: each message is a Head, and perhaps a body behind it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/dtype.h"
+#include "kvstore/store/layout.h"
+
+namespace ringtrain {
+
+enum class Said : uint16_t {
+  // A worker, of the whole server or of a store. Answered by `done` or `refused`; one at a time from each worker, and
+  // `number` is one that it has not used before, or 0: to be answered anew.
+  hello,   // number: the term of the worker's process, see WorkerPlace -> ServerWords
+  create,  // PartSpec, for `chunk` workers from the beginning -> PartWords
+  attach,  // of a store, the parts from `part` on -> a list of PartWords
+  rule,    // RuleWords
+  join,
+  // A worker, of one chunk of a Part. `number`: of its pushes of that key, with the one that this is.
+  push,
+  pull,
+  push_pull,
+  assign,
+  read_state,  // `number`: which array, see Layout::array_at
+  write_state,
+  read_updates,   // -> `number`: the num_update
+  write_updates,  // to `number`
+  poke,           // others may wait for what has become of it; not answered
+  // A server, of what has the same number in its frame.
+  held,     // it has it, and the value comes when there is one
+  done,     // of a chunk: `number` is the num_update. The body is what was asked for.
+  refused,  // the body is a text
+  // Of a push, or a pull after one: the server has counted only `number` pushes of this chunk by this worker, and does
+  // nothing with the request.
+  early,
+};
+constexpr auto kLastSaid = Said::early;
+
+constexpr const char* name_of(Said said) {
+  constexpr const char* kNames[] = {"hello",         "create",    "attach", "rule",       "join",        "push",
+                                    "pull",          "push_pull", "assign", "read_state", "write_state", "read_updates",
+                                    "write_updates", "poke",      "held",   "done",       "refused",     "early"};
+  return kNames[static_cast<size_t>(said)];
+}
+constexpr bool is_of_chunk(Said said) { return said >= Said::push && said <= Said::poke; }
+constexpr bool is_of_store(Said said) { return said < Said::push; }
+
+struct Head {
+  static constexpr uint32_t kAll = ~uint32_t{0};
+
+  Said said = Said::hello;
+  DType dtype = DType::float32;   // of the body
+  DType wanted = DType::float32;  // of the answer's body
+  uint32_t store = 0, part = 0, chunk = 0;
+  uint32_t body_bytes = 0;
+  uint32_t codes = 0;  // Quantizer::Kind, of the body
+  float threshold = 0;
+  uint32_t ranges = kAll;  // so many ElementRanges of the chunk begin the body, and it is about these
+  int64_t number = 0;
+  double lr = 0, wd = 0;
+};
+static_assert(sizeof(Head) == 56, "no bytes that nobody has set");
+
+// What claims to be longer is none.
+constexpr size_t kLongestBody = 16 << 20;
+
+// -------------------------------------------------------------------------------------------- bodies of what is rare
+
+// A server, as it is known to its workers.
+struct ServerWords {
+  uint64_t identity = 0;  // of this server of this process
+  int64_t pid = 0;
+  std::string node;  // equal in processes that may share memory; empty: it shares none
+
+  void write(Writer& writer) const;
+  static ServerWords read(Reader& reader);
+};
+
+// A Part, as who attaches to it wants to know it. `bytes` 0: it is not in shared memory.
+struct PartWords {
+  uint32_t number = 0;  // in its store, from 0
+  uint64_t ticket = 0, bytes = 0;
+  PartSpec spec;
+  std::vector<uint64_t> pushes;  // of each chunk, by the worker that asks
+
+  void write(Writer& writer) const;
+  static PartWords read(Reader& reader);
+};
+
+struct RuleWords {
+  std::string name, form;  // no name: none
+  std::vector<std::pair<std::string, double>> numbers;
+  uint8_t keeps_states = 0;  // only the numbers of the same rule are others
+  int64_t begin_num_update = 0;
+
+  void write(Writer& writer) const;
+  static RuleWords read(Reader& reader);
+};
+
+template <typename Words>
+Bytes bytes_of(const Words& words) {
+  Writer writer;
+  words.write(writer);
+  return writer.take();
+}
+
+template <typename Words>
+Words words_of(const Bytes& bytes) {
+  Reader reader(bytes);
+  return Words::read(reader);
+}
+
+template <typename Words>
+void write_list(Writer& writer, const std::vector<Words>& list) {
+  writer.put(static_cast<uint64_t>(list.size()));
+  for (const Words& one : list) one.write(writer);
+}
+
+// Grows with what is there, whatever number stands before it.
+template <typename Words>
+std::vector<Words> read_list(Reader& reader) {
+  std::vector<Words> list;
+  for (auto left = reader.get<uint64_t>(); left > 0; --left) list.push_back(Words::read(reader));
+  return list;
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,338 @@
+#include "kvstore/worker/direct_path.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/wait.h"
+
+namespace ringtrain {
+namespace {
+
+bool is_synchronous(const DirectItem& item) { return item.actor->part().spec().is_synchronous; }
+
+std::vector<Actor*> actors_of(const std::vector<DirectItem>& items) {
+  std::set<Actor*> actors;
+  for (const DirectItem& item : items) actors.insert(item.actor);
+  return {actors.begin(), actors.end()};
+}
+
+// At a server that is away.
+constexpr double kBetweenLooks_s = 2e-3;
+
+// Spins a little, then lets others have the processor.
+void pause(int times) {
+  constexpr int kSpins = 200;
+  if (times < kSpins)
+    relax();
+  else
+    sched_yield();
+}
+
+}  // namespace
+
+// Rounds: workers go through groups of as many chunks as there are workers, each from another one on, so that they all
+// come to a group together, and each closes its share. Without rounds each begins elsewhere.
+std::vector<size_t> DirectPath::order_of(const std::vector<DirectItem>& items) const {
+  const auto worker = static_cast<size_t>(worker_), workers = static_cast<size_t>(workers_);
+  std::vector<size_t> order;
+  order.reserve(items.size());
+  if (items.empty() || !is_synchronous(items.front())) {
+    for (size_t i = 0; i < items.size(); ++i) order.push_back((i + worker * items.size() / workers) % items.size());
+    return order;
+  }
+  for (size_t begin = 0; begin < items.size(); begin += workers)
+    for (size_t i = 0; i < workers; ++i)
+      if (const size_t place = begin + (worker + i) % workers; place < items.size()) order.push_back(place);
+  return order;
+}
+
+std::vector<DirectItem> DirectPath::carry_out(std::vector<DirectItem> items, const StoreHandle& handle,
+                                              Interrupt interrupt) {
+  const KeptDenormals kept;
+  try {
+    return begin_in_order(items, interrupt);
+  } catch (...) {
+    const Lock lock(mutex_);
+    const auto is_of_it = [&](const DirectItem& item) { return item.handle.get() == &handle; };
+    open_.erase(std::remove_if(open_.begin(), open_.end(), is_of_it), open_.end());
+    throw;
+  }
+}
+
+std::vector<DirectItem> DirectPath::begin_in_order(std::vector<DirectItem>& items, Interrupt interrupt) {
+  const std::vector<size_t> order = order_of(items);
+  const std::vector<Actor*> actors = actors_of(items);
+  const size_t at_once = std::max(static_cast<size_t>(workers_), size_t{4});
+  std::vector<size_t> chosen;
+  std::vector<DirectItem> left_behind;
+  for (size_t next = 0; next < order.size();) {
+    for (const size_t end = std::min(next + at_once, order.size()); next < end; ++next) chosen.push_back(order[next]);
+    begin_all(items, chosen, left_behind);
+    let_others_come(actors);
+  }
+  Standstill standstill;
+  for (int times = 0; !chosen.empty(); ++times) {
+    begin_all(items, chosen, left_behind);
+    const bool waits_for_server = !chosen.empty() && items[chosen.front()].waits_for_server;
+    if (waits_for_server)
+      Waiter::nap(kBetweenLooks_s);
+    else
+      pause(times);
+    if (chosen.empty() || (times % 64 != 63 && !waits_for_server)) continue;
+    interrupt();
+    DirectItem& item = items[chosen.front()];
+    if (!waits_for_server) require_progress(item, standstill.waited_s(item.actor->part(), item.chunk));
+  }
+  return left_behind;
+}
+
+// An update takes no time, but another worker may come late for a good reason.
+void DirectPath::require_progress(DirectItem& item, double waited_s) const {
+  constexpr double kPatience = 20;
+  if (waited_s <= timeout_s_) return;
+  if (!item.is_too_far_ahead) throw_busy(item.actor->part(), item.chunk, timeout_s_);
+  if (waited_s > kPatience * timeout_s_)
+    throw Error(ErrorKind::stalled, "there is no room for more of key \"" + *item.key +
+                                        "\" in rounds that are open: " + item.actor->missing(item.chunk, item.pushes));
+}
+
+// Of those that others use it leaves the numbers.
+void DirectPath::begin_all(std::vector<DirectItem>& items, std::vector<size_t>& chosen,
+                           std::vector<DirectItem>& left_behind) {
+  const Lock lock(mutex_);
+  size_t left = 0;
+  for (const size_t i : chosen) {
+    DirectItem& item = items[i];
+    if (ended_) throw Error(*ended_);
+    if (rounds_error_ && is_synchronous(item)) throw Error(*rounds_error_);
+    const Reach reached = reach(item);
+    item.waits_for_server = reached == Reach::away;
+    if (reached == Reach::left) left_behind.push_back(std::move(item));
+    if (reached == Reach::away) chosen[left++] = i;
+    if (reached != Reach::present) continue;
+    const Step step = item.source.values ? begin(item) : look(item);
+    if (step == Step::busy)
+      chosen[left++] = i;
+    else if (step == Step::open)
+      open_.push_back(std::move(item));
+    else
+      item.handle->end_one(std::nullopt);
+  }
+  chosen.resize(left);
+  collect(kAhead);
+}
+
+DirectPath::Step DirectPath::begin(DirectItem& item) {
+  Answer* const answer = item.answer.place ? &item.answer : nullptr;
+  const Outcome outcome = item.ranges
+                              ? item.actor->push_ranges(item.chunk, item.pushes, *item.ranges, item.source, item.rates)
+                              : item.actor->push(item.chunk, item.pushes, item.source, item.rates, answer);
+  item.is_too_far_ahead = outcome == Outcome::full;
+  switch (outcome) {
+    case Outcome::busy:
+    case Outcome::full:
+    case Outcome::early:  // another thread is about to push what comes before it
+      return Step::busy;
+    case Outcome::applied:
+    case Outcome::held:
+    case Outcome::left:
+    case Outcome::duplicate:
+      break;
+  }
+  item.source.values = nullptr;
+  if (outcome == Outcome::left || (outcome == Outcome::applied && item.actor->part().has_parked())) tell_server_(item);
+  return !answer || answer->is_there ? Step::over : Step::open;
+}
+
+DirectPath::Step DirectPath::look(DirectItem& item) {
+  if (!item.actor->may_be_ready(item.chunk, item.pushes)) return Step::open;
+  switch (item.ranges ? item.actor->read_ranges(item.chunk, item.pushes, *item.ranges, item.answer)
+                      : item.actor->read(item.chunk, item.pushes, item.answer)) {
+    case Reading::done:
+      return Step::over;
+    case Reading::not_yet:
+      return Step::open;
+    case Reading::busy:
+      break;
+  }
+  return Step::busy;
+}
+
+// Of those that are open it looks at the first ones.
+bool DirectPath::collect(size_t most) {
+  if (!absent_.empty()) fail_what_is_lost();
+  bool has_some = false;
+  size_t left = 0;
+  const size_t end = std::min(most, open_.size());
+  for (size_t i = 0; i < end; ++i) {
+    if (!is_away(open_[i].server) && look(open_[i]) == Step::over) {
+      open_[i].handle->end_one(std::nullopt);
+      has_some = true;
+    } else {
+      if (left != i) open_[left] = std::move(open_[i]);
+      ++left;
+    }
+  }
+  open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(left), open_.begin() + static_cast<std::ptrdiff_t>(end));
+  return has_some;
+}
+
+// What is pushed into a round is read by who closes it, best while it is in the cache: so workers stay near each other.
+void DirectPath::let_others_come(const std::vector<Actor*>& actors) {
+  constexpr size_t kMostHeld = 32;
+  constexpr double kPatience_s = 5e-3;
+  const double begin = now_s();
+  for (int times = 0;; ++times) {
+    {
+      const Lock lock(mutex_);
+      size_t held = 0;
+      for (Actor* const actor : actors) held += actor->held();
+      if (held <= kMostHeld) is_ahead_ = false;
+      if (is_ahead_ || held <= kMostHeld) return;
+      collect(kAhead);
+      is_ahead_ = now_s() - begin > kPatience_s;
+    }
+    pause(times);
+  }
+}
+
+bool DirectPath::advance() {
+  const KeptDenormals kept;
+  const Lock lock(mutex_);
+  return collect(kAll);
+}
+
+bool DirectPath::wait(StoreHandle& handle, double longest_s) {
+  const KeptDenormals kept;
+  thread_local Waiter waiter;
+  const double end = now_s() + longest_s;
+  while (!handle.is_done()) {
+    const auto has_moved = [&] {
+      const Lock lock(mutex_);
+      return collect(kAhead) || handle.is_done();
+    };
+    if (waiter.is_quick(has_moved)) continue;
+    std::shared_ptr<Part> awaited;
+    uint32_t seen = 0;
+    {
+      const Lock lock(mutex_);
+      for (const DirectItem& item : open_)
+        if (item.handle.get() == &handle) {
+          awaited = item.actor->shared_part();
+          seen = awaited->header().doorbell.value.load(std::memory_order_acquire);
+          break;
+        }
+      if (collect(kAll)) continue;
+    }
+    const double left_s = end - now_s();
+    if (left_s <= 0) break;
+    if (awaited)
+      awaited->header().doorbell.sleep(seen, left_s);
+    else
+      handle.sleep(left_s);
+  }
+  return handle.is_done();
+}
+
+std::string DirectPath::missing(const StoreHandle& handle) {
+  const Lock lock(mutex_);
+  for (const DirectItem& item : open_)
+    if (item.handle.get() == &handle)
+      return "key \"" + *item.key + "\": " + item.actor->missing(item.chunk, item.pushes);
+  return "";
+}
+
+void DirectPath::fail_rounds(const Error& error) {
+  const Lock lock(mutex_);
+  rounds_error_ = error;
+  fail_open(error, &is_synchronous);
+}
+
+void DirectPath::resume_rounds() {
+  const Lock lock(mutex_);
+  rounds_error_.reset();
+}
+
+void DirectPath::fail_all(const Error& error) {
+  const Lock lock(mutex_);
+  fail_open(error, [](const DirectItem&) { return true; });
+}
+
+void DirectPath::end(const Error& error) {
+  const Lock lock(mutex_);
+  if (!ended_) ended_ = error;
+  fail_open(error, [](const DirectItem&) { return true; });
+}
+
+void DirectPath::fail_of(const Actor& actor, const Error& error) {
+  const Lock lock(mutex_);
+  fail_open(error, [&](const DirectItem& item) { return item.actor == &actor; });
+}
+
+// ------------------------------------------------------------------------------------------------------------- servers
+
+DirectPath::Reach DirectPath::reach(const DirectItem& item) const {
+  if (absent_.empty() && left_.empty()) return Reach::present;
+  if (left_.count(item.actor)) return Reach::left;
+  const auto absence = absent_.find(item.server);
+  if (absence == absent_.end()) return Reach::present;
+  if (now_s() >= absence->second.until_s)
+    throw Error(absence->second.error.kind(), absence->second.error.what() + (" (key \"" + *item.key + "\")"));
+  return Reach::away;
+}
+
+bool DirectPath::is_away(int server) const { return !absent_.empty() && absent_.count(server) != 0; }
+
+void DirectPath::fail_what_is_lost() {
+  const double now = now_s();
+  for (const auto& [server, absence] : absent_)
+    if (now >= absence.until_s)
+      fail_open(absence.error, [server = server](const DirectItem& item) { return item.server == server; });
+}
+
+void DirectPath::lose_server(int server, const Error& error, double until_s) {
+  const Lock lock(mutex_);
+  const auto [absence, is_new] = absent_.try_emplace(server, Absence{error, until_s});
+  if (!is_new && until_s < absence->second.until_s) absence->second = {error, until_s};
+  fail_what_is_lost();
+}
+
+void DirectPath::resume_server(int server) {
+  const Lock lock(mutex_);
+  absent_.erase(server);
+}
+
+void DirectPath::leave(const Actor& actor) {
+  const Lock lock(mutex_);
+  left_.insert(&actor);
+}
+
+void DirectPath::await_server(int server, Interrupt interrupt) {
+  while (true) {
+    {
+      const Lock lock(mutex_);
+      const auto absence = absent_.find(server);
+      if (absence == absent_.end()) return;
+      if (now_s() >= absence->second.until_s) throw Error(absence->second.error);
+    }
+    interrupt();
+    Waiter::nap(kBetweenLooks_s);
+  }
+}
+
+template <typename Fails>
+void DirectPath::fail_open(const Error& error, Fails fails) {
+  std::deque<DirectItem> kept;
+  for (DirectItem& item : open_)
+    if (fails(item))
+      item.handle->end_one(Error(error.kind(), std::string(error.what()) + " (key \"" + *item.key + "\")"));
+    else
+      kept.push_back(std::move(item));
+  open_.swap(kept);
+}
+
+}  // namespace ringtrain

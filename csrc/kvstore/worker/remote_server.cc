@@ -1,0 +1,501 @@
+#include "kvstore/worker/remote_server.h"
+
+#include <errno.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace ringtrain {
+namespace {
+
+// What may be on its way without an answer, and what waits in the connection: enough for a fast network, and so little
+// that what is urgent does not wait long behind it.
+constexpr size_t kWindowBytes = 8 << 20, kMostRequests = 4096, kQueuedBytes = 512 << 10;
+constexpr int kMostSilences = 10, kMostDials = 5;
+constexpr double kLongestPause_s = 0.1;
+// A process that was there, and whose port nobody listens at any more, has ended.
+constexpr double kRefused_s = 0.5;
+
+}  // namespace
+
+RemoteServer::RemoteServer(Poller& poller, Traffic& traffic, const RemoteOptions& options,
+                           const Credentials& credentials, int number)
+    : poller_(poller),
+      traffic_(traffic),
+      options_(options),
+      number_(number),
+      addresses_(options.servers[static_cast<size_t>(number)]),
+      dialler_(poller, *this, credentials),
+      down_since_(now_s()) {}
+
+RemoteServer::~RemoteServer() = default;
+
+std::string RemoteServer::name() const {
+  return "server " + std::to_string(number_) + (addresses_.empty() ? "" : " at " + to_string(addresses_.front()));
+}
+
+// -------------------------------------------------------------------------------------------------------- connections
+
+void RemoteServer::dial(double now) {
+  constexpr double kFirstPause_s = 0.01, kMostPause_s = 0.5;
+  dial_at_ = now + std::min(kMostPause_s, kFirstPause_s * static_cast<double>(1 << std::min(dials_, 8)));
+  if (addresses_.empty()) return give_up("it has told no address");
+  const SocketAddress& address = addresses_[static_cast<size_t>(dials_++) % addresses_.size()];
+  const auto error = error_of([&] { dialler_.dial(options_.capacity + number_, address, options_.timeout_s); });
+  if (error) give_up(error->what());
+}
+
+void RemoteServer::dialled(Descriptor socket) {
+  Connection::Owner& owner = *this;
+  connection_ = std::make_unique<Connection>(poller_, owner, traffic_, std::move(socket));
+  heard_at_ = now_s();
+  silences_ = 0;
+  say_hello();
+}
+
+// Who ends the connection at once is another program, or has another secret.
+void RemoteServer::cannot_dial(int error) {
+  if (error == 0 && !words_ && dials_ >= kMostDials) return give_up("it ends the connection at once");
+  const double limit_s = std::max(options_.return_s, words_ ? kRefused_s : options_.timeout_s);
+  if (now_s() - down_since_ > limit_s) give_up(error == 0 ? "it ends the connection at once" : text_of(error));
+}
+
+void RemoteServer::has_ended(int error) {
+  end_connection();
+  down_since_ = now_s();
+  dials_ = 0;
+  dial_at_ = 0;
+  if (traffic_.verbose >= 1)
+    inform(traffic_.name + ": the connection to " + name() + " has ended" + (error ? ": " + text_of(error) : ""));
+}
+
+void RemoteServer::end_connection() {
+  if (connection_) poller_.bury(std::move(connection_));
+  connection_.reset();
+  is_met_ = is_open_ = false;
+  question_id_ = 0;
+  dialler_.give_up();
+}
+
+void RemoteServer::lose(const std::string& text) {
+  if (options_.return_s == 0) return give_up(text);
+  if (connection_) has_ended(0);
+}
+
+void RemoteServer::give_up(const std::string& why) {
+  fail(Error(ErrorKind::peer_lost, name() + " is gone (" + why + ")"));
+}
+
+void RemoteServer::fail(const Error& error) {
+  if (lost_) return;
+  lost_ = error;
+  fail_all(*lost_);
+  if (options_.has_lost) options_.has_lost(number_, *lost_);
+}
+
+void RemoteServer::come_back(std::vector<SocketAddress> addresses) {
+  if (is_closed_) return;
+  end_connection();
+  if (!addresses.empty()) addresses_ = std::move(addresses);
+  lost_.reset();
+  down_since_ = now_s();
+  dials_ = 0;
+  dial_at_ = 0;
+}
+
+void RemoteServer::begin_again(const Error& error) {
+  if (traffic_.verbose >= 1) inform(traffic_.name + " connects to " + name() + " again: " + error.what());
+  if (connection_) has_ended(0);
+}
+
+void RemoteServer::close(const Error& error) {
+  if (std::exchange(is_closed_, true)) return;
+  lost_ = error;
+  fail_all(error);
+}
+
+// ---------------------------------------------------------------------------------------------------- who it is
+
+void RemoteServer::say_hello() {
+  Head head;
+  head.said = Said::hello;
+  head.number = options_.term;
+  question_id_ = next_id_++;
+  asked_at_ = now_s();
+  connection_->send(question_id_, head);
+}
+
+void RemoteServer::take_hello() {
+  const auto words = words_of<ServerWords>(answer_body_);
+  const bool is_another = words_ && words_->identity != words.identity;
+  if (!words_) hello_->finish(answer_body_);
+  words_ = words;
+  is_met_ = true;
+  dials_ = 0;
+  if (is_another) ask_again_for_parts();
+  ask_next();
+}
+
+// A server that refuses this worker with peer_lost lives: the worker was expelled.
+void RemoteServer::take_refusal(ErrorKind kind) {
+  const std::string text(answer_body_.begin(), answer_body_.end());
+  if (kind != ErrorKind::peer_lost) return give_up(text);
+  fail(Error(kind, text));
+}
+
+// Another server has taken its place, with what was kept of it: pushes that it has not are sent again, and what comes
+// after them is counted on from there.
+void RemoteServer::ask_again_for_parts() {
+  for (const uint32_t store : stores_) {
+    RemoteQuestion question;
+    question.head.said = Said::attach;
+    question.head.store = store;
+    question.reply = std::make_shared<RemoteReply>();
+    question.asks_again = true;
+    questions_.push_front(std::move(question));
+  }
+}
+
+void RemoteServer::take_parts(uint32_t store) {
+  Reader reader(answer_body_);
+  for (const PartWords& part : read_list<PartWords>(reader)) take_part(part, store);
+}
+
+void RemoteServer::take_part(const PartWords& part, uint32_t store) {
+  auto& shifts = shifts_[{store, part.number}];
+  shifts.resize(part.pushes.size());
+  for (size_t piece = 0; piece < part.spec.pieces.size(); ++piece) untold_.erase({store, part.number, piece});
+  std::vector<int64_t> next(part.pushes.size(), std::numeric_limits<int64_t>::max());
+  const auto note = [&](const RemoteFlight& flight, uint32_t chunk) {
+    const RemoteOperation& operation = flight.operation;
+    const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
+    if (!pushes || operation.store != store || operation.part != part.number || chunk >= next.size()) return;
+    next[chunk] = std::min(next[chunk], operation.number);
+  };
+  for (const auto& [id, request] : requests_) note(*request.flight, request.leg.chunk);
+  for (const auto& [place, flight] : waiting_)
+    for (size_t i = flight->sent; i < flight->legs(); ++i) note(*flight, flight->leg(i).chunk);
+  const Layout layout(part.spec);
+  for (size_t chunk = 0; chunk < std::min(next.size(), layout.chunks().size()); ++chunk) {
+    const auto line = lines_.find({store, part.number, layout.chunks()[chunk].piece});
+    if (line != lines_.end()) next[chunk] = std::min(next[chunk], line->second.last_number + 1);
+    if (next[chunk] == std::numeric_limits<int64_t>::max()) {
+      untold_[{store, part.number, layout.chunks()[chunk].piece}].push_back(part.pushes[chunk]);
+      continue;
+    }
+    shifts[chunk] = std::min(shifts[chunk], static_cast<int64_t>(part.pushes[chunk]) + 1 - next[chunk]);
+  }
+}
+
+// This worker shared memory with the server before, and counts its pushes on from there.
+void RemoteServer::begin_piece(const RemoteOperation& operation) {
+  const auto untold = untold_.find({operation.store, operation.part, operation.piece});
+  if (untold == untold_.end()) return;
+  const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
+  const int64_t next = pushes ? operation.number : operation.number + 1;
+  auto& shifts = shifts_[{operation.store, operation.part}];
+  const size_t first = operation.layout->first_chunk(operation.piece);
+  for (size_t i = 0; i < untold->second.size() && first + i < shifts.size(); ++i)
+    shifts[first + i] = std::min(shifts[first + i], static_cast<int64_t>(untold->second[i]) + 1 - next);
+  untold_.erase(untold);
+}
+
+// ---------------------------------------------------------------------------------------------------------- questions
+
+void RemoteServer::add(RemoteQuestion question) {
+  if (lost_) return question.reply->fail(*lost_);
+  stores_.insert(question.head.store);
+  questions_.push_back(std::move(question));
+  if (is_met_) ask_next();
+}
+
+void RemoteServer::ask_next() {
+  if (!is_open_ && (questions_.empty() || !questions_.front().asks_again)) open();
+  if (questions_.empty() || question_id_ != 0) return;
+  question_id_ = next_id_++;
+  send_question();
+}
+
+// What was sent before goes first.
+void RemoteServer::open() {
+  is_open_ = true;
+  std::vector<std::pair<uint64_t, uint32_t>> sent;
+  for (const auto& [id, request] : requests_) sent.emplace_back(request.order, id);
+  std::sort(sent.begin(), sent.end());
+  for (const auto& [order, id] : sent) transmit(id, requests_.at(id), false);
+}
+
+void RemoteServer::send_question() {
+  asked_at_ = now_s();
+  const RemoteQuestion& question = questions_.front();
+  connection_->send(question_id_, question.head, question.body);
+}
+
+void RemoteServer::answer_question(const Head& head) {
+  question_id_ = 0;
+  if (!is_met_ && head.said == Said::refused) return take_refusal(static_cast<ErrorKind>(head.number));
+  if (!is_met_) return take_hello();
+  RemoteQuestion question = std::move(questions_.front());
+  questions_.pop_front();
+  if (head.said == Said::refused) {
+    question.reply->fail(
+        Error(static_cast<ErrorKind>(head.number), std::string(answer_body_.begin(), answer_body_.end())));
+  } else {
+    if (question.asks_again) take_parts(question.head.store);
+    question.reply->finish(std::move(answer_body_));
+  }
+  answer_body_ = Bytes();
+  ask_next();
+}
+
+void RemoteServer::poke(const Head& head) {
+  if (is_open_) connection_->send(next_id_++, head);
+}
+
+// --------------------------------------------------------------------------------------------------------- operations
+
+void RemoteServer::add(RemoteFlightPtr flight) {
+  if (lost_) flight->error = *lost_;
+  if (lost_ || flight->legs() == 0) return finish(flight);
+  const RemoteOperation& operation = flight->operation;
+  stores_.insert(operation.store);
+  if (operation.said <= Said::push_pull) begin_piece(operation);
+  Line& line = lines_[{operation.store, operation.part, operation.piece}];
+  const int64_t place = -int64_t{operation.priority};
+  line.place = line.waiting > 0 ? std::max(line.place, place) : place;
+  line.last_number = std::max(line.last_number, operation.number);
+  ++line.waiting;
+  flight->place_in_line = line.place;
+  flight->order = ++orders_;
+  waiting_[{flight->place_in_line, flight->order}] = std::move(flight);
+}
+
+void RemoteServer::feed() {
+  while (is_open_ && !waiting_.empty() && window_bytes_ < kWindowBytes && unanswered_ < kMostRequests &&
+         connection_->queued_bytes() < kQueuedBytes)
+    send_leg(waiting_.begin()->second);
+}
+
+void RemoteServer::send_leg(const RemoteFlightPtr& flight) {
+  const uint32_t id = next_id_++;
+  Request& request = requests_[id];
+  request.flight = flight;
+  request.leg = flight->leg(flight->sent++);
+  request.order = ++orders_;
+  ++unanswered_;
+  transmit(id, request, false);
+  if (!flight->is_all_sent()) return;
+  const RemoteOperation& operation = flight->operation;
+  --lines_[{operation.store, operation.part, operation.piece}].waiting;
+  waiting_.erase({flight->place_in_line, flight->order});
+}
+
+Head RemoteServer::head_of(const Request& request) const {
+  const RemoteOperation& operation = request.flight->operation;
+  Head head = request.flight->head(request.leg);
+  // What the server has is not sent again: only its answer is wanted.
+  if (request.is_held && operation.said == Said::push_pull) head.said = Said::pull;
+  const bool counts_pushes = operation.said <= Said::push_pull;
+  const auto shifts = shifts_.find({operation.store, operation.part});
+  if (counts_pushes && shifts != shifts_.end() && request.leg.chunk < shifts->second.size())
+    head.number = std::max<int64_t>(0, head.number + shifts->second[request.leg.chunk]);
+  return head;
+}
+
+// Where the values lie until they are answered, they need not be kept: only those of a message that is sent again may
+// still be on their way when its first answer comes.
+void RemoteServer::transmit(uint32_t id, Request& request, bool is_again) {
+  const RemoteFlight& flight = *request.flight;
+  Head head = head_of(request);
+  const bool has_values = flight.operation.values && head.said != Said::pull;
+  const ElementRanges* ranges = request.leg.ranges;
+  const size_t begin = has_values ? flight.bytes_up_to(request.leg.begin) : 0;
+  const size_t value_bytes = has_values ? flight.bytes_up_to(request.leg.begin + request.leg.count) - begin : 0;
+  request.sent_at = now_s();
+  if (request.window_bytes == 0 && !request.is_held) {
+    request.window_bytes = value_bytes;
+    window_bytes_ += value_bytes;
+  }
+  const char* const values = has_values ? flight.operation.values + begin : nullptr;
+  if (!ranges && !is_again) {
+    head.body_bytes = static_cast<uint32_t>(value_bytes);
+    return connection_->send(id, head, values, request.flight);
+  }
+  Bytes body;
+  if (ranges) {
+    const char* const first = reinterpret_cast<const char*>(ranges->data());
+    body.assign(first, first + ranges->size() * sizeof(ElementRange));
+  }
+  if (has_values) body.insert(body.end(), values, values + value_bytes);
+  connection_->send(id, head, std::move(body));
+}
+
+// ------------------------------------------------------------------------------------------------------------ answers
+
+size_t RemoteServer::expected_bytes(const Request& request) const {
+  const RemoteOperation& operation = request.flight->operation;
+  return operation.out ? request.leg.count * size_of(operation.wanted) : 0;
+}
+
+char* RemoteServer::place(uint32_t id, const Head& head) {
+  const auto found = requests_.find(id);
+  const bool is_value = found != requests_.end() && head.said == Said::done;
+  if (is_value) {
+    const RemoteOperation& operation = found->second.flight->operation;
+    if (head.body_bytes != expected_bytes(found->second)) return nullptr;
+    return operation.out + found->second.leg.begin * size_of(operation.wanted);
+  }
+  if (id != question_id_ && found == requests_.end()) return nullptr;
+  answer_body_.resize(head.body_bytes);
+  return answer_body_.data();
+}
+
+void RemoteServer::take(uint32_t id, const Head& head) {
+  if (head.said < Said::held) throw failure("a server has sent what no server sends");
+  heard_at_ = now_s();
+  silences_ = 0;
+  if (id == question_id_) {
+    if (head.body_bytes == 0) answer_body_ = Bytes();
+    return answer_question(head);
+  }
+  if (requests_.count(id)) answer(id, head);
+}
+
+void RemoteServer::answer(uint32_t id, const Head& head) {
+  Request& request = requests_.at(id);
+  answered_order_ = std::max(answered_order_, request.order);
+  if (head.said == Said::early) return count_again(id, head.number);
+  window_bytes_ -= std::exchange(request.window_bytes, 0);
+  if (!request.is_held) --unanswered_;
+  request.is_held = true;
+  if (head.said == Said::held) return;
+  const RemoteFlightPtr flight = request.flight;
+  if (head.said == Said::refused)
+    flight->error = Error(static_cast<ErrorKind>(head.number), std::string(answer_body_.begin(), answer_body_.end()));
+  else if (head.body_bytes != expected_bytes(request))
+    throw failure("a server's answer has another size than what was asked for");
+  requests_.erase(id);
+  flight->answer(head.number);
+  // Several of its legs may be refused, but it leaves its line once.
+  if (flight->error && waiting_.erase({flight->place_in_line, flight->order}) == 1) {
+    const RemoteOperation& operation = flight->operation;
+    --lines_[{operation.store, operation.part, operation.piece}].waiting;
+  }
+  if (flight->is_over()) finish(flight);
+}
+
+// The server takes the pushes of a chunk in order. If the one that it misses has no answer yet, that one is sent again,
+// and this request after it. Else it was refused, or never left because another chunk of its key was refused: it has
+// failed here, and those after it take its number. No copy of it can still be on its way, because the server answers
+// what it is sent in order.
+void RemoteServer::count_again(uint32_t id, int64_t counted) {
+  Request& early = requests_.at(id);
+  early.is_early = true;
+  const RemoteOperation& operation = early.flight->operation;
+  const auto is_of_chunk = [&](const Request& other) {
+    const RemoteOperation& its = other.flight->operation;
+    return its.said <= Said::push_pull && its.store == operation.store && its.part == operation.part &&
+           other.leg.chunk == early.leg.chunk;
+  };
+  std::vector<std::pair<uint64_t, uint32_t>> from_here;
+  for (const auto& [number, other] : requests_) {
+    if (!is_of_chunk(other)) continue;
+    if (other.order >= early.order)
+      from_here.emplace_back(other.order, number);
+    else if (other.flight->operation.said != Said::pull && !other.is_held)
+      return;
+  }
+  auto& shifts = shifts_[{operation.store, operation.part}];
+  if (shifts.size() < operation.layout->chunks().size()) shifts.resize(operation.layout->chunks().size());
+  const int64_t next = operation.said == Said::pull ? counted : counted + 1;
+  const int64_t before = std::exchange(shifts[early.leg.chunk], next - operation.number);
+  if (before == shifts[early.leg.chunk]) return;
+  std::sort(from_here.begin(), from_here.end());
+  for (const auto& [order, number] : from_here) transmit(number, requests_.at(number), true);
+}
+
+void RemoteServer::finish(const RemoteFlightPtr& flight) {
+  const auto done = std::exchange(flight->operation.done, nullptr);
+  if (done) done(flight->error, flight->legs() == 0 ? 0 : flight->smallest_num_update);
+}
+
+void RemoteServer::fail_all(const Error& error) {
+  end_connection();
+  std::set<RemoteFlightPtr> flights;
+  for (const auto& [id, request] : requests_) flights.insert(request.flight);
+  for (const auto& [place, flight] : waiting_) flights.insert(flight);
+  requests_.clear();
+  waiting_.clear();
+  lines_.clear();
+  window_bytes_ = unanswered_ = 0;
+  for (const RemoteFlightPtr& flight : flights) {
+    flight->error = error;
+    finish(flight);
+  }
+  for (const RemoteQuestion& question : std::exchange(questions_, {})) question.reply->fail(error);
+  if (!words_) hello_->fail(error);
+}
+
+// -------------------------------------------------------------------------------------------------------- what is due
+
+void RemoteServer::look(double now) {
+  if (lost_) return;
+  if (!connection_ && !dialler_.is_under_way() && now >= dial_at_) dial(now);
+  if (!connection_ && now - down_since_ > std::max(options_.return_s, options_.timeout_s))
+    return give_up("it does not answer");
+  if (connection_ && now - looked_at_ > std::min(kLongestPause_s, options_.resend_s / 4)) {
+    looked_at_ = now;
+    look_for_silence(now);
+    if (is_open_) resend_what_is_late(now);
+  }
+  feed();
+  if (connection_) connection_->flush();
+}
+
+double RemoteServer::pause_s() const {
+  if (lost_) return kLongestPause_s * 10;
+  if (!connection_) return 0.01;
+  const bool waits = question_id_ != 0 || !requests_.empty();
+  return waits ? std::max(1e-3, std::min(kLongestPause_s, options_.resend_s / 4)) : kLongestPause_s * 10;
+}
+
+// The oldest message is sent again, to hear something. However short the time for that is, a process may be kept from
+// answering for longer.
+void RemoteServer::look_for_silence(double now) {
+  constexpr double kLeastLife_s = 5;
+  double since = question_id_ != 0 ? asked_at_ : now;
+  auto oldest = requests_.end();
+  for (auto one = requests_.begin(); one != requests_.end(); ++one)
+    if (oldest == requests_.end() || one->second.order < oldest->second.order) oldest = one;
+  if (oldest != requests_.end()) since = std::min(since, oldest->second.sent_at);
+  if (now - std::max(since, heard_at_) <= options_.resend_s) return;
+  const double silent_s = now - heard_at_;
+  if (++silences_ > kMostSilences && silent_s > std::min(kLeastLife_s, options_.timeout_s))
+    return give_up("it has not answered for " + std::to_string(static_cast<int>(silent_s)) + " s");
+  if (question_id_ != 0)
+    is_met_ ? send_question() : say_hello();
+  else if (oldest != requests_.end())
+    transmit(oldest->first, oldest->second, true);
+}
+
+// What was sent before something that was answered, and is not answered itself, was lost: the server takes one after
+// the other. What it holds may be answered later, or that answer was lost: it is asked more and more seldom.
+void RemoteServer::resend_what_is_late(double now) {
+  std::vector<std::pair<uint64_t, uint32_t>> late;
+  for (const auto& [id, request] : requests_) {
+    const bool is_next = request.is_held || request.is_early || request.order < answered_order_;
+    const double patience_s = options_.resend_s * (request.is_held ? 1 << std::min(request.times - 1, 3) : 1);
+    if (is_next && now - request.sent_at > patience_s) late.emplace_back(request.order, id);
+  }
+  std::sort(late.begin(), late.end());
+  for (const auto& [order, id] : late) {
+    Request& request = requests_.at(id);
+    ++request.times;
+    transmit(id, request, true);
+  }
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,146 @@
+// One server as a worker reaches it: the connection, what is on its way, and what has to be sent again.
+//
+// A message is sent again when its answer does not come: after a while if later ones were answered, one of them if the
+// server says nothing at all, all when the connection was broken and is there again. A server that has said nothing
+// after ten times is lost, and so is one that cannot be reached any more.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvstore/wire/connection.h"
+#include "kvstore/wire/dialler.h"
+#include "kvstore/worker/remote_flight.h"
+
+namespace ringtrain {
+
+// On the thread of its Poller.
+class RemoteServer final : Connection::Owner, Dialler::Owner {
+ public:
+  // All outlive this.
+  RemoteServer(Poller& poller, Traffic& traffic, const RemoteOptions& options, const Credentials& credentials,
+               int number);
+  ~RemoteServer() override;
+
+  void add(RemoteFlightPtr flight);
+  void add(RemoteQuestion question);
+  void poke(const Head& head);
+  // Another process says so.
+  void lose(const std::string& text);
+  void come_back(std::vector<SocketAddress> addresses);
+  // After an error on the way, such as for lack of memory: over another connection.
+  void begin_again(const Error& error);
+  // Fails all that is under way, and all that comes.
+  void close(const Error& error);
+
+  // Who it is is answered once it is known.
+  const RemoteReplyPtr& hello() const { return hello_; }
+
+  // Does what is due by now, and sends what can be sent.
+  void look(double now);
+  // How long look() has nothing to do, if nothing happens.
+  double pause_s() const;
+
+ private:
+  using PieceName = std::tuple<uint32_t, uint32_t, size_t>;  // store, part, piece
+  using PartName = std::pair<uint32_t, uint32_t>;
+
+  // A leg that was sent and not answered.
+  struct Request {
+    RemoteFlightPtr flight;
+    RemoteFlight::Leg leg;
+    uint64_t order;  // in which it was sent
+    double sent_at;
+    int times = 1;
+    bool is_held = false;   // the server has it, and its answer comes later
+    bool is_early = false;  // the server wants what comes before it first
+    size_t window_bytes = 0;
+  };
+
+  // What waits to be sent of a piece of a key stays in order, whatever its priorities.
+  struct Line {
+    int64_t place;
+    int waiting;
+    int64_t last_number;
+  };
+
+  char* place(uint32_t id, const Head& head) override;
+  void take(uint32_t id, const Head& head) override;
+  void has_room() override {}
+  void has_ended(int error) override;
+  void dialled(Descriptor socket) override;
+  void cannot_dial(int error) override;
+
+  void dial(double now);
+  void say_hello();
+  void take_hello();
+  void take_refusal(ErrorKind kind);
+  void ask_again_for_parts();
+  void take_parts(uint32_t store);
+  void take_part(const PartWords& part, uint32_t store);
+  void begin_piece(const RemoteOperation& operation);
+  void ask_next();
+  void open();
+  void send_question();
+  void answer_question(const Head& head);
+  void feed();
+  void send_leg(const RemoteFlightPtr& flight);
+  void transmit(uint32_t id, Request& request, bool is_again);
+  Head head_of(const Request& request) const;
+  size_t expected_bytes(const Request& request) const;
+  void answer(uint32_t id, const Head& head);
+  void count_again(uint32_t id, int64_t counted);
+  void finish(const RemoteFlightPtr& flight);
+  void look_for_silence(double now);
+  void resend_what_is_late(double now);
+  void give_up(const std::string& why);
+  void fail(const Error& error);
+  void end_connection();
+  void fail_all(const Error& error);
+  std::string name() const;
+
+  Poller& poller_;
+  Traffic& traffic_;
+  const RemoteOptions& options_;
+  const int number_;
+  std::vector<SocketAddress> addresses_;
+  Dialler dialler_;
+  std::unique_ptr<Connection> connection_;
+  const RemoteReplyPtr hello_ = std::make_shared<RemoteReply>();
+  std::optional<ServerWords> words_;       // of who was there last
+  bool is_met_ = false, is_open_ = false;  // it has said who it is; it may be sent what waits
+  bool is_closed_ = false;
+  std::optional<Error> lost_;
+
+  double down_since_ = 0, dial_at_ = 0;
+  int dials_ = 0;
+
+  std::deque<RemoteQuestion> questions_;  // the first one is asked
+  uint32_t question_id_ = 0;              // 0: it is not
+  double asked_at_ = 0;
+  Bytes answer_body_;
+
+  std::map<std::pair<int64_t, uint64_t>, RemoteFlightPtr> waiting_;  // by place and order
+  std::map<PieceName, Line> lines_;
+  std::map<PartName, std::vector<int64_t>> shifts_;  // by chunk: what the numbers of pushes are more at the server
+  // Of pieces of which nothing has gone this way before: what another server in the place of the first one has of them.
+  std::map<PieceName, std::vector<uint64_t>> untold_;
+  std::unordered_map<uint32_t, Request> requests_;
+  std::set<uint32_t> stores_;                 // that it was asked for
+  size_t window_bytes_ = 0, unanswered_ = 0;  // of what it has not said that it has
+  uint32_t next_id_ = 1;
+  uint64_t orders_ = 0, answered_order_ = 0;
+  double heard_at_ = 0, looked_at_ = 0;
+  int silences_ = 0;
+};
+
+}  // namespace ringtrain
