@@ -23,10 +23,7 @@ from ringtrain._core import DTYPES
 _SOURCES = TEST_FOLDER / "kvstore" / "parts"
 _FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", "-ffp-contract=off", f"-I{CORE}"]
 _NAME = "libstoreparts.so"
-_OF_STORE = (
-    *("actor.cc", "actor_program.cc", "actor_rows.cc", "convert.cc"),
-    *("layout.cc", "part.cc", "part_memory.cc", "slot_pool.cc"),
-)
+_OF_STORE = ("actor.cc", "layout.cc", "part.cc")
 
 APPLIED, HELD, DUPLICATE, EARLY, FULL, BUSY = range(6)
 DONE, NOT_YET = range(2)

@@ -1,13 +1,119 @@
 #include "kvstore/server/server_stores.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
-#include "kvstore/store/chunk_copies.h"
 
 namespace ringtrain {
-
 namespace {
+
+// How much there is of a chunk, array by array; 0 for those that nobody uses.
+std::vector<size_t> array_bytes(Part& part, const KeyChunk& chunk) {
+  const auto rule = part.rule(part.header().rule.load());
+  std::vector<size_t> bytes = {chunk.value_bytes()};
+  if (!rule) return bytes;
+  bytes.push_back(is_half(chunk.dtype) ? chunk.wide_bytes() : 0);
+  bytes.insert(bytes.end(), rule->state_names().size(), chunk.wide_bytes());
+  return bytes;
+}
+
+size_t counts_bytes(Part& part) { return (2 + 2 * part.layout().capacity()) * sizeof(uint64_t); }
+
+size_t total_bytes(Part& part, size_t number) {
+  size_t total = counts_bytes(part);
+  for (const size_t bytes : array_bytes(part, part.chunk(number))) total += bytes;
+  return total;
+}
+
+void copy_counts(Part& part, size_t number, char* place) {
+  const ChunkRecord& record = part.record(number);
+  std::vector<uint64_t> counts = {record.closed.load(), record.updates};
+  for (size_t i = 0; i < part.layout().capacity(); ++i) {
+    const WorkerRecord& worker = part.worker(number, i);
+    const bool has_open = worker.first_slot != kNoSlot;
+    const bool is_pending = record.pending == i + 1;  // its gradient is not kept
+    counts.push_back(has_open ? record.closed.load() - worker.offset : worker.pushes - is_pending);
+    counts.push_back(worker.offset);
+  }
+  std::memcpy(place, counts.data(), counts_bytes(part));
+}
+
+void put_counts(Part& part, size_t number, const char* from) {
+  std::vector<uint64_t> counts(counts_bytes(part) / sizeof(uint64_t));
+  std::memcpy(counts.data(), from, counts_bytes(part));
+  ChunkRecord& record = part.record(number);
+  record.closed.store(counts[0]);
+  record.updates = counts[1];
+  for (size_t i = 0; i < part.layout().capacity(); ++i) {
+    part.worker(number, i).pushes = counts[2 + 2 * i];
+    part.worker(number, i).offset = counts[3 + 2 * i];
+  }
+}
+
+// Calls move(place in the Part, bytes) for each array in use.
+template <typename Move>
+void for_arrays(Part& part, size_t number, Move move) {
+  const std::vector<size_t> bytes = array_bytes(part, part.chunk(number));
+  for (size_t i = 0; i < bytes.size(); ++i)
+    if (bytes[i] > 0) move(part.array(i, number), bytes[i]);
+}
+
+// Returns chunks [first, last) as bytes, each as it is between two changes: counts, values and states. Pushes of open
+// rounds are not among them. `actor`: the server's. Throws stalled where another process keeps a chunk.
+Bytes copy_chunks(Actor& actor, size_t first, size_t last, double timeout_s) {
+  Part& part = actor.part();
+  last = std::min(last, part.chunk_count());
+  std::vector<size_t> begins;
+  size_t total = 0;
+  for (size_t i = first; i < last; ++i) {
+    begins.push_back(total);
+    total += total_bytes(part, i);
+  }
+  Bytes bytes(total);
+  visit_all(part, first, last, timeout_s, [&](size_t number) {
+    const HeldChunk held(part, number, actor.number());
+    if (!held) return false;
+    char* place = bytes.data() + begins[number - first];
+    copy_counts(part, number, place);
+    place += counts_bytes(part);
+    for_arrays(part, number, [&](const char* array, size_t count) {
+      std::memcpy(place, array, count);
+      place += count;
+    });
+    return true;
+  });
+  return bytes;
+}
+
+// Puts them back where the same rule is; returns the number of the next chunk. Throws failure for other bytes.
+size_t put_chunks(Actor& actor, size_t first, const Bytes& bytes, double timeout_s) {
+  Part& part = actor.part();
+  std::vector<size_t> begins;
+  size_t total = 0, last = first;
+  for (; last < part.chunk_count() && total < bytes.size(); ++last) {
+    begins.push_back(total);
+    total += total_bytes(part, last);
+  }
+  if (total != bytes.size()) throw failure("these bytes are not those of chunks of this store with this optimizer");
+  visit_all(part, first, last, timeout_s, [&](size_t number) {
+    const HeldChunk held(part, number, actor.number());
+    if (!held) return false;
+    const char* place = bytes.data() + begins[number - first];
+    put_counts(part, number, place);
+    place += counts_bytes(part);
+    for_arrays(part, number, [&](char* array, size_t count) {
+      std::memcpy(array, place, count);
+      place += count;
+    });
+    return true;
+  });
+  return last;
+}
 
 // The rule that was added last, for keys that come later.
 std::optional<RuleWords> rule_words(Part& part) {
@@ -21,6 +127,8 @@ std::optional<RuleWords> rule_words(Part& part) {
     words.numbers.emplace_back(record.numbers[i].name, record.numbers[i].value);
   return words;
 }
+
+constexpr const char* kProgram = "program";
 
 }  // namespace
 
@@ -241,6 +349,65 @@ Bytes ServerStores::copy(size_t part, size_t first, size_t last) {
 size_t ServerStores::put(size_t part, size_t first, const Bytes& chunks) {
   const Lock lock(mutex_);
   return put_chunks(actor_of(part), first, chunks, timeout_s_);
+}
+
+// What a program of the server updates: it is given gradients piece by piece, and gives values back.
+
+// Of all pieces in turn, so that none keeps the others waiting.
+std::optional<ServerStores::Taken> ServerStores::take() {
+  const Lock lock(mutex_);
+  size_t pieces = 0;
+  for (size_t i = 0; i < order_.size(); ++i) pieces += actor_of(i).part().spec().pieces.size();
+  for (; pieces > 0; --pieces) {
+    while (next_part_ >= order_.size() || next_piece_ >= actor_of(next_part_).part().spec().pieces.size()) {
+      next_part_ = next_part_ + 1 < order_.size() ? next_part_ + 1 : 0;
+      next_piece_ = 0;
+    }
+    if (auto taken = take_piece(next_part_, next_piece_++)) return taken;
+  }
+  return std::nullopt;
+}
+
+std::optional<ServerStores::Taken> ServerStores::take_piece(size_t number, size_t piece) {
+  const uint32_t store = order_[number].first;
+  const std::optional<RuleWords>& rule = stores_[store].rule;
+  if (!rule || rule->name != kProgram) return std::nullopt;
+  Actor& actor = actor_of(number);
+  Part& part = actor.part();
+  const size_t first = part.layout().first_chunk(piece), last = part.layout().first_chunk(piece + 1);
+  const KeyPiece& of_key = part.spec().pieces[piece];
+  const size_t element = size_of(wide(of_key.dtype));
+  Taken taken{store, static_cast<uint32_t>(number), static_cast<uint32_t>(piece), of_key, {}, {}};
+  bool is_there = first < last;
+  const auto take_chunk = [&](size_t chunk) {
+    if (!is_there) return true;
+    taken.gradient.resize(of_key.count * element);
+    taken.weight.resize(of_key.count * element);
+    const size_t at = part.chunk(chunk).begin * element;
+    const Reading reading = actor.take(chunk, taken.gradient.data() + at, taken.weight.data() + at);
+    is_there = reading != Reading::not_yet;
+    return reading != Reading::busy;
+  };
+  visit_all(part, first, last, timeout_s_, take_chunk);
+  if (!is_there) return std::nullopt;
+  return taken;
+}
+
+void ServerStores::finish(size_t number, size_t piece, const Bytes& weight,
+                          const std::function<void(Part&, size_t)>& changed) {
+  const Lock lock(mutex_);
+  Actor& actor = actor_of(number);
+  Part& part = actor.part();
+  if (piece >= part.spec().pieces.size()) throw invalid("this part has no piece " + std::to_string(piece));
+  const KeyPiece& of_key = part.spec().pieces[piece];
+  const size_t element = size_of(wide(of_key.dtype));
+  if (weight.size() != of_key.count * element) throw invalid("these are not the bytes of the value that was taken");
+  const size_t first = part.layout().first_chunk(piece), last = part.layout().first_chunk(piece + 1);
+  visit_all(part, first, last, timeout_s_, [&](size_t chunk) {
+    if (!actor.finish(chunk, weight.data() + part.chunk(chunk).begin * element)) return false;
+    changed(part, chunk);
+    return true;
+  });
 }
 
 }  // namespace ringtrain

@@ -13,7 +13,7 @@
 #include "base/bytes.h"
 #include "base/thread_annotations.h"
 #include "kvstore/store/actor.h"
-#include "kvstore/store/part_table.h"
+#include "kvstore/store/part.h"
 #include "kvstore/wire/message.h"
 
 namespace ringtrain {

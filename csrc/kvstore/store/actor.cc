@@ -5,11 +5,64 @@
 #include <string>
 #include <utility>
 
+#include "base/error.h"
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
-#include "kvstore/store/convert.h"
 
 namespace ringtrain {
+namespace {
+
+// Converts between 16-bit floats and float32, or copies. Throws invalid for other pairs.
+void convert(const void* from, DType from_dtype, void* to, DType to_dtype, size_t count) {
+  if (from_dtype == to_dtype)
+    copy(to, from, count * size_of(to_dtype));
+  else if (is_half(from_dtype) && to_dtype == DType::float32)
+    widen(from_dtype, static_cast<float*>(to), from, count);
+  else if (from_dtype == DType::float32 && is_half(to_dtype))
+    narrow(to_dtype, 1.0, to, static_cast<const float*>(from), count);
+  else
+    throw invalid(std::string("values of ") + name_of(from_dtype) + " cannot be " + name_of(to_dtype) + " here");
+}
+
+}  // namespace
+
+SlotPool::SlotPool(Part& part, size_t worker, const std::vector<Open>& open)
+    : part_(part), worker_(worker), open_(open.begin(), open.end()) {
+  part.memory().reserve(part.layout().slot_control_at(worker, 1), part.layout().slot_control_bytes());
+  std::vector<bool> is_used(part.layout().slots() + 1);
+  for (const Open& one : open) is_used[one.slot] = true;
+  for (uint32_t slot = part.layout().slots(); slot > 0; --slot)
+    if (!is_used[slot]) free_.push_back(slot);
+}
+
+uint32_t SlotPool::take() {
+  constexpr uint32_t kAtOnce = 16;
+  look();
+  if (free_.empty()) return kNoSlot;
+  const uint32_t slot = free_.back();
+  if (slot > reserved_) {
+    const uint32_t last = std::min(slot + kAtOnce - 1, part_.layout().slots());
+    const size_t begin = part_.layout().slot_at(worker_, reserved_ + 1);
+    part_.memory().reserve(begin, part_.layout().slot_at(worker_, last) + Layout::kChunkBytes - begin);
+    reserved_ = last;
+  }
+  free_.pop_back();
+  return slot;
+}
+
+// The first ones close first, more or less.
+void SlotPool::look() {
+  constexpr size_t kAhead = 64;
+  for (size_t i = 0; i < std::min(open_.size(), kAhead);) {
+    const Open& one = open_[i];
+    if (part_.record(one.chunk).closed.load(std::memory_order_acquire) < one.round) {
+      ++i;
+      continue;
+    }
+    free_.push_back(one.slot);
+    open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
 
 void throw_busy(Part& part, size_t chunk, double timeout_s) {
   const int holder = part.holder(chunk);
@@ -409,6 +462,141 @@ uint64_t Actor::fewest_pushes(size_t piece, size_t worker) const {
   for (size_t i = part_->layout().first_chunk(piece); i < part_->layout().first_chunk(piece + 1); ++i)
     fewest = i == part_->layout().first_chunk(piece) ? pushes_of(i, worker) : std::min(fewest, pushes_of(i, worker));
   return fewest;
+}
+
+// Some elements of a chunk, as rows of a key want it.
+
+Outcome Actor::push_ranges(size_t chunk, uint64_t seq, const ElementRanges& ranges, const Source& source,
+                           const Rates& rates) {
+  const KeyChunk& place = part_->chunk(chunk);
+  if (part_->spec().is_synchronous)
+    return push(chunk, seq, {spread(place, ranges, source), wide(place.dtype), {}}, rates, nullptr);
+  {
+    const HeldChunk held(*part_, chunk, number_);
+    if (!held) return Outcome::busy;
+    require_term();
+    const uint64_t before = part_->worker(chunk, number_).pushes;
+    if (seq <= before) return Outcome::duplicate;
+    if (seq != before + 1) return Outcome::early;
+    const UpdateRule* rule = rule_of(chunk);
+    if (!rule) throw invalid("an asynchronous store without an optimizer would replace weights by gradients");
+    if (rule->is_program()) return leave(chunk, seq, {spread(place, ranges, source), wide(place.dtype), {}});
+    convert(source.values, source.dtype, own_.get(), wide(place.dtype), count_of(ranges));
+    ChunkChange change(*part_, chunk, number_, kept(arrays_of(place, rule)));
+    apply_to(chunk, *rule, ranges, own_.get(), rates);
+    part_->worker(chunk, number_).pushes = seq;
+    change.commit(1);
+  }
+  if (part_->spec().max_staleness != PartSpec::kNoBound) part_->ring();
+  return Outcome::applied;
+}
+
+// All of the chunk: zeros where nothing is pushed.
+const void* Actor::spread(const KeyChunk& chunk, const ElementRanges& ranges, const Source& source) {
+  if (!spread_) spread_.reset(new char[Layout::kChunkBytes]);
+  std::memset(spread_.get(), 0, chunk.wide_bytes());
+  const char* from = static_cast<const char*>(source.values);
+  const size_t bytes = size_of(wide(chunk.dtype));
+  for (const ElementRange& range : ranges) {
+    convert(from, source.dtype, spread_.get() + range.begin * bytes, wide(chunk.dtype), range.count);
+    from += range.count * size_of(source.dtype);
+  }
+  return spread_.get();
+}
+
+void Actor::apply_to(size_t chunk, const UpdateRule& rule, const ElementRanges& ranges, const void* gradient,
+                     const Rates& rates) {
+  const KeyChunk& place = part_->chunk(chunk);
+  const bool has_master = is_half(place.dtype);
+  const size_t bytes = size_of(wide(place.dtype));
+  const UpdateRule::Step step = {static_cast<int64_t>(++part_->record(chunk).updates), rates.lr, rates.wd};
+  const char* from = static_cast<const char*>(gradient);
+  for (const ElementRange& range : ranges) {
+    const size_t begin = range.begin * bytes;
+    char* const value = part_->value(chunk) + range.begin * size_of(place.dtype);
+    UpdateRule::Arrays arrays;
+    arrays.dtype = wide(place.dtype);
+    arrays.weight = has_master ? part_->master(chunk) + begin : value;
+    arrays.grad = from;
+    arrays.count = range.count;
+    for (size_t i = 0; i < rule.state_names().size(); ++i) arrays.states.push_back(part_->state(i, chunk) + begin);
+    rule.update(arrays, step);
+    if (has_master) convert(arrays.weight, DType::float32, value, place.dtype, range.count);
+    from += range.count * bytes;
+  }
+}
+
+Reading Actor::read_ranges(size_t chunk, uint64_t pushes, const ElementRanges& ranges, Answer& answer) {
+  const HeldChunk held(*part_, chunk, number_);
+  if (!held) return Reading::busy;
+  if (!is_ready(chunk, pushes)) return Reading::not_yet;
+  const KeyChunk& place = part_->chunk(chunk);
+  char* to = static_cast<char*>(answer.place);
+  for (const ElementRange& range : ranges) {
+    convert(part_->value(chunk) + range.begin * size_of(place.dtype), place.dtype, to, answer.dtype, range.count);
+    to += range.count * size_of(answer.dtype);
+  }
+  answer.num_update = num_update(chunk);
+  answer.is_there = true;
+  return Reading::done;
+}
+
+// Chunks whose values a program of the server updates: workers leave gradients, and the server takes them.
+
+bool Actor::is_of_program(size_t chunk) {
+  const UpdateRule* const rule = rule_of(chunk);
+  return rule && rule->is_program();
+}
+
+bool Actor::has_gradient(size_t chunk) const {
+  return part_->spec().is_synchronous ? can_close(chunk, nullptr) : part_->record(chunk).pending != 0;
+}
+
+// One at a time: who comes before the program has taken that has to come again.
+Outcome Actor::leave(size_t chunk, uint64_t seq, const Source& source) {
+  ChunkRecord& record = part_->record(chunk);
+  if (record.pending != 0) return Outcome::full;
+  const KeyChunk& place = part_->chunk(chunk);
+  // until it is pending it is nobody's, so no journal has to keep what was there
+  std::memcpy(part_->state(0, chunk), widened(place, source), place.wide_bytes());
+  ChunkChange change(*part_, chunk, number_, 0);
+  part_->worker(chunk, number_).pushes = seq;
+  record.pending = number_ + 1;
+  change.commit(0);
+  return Outcome::left;
+}
+
+Reading Actor::take(size_t chunk, void* gradient, void* weight) {
+  const HeldChunk held(*part_, chunk, number_);
+  if (!held) return Reading::busy;
+  if (!is_of_program(chunk) || !has_gradient(chunk)) return Reading::not_yet;
+  const KeyChunk& place = part_->chunk(chunk);
+  const void* const next =
+      part_->spec().is_synchronous ? sum_of(chunk, contributions(chunk, nullptr)) : part_->state(0, chunk);
+  std::memcpy(gradient, next, place.wide_bytes());
+  std::memcpy(weight, is_half(place.dtype) ? part_->master(chunk) : part_->value(chunk), place.wide_bytes());
+  return Reading::done;
+}
+
+// If there is another rule by now, the gradient has gone with the one before.
+bool Actor::finish(size_t chunk, const void* weight) {
+  {
+    const HeldChunk held(*part_, chunk, number_);
+    if (!held) return false;
+    if (!is_of_program(chunk) || !has_gradient(chunk)) return true;
+    const KeyChunk& place = part_->chunk(chunk);
+    const bool has_master = is_half(place.dtype);
+    ChunkChange change(*part_, chunk, number_, kept(has_master ? kValue | kMaster : kValue));
+    if (has_master) std::memcpy(part_->master(chunk), weight, place.wide_bytes());
+    store(chunk, weight);
+    ChunkRecord& record = part_->record(chunk);
+    ++record.updates;
+    record.pending = 0;
+    if (part_->spec().is_synchronous) let_slots_go(chunk, nullptr);
+    change.commit(1);
+  }
+  part_->ring();
+  return true;
 }
 
 }  // namespace ringtrain

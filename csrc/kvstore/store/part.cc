@@ -1,14 +1,50 @@
 #include "kvstore/store/part.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
 
 namespace ringtrain {
+
+PartMemory PartMemory::create_shared(size_t bytes) {
+  SharedSegment segment = SharedSegment::create(bytes, SharedSegment::Pages::none);
+  char* const data = segment.data();
+  return {std::move(segment), data, bytes};
+}
+
+PartMemory PartMemory::create_private(size_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED)
+    throw failure("cannot have " + std::to_string(bytes >> 20) + " MB for keys: " + std::strerror(errno));
+  return {SharedSegment(), static_cast<char*>(data), bytes};
+}
+
+PartMemory PartMemory::attach(int64_t creator_pid, uint64_t ticket, size_t bytes) {
+  SharedSegment segment = SharedSegment::attach(creator_pid, ticket, bytes);
+  char* const data = segment.data();
+  return {std::move(segment), data, bytes};
+}
+
+PartMemory::PartMemory(SharedSegment segment, char* data, size_t bytes)
+    : segment_(std::move(segment)), data_(data), bytes_(bytes) {}
+
+PartMemory::PartMemory(PartMemory&& other) noexcept
+    : segment_(std::move(other.segment_)), data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+
+PartMemory::~PartMemory() {
+  if (!is_shared() && data_) munmap(data_, bytes_);
+}
+
+void PartMemory::reserve(size_t offset, size_t bytes) {
+  if (is_shared() && bytes > 0) segment_.reserve(offset, bytes);
+}
+
 namespace {
 
 // The compiler keeps the order of stores on both sides: a process may be killed between any two.
@@ -192,6 +228,60 @@ void ChunkChange::commit(uint64_t closes) {
 
 ChunkChange::~ChunkChange() {
   if (is_open_) restore(part_, chunk_, part_.record(chunk_).writer.load(std::memory_order_relaxed) - 1);
+}
+
+namespace {
+
+// The tables of the servers of this process.
+struct Registry {
+  Mutex mutex;
+  std::map<uint64_t, std::weak_ptr<PartTable>> tables GUARDED_BY(mutex);
+};
+
+Registry& registry() {
+  static Registry* const one = new Registry;
+  return *one;
+}
+
+}  // namespace
+
+void PartTable::announce(uint64_t identity, const std::shared_ptr<PartTable>& table) {
+  const Lock lock(registry().mutex);
+  registry().tables[identity] = table;
+}
+
+void PartTable::withdraw(uint64_t identity) {
+  const Lock lock(registry().mutex);
+  registry().tables.erase(identity);
+}
+
+std::shared_ptr<PartTable> PartTable::of_server(uint64_t identity) {
+  const Lock lock(registry().mutex);
+  const auto found = registry().tables.find(identity);
+  return found == registry().tables.end() ? nullptr : found->second.lock();
+}
+
+void PartTable::add(uint32_t store, const std::shared_ptr<Part>& part) {
+  const Lock lock(mutex_);
+  const std::vector<KeyPiece>& pieces = part->spec().pieces;
+  for (const KeyPiece& piece : pieces)
+    if (places_.count({store, piece.key}))
+      throw invalid("key number " + std::to_string(piece.key) + " of store " + std::to_string(store) +
+                    " is there already");
+  for (size_t i = 0; i < pieces.size(); ++i) places_[{store, pieces[i].key}] = {part, i};
+  parts_[store].push_back(part);
+}
+
+PartTable::Place PartTable::find(uint32_t store, uint32_t key) const {
+  const Lock lock(mutex_);
+  const auto found = places_.find({store, key});
+  return found == places_.end() ? Place() : found->second;
+}
+
+std::vector<std::shared_ptr<Part>> PartTable::parts(uint32_t store) const {
+  const Lock lock(mutex_);
+  const auto found = parts_.find(store);
+  return found == parts_.end() ? std::vector<std::shared_ptr<Part>>() : found->second;
 }
 
 }  // namespace ringtrain

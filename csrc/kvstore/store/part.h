@@ -6,17 +6,50 @@
 // that back: a change has happened as a whole, or not at all.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/thread_annotations.h"
 #include "kernels/optimize.h"
 #include "kvstore/store/layout.h"
-#include "kvstore/store/part_memory.h"
 #include "kvstore/store/records.h"
+#include "memory/shm.h"
 
 namespace ringtrain {
+
+// The memory of a Part: shared with the other processes of the host, or private where nothing is shared.
+//
+// It is zero, and large parts of it are never used: who uses some reserves it before.
+class PartMemory {
+ public:
+  static PartMemory create_shared(size_t bytes);
+  static PartMemory create_private(size_t bytes);
+  static PartMemory attach(int64_t creator_pid, uint64_t ticket, size_t bytes);
+
+  PartMemory(PartMemory&& other) noexcept;
+  PartMemory& operator=(PartMemory&&) = delete;
+  ~PartMemory();
+
+  char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  bool is_shared() const { return segment_.data() != nullptr; }
+  uint64_t ticket() const { return segment_.ticket(); }  // of shared memory
+
+  // Throws failure where a full /dev/shm has no more. Reserving what is reserved changes nothing.
+  void reserve(size_t offset, size_t bytes);
+
+ private:
+  PartMemory(SharedSegment segment, char* data, size_t bytes);
+
+  SharedSegment segment_;
+  char* data_;
+  size_t bytes_;
+};
 
 // Any thread. What belongs to a chunk is for who holds it, by a HeldChunk.
 class Part {
@@ -115,6 +148,35 @@ class ChunkChange {
   Part& part_;
   const size_t chunk_;
   bool is_open_ = true;
+};
+
+// The Parts that a process has: a server those that it keeps, a worker those that it shares with servers of its host.
+//
+// Any thread.
+class PartTable {
+ public:
+  // Where a server keeps its piece of a key.
+  struct Place {
+    std::shared_ptr<Part> part;  // null: it has none
+    size_t piece = 0;
+  };
+
+  // Throws invalid where a key of the store is there already.
+  void add(uint32_t store, const std::shared_ptr<Part>& part);
+  Place find(uint32_t store, uint32_t key) const;
+  // In the order in which they were added.
+  std::vector<std::shared_ptr<Part>> parts(uint32_t store) const;
+
+  // Makes the table of a server known to the workers of this process until withdraw(). `identity`: of the server.
+  static void announce(uint64_t identity, const std::shared_ptr<PartTable>& table);
+  static void withdraw(uint64_t identity);
+  // Returns the table of this server if it is one of this process, else null.
+  static std::shared_ptr<PartTable> of_server(uint64_t identity);
+
+ private:
+  mutable Mutex mutex_;
+  std::map<std::pair<uint32_t, uint32_t>, Place> places_ GUARDED_BY(mutex_);
+  std::map<uint32_t, std::vector<std::shared_ptr<Part>>> parts_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ringtrain

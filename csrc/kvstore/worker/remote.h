@@ -18,7 +18,6 @@
 #include "base/thread_annotations.h"
 #include "kernels/quantize.h"
 #include "kvstore/store/layout.h"
-#include "kvstore/store/rows.h"
 #include "kvstore/wire/message.h"
 #include "network/tcp.h"
 
