@@ -17,9 +17,7 @@ from ringtrain.runner.allocation.hosts import (
     total_slots,
 )
 from ringtrain.runner.elastic.asked import Asked
-
-# how long ranks may take to start if nobody says otherwise
-START_TIMEOUT_S = 120.0
+from ringtrain.runner.job import START_TIMEOUT_S
 
 
 def check_function(function: Any) -> None:

@@ -10,9 +10,9 @@ from typing import Any, NoReturn, Protocol
 import ringtrain._core as _core
 from ringtrain.runner import horovod_flags
 from ringtrain.runner.allocation.hosts import UsageError
-from ringtrain.runner.arguments import START_TIMEOUT_S
 from ringtrain.runner.config import read_config
 from ringtrain.runner.horovod_flags import Given
+from ringtrain.runner.job import START_TIMEOUT_S
 from ringtrain.version import __version__
 
 _DESCRIPTION = """\

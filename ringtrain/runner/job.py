@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,9 @@ from ringtrain.job import launched_by
 from ringtrain.runner.allocation.hosts import Host, UsageError
 from ringtrain.runner.elastic.terms import Terms
 from ringtrain.runner.roles.terms import RoleTerms
+
+# How long ranks may take to start unless the user sets another limit.
+START_TIMEOUT_S = 120.0
 
 
 class Job(NamedTuple):
@@ -54,6 +57,12 @@ class Job(NamedTuple):
     def may_have_several(self) -> bool:
         """Whether there may be more than one rank at the same time."""
         return self.num_proc > 1 or self.elastic is not None
+
+
+def name_of(command: Sequence[str]) -> str:
+    """Returns what a batch system lists the job as: the script of `python train.py`, else the program."""
+    scripts = [word for word in command if word.endswith(".py")]
+    return (scripts or list(command))[0].rpartition("/")[2]
 
 
 def require_program(command: list[str], environ: Mapping[str, str]) -> None:

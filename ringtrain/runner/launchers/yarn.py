@@ -10,9 +10,8 @@ from pathlib import Path
 
 from ringtrain.runner import yarn
 from ringtrain.runner.allocation.hosts import UsageError
-from ringtrain.runner.job import Job
+from ringtrain.runner.job import Job, name_of
 from ringtrain.runner.launchers.command_lines import OwnStarter
-from ringtrain.runner.submit.script import name_of
 from ringtrain.runner.yarn.resource_manager import addresses_of
 
 _JAR = "hadoop-yarn-applications-distributedshell-*.jar"

@@ -39,9 +39,3 @@ def script(directives: Sequence[str], again: Again, command: Sequence[str]) -> s
     """
     line = [sys.executable, "-m", again.module, *again.words, *again.undone, *command]
     return "\n".join(["#!/bin/bash", *directives, f"exec {shlex.join(line)}", ""])
-
-
-def name_of(command: Sequence[str]) -> str:
-    """What the batch system lists the job as: the script of `python train.py`, else the program."""
-    scripts = [word for word in command if word.endswith(".py")]
-    return (scripts or list(command))[0].rpartition("/")[2]

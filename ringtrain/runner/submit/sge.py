@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Mapping
 
 from ringtrain.runner.allocation.hosts import UsageError
-from ringtrain.runner.job import Job
-from ringtrain.runner.submit.script import Again, name_of, script
+from ringtrain.runner.job import Job, name_of
+from ringtrain.runner.submit.script import Again, script
 
 _LIST_S = 10
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -7,9 +7,9 @@ import shutil
 import subprocess
 
 from ringtrain.runner.allocation.hosts import UsageError
-from ringtrain.runner.job import Job
+from ringtrain.runner.job import Job, name_of
 from ringtrain.runner.launchers.command_lines import in_slurm_allocation
-from ringtrain.runner.submit.script import Again, name_of, script
+from ringtrain.runner.submit.script import Again, script
 
 
 def batch_script(job: Job, again: Again) -> str:

@@ -8,13 +8,14 @@ import signal
 import time
 from pathlib import Path
 
-MARK = "RINGRUN_JOB"
+from ringtrain.runner.supervise.rank_wrapper import JOB_VARIABLE
+
 _KILL_S = 10.0
 
 
 def processes_of(job: str) -> list[int]:
     """Process ids of the job, zombies excepted: these have no environment any more."""
-    entry = f"{MARK}={job}".encode()
+    entry = f"{JOB_VARIABLE}={job}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         # it has just ended, or is another user's

@@ -33,6 +33,9 @@ GRACE_VARIABLE = "RINGRUN_GRACE_S"
 # In the environment: the command that was typed, in whose name everything is said.
 SPEAKER_VARIABLE = "RINGRUN_SPEAKER"
 
+# In the environment of each process of a job: what identifies the job.
+JOB_VARIABLE = "RINGRUN_JOB"
+
 # In the environment of a process of an elastic job, whose rank changes: its number.
 PROCESS_VARIABLE = "RINGRUN_PROCESS"
 

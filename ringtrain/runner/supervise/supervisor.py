@@ -105,7 +105,7 @@ class Supervisor:
         """Raises OSError if the folder for the output cannot be made."""
         self._id = os.urandom(16).hex()
         # a rank writes into a pipe, where Python would keep its lines back
-        environment = {"PYTHONUNBUFFERED": "1", **job.environment, cleanup.MARK: self._id}
+        environment = {"PYTHONUNBUFFERED": "1", **job.environment, rank_wrapper.JOB_VARIABLE: self._id}
         environment[rank_wrapper.GRACE_VARIABLE] = str(settings.grace_s)
         environment[rank_wrapper.SPEAKER_VARIABLE] = screen.speaker
         if job.elastic is None and job.roles is None:

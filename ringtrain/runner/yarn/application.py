@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtrain.runner.supervise import cleanup
+from ringtrain.runner.supervise import rank_wrapper
 from ringtrain.runner.yarn import container
 
 _CLIENT = "org.apache.hadoop.yarn.applications.distributedshell.Client"
@@ -82,7 +82,7 @@ class Application:
         """It may outlive a job that is ended from outside, which leaves no time for another start of Java."""
         return subprocess.Popen(
             ["timeout", str(_REMOVE_S), self._hadoop, "fs", "-rm", "-r", "-f", "-skipTrash", self._name],
-            env={name: value for name, value in os.environ.items() if name != cleanup.MARK},
+            env={name: value for name, value in os.environ.items() if name != rank_wrapper.JOB_VARIABLE},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
