@@ -35,11 +35,9 @@ from ringtrain.runner.launchers.command_lines import Launcher
 from ringtrain.runner.launchers.mpi_library import MpiNotFound
 from ringtrain.runner.submit import sge, slurm
 from ringtrain.runner.submit.script import again_as_ringrun
-from ringtrain.runner.supervise.elastic import ElasticSupervisor
-from ringtrain.runner.supervise.end_reasons import spoken
-from ringtrain.runner.supervise.printing import StandardStreams, terminal
-from ringtrain.runner.supervise.screen import Screen
-from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_handled
+from ringtrain.runner.supervise.failures import spoken
+from ringtrain.runner.supervise.screen import Screen, StandardStreams, terminal
+from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Settings, Supervisor, signals_handled
 
 # what a shell gives for a program whose reader has gone
 _BROKEN_PIPE_CODE = 141

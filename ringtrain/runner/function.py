@@ -35,11 +35,9 @@ from ringtrain.runner.arguments import (
 from ringtrain.runner.elastic.asked import ARGUMENTS, elastic_job, over_sockets, refuse_without_least
 from ringtrain.runner.job import Job, environment_of_ranks
 from ringtrain.runner.launchers.choose import choose, choose_elastic
-from ringtrain.runner.supervise.elastic import ElasticSupervisor
 from ringtrain.runner.supervise.own_signals import unwinds_before_termination
-from ringtrain.runner.supervise.printing import print_to_python, terminal_or_notebook
-from ringtrain.runner.supervise.screen import Screen
-from ringtrain.runner.supervise.supervisor import Outcome, Settings, Supervisor
+from ringtrain.runner.supervise.screen import Screen, print_to_python, terminal_or_notebook
+from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Outcome, Settings, Supervisor
 
 Result = TypeVar("Result")
 

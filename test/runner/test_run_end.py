@@ -17,7 +17,7 @@ from fake_launcher import FakeLauncher
 from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi, on_each_network, processes_with, wait_until, zombies_of
 
 from ringtrain.runner.job import Job
-from ringtrain.runner.supervise import cleanup
+from ringtrain.runner.supervise import supervisor
 from ringtrain.runner.supervise.screen import Screen
 from ringtrain.runner.supervise.supervisor import Outcome, Settings, Supervisor
 
@@ -176,7 +176,7 @@ def test_a_job_ends_well_only_if_every_rank_is_known_to(script: str, rank: str, 
 
 
 def test_ranks_that_outlive_sigkill_do_not_hide_who_failed_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanup, "kill", lambda job: [4711])
+    monkeypatch.setattr(supervisor, "kill_job", lambda job: [4711])
     outcome = supervise("[rank.wait() for rank in ranks]", "raise SystemExit(7)", said := [])
     assert outcome.code == 7 and outcome.explanation.startswith("the first to fail was rank ")
     assert "ringrun: process 4711 outlives SIGKILL, waiting in the kernel, perhaps for a disk or a GPU\n" in said
@@ -185,12 +185,10 @@ def test_ranks_that_outlive_sigkill_do_not_hide_who_failed_first(monkeypatch: py
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
 def test_what_cannot_be_killed_is_given_back(tmp_path: Path) -> None:
     # nobody in a PID namespace can kill its first process
-    killer = (
-        f"from ringtrain.runner.supervise import cleanup; raise SystemExit(cleanup.kill({str(tmp_path)!r}, 0.5) != [1])"
-    )
+    killer = f"from ringtrain.runner.supervise.supervisor import kill_job; raise SystemExit(kill_job({str(tmp_path)!r}, 0.5) != [1])"
     first = f"import subprocess, sys; raise SystemExit(subprocess.call([sys.executable, '-c', {killer!r}], env={{}}))"
     words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", first]
-    environment = {**os.environ, cleanup.MARK: str(tmp_path)}
+    environment = {**os.environ, supervisor.JOB_VARIABLE: str(tmp_path)}
     assert subprocess.run(words, env=environment, cwd=ROOT, check=False, timeout=TIMEOUT_S).returncode == 0
 
 

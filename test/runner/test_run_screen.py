@@ -21,10 +21,8 @@ from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi
 
 from ringtrain.runner.job import Job
 from ringtrain.runner.supervise.frames import Written
-from ringtrain.runner.supervise.output import Output
-from ringtrain.runner.supervise.printing import Surface
-from ringtrain.runner.supervise.progress_bars import MAX_LINE_BYTES, Rows
-from ringtrain.runner.supervise.screen import Screen, cut
+from ringtrain.runner.supervise.output import MAX_LINE_BYTES, Output, Rows
+from ringtrain.runner.supervise.screen import Screen, Surface, cut
 from ringtrain.runner.supervise.supervisor import Settings, Supervisor
 
 # --- rows -------------------------------------------------------------------------------------------------------------

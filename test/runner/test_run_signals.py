@@ -17,7 +17,7 @@ from harness.ringrun_job import RANK_VARIABLES, ROOT, TIMEOUT_S, needs_mpi, on_e
 from ringtrain.runner.launchers.command_lines import Srun
 from ringtrain.runner.supervise import die_with_parent, rank_wrapper
 from ringtrain.runner.supervise.frames import Ended, FrameReader, Started
-from ringtrain.runner.supervise.rank_signals import Courier
+from ringtrain.runner.supervise.supervisor import Courier
 
 # Each rank has a file, in which every signal is a line. SIGTERM ends it: rank 0 after a while, as if it wrote a
 # checkpoint, the others at once.

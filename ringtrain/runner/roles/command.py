@@ -36,9 +36,8 @@ from ringtrain.runner.roles.copies import CopyFailed, copy_folder
 from ringtrain.runner.roles.terms import RoleTerms
 from ringtrain.runner.submit import sge
 from ringtrain.runner.submit.script import again_as_ringlaunch
-from ringtrain.runner.supervise.names import RANKS
-from ringtrain.runner.supervise.roles import RoleSupervisor
-from ringtrain.runner.supervise.supervisor import Settings, Supervisor
+from ringtrain.runner.supervise.output import RANKS
+from ringtrain.runner.supervise.supervisor import RoleSupervisor, Settings, Supervisor
 
 SPEAKER = "ringlaunch"
 _DESCRIPTION = """\

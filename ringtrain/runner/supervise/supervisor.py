@@ -1,4 +1,4 @@
-"""From the start of the launcher to the end of the last process: reads what comes and ends the job if it must end."""
+"""A job from the start of its launcher to the end of its last process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -19,14 +19,166 @@ from typing import Any, NamedTuple
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers.command_lines import Launcher
-from ringtrain.runner.supervise import cleanup, die_with_parent, end_reasons, rank_wrapper
-from ringtrain.runner.supervise.first_failure import Failure, FailureLog, report
+from ringtrain.runner.supervise import die_with_parent, rank_wrapper
+from ringtrain.runner.supervise.failures import (
+    Failure,
+    FailureLog,
+    exit_code_of_launcher,
+    last_lines_of,
+    of_late_ranks,
+    of_launcher,
+    of_unkillable,
+    report,
+)
 from ringtrain.runner.supervise.frames import Ended, Event, FrameReader, LauncherSaid, Reported, Started, Written
-from ringtrain.runner.supervise.names import RANKS, Names
-from ringtrain.runner.supervise.output import Output, RankFiles
-from ringtrain.runner.supervise.rank_signals import Courier
+from ringtrain.runner.supervise.output import RANKS, Names, Output, RankFiles
+from ringtrain.runner.supervise.rank_wrapper import JOB_VARIABLE
 from ringtrain.runner.supervise.screen import Screen
-from ringtrain.runner.supervise.shutdown import Shutdown
+
+# --- what a launcher has left behind on this host ---------------------------------------------------------------------
+
+
+_KILL_S = 10.0
+
+
+def processes_of(job: str) -> list[int]:
+    """Process ids of the job, zombies excepted: these have no environment any more."""
+    entry = f"{JOB_VARIABLE}={job}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # it has just ended, or is another user's
+        with contextlib.suppress(OSError):
+            if entry in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def kill_job(job: str, within_s: float = _KILL_S) -> list[int]:
+    """Kill all processes of the job and wait for their end. Returns those that outlive it for `within_s` seconds.
+
+    A process does so while it waits in the kernel, for a file server or a GPU.
+    """
+    deadline = time.monotonic() + within_s
+    while remaining := processes_of(job):
+        if time.monotonic() > deadline:
+            break
+        for pid in remaining:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return remaining
+
+
+# --- signals for all ranks --------------------------------------------------------------------------------------------
+
+
+_SCANCEL_S = 10.0
+
+
+class Courier:
+    """Knows where the ranks run. For the thread that supervises the job."""
+
+    def __init__(self, launcher: Launcher, process: subprocess.Popen[bytes]):
+        self._launcher = launcher
+        self._process = process
+        self._running: dict[int, Started] = {}
+
+    def note(self, event: Started | Ended) -> None:
+        if isinstance(event, Started):
+            self._running[event.rank] = event
+        else:
+            self._running.pop(event.rank, None)
+
+    @property
+    def running(self) -> list[int]:
+        """The ranks that have started and not ended."""
+        return sorted(self._running)
+
+    def send(self, number: int) -> list[int]:
+        """Signal the process groups of all ranks that run, as launchers do. Returns the ranks that it cannot reach."""
+        if number in self._launcher.passes_on:
+            self._process.send_signal(self._launcher.passes_on[number])
+            return []
+        if self._launcher.scancel is not None:
+            return [] if self._signal_step(self._launcher.scancel, number) else self.running
+        here = [started for started in self._running.values() if started.host == socket.gethostname()]
+        for started in here:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(os.getpgid(started.pid), number)
+        return sorted(self._running.keys() - {started.rank for started in here})
+
+    def _signal_step(self, scancel: str, number: int) -> bool:
+        """Returns whether that could be done."""
+        steps = {started.slurm_step for started in self._running.values() if started.slurm_step is not None}
+        if not steps:
+            return False
+        command = [scancel, f"--signal={number}", *steps]
+        try:
+            return subprocess.run(command, capture_output=True, timeout=_SCANCEL_S, check=False).returncode == 0
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+
+
+# --- the steps in which a job is ended --------------------------------------------------------------------------------
+
+
+# How long a launcher may take to end what still runs, also on other hosts.
+_LAUNCHER_S = 3.0
+# A launcher that outlives SIGKILL for so long waits in the kernel, perhaps for ever.
+_KILLED_S = 10.0
+
+
+class Shutdown:
+    """For the thread that supervises the job, which calls `go_on` several times in a second."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], courier: Courier, say: Callable[[str], None], names: Names = RANKS
+    ):
+        self._process = process
+        self._courier = courier
+        self._say = say
+        self._names = names
+        self._grace_s: float | None = None
+        self._launcher_at = float("inf")
+        self._kill_at = float("inf")
+
+    @property
+    def has_told_launcher(self) -> bool:
+        return self._kill_at < float("inf")
+
+    @property
+    def has_failed(self) -> bool:
+        """The launcher outlives everything."""
+        return time.monotonic() > self._kill_at + _KILLED_S
+
+    def ask_ranks(self, grace_s: float) -> None:
+        """Send SIGTERM to the ranks. The launcher is told once all have ended, in `grace_s` at the latest."""
+        if self._grace_s is None:
+            self._grace_s = 0.0 if self._courier.send(signal.SIGTERM) else grace_s
+            self._launcher_at = min(self._launcher_at, time.monotonic() + self._grace_s)
+
+    def tell_launcher(self) -> None:
+        """Have the launcher end the job, which gives the ranks as much time as it pleases."""
+        self._launcher_at = min(self._launcher_at, time.monotonic())
+
+    def kill(self) -> None:
+        self._kill_at = min(self._kill_at, time.monotonic())
+
+    def go_on(self) -> None:
+        """Take the next step if it is due."""
+        now, running = time.monotonic(), self._courier.running
+        if not self.has_told_launcher and (now >= self._launcher_at or (self._grace_s is not None and not running)):
+            if self._grace_s and running:
+                late = self._names.listed(running)
+                self._say(f"{late} did not end within {self._grace_s:g} s of SIGTERM, see --grace-s")
+            self._process.terminate()
+            self._kill_at = now + _LAUNCHER_S
+        if now >= self._kill_at:
+            self._process.kill()
+
+
+# --- the supervisor ---------------------------------------------------------------------------------------------------
+
 
 # How often the launcher is asked whether it has ended: its daemons may hold its pipes open.
 _LOOK_S = 0.2
@@ -275,12 +427,12 @@ class Supervisor:
                 process.wait(_CLEAN_UP_S)
         if process.poll() is None:
             process.kill()
-        unkillable = cleanup.kill(self._id)
+        unkillable = kill_job(self._id)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_REAP_S)
         if unkillable:
             with contextlib.suppress(OSError):
-                self._screen.say(end_reasons.of_unkillable(unkillable))
+                self._screen.say(of_unkillable(unkillable))
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
@@ -297,16 +449,16 @@ class Supervisor:
             return Outcome(128 + self._signals[0], "", [], early)
         failures, missing = self._failures.failures(), self._missing()
         if self._is_late:
-            late = end_reasons.of_late_ranks(self._job, missing, self._settings.start_timeout_s)
+            late = of_late_ranks(self._job, missing, self._settings.start_timeout_s)
             return Outcome(1, f"{late}\n{report(failures)}" if failures else late, failures, early)
         # ranks that saw their launcher die are a consequence of that
         if failures and not (launcher_code < 0 and failures[0].is_consequence):
             return Outcome(failures[0].code, report(failures, silent_hosts=ends.silent_hosts), failures, early)
         if launcher_code == 0 and ends.returned_0 == self._job.num_proc:
             return Outcome(0, "", [], early)
-        code = end_reasons.exit_code_of_launcher(launcher_code, self._job.num_proc, missing, ends)
+        code = exit_code_of_launcher(launcher_code, self._job.num_proc, missing, ends)
         named = self._launcher_words.named(ends.hosts_of_lost)
-        return Outcome(code, end_reasons.of_launcher(self._job, launcher_code, missing, ends, named), [], early)
+        return Outcome(code, of_launcher(self._job, launcher_code, missing, ends, named), [], early)
 
 
 @contextlib.contextmanager
@@ -341,3 +493,83 @@ def signals_handled(supervisor: Supervisor) -> Iterator[None]:
     finally:
         for number in handled:
             signal.signal(number, former[number])
+
+
+# --- elastic jobs -----------------------------------------------------------------------------------------------------
+
+
+class ElasticSupervisor(Supervisor):
+    """What ranks are in other jobs, processes are here: they have numbers of their own, and others take their place."""
+
+    _generation: tuple[int, ...] = ()
+    _last_lines: tuple[str, ...] = ()
+
+    def _missing(self) -> list[int]:
+        """None: the starter knows which there should be."""
+        return []
+
+    def _note_end(self, event: Ended) -> None:
+        """Whatever follows from it, the starter does."""
+
+    def _in_words(self, event: Started) -> str:
+        return f"process {event.rank} has the id {event.pid} on {event.host}"
+
+    def _note_report(self, report: dict[str, Any]) -> None:
+        if "generation" in report:
+            self._generation = tuple(report["generation"])
+        else:
+            self._last_lines += (report["last"],)
+
+    def _outcome(self, launcher_code: int | None) -> Outcome:
+        early = [number for number, _ in self._failures.ends().early]
+        if self._signals:
+            return Outcome(128 + self._signals[0], "", [], early, self._generation)
+        code = launcher_code or 0
+        lines = list(self._last_lines)
+        failures = _latest_first(self._failures.failures())
+        if code < 0:
+            return Outcome(128 - code, f"the launcher was ended by {signal.Signals(-code).name}", [], early)
+        if code != 0 and failures:
+            lines = [*last_lines_of(f"process {failures[0].rank}", failures[0]), *lines]
+        if code != 0 and not lines:
+            lines = [f"the launcher ended with exit code {code}"]
+        return Outcome(code, "\n".join(lines), failures, early, self._generation)
+
+
+def _latest_first(failures: list[Failure]) -> list[Failure]:
+    """What the job has survived is of less interest; what a process says of another one, of least."""
+    return sorted(failures, key=lambda failure: (failure.is_consequence, -failure.time))
+
+
+# --- jobs with servers ------------------------------------------------------------------------------------------------
+
+
+class RoleSupervisor(Supervisor):
+    """What ranks are in other jobs, a scheduler, servers and workers are here."""
+
+    _last_lines: tuple[str, ...] = ()
+
+    def _note_end(self, event: Ended) -> None:
+        """Whatever follows from it, the starter does."""
+
+    def _in_words(self, event: Started) -> str:
+        return f"{self._settings.names.listed([event.rank])} is process {event.pid} on {event.host}"
+
+    def _note_report(self, report: dict[str, Any]) -> None:
+        self._last_lines += (report["last"],)
+
+    def _outcome(self, launcher_code: int | None) -> Outcome:
+        early = [number for number, _ in self._failures.ends().early]
+        if self._signals:
+            return Outcome(128 + self._signals[0], "", [], early)
+        names, failures, code = self._settings.names, self._failures.failures(), launcher_code or 0
+        if self._is_late:
+            late = of_late_ranks(self._job, self._missing(), self._settings.start_timeout_s, names)
+            return Outcome(1, f"{late}\n{report(failures, names)}" if failures else late, failures, early)
+        if code < 0:
+            return Outcome(128 - code, f"the launcher was ended by {signal.Signals(-code).name}", [], early)
+        if code == 0:
+            return Outcome(0, "", [], early)
+        # of a process that got lost with its host there are no words of its own
+        words = report(failures, names) if failures and not failures[0].is_consequence else "\n".join(self._last_lines)
+        return Outcome(code, words or f"the launcher ended with exit code {code}", failures, early)
