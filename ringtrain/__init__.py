@@ -13,7 +13,7 @@ import importlib
 import typing
 
 from ringtrain.job import before_init as _before_init
-from ringtrain.runner import copies as _copies
+from ringtrain.runner import installed as _copies
 from ringtrain.version import __version__ as __version__
 
 if typing.TYPE_CHECKING:

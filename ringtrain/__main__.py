@@ -12,7 +12,7 @@ from ringtrain.version import __version__
 COMMANDS = {
     "run": ("ringtrain.runner.command", "start a job on this host or on several; the same as ringrun"),
     "launch": (
-        "ringtrain.runner.roles.command",
+        "ringtrain.runner.launch_command",
         "start workers and servers as MXNet does; the same as ringlaunch",
     ),
     "doctor": ("ringtrain.doctor.__main__", "say what ringtrain finds on this machine, and what is wrong with it"),

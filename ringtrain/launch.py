@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ringtrain.runner.roles.command import main
+from ringtrain.runner.launch_command import main
 
 if __name__ == "__main__":
     sys.exit(main())

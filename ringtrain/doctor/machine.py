@@ -20,8 +20,8 @@ from ringtrain.doctor.gpus import Data, Finding
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.job import launched_by
 from ringtrain.job.cores import cgroup_quota
-from ringtrain.runner.launchers import mpi_probe
-from ringtrain.runner.launchers.mpi_library import MpiNotFound, find_launcher, probe
+from ringtrain.runner import mpi_library
+from ringtrain.runner.mpi_library import MpiNotFound, find_launcher, probe
 
 PACKAGES = ("numpy", "ml_dtypes", "cupy", "torch", "jax", "jaxlib", "mxnet")
 SHARED_MEMORY = "/dev/shm"
@@ -71,7 +71,7 @@ def mpi(launch: launched_by.Launch | None, is_used: bool) -> Data:
     except MpiNotFound as error:
         return {"error": error.what, "remedy": error.remedy}
     if launch is not None and is_used and not launched_by.is_of_another_mpi(launch, data["library"]):
-        data = mpi_probe.describe(initialize=True)
+        data = mpi_library.describe(initialize=True)
     return {**data, "mpirun": find_launcher(data["library"], data["path"]), "error": None}
 
 

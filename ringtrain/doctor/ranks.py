@@ -14,8 +14,8 @@ from ringtrain.job.rendezvous.member import meet
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.world import Exchange, node_name
 from ringtrain.options import table
-from ringtrain.runner.allocation.hosts import UsageError
-from ringtrain.runner.launchers.choose import choose_network
+from ringtrain.runner.hosts import UsageError
+from ringtrain.runner.launchers import choose_network
 
 
 def network(launch: launched_by.Launch | None) -> Data:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-from ringtrain.runner import horovod_name
+from ringtrain.runner import installed
 
 _HELP = f"""\
 usage: python -m ringtrain.horovod [python's options] (train.py | -m MODULE | -c COMMAND) [ARGUMENTS]
@@ -15,7 +15,7 @@ Run a script, a module or a command as python does, with `import horovod` findin
   python -m ringtrain.horovod train.py --epochs 3
   python -m ringtrain.horovod -m package.train --epochs 3
 
-Where a Horovod is installed, {horovod_name.REPLACE_VARIABLE}=1 has ringtrain take its place."""
+Where a Horovod is installed, {installed.REPLACE_VARIABLE}=1 has ringtrain take its place."""
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     if not words or words[0] in ("-h", "--help"):
         print(_HELP)
         sys.exit(0 if words else 2)
-    os.environ["PYTHONPATH"] = horovod_name.with_folder(os.environ.get("PYTHONPATH"))
+    os.environ["PYTHONPATH"] = installed.with_folder(os.environ.get("PYTHONPATH"))
     os.execv(sys.executable, [sys.executable, *_own_options(), *words])
 
 

@@ -11,7 +11,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from ringtrain.runner import horovod_name
+from ringtrain.runner import installed
 
 # Horovod's module -> ringtrain's. The longest beginning of a name that is here decides; the rest of the name stays.
 _MODULES = {
@@ -71,18 +71,18 @@ def install(package: str) -> None:
             f"{other.__name__} is imported already, from {other.__file__ or 'a folder'}; import {package}, which is in "
             f"{own.__file__}, before it"
         )
-    horovod_name.require_free()
+    installed.require_free_name()
     if not any(isinstance(one, _Finder) for one in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     sys.modules["horovod"] = own
     # multiprocessing hands it to what it spawns
-    if horovod_name.FOLDER not in sys.path:
-        sys.path.append(horovod_name.FOLDER)
+    if installed.HOROVOD_FOLDER not in sys.path:
+        sys.path.append(installed.HOROVOD_FOLDER)
 
 
 def _is_of_ringtrain(module: ModuleType) -> bool:
     """Whether it is the file on the import path that is importing ringtrain, also where another copy has put it."""
-    return horovod_name.is_folder_of_a_copy(os.path.dirname(module.__file__ or ""))
+    return installed.is_folder_of_a_copy(os.path.dirname(module.__file__ or ""))
 
 
 class _Finder(MetaPathFinder):

@@ -9,6 +9,8 @@ import socket
 
 import ringtrain._core as _core
 
+INTERFACES_VARIABLE = "RINGTRAIN_SOCKET_INTERFACES"
+
 
 def addresses_of(interfaces: str) -> list[str]:
     """Addresses of this host on what is named, interfaces or ranges such as 10.1.0.0/16, in that order.

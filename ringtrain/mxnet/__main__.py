@@ -7,7 +7,7 @@ import runpy
 import sys
 
 from ringtrain.mxnet.stores import replace_kvstore
-from ringtrain.runner import horovod_name
+from ringtrain.runner import installed
 
 _HELP = """\
 usage: python -m ringtrain.mxnet (train.py | -m MODULE) [ARGUMENTS]
@@ -22,8 +22,8 @@ def main() -> None:
     if not words or words[0] in ("-h", "--help") or words == ["-m"]:
         print(_HELP)
         sys.exit(0 if words and words != ["-m"] else 2)
-    sys.path.append(horovod_name.FOLDER)
-    os.environ["PYTHONPATH"] = horovod_name.with_folder(os.environ.get("PYTHONPATH"))
+    sys.path.append(installed.HOROVOD_FOLDER)
+    os.environ["PYTHONPATH"] = installed.with_folder(os.environ.get("PYTHONPATH"))
     replace_kvstore()
     if words[0] == "-m":
         sys.argv = words[1:]

@@ -11,30 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ringtrain.job import launched_by
-from ringtrain.runner import horovod_flags, horovod_name
-from ringtrain.runner.allocation import batch_systems
-from ringtrain.runner.allocation.hosts import (
+from ringtrain.runner import horovod_flags, installed
+from ringtrain.runner.batch_scripts import again_as_ringrun, sge_script, slurm_script, submit_to_sge, submit_to_slurm
+from ringtrain.runner.elastic_args import FLAGS, Asked, elastic_job, over_sockets, refuse_without_least
+from ringtrain.runner.flags import option_variables, parse
+from ringtrain.runner.hosts import (
+    Allocation,
     Host,
     UsageError,
+    detect_allocation,
     existing_file,
     parse_hosts,
     read_hostfile,
     total_slots,
 )
-from ringtrain.runner.elastic.asked import (
-    FLAGS,
-    Asked,
-    elastic_job,
-    over_sockets,
-    refuse_without_least,
-)
-from ringtrain.runner.flags import option_variables, parse
 from ringtrain.runner.job import Job, environment_of_ranks, require_program
-from ringtrain.runner.launchers.choose import choose, choose_elastic
-from ringtrain.runner.launchers.command_lines import Launcher
-from ringtrain.runner.launchers.mpi_library import MpiNotFound
-from ringtrain.runner.submit import sge, slurm
-from ringtrain.runner.submit.script import again_as_ringrun
+from ringtrain.runner.launchers import Launcher, choose, choose_elastic
+from ringtrain.runner.mpi_library import MpiNotFound
 from ringtrain.runner.supervise.failures import spoken
 from ringtrain.runner.supervise.screen import Screen, StandardStreams, terminal
 from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Settings, Supervisor, signals_handled
@@ -44,7 +37,7 @@ _BROKEN_PIPE_CODE = 141
 # The current folder, which -c puts first on the import path, is not on that of a command.
 _HOROVODRUN = "import sys; del sys.path[0]; from horovod.runner.launch import run_commandline; run_commandline()"
 # Who is handed a script by --launcher.
-_BATCH_SYSTEMS = {"slurm": (slurm.batch_script, slurm.submit), "sge": (sge.batch_script, sge.submit)}
+_BATCH_SYSTEMS = {"slurm": (slurm_script, submit_to_slurm), "sge": (sge_script, submit_to_sge)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def main_of_horovodrun(argv: Sequence[str] | None = None) -> int:
     """Run `horovodrun`, which is `ringrun --horovod`; where a Horovod is installed, that Horovod runs. As `main`."""
     words = sys.argv[1:] if argv is None else argv
-    if horovod_name.installed() is not None and os.environ.get(horovod_name.REPLACE_VARIABLE) != "1":
+    if installed.installed_horovod() is not None and os.environ.get(installed.REPLACE_VARIABLE) != "1":
         os.execv(sys.executable, [sys.executable, "-c", _HOROVODRUN, *words])
     return said_by("horovodrun", lambda: _run(["--horovod", *words], "horovodrun"))
 
@@ -83,7 +76,7 @@ def _run(argv: Sequence[str] | None, speaker: str = "ringrun") -> int:
     words = sys.argv[1:] if argv is None else argv
     arguments = parse(words, table.TABLE)
     if arguments.check_build:
-        from ringtrain.runner.check.build_report import build_report  # which a job does not wait for, nor for check
+        from ringtrain.runner.check import build_report  # which a job does not wait for, nor for check
 
         print(build_report())
         return 0
@@ -104,7 +97,7 @@ def _run(argv: Sequence[str] | None, speaker: str = "ringrun") -> int:
     else:
         launcher, why = choose(arguments.launcher, job.environment)
     if arguments.check:
-        from ringtrain.runner.check.host_check import check
+        from ringtrain.runner.check import check
 
         return check(job, launcher)
     line = shell_line(launcher.arguments(job), launcher.environment(job))
@@ -135,7 +128,7 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         require_program(command, environ)
     given = given_hosts(arguments.hosts, arguments.hostfile)
     is_given = given or arguments.host_discovery_script is not None
-    allocation = None if is_given else batch_systems.detect(environ)
+    allocation = None if is_given else detect_allocation(environ)
     hosts = allocation.hosts if allocation is not None else given
     added = read_variables(arguments.env, environ)
     if arguments.horovod:
@@ -167,7 +160,7 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     )
 
 
-def _num_proc(arguments: argparse.Namespace, hosts: list[Host], allocation: batch_systems.Allocation | None) -> int:
+def _num_proc(arguments: argparse.Namespace, hosts: list[Host], allocation: Allocation | None) -> int:
     """That of a job that is not elastic. Raises UsageError."""
     num_proc: int = arguments.num_proc or total_slots(hosts) or int(bool(arguments.check))
     if num_proc == 0:
@@ -197,10 +190,10 @@ def _asked(arguments: argparse.Namespace) -> Asked:
 def path_with_horovod(environ: Mapping[str, str]) -> str:
     """PYTHONPATH for ranks that import ringtrain as horovod. Raises UsageError where that is installed."""
     try:
-        horovod_name.require_free(environ)
+        installed.require_free_name(environ)
     except ImportError as error:
         raise UsageError(f"--horovod: {error}") from error
-    return horovod_name.with_folder(environ.get("PYTHONPATH"))
+    return installed.with_folder(environ.get("PYTHONPATH"))
 
 
 def given_hosts(hosts: str | None, hostfile: str | None) -> list[Host]:

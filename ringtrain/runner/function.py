@@ -5,37 +5,30 @@ The function and the results travel through files in a folder that all ranks see
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 import pickle
+import shlex
+import signal
 import sys
 import tempfile
+import threading
+import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 from ringtrain.job import launched_by
 from ringtrain.pickling import pickler
 from ringtrain.runner import horovod_flags
-from ringtrain.runner.allocation.hosts import UsageError
-from ringtrain.runner.arguments import (
-    check_args,
-    check_elastic,
-    check_env,
-    check_file,
-    check_function,
-    check_hosts,
-    check_interfaces,
-    check_num_proc,
-    check_ssh_port,
-    check_start_timeout,
-    check_words,
-    require_one_at_most,
-)
-from ringtrain.runner.elastic.asked import ARGUMENTS, elastic_job, over_sockets, refuse_without_least
-from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers.choose import choose, choose_elastic
-from ringtrain.runner.supervise.own_signals import unwinds_before_termination
+from ringtrain.runner.elastic_args import ARGUMENTS, Asked, elastic_job, over_sockets, refuse_without_least
+from ringtrain.runner.hosts import Host, UsageError, existing_file, parse_hosts, read_hostfile, total_slots
+from ringtrain.runner.job import START_TIMEOUT_S, Job, environment_of_ranks
+from ringtrain.runner.launchers import choose, choose_elastic
+from ringtrain.runner.supervise.rank_wrapper import PROCESS_VARIABLE
 from ringtrain.runner.supervise.screen import Screen, print_to_python, terminal_or_notebook
 from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Outcome, Settings, Supervisor
 
@@ -47,8 +40,8 @@ CALL_FILE = "call"
 _WORKER = """\
 import sys
 sys.path[:] = sys.argv.pop(1).split(":")
-from ringtrain.runner.worker import main
-main(sys.argv[1])"""
+from ringtrain.runner.function import run_in_rank
+run_in_rank(sys.argv[1])"""
 # Another Python has its own packages; what it lacks may be the caller's.
 _WORKER_OF_ANOTHER_PYTHON = _WORKER.replace("sys.path[:] =", "sys.path +=")
 
@@ -275,3 +268,242 @@ def _error_of(rank: int, folder: Path) -> BaseException:
     error, text = pickle.loads(error_file(folder, rank).read_bytes())
     error.__cause__ = RankTraceback(rank, text)
     return error  # type: ignore[no-any-return]
+
+
+# --- what it is given, checked before anything is started -------------------------------------------------------------
+
+
+def check_function(function: Any) -> None:
+    """Raises TypeError for what cannot be called, such as the result of the function."""
+    if not callable(function):
+        raise TypeError(f"the first argument must be a function, not {function!r}")
+
+
+def check_args(args: Any) -> tuple[Any, ...]:
+    """Raises TypeError, also for a text, whose letters would become the arguments."""
+    if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
+        raise TypeError(f"args must be a tuple or a list, not {args!r}; write ({args!r},) for one argument")
+    return tuple(args)
+
+
+def require_one_at_most(**arguments: Any) -> None:
+    """Raises ValueError where two of these are given, which exclude each other."""
+    given = [name for name, value in arguments.items() if value]
+    if len(given) > 1:
+        raise ValueError(f"give {' or '.join(given)}, not both")
+
+
+def check_num_proc(num_proc: Any) -> int:
+    """Raises TypeError and ValueError."""
+    return _positive_number("num_proc", num_proc)
+
+
+def check_ssh_port(ssh_port: Any) -> int | None:
+    """Raises TypeError and ValueError."""
+    return None if ssh_port is None else _positive_number("ssh_port", ssh_port)
+
+
+def check_file(ssh_identity_file: Any) -> str | None:
+    """Raises UsageError where there is no such file."""
+    return None if ssh_identity_file is None else existing_file(os.fspath(ssh_identity_file), "ssh_identity_file")
+
+
+def check_words(mpi_args: Any) -> tuple[str, ...]:
+    """Words as a shell would have them. Raises TypeError and ValueError."""
+    if mpi_args is None:
+        return ()
+    if not isinstance(mpi_args, str):
+        raise TypeError(f"mpi_args must be a text such as '--map-by slot', not {mpi_args!r}")
+    try:
+        return tuple(shlex.split(mpi_args))
+    except ValueError as error:
+        raise ValueError(f"mpi_args: {error}: {mpi_args}") from error
+
+
+def check_interfaces(network_interfaces: Any) -> str | None:
+    """Names with commas between them, in their order but for those of a set. Raises TypeError."""
+    if not network_interfaces:
+        return None
+    names = [network_interfaces] if isinstance(network_interfaces, str) else list(network_interfaces)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f'network_interfaces must be names such as ["eth0"], not {network_interfaces!r}')
+    return ",".join(sorted(names) if isinstance(network_interfaces, (set, frozenset)) else names)
+
+
+def check_hosts(hosts: Any, hostfile: Any, num_proc: int) -> list[Host]:
+    """Raises TypeError, and UsageError where a host cannot be read or the hosts have fewer slots than `num_proc`."""
+    if hostfile is not None:
+        found = read_hostfile(os.fspath(hostfile))
+    elif hosts is None:
+        return []
+    elif isinstance(hosts, str):
+        found = parse_hosts(hosts, "hosts")
+    else:
+        raise TypeError(f'hosts must be a text such as "h1:2,h2:2", not {hosts!r}')
+    if num_proc > total_slots(found):
+        given = f"{hosts=}" if hostfile is None else f"{hostfile=}"
+        raise UsageError(f"num_proc={num_proc} is more than the {total_slots(found)} slots of {given}")
+    return found
+
+
+def check_env(env: Any) -> dict[str, str]:
+    """Raises TypeError and ValueError."""
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise TypeError(f"env must be a mapping of names to texts, not {env!r}")
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env must map names to texts, but maps {name!r} to {value!r}")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env has {name!r}: {value!r}, which cannot be a variable")
+    return dict(env)
+
+
+def check_elastic(
+    num_proc: int,
+    min_num_proc: Any,
+    max_num_proc: Any,
+    slots: Any,
+    host_discovery_script: Any,
+    elastic_timeout: Any,
+    reset_limit: Any,
+    cooldown_range: Any,
+) -> Asked:
+    """Raises TypeError and ValueError. A `num_proc` of 1, which nobody may have written, is none."""
+    if host_discovery_script is not None and not isinstance(host_discovery_script, str):
+        raise TypeError(f"host_discovery_script must be a command, not {host_discovery_script!r}")
+    return Asked(
+        None if num_proc == 1 else num_proc,
+        None if min_num_proc is None else _positive_number("min_num_proc", min_num_proc),
+        None if max_num_proc is None else _positive_number("max_num_proc", max_num_proc),
+        None if slots is None else _positive_number("slots", slots),
+        host_discovery_script,
+        None if elastic_timeout is None else _seconds("elastic_timeout", elastic_timeout),
+        None if reset_limit is None else _whole_number("reset_limit", reset_limit),
+        None if cooldown_range is None else _two_times(cooldown_range),
+    )
+
+
+def check_start_timeout(start_timeout: Any) -> float:
+    """Raises TypeError and ValueError."""
+    if start_timeout is None:
+        return START_TIMEOUT_S
+    return _seconds("start_timeout", start_timeout)
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        seconds = value + 0.0
+    except TypeError:
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"{name} must be a number of seconds from 0, not {value!r}")
+    return float(seconds)
+
+
+def _two_times(cooldown_range: Any) -> Sequence[float]:
+    if isinstance(cooldown_range, str) or not isinstance(cooldown_range, Sequence) or len(cooldown_range) != 2:
+        raise TypeError(f"cooldown_range must be two numbers of seconds, not {cooldown_range!r}")
+    return [_seconds("cooldown_range", value) for value in cooldown_range]
+
+
+def _positive_number(name: str, value: Any) -> int:
+    return _whole_number(name, value, least=1)
+
+
+def _whole_number(name: str, value: Any, least: int = 0) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, not {value!r}")
+    return number
+
+
+# --- signals for this Python ------------------------------------------------------------------------------------------
+
+
+_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class _Terminated(BaseException):
+    """Unwinds the stack, as KeyboardInterrupt does for Ctrl-C."""
+
+
+@contextlib.contextmanager
+def unwinds_before_termination() -> Iterator[None]:
+    """While this lasts, SIGTERM and SIGHUP run what cleans up within it before they end this process.
+
+    Handlers of the caller are left alone, and so is everything outside the main thread, where there can be none.
+    """
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        # a second signal must not interrupt the cleaning
+        if len(received) == 1:
+            raise _Terminated
+
+    is_main = threading.current_thread() is threading.main_thread()
+    handled = [number for number in _TERMINATING if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    try:
+        for number in handled:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+        if received:
+            os.kill(os.getpid(), received[0])
+
+
+# --- what each rank runs ----------------------------------------------------------------------------------------------
+
+
+def run_in_rank(own_folder: str) -> None:
+    """Raises what the function does, so that the rank fails and prints its traceback.
+
+    An exit leaves its code alone: it would end the caller, too, if that raised it. The code is written down here, since
+    other ranks may fail of the exit, and the launcher end this one for that, before it has ended by itself.
+    """
+    folder = Path(own_folder)
+    launch = launched_by.detect()
+    # in an elastic job its rank may have changed
+    rank = int(os.environ.get(PROCESS_VARIABLE, launch.rank if launch is not None else 0))
+    try:
+        function, args, kwargs = pickle.loads((folder / CALL_FILE).read_bytes())
+        result = _pickled_result(function(*args, **kwargs), rank)
+    except SystemExit as end:
+        exit_file(folder, rank).write_text(str(_exit_code(end)))
+        raise
+    except BaseException as error:
+        error_file(folder, rank).write_bytes(_pickled_error(error))
+        raise
+    result_file(folder, rank).write_bytes(result)
+
+
+def _exit_code(end: SystemExit) -> int:
+    """What Python makes of it for the shell; of anything but a number, which it prints, that is 1."""
+    if end.code is None:
+        return 0
+    return end.code & 0xFF if isinstance(end.code, int) else 1
+
+
+def _pickled_result(result: Any, rank: int) -> bytes:
+    try:
+        data: bytes = pickler().dumps(result)
+    except Exception as error:
+        raise TypeError(f"the result of rank {rank} cannot be pickled: {error}") from error
+    return data
+
+
+def _pickled_error(error: BaseException) -> bytes:
+    text = traceback.format_exc()
+    try:
+        data: bytes = pickler().dumps((error, text))
+        pickle.loads(data)  # an exception with arguments of its own may fail only here
+    except Exception:
+        data = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), text))
+    return data

@@ -2,18 +2,242 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ringtrain.failure.ranks_in_words import ranges_of
 from ringtrain.job import launched_by
-from ringtrain.runner.allocation.hosts import Host, UsageError
-from ringtrain.runner.elastic.terms import Terms
-from ringtrain.runner.roles.terms import RoleTerms
+from ringtrain.runner.hosts import Host, UsageError
+
+# --- elastic jobs -----------------------------------------------------------------------------------------------------
+
+
+class ElasticTerms(NamedTuple):
+    """Between how many ranks, on which hosts, and until when it is given up.
+
+    `most` None is no limit but the slots. Hosts come from `discovery_script` if there is one, else they are those of
+    the Job; one that the script names without a number has `slots`. `timeout_s` is how long there may be fewer ranks
+    than `least`, `reset_limit` how often the job may begin a generation anew. `cooldown_s` is for how long a host is
+    given up, the first time and at most; None is for ever.
+    """
+
+    least: int
+    most: int | None = None
+    slots: int = 1
+    discovery_script: str | None = None
+    timeout_s: float = 600.0
+    reset_limit: int | None = None
+    cooldown_s: tuple[float, float] | None = None
+
+    def words(self) -> list[str]:
+        """For a parser that `add_terms` has made."""
+        words = [f"--least={self.least}", f"--slots={self.slots}", f"--timeout={self.timeout_s:g}"]
+        if self.most is not None:
+            words.append(f"--most={self.most}")
+        if self.discovery_script is not None:
+            words.append(f"--discovery-script={self.discovery_script}")
+        if self.reset_limit is not None:
+            words.append(f"--reset-limit={self.reset_limit}")
+        if self.cooldown_s is not None:
+            words += ["--cooldown", *(f"{seconds:g}" for seconds in self.cooldown_s)]
+        return words
+
+
+def add_elastic_terms(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--least", type=int, required=True)
+    parser.add_argument("--slots", type=int, required=True)
+    parser.add_argument("--timeout", type=float, required=True)
+    parser.add_argument("--most", type=int)
+    parser.add_argument("--discovery-script")
+    parser.add_argument("--reset-limit", type=int)
+    parser.add_argument("--cooldown", type=float, nargs=2)
+
+
+def elastic_terms_of(arguments: argparse.Namespace) -> ElasticTerms:
+    """Those that were given to a parser of `add_terms`."""
+    return ElasticTerms(
+        arguments.least,
+        arguments.most,
+        arguments.slots,
+        arguments.discovery_script,
+        arguments.timeout,
+        arguments.reset_limit,
+        tuple(arguments.cooldown) if arguments.cooldown is not None else None,
+    )
+
+
+# --- jobs with servers ------------------------------------------------------------------------------------------------
+
+
+_ADDRESS = re.compile(r"[A-Za-z0-9][\w.-]*(?::(?P<port>\d+))?|[0-9a-fA-F:]+")
+
+
+class Address(NamedTuple):
+    """A host, and where ssh listens there; None is its usual port."""
+
+    host: str
+    port: int | None = None
+
+    def __str__(self) -> str:
+        return self.host if self.port is None else f"{self.host}:{self.port}"
+
+    @property
+    def ssh_options(self) -> list[str]:
+        return [] if self.port is None else [f"-p{self.port}"]
+
+
+def read_addresses(path: str) -> list[Address]:
+    """Raises UsageError where the file cannot be read or names none."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"-H {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    stripped = [(number, line.split("#")[0].strip()) for number, line in enumerate(lines, start=1)]
+    found = [address_of(line, f"{path}, line {number}") for number, line in stripped if line]
+    if not found:
+        raise UsageError(f"-H {path} names no host")
+    return found
+
+
+def address_of(text: str, source: str) -> Address:
+    """`h1`, or `h1:2222` for another port of ssh. Raises UsageError, which names `source`."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
+        raise UsageError(f'{source}: "{text}" is no host; write an address, or address:port for another port of ssh')
+    if match["port"] is None:
+        return Address(text)
+    return Address(text.rpartition(":")[0], int(match["port"]))
+
+
+SCHEDULER, SERVER, WORKER = "scheduler", "server", "worker"
+
+
+class RoleProcess(NamedTuple):
+    """`number` is its own among all processes of the job, `task` among those of its role."""
+
+    number: int
+    role: str
+    task: int
+
+    def __str__(self) -> str:
+        return "the scheduler" if self.role == SCHEDULER else f"{self.role} {self.task}"
+
+
+class Cast(NamedTuple):
+    """The scheduler, then the servers, then the workers."""
+
+    servers: int
+    workers: int
+
+    @property
+    def size(self) -> int:
+        return 1 + self.servers + self.workers
+
+    def processes(self) -> list[RoleProcess]:
+        return [self.process(number) for number in range(self.size)]
+
+    def process(self, number: int) -> RoleProcess:
+        if number == 0:
+            return RoleProcess(0, SCHEDULER, 0)
+        if number <= self.servers:
+            return RoleProcess(number, SERVER, number - 1)
+        return RoleProcess(number, WORKER, number - 1 - self.servers)
+
+    def label(self, number: int) -> str:
+        """As in `[worker 1] text`."""
+        return str(self.process(number)).removeprefix("the ")
+
+    def listed(self, numbers: Iterable[int]) -> str:
+        """`the scheduler, servers 0-1 and worker 2`."""
+        tasks: dict[str, list[int]] = {}
+        for process in map(self.process, sorted(numbers)):
+            tasks.setdefault(process.role, []).append(process.task)
+        parts = [
+            "the scheduler" if role == SCHEDULER else f"{role}{'s' if len(found) > 1 else ''} {ranges_of(found)}"
+            for role, found in tasks.items()
+        ]
+        return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+
+
+def host_of(process: RoleProcess, hosts: Sequence[Address], here: Address) -> Address:
+    """The scheduler stays here; servers and then workers go round the hosts, as with MXNet's launch.py."""
+    if process.role == SCHEDULER or not hosts:
+        return here
+    return hosts[(process.number - 1) % len(hosts)]
+
+
+class RoleTerms(NamedTuple):
+    """How many there are of each role, where, and until when.
+
+    `hosts` none is this host; `folder` None is the current one. `of_workers` and `of_servers` are variables of these
+    alone. A worker that fails is started again so often as `restarts` says, and a server where it `has_snapshots`. With
+    fewer workers than `least`, counting those that are done, the job does not go on. With `keeps_servers` these stay
+    when the workers are done.
+    """
+
+    cast: Cast
+    hosts: Sequence[Address] = ()
+    folder: str | None = None
+    of_workers: Mapping[str, str] = {}
+    of_servers: Mapping[str, str] = {}
+    restarts: int = 0
+    least: int = 0
+    keeps_servers: bool = False
+    has_snapshots: bool = False
+
+    def words(self) -> list[str]:
+        """For a parser that `add_terms` has made."""
+        words = [f"--servers={self.cast.servers}", f"--workers={self.cast.workers}"]
+        words += [f"--host={host}" for host in self.hosts]
+        words += [f"--folder={self.folder}"] if self.folder is not None else []
+        words += [f"--of-workers={name}={value}" for name, value in self.of_workers.items()]
+        words += [f"--of-servers={name}={value}" for name, value in self.of_servers.items()]
+        words += [f"--restarts={self.restarts}", f"--least={self.least}"]
+        words += ["--keep-servers"] if self.keeps_servers else []
+        return [*words, *(["--has-snapshots"] if self.has_snapshots else [])]
+
+
+def add_role_terms(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--servers", type=int, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--host", action="append", default=[])
+    parser.add_argument("--folder")
+    parser.add_argument("--of-workers", action="append", default=[])
+    parser.add_argument("--of-servers", action="append", default=[])
+    parser.add_argument("--restarts", type=int, required=True)
+    parser.add_argument("--least", type=int, required=True)
+    parser.add_argument("--keep-servers", action="store_true")
+    parser.add_argument("--has-snapshots", action="store_true")
+
+
+def role_terms_of(arguments: argparse.Namespace) -> RoleTerms:
+    """Those that were given to a parser of `add_terms`."""
+    return RoleTerms(
+        Cast(arguments.servers, arguments.workers),
+        [address_of(text, "--host") for text in arguments.host],
+        arguments.folder,
+        _variables(arguments.of_workers),
+        _variables(arguments.of_servers),
+        arguments.restarts,
+        arguments.least,
+        arguments.keep_servers,
+        arguments.has_snapshots,
+    )
+
+
+def _variables(texts: Sequence[str]) -> dict[str, str]:
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+# --- any job ----------------------------------------------------------------------------------------------------------
+
 
 # How long ranks may take to start unless the user sets another limit.
 START_TIMEOUT_S = 120.0
@@ -42,7 +266,7 @@ class Job(NamedTuple):
     launcher_arguments: tuple[str, ...] = ()
     binding_arguments: tuple[str, ...] = ()
     has_tcp_only: bool = False
-    elastic: Terms | None = None
+    elastic: ElasticTerms | None = None
     roles: RoleTerms | None = None
 
     @property

@@ -20,11 +20,9 @@ from harness.ringrun_job import needs_mpi
 
 import ringtrain as hvd
 from ringtrain.options import table
-from ringtrain.runner import command, flags
-from ringtrain.runner.launchers import command_lines
-from ringtrain.runner.launchers.choose import Chosen
-from ringtrain.runner.launchers.command_lines import OpenMpi, Srun
-from ringtrain.runner.roles.command import build_parser
+from ringtrain.runner import command, flags, launchers
+from ringtrain.runner.launch_command import build_parser
+from ringtrain.runner.launchers import Chosen, OpenMpi, Srun
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/index.md", "docs/arrays.md", "docs/pytorch.md")
@@ -213,7 +211,7 @@ def test_a_dry_run_prints_what_the_page_says(
     (tmp_path / "hosts").write_text("h1 slots=2 max_slots=4\nh2:2\n")
     monkeypatch.setattr(os, "environ", {"HOME": "/root", "PATH": own})
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(command_lines, "physical_cores", lambda: 2)
+    monkeypatch.setattr(launchers, "physical_cores", lambda: 2)
     launcher = Srun("/usr/bin/srun", "pmix") if "--launcher srun" in line else OpenMpi(f"{own}/mpirun")
     monkeypatch.setattr(command, "choose", lambda *_: Chosen(launcher, []))
     assert command.main(words_of(line)[1:]) == 0

@@ -23,11 +23,11 @@ from harness.socket_ranks import free_port
 import ringtrain
 from ringtrain.options import table
 from ringtrain.runner import command
-from ringtrain.runner.allocation.hosts import Host, UsageError
-from ringtrain.runner.elastic.discovery import Discovery, DiscoveryError
-from ringtrain.runner.elastic.terms import Terms
 from ringtrain.runner.flags import parse
-from ringtrain.runner.launchers.command_lines import OwnStarter
+from ringtrain.runner.hosts import Host, UsageError
+from ringtrain.runner.job import ElasticTerms
+from ringtrain.runner.launchers import OwnStarter
+from ringtrain.runner.start.elastic_starter import Discovery, DiscoveryError
 
 pytestmark = [needs_mpi, pytest.mark.alike]
 TRAIN = ["python", "train.py"]
@@ -76,7 +76,7 @@ class Started:
     def kill(self, how: int = signal.SIGKILL) -> None:
         os.kill(self.pid, how)
 
-    def kill_keeper(self) -> None:
+    def kill_agent(self) -> None:
         os.kill(parent_of(parent_of(self.pid)), signal.SIGKILL)
 
 
@@ -201,7 +201,7 @@ def test_the_others_go_on_without_a_killed_process_and_then_with_one_in_its_plac
         job.stop()
         said = job.ends()
         gone = "process 0 on localhost was ended by SIGKILL in generation 1"
-        # the rendezvous may be faster than the keeper
+        # the rendezvous may be faster than the agent
         assert sorted(said[:3]) == ["generation 2: 2 ranks", "generation 3: 3 ranks", gone] and said[3] == gone
         assert re.fullmatch(
             r"there were 3 generations, the last one of 3 ranks; \d+\.\d\d s were lost between them", said[4]
@@ -293,10 +293,10 @@ def test_a_stopped_process_is_killed_and_replaced_when_the_others_have_waited_fo
 
 
 @pytest.mark.slow
-def test_fifty_generations_leave_the_starter_and_the_keeper_as_they_were(tmp_path: Path) -> None:
+def test_fifty_generations_leave_the_starter_and_the_agent_as_they_were(tmp_path: Path) -> None:
     with elastic(tmp_path, "-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1") as job:
-        keeper = parent_of(parent_of(job.of(1, 2)[0].pid))
-        of_both = [parent_of(keeper), keeper]
+        agent = parent_of(parent_of(job.of(1, 2)[0].pid))
+        of_both = [parent_of(agent), agent]
         before = [held_by(pid) for pid in of_both]
         seats = job.of(1, 2)
         while (last := seats[0].generation) <= 50:
@@ -469,7 +469,7 @@ def test_a_lost_host_costs_only_its_processes_and_is_reached_again(
     with elastic(tmp_path, *on_two(three_hosts), hosts=three_hosts, **counted) as job:
         seats = job.of(1, 4)
         begin = time.monotonic()
-        seats[2].kill_keeper()
+        seats[2].kill_agent()
         assert [one.number for one in job.of(2, 2)] == [0, 1]
         require_within(2, begin)
         assert {one.number for one in job.grown_to(4)} == {0, 1, 4, 5}
@@ -499,7 +499,7 @@ def test_a_host_that_cannot_be_reached_does_not_keep_the_others_from_training(
 
 
 @pytest.mark.slow
-def test_the_keepers_of_an_allocation_are_started_by_srun(three_hosts: SimulatedHosts, tmp_path: Path) -> None:
+def test_the_agents_of_an_allocation_are_started_by_srun(three_hosts: SimulatedHosts, tmp_path: Path) -> None:
     (srun := tmp_path / "srun").write_text(f"""\
 #!/bin/sh
 echo "$@" >> {tmp_path}/calls
@@ -523,13 +523,13 @@ exec ip netns exec $host unshare --uts sh -c 'hostname "$0" && exec "$@"' $host 
     assert call.startswith(f"--ntasks=1 --mpi=none --cpu-bind=none --export=ALL {where} {sys.executable} -I -S ")
 
 
-def test_mpirun_starts_the_keepers_of_other_hosts(three_hosts: SimulatedHosts, tmp_path: Path) -> None:
+def test_mpirun_starts_the_agents_of_other_hosts(three_hosts: SimulatedHosts, tmp_path: Path) -> None:
     second = three_hosts.names[1]
     with elastic(tmp_path, "--launcher", "mpirun", *on_two(three_hosts), hosts=three_hosts) as job:
         seats = job.of(1, 4)
         seats[3].kill()
         assert [one.number for one in job.of(3, 4)] == [0, 1, 2, 4]
-        seats[2].kill_keeper()
+        seats[2].kill_agent()
         assert [one.number for one in job.of(4, 2)] == [0, 1]
         job.stop()
         said = job.ends()
@@ -699,7 +699,7 @@ def test_a_script_may_print_comments_and_hosts_without_numbers() -> None:
 
 
 def test_a_script_that_hangs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringtrain.runner.elastic.discovery._LONGEST_S", 0.2)
+    monkeypatch.setattr("ringtrain.runner.start.elastic_starter._LONGEST_S", 0.2)
     with pytest.raises(DiscoveryError, match=r"--host-discovery-script sleep 60 has not ended within 0.2 s"):
         Discovery("sleep 60", slots=1).ask()
 
@@ -737,12 +737,12 @@ def job_of(*words: str, **environ: str) -> Any:
 
 def test_what_an_elastic_job_begins_with_and_may_become() -> None:
     job = job_of("--min-np", "2", "--max-np", "8", "-H", "h1:4,h2:6")
-    assert (job.num_proc, job.elastic) == (8, Terms(2, 8))
+    assert (job.num_proc, job.elastic) == (8, ElasticTerms(2, 8))
     assert job.environment["RINGTRAIN_NETWORK"] == "sockets"
     job = job_of("-np", "2", "--min-num-proc", "1", "--max-num-proc", "3")
     assert (job.num_proc, job.hosts) == (2, [Host("localhost", 3)])
     job = job_of("--min-np", "2", "--slots-per-host", "4", "--host-discovery-script", "./h", SLURM_JOB_ID="7")
-    assert (job.num_proc, job.hosts, job.elastic) == (2, [], Terms(2, slots=4, discovery_script="./h"))
+    assert (job.num_proc, job.hosts, job.elastic) == (2, [], ElasticTerms(2, slots=4, discovery_script="./h"))
     assert job_of("-np", "2").elastic is None and "RINGTRAIN_NETWORK" not in job_of("-np", "2").environment
 
 
@@ -761,7 +761,7 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
         "blacklist-cooldown-range: [10, 20]\n"
     )
     job = job_of("--config-file", str(config))
-    assert (job.num_proc, job.elastic) == (2, Terms(1, 4, 4, None, 5.0, 3, (10.0, 20.0)))
+    assert (job.num_proc, job.elastic) == (2, ElasticTerms(1, 4, 4, None, 5.0, 3, (10.0, 20.0)))
     assert job.hosts == [Host("localhost", 4)]
 
 
@@ -769,9 +769,9 @@ def test_the_terms_stand_on_the_command_line_of_the_starter() -> None:
     more = ["--reset-limit", "0", "--blacklist-cooldown-range", "1", "2"]
     job = job_of("-np", "2", "--min-np", "1", "--max-np", "3", *more)
     python, folder, *words = OwnStarter().arguments(job)
-    assert python == sys.executable and folder.endswith("/runner/elastic")
+    assert python == sys.executable and folder.endswith("/runner/start")
     terms = ["--least=1", "--slots=1", "--timeout=600", "--most=3", "--reset-limit=0", "--cooldown", "1", "2"]
-    assert words == ["--num-proc=2", "--hosts=localhost:3", *terms, *TRAIN]
+    assert words == ["elastic", "--num-proc=2", "--hosts=localhost:3", *terms, *TRAIN]
 
 
 # --- from Python ------------------------------------------------------------------------------------------------------

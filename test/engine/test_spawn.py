@@ -259,7 +259,7 @@ if len(sys.argv) == 1:
 """
 
 
-RINGLAUNCH = "import sys; from ringtrain.runner.roles.command import main; sys.exit(main())"
+RINGLAUNCH = "import sys; from ringtrain.runner.launch_command import main; sys.exit(main())"
 
 
 def test_a_program_that_a_worker_of_a_store_starts_is_not_a_worker(tmp_path: Path) -> None:

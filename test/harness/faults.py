@@ -16,8 +16,8 @@ from measure.faults import trial
 from measure.faults.trial import Outcome, Place, processes_of
 
 from harness.hosts import hosts_or_skip
-from ringtrain.runner.allocation.hosts import Host
-from ringtrain.runner.launchers.mpi_library import probe
+from ringtrain.runner.hosts import Host
+from ringtrain.runner.mpi_library import probe
 
 __all__ = ["describe", "processes_of", "require_clean_end", "require_error", "run", "start", "victim"]
 

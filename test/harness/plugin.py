@@ -29,7 +29,7 @@ from harness.protocol import Task
 from harness.report import JobResult, conclude, fail
 from harness.spec import JobSpec
 from ringtrain.options.table import TABLE, environment_name
-from ringtrain.runner.launchers.mpi_library import MpiNotFound
+from ringtrain.runner.mpi_library import MpiNotFound
 
 _SIZE = "ranks"
 # Those that take long to import.

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from harness.hosts import SimulatedHosts
 from harness.rooms import TEST_FOLDER
-from ringtrain.runner.allocation.hosts import Host
+from ringtrain.runner.hosts import Host
 from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers.command_lines import Launcher, choose_launcher
-from ringtrain.runner.launchers.mpi_library import probe
+from ringtrain.runner.launchers import Launcher, choose_launcher
+from ringtrain.runner.mpi_library import probe
 
 # More ranks than cores run here: a pool of threads in each would only be in the way.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

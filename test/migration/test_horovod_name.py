@@ -260,9 +260,9 @@ def test_util_does_what_horovods_does(monkeypatch):
 
 
 def test_the_folder_on_the_path_holds_that_name_only():
-    from ringtrain.runner import horovod_name
+    from ringtrain.runner import installed
 
-    assert [path.name for path in Path(horovod_name.FOLDER).glob("*.py")] == ["horovod.py"]
+    assert [path.name for path in Path(installed.HOROVOD_FOLDER).glob("*.py")] == ["horovod.py"]
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import ringtrain
 from ringtrain.job import launched_by
 from ringtrain.options import table
 from ringtrain.runner import command, function, horovod_flags
-from ringtrain.runner.allocation.hosts import UsageError
 from ringtrain.runner.flags import option_variables, parse
+from ringtrain.runner.hosts import UsageError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
 TRAIN = ["python", "train.py"]
@@ -158,7 +158,7 @@ def test_arguments_for_mpi_reach_the_launcher_and_flags_without_effect_are_said(
 
 
 def version_of_mpi():
-    from ringtrain.runner.launchers.mpi_library import probe
+    from ringtrain.runner.mpi_library import probe
 
     return probe()["library"]
 

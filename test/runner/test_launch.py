@@ -14,13 +14,9 @@ import pytest
 from harness.hosts import SimulatedHosts
 from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, wait_until
 
-from ringtrain.runner.allocation.hosts import Host, UsageError
-from ringtrain.runner.job import Job
-from ringtrain.runner.roles.addresses import Address, read_addresses
-from ringtrain.runner.roles.cast import Cast, host_of
-from ringtrain.runner.roles.command import build_job, build_parser
-from ringtrain.runner.roles.copies import command_of_copy
-from ringtrain.runner.roles.terms import RoleTerms
+from ringtrain.runner.hosts import Host, UsageError
+from ringtrain.runner.job import Address, Cast, Job, RoleTerms, host_of, read_addresses
+from ringtrain.runner.launch_command import build_job, build_parser, command_of_copy
 
 pytestmark = [needs_mpi, pytest.mark.alike]
 MARK = "RINGRUN_TEST"

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import pytest
 from harness.ringrun_job import TIMEOUT_S, needs_mpi, on_each_network, ringrun
 
-from ringtrain.runner import command
-from ringtrain.runner.allocation.hosts import Host, UsageError, parse_hosts, read_hostfile
+from ringtrain.runner import command, launchers, mpi_library
 from ringtrain.runner.flags import build_parser, option_variables
+from ringtrain.runner.hosts import Host, UsageError, parse_hosts, read_hostfile
 from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers import command_lines, mpi_library
-from ringtrain.runner.launchers.command_lines import Hydra, IntelHydra, OpenMpi, Srun, choose_launcher
-from ringtrain.runner.launchers.mpi_library import MpiNotFound, with_home
+from ringtrain.runner.launchers import Hydra, IntelHydra, OpenMpi, Srun, choose_launcher
+from ringtrain.runner.mpi_library import MpiNotFound, with_home
 
 TRAIN = ["python", "train.py", "--lr", "0.1"]
 
@@ -242,7 +241,7 @@ def job(num_proc: int, hosts: list[Host], **more: str) -> Job:
 @pytest.fixture
 def as_user_with_four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(command_lines, "physical_cores", lambda: 4)
+    monkeypatch.setattr(launchers, "physical_cores", lambda: 4)
 
 
 @pytest.mark.usefixtures("as_user_with_four_cores")

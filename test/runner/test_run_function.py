@@ -15,7 +15,7 @@ from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi
 import ringtrain
 from ringtrain.job import launched_by
 from ringtrain.runner import function
-from ringtrain.runner.allocation.hosts import UsageError
+from ringtrain.runner.hosts import UsageError
 
 # what these tests run is imported by the ranks under this file's own name
 MODULE = """

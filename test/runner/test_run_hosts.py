@@ -15,9 +15,7 @@ import pytest
 from harness.hosts import SimulatedHosts, hosts_or_skip
 from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi, on_each_network, processes_with, wait_until
 
-from ringtrain.runner.check.host_check import Reached, differences, table_of_pairs
-from ringtrain.runner.check.host_report import HostReport
-from ringtrain.runner.check.pairwise import Pair, rounds
+from ringtrain.runner.check import HostReport, Pair, Reached, differences, rounds, table_of_pairs
 
 SLEEP = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(600)"
 

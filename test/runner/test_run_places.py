@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 from harness.ringrun_job import needs_mpi, ringrun
 
+from ringtrain.job.launched_by import expand_counts, expand_node_list
 from ringtrain.options import table
-from ringtrain.runner import command, flags
-from ringtrain.runner.allocation import batch_systems
-from ringtrain.runner.allocation.batch_systems import expand_counts, expand_node_list
-from ringtrain.runner.allocation.hosts import Host, UsageError
+from ringtrain.runner import batch_scripts, command, flags
+from ringtrain.runner.batch_scripts import again_as_ringrun
+from ringtrain.runner.hosts import Host, Lsf, Pbs, Sge, Slurm, UsageError, detect_allocation
 from ringtrain.runner.job import Job
-from ringtrain.runner.launchers.command_lines import Hydra, IntelHydra, Launcher, OpenMpi, Srun
-from ringtrain.runner.launchers.remote_shell import remote_shell
-from ringtrain.runner.submit import sge
-from ringtrain.runner.submit.script import again_as_ringrun
+from ringtrain.runner.launchers import Hydra, IntelHydra, Launcher, OpenMpi, Srun
+from ringtrain.runner.remote import remote_shell
 
 TRAIN = ["python", "train.py"]
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[01-02],m5", "SLURM_TASKS_PER_NODE": "4(x2),2"}
@@ -52,41 +50,41 @@ def test_counts_of_slurm_are_expanded() -> None:
 def test_slurm_counts_tasks_if_they_were_asked_for_and_cpus_otherwise() -> None:
     cpus = {**SLURM, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}
     tasks = {**cpus, "SLURM_NTASKS": "10"}
-    assert batch_systems.Slurm().read(cpus) == [Host("n01", 16), Host("n02", 16), Host("m5", 16)]
-    assert batch_systems.Slurm().read(tasks) == [Host("n01", 4), Host("n02", 4), Host("m5", 2)]
+    assert Slurm().read(cpus) == [Host("n01", 16), Host("n02", 16), Host("m5", 16)]
+    assert Slurm().read(tasks) == [Host("n01", 4), Host("n02", 4), Host("m5", 2)]
 
 
 def test_a_garbled_allocation_of_slurm_is_refused() -> None:
     with pytest.raises(UsageError, match="SLURM_TASKS_PER_NODE does not fit"):
-        batch_systems.detect({**SLURM, "SLURM_TASKS_PER_NODE": "4", "SLURM_NTASKS": "4"})
+        detect_allocation({**SLURM, "SLURM_TASKS_PER_NODE": "4", "SLURM_NTASKS": "4"})
 
 
 def test_pbs_names_a_host_for_each_rank(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.write_text("n1\nn1\nn2\nn1\n")
-    assert batch_systems.Pbs().read({"PBS_NODEFILE": str(nodes)}) == [Host("n1", 3), Host("n2", 1)]
+    assert Pbs().read({"PBS_NODEFILE": str(nodes)}) == [Host("n1", 3), Host("n2", 1)]
     with pytest.raises(UsageError, match="cannot be read"):
-        batch_systems.Pbs().read({"PBS_NODEFILE": str(tmp_path / "none")})
+        Pbs().read({"PBS_NODEFILE": str(tmp_path / "none")})
 
 
 def test_lsf_lists_hosts_and_slots() -> None:
-    assert batch_systems.Lsf().read({"LSB_MCPU_HOSTS": "n1 4 n2 8"}) == [Host("n1", 4), Host("n2", 8)]
+    assert Lsf().read({"LSB_MCPU_HOSTS": "n1 4 n2 8"}) == [Host("n1", 4), Host("n2", 8)]
     for garbled in ("n1", "n1 four"):
         with pytest.raises(UsageError, match="LSB_MCPU_HOSTS"):
-            batch_systems.Lsf().read({"LSB_MCPU_HOSTS": garbled})
+            Lsf().read({"LSB_MCPU_HOSTS": garbled})
 
 
 def test_lsf_may_name_a_file_with_a_host_for_each_rank(tmp_path: Path) -> None:
     (hosts := tmp_path / "hosts").write_text("n1\nn1\nn2\n")
-    assert batch_systems.Lsf().read({"LSB_DJOB_HOSTFILE": str(hosts)}) == [Host("n1", 2), Host("n2", 1)]
+    assert Lsf().read({"LSB_DJOB_HOSTFILE": str(hosts)}) == [Host("n1", 2), Host("n2", 1)]
 
 
 def test_sge_has_a_file_with_the_slots_of_each_host_and_queue(tmp_path: Path) -> None:
     (hosts := tmp_path / "pe_hostfile").write_text("n1 3 main.q@n1 UNDEFINED\nn2 1 main.q@n2 0\nn1 1 big.q@n1 <NULL>\n")
-    assert batch_systems.Sge().read({"PE_HOSTFILE": str(hosts)}) == [Host("n1", 4), Host("n2", 1)]
+    assert Sge().read({"PE_HOSTFILE": str(hosts)}) == [Host("n1", 4), Host("n2", 1)]
     hosts.write_text("n1 many\n")
     with pytest.raises(UsageError, match="has no hosts and slots; give the hosts with -H"):
-        batch_systems.detect({"PE_HOSTFILE": str(hosts)})
+        detect_allocation({"PE_HOSTFILE": str(hosts)})
 
 
 def program_in(folder: Path, name: str, script: str = "exit 0") -> str:
@@ -122,19 +120,19 @@ def test_the_parallel_environment_has_to_be_said_where_there_are_several(tmp_pat
     job = Job(TRAIN, 2, [], {"PATH": program_in(tmp_path, "qconf", "echo mpi; echo smp")})
     again = again_as_ringrun(["-np", "2"])
     with pytest.raises(UsageError, match='this cluster has mpi, smp: --mpi-args="-pe NAME 4"'):
-        sge.batch_script(job, again)
+        batch_scripts.sge_script(job, again)
     named = job._replace(launcher_arguments=("-pe", "smp", "2"))
-    assert "#$ -pe smp 2" in sge.batch_script(named, again).splitlines()
+    assert "#$ -pe smp 2" in batch_scripts.sge_script(named, again).splitlines()
     program_in(tmp_path, "qconf", "echo mpi")
-    assert "#$ -pe mpi 2" in sge.batch_script(job, again).splitlines()
+    assert "#$ -pe mpi 2" in batch_scripts.sge_script(job, again).splitlines()
     with pytest.raises(UsageError, match="leaves the hosts to SGE"):
-        sge.batch_script(named._replace(hosts=[Host("n1", 2)]), again)
+        batch_scripts.sge_script(named._replace(hosts=[Host("n1", 2)]), again)
     with pytest.raises(UsageError, match="wants the name of a parallel environment"):
-        sge.batch_script(job._replace(environment={"PATH": "/no/such/folder"}), again)
+        batch_scripts.sge_script(job._replace(environment={"PATH": "/no/such/folder"}), again)
 
 
 def test_outside_of_batch_systems_nothing_is_found() -> None:
-    assert batch_systems.detect({"PATH": "/bin"}) is None
+    assert detect_allocation({"PATH": "/bin"}) is None
 
 
 def test_an_allocation_gives_the_hosts_and_the_number_of_ranks() -> None:

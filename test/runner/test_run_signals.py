@@ -14,7 +14,7 @@ from fake_launcher import FakeLauncher
 from harness.hosts import SimulatedHosts
 from harness.ringrun_job import RANK_VARIABLES, ROOT, TIMEOUT_S, needs_mpi, on_each_network, wait_until
 
-from ringtrain.runner.launchers.command_lines import Srun
+from ringtrain.runner.launchers import Srun
 from ringtrain.runner.supervise import die_with_parent, rank_wrapper
 from ringtrain.runner.supervise.frames import Ended, FrameReader, Started
 from ringtrain.runner.supervise.supervisor import Courier

@@ -13,12 +13,11 @@ import pytest
 from harness.hosts import SimulatedHosts
 from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, ringrun, wait_until
 
-from ringtrain.runner.allocation.hosts import Host, UsageError, is_this_host
+from ringtrain.runner import launchers as choosing
+from ringtrain.runner.hosts import Host, UsageError, is_this_host
 from ringtrain.runner.job import Job
-from ringtrain.runner.launchers import choose as choosing
-from ringtrain.runner.launchers.choose import choose, choose_network
-from ringtrain.runner.launchers.command_lines import OpenMpi, OwnStarter, Srun
-from ringtrain.runner.start.starter import meeting_of, shares_of
+from ringtrain.runner.launchers import OpenMpi, OwnStarter, Srun, choose, choose_network
+from ringtrain.runner.start.main import Meeting, shares_of
 
 pytestmark = [needs_mpi, pytest.mark.alike]
 SOCKETS = {"RINGTRAIN_NETWORK": "sockets"}
@@ -88,8 +87,8 @@ def test_what_excludes_each_other_is_refused(launcher: str, network: str, messag
 def test_the_arguments_of_the_starter() -> None:
     hosts = [Host("h1", 2), Host("h2", 1)]
     job = Job(TRAIN, 3, hosts, {"A": "1"}, ("A",), ssh_port=2222, ssh_identity_file="/my/key")
-    python, folder, *words = OwnStarter().arguments(job)
-    assert python == sys.executable and (Path(folder) / "__main__.py").exists()
+    python, folder, kind, *words = OwnStarter().arguments(job)
+    assert python == sys.executable and kind == "ranks" and (Path(folder) / "__main__.py").exists()
     expected = ["--num-proc=3", "--hosts=h1:2,h2:1", "--ssh-option=-p2222", "--ssh-option=-i/my/key", "--exported=A"]
     assert words == [*expected, *TRAIN]
     with pytest.raises(UsageError, match="no launcher to give words to"):
@@ -111,7 +110,8 @@ def test_ranks_fill_the_hosts_in_their_order() -> None:
 
 
 def test_a_job_of_this_host_meets_where_no_other_host_can_come() -> None:
-    assert meeting_of(shares_of(2, []), "eth0") == ("127.0.0.1", ["127.0.0.1"])
+    meeting = Meeting(["localhost"], "eth0")
+    assert (meeting.listens_at, meeting.address_for("localhost")) == ("127.0.0.1", "127.0.0.1")
 
 
 def test_this_host_has_several_names() -> None:

@@ -14,7 +14,7 @@ from harness.hosts import HostsUnavailable
 from harness.ringrun_job import ROOT
 from slurm import SlurmCluster, slurm_cluster
 
-from ringtrain.runner.launchers import mpi_library
+from ringtrain.runner import mpi_library
 
 WHERE = """
 import os

@@ -15,8 +15,8 @@ from harness.ringrun_job import ROOT, processes_with, ringrun, wait_until
 from yarn import CLIENT, JAR, OF_CLUSTER, YarnDouble, site, yarn_double
 
 from ringtrain.runner import command
-from ringtrain.runner.allocation.hosts import UsageError
-from ringtrain.runner.yarn.resource_manager import ResourceManager, addresses_of
+from ringtrain.runner.hosts import UsageError
+from ringtrain.runner.start.yarn import ResourceManager, resource_managers
 
 WHERE = """
 import os
@@ -206,7 +206,7 @@ def test_what_cannot_be_is_refused_before_anything_is_submitted(
 def test_the_resource_manager_is_found_where_hadoop_finds_it(tmp_path: Path) -> None:
     def found(settings: dict[str, str]) -> list[str]:
         (tmp_path / "yarn-site.xml").write_text(site(settings))
-        return addresses_of({"HADOOP_CONF_DIR": str(tmp_path)})
+        return resource_managers({"HADOOP_CONF_DIR": str(tmp_path)})
 
     prefix = "yarn.resourcemanager"
     assert found({f"{prefix}.hostname": "rm"}) == ["http://rm:8088"]
@@ -215,7 +215,10 @@ def test_the_resource_manager_is_found_where_hadoop_finds_it(tmp_path: Path) -> 
     assert found({f"{prefix}.hostname": "rm", "yarn.http.policy": "HTTPS_ONLY"}) == ["https://rm:8090"]
     two = {f"{prefix}.ha.rm-ids": "a, b", f"{prefix}.hostname.a": "r1", f"{prefix}.hostname.b": "r2"}
     assert found(two) == ["http://r1:8088", "http://r2:8088"]
-    assert addresses_of({"RINGTRAIN_YARN_RESOURCE_MANAGER": "http://x:1/,http://y:2"}) == ["http://x:1", "http://y:2"]
+    assert resource_managers({"RINGTRAIN_YARN_RESOURCE_MANAGER": "http://x:1/,http://y:2"}) == [
+        "http://x:1",
+        "http://y:2",
+    ]
     with pytest.raises(UsageError, match="set RINGTRAIN_YARN_RESOURCE_MANAGER, as in"):
         found({})
 

@@ -16,10 +16,10 @@ from typing import Any
 from ringtrain.job.rendezvous import elastic_server
 from ringtrain.job.rendezvous.elastic_server import ElasticServer
 from ringtrain.job.rendezvous.generations import Arrival, Limits
-from ringtrain.runner.allocation.hosts import Host
-from ringtrain.runner.elastic import starter
-from ringtrain.runner.elastic.fleet import Fleet
-from ringtrain.runner.elastic.starter import ElasticStarter
+from ringtrain.runner.hosts import Host
+from ringtrain.runner.start import elastic_starter, starter
+from ringtrain.runner.start.elastic_starter import ElasticStarter
+from ringtrain.runner.start.fleet import Fleet
 from simulate.story import Story, TimeIsUp, replaced
 
 _HEALED_S = 60.0
@@ -135,7 +135,7 @@ class _Loop:
     def register(self, stream: int, read: Callable[[], None]) -> None:
         self._world.read_mail = read
 
-    def wait(self, longest_s: float) -> None:
+    def wait(self, longest_s: float, also: object = None) -> None:
         story = self._world.story
         self._is_woken = False
         story.run_until(story.now + longest_s, lambda: self._is_woken)
@@ -686,6 +686,7 @@ def tell(seed: int, without: Sequence[int] = (), trace: bool = False) -> Story:
         (elastic_server, "time", story),
         (elastic_server, "Hub", lambda sock, secret, listener, silent_s, tick_s: _Hub(world, listener, tick_s)),
         (starter, "time", story),
+        (elastic_starter, "time", story),
         (starter, "Loop", lambda on_report: _Loop(world, on_report)),
         (starter, "write_lines", write_lines),
     ):

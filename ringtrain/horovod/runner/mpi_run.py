@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ringtrain.runner.launchers.mpi_library import INTEL_MPI, MPICH, OPEN_MPI, Family, MpiNotFound, family_of, probe
+from ringtrain.runner.mpi_library import INTEL_MPI, MPICH, OPEN_MPI, Family, MpiNotFound, family_of, probe
 
 
 def mpi_available(env: Mapping[str, str] | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""Runs the starter. By the path of its folder, not by `-m`: no file of the current folder can then hide a module."""
+"""Runs a starter. By the path of its folder, not by `-m`: no file of the current folder can then hide a module."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,6 @@ from pathlib import Path
 sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[3])]
 
 if __name__ == "__main__":
-    from ringtrain.runner.start.starter import main
+    from ringtrain.runner.start.main import main
 
     sys.exit(main())

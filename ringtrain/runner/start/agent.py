@@ -5,8 +5,8 @@ Runs as a script, on other hosts by ssh, without importing ringtrain, so that it
     standard input   orders of JSON: an Order first, then {"signal": 15}, {"end": seconds}, {"stdin": base64 or null}
     standard output  reports, REPORT and JSON: {"ended": [rank, code]}, a code as a shell gives it, {"took": "stdin"}
 
-In an elastic job, and in one with servers, it is the host's *keeper*: it starts one process for each {"start": number},
-the two orders above may be for {"rank": number} alone, and it stays until {"finish": true}. In a job with servers it
+In an elastic job, and in one with servers, the agent *stays*: it starts one process for each {"start": number}, the two
+orders above may be for {"rank": number} alone, and it ends with {"finish": true}. In a job with servers it
 tells a process the "variables" of its order, and nothing of ranks. In an elastic job the order has the variables of
 "horovod", the place that the process is expected to get.
 
@@ -43,14 +43,14 @@ _GRACE_VARIABLE = "RINGRUN_GRACE_S"
 _SPEAKER_VARIABLE = "RINGRUN_SPEAKER"
 # How variables begin that a launcher sets for each of its processes, or its own daemons.
 TOLD_BY_LAUNCHERS = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL")
-# What the wrapper calls a process of a keeper, whose rank changes or which has none.
+# What the wrapper calls a process of an agent that stays, whose rank changes or which has none.
 _PROCESS_VARIABLE = "RINGRUN_PROCESS"
 
 
 class Order(NamedTuple):
     """What to start. The ranks of this host are `first`, `first + 1`, ..., `ranks` of `size`.
 
-    For a keeper there are none at first, and `host` is what the job calls this host.
+    For an agent that stays there are none at first, and `host` is what the job calls this host.
     """
 
     command: list[str]
@@ -64,7 +64,7 @@ class Order(NamedTuple):
     host: str = ""
 
     @property
-    def is_of_keeper(self) -> bool:
+    def agent_stays(self) -> bool:
         return bool(self.host)
 
 
@@ -165,7 +165,7 @@ class Agent:
         self._environment.pop(_GRACE_VARIABLE, None)
         self._ranks: list[Rank] = []
         self._input: Input | None = None
-        self._stays = order.is_of_keeper
+        self._stays = order.agent_stays
         self._wake_up = self._handle_signals()
 
     def run(self, later: list[bytes]) -> None:
@@ -199,7 +199,7 @@ class Agent:
     def _start(self, number: int, order: Mapping[str, dict[str, str]] | None = None) -> None:
         """`order`: the one to start it, if there was one."""
         order = order or {}
-        has_input = number == 0 and not self._order.is_of_keeper
+        has_input = number == 0 and not self._order.agent_stays
         process = subprocess.Popen(
             self._order.command,
             bufsize=0,
@@ -254,7 +254,7 @@ class Agent:
         if not rank.streams or time.monotonic() >= rank.drain_until:
             rank.has_ended = True
             _report({"ended": [rank.number, code]})
-            if self._order.is_of_keeper:
+            if self._order.agent_stays:
                 self._forget(rank)
 
     def _forget(self, rank: Rank) -> None:
@@ -322,11 +322,11 @@ def _report(report: dict[str, object]) -> None:
 
 
 def _own_environment(order: Order) -> dict[str, str]:
-    """What a launcher tells a keeper is not for its processes: to an MPI all of them would be the same one."""
+    """What a launcher tells an agent is not for its processes: to an MPI all of them would be the same one."""
     return {
         name: value
         for name, value in os.environ.items()
-        if not (order.is_of_keeper and name.startswith(TOLD_BY_LAUNCHERS))
+        if not (order.agent_stays and name.startswith(TOLD_BY_LAUNCHERS))
     }
 
 
@@ -334,7 +334,7 @@ def _variables_of_process(order: Order, number: int, told: dict[str, str] | None
     """`told` is what came with the order to start it, if anything."""
     if told is not None:
         return {**told, _PROCESS_VARIABLE: str(number)}
-    if order.is_of_keeper:
+    if order.agent_stays:
         # it learns its rank whenever the processes of the job have changed
         member = f"{order.host}/{number}"
         return {"RINGTRAIN_ELASTIC": "1", "RINGTRAIN_MEMBER": member, _PROCESS_VARIABLE: str(number)}

@@ -169,7 +169,7 @@ class Wrapper:
         age_s = time.monotonic() - ended_at
         code = os.waitstatus_to_exitcode(status)
         self._sender.send(ENDED, f"{code} {age_s:.6f} {int(self._times_told_to_end > 0)}".encode())
-        # the keeper of an elastic job ends no other rank, and has to know how this one ended
+        # the agent of an elastic job ends no other rank, and has to know how this one ended
         if self._times_told_to_end > 0 and PROCESS_VARIABLE not in os.environ:
             self._stay()
             return 0
@@ -266,7 +266,7 @@ def speaker() -> str:
 def variables_of_horovod(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns what horovodrun tells a rank, for libraries that detect a job by it.
 
-    The keeper of an elastic job gives its processes all but the name of the host.
+    The agent of an elastic job gives its processes all but the name of the host.
     """
     named = {"HOROVOD_HOSTNAME": socket.gethostname()}
     if PROCESS_VARIABLE in environ:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.job import Job
-from ringtrain.runner.launchers.command_lines import Launcher
+from ringtrain.runner.launchers import Launcher
 from ringtrain.runner.supervise import die_with_parent, rank_wrapper
 from ringtrain.runner.supervise.failures import (
     Failure,

@@ -14,7 +14,7 @@ from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.report import Table, lines_of
 from ringtrain.bench.results import Result, Round, Row
 from ringtrain.bench.session import Session
-from ringtrain.runner.allocation.hosts import Host, parse_hosts, total_slots
+from ringtrain.runner.hosts import Host, parse_hosts, total_slots
 
 # Short, so that a rank that is stopped costs little time; long enough for a loaded machine.
 _LIMITS = {"stall_warning_time_s": 0.5, "stall_shutdown_time_s": 1.0, "start_timeout_s": 6}

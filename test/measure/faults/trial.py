@@ -17,10 +17,10 @@ from pathlib import Path
 
 from measure.faults.injection import ENDING, Injection, Kind
 from ringtrain.options.table import environment_name
-from ringtrain.runner.allocation.hosts import Host
+from ringtrain.runner.hosts import Host
 from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers.command_lines import choose_launcher
-from ringtrain.runner.launchers.mpi_library import MPICH, OPEN_MPI, family_of, probe
+from ringtrain.runner.launchers import choose_launcher
+from ringtrain.runner.mpi_library import MPICH, OPEN_MPI, family_of, probe
 
 # Every process of a job has this variable with the name of its folder, so /proc shows who is left.
 _MARK = "RINGTRAIN_BENCH_JOB"

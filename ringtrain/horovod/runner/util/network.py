@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterable
 
 import ringtrain._core as _core
-from ringtrain.runner.allocation.hosts import is_this_host
+from ringtrain.runner.hosts import is_this_host
 
 
 def get_local_host_addresses() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringtrain.runner.allocation import hosts as own
+from ringtrain.runner import hosts as own
 
 
 @dataclass

@@ -16,12 +16,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ringtrain.runner.allocation.hosts import Host
+from ringtrain.runner.hosts import Host
 
-# So often within that time a process is replaced, or the keeper of a host.
+# So often within that time a process is replaced, or the agent of a host.
 RESTARTS = 3
 WITHIN_S = 60.0
-# How long a host is left alone whose keeper has ended: maybe it has only just begun to be there, or is on its way out.
+# How long a host is left alone whose agent has ended: maybe it has only just begun to be there, or is on its way out.
 _PAUSES_S = (1.0, 5.0, 15.0)
 
 
@@ -44,7 +44,7 @@ class _Host:
     def __init__(self) -> None:
         self.slots = 0  # none: it is not there any more
         self.failures: dict[int, list[float]] = {}  # of each slot
-        self.losses: list[float] = []  # of its keeper
+        self.losses: list[float] = []  # of its agent
         self.closed_until = 0.0
         self.times_given_up = 0
 
@@ -130,7 +130,7 @@ class Fleet:
         return self._fail(host, failures, now)
 
     def lost(self, name: str, now: float) -> bool:
-        """The keeper of a host has ended, and all of its processes with it. Returns whether the host is given up."""
+        """The agent of a host has ended, and all of its processes with it. Returns whether the host is given up."""
         for process in [one for one in self._running.values() if one.host == name]:
             del self._running[process.number]
             self._leaving.discard(process.number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pwd
@@ -13,6 +14,49 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ringtrain.job import ulfm
+from ringtrain.job.libmpi import loaded_library
+
+
+def describe(initialize: bool) -> dict[str, Any]:
+    """Load MPI in this process and describe it.
+
+    Its thread level, and whether it takes addresses of GPUs, are known only where it is initialised.
+
+    Raises ImportError without mpi4py and RuntimeError where mpi4py finds no MPI library.
+    """
+    import mpi4py
+
+    if not initialize:
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    vendor, version = MPI.get_vendor()
+    levels = {
+        MPI.THREAD_SINGLE: "single",
+        MPI.THREAD_FUNNELED: "funneled",
+        MPI.THREAD_SERIALIZED: "serialized",
+        MPI.THREAD_MULTIPLE: "multiple",
+    }
+    return {
+        "library": vendor,
+        "version": ".".join(map(str, version)),
+        "path": loaded_library(),
+        "standard": ".".join(map(str, MPI.Get_version())),
+        "handle_bytes": MPI._sizeof(MPI.Comm),
+        "thread_level": levels[MPI.Query_thread()] if MPI.Is_initialized() else None,
+        "ulfm": ulfm.is_known(MPI),
+        "cuda_aware": _is_cuda_aware() if MPI.Is_initialized() else None,
+        "mpi4py": mpi4py.__version__,
+    }
+
+
+def _is_cuda_aware() -> bool | None:
+    """None where the library has no such question."""
+    ask = getattr(ctypes.CDLL(loaded_library()), "MPIX_Query_cuda_support", None)
+    return None if ask is None else bool(ask())
 
 
 class MpiNotFound(Exception):
@@ -47,7 +91,7 @@ def probe(initialize: bool = False, timeout_s: float = 60) -> dict[str, Any]:
     arguments = [
         sys.executable,
         "-m",
-        "ringtrain.runner.launchers.mpi_probe",
+        "ringtrain.runner.mpi_library",
         *(["--initialize"] if initialize else []),
     ]
     try:
@@ -118,3 +162,7 @@ def _run(arguments: list[str], timeout_s: float) -> subprocess.CompletedProcess[
         stdin=subprocess.DEVNULL,
         env=with_home(os.environ),
     )
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe(initialize="--initialize" in sys.argv)))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +16,7 @@ from typing import Any
 
 from ringtrain.job import launched_by
 from ringtrain.options import table
-from ringtrain.runner.allocation import batch_systems
-from ringtrain.runner.allocation.hosts import Host, UsageError
+from ringtrain.runner.batch_scripts import again_as_ringlaunch, sge_script, submit_to_sge
 from ringtrain.runner.command import read_variables, refuse_to_run_as_a_rank, said_by, supervise
 from ringtrain.runner.flags import (
     Parser,
@@ -26,16 +28,20 @@ from ringtrain.runner.flags import (
     shell_words,
     whole,
 )
-from ringtrain.runner.job import Job, environment_of_ranks, require_program
-from ringtrain.runner.launchers.choose import choose
-from ringtrain.runner.launchers.command_lines import OwnStarter
-from ringtrain.runner.launchers.yarn import Yarn
-from ringtrain.runner.roles.addresses import Address, read_addresses
-from ringtrain.runner.roles.cast import SCHEDULER, Cast, host_of
-from ringtrain.runner.roles.copies import CopyFailed, copy_folder
-from ringtrain.runner.roles.terms import RoleTerms
-from ringtrain.runner.submit import sge
-from ringtrain.runner.submit.script import again_as_ringlaunch
+from ringtrain.runner.hosts import Host, UsageError, detect_allocation, is_this_host
+from ringtrain.runner.job import (
+    SCHEDULER,
+    Address,
+    Cast,
+    Job,
+    RoleTerms,
+    environment_of_ranks,
+    host_of,
+    read_addresses,
+    require_program,
+)
+from ringtrain.runner.launchers import OwnStarter, Yarn, choose
+from ringtrain.runner.remote import remote_shell
 from ringtrain.runner.supervise.output import RANKS
 from ringtrain.runner.supervise.supervisor import RoleSupervisor, Settings, Supervisor
 
@@ -67,9 +73,9 @@ def _run(words: Sequence[str]) -> int:
     if arguments.launcher == "sge":
         again = again_as_ringlaunch(words[: len(words) - len(arguments.command)])
         if arguments.dry_run:
-            print(sge.batch_script(job, again), end="")
+            print(sge_script(job, again), end="")
             return 0
-        return sge.submit(job, again)
+        return submit_to_sge(job, again)
     settings = Settings(
         arguments.prefix_output is not False,
         arguments.start_timeout,
@@ -216,7 +222,7 @@ def _hosts_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list
     if arguments.hostfile is not None:
         return read_addresses(arguments.hostfile)
     if arguments.launcher == "ssh":
-        allocation = batch_systems.detect(environ)
+        allocation = detect_allocation(environ)
         if allocation is not None:
             # each as often as it has slots
             return [Address(host.name) for host in allocation.hosts for _ in range(host.slots)]
@@ -273,3 +279,47 @@ class _Pairs(argparse.Action):
 def _split(texts: Sequence[str]) -> list[str]:
     """`A,B` are two names; a value may have commas."""
     return [word for text in texts for word in ([text] if "=" in text else filter(None, text.split(",")))]
+
+
+# --- --sync-dst-dir ---------------------------------------------------------------------------------------------------
+
+
+class CopyFailed(Exception):
+    """The folder is not on all hosts; the message names one. What is wrong rsync has said."""
+
+
+def copy_folder(to: str, hosts: Sequence[Address], environ: Mapping[str, str]) -> None:
+    """Copy the current folder to `to` on all hosts at the same time.
+
+    Raises UsageError where there is no rsync, and CopyFailed.
+    """
+    with contextlib.ExitStack() as copies:
+        started = {}
+        for host in dict.fromkeys(hosts):
+            try:
+                copy = subprocess.Popen(command_of_copy(to, host, environ), stdin=subprocess.DEVNULL)
+            except FileNotFoundError as error:
+                raise UsageError("--sync-dst-dir wants rsync, here and on the hosts; install it") from error
+            copies.callback(_end_copy, copy)
+            started[host] = copy
+        for host, copy in started.items():
+            code = copy.wait()
+            if code != 0:
+                reason = f"rsync ended with exit code {code}"
+                raise CopyFailed(f"the current folder cannot be copied to {to} on {host.host}: {reason}")
+
+
+def command_of_copy(to: str, host: Address, environ: Mapping[str, str]) -> list[str]:
+    """The folder itself becomes `to`; what is there already stays."""
+    words = ["rsync", "-az", "--exclude", ".git"]
+    if is_this_host(host.host):
+        return [*words, "./", f"{to}/"]
+    shell = remote_shell(environ, host.ssh_options)
+    name = f"[{host.host}]" if ":" in host.host else host.host
+    return [*words, "-e", shlex.join(shell), "./", f"{name}:{to}/"]
+
+
+def _end_copy(copy: subprocess.Popen[bytes]) -> None:
+    """Also where another one has failed, or this process is interrupted."""
+    copy.kill()
+    copy.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import shlex
 import signal
 import socket
@@ -12,17 +13,159 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
 
-from ringtrain.runner.allocation.hosts import Host, is_this_host
-from ringtrain.runner.check.host_report import HostReport
-from ringtrain.runner.check.pairwise import RESULT, Pair
+import ringtrain._core as _core
+from ringtrain.job import gpus
+from ringtrain.runner import mpi_library
+from ringtrain.runner.hosts import Host, is_this_host
 from ringtrain.runner.job import Job
-from ringtrain.runner.launchers.command_lines import Launcher, Srun, find_srun, is_without_mpi, ssh_options
-from ringtrain.runner.launchers.remote_shell import remote_shell
+from ringtrain.runner.launchers import Launcher, Srun, find_srun, is_without_mpi, ssh_options
+from ringtrain.runner.mpi_library import MpiNotFound, probe
+from ringtrain.runner.remote import remote_shell
 from ringtrain.runner.supervise.screen import Screen
 from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_handled
+from ringtrain.version import __version__
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+# --- what one host has ------------------------------------------------------------------------------------------------
+
+
+class HostReport(NamedTuple):
+    """Versions as text; `host` is the name that the host has for itself."""
+
+    host: str
+    python: str
+    ringtrain: str
+    mpi: str
+
+
+def describe_host(initialize: bool = False) -> HostReport:
+    """Describe this host; with `initialize`, MPI is initialised on the way. A host may have none."""
+    try:
+        mpi = mpi_library.describe(initialize)
+        words = f"{mpi['library']} {mpi['version']}"
+    except (ImportError, RuntimeError):
+        words = "none"
+    return HostReport(socket.gethostname(), platform.python_version(), __version__, words)
+
+
+# --- between each two hosts -------------------------------------------------------------------------------------------
+
+
+RESULT = "ringrun-check "
+
+_TRIPS_S = 0.1
+_MESSAGE_BYTES = 1 << 20
+_SEND_S = 0.25
+# so many messages are under way at once, or each would wait for the one before
+_WINDOW = 4
+_MORE, _LAST = 1, 2
+
+
+class Pair(NamedTuple):
+    """Bandwidths from `first` to `second` and back; the clock of `second` minus that of `first`."""
+
+    first: int
+    second: int
+    there_mb_per_s: float
+    back_mb_per_s: float
+    round_trip_us: float
+    clock_offset_ms: float
+
+
+def rounds(size: int) -> list[list[tuple[int, int]]]:
+    """All pairs of `size` ranks, in rounds in which no rank is twice: a tournament, where one of the circle stays."""
+    circle = list(range(size + size % 2))
+    found = []
+    for _ in range(len(circle) - 1):
+        pairs = [sorted((circle[i], circle[-1 - i])) for i in range(len(circle) // 2)]
+        found.append([(first, second) for first, second in pairs if second < size])
+        circle.insert(1, circle.pop())
+    return found
+
+
+def measure_pairs() -> None:
+    report = describe_host(initialize=True)
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    measured = []
+    for pairs in rounds(world.size):
+        world.Barrier()
+        for first, second in pairs:
+            if world.rank == first:
+                measured.append(_measure(world, first, second))
+            elif world.rank == second:
+                _answer_pair(world, first)
+    gathered = world.gather((report, measured))
+    if gathered is not None:
+        reports = [report for report, _ in gathered]
+        print(RESULT + json.dumps([reports, [pair for _, pairs in gathered for pair in pairs]]), flush=True)
+
+
+def _measure(world: MPI.Comm, first: int, second: int) -> Pair:
+    trips = []
+    until = time.monotonic() + _TRIPS_S
+    is_last = False
+    while not is_last:
+        is_last = time.monotonic() > until
+        begin = time.time()
+        world.send(is_last, second)
+        there = world.recv(source=second)
+        end = time.time()
+        trips.append((end - begin, there - (begin + end) / 2))
+    # the shortest trip leaves the least room for an error
+    round_trip_s, offset_s = min(trips)
+    there = _send_for_a_while(world, second)
+    _receive(world, second)
+    return Pair(first, second, there, world.recv(source=second), round_trip_s * 1e6, offset_s * 1e3)
+
+
+def _answer_pair(world: MPI.Comm, first: int) -> None:
+    is_last = False
+    while not is_last:
+        is_last = world.recv(source=first)
+        world.send(time.time(), first)
+    _receive(world, first)
+    world.send(_send_for_a_while(world, first), first)
+
+
+def _send_for_a_while(world: MPI.Comm, to: int) -> float:
+    """In MB/s."""
+    message = bytearray(_MESSAGE_BYTES)
+    begin = time.monotonic()
+    under_way: deque[MPI.Request] = deque()
+    count, tag = 0, _MORE
+    while tag == _MORE:
+        tag = _LAST if time.monotonic() - begin > _SEND_S else _MORE
+        under_way.append(world.Isend(message, to, tag))
+        count += 1
+        if len(under_way) == _WINDOW:
+            under_way.popleft().Wait()
+    for request in under_way:
+        request.Wait()
+    world.recv(source=to)
+    return count * _MESSAGE_BYTES / (time.monotonic() - begin) / 1e6
+
+
+def _receive(world: MPI.Comm, source: int) -> None:
+    from mpi4py import MPI
+
+    message, status = bytearray(_MESSAGE_BYTES), MPI.Status()
+    while status.Get_tag() != _LAST:
+        world.Recv(message, source, MPI.ANY_TAG, status)
+    world.send(None, source)
+
+
+# --- all hosts --------------------------------------------------------------------------------------------------------
+
 
 _SSH_S = 12.0
 _MPI_S = 15.0
@@ -30,10 +173,10 @@ _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 # What each rank runs: one that finds out how fast MPI is, and one for hosts that need none. Both print the same.
-_OVER_MPI = ["-m", "ringtrain.runner.check.pairwise"]
+_OVER_MPI = ["-m", "ringtrain.runner.check", "pairs"]
 _OVER_SOCKETS = f"""\
 import json, numpy, ringtrain as hvd
-from ringtrain.runner.check.host_report import describe_host
+from ringtrain.runner.check import describe_host
 hvd.init()
 hvd.allreduce(numpy.ones(1 << 16))
 reports = hvd.allgather_object(describe_host())
@@ -97,7 +240,7 @@ def _row_of_host(one: Reached) -> tuple[str, str, str, str]:
 
 
 def _ask(host: Host, job: Job) -> subprocess.Popen[str] | OSError:
-    words = [sys.executable, "-m", "ringtrain.runner.check.host_report"]
+    words = [sys.executable, "-m", "ringtrain.runner.check", "host"]
     srun = find_srun(job.environment) if job.hosts_are_allotted else None
     if is_this_host(host.name):
         pass
@@ -190,3 +333,46 @@ def table_of_pairs(names: Sequence[str], pairs: Sequence[Pair]) -> str:
 
 def _listed(hosts: Sequence[Host]) -> str:
     return ", ".join(host.name for host in hosts)
+
+
+# --- `ringrun --check-build` ------------------------------------------------------------------------------------------
+
+
+def build_report() -> str:
+    """In the shape that `horovodrun --check-build` has."""
+    mpi = _has_mpi()
+    topics = {
+        "Available Frameworks": {"TensorFlow": False, "PyTorch": find_spec("torch") is not None, "MXNet": False},
+        "Available Controllers": {"MPI": mpi, "Gloo": False},
+        "Available Tensor Operations": {"NCCL": _has_nccl(), "DDL": False, "CCL": False, "MPI": mpi, "Gloo": False},
+    }
+    lines = [f"ringtrain v{__version__}:"]
+    for topic, names in topics.items():
+        lines += ["", f"{topic}:", *(f"    [{'X' if is_there else ' '}] {name}" for name, is_there in names.items())]
+    without = "" if mpi else " Without MPI, ringtrain's own sockets connect the ranks: network=sockets."
+    return "\n".join([*lines, "", f"Nothing is built for these; `python -m ringtrain.doctor` says more.{without}"])
+
+
+def _has_mpi() -> bool:
+    try:
+        probe()
+    except MpiNotFound:
+        return False
+    return True
+
+
+def _has_nccl() -> bool:
+    """As `nccl_built()`, which counts no NCCL without a GPU."""
+    if _core.gpu_count() == 0:
+        return False
+    try:
+        return _core.nccl_version(gpus.nccl_candidates())[0] > 0
+    except _core.RingtrainError:
+        return False
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "host":
+        print(json.dumps(describe_host()))
+    else:
+        measure_pairs()

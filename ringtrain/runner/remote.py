@@ -1,10 +1,11 @@
-"""What runs a command on another host: ssh, or what the launchers are told to use in its place."""
+"""What runs a command on another host, and which variables of this one go there."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 # Who is to be used instead of ssh, if anybody: ringrun's own variable, and those of the launchers.
@@ -65,3 +66,35 @@ def _batch_shell(environment: Mapping[str, str]) -> _BatchShell | None:
         if shell.variable in environment and shutil.which(shell.words[0], path=environment.get("PATH")) is not None:
             return shell
     return None
+
+
+# --- variables --------------------------------------------------------------------------------------------------------
+
+
+# Shell functions have names such as BASH_FUNC_module%%, which launchers cannot say.
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_OF_THIS_HOST = re.compile(
+    "|".join(
+        [
+            # the shell that ringrun was typed into
+            *("OLDPWD", "SHLVL", "_", "BASH_FUNC_.*"),
+            # Names, sockets and screens of this host: with this host's DISPLAY, matplotlib would look for a window.
+            *("HOST", "HOSTNAME", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "SSH_.*"),
+            *("DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR", "XDG_SESSION_.*", "TMUX.*", "STY"),
+            # Its GPUs. A batch system that has allotted others there says so itself.
+            *(".*_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
+            # what a launcher tells each rank, or its own daemons: it hands its parameters on by itself
+            *("OMPI_.*", "PRTE_.*", "PMIX_.*", "PMI_.*", "PMI2_.*", "HYDRA_.*", "HYDI_.*", "MPI_LOCAL(RANKID|NRANKS)"),
+            # Slurm's words about this task or step, in which frameworks would look for their rank; those of the job go
+            *("SLURMD_.*", "SLURM_(STEP.*|PROCID|LOCALID|NODEID|TASK_PID|GTIDS|SRUN_.*|LAUNCH_NODE_.*|TOPOLOGY_.*)"),
+            *("SLURM_(CPU|MEM)_BIND.*", "SLURM_(CPUS|GPUS)_ON_NODE", "SLURM_JOB_GPUS", "SLURM_PTY_.*"),
+        ]
+    )
+)
+
+
+def travelling(names: Iterable[str], exported: Collection[str]) -> list[str]:
+    """Those that go to the ranks, in order; what the user has named in `exported` does in any case."""
+    return sorted(
+        name for name in names if name in exported or (_NAME.fullmatch(name) and not _OF_THIS_HOST.fullmatch(name))
+    )

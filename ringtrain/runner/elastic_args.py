@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ringtrain.options import table
-from ringtrain.runner.allocation.hosts import Host, UsageError, total_slots
-from ringtrain.runner.elastic.terms import Terms
+from ringtrain.runner.hosts import Host, UsageError, total_slots
+from ringtrain.runner.job import ElasticTerms
 
 _TIMEOUT_VARIABLE = "HOROVOD_ELASTIC_TIMEOUT"
 _NETWORK_VARIABLE = table.environment_name("network")
@@ -71,7 +71,7 @@ class ElasticJob(NamedTuple):
 
     num_proc: int
     hosts: list[Host]
-    terms: Terms
+    terms: ElasticTerms
 
 
 def refuse_without_least(asked: Asked, names: Names) -> None:
@@ -98,7 +98,7 @@ def elastic_job(asked: Asked, hosts: list[Host], names: Names, environ: Mapping[
     if asked.discovery_script is None and num_proc > total_slots(hosts):
         listed = ",".join(map(str, hosts))
         raise UsageError(f"{names.num_proc} {num_proc} is more than the {total_slots(hosts)} slots of {listed}")
-    terms = Terms(
+    terms = ElasticTerms(
         least,
         asked.max_np,
         asked.slots or 1,

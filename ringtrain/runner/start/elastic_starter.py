@@ -1,7 +1,6 @@
 """Starts the processes of an elastic job, and others in their place, until the job is over.
 
-In the place of the starter of other jobs. It serves the rendezvous, has a keeper on each host, and decides alone how
-the job ends. Its standard error is what the keepers send, and frames of its own for ringrun.
+The starter serves the rendezvous, has an agent on each host, and decides alone how the job ends.
 """
 
 from __future__ import annotations
@@ -10,8 +9,10 @@ import contextlib
 import os
 import queue
 import signal
+import subprocess
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ringtrain.job.rendezvous.elastic_server import ElasticServer
@@ -27,22 +28,79 @@ from ringtrain.job.rendezvous.generations import (
     Waiting,
 )
 from ringtrain.options import horovod_variables
-from ringtrain.runner.allocation.hosts import Host
-from ringtrain.runner.elastic.chronicle import Chronicle, end_of, processes, waiting_in_words
-from ringtrain.runner.elastic.discovery import DiscoveryError
-from ringtrain.runner.elastic.fleet import Fleet, Process
-from ringtrain.runner.start.agent import write_lines
-from ringtrain.runner.start.link import Link
-from ringtrain.runner.start.loop import Loop
-from ringtrain.runner.start.starter import ENDING_SIGNALS, FOR_RANKS
-from ringtrain.runner.supervise.frames import frame_of_report
+from ringtrain.runner.hosts import Host, UsageError, read_discovered
+from ringtrain.runner.start.fleet import Fleet, Process
+from ringtrain.runner.start.job_log import JobLog, end_of, processes, waiting_in_words
+from ringtrain.runner.start.links import Link
+from ringtrain.runner.start.starter import MAX_GRACE_S, Starter, report_to_ringrun, say
 
-_LOOK_S = 0.2
-# From SIGTERM to SIGKILL: at the end of the job, at most, and where this process is told to end.
-_GRACE_AT_END_S = 10.0
-_GRACE_OF_END_S = 1.0
-# Keepers that have not ended so long after they were to kill their processes are not waited for.
-_KEEPERS_END_S = 1.5
+# --- discovery: a script of the user prints the hosts, lines such as `h1:2` -------------------------------------------
+
+
+_PERIOD_S = 1.0
+# A script that hangs is one that has failed.
+_LONGEST_S = 60.0
+
+
+class DiscoveryError(Exception):
+    """The script has failed; the message says how."""
+
+
+class Discovery:
+    """Asks in a thread of its own, after the first time."""
+
+    def __init__(self, script: str, slots: int):
+        """`slots` are those of a host that is named without a number. `script` is for a shell."""
+        self._script = script
+        self._slots = slots
+        self._has_ended = threading.Event()
+
+    def ask(self) -> list[Host]:
+        """Raises DiscoveryError."""
+        source = f"--host-discovery-script {self._script}"
+        process = subprocess.Popen(
+            self._script,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            printed, _ = process.communicate(timeout=_LONGEST_S)
+        except subprocess.TimeoutExpired:
+            raise DiscoveryError(f"{source} has not ended within {_LONGEST_S:g} s") from None
+        except UnicodeDecodeError as error:
+            raise DiscoveryError(f"{source} has printed no text: {error}") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode != 0:
+            raise DiscoveryError(f"{source} has failed with exit code {process.returncode}")
+        try:
+            return read_discovered(printed, self._slots, source)
+        except UsageError as error:
+            raise DiscoveryError(str(error)) from error
+
+    def watch(self, deliver: Callable[[list[Host] | DiscoveryError], None]) -> None:
+        """Have `deliver` called in another thread with what the script says each second, until close()."""
+
+        def go_on() -> None:
+            while not self._has_ended.wait(_PERIOD_S):
+                try:
+                    found: list[Host] | DiscoveryError = self.ask()
+                except DiscoveryError as error:
+                    found = error
+                deliver(found)
+
+        threading.Thread(target=go_on, name="ringrun discovery", daemon=True).start()
+
+    def close(self) -> None:
+        self._has_ended.set()
+
+
+# --- the starter ------------------------------------------------------------------------------------------------------
 
 News = Event | list[Host] | DiscoveryError
 
@@ -76,15 +134,15 @@ class Mail:
         return taken
 
 
-class ElasticStarter:
-    """One thread."""
+class ElasticStarter(Starter[str]):
+    """Finds an agent by the name of its host. One thread."""
 
     def __init__(
         self,
         fleet: Fleet,
         server: ElasticServer,
         mail: Mail,
-        open_keeper: Callable[[str], Link],
+        open_agent: Callable[[str], Link],
         least: int,
         may_hope: bool,
         grace_s: float,
@@ -92,61 +150,45 @@ class ElasticStarter:
         """
         Args:
             mail: where the server and the discovery put their news.
-            open_keeper: starts the keeper of a host.
+            open_agent: starts the agent of a host.
             least: with fewer ranks the job does not go on.
             may_hope: whether there may be other hosts one day, or those that were given up again.
             grace_s: from SIGTERM to SIGKILL.
         """
+        super().__init__(min(grace_s, MAX_GRACE_S))
         self._fleet = fleet
         self._server = server
         self._mail = mail
-        self._open_keeper = open_keeper
+        self._open_agent = open_agent
         self._least = least
         self._may_hope = may_hope
-        self._grace_s = min(grace_s, _GRACE_AT_END_S)
-        self._chronicle = Chronicle(_say)
-        self._keepers: dict[str, Link] = {}
-        self._closing: list[Link] = []  # keepers of hosts that are not there any more
-        self._numbers: dict[str, int] = {}  # of all processes that there were, by what the rendezvous calls them
+        self._log = JobLog(say)
+        self._closing: list[Link] = []  # of hosts that are no longer named
+        self._numbers: dict[str, int] = {}  # of all processes that there were, by their names at the rendezvous
         self._processes: dict[str, Process] = {}  # that run
         self._last_generation: dict[str, int] = {}  # of all that were in one
         self._leaving: set[str] = set()  # whose hosts are no longer named
         self._ending: set[str] = set()  # that were told to end
         self._awaited: set[str] = set()  # members of the generation, and of others since the first was done
-        self._code = 0
         self._someone_is_done = False
-        self._is_stopping = False
-        self._give_up_at = float("inf")
         self._last_complaint = ""
-        self._loop = Loop(self._on_report)
         self._loop.register(mail.wake_up, self._read_mail)
-        self._loop.handle_signals((*FOR_RANKS, *ENDING_SIGNALS), self._on_signals)
-
-    @property
-    def _is_ending(self) -> bool:
-        return self._give_up_at < float("inf")
 
     def run(self) -> int:
-        """To the end of the job. Returns its exit code."""
-        while not self._is_ending or (self._keepers and time.monotonic() < self._give_up_at):
-            self._go_on()
-            self._loop.wait(_LOOK_S)
-            for host in [host for host, keeper in self._keepers.items() if not keeper.is_open]:
-                self._note_end_of_keeper(host)
-            for keeper in [keeper for keeper in self._closing if not keeper.is_open]:
-                self._closing.remove(keeper)
-                self._close(keeper)
-        for keeper in (*self._keepers.values(), *self._closing):
-            self._close(keeper)
-        for line in self._chronicle.last_lines(self._server.summary().seconds_lost):
-            _report({"last": line})
-        return self._code
+        """Runs the job to its end. Returns its exit code."""
+        code = super().run()
+        for link in self._closing:
+            self._close(link)
+        for line in self._log.last_lines(self._server.summary().seconds_lost):
+            report_to_ringrun({"last": line})
+        return code
 
     # --- what to do next ----------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        if self._is_ending:
-            return
+        for link in [link for link in self._closing if not link.is_open]:
+            self._closing.remove(link)
+            self._close(link)
         if self._is_stopping or self._someone_is_done:
             if not self._is_anybody_awaited():
                 self._end(self._grace_s)
@@ -156,10 +198,10 @@ class ElasticStarter:
                 self._start(process)
         if not self._may_hope and self._fleet.most_from_now_on() < self._least:
             self._fail(f"fewer than {self._least} ranks (--min-np) are left, and no host can have another one")
-        for host in [host for host in self._keepers if not self._fleet.has(host)]:
-            if not self._keepers[host].running:
-                self._keepers[host].order({"finish": True})
-                self._closing.append(self._keepers.pop(host))
+        for host in [host for host in self._links if not self._fleet.has(host)]:
+            if not self._links[host].running:
+                self._links[host].order({"finish": True})
+                self._closing.append(self._links.pop(host))
 
     def _is_anybody_awaited(self) -> bool:
         """Whether somebody has yet to come to an end. Who is not in the generation would wait for another one."""
@@ -169,22 +211,21 @@ class ElasticStarter:
         return bool(self._awaited & self._processes.keys() or from_outside)
 
     def _reach(self, host: str) -> bool:
-        """Whether there is a keeper; if not, the host is lost, with all that it should have."""
-        if host in self._keepers:
+        """Whether there is an agent; if not, the host is lost, with all that it should have."""
+        if host in self._links:
             return True
         try:
-            self._keepers[host] = self._open_keeper(host)
+            self._add(host, self._open_agent(host))
         except OSError as error:
-            self._chronicle.noted(f"{host} cannot be reached: {error.filename}: {error.strerror}")
+            self._log.noted(f"{host} cannot be reached: {error.filename}: {error.strerror}")
             self._note_loss(host)
             return False
-        self._loop.add(self._keepers[host])
         return True
 
     def _start(self, process: Process) -> None:
-        keeper = self._keepers[process.host]
-        keeper.running.add(process.number)
-        keeper.order({"start": process.number, "horovod": self._expected_place(process)})
+        link = self._links[process.host]
+        link.running.add(process.number)
+        link.order({"start": process.number, "horovod": self._expected_place(process)})
         self._processes[member_of(process)] = process
         self._numbers[member_of(process)] = process.number
 
@@ -201,25 +242,16 @@ class ElasticStarter:
             (sum(hosts[host] > local_rank for host in earlier), sum(ranks > local_rank for ranks in hosts.values())),
         )
 
-    def _close(self, keeper: Link) -> None:
-        self._loop.forget(keeper)
-        keeper.close()
-
     def _fail(self, reason: str) -> None:
         self._code = self._code or 1
-        self._chronicle.failed(reason)
+        self._log.failed(reason)
         self._end(self._grace_s)
 
-    def _end(self, grace_s: float) -> None:
-        for keeper in self._keepers.values():
-            keeper.order({"end": grace_s})
-        self._give_up_at = min(self._give_up_at, time.monotonic() + grace_s + _KEEPERS_END_S)
+    # --- what the agents report ---------------------------------------------------------------------------------------
 
-    # --- what the keepers report --------------------------------------------------------------------------------------
-
-    def _on_report(self, keeper: Link, report: dict[str, Any]) -> None:
+    def _on_report(self, link: Link, report: dict[str, Any]) -> None:
         number, code = report["ended"]
-        keeper.running.discard(number)
+        link.running.discard(number)
         (process,) = [one for one in self._processes.values() if one.number == number]
         member = member_of(process)
         del self._processes[member]
@@ -238,7 +270,7 @@ class ElasticStarter:
         if self._someone_is_done and member_of(process) not in self._awaited:
             return  # it has come too late
         generation = self._last_generation.get(member_of(process), 0)
-        self._chronicle.left(f"{processes([process.number])} on {process.host}", end_of(code), generation)
+        self._log.left(f"{processes([process.number])} on {process.host}", end_of(code), generation)
         is_killed = code - 128 in signal.valid_signals()
         if self._someone_is_done and not is_killed:
             self._code = self._code or code
@@ -246,15 +278,12 @@ class ElasticStarter:
     def _note_given_up(self, host: str, reason: str) -> None:
         seconds = self._fleet.closed_for_s(host, time.monotonic())
         how_long = "" if seconds == float("inf") else f" for {seconds:.0f} s"
-        self._chronicle.noted(f"{host} gets no more processes{how_long}: {reason}")
+        self._log.noted(f"{host} gets no more processes{how_long}: {reason}")
 
-    def _note_end_of_keeper(self, host: str) -> None:
-        keeper = self._keepers.pop(host)
-        how = keeper.end_in_words()
-        self._close(keeper)
+    def _note_end_of_agent(self, at: str, running: Sequence[int], how: str) -> None:
         if self._is_ending:
             return
-        lost = [one for one in self._processes.values() if one.host == host]
+        lost = [one for one in self._processes.values() if one.host == at]
         for process in lost:
             del self._processes[member_of(process)]
             self._leaving.discard(member_of(process))
@@ -263,10 +292,10 @@ class ElasticStarter:
         numbers = [process.number for process in lost]
         if numbers:
             generation = max(self._last_generation.get(member_of(process), 0) for process in lost)
-            self._chronicle.left(processes(numbers), f"got lost: {how}", generation)
+            self._log.left(processes(numbers), f"got lost: {how}", generation)
         else:
-            self._chronicle.noted(how)
-        self._note_loss(host)
+            self._log.noted(how)
+        self._note_loss(at)
 
     def _note_loss(self, host: str) -> None:
         if self._fleet.lost(host, time.monotonic()):
@@ -286,7 +315,7 @@ class ElasticStarter:
                 for member in news.members:
                     self._end_process(member)
             elif isinstance(news, StateLost):
-                self._chronicle.state_lost(news.generation, news.commits)
+                self._log.state_lost(news.generation, news.commits)
             elif isinstance(news, Waiting):
                 self._on_waiting(news)
             elif isinstance(news, Left):
@@ -316,16 +345,18 @@ class ElasticStarter:
     def _complain(self, text: str) -> None:
         """Once, until it has worked again."""
         if text != self._last_complaint:
-            self._chronicle.noted(f"{text}; the hosts stay as they are until it works")
+            self._log.noted(f"{text}; the hosts stay as they are until it works")
         self._last_complaint = text
 
     def _on_formed(self, formed: Formed) -> None:
         self._fleet.begun()
-        self._chronicle.formed(formed.generation, formed.size)
+        self._log.formed(formed.generation, formed.size)
         self._last_generation.update(dict.fromkeys(formed.members, formed.generation))
         self._awaited = set(formed.members) | (self._awaited if self._someone_is_done else set())
         if not self._someone_is_done:
-            _report({"generation": [self._numbers[member] for member in formed.members if member in self._numbers]})
+            report_to_ringrun(
+                {"generation": [self._numbers[member] for member in formed.members if member in self._numbers]}
+            )
         self._end_unused()
 
     def _on_waiting(self, waiting: Waiting) -> None:
@@ -333,7 +364,7 @@ class ElasticStarter:
         absent: list[str] = []
         if waiting.what == "processes":
             absent = [member for member in self._processes if member not in (*waiting.came, *self._ending)]
-        self._chronicle.noted(waiting_in_words(waiting, self._in_words(absent), self._in_words))
+        self._log.noted(waiting_in_words(waiting, self._in_words(absent), self._in_words))
 
     def _in_words(self, members: Collection[str]) -> str:
         """`process 1 on h1, processes 2-3 on h2`; processes from outside have their names."""
@@ -345,9 +376,9 @@ class ElasticStarter:
         return ", ".join([*ours, *(member for member in members if member not in self._numbers)])
 
     def _on_left(self, left: Left) -> None:
-        """Of its own processes the keepers tell more."""
+        """Of its own processes the agents tell more."""
         if self._forget_outsider(left.member):
-            self._chronicle.left(left.member, f"is gone: {left.text}", self._last_generation[left.member])
+            self._log.left(left.member, f"is gone: {left.text}", self._last_generation[left.member])
 
     def _forget_outsider(self, member: str) -> bool:
         """Whether it was one, which somebody else has started."""
@@ -372,22 +403,4 @@ class ElasticStarter:
     def _order_process(self, member: str, order: Mapping[str, object]) -> None:
         process = self._processes.get(member)
         if process is not None:
-            self._keepers[process.host].order({**order, "rank": process.number})
-
-    def _on_signals(self, numbers: bytes) -> None:
-        for number in numbers:
-            if number in FOR_RANKS:
-                for keeper in self._keepers.values():
-                    keeper.order({"signal": FOR_RANKS[number]})
-                self._is_stopping |= FOR_RANKS[number] == signal.SIGTERM
-            elif number in ENDING_SIGNALS:
-                self._code = self._code or 128 + number
-                self._end(_GRACE_OF_END_S)
-
-
-def _say(sentence: str) -> None:
-    write_lines(2, [f"ringrun: {sentence}".encode()])
-
-
-def _report(report: Mapping[str, object]) -> None:
-    write_lines(2, [frame_of_report(report)])
+            self._links[process.host].order({**order, "rank": process.number})

@@ -1,7 +1,8 @@
-"""One class per launcher: each turns a Job into the arguments and the environment that its launcher wants."""
+"""One class per launcher, and which of them starts a job over which network."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import shutil
@@ -10,13 +11,15 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from ringtrain.job.choice import Choice
 from ringtrain.job.cores import physical_cores
-from ringtrain.runner import elastic, roles, start
-from ringtrain.runner.allocation.hosts import Host, UsageError
-from ringtrain.runner.job import Job
-from ringtrain.runner.launchers.mpi_library import (
+from ringtrain.options import table
+from ringtrain.runner import start
+from ringtrain.runner.hosts import Host, UsageError
+from ringtrain.runner.job import Job, name_of
+from ringtrain.runner.mpi_library import (
     INTEL_MPI,
     MPICH,
     OPEN_MPI,
@@ -24,16 +27,19 @@ from ringtrain.runner.launchers.mpi_library import (
     MpiNotFound,
     family_of,
     find_launcher,
+    probe,
     with_home,
 )
-from ringtrain.runner.launchers.remote_shell import agents_of_launchers
-from ringtrain.runner.launchers.travelling_variables import travelling
-from ringtrain.runner.start.link import ANY_HOST
+from ringtrain.runner.remote import agents_of_launchers, travelling
+from ringtrain.runner.start.links import ANY_HOST
 from ringtrain.runner.supervise.rank_wrapper import END_RANK
 
 # Transports are left out, not chosen: shared memory has other names in Open MPI 4 than in 5.
 _TCP_ONLY_OF_OPEN_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib,uct,ofi,usnic,ugni,portals4"}
 
+
+assert start.__file__ is not None
+_STARTER = (sys.executable, str(Path(start.__file__).parent))
 
 # How long srun may take to say what it has.
 _LIST_S = 10
@@ -175,16 +181,15 @@ class OwnStarter:
     scancel = None
     last_signal = SIGTERM
 
-    def __init__(self, of_keepers: Launcher | None = None):
-        """`of_keepers` starts the keepers of an elastic job on other hosts, each by itself."""
-        self.of_keepers = of_keepers
+    def __init__(self, of_agents: Launcher | None = None):
+        """`of_agents` starts the agents of an elastic job on other hosts, each by itself."""
+        self.of_agents = of_agents
 
     def arguments(self, job: Job) -> list[str]:
-        if self.of_keepers is None and (job.launcher_arguments or job.binding_arguments):
+        if self.of_agents is None and (job.launcher_arguments or job.binding_arguments):
             raise UsageError("without MPI ringrun starts the ranks itself, so there is no launcher to give words to")
-        package = elastic if job.elastic is not None else roles if job.roles is not None else start
-        assert package.__file__ is not None
-        arguments = [sys.executable, str(Path(package.__file__).parent)]
+        kind = "elastic" if job.elastic is not None else "roles" if job.roles is not None else "ranks"
+        arguments = [*_STARTER, kind]
         if job.roles is None:
             arguments.append(f"--num-proc={job.num_proc}")
         else:
@@ -192,15 +197,15 @@ class OwnStarter:
         if job.hosts:
             arguments.append(f"--hosts={','.join(map(str, job.hosts))}")
         arguments += job.elastic.words() if job.elastic is not None else []
-        if self.of_keepers is None:
+        if self.of_agents is None:
             arguments += [f"--ssh-option={option}" for option in ssh_options(job)]
         else:
-            arguments += [f"--keeper-word={word}" for word in _words_of_keeper(self.of_keepers, job)]
+            arguments += [f"--agent-word={word}" for word in _words_of_agent(self.of_agents, job)]
         return [*arguments, *(f"--exported={name}" for name in job.exported), *job.command]
 
     def environment(self, job: Job) -> dict[str, str]:
-        if self.of_keepers is not None:
-            return self.of_keepers.environment(job)
+        if self.of_agents is not None:
+            return self.of_agents.environment(job)
         return {**_interfaces_of_others(job), **_tcp_only(job), **job.environment}
 
 
@@ -239,7 +244,7 @@ class Srun:
         return {**of_open_mpi, **of_others, **job.environment}
 
 
-def _words_of_keeper(launcher: Launcher, job: Job) -> list[str]:
+def _words_of_agent(launcher: Launcher, job: Job) -> list[str]:
     """The beginning of a command line for a single process on whichever host stands in the place of ANY_HOST."""
     # beside others on that host, with all that is allotted to the job there
     words = (*job.launcher_arguments, *(["--overlap"] if isinstance(launcher, Srun) else []))
@@ -360,3 +365,140 @@ def _process_managers(srun: str) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return (listed.stdout + listed.stderr).split()
+
+
+# --- YARN -------------------------------------------------------------------------------------------------------------
+
+
+_JAR = "hadoop-yarn-applications-distributedshell-*.jar"
+_HOME_VARIABLES = ("HADOOP_YARN_HOME", "HADOOP_HOME")
+# From a folder of Hadoop; some distributions have theirs flat.
+_FOLDERS = ("share/hadoop/yarn", ".", "../hadoop-yarn")
+_JAR_FLAG = "-jar"
+
+
+class Yarn(OwnStarter):
+    """A container for each rank, or server and worker; the user's words are for DistributedShell's client."""
+
+    def arguments(self, job: Job) -> list[str]:
+        """Raises UsageError for what YARN decides or has not, and where there is no Hadoop."""
+        from ringtrain.runner.start.yarn import resource_managers  # whose HTTP client other jobs do not need
+
+        if job.elastic is not None:
+            raise UsageError("--launcher yarn has no elastic jobs; leave out --min-np and the script that finds hosts")
+        if job.hosts:
+            raise UsageError("--launcher yarn leaves the hosts to YARN; leave out -H and --hostfile")
+        if job.binding_arguments:
+            raise UsageError("YARN binds no ranks to cores; leave out --binding-args")
+        hadoop = shutil.which("hadoop", path=job.environment.get("PATH"))
+        if hadoop is None:
+            raise UsageError("--launcher yarn needs hadoop, which is not on PATH")
+        resource_managers(job.environment)
+        jar, words = _split_jar(job.launcher_arguments)
+        own = ["yarn-ranks", f"--num-proc={job.num_proc}"] if job.roles is None else ["yarn-roles", *job.roles.words()]
+        own += [f"--name={_application_name(job)}", f"--hadoop={hadoop}"]
+        own.append(f"--jar={jar or _find_jar(hadoop, job.environment)}")
+        own += [*(f"--client-word={word}" for word in words), *(f"--exported={name}" for name in job.exported)]
+        return [*_STARTER, *own, *job.command]
+
+
+def _split_jar(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
+    """The jar, if the user has named one, and the other words."""
+    if _JAR_FLAG not in words[:-1]:
+        return None, list(words)
+    at = words.index(_JAR_FLAG)
+    return words[at + 1], [*words[:at], *words[at + 2 :]]
+
+
+def _application_name(job: Job) -> str:
+    """Also that of a folder: letters that stand for themselves everywhere."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name_of(job.command))
+
+
+def _find_jar(hadoop: str, environ: Mapping[str, str]) -> str:
+    homes = [environ[name] for name in _HOME_VARIABLES if environ.get(name)]
+    homes.append(os.path.dirname(os.path.dirname(os.path.realpath(hadoop))))
+    for home in homes:
+        for folder in _FOLDERS:
+            found = sorted(Path(home, folder).glob(_JAR))
+            if found:
+                return str(found[-1])
+    where = " or ".join(dict.fromkeys(homes))
+    raise UsageError(f'there is no {_JAR} in {where}; name it with --mpi-args="-jar FILE"')
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+class Chosen(NamedTuple):
+    """A launcher; `why` says in words which network the job has and why, and which MPI starts it, if one does."""
+
+    launcher: Launcher
+    why: list[str]
+
+
+def choose(launcher: str, environ: Mapping[str, str] = os.environ) -> Chosen:
+    """The launcher for a job with the options of `environ`.
+
+    Args:
+        launcher: "auto", "mpirun" (that of the MPI that mpi4py uses), "srun", or without MPI "ssh" (ringrun itself)
+            and "yarn".
+
+    Raises:
+        UsageError: the launcher and the network exclude each other, or the option network is none.
+        MpiNotFound: as `probe` and `choose_launcher`.
+    """
+    network = choose_network(launcher, environ)
+    why = f"network {network.network}: {network.reason}"
+    if network.network == "sockets" and launcher != "mpirun":
+        return Chosen(_without_mpi(launcher, environ), [why])
+    mpi = probe()
+    found = choose_launcher(launcher, mpi["library"], mpi["path"], environ)
+    return Chosen(found, [why, f"{mpi['library']} {mpi['version']} at {mpi['path']}"])
+
+
+def choose_elastic(launcher: str, job: Job) -> Chosen:
+    """Who starts the agents of an elastic job: srun on the hosts of an allocation, else ssh, or as `launcher` says.
+
+    Raises UsageError and, for "mpirun", MpiNotFound.
+    """
+    why = "network sockets: an elastic job needs no MPI"
+    if launcher == "yarn":
+        return Chosen(Yarn(), [why])
+    if launcher == "mpirun":
+        mpi = probe()
+        found = choose_launcher(launcher, mpi["library"], mpi["path"], job.environment)
+        return Chosen(OwnStarter(found), [why, f"{mpi['library']} {mpi['version']} starts what starts the ranks"])
+    srun = find_srun(job.environment)
+    if launcher == "srun":
+        srun = require_srun(srun)
+    is_by_srun = launcher == "srun" or (launcher == "auto" and job.hosts_are_allotted)
+    return Chosen(OwnStarter(Srun(srun, "none") if srun is not None and is_by_srun else None), [why])
+
+
+def choose_network(launcher: str, environ: Mapping[str, str] = os.environ) -> Choice:
+    """What the option network of `environ` means for a job that is yet to be started. Raises UsageError."""
+    try:
+        wanted = table.resolve({}, environ)["network"]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if launcher == "ssh" and wanted == "mpi":
+        raise UsageError("--launcher ssh starts ranks without an MPI; leave it out, or say --network sockets")
+    if launcher == "yarn" and wanted == "mpi":
+        raise UsageError("--launcher yarn starts ranks without an MPI; leave --network mpi out")
+    if wanted != "auto":
+        return Choice(wanted, f"network={wanted}")
+    if launcher in ("ssh", "yarn"):
+        return Choice("sockets", f"--launcher {launcher} needs no MPI")
+    if launcher != "mpirun" and importlib.util.find_spec("mpi4py") is None:
+        return Choice("sockets", "mpi4py is not installed")
+    return Choice("mpi", "mpi4py is installed")
+
+
+def _without_mpi(launcher: str, environ: Mapping[str, str]) -> Launcher:
+    if launcher == "yarn":
+        return Yarn()
+    srun = find_srun(environ)
+    if launcher == "srun":
+        return Srun(require_srun(srun), "none")
+    return OwnStarter() if srun is None or launcher == "ssh" else Srun(srun, "none")

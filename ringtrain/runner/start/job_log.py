@@ -53,7 +53,7 @@ def waiting_in_words(waiting: Waiting, absent: str, in_words: Callable[[Sequence
     return where + (f"; no answer from {silent}: stopped?" if silent else "")
 
 
-class Chronicle:
+class JobLog:
     """`say` gets each sentence as it comes."""
 
     def __init__(self, say: Callable[[str], None]):

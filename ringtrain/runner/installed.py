@@ -1,0 +1,99 @@
+"""What Python finds by a name: which of several copies of ringtrain, and whose package `horovod` is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+_FOLDER = Path(__file__).parents[1]
+_CORE = "ringtrain._core"
+
+
+def explain_missing_core() -> None:
+    """Have an import of the core say which copy this is, if it has none: a source tree that was not built."""
+    if PathFinder.find_spec(_CORE, [str(_FOLDER)]) is None:
+        sys.meta_path.append(_NoCore())
+
+
+def built_elsewhere() -> str | None:
+    """The folder of another copy with a core that Python would find without this one, or None."""
+    others = [entry for entry in sys.path if not _is_same(Path(entry or "."), _FOLDER.parent)]
+    specs = [PathFinder.find_spec("ringtrain", [entry]) for entry in others]
+    editable = [finder for finder in sys.meta_path if finder is not PathFinder and not isinstance(finder, _NoCore)]
+    specs += [finder.find_spec("ringtrain", None) for finder in editable]
+    folders = [str(Path(spec.origin).parent) for spec in specs if spec is not None and spec.origin is not None]
+    built = (folder for folder in folders if PathFinder.find_spec(_CORE, [folder]) is not None)
+    return next((folder for folder in built if not _is_same(Path(folder), _FOLDER)), None)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.exists() and one.samefile(other)
+
+
+class _NoCore:
+    """The last finder: asked for what no other one has found."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _CORE:
+            return None
+        other = built_elsewhere()
+        instead = f", or start Python in another folder to use the copy in {other}" if other is not None else ""
+        raise ImportError(
+            f"ringtrain was imported from {_FOLDER}, a source tree whose core is not built for this Python; run "
+            f"`pip install -e {_FOLDER.parent}`{instead}",
+            name=name,
+        )
+
+
+# --- the name `horovod` -----------------------------------------------------------------------------------------------
+
+
+HOROVOD_FOLDER = str(Path(__file__).parents[1] / "horovod" / "path")
+
+# 1 lets ringtrain take the name although a Horovod is installed.
+REPLACE_VARIABLE = "RINGTRAIN_REPLACE_HOROVOD"
+
+
+def installed_horovod() -> str | None:
+    """Where a Horovod is that `import horovod` would find without ringtrain, or None. Imports nothing of it."""
+    spec = _horovod_spec()
+    # a folder that merely has this name has no origin
+    return None if spec is None else spec.origin
+
+
+def _horovod_spec() -> ModuleSpec | None:
+    from_path = PathFinder.find_spec("horovod", [entry for entry in sys.path if not is_folder_of_a_copy(entry)])
+    if from_path is not None and from_path.origin is not None:
+        return from_path
+    others = [finder for finder in sys.meta_path if finder is not PathFinder and not _is_own(finder)]
+    found = (finder.find_spec("horovod", None) for finder in others)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def is_folder_of_a_copy(folder: str) -> bool:
+    """Whether it is `FOLDER` in this copy of ringtrain or in another one, whose file imports this copy."""
+    return os.path.normpath(folder).split(os.sep)[-3:] == ["ringtrain", "horovod", "path"]
+
+
+def _is_own(finder: object) -> bool:
+    return type(finder).__module__.startswith("ringtrain.")
+
+
+def require_free_name(environ: Mapping[str, str] = os.environ) -> None:
+    """Raises ImportError where a Horovod is installed and nobody has said that ringtrain is to replace it."""
+    place = installed_horovod()
+    if place is not None and environ.get(REPLACE_VARIABLE) != "1":
+        raise ImportError(
+            f"Horovod is installed at {place}, and ringtrain does not take its name from it unasked. Set "
+            f"{REPLACE_VARIABLE}=1 to use ringtrain in its place, or run `pip uninstall horovod`."
+        )
+
+
+def with_folder(import_path: str | None) -> str:
+    """A value of PYTHONPATH with which `import horovod` finds ringtrain's."""
+    entries = import_path.split(os.pathsep) if import_path else []
+    return os.pathsep.join([HOROVOD_FOLDER, *(entry for entry in entries if not is_folder_of_a_copy(entry))])
