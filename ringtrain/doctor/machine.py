@@ -1,7 +1,4 @@
-"""What the doctor finds on a machine, and what of it is wrong.
-
-Each topic is a function that returns plain data; `judge` reads that data and nothing else. No framework is imported.
-"""
+"""What the doctor finds on this machine, and of the job: its network, and where its ranks run."""
 
 from __future__ import annotations
 
@@ -11,17 +8,130 @@ import importlib.util
 import math
 import os
 import platform
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from ringtrain.doctor import gpus, ranks
+from ringtrain.doctor import gpus
 from ringtrain.doctor.gpus import Data, Finding
+from ringtrain.errors import RingtrainError
 from ringtrain.failure.ranks_in_words import list_of_ranks
-from ringtrain.job import launched_by
+from ringtrain.job import launched_by, network as job_network, sockets
 from ringtrain.job.cores import cgroup_quota
+from ringtrain.job.rendezvous.member import meet
+from ringtrain.job.rendezvous.secret import job_secret
+from ringtrain.job.world import Exchange, node_name
+from ringtrain.options import table
 from ringtrain.runner import mpi_library
+from ringtrain.runner.hosts import UsageError
+from ringtrain.runner.launchers import choose_network
 from ringtrain.runner.mpi_library import MpiNotFound, find_launcher, probe
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def describe_network(launch: launched_by.Launch | None) -> Data:
+    """The network of this job and, where no launcher has started this process, that of one that ringrun would start.
+
+    `over_mpi` says whether MPI brings the ranks together.
+    """
+    try:
+        wanted = table.resolve({})["network"]
+        chosen = job_network.choose(wanted, None, launch)
+        of_ringrun = choose_network("auto") if launch is None else None
+    except (ValueError, UsageError) as error:
+        return {"network": None, "reason": str(error), "over_mpi": False, "of_ringrun": None, "error": str(error)}
+    over_mpi = launch is not None and (chosen.network == "mpi" or not sockets.is_met_at_a_place(launch))
+    of_ringrun_data = None if of_ringrun is None else of_ringrun._asdict()
+    return {**chosen._asdict(), "over_mpi": over_mpi, "of_ringrun": of_ringrun_data, "error": None}
+
+
+def topology_of_mpi(driver: Data) -> Data:
+    """As `topology`, for all ranks of MPI_COMM_WORLD, which call it together."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    leader = node.bcast(world.rank)
+    node.Free()
+    return topology(world.allgather, world.rank, leader, driver)
+
+
+def topology_of_sockets(launch: launched_by.Launch, driver: Data) -> Data:
+    """As `topology`, for all ranks that meet at the rendezvous, which call it together.
+
+    Raises what `meet` raises, RuntimeError where nothing says where that is, and OSError where there is no secret.
+    """
+    place, timeout_s = sockets.place_of(launch), float(table.resolve({})["start_timeout_s"])
+    if launch.size is None:
+        raise RuntimeError(f"{launch.launcher} does not say how many ranks there are")
+    with meet(place, job_secret(str(place)), "doctor", launch.rank, launch.size, timeout_s) as member:
+        return topology(member.exchange, launch.rank, node_name(), driver)
+
+
+def topology(exchange: Exchange, rank: int, node: Any, driver: Data) -> Data:
+    """The number of ranks, and of each node the host, its ranks, the CPUs that these may run on together, the GPU that
+    each of them would take, and how many a rank sees.
+
+    Args:
+        node: the same on ranks of one node.
+        driver: the topic `cuda`.
+    """
+    nodes = exchange(node)
+    everybody = exchange(
+        {
+            "host": socket.gethostname(),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "gpu": gpus.usual_gpu(nodes[:rank].count(node), driver),
+            "visible_gpus": len(driver["gpus"]),
+        }
+    )
+    ranks_of = {one: [rank for rank, its in enumerate(nodes) if its == one] for one in nodes}
+    return {"size": len(nodes), "nodes": [_node(ranks, everybody) for ranks in ranks_of.values()]}
+
+
+def _node(ranks: list[int], everybody: list[Data]) -> Data:
+    of_ranks = [everybody[rank] for rank in ranks]
+    return {
+        "host": of_ranks[0]["host"],
+        "ranks": ranks,
+        "cpus": len(set().union(*(one["cpus"] for one in of_ranks))),
+        "gpus": [one["gpu"] for one in of_ranks],
+        "visible_gpus": max(one["visible_gpus"] for one in of_ranks),
+    }
+
+
+def find_topology(launch: launched_by.Launch | None, library: Data, driver: Data, own_network: Data) -> Data | None:
+    """The topology of the job; None where there is no launcher, or the ranks do not meet, which is an error then.
+
+    Args:
+        library, driver: the topics `mpi` and `cuda`.
+        own_network: the topic `network`, whose error it sets.
+    """
+    if launch is None or own_network["error"]:
+        return None
+    if own_network["over_mpi"]:
+        return topology_of_mpi(driver) if library.get("thread_level") else None
+    try:
+        return topology_of_sockets(launch, driver)
+    except (RingtrainError, RuntimeError, OSError, ValueError) as error:
+        own_network["error"] = str(error)
+        return None
+
+
+def network_text(data: Data) -> str:
+    """One line for people."""
+    if data["network"] is None:
+        return "none"
+    own = f"{data['network']}: {data['reason']}"
+    of_ringrun = data["of_ringrun"]
+    return own if of_ringrun is None else f"{own}; ringrun takes {of_ringrun['network']}: {of_ringrun['reason']}"
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
 
 PACKAGES = ("numpy", "ml_dtypes", "cupy", "torch", "jax", "jaxlib", "mxnet")
 SHARED_MEMORY = "/dev/shm"
@@ -31,9 +141,9 @@ SMALL_SHARED_MEMORY_MB = 64
 
 def examine(launch: launched_by.Launch | None) -> Data:
     """Gather every topic. Under a launcher all ranks must call this together, since they meet."""
-    network, driver = ranks.network(launch), gpus.cuda()
+    network, driver = describe_network(launch), gpus.cuda()
     library = mpi(launch, network["over_mpi"])
-    topology = ranks.find(launch, library, driver, network)
+    topology = find_topology(launch, library, driver, network)
     report: Data = {
         "ringtrain": core(),
         "launcher": None if launch is None else launch._asdict(),
@@ -267,7 +377,7 @@ def as_table(report: Data) -> str:
 def _rows(report: Data) -> Iterator[tuple[str, str]]:
     own, library, processor = report["ringtrain"], report["mpi"], report["cpu"]
     yield "ringtrain", f"{own['version'] or 'version unknown'}, {own['path'] or 'no compiled part'}"
-    yield "network", ranks.text(report["network"])
+    yield "network", network_text(report["network"])
     if library["error"]:
         yield "MPI", "none"
     else:

@@ -10,18 +10,15 @@ def train(state):
 train(hvd.elastic.ArrayState(weights=weights, step=0))
 
 running     run(): again and again, in one generation of ranks after the other
-state       what a state is, and one of Python objects
-arrays      a state of arrays
+states      what a state is, one of Python objects, and one of arrays; files of them
 agreement   which parts of a state differ between the ranks
-checkpoint  a state on disk, for when all ranks are lost
 """
 
 import inspect
 import typing
 
-from ringtrain.elastic.arrays import ArrayState as ArrayState
 from ringtrain.elastic.running import generation as generation, run as run, run_fn as run_fn
-from ringtrain.elastic.state import ObjectState as ObjectState, State as State
+from ringtrain.elastic.states import ArrayState as ArrayState, ObjectState as ObjectState, State as State
 from ringtrain.errors import (
     HorovodInternalError as HorovodInternalError,
     HostsUpdatedInterrupt as HostsUpdatedInterrupt,

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from ringtrain.elastic.state import State
+from ringtrain.elastic.states import State
 from ringtrain.errors import (
     DeadlockError,
     HostsUpdatedInterrupt,
@@ -17,7 +17,7 @@ from ringtrain.errors import (
     RingtrainError,
     StepOrderError,
 )
-from ringtrain.job import elastic, session
+from ringtrain.job import elastic_client, session
 from ringtrain.record.logger import logger
 
 AnyState = TypeVar("AnyState", bound=State)
@@ -61,7 +61,7 @@ def run_fn(
             try:
                 if is_again:
                     state.on_reset()
-                elastic.ready()
+                elastic_client.ready()
                 if not is_in_sync:
                     state.sync()
                     state.count_on()
@@ -81,12 +81,12 @@ def run_fn(
 
 def generation() -> int:
     """Which generation of the job this is: 1 at first. 0 in a job that is not elastic."""
-    seat = elastic.seat()
+    seat = elastic_client.seat()
     return 0 if seat is None else seat.generation
 
 
 def _has_newcomers() -> bool:
-    seat = elastic.seat()
+    seat = elastic_client.seat()
     return seat is not None and seat.has_newcomers
 
 
@@ -94,7 +94,7 @@ def _require_next_generation(error: RingtrainError, reset: Callable[[], object])
     """Raises the error where beginning again is impossible or in vain."""
     if isinstance(error, _MISTAKES):
         raise error
-    if reset is session.begin_again and not elastic.is_elastic():
+    if reset is session.begin_again and not elastic_client.is_elastic():
         logger.error("a rank is lost, and this job is not elastic: start it with ringrun --min-np to have it go on")
         raise error
     logger.warning("generation %d has ended: %s", generation(), str(error).partition("\n")[0])

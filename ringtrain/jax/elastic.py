@@ -21,7 +21,7 @@ import numpy as np
 
 from ringtrain.elastic import agreement, running
 from ringtrain.elastic.running import AnyState, Arguments, Function, Result, generation as generation
-from ringtrain.elastic.state import ObjectState as ObjectState, State as State
+from ringtrain.elastic.states import ObjectState as ObjectState, State as State
 from ringtrain.errors import (
     HorovodInternalError as HorovodInternalError,
     HostsUpdatedInterrupt as HostsUpdatedInterrupt,

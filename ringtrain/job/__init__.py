@@ -1,12 +1,12 @@
 """Joining and leaving the job, and this rank's place in it.
 
-session      init(), shutdown(), rank(), size() and their like
-network      which network this job has (choice), and joining it
-world        the ranks of a job, and what they tell each other first
-launched_by  which launcher has started this process
-elastic      jobs whose processes come and go: the generation that this process is in
-sockets      jobs whose ranks talk over TCP; rendezvous: where they meet; interfaces: addresses of this host
-mpi, ulfm    what the core must know of MPI; libmpi: its library; roll_call: who has come to its init()
-before_init  what init() has loaded before it begins
-cores, gpus  what this rank may use of its host
+session         init(), shutdown(), rank(), size() and their like
+network         which network this job has, and joining it
+world           the ranks of a job, and what they tell each other first
+launched_by     which launcher has started this process
+elastic_client  jobs whose processes come and go: the generation that this process is in
+sockets         jobs whose ranks talk over TCP; rendezvous/: where they meet; interfaces: addresses of this host
+mpi             what the core must know of MPI; libmpi: its library
+before_init     what init() has loaded before it begins
+cores, gpus     what this rank may use of its host
 """

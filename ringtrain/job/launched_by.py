@@ -350,3 +350,10 @@ def _own_mpirun() -> str:
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
     return int(text) if text.isdigit() else None
+
+
+class NetworkChoice(NamedTuple):
+    """The network of a job, "mpi", "sockets" or "none" (a job of one rank), and the reason, for people."""
+
+    network: str
+    reason: str

@@ -8,15 +8,278 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import ringtrain._core as _core
-from ringtrain.job import launched_by, sockets, srun_mpi, ulfm
+from ringtrain.errors import PeerLostError, RingtrainError, StalledError
+from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.job import launched_by, libmpi, sockets
+from ringtrain.job.launched_by import Launch, SlurmStep
 from ringtrain.job.libmpi import loaded_library
-from ringtrain.job.roll_call import meet
 from ringtrain.job.world import Library, World, introduce, single_world
+
+# --- the ranks come together in init(), within a time: most calls of MPI for it block and take no deadline ------------
+
+
+T = TypeVar("T")
+
+_PAUSE_S = 0.1
+# How long messages get to leave before this rank goes.
+_MOMENT_S = 1.0
+# Of the caller's own communicator, as there is no other yet.
+_HERE_TAG, _VERDICT_TAG = 31_415, 31_416
+_NOTHING = bytearray(0)
+
+
+def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Callable[[Any], T]) -> T:
+    """The result of `work`, in which these ranks of `comm` call MPI together. Ctrl-C interrupts it.
+
+    It runs on a thread of its own, which stays behind if it cannot end.
+
+    Args:
+        timeout_s: 0 waits for ever.
+        work: gets a communicator of these ranks for ringtrain alone, which lives until MPI is finalised.
+
+    Raises:
+        StalledError: not all ranks came in time; says which, where the first of them knows.
+        PeerLostError: MPI says that a rank has died, or the launcher has ended.
+    """
+    call = InitBarrier(MPI, comm, ranks)
+
+    communicators: list[Any] = []
+
+    def work_and_end() -> T:
+        communicators.append(_own_communicator(comm, ranks))
+        result = work(communicators[0])
+        call.end()
+        return result
+
+    launcher = os.getppid()
+    working = _Working(work_and_end)
+    deadline = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
+    try:
+        while not working.has_ended(_PAUSE_S):
+            call.hear_verdict()
+            if os.getppid() != launcher:
+                raise PeerLostError(
+                    "the launcher has ended while this rank was in init(): another rank has failed; see its output"
+                )
+            if time.monotonic() > deadline:
+                raise StalledError(call.verdict(timeout_s))
+        return working.result()
+    except MPI.Exception as error:
+        if error.Get_error_class() not in libmpi.ulfm_error_classes(MPI):
+            call.take_messages()
+            raise
+        lost = PeerLostError(f"{_failed_text(comm)} died while the others were in init(): {error}")
+        call.tell_all(lost)
+        raise lost from None
+    finally:
+        if not working.has_ended(0):
+            _revoke(MPI, communicators, working)
+
+
+def _own_communicator(parent: Any, ranks: Sequence[int]) -> Any:
+    if isinstance(ranks, range):  # all of them
+        return parent.Dup()
+    return parent.Create_group(parent.Get_group().Incl(ranks))
+
+
+def _revoke(MPI: Any, communicators: Sequence[Any], working: _Working[Any]) -> None:
+    """End what still waits on them, where MPI can do that: a call of mpi4py that fails after Python's end crashes."""
+    if communicators and libmpi.knows_ulfm(MPI):
+        with contextlib.suppress(MPI.Exception, NotImplementedError):
+            communicators[0].Revoke()
+            working.has_ended(_MOMENT_S)
+
+
+class InitBarrier:
+    """The first of the ranks knows who has come. If some stay away it tells the others who.
+
+    Whoever hears from MPI that a rank has died tells all others: they may wait for this one, which has given up.
+    """
+
+    def __init__(self, MPI: Any, comm: Any, ranks: Sequence[int]):
+        self._byte = MPI.BYTE
+        self._mpi_error = MPI.Exception
+        self._comm = comm
+        self._first, *self._others = ranks
+        self._rank = comm.Get_rank()
+        self._is_first = self._rank == self._first
+        self._numbers = {rank: number for number, rank in enumerate(ranks)}
+        self._here = None if self._is_first else comm.Isend([_NOTHING, self._byte], self._first, _HERE_TAG)
+
+    def end(self) -> None:
+        """All have come: take their messages out of the way."""
+        if self._here is not None:
+            self._here.Wait()
+            return
+        for rank in self._others:
+            self._comm.Recv([_NOTHING, self._byte], rank, _HERE_TAG)
+
+    def take_messages(self) -> None:
+        """Of those who come within a moment. After a failure, as MPICH waits in MPI_Finalize for what nobody takes."""
+        missing = set(self._others) if self._is_first else set()
+        deadline = time.monotonic() + _MOMENT_S
+        while missing and time.monotonic() < deadline:
+            for rank in [rank for rank in missing if self._has_come(rank, _HERE_TAG)]:
+                missing.remove(rank)
+                with contextlib.suppress(self._mpi_error):
+                    self._comm.Recv([_NOTHING, self._byte], rank, _HERE_TAG)
+            time.sleep(_PAUSE_S)
+
+    def hear_verdict(self) -> None:
+        """Raise StalledError if the first rank has said who stays away, PeerLostError if any has said who is dead."""
+        for rank in self._numbers:
+            if rank != self._rank and self._has_come(rank, _VERDICT_TAG):
+                raise self._comm.recv(source=rank, tag=_VERDICT_TAG)
+
+    def tell_all(self, error: RingtrainError) -> None:
+        self._tell([rank for rank in self._numbers if rank != self._rank], error)
+
+    def verdict(self, timeout_s: float) -> str:
+        """What to say when the time is over; the first rank also says it to those who have come."""
+        waited = f"init() has waited {timeout_s:g} s (start_timeout_s) for all ranks"
+        if not self._is_first:
+            time.sleep(_MOMENT_S)
+            self.hear_verdict()
+            return f"{waited}: some rank has not come, has died or is stopped; rank 0 may say which"
+        missing = [rank for rank in self._others if not self._has_come(rank, _HERE_TAG)]
+        if missing:
+            text = f"{waited}: {list_of_ranks(self._numbers[rank] for rank in missing)} did not come"
+        else:
+            text = f"{waited}: all have come, but some rank has died or is stopped since then"
+        self._tell([rank for rank in self._others if rank not in missing], StalledError(text))
+        return text
+
+    def _tell(self, ranks: Sequence[int], error: RingtrainError) -> None:
+        deadline = time.monotonic() + _MOMENT_S
+        requests = []
+        for rank in ranks:
+            with contextlib.suppress(self._mpi_error):  # it is dead
+                requests.append(self._comm.isend(error, dest=rank, tag=_VERDICT_TAG))
+        while not all(map(self._is_over, requests)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(2 * _PAUSE_S)  # they look for it now and then, and this rank's end may end the job
+
+    def _is_over(self, request: Any) -> bool:
+        try:
+            return bool(request.Test())
+        except self._mpi_error:
+            return True
+
+    def _has_come(self, rank: int, tag: int) -> bool:
+        try:
+            return bool(self._comm.Iprobe(source=rank, tag=tag))
+        except self._mpi_error:
+            return False
+
+
+class _Working(Generic[T]):
+    """A call on a thread of its own."""
+
+    def __init__(self, work: Callable[[], T]):
+        self._work = work
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="ringtrain init", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:
+            self._error = error
+
+    def has_ended(self, within_s: float) -> bool:
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+def _failed_text(comm: Any) -> str:
+    """Who has died, in the numbers of `comm`, where MPI tells it."""
+    try:
+        ranks = comm.Get_failed().Translate_ranks(group=comm.Get_group())
+    except Exception:
+        ranks = []
+    return list_of_ranks(ranks) if ranks else "a rank"
+
+
+# --- what `srun --mpi` has prepared for a rank ------------------------------------------------------------------------
+
+
+# Slurm's library for what `--mpi=pmi2` speaks, as distributions call it; beside Slurm's own libraries it is libpmi2.so.
+_PMI2_LIBRARIES = ("libpmi2.so.0", "libpmi2.so")
+_INTEL = "I_MPI_PMI_LIBRARY"
+_SECURITY = "PMIX_SECURITY_MODE"
+
+
+def prepare_srun(
+    launch: Launch,
+    library: str,
+    knows_pmix: Callable[[], bool],
+    environ: MutableMapping[str, str] = os.environ,
+) -> None:
+    """Set what the library needs under srun, or refuse what cannot work.
+
+    Args:
+        launch: what `launched_by.detect` returned.
+        library: as mpi4py's `MPI.get_vendor()` names it.
+        knows_pmix: whether the library was built with PMIx.
+        environ: of this process, changed in place.
+
+    Raises:
+        RuntimeError: this library cannot start so; the message says which --mpi it wants.
+    """
+    if launch.launcher != SlurmStep.NAME:
+        return
+    if "PMIX_NAMESPACE" in environ:
+        if library not in ("Open MPI", "Intel MPI") and not knows_pmix():
+            raise RuntimeError(
+                f"Slurm started {launch.size} ranks with --mpi=pmix, which this {library} was built without: "
+                f"{_way_out('pmi2', launch)}"
+            )
+        # Slurm offers munge as well, and a PMIx without it complains at length before it takes the other.
+        if "native" in environ.get(_SECURITY, "").split(","):
+            environ[_SECURITY] = "native"
+    elif library == "Intel MPI" and "PMI_FD" in environ and _INTEL not in environ:
+        found = next(filter(_can_be_loaded, _PMI2_LIBRARIES), None)
+        if found is not None:
+            environ[_INTEL] = found
+        elif environ.get("SLURM_STEP_NUM_NODES", "1") != "1":
+            raise RuntimeError(
+                f"Slurm started {launch.size} ranks with --mpi=pmi2, with which Intel MPI wants libpmi2.so of Slurm on "
+                f"several hosts, and finds none: set {_INTEL} to its path, or {_way_out('pmix', launch)}"
+            )
+
+
+def _way_out(kind: str, launch: Launch) -> str:
+    return (
+        f"start with `srun --mpi={kind}`, or with `ringrun --launcher srun -np {launch.size} python ...`, which picks "
+        "the right one by itself."
+    )
+
+
+def _can_be_loaded(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+# --- the world of MPI -------------------------------------------------------------------------------------------------
+
 
 _is_finalised_here = False
 
@@ -122,7 +385,7 @@ def _initialise(MPI: Any, timeout_s: float) -> None:
     if launch is not None and launched_by.is_of_another_mpi(launch, MPI.get_vendor()[0]):
         launched_by.require_world(launch, 1, MPI.Get_library_version())
     if launch is not None:
-        srun_mpi.prepare(launch, MPI.get_vendor()[0], _was_built_with_pmix)
+        prepare_srun(launch, MPI.get_vendor()[0], _was_built_with_pmix)
     with _end_of_process_after(timeout_s):
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
 
@@ -204,7 +467,7 @@ def _describe(MPI: Any, own: Any) -> Library:
     }
     operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
     handles = {**datatypes, **operations, "errors_return": MPI.ERRORS_RETURN}
-    err_proc_failed, err_revoked = ulfm.error_classes(MPI)
+    err_proc_failed, err_revoked = libmpi.ulfm_error_classes(MPI)
     handle_bytes = MPI._sizeof(MPI.Comm)
     mask = (1 << (8 * handle_bytes)) - 1  # the handles of 4 bytes are signed
     return Library(

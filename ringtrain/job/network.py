@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ringtrain.failure import exceptions
-from ringtrain.job import elastic, launched_by, mpi, sockets
-from ringtrain.job.choice import Choice
+from ringtrain.job import elastic_client, launched_by, mpi, sockets
 from ringtrain.job.interfaces import addresses_of
+from ringtrain.job.launched_by import NetworkChoice
 from ringtrain.job.world import Exchange, World, single_world
 from ringtrain.record.logger import logger
 
@@ -44,7 +44,7 @@ def workers() -> int:
     return _count_workers() if _count_workers is not None else 0
 
 
-def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Choice:
+def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> NetworkChoice:
     """What `network=wanted` means for this process.
 
     Args:
@@ -52,23 +52,23 @@ def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> Choice:
         comm: what init() was given.
         launch: what `launched_by.detect` has found.
     """
-    if elastic.is_elastic():
-        return Choice("sockets", "this process belongs to an elastic job")
+    if elastic_client.is_elastic():
+        return NetworkChoice("sockets", "this process belongs to an elastic job")
     if launch is None and not mpi.is_communicator(comm) and workers() > 1:
-        return Choice("sockets", "DMLC_* variables make this process a worker of a job with servers")
+        return NetworkChoice("sockets", "DMLC_* variables make this process a worker of a job with servers")
     if launch is None and comm is None and "mpi4py.MPI" not in sys.modules:
-        return Choice("none", "no launcher has started this process, so it is a job of its own")
+        return NetworkChoice("none", "no launcher has started this process, so it is a job of its own")
     if wanted != "auto":
-        return Choice(wanted, f"network={wanted}")
+        return NetworkChoice(wanted, f"network={wanted}")
     if mpi.is_communicator(comm):
-        return Choice("mpi", "init(comm=...) was given a communicator of mpi4py")
+        return NetworkChoice("mpi", "init(comm=...) was given a communicator of mpi4py")
     if launch is None:
-        return Choice("mpi", "mpi4py.MPI is imported")
+        return NetworkChoice("mpi", "mpi4py.MPI is imported")
     if sockets.is_started_for_sockets(launch):
-        return Choice("sockets", f"{launch.launcher} has started this process, without an MPI")
+        return NetworkChoice("sockets", f"{launch.launcher} has started this process, without an MPI")
     if launch.launcher == launched_by.SlurmStep.NAME and importlib.util.find_spec("mpi4py") is None:
-        return Choice("sockets", "Slurm has started this process, and mpi4py is not installed")
-    return Choice("mpi", f"{launch.launcher} has started this process")
+        return NetworkChoice("sockets", "Slurm has started this process, and mpi4py is not installed")
+    return NetworkChoice("mpi", f"{launch.launcher} has started this process")
 
 
 def rank_of_all() -> int:
@@ -83,7 +83,7 @@ def tell_all(value: Any, settings: dict[str, str]) -> list[Any]:
     Raises as `mpi.tell_all` and `sockets.tell_all`.
     """
     launch = launched_by.detect()
-    if elastic.is_elastic():
+    if elastic_client.is_elastic():
         raise ValueError("an elastic job has no ranks to set aside; start its servers with ringlaunch")
     if launch is None or choose(settings["network"], None, launch).network == "none":
         return [value]
@@ -98,15 +98,15 @@ def connect(
 ) -> tuple[World, dict[str, str]]:
     """The world that this process belongs to, and what `read_tuned` has returned on rank 0. All ranks call it together.
 
-    Raises as `mpi.connect`, `sockets.connect` and `elastic.connect`.
+    Raises as `mpi.connect`, `sockets.connect` and `elastic_client.connect`.
     """
     launch = launched_by.detect()
     network = choose(settings["network"], comm, launch).network
     if network == "none":
         return single_world(), {}
     exceptions.tell_exceptions()  # a rank that fails while they meet would keep the others in MPI_Finalize
-    if elastic.is_elastic():
-        return elastic.connect(comm, settings, read_tuned)
+    if elastic_client.is_elastic():
+        return elastic_client.connect(comm, settings, read_tuned)
     if network == "sockets" and launch is None and workers() > 1:
         return _connect_workers(comm, settings, read_tuned)
     if network == "sockets" and launch is not None and launch.size == 1 and comm is None:

@@ -12,7 +12,7 @@ import ringtrain._core as _core
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
 from ringtrain.failure import call_sites, exceptions
 from ringtrain.handles import report_failures_to
-from ringtrain.job import before_init, elastic, gpus, launched_by, mpi, network
+from ringtrain.job import before_init, elastic_client, gpus, launched_by, mpi, network
 from ringtrain.job.world import Library, World
 from ringtrain.options import horovod_variables, table
 from ringtrain.process_sets import ProcessSet, RefusedSetError, forget_process_sets, register_at_init, set_world
@@ -119,23 +119,23 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
         if comm:
             raise ValueError("kv_servers takes some of all ranks that were started: init() takes no comm beside it")
         comm = _set_aside(servers, settings)
-    found = _core.autotune_findings() if elastic.is_elastic() else ""
+    found = _core.autotune_findings() if elastic_client.is_elastic() else ""
     world, tuned = network.connect(comm, settings, lambda: table.read_tuned(settings, fixed, found))
     settings.update(tuned)
     gpus.use(world.gpus[world.rank])
     try:
         _start_core(world, settings, fixed)
     except _LOST:
-        if elastic.is_elastic():
+        if elastic_client.is_elastic():
             return False
         raise
     _world, _asked = world, asked
     set_world(world.rank, len(world.names), world.communicator, comm if mpi.is_communicator(comm) else None)
     _correct_horovods_variables()
     _record_flights(world, settings)
-    seat = elastic.seat()
+    seat = elastic_client.seat()
     if seat is not None:
-        metrics.set_generation(seat.generation, elastic.seconds_lost)
+        metrics.set_generation(seat.generation, elastic_client.seconds_lost)
     atexit.unregister(_end)
     atexit.register(_end)
     refused = None
@@ -145,7 +145,7 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
         refused = error
     except BaseException as error:  # on all ranks alike, or another one is lost
         shutdown()
-        if elastic.is_elastic() and isinstance(error, _LOST):
+        if elastic_client.is_elastic() and isinstance(error, _LOST):
             return False
         raise
     try:
@@ -154,13 +154,13 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
             begin(settings)
         _name_what_has_no_effect(world.rank)
     except BaseException as error:
-        if elastic.is_elastic() and isinstance(error, _LOST):
+        if elastic_client.is_elastic() and isinstance(error, _LOST):
             shutdown()
             return False
         exceptions.tell(error)  # it is perhaps on this rank alone
         shutdown()
         raise
-    elastic.joined()
+    elastic_client.joined()
     if refused is not None:
         raise ValueError(f"{refused}; the job is initialised, with the process sets before this one") from None
     return True
@@ -186,7 +186,7 @@ def _correct_horovods_variables() -> None:
 
 def _record_flights(world: World, settings: dict[str, str]) -> None:
     """Of an elastic job, in which failures are nothing special, only where somebody wants them, by generation."""
-    folder, seat = settings["flight_dir"], elastic.seat()
+    folder, seat = settings["flight_dir"], elastic_client.seat()
     if seat is not None and folder:
         folder = os.path.join(folder, f"generation-{seat.generation}")
     flight_recorder.start(world.rank, folder, world.token)
@@ -256,7 +256,7 @@ def _checked_sets(
 
 def _fitting(process_sets: Sequence[ProcessSet | Sequence[int]]) -> Sequence[ProcessSet | Sequence[int]]:
     """Those of whose ranks this generation of an elastic job has all, and more."""
-    if not elastic.is_elastic():
+    if not elastic_client.is_elastic():
         return process_sets
     ranks = [one.ranks if isinstance(one, ProcessSet) else one for one in process_sets]
     return [
@@ -294,7 +294,7 @@ def _ended_by() -> str:
 def _end() -> None:
     """At the end of the script."""
     shutdown()
-    elastic.leave(exceptions.last_words())
+    elastic_client.leave(exceptions.last_words())
 
 
 def is_initialized() -> bool:

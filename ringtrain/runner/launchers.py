@@ -13,8 +13,8 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import NamedTuple, Protocol
 
-from ringtrain.job.choice import Choice
 from ringtrain.job.cores import physical_cores
+from ringtrain.job.launched_by import NetworkChoice
 from ringtrain.options import table
 from ringtrain.runner import start
 from ringtrain.runner.hosts import Host, UsageError
@@ -476,7 +476,7 @@ def choose_elastic(launcher: str, job: Job) -> Chosen:
     return Chosen(OwnStarter(Srun(srun, "none") if srun is not None and is_by_srun else None), [why])
 
 
-def choose_network(launcher: str, environ: Mapping[str, str] = os.environ) -> Choice:
+def choose_network(launcher: str, environ: Mapping[str, str] = os.environ) -> NetworkChoice:
     """What the option network of `environ` means for a job that is yet to be started. Raises UsageError."""
     try:
         wanted = table.resolve({}, environ)["network"]
@@ -487,12 +487,12 @@ def choose_network(launcher: str, environ: Mapping[str, str] = os.environ) -> Ch
     if launcher == "yarn" and wanted == "mpi":
         raise UsageError("--launcher yarn starts ranks without an MPI; leave --network mpi out")
     if wanted != "auto":
-        return Choice(wanted, f"network={wanted}")
+        return NetworkChoice(wanted, f"network={wanted}")
     if launcher in ("ssh", "yarn"):
-        return Choice("sockets", f"--launcher {launcher} needs no MPI")
+        return NetworkChoice("sockets", f"--launcher {launcher} needs no MPI")
     if launcher != "mpirun" and importlib.util.find_spec("mpi4py") is None:
-        return Choice("sockets", "mpi4py is not installed")
-    return Choice("mpi", "mpi4py is installed")
+        return NetworkChoice("sockets", "mpi4py is not installed")
+    return NetworkChoice("mpi", "mpi4py is installed")
 
 
 def _without_mpi(launcher: str, environ: Mapping[str, str]) -> Launcher:

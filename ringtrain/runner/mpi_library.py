@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtrain.job import ulfm
+from ringtrain.job import libmpi
 from ringtrain.job.libmpi import loaded_library
 
 
@@ -47,7 +47,7 @@ def describe(initialize: bool) -> dict[str, Any]:
         "standard": ".".join(map(str, MPI.Get_version())),
         "handle_bytes": MPI._sizeof(MPI.Comm),
         "thread_level": levels[MPI.Query_thread()] if MPI.Is_initialized() else None,
-        "ulfm": ulfm.is_known(MPI),
+        "ulfm": libmpi.knows_ulfm(MPI),
         "cuda_aware": _is_cuda_aware() if MPI.Is_initialized() else None,
         "mpi4py": mpi4py.__version__,
     }

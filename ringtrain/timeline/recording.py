@@ -1,26 +1,139 @@
-"""The timeline: one file that shows what every rank does and when, for chrome://tracing and Perfetto.
-
-Each rank writes its own part while the job runs, on one clock; `stop_timeline`, also called by shutdown(), brings the
-parts together. `python -m ringtrain.timeline merge FILE` does that for a job that was killed, and
-`python -m ringtrain.timeline report FILE` says where the time of a step goes (docs/timeline.md).
-"""
+"""The place of a timeline before it begins: whether files can be there, and what an earlier job has left there."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import stat
 import time
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import ringtrain._core as _core
-from ringtrain import ops
+from ringtrain import objects, ops
 from ringtrain.errors import RingtrainError
-from ringtrain.job import elastic, session
+from ringtrain.job import elastic_client, session
 from ringtrain.record.logger import logger
-from ringtrain.timeline import file_checks
-from ringtrain.timeline.files import part_of
-from ringtrain.timeline.gather import bring_together
+from ringtrain.timeline.files import events_in, other_parts, part_of
+from ringtrain.timeline.merge import unfinished, write_merged
+
+# --- whether the file can be written ----------------------------------------------------------------------------------
+
+
+def check(path: Path, given_as: str) -> None:
+    """Whether this rank can have a file there; `given_as` is the option or argument that the message names.
+
+    Raises:
+        RingtrainError: there is something that is no file, or the folder is not there or may not be written to.
+    """
+    folder = path.absolute().parent
+    mode = _mode(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise RingtrainError(f"{given_as} must be a file, but {path} is {what}")
+    if not os.path.isdir(folder):
+        raise RingtrainError(f"{given_as} is {path}, but there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RingtrainError(f"{given_as} is {path}, but the folder {folder} may not be written to")
+
+
+def _mode(path: Path) -> int | None:
+    """One look, since another rank may remove an earlier timeline meanwhile; None where nothing is to be seen."""
+    try:
+        return os.stat(path).st_mode
+    except OSError:
+        return None
+
+
+def clear(path: Path, given_as: str) -> None:
+    """Remove the file and all parts of an earlier timeline, which may have had more ranks.
+
+    Ranks may have one disk, so this comes before any rank writes.
+
+    Raises:
+        RingtrainError: one of them cannot be removed.
+    """
+    for file in [path, *other_parts(path)]:
+        try:
+            file.unlink(missing_ok=True)  # another rank may be faster
+        except OSError as error:
+            raise RingtrainError(
+                f"{given_as} is {path}, but {file} of an earlier timeline cannot be removed: {error.strerror}"
+            ) from error
+
+
+# --- the files of all ranks -------------------------------------------------------------------------------------------
+
+
+_PIECE_BYTES = 4 << 20
+
+
+def bring_together(path: Path) -> None:
+    """Make one file of the parts of all ranks, at `path` on rank 0, and remove the others. All ranks call it together.
+
+    Raises:
+        RingtrainError: rank 0 cannot write it, which all ranks are told, or another rank is gone; the parts stay as
+            they are.
+    """
+    own = part_of(path, session.rank())
+    own_bytes = own.stat().st_size if session.rank() > 0 and own.exists() else 0
+    pieces = _pieces_of_others(own, ops.allgather(np.array([own_bytes])))
+    problem = None
+    if session.rank() == 0:
+        try:
+            _write(path, pieces)
+        except (OSError, ValueError) as error:
+            problem = getattr(error, "strerror", None) or str(error)
+    for _ in pieces:  # also where rank 0 has given up: the others send all that they have
+        pass
+    problem = objects.broadcast_object(problem)
+    if problem is not None:
+        raise RingtrainError(f"rank 0 cannot make one file of the parts of {path}, which stay as they are: {problem}")
+    if session.rank() != 0:
+        own.unlink(missing_ok=True)  # rank 0 may have begun the next timeline
+
+
+def _write(path: Path, pieces: Iterator[tuple[int, bytes]]) -> None:
+    with unfinished(path) as whole, open(path, "rb") as own:
+        others = (events_in(_lines(piece for _, piece in part)) for _, part in itertools.groupby(pieces, itemgetter(0)))
+        write_merged(whole, itertools.chain([events_in(own)], others))
+        os.replace(whole, path)
+
+
+def _pieces_of_others(own: Path, lengths: Any) -> Iterator[tuple[int, bytes]]:
+    """The parts of all ranks, laid end to end: on rank 0 pieces of them and whose they are, in order.
+
+    Nothing comes on the other ranks, which send in the meantime. So all of them have to ask until the end.
+
+    Args:
+        lengths: how many bytes each rank sends; rank 0 none, since its part is there.
+    """
+    rank, size = session.rank(), session.size()
+    first, end = int(lengths[:rank].sum()), int(lengths[: rank + 1].sum())
+    with open(own if first < end else os.devnull, "rb") as file:
+        for begin in range(0, int(lengths.sum()), _PIECE_BYTES):
+            of_own = range(max(begin, first), min(begin + _PIECE_BYTES, end))
+            sent = np.frombuffer(file.read(len(of_own)), np.uint8)
+            received, counts = ops.alltoall(sent, [sent.size] + [0] * (size - 1))
+            place = 0
+            for sender in np.flatnonzero(counts):
+                yield int(sender), received[place : place + counts[sender]].tobytes()
+                place += counts[sender]
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    yield rest
+
+
+# --- start and stop ---------------------------------------------------------------------------------------------------
 
 
 class _Window(NamedTuple):
@@ -64,8 +177,8 @@ def _start(file_path: str, mark_cycles: bool, given_as: str) -> None:
     path = Path(file_path)
     problem = None
     try:
-        file_checks.check(path, given_as)
-        file_checks.clear(path, given_as)
+        check(path, given_as)
+        clear(path, given_as)
     except RingtrainError as error:
         problem = error  # after the common start, for which the other ranks wait
     start_s = _common_start()
@@ -73,7 +186,7 @@ def _start(file_path: str, mark_cycles: bool, given_as: str) -> None:
         raise problem
     _core.start_timeline(str(part_of(path, session.rank())), start_s, _limit_mb, mark_cycles)
     _path = path
-    seat = elastic.seat()
+    seat = elastic_client.seat()
     if seat is not None:
         _core.mark(f"generation {seat.generation}: {seat.size} ranks")
 
@@ -103,7 +216,7 @@ def _begin(settings: dict[str, str]) -> None:
     file_path, mark_cycles = _path_of_generation(settings), settings["timeline_mark_cycles"] == "on"
     steps = settings["timeline_steps"]
     if file_path and steps:
-        file_checks.check(Path(file_path), "timeline_filename")
+        check(Path(file_path), "timeline_filename")
         first, _, last = steps.partition("-")
         _window = _Window(steps, max(int(first), 1), int(last or first), file_path, mark_cycles)
     elif file_path:
@@ -114,7 +227,7 @@ def _begin(settings: dict[str, str]) -> None:
 
 def _path_of_generation(settings: dict[str, str]) -> str:
     """An elastic job has a file for each generation, which says so: t.json, t.generation-2.json, ..."""
-    file_path, seat = settings["timeline_filename"], elastic.seat()
+    file_path, seat = settings["timeline_filename"], elastic_client.seat()
     if not file_path or seat is None or seat.generation == 1:
         return file_path
     path = Path(file_path)

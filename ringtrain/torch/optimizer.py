@@ -20,7 +20,7 @@ from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.engine.requirements import require_process_set
 from ringtrain.errors import StepOrderError
 from ringtrain.failure.call_sites import warn
-from ringtrain.job import elastic, session
+from ringtrain.job import elastic_client, session
 from ringtrain.objects import broadcast_object
 from ringtrain.ops import Adasum, Average
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -155,7 +155,7 @@ def DistributedOptimizer(
         "_distribute": distribute,
         "_compares_every": check_every,
     }
-    averages_alone = not process_set.included() or (process_set.size() == 1 and not elastic.is_elastic())
+    averages_alone = not process_set.included() or (process_set.size() == 1 and not elastic_client.is_elastic())
     if op == Adasum and not averages_alone:
         return wrap(optimizer, AdasumOptimizer, _adasum_batch=batch, _adasum_check=finite_check, **attributes)
     reduction = (

@@ -15,7 +15,7 @@ import torch
 from ringtrain import ops
 from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.errors import StepOrderError
-from ringtrain.job import elastic
+from ringtrain.job import elastic_client
 from ringtrain.ops import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.torch.parameters import NamedParameters
@@ -69,7 +69,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._requires_update: set[torch.Tensor] = set()
         self._synchronized = False
         self._should_synchronize = True
-        if process_set.included() and (process_set.size() != 1 or elastic.is_elastic()):
+        if process_set.included() and (process_set.size() != 1 or elastic_client.is_elastic()):
             self._register_hooks()
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:

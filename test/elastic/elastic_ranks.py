@@ -17,9 +17,9 @@ from pathlib import Path
 from harness.hosts import SimulatedHosts
 
 from ringtrain.job.rendezvous import secret
-from ringtrain.job.rendezvous.door import bound
 from ringtrain.job.rendezvous.elastic_server import ElasticServer
 from ringtrain.job.rendezvous.generations import Done, Event, Failed, Formed, Left, Limits, Stuck
+from ringtrain.job.rendezvous.listener import bound
 
 END_S = 60.0
 
@@ -42,7 +42,7 @@ class Process:
             assert self.popen.poll() is None and time.monotonic() < deadline, f"no {text!r} in:\n{self.output()}"
             time.sleep(0.003)
 
-    def wait_for_tether(self) -> None:
+    def wait_for_connection(self) -> None:
         """Until it is connected to the rendezvous."""
         deadline = time.monotonic() + END_S
         descriptors = Path(f"/proc/{self.popen.pid}/fd")

@@ -14,9 +14,9 @@ from harness.clocks import require_within
 from harness.hosts import hosts_or_skip
 
 import ringtrain as hvd
-from ringtrain.job.reach import hosts_to_leave_out
 from ringtrain.job.rendezvous import generations
 from ringtrain.job.rendezvous.generations import StateLost, Waiting
+from ringtrain.job.sockets import hosts_to_leave_out
 
 OPTIONS = pytest.mark.parametrize("memory", ["auto", "off"], ids=["shm", "sockets"])
 
@@ -213,8 +213,8 @@ def test_a_failure_leaves_no_flight_records_that_nobody_asked_for(tmp_path):
 IMPORTANT_MOMENTS = {
     "in init": "ringtrain.job.world.introduce",
     "in sync": "ringtrain.elastic.agreement.share_arrays",
-    "between saving and agreeing": "ringtrain.elastic.state.State.check_host_updates",
-    "in the reset": "ringtrain.elastic.state.State.on_reset",
+    "between saving and agreeing": "ringtrain.elastic.states.State.check_host_updates",
+    "in the reset": "ringtrain.elastic.states.State.on_reset",
 }
 DIES = """
 import os, pathlib, pkgutil, runpy, signal, sys
@@ -231,7 +231,7 @@ def dying(*args, **keywords):
     return original(*args, **keywords)
 
 setattr(owner, name, dying)
-for module in ("sockets", "elastic"):
+for module in ("sockets", "elastic_client"):
     if name == "introduce":
         setattr(pkgutil.resolve_name(f"ringtrain.job.{module}"), name, dying)
 del sys.argv[0]
@@ -350,7 +350,7 @@ def test_as_few_hosts_as_possible_are_left_out(nodes, cuts, left_out):
 def test_commits_are_written_at_the_interval_that_save_to_was_given(tmp_path, every_s, expected):
     path, now = tmp_path / "state", SimpleNamespace(s=1000.0)
     clock = SimpleNamespace(monotonic=lambda: now.s)
-    with mock.patch("ringtrain.elastic.checkpoint.time", clock):
+    with mock.patch("ringtrain.elastic.states.time", clock):
         state = hvd.elastic.ObjectState(committed_s=-1)
         state.save_to(path, **({} if every_s is None else {"every_s": every_s}))
         written = []

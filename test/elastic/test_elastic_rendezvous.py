@@ -86,7 +86,7 @@ def test_a_process_that_is_stopped_in_init_is_named_and_then_left_behind(tmp_pat
     program = LONG.replace("hvd.init()", waits.replace("FILE", str(tmp_path / "now")) + "hvd.init()", 1)
     with elastic_job(program, tmp_path, 3) as job:
         stopped = job.processes[1]
-        stopped.wait_for_tether()
+        stopped.wait_for_connection()
         time.sleep(0.5)
         os.kill(stopped.popen.pid, signal.SIGSTOP)
         (tmp_path / "now").touch()
@@ -102,7 +102,7 @@ def test_a_spare_waits_for_its_turn(tmp_path):
     with elastic_job(LONG, tmp_path, 2, most=2) as job:
         job.formed(1)
         (spare,) = job.start()
-        spare.wait_for_tether()
+        spare.wait_for_connection()
         time.sleep(0.5)
         assert spare.output() == ""
         job.processes[0].kill()

@@ -20,8 +20,7 @@ from measure.process import measure_asleep
 
 import ringtrain as hvd
 from ringtrain.job.rendezvous import secret
-from ringtrain.job.rendezvous.door import Door, bound
-from ringtrain.job.rendezvous.hub import Hub
+from ringtrain.job.rendezvous.listener import Hub, Listener, bound
 from ringtrain.job.rendezvous.protocol import Connection
 from ringtrain.job.rendezvous.server import Server
 
@@ -422,7 +421,7 @@ def test_strangers_at_the_rendezvous_keep_nobody_out(tmp_path):
 
 CROWDED = """
 import os, resource, socket, sys, time
-from ringtrain.job.rendezvous.door import Door, bound
+from ringtrain.job.rendezvous.listener import Door, bound
 listener = bound("127.0.0.1", 0)
 door = Door(listener, b"secret", lambda connection: print("in", flush=True))
 print(listener.getsockname()[1], flush=True)
@@ -459,7 +458,7 @@ def test_a_door_opens_again_after_descriptors_have_run_out():
 
 def test_a_door_opens_again_when_no_thread_could_start(monkeypatch):
     came, start = threading.Event(), threading.Thread.start
-    door = Door(listener := bound("127.0.0.1", 0), b"secret", lambda connection: came.set())
+    door = Listener(listener := bound("127.0.0.1", 0), b"secret", lambda connection: came.set())
     failures = [RuntimeError("can't start new thread")]
 
     def start_or_fail(thread):

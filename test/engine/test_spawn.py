@@ -187,7 +187,7 @@ if __name__ == "__main__":
 def test_spawned_processes_of_a_process_that_is_not_a_rank_may_be_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ringtrain.job.rendezvous.door import bound
+    from ringtrain.job.rendezvous.listener import bound
     from ringtrain.job.rendezvous.server import Server
 
     secret = b"of this test".ljust(32)

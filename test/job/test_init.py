@@ -12,7 +12,7 @@ from harness.exact import require_equal
 from measure.process import measure_asleep
 
 import ringtrain as hvd
-from ringtrain.job import launched_by, mpi, ulfm
+from ringtrain.job import launched_by, libmpi, mpi
 
 
 @pytest.mark.fast
@@ -199,7 +199,7 @@ def test_who_hears_in_init_that_a_rank_is_dead_tells_the_others():
     if launched_by.detect().rank == 1:  # MPI tells it, and nobody else, who then waits for this rank
 
         def fail(*arguments):
-            raise MPI.Exception(ulfm.error_classes(MPI)[0])
+            raise MPI.Exception(libmpi.ulfm_error_classes(MPI)[0])
 
         mpi.introduce = fail
     began = time.monotonic()

@@ -40,7 +40,7 @@ import numpy as np, ringtrain as hvd
 from mpi4py import MPI
 from ringtrain.doctor import machine
 from ringtrain.job import launched_by
-from ringtrain.job.roll_call import meet
+from ringtrain.job.mpi import meet
 
 assert not hasattr(MPI, "ERR_PROC_FAILED") and not hasattr(MPI, "ERR_REVOKED")
 hvd.init()

@@ -1,8 +1,8 @@
 """The world of elastic jobs: the real starter, fleet, rendezvous server and generations, while processes are killed and
 stopped, hosts vanish and come back, and the discovery of hosts changes its mind.
 
-Simulated are the processes (what `ringtrain.job.elastic` and `elastic.run` say to the rendezvous, and a training whose
-step needs all ranks), the agents that start them, and the lines between all of these.
+Simulated are the processes (what `elastic_client` and `elastic.run` say to the rendezvous, and a training whose step
+needs all ranks), the agents that start them, and the lines between all of these.
 
 Rules. Only the newest generation trains, with the newest state of all living processes. A job without faults completes.
 After the faults are over the job ends: with code 0, and then the training is complete, or with a reason.
@@ -267,7 +267,7 @@ class _Training:
 
 
 class _Process:
-    """A rank's process: its tether, and a script of `elastic.run` that commits after each step."""
+    """A rank's process: its connection, and a script of `elastic.run` that commits after each step."""
 
     def __init__(self, world: _World, agent: _Agent | None, number: int):
         self.number = number
@@ -327,7 +327,7 @@ class _Process:
             self._after(0.0, lambda: self._take(message))
 
     def cut(self, line: _Line) -> None:
-        """The rendezvous has cut its tether: it cannot go on when it next waits for an answer."""
+        """The rendezvous has closed its connection: it cannot go on when it next waits for an answer."""
         if line is self._line:
             self._is_cut = True
             if self.phase in ("waiting", "init", "asking"):

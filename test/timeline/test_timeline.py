@@ -18,7 +18,7 @@ from measure.process import threads_that_take_signals
 
 import ringtrain as hvd
 from ringtrain.optim import SGD
-from ringtrain.timeline import file_checks, files
+from ringtrain.timeline import files, recording
 from ringtrain.timeline.__main__ import main
 from ringtrain.timeline.merge import ranks_of
 from ringtrain.timeline.report.trace import read
@@ -250,7 +250,7 @@ def test_a_place_whose_file_another_rank_removes_is_no_device(tmp_path):
     other.start()
     try:
         for _ in range(5000):
-            file_checks.check(path, "file_path")
+            recording.check(path, "file_path")
     finally:
         is_over.set()
         other.join()

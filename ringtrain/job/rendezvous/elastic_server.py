@@ -1,4 +1,4 @@
-"""The server of an elastic job: the tethers of its processes, and what `Generations` makes of what they say."""
+"""The server of an elastic job: the connections of its processes, and what `Generations` makes of what they say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from ringtrain.job.rendezvous.generations import Arrival, Drop, Event, Generations, Limits, Output, Summary, Tell
-from ringtrain.job.rendezvous.hub import Hub, Line
+from ringtrain.job.rendezvous.listener import Hub, Line
 
 _TICK_S = 0.1
 # A host is lost whose system has not answered for so long; it is asked at every beat.
@@ -27,7 +27,7 @@ class ElasticServer:
     def __init__(self, listener: socket.socket, secret: bytes, limits: Limits, on_event: Callable[[Event], None]):
         self._generations = Generations(limits)
         self._on_event = on_event
-        self._tethers: dict[str, Line] = {}  # by member
+        self._lines: dict[str, Line] = {}  # by member
         self._beat_s = time.monotonic()
         self._summary = self._generations.summary()
         self._hub = Hub(listener, secret, self, _SILENT_S, _TICK_S)
@@ -35,7 +35,7 @@ class ElasticServer:
         self._hub.start()
 
     def close(self) -> None:
-        """Cut all tethers. Not from `on_event`."""
+        """Closes all connections. Not from `on_event`."""
         self._hub.close()
 
     def summary(self) -> Summary:
@@ -52,7 +52,7 @@ class ElasticServer:
         self._hub.call(lambda: self._do(self._generations.retire(retired, time.monotonic())))
 
     def gone(self, member: str, text: str) -> None:
-        """This process has ended, or its host is lost, as somebody knows better than its tether. Any thread."""
+        """This process has ended, or its host is lost, as its starter knows better than its connection. Any thread."""
         self._hub.call(lambda: self._forget(member, text))
 
     # The hub's thread.
@@ -60,8 +60,8 @@ class ElasticServer:
     def tick(self) -> None:
         self._do(self._generations.tick(time.monotonic()))
         if time.monotonic() >= self._beat_s:
-            for tether in list(self._tethers.values()):
-                self._hub.send(tether, {"kind": "beat"})
+            for line in list(self._lines.values()):
+                self._hub.send(line, {"kind": "beat"})
             self._beat_s = time.monotonic() + _BEAT_S
 
     def hear(self, line: Line, message: dict[str, Any]) -> None:
@@ -90,38 +90,38 @@ class ElasticServer:
             self._do(self._generations.done(line.name, now_s))
 
     def lose(self, line: Line, text: str) -> None:
-        if self._tethers.get(line.name) is line:
-            del self._tethers[line.name]
+        if self._lines.get(line.name) is line:
+            del self._lines[line.name]
             self._do(self._generations.lose(line.name, text, time.monotonic()))
 
     def _know(self, line: Line, member: str) -> None:
         """From its first message on. A process that was started in the place of another one has its name."""
-        before = self._tethers.get(member)
+        before = self._lines.get(member)
         if before is not None and before is not line:
             self._cut(before, "another process has taken its place")
         line.name = member
-        self._tethers[member] = line
+        self._lines[member] = line
 
     def _do(self, output: list[Output]) -> None:
         self._summary = self._generations.summary()
         for one in output:
             if isinstance(one, Tell):
-                if one.member in self._tethers:
-                    self._hub.send(self._tethers[one.member], one.message)
+                if one.member in self._lines:
+                    self._hub.send(self._lines[one.member], one.message)
             elif isinstance(one, Drop):
-                if one.member in self._tethers:
-                    self._drop(self._tethers[one.member])
+                if one.member in self._lines:
+                    self._drop(self._lines[one.member])
             else:
                 self._on_event(one)
 
     def _drop(self, line: Line) -> None:
-        if self._tethers.get(line.name) is line:
-            del self._tethers[line.name]
+        if self._lines.get(line.name) is line:
+            del self._lines[line.name]
         self._hub.drop(line)
 
     def _forget(self, member: str, text: str) -> None:
-        if member in self._tethers:
-            self._cut(self._tethers[member], text)
+        if member in self._lines:
+            self._cut(self._lines[member], text)
 
     def _cut(self, line: Line, text: str) -> None:
         self._hub.drop(line)

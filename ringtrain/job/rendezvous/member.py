@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ringtrain import errors
-from ringtrain.job.rendezvous.door import listen
+from ringtrain.job.rendezvous.listener import listen
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, Connection, StrangerError
 from ringtrain.job.rendezvous.server import Hello, Server
 

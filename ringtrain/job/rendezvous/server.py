@@ -9,7 +9,7 @@ import time
 from typing import Any, NamedTuple
 
 from ringtrain.failure.ranks_in_words import list_of_ranks
-from ringtrain.job.rendezvous.door import ANSWER_S, Door
+from ringtrain.job.rendezvous.listener import ANSWER_S, Listener
 from ringtrain.job.rendezvous.protocol import MOST_BYTES_OF_A_RANK, Connection, StrangerError
 
 _LOOK_S = 0.1
@@ -105,11 +105,11 @@ class Server:
         self.port: int = listener.getsockname()[1]
         self._lock = threading.Lock()
         self._rooms: dict[str, _Room] = {}
-        self._door = Door(listener, secret, self._serve)
+        self._listener = Listener(listener, secret, self._serve)
 
     def close(self) -> None:
         """Let nobody in any more. Who is in gets all answers."""
-        self._door.close()
+        self._listener.close()
 
     def _serve(self, connection: Connection) -> None:
         with contextlib.closing(connection), contextlib.suppress(StrangerError, OSError, TypeError):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ringtrain.job.interfaces import addresses_of
-from ringtrain.job.rendezvous.door import listen
+from ringtrain.job.rendezvous.listener import listen
 from ringtrain.job.rendezvous.member import Place
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.sockets import Listeners

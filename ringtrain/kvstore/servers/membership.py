@@ -15,7 +15,7 @@ from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.job import launched_by, session
 from ringtrain.job.interfaces import usual_address
 from ringtrain.job.network import Meeting
-from ringtrain.job.rendezvous.door import bound
+from ringtrain.job.rendezvous.listener import bound
 from ringtrain.kvstore.servers import roles
 from ringtrain.kvstore.servers.arrival import (
     Arrival,

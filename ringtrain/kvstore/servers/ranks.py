@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ringtrain.errors import StalledError
 from ringtrain.job import network, session
 from ringtrain.job.interfaces import usual_address
-from ringtrain.job.rendezvous.door import bound
+from ringtrain.job.rendezvous.listener import bound
 from ringtrain.kvstore.servers.arrival import arrive, make_scheduler
 from ringtrain.kvstore.servers.roles import SERVER, WORKER, Role
 from ringtrain.kvstore.servers.scheduler import Scheduler

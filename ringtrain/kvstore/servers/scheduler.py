@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from ringtrain.job.rendezvous.hub import Hub, Line
+from ringtrain.job.rendezvous.listener import Hub, Line
 from ringtrain.kvstore.servers.roster import Drop, Limits, Note, Output, Over, Roster, Tell
 from ringtrain.kvstore.servers.verbose import say
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringtrain.job.interfaces import INTERFACES_VARIABLE, address_towards, addresses_of, usual_address
-from ringtrain.job.rendezvous.door import bound
 from ringtrain.job.rendezvous.elastic_server import ElasticServer
 from ringtrain.job.rendezvous.generations import Limits
+from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.rendezvous.secret import FILE_VARIABLE, read
 from ringtrain.job.rendezvous.server import Server
 from ringtrain.job.sockets import PLACE_VARIABLE

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtrain.job.interfaces import INTERFACES_VARIABLE, addresses_of, usual_address
-from ringtrain.job.rendezvous.door import ANSWER_S, Door, bound
+from ringtrain.job.rendezvous.listener import ANSWER_S, Listener, bound
 from ringtrain.job.rendezvous.protocol import Connection, StrangerError
 from ringtrain.runner.hosts import UsageError
 from ringtrain.runner.start import yarn_container
@@ -276,11 +276,11 @@ class Arrivals:
     def __init__(self, listener: socket.socket, secret: bytes):
         self.port: int = listener.getsockname()[1]
         self._come: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
-        self._door = Door(listener, secret, self._let_in)
+        self._listener = Listener(listener, secret, self._let_in)
 
     def close(self) -> None:
         """Those that come later, of a second attempt of YARN, find nobody."""
-        self._door.close()
+        self._listener.close()
 
     def next(self, longest_s: float) -> Arrival | None:
         with contextlib.suppress(queue.Empty):

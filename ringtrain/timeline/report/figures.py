@@ -1,18 +1,239 @@
-"""All that the report says, as numbers: what the page shows and what --json prints."""
+"""Numbers as people read them, and the names of the parts of a step."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
-from ringtrain.timeline.report.bandwidth import Bandwidth, bandwidth_of
-from ringtrain.timeline.report.format import percent
-from ringtrain.timeline.report.matching import meet
 from ringtrain.timeline.report.step_parts import Identity, Part, Piece, RankShares, pieces, plans_of, shares_of
-from ringtrain.timeline.report.trace import RankTrace, Trace, read
+from ringtrain.timeline.report.trace import Operation, RankTrace, Trace, read
+
+# --- numbers in words -------------------------------------------------------------------------------------------------
+
+
+PART_NAMES = {
+    Part.COMPUTE: "compute",
+    Part.HIDDEN: "hidden communication",
+    Part.EXPOSED: "exposed communication",
+    Part.NEGOTIATION: "negotiation",
+    Part.SLOWEST: "waiting for the slowest rank",
+}
+
+
+def percent(share: float) -> str:
+    """Of a share from 0 to 1; never 0 % or 100 % for what is only near it."""
+    if 0 < share < 0.005:
+        return "< 1 %"
+    if 0.995 <= share < 1:
+        return "> 99 %"
+    return f"{share:.0%}".replace("%", " %")
+
+
+def duration(ns: float) -> str:
+    """With three digits, in the unit that suits it."""
+    if ns == 0:
+        return "0"
+    for unit, size in (("s", 1e9), ("ms", 1e6)):
+        if ns >= size:
+            return f"{_three_digits(ns / size)} {unit}"
+    return f"{_three_digits(ns / 1e3)} us"
+
+
+def size(count: int) -> str:
+    """Of so many bytes, in units of 1024."""
+    for unit, unit_size in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
+        if count >= unit_size:
+            whole = count % unit_size == 0
+            return f"{count // unit_size if whole else _three_digits(count / unit_size)} {unit}"
+    return f"{count} B"
+
+
+def gb_per_s(value: float) -> str:
+    """And in Gbit/s, in which links are sold."""
+    return f"{_three_digits(value)} GB/s = {_three_digits(8 * value)} Gbit/s"
+
+
+def _three_digits(value: float) -> str:
+    for limit, digits in ((9.995, 2), (99.95, 1)):
+        if value < limit:
+            return f"{value:.{digits}f}"
+    return f"{value:.0f}"
+
+
+# --- which operations belong together ---------------------------------------------------------------------------------
+
+
+Meeting = list[Operation]  # one operation of each rank that took part, by rank
+
+# Clocks of different hosts are brought together by barriers, which all ranks leave at nearly the same time only.
+_CLOCKS_DIFFER_NS = 2_000_000
+
+
+def meet(ranks: Sequence[RankTrace]) -> list[Meeting]:
+    """Find the operations that belong together, and note in each when all had submitted it and who did so last."""
+    clocks_differ = _CLOCKS_DIFFER_NS if len({rank.host for rank in ranks}) > 1 else 0
+    of_name: dict[tuple[int, str], dict[int, list[Operation]]] = defaultdict(lambda: defaultdict(list))
+    for rank in ranks:
+        for operation in rank.operations:
+            of_name[operation.process_set, operation.name][rank.rank].append(operation)
+    meetings = []
+    for by_rank in of_name.values():
+        for meeting in _meetings_of_one_name(list(by_rank.values()), clocks_differ):
+            _note_who_came_last(meeting)
+            meetings.append(meeting)
+    return meetings
+
+
+def _meetings_of_one_name(queues: list[list[Operation]], clocks_differ: int) -> Iterator[Meeting]:
+    """A name is in flight once at a time on a rank, and nobody's operation ends before all have submitted theirs.
+
+    So whoever had submitted by the time that the earliest ended took part; the others have theirs still to come. That
+    holds too where a rank took no part, as after join(), or began its timeline later.
+    """
+    heads = [0] * len(queues)
+    while True:
+        waiting = [at for at, queue in enumerate(queues) if heads[at] < len(queue)]
+        if not waiting:
+            return
+        first_end = min(queues[at][heads[at]].ended_ns for at in waiting) + clocks_differ
+        meeting = []
+        for at in waiting:
+            operation = queues[at][heads[at]]
+            if operation.submitted_ns <= first_end:
+                meeting.append(operation)
+                heads[at] += 1
+        yield meeting
+
+
+def _note_who_came_last(meeting: Meeting) -> None:
+    last = max(meeting, key=lambda operation: operation.submitted_ns)
+    for operation in meeting:
+        # A rank that has begun knows that all have submitted, whatever the clock of another host says.
+        operation.all_submitted_ns = max(operation.submitted_ns, min(last.submitted_ns, operation.begun_ns))
+        operation.last_rank = last.rank
+
+
+# --- bandwidth --------------------------------------------------------------------------------------------------------
+
+
+_SIZE_LIMITS = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
+_LARGE_BYTES = 64 << 10  # what is shorter says more about latency than about bandwidth
+
+
+class _Allreduce(NamedTuple):
+    """What was fused is one. Bus bytes: what the hardware has to move, between ranks, and between hosts."""
+
+    bytes: int
+    bus_bytes: float
+    link_bytes: float
+    ns: int
+
+    def gb_per_s(self) -> float:
+        return self.bus_bytes / self.ns
+
+
+@dataclass(frozen=True)
+class SizeClass:
+    """The allreduces of up to so many bytes that do not belong to the class before; None: of any size."""
+
+    up_to_bytes: int | None
+    count: int
+    busy_ns: int
+    median_gb_per_s: float
+    best_gb_per_s: float
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Of all allreduces of the timeline; GB/s are 10^9 bytes a second.
+
+    achieved: all bus bytes / all the time. best: of the best single one that is not small; `best_bytes` is its size.
+    link_used: between hosts, achieved / the speed of the link; None where that is not known or nothing goes over it.
+    """
+
+    allreduces: int
+    bytes: int
+    achieved_gb_per_s: float
+    best_gb_per_s: float
+    best_bytes: int
+    sizes: list[SizeClass]
+    hosts: int
+    link_gbit_per_s: float | None
+    link_used: float | None
+
+
+def bandwidth_of(
+    meetings: Sequence[Meeting], ranks: Sequence[RankTrace], link_gbit_per_s: float | None
+) -> Bandwidth | None:
+    """None if nothing was reduced. The link is the one of each host, as measured by somebody else."""
+    hosts = {rank.rank: rank.host for rank in ranks}
+    allreduces = _allreduces_of(meetings, hosts)
+    if not allreduces:
+        return None
+    busy_ns = sum(one.ns for one in allreduces)
+    achieved = sum(one.bus_bytes for one in allreduces) / busy_ns
+    over_link = [one for one in allreduces if one.link_bytes]
+    link_used = None
+    if link_gbit_per_s and over_link:
+        gbit_per_s = 8 * sum(one.link_bytes for one in over_link) / sum(one.ns for one in over_link)
+        link_used = gbit_per_s / link_gbit_per_s
+    large = [one for one in allreduces if one.bytes >= _LARGE_BYTES] or allreduces
+    best = max(large, key=_Allreduce.gb_per_s)
+    return Bandwidth(
+        allreduces=len(allreduces),
+        bytes=sum(one.bytes for one in allreduces),
+        achieved_gb_per_s=achieved,
+        best_gb_per_s=best.gb_per_s(),
+        best_bytes=best.bytes,
+        sizes=_by_size(allreduces),
+        hosts=len(set(hosts.values())),
+        link_gbit_per_s=link_gbit_per_s,
+        link_used=link_used,
+    )
+
+
+def _allreduces_of(meetings: Sequence[Meeting], hosts: dict[int, str]) -> list[_Allreduce]:
+    fused: dict[tuple[int, int, int, int], list[Meeting]] = {}
+    for meeting in meetings:
+        first = meeting[0]
+        if first.kind == "allreduce" and len(meeting) > 1:
+            key = (first.rank, first.process_set, first.begun_ns, first.ended_ns)
+            fused.setdefault(key, []).append(meeting)
+    found = []
+    for together in fused.values():
+        size = sum(meeting[0].bytes for meeting in together)
+        begin = min(operation.begun_ns for operation in together[0])
+        end = max(operation.ended_ns for operation in together[0])
+        ranks = len(together[0])
+        nodes = len({hosts[operation.rank] for operation in together[0]})
+        if size and end > begin:
+            found.append(_Allreduce(size, size * _bus_factor(ranks), size * _bus_factor(nodes), end - begin))
+    return found
+
+
+def _bus_factor(count: int) -> float:
+    return 2 * (count - 1) / count
+
+
+def _by_size(allreduces: Sequence[_Allreduce]) -> list[SizeClass]:
+    classes = []
+    lower = -1
+    for limit in (*_SIZE_LIMITS, None):
+        of_class = [one for one in allreduces if lower < one.bytes and (limit is None or one.bytes <= limit)]
+        if of_class:
+            speeds = [one.gb_per_s() for one in of_class]
+            busy_ns = sum(one.ns for one in of_class)
+            classes.append(SizeClass(limit, len(of_class), busy_ns, median(speeds), max(speeds)))
+        lower = limit or lower
+    return classes
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
 
 _MOST_OPERATIONS = 10
 # Who keeps the others waiting for less than this share of a step is not called the slowest of it.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringtrain.timeline.report.figures import Figures, RankFigures
-from ringtrain.timeline.report.format import gb_per_s, percent
+from ringtrain.timeline.report.figures import Figures, RankFigures, gb_per_s, percent
 from ringtrain.timeline.report.step_parts import Part
 
 _WORTH_MENDING = 0.10  # of a step; a job that loses less is bound by what it computes

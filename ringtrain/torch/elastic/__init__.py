@@ -8,9 +8,8 @@ sampler    a sampler that shares out what is left of an epoch
 import inspect
 import typing
 
-from ringtrain.elastic.arrays import ArrayState as ArrayState
 from ringtrain.elastic.running import generation as generation, run as run, run_fn as run_fn
-from ringtrain.elastic.state import ObjectState as ObjectState, State as State
+from ringtrain.elastic.states import ArrayState as ArrayState, ObjectState as ObjectState, State as State
 from ringtrain.errors import (
     HorovodInternalError as HorovodInternalError,
     HostsUpdatedInterrupt as HostsUpdatedInterrupt,

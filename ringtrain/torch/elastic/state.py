@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringtrain.elastic.state import ObjectState
+from ringtrain.elastic.states import ObjectState
 from ringtrain.job import session
 from ringtrain.torch.elastic.handlers import (
     LRSchedulerStateHandler as LRSchedulerStateHandler,

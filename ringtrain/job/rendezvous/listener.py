@@ -1,4 +1,4 @@
-"""Many connections of one job, which one thread listens to and never waits for."""
+"""Lets in the processes of a job that know its secret, and listens to all of them in one thread."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ringtrain.job.rendezvous.door import Door
 from ringtrain.job.rendezvous.protocol import (
     MOST_BYTES,
     MOST_BYTES_OF_A_RANK,
@@ -21,6 +20,102 @@ from ringtrain.job.rendezvous.protocol import (
     StrangerError,
     packed,
 )
+
+# In which a connection must have proved that it is one of the job, and answered what it was asked.
+ANSWER_S = 5.0
+# So many at the same time; the others wait at the door.
+MOST_STRANGERS = 256
+# Pause after a connection that could not be taken, for want of descriptors, memory or threads.
+_FULL_S = 0.1
+_BACKLOG = 4096
+
+
+class Listener:
+    """Lets in until close().
+
+    Args:
+        serve: called on a thread of its own with each connection that has proved itself, and owns it.
+    """
+
+    def __init__(self, listener: socket.socket, secret: bytes, serve: Callable[[Connection], None]):
+        self._listener = listener
+        self._secret = secret
+        self._serve = serve
+        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._is_closed = False
+        threading.Thread(target=self._accept, name="ringtrain rendezvous", daemon=True).start()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            self._strangers.acquire()  # within ANSWER_S one of them has gone, or is none any more
+            sock = None
+            try:
+                sock, _ = self._listener.accept()
+                threading.Thread(target=self._let_in, args=(sock,), daemon=True).start()
+            except (OSError, RuntimeError, MemoryError):
+                self._strangers.release()
+                if sock is not None:
+                    sock.close()
+                if self._is_closed:
+                    return
+                time.sleep(_FULL_S)
+
+    def _let_in(self, sock: socket.socket) -> None:
+        try:
+            connection = Connection(sock)
+            connection.prove_as_server(self._secret, time.monotonic() + ANSWER_S)
+        except (StrangerError, OSError):
+            sock.close()
+            return
+        finally:
+            self._strangers.release()
+        try:
+            self._serve(connection)
+        except OSError:  # the connection has ended meanwhile
+            sock.close()
+
+
+def listen(host: str, ports: Sequence[int]) -> socket.socket | None:
+    """On the first of these ports that is free, at that address alone if this host has it. None: all are taken."""
+    for address in (host, ""):
+        for port in ports:
+            try:
+                return bound(address, port)
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+                    break  # a name that others know this host by, such as that of a service, and maybe not yet
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        else:
+            return None
+    return None
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0 is any. Raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+# --- many connections, which one thread listens to and never waits for ------------------------------------------------
+
 
 _PART = 1 << 16
 # What the kernel reports of a connection whose other host is silent or cannot be reached.
@@ -66,7 +161,7 @@ class Line:
         return self.socket.fileno() >= 0
 
 
-class Listener(Protocol):
+class Receiver(Protocol):
     """Who decides what messages mean. Called on the hub's thread; must not block."""
 
     def hear(self, line: Line, message: dict[str, Any]) -> None:
@@ -92,13 +187,13 @@ class Hub:
         self,
         sock: socket.socket,
         secret: bytes,
-        listener: Listener,
+        receiver: Receiver,
         silent_s: float,
         tick_s: float,
         most_bytes: int = MOST_BYTES_OF_A_RANK,
     ):
         self.port: int = sock.getsockname()[1]
-        self._listener = listener
+        self._receiver = receiver
         self._silent_s = silent_s
         self._tick_s = tick_s
         self._most_bytes = most_bytes
@@ -109,7 +204,7 @@ class Hub:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._is_closed = False
-        self._door = Door(sock, secret, self._let_in)
+        self._listener = Listener(sock, secret, self._let_in)
         self._thread = threading.Thread(target=self._run, name="ringtrain hub", daemon=True)
 
     def start(self) -> None:
@@ -118,7 +213,7 @@ class Hub:
 
     def close(self) -> None:
         """Cut all lines. Not from the hub's thread."""
-        self._door.close()
+        self._listener.close()
         self.call(self._end)
         self._thread.join()
 
@@ -169,7 +264,7 @@ class Hub:
                 elif key.data.is_open():  # not dropped by one before it
                     self._serve(key.data, mask)
             if time.monotonic() >= due_s:
-                self._listener.tick()
+                self._receiver.tick()
                 due_s = time.monotonic() + self._tick_s
         self._run_calls()
         for key in list(self._selector.get_map().values()):
@@ -191,10 +286,10 @@ class Hub:
             if mask & selectors.EVENT_READ:
                 for message in line.receive():
                     if line.is_open():  # nothing is expected behind what has it dropped
-                        self._listener.hear(line, message)
+                        self._receiver.hear(line, message)
         except (OSError, StrangerError, AttributeError, KeyError, TypeError, ValueError) as error:
             self.drop(line)
-            self._listener.lose(line, self._why_lost(line.send_error or error))
+            self._receiver.lose(line, self._why_lost(line.send_error or error))
 
     def _why_lost(self, error: Exception) -> str:
         """The kernel of a host that is up says when a process has ended; a host that is not up says nothing."""

@@ -1,19 +1,33 @@
-"""The connection of a process of an elastic job to its rendezvous, which stays from its first init() to its end."""
+"""Jobs whose processes come and go: this process at their rendezvous, and the generation that it is in."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import queue
+import secrets
+import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import ringtrain._core as _core
 from ringtrain import errors
+from ringtrain.errors import PeerLostError
+from ringtrain.job import sockets
+from ringtrain.job.interfaces import addresses_of
 from ringtrain.job.rendezvous.generations import Arrival
-from ringtrain.job.rendezvous.member import Place, connect
+from ringtrain.job.rendezvous.member import Place, connect as connect_to
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
+from ringtrain.job.rendezvous.secret import job_secret
+from ringtrain.job.sockets import UnreachableError
+from ringtrain.job.world import SettingsError, World, introduce, node_name
+from ringtrain.record.logger import logger
+
+# --- the connection, which stays from the first init() of a process to its end ----------------------------------------
+
 
 _SEND_S = 5.0
 _LOOK_S = 0.5
@@ -44,7 +58,7 @@ class OverError(Exception):
     """The job has come to its end without this process."""
 
 
-class Tether:
+class ElasticClient:
     """One in a process. The methods are for the thread that calls init(), unless they say otherwise.
 
     Args:
@@ -64,7 +78,7 @@ class Tether:
         on_lost: Callable[[str], None],
         on_awaited: Callable[[float], None],
     ):
-        self._incoming = connect(place, place.ports, secret, timeout_s)
+        self._incoming = connect_to(place, place.ports, secret, timeout_s)
         self._incoming.notice_silence(_SILENT_S)
         self._outgoing = self._incoming.twin()
         self.secret = secret
@@ -80,7 +94,7 @@ class Tether:
         self._seconds_lost = 0.0
         self._has_told_of_commit = False
         os.register_at_fork(after_in_child=self._close)  # else nobody would notice that this process has died
-        threading.Thread(target=self._listen, name="ringtrain tether", daemon=True).start()
+        threading.Thread(target=self._listen, name="ringtrain rendezvous client", daemon=True).start()
 
     def come(self, arrival: Arrival) -> Seat:
         """Wait for the next generation.
@@ -221,3 +235,177 @@ class Tether:
 
 def _gone(error: object) -> str:
     return f"the rendezvous of this job is gone, and with it its launcher: {error}"
+
+
+# --- this process -----------------------------------------------------------------------------------------------------
+
+
+SWITCH = "RINGTRAIN_ELASTIC"
+MEMBER_VARIABLE = "RINGTRAIN_MEMBER"
+
+_client: ElasticClient | None = None
+_seat: Seat | None = None
+_commits = 0
+
+
+def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process belongs to a job whose processes come and go."""
+    return environ.get(SWITCH, "0") not in ("", "0")
+
+
+def connect(
+    comm: Any, settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]
+) -> tuple[World, dict[str, str]]:
+    """The world of the generation that is formed next. It may take as long as others are at work in the one before.
+
+    Raises:
+        ValueError: what an elastic job cannot do.
+        RuntimeError: no rendezvous is named, or MPI has been initialised in this process.
+        StalledError, RingtrainError: the rendezvous cannot be reached; the job cannot go on, or not with this host.
+        SystemExit: the job has come to its end.
+    """
+    global _seat
+    _check(comm, settings)
+    settings["network"] = "sockets"  # the same for those that ringrun has told so and those that come from outside
+    client = _connected_client(settings)
+    hosts = addresses_of(settings["socket_interfaces"]) or [client.own_address]
+    while True:
+        must_keep_state = settings["on_state_lost"] == "fail"
+        patience_s = float(settings["stall_shutdown_time_s"])
+        arrival = Arrival(node_name(), os.getpid(), _commits, patience_s, must_keep_state)
+        try:
+            seat = client.come(arrival)
+            connected = _connect(client, seat, hosts, settings, read_tuned)
+        except AgainError:
+            continue
+        except OverError:
+            logger.info("the job has come to its end, so this process ends, too")
+            raise SystemExit(0) from None
+        except (SettingsError, UnreachableError) as error:
+            if seat.rank in error.ranks:
+                raise
+            continue  # without those
+        _seat = seat
+        return connected
+
+
+def joined() -> None:
+    """The init() of this process returns."""
+    if _client is not None and _seat is not None:
+        _client.joined(_seat.generation)
+
+
+def ready() -> None:
+    """This process waits for the others of its generation to train.
+
+    Raises:
+        PeerLostError: another one was lost meanwhile.
+        RingtrainError: no rank has the state, and option on_state_lost says that the job ends then.
+    """
+    if _client is None or _seat is None:
+        return
+    if not _seat.may_have_lost_state:
+        _client.ready(_seat.generation, _commits)
+        return
+    try:
+        commits = _client.verdict(_seat.generation, _commits)
+    except AgainError:
+        raise PeerLostError("another rank was lost before the training began") from None
+    if _seat.rank == 0:
+        _warn_of_lost_state(commits)
+
+
+def set_commits(commits: int, *, are_read: bool = False) -> None:
+    """Tell how new the state of this process is: the process with the newest one is rank 0 of the next generation.
+
+    `are_read`: the state comes from a file, not from training.
+    """
+    global _commits
+    _commits = commits
+    if commits > 0 and not are_read and _client is not None:
+        _client.committed()
+
+
+def has_news() -> bool:
+    """Whether this rank knows that others wait for the next generation, or that the hosts have changed."""
+    return _client is not None and _client.has_news()
+
+
+def seconds_lost() -> float:
+    """In which ranks had been lost and the next generation had not begun to train; 0 in a job that is not elastic."""
+    return 0.0 if _client is None else _client.seconds_lost()
+
+
+def seat() -> Seat | None:
+    """The place in the generation that this process is in or was in last; None in a job that is not elastic."""
+    return _seat
+
+
+def leave(failure: str) -> None:
+    """The script ends: well, or by an exception, `failure`."""
+    if _client is None:
+        return
+    if failure:
+        _client.fail(failure)
+    else:
+        _client.done()
+
+
+def _check(comm: Any, settings: dict[str, str]) -> None:
+    if comm:
+        raise ValueError("init(comm=...): an elastic job has all ranks that live; make a process set of some")
+    if settings["network"] == "mpi":
+        raise ValueError("network=mpi: elastic jobs talk over sockets, since no MPI lets a job go on without a rank")
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is not None and MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
+        raise RuntimeError(
+            "this process has initialised MPI, whose launcher ends all ranks when one dies: an elastic job must not "
+            "import mpi4py.MPI, or do it with mpi4py.rc.initialize = False"
+        )
+
+
+def _connected_client(settings: dict[str, str]) -> ElasticClient:
+    global _client
+    if _client is None:
+        place = sockets.named_place()
+        if place is None:
+            raise RuntimeError(f"{SWITCH} is set, but not {sockets.PLACE_VARIABLE}: start with ringrun --min-np")
+        member = os.environ.get(MEMBER_VARIABLE) or f"{socket.gethostname()}/{os.getpid()}-{secrets.token_hex(4)}"
+        timeout_s = float(settings["start_timeout_s"])
+        _client = ElasticClient(place, job_secret(str(place)), member, timeout_s, _core.report_loss, _warn_of_waiting)
+    return _client
+
+
+def _warn_of_waiting(seconds: float) -> None:
+    logger.warning(
+        "all other ranks have waited %.0f s for this one, which is between init() and the training: do what takes long "
+        "before init()",
+        seconds,
+    )
+
+
+def _warn_of_lost_state(commits: int) -> None:
+    if commits > 0:
+        logger.warning("no rank had the state from training: training goes on from a file, at commit %d", commits)
+    else:
+        logger.warning(
+            "no rank had the state: training begins at step 0. Use state.save_to() to go on from a file, or "
+            "on_state_lost=fail to end the job"
+        )
+
+
+def _connect(
+    client: ElasticClient,
+    seat: Seat,
+    hosts: list[str],
+    settings: dict[str, str],
+    read_tuned: Callable[[], dict[str, str]],
+) -> tuple[World, dict[str, str]]:
+    def exchange(value: Any) -> list[Any]:
+        return client.exchange(seat.generation, value)
+
+    if seat.size > 1:
+        secret, may_be_cut = client.secret, seat.may_be_cut
+        return sockets.connect_by(exchange, seat.rank, hosts, secret, settings, read_tuned, seat.slot, may_be_cut)
+    world, tuned, _ = introduce(exchange, seat.rank, node_name(), settings, read_tuned, slot=seat.slot)
+    return world, tuned

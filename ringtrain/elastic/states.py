@@ -3,19 +3,76 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import queue
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ringtrain import objects, ops
+from ringtrain import objects, ops, pickling
+from ringtrain.arrays.adapter import adapter_for
 from ringtrain.elastic import agreement
-from ringtrain.elastic.checkpoint import Checkpoint
 from ringtrain.errors import HostsUpdatedInterrupt
-from ringtrain.job import elastic, session
+from ringtrain.job import elastic_client, session
+from ringtrain.record.logger import logger
+from ringtrain.record.whole_file import whole_file
+
+# --- a state on disk --------------------------------------------------------------------------------------------------
+
+
+_FORMAT = "ringtrain elastic state 1"
+
+
+class Found(NamedTuple):
+    """What was in the file."""
+
+    commits: int
+    content: Any
+
+
+class Checkpoint:
+    """One file, which is always whole.
+
+    Args:
+        every_s: how often it is written.
+    """
+
+    def __init__(self, path: Path, every_s: float):
+        self._path = path
+        self._every_s = every_s
+        self._written_s = time.monotonic()
+
+    def read(self) -> Found | None:
+        """None where there is no file. Raises ValueError for what is no such file."""
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            found = pickle.loads(content)
+            if found["format"] != _FORMAT:
+                raise KeyError("format")
+            return Found(found["commits"], found["content"])
+        except (pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._path} is no file that save_to has written: {error}") from None
+
+    def write_if_due(self, commits: int, content: Callable[[], Any]) -> None:
+        """A disk that is full is no reason to end the job: it is said, and tried again."""
+        if time.monotonic() - self._written_s < self._every_s:
+            return
+        self._written_s = time.monotonic()
+        try:
+            with whole_file(self._path) as file:
+                file.write(pickling.dumps({"format": _FORMAT, "commits": commits, "content": content()}))
+        except OSError as error:
+            logger.error("the state cannot be written to %s: %s", self._path, error)
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
 
 
 class State(ABC):
@@ -63,7 +120,7 @@ class State(ABC):
         """
         self.save()
         self._commits += 1
-        elastic.set_commits(self._commits)
+        elastic_client.set_commits(self._commits)
         self.check_host_updates()
         if self._checkpoint is not None and session.rank() == 0:
             self._checkpoint.write_if_due(self._commits, self.saved_content)
@@ -73,8 +130,8 @@ class State(ABC):
 
         All ranks call it together.
         """
-        has_news = not self._host_messages.empty() or elastic.has_news()
-        if elastic.is_elastic():
+        has_news = not self._host_messages.empty() or elastic_client.has_news()
+        if elastic_client.is_elastic():
             has_news = bool(ops.allreduce(np.array([has_news], np.uint8), op=ops.Max, name="elastic.news")[0])
         if has_news:
             raise HostsUpdatedInterrupt
@@ -93,7 +150,7 @@ class State(ABC):
         found = self._checkpoint.read()
         if found is not None:
             self._commits = found.commits
-            elastic.set_commits(self._commits, are_read=True)
+            elastic_client.set_commits(self._commits, are_read=True)
             self.load_content(found.content)
             self.save()
 
@@ -113,7 +170,7 @@ class State(ABC):
     def count_on(self) -> None:
         """After `sync`, in which a rank may have been lost: take over the number of commits. Called by `run`."""
         _, self._commits = agreement.newest_rank(self._commits)
-        elastic.set_commits(self._commits)
+        elastic_client.set_commits(self._commits)
 
     @abstractmethod
     def save(self) -> None:
@@ -186,3 +243,93 @@ class ObjectState(State):
     def _set_attributes(self) -> None:
         for name, value in copy.deepcopy(self._objects).items():
             setattr(self, name, value)
+
+
+# --- arrays of any library, and optimizers and other objects beside them ----------------------------------------------
+
+
+class ArrayState(ObjectState):
+    """Arrays, optimizers and other objects, each an attribute of this one.
+
+    Args:
+        values: an array, or arrays in lists and dicts, nested as you like, are saved, restored and overwritten in
+            place; what has `state_dict` and `load_state_dict`, such as the optimizers of ringtrain, is asked for these;
+            anything else is a Python object.
+    """
+
+    _arrays: dict[str, dict[str, Any]]  # of each attribute by their paths: the copies
+    _holders: dict[str, Any]  # of each attribute that has a state_dict: the copy
+
+    def __init__(self, **values: Any):
+        arrays = {name: value for name, value in values.items() if _has_arrays(value)}
+        holders = {name: value for name, value in values.items() if name not in arrays and _has_state_dict(value)}
+        self._arrays = {name: {} for name in arrays}
+        self._holders = dict.fromkeys(holders)
+        for name, value in {**arrays, **holders}.items():
+            setattr(self, name, value)
+        super().__init__(**{name: value for name, value in values.items() if name not in {**arrays, **holders}})
+        self.save()
+
+    def save(self) -> None:
+        super().save()
+        for name, copies in self._arrays.items():
+            self._arrays[name] = _copied(self._by_path(name), copies)
+        for name in self._holders:
+            self._holders[name] = getattr(self, name).state_dict()
+
+    def restore(self) -> None:
+        super().restore()
+        for name, copies in self._arrays.items():
+            for path, array in self._by_path(name).items():
+                adapter_for(array).assign(array, copies[path])
+        for name, content in self._holders.items():
+            getattr(self, name).load_state_dict(content)
+
+    def sync_from(self, root_rank: int) -> None:
+        super().sync_from(root_rank)
+        for name in self._arrays:
+            agreement.share_arrays(self._by_path(name), root_rank, name)
+        for name in self._holders:
+            holder = getattr(self, name)
+            agreement.share_object(holder.state_dict(), root_rank, name, holder.load_state_dict)
+
+    def saved_content(self) -> Any:
+        arrays = {
+            name: {path: adapter_for(array).on_host(array) for path, array in copies.items()}
+            for name, copies in self._arrays.items()
+        }
+        return {"objects": super().saved_content(), "arrays": arrays, "holders": self._holders}
+
+    def load_content(self, content: Any) -> None:
+        super().load_content(content["objects"])
+        for name in self._arrays:
+            for path, array in self._by_path(name).items():
+                adapter_for(array).assign(array, content["arrays"][name][path])
+        for name in self._holders:
+            getattr(self, name).load_state_dict(content["holders"][name])
+
+    def _by_path(self, name: str) -> dict[str, Any]:
+        return objects.by_path(getattr(self, name), "ArrayState")
+
+
+def _has_arrays(value: Any) -> bool:
+    if _has_state_dict(value):
+        return False
+    try:
+        return bool(objects.by_path(value, "ArrayState"))
+    except TypeError:
+        return False
+
+
+def _has_state_dict(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _copied(arrays: dict[str, Any], copies: dict[str, Any]) -> dict[str, Any]:
+    """Copies of the arrays, in the memory of earlier ones that fit."""
+    for path, array in arrays.items():
+        adapter, place = adapter_for(array), copies.get(path)
+        if place is None or place.shape != array.shape or place.dtype != array.dtype:
+            copies[path] = place = adapter.empty_like(array)
+        adapter.assign(place, array)
+    return copies
