@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,14 +19,12 @@ import numpy as np
 import ringtrain
 import ringtrain._core as _core
 from ringtrain.bench import results
-from ringtrain.bench.busy_core import busy_core
 from ringtrain.bench.collectives import COLLECTIVES, Sweep
-from ringtrain.bench.flags import EXAMPLES, build_parser
+from ringtrain.bench.flags import EXAMPLES, build_parser, launching_flags
 from ringtrain.bench.jax_step import JaxStep
 from ringtrain.bench.job import Job, join
 from ringtrain.bench.kvstore import KVStore
 from ringtrain.bench.latency import Latency
-from ringtrain.bench.launches import LaunchFailed, launch
 from ringtrain.bench.overlap import Overlap
 from ringtrain.bench.report import heading
 from ringtrain.bench.results import Result, Row
@@ -31,6 +33,76 @@ from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import Step
 from ringtrain.bench.torch_step import TorchStep
 from ringtrain.job import launched_by
+
+# --- a process that keeps one CPU busy, as a neighbour on a shared machine would --------------------------------------
+
+
+# It ends by itself when its parent has, however that ended.
+_PROGRAM = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(100_000):
+        pass
+"""
+
+
+@contextlib.contextmanager
+def busy_core(cpu: int | None) -> Iterator[None]:
+    """Keep this CPU busy meanwhile; None keeps none."""
+    if cpu is None:
+        yield
+        return
+    with subprocess.Popen([sys.executable, "-c", _PROGRAM, str(cpu)]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+# --- several launches of one measurement: what a launch is lucky with averages out ------------------------------------
+
+
+class LaunchFailed(Exception):
+    """A launch ended without a result."""
+
+
+def launch(module: str, words: Sequence[str], arguments: argparse.Namespace) -> Result:
+    """Measure by `python -m module words` on each number of ranks of `arguments.num_proc`, `arguments.launches` times.
+
+    Raises:
+        LaunchFailed: one of them did; the ranks have said why on standard error.
+    """
+    with tempfile.TemporaryDirectory(prefix="ringtrain-bench-") as folder:
+        launches = []
+        counts = [count for _ in range(arguments.launches) for count in arguments.num_proc]
+        for number, count in enumerate(counts):
+            path = Path(folder, f"{number}.json")
+            status = subprocess.run(_command_of_launch(module, words, arguments, count, path), check=False).returncode
+            if status != 0 or not path.exists():
+                raise LaunchFailed(f"launch {number + 1} of {len(counts)} ended with status {status}")
+            launches.append(results.load(str(path)))
+    merged = results.merge(launches)
+    merged.arguments = vars(arguments)
+    return merged
+
+
+def _command_of_launch(
+    module: str, words: Sequence[str], arguments: argparse.Namespace, ranks: int, path: Path
+) -> list[str]:
+    _, of_ranks = launching_flags().parse_known_args(words)
+    hosts = ["-H", arguments.hosts] if arguments.hosts else []
+    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", str(ranks), *hosts]
+    # MPI's launcher can bring ranks together for both networks
+    if arguments.network:
+        ringrun += ["--network", "mpi" if "mpi" in arguments.network else "sockets"]
+    # for the ranks, standard error is a pipe
+    progress = ["--progress"] if sys.stderr.isatty() else []
+    return [*ringrun, sys.executable, "-m", module, *of_ranks, *progress, "--quiet", "--json", str(path)]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 class Measurement(Protocol):

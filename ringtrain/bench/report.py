@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ringtrain.bench.core_distance import state_of
 from ringtrain.bench.results import Result, Spread
+from ringtrain.bench.rounds import state_of
 
 
 class Table:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 import ringtrain as hvd
-from ringtrain.bench import horovod_api
 from ringtrain.bench.rounds import Array, Competitor
 from ringtrain.compression import AnyCompressor
 
@@ -17,7 +16,7 @@ NAME = "ringtrain"
 
 def collective(kind: str) -> Competitor:
     """A collective on one array, under a name that is cached."""
-    return Competitor(NAME, lambda tensors: horovod_api.collective(hvd, kind, tensors[0]), is_own=True)
+    return Competitor(NAME, lambda tensors: collective_of(hvd, kind, tensors[0]), is_own=True)
 
 
 # Of what is 1 on each host these send all. force: whoever asks for one wants to see it on one host, too.
@@ -43,7 +42,7 @@ def compressed_allreduce(compression: str) -> list[Competitor]:
 
 def step() -> Competitor:
     """A training step's communication: all gradients averaged in place, from the last to the first."""
-    return Competitor(NAME, lambda tensors: horovod_api.step(hvd, tensors), is_own=True)
+    return Competitor(NAME, lambda tensors: step_of(hvd, tensors), is_own=True)
 
 
 def step_in_shared_arrays() -> Competitor:
@@ -53,7 +52,7 @@ def step_in_shared_arrays() -> Competitor:
         shared = [hvd.empty(tensor.shape, tensor.dtype) for tensor in tensors]
         for own, tensor in zip(shared, tensors, strict=True):
             own[...] = tensor
-        return horovod_api.step(hvd, shared, "shared")
+        return step_of(hvd, shared, "shared")
 
     return Competitor("ringtrain.empty", prepare, is_own=True)
 
@@ -63,3 +62,32 @@ def dtype_of(name: str) -> np.dtype[Any]:
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name, name))
+
+
+# --- what ringtrain and the PyTorch API of Horovod offer under the same names: `api` is one module or the other -------
+
+
+def collective_of(api: Any, kind: str, tensor: Any) -> Callable[[], Any]:
+    """A collective on one tensor, under a name that is cached."""
+    name = f"{kind}.{tensor.nbytes}"
+    calls: dict[str, Callable[[], Any]] = {
+        "allreduce": lambda: api.allreduce_(tensor, op=api.Sum, name=name),
+        "allgather": lambda: api.allgather(tensor, name=name),
+        "broadcast": lambda: api.broadcast_(tensor, 0, name=name),
+        "alltoall": lambda: api.alltoall(tensor, name=name),
+        "reducescatter": lambda: api.reducescatter(tensor, op=api.Sum, name=name),
+    }
+    return calls[kind]
+
+
+def step_of(api: Any, tensors: Sequence[Any], prefix: str = "gradient") -> Callable[[], Sequence[Any]]:
+    """All tensors averaged in place, submitted from the last to the first."""
+    backward = [(f"{prefix}{index}", tensor) for index, tensor in reversed(list(enumerate(tensors)))]
+
+    def run() -> Sequence[Any]:
+        handles = [api.allreduce_async_(tensor, name=name) for name, tensor in backward]
+        for handle in handles:
+            api.synchronize(handle)
+        return tensors
+
+    return run

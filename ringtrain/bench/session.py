@@ -11,10 +11,9 @@ from typing import Any
 
 import ringtrain as hvd
 from ringtrain.bench import peers, ringtrain_competitor
-from ringtrain.bench.core_distance import Probe
 from ringtrain.bench.job import Job
 from ringtrain.bench.results import Round
-from ringtrain.bench.rounds import Array, Competitor, Contestant, Plan, Progress, Sampler, cost_for_all, measure
+from ringtrain.bench.rounds import Array, Competitor, Contestant, Plan, Probe, Progress, Sampler, cost_for_all, measure
 
 
 class CannotMeasure(Exception):

@@ -6,19 +6,68 @@ The floor is measured in the same rounds: all ranks at the same time read and wr
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.arithmetic import floor
-from ringtrain.bench.memory_use import OwnMemory
 from ringtrain.bench.models import MODELS, Shape
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Array, Contestant
 from ringtrain.bench.session import CannotMeasure, Session
+
+# --- how much memory ringtrain itself takes in this process -----------------------------------------------------------
+
+
+# Files that never had a name, which no MPI has there; or had one, where ranks cannot see each other's processes.
+_SEGMENT = re.compile(r" /dev/shm/(#\d+|ringtrain-\w+-\S+) \(deleted\)$")
+
+
+class OwnMemory(NamedTuple):
+    """Bytes. `mapped` is the size of the node's shared segments that this process has mapped; `segments` its part of
+    their memory in use, each page divided by how many processes have it; `private` what the process itself has."""
+
+    mapped: int
+    segments: int
+    private: int
+
+    @classmethod
+    def read(cls) -> OwnMemory:
+        """What the kernel says now."""
+        mapped = segments = 0
+        is_segment = False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            name, *values = line.split()
+            if not name.endswith(":"):
+                is_segment = _SEGMENT.search(line) is not None
+            elif is_segment and name == "Size:":
+                mapped += _bytes(values)
+            elif is_segment and name == "Pss:":
+                segments += _bytes(values)
+        return cls(mapped, segments, _private())
+
+
+def _private() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, *values = line.split()
+        if name == "RssAnon:":
+            return _bytes(values)
+    raise RuntimeError("/proc/self/status has no RssAnon")
+
+
+def _bytes(values: list[str]) -> int:
+    number, unit = values
+    assert unit == "kB"
+    return int(number) << 10
+
+
+# --- the step ---------------------------------------------------------------------------------------------------------
+
 
 FLOOR = "floor"
 _STEPS_BEFORE_MEMORY = 3

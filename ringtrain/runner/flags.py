@@ -327,6 +327,15 @@ def _plain(value: float | str) -> str:
 
 
 # --- --config-file ----------------------------------------------------------------------------------------------------
+# A file in YAML: flags of ringrun without their hyphens, and the sections of the file of horovodrun.
+#
+#     hosts: h1:2,h2:2
+#     env: [GREETING=hello, "WORDS=good day"]
+#     autotune: true
+#     params:
+#       fusion_threshold_mb: 32
+#
+# Both become flags. The file and the command line go through one parser, in which the command line comes last and wins.
 
 
 # whoever has no such file needs no PyYAML: it is imported where one is read

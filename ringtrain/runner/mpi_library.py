@@ -87,7 +87,7 @@ def family_of(library: str) -> Family:
 
 
 def probe(initialize: bool = False, timeout_s: float = 60) -> dict[str, Any]:
-    """`mpi_probe.describe` in a process of its own. Raises MpiNotFound."""
+    """Returns what `describe` says in a process of its own. Raises MpiNotFound."""
     arguments = [
         sys.executable,
         "-m",

@@ -1,4 +1,9 @@
-"""The place of a timeline before it begins: whether files can be there, and what an earlier job has left there."""
+"""The timeline: one file that shows what every rank does and when, for chrome://tracing and Perfetto.
+
+Each rank writes its own part while the job runs, on one clock; `stop_timeline`, also called by shutdown(), brings the
+parts together. `python -m ringtrain.timeline merge FILE` does that for a job that was killed, and
+`python -m ringtrain.timeline report FILE` says where the time of a step goes (docs/timeline.md).
+"""
 
 from __future__ import annotations
 

@@ -19,15 +19,14 @@ import ringtrain as hvd
 from ringtrain import _core, bench
 from ringtrain.bench import command, flags, job, peers, results, ringtrain_competitor
 from ringtrain.bench.arithmetic import ComputeThread, floor, scaling
-from ringtrain.bench.busy_core import busy_core
 from ringtrain.bench.collectives import COLLECTIVES
-from ringtrain.bench.core_distance import Probe
+from ringtrain.bench.command import busy_core
 from ringtrain.bench.job import MpiJob, SingleJob
-from ringtrain.bench.memory_use import OwnMemory
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.results import Result, Round, Row, Spread
-from ringtrain.bench.rounds import Competitor, Contestant, Plan, Progress, measure
+from ringtrain.bench.rounds import Competitor, Contestant, Plan, Probe, Progress, measure
 from ringtrain.bench.session import Session
+from ringtrain.bench.step import OwnMemory
 from ringtrain.bench.torch_step import ALONE, TorchStep
 from ringtrain.job import launched_by
 from ringtrain.job.rendezvous import secret
@@ -251,7 +250,7 @@ class TwoRanks(SingleJob):
 def test_a_peer_that_is_not_installed_is_left_out_with_the_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "ringtrain.bench.peers.gloo", raising=False)
-    monkeypatch.delitem(sys.modules, "ringtrain.bench.peers.torch_memory", raising=False)
+    monkeypatch.delitem(sys.modules, "ringtrain.bench.peers.torch_distributed", raising=False)
     found = peers.find(TwoRanks(), ["gloo"])
     assert found.present == [] and "torch" in found.missing["gloo"]
 
@@ -437,11 +436,11 @@ def test_a_training_step_is_measured_beside_one_without_communication(tmp_path):
 
 def test_torch_models_have_their_parameters():
     pytest.importorskip("torch", reason="the models are those of torch")
-    from ringtrain.bench.torch import models
+    from ringtrain.bench.torch import training
     from ringtrain.bench.torch_step import MODELS as NAMES
 
-    assert tuple(models.MODELS) == NAMES
-    shapes = [tuple(parameter.shape) for parameter in models.resnet50().parameters()]
+    assert tuple(training.MODELS) == NAMES
+    shapes = [tuple(parameter.shape) for parameter in training.resnet50().parameters()]
     assert sorted(shapes) == sorted(MODELS["resnet50"]())
 
 

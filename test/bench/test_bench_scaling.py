@@ -11,11 +11,12 @@ from test_bench import run
 from ringtrain._core import OpKind
 from ringtrain.bench import models, scaling
 from ringtrain.bench.results import Result, Round, Row
-from ringtrain.bench.scaling import PUBLISHED, Scaling
-from ringtrain.bench.scaling_model import (
+from ringtrain.bench.scaling import (
     ALGORITHMS,
+    PUBLISHED,
     Cluster,
     Gradient,
+    Scaling,
     allreduce_s,
     levels_of_tree,
     messages_of_round,

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ringtrain.bench.job import Job
-from ringtrain.bench.peers.torch_distributed import buckets_of, distributions, meet
-from ringtrain.bench.peers.torch_memory import as_tensor
+from ringtrain.bench.peers.torch_distributed import as_tensor, buckets_of, distributions, meet
 from ringtrain.bench.rounds import Array, Competitor, Distribution
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import horovod.torch as horovod
 
-from ringtrain.bench import horovod_api
+from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.job import Job
-from ringtrain.bench.peers.torch_memory import as_array, as_tensor
+from ringtrain.bench.peers.torch_distributed import as_array, as_tensor
 from ringtrain.bench.rounds import Array, Competitor, Distribution
 
 
@@ -35,7 +35,7 @@ class HorovodPeer:
 
 
 def _collective(kind: str, array: Array) -> Callable[[], Array]:
-    run = horovod_api.collective(horovod, kind, as_tensor(array))
+    run = ringtrain_competitor.collective_of(horovod, kind, as_tensor(array))
     return lambda: as_array(run(), array.dtype)
 
 
@@ -44,7 +44,7 @@ def _distribute(model: Any, optimizer: Any) -> tuple[Any, Any]:
 
 
 def _step(gradients: Sequence[Array]) -> Callable[[], Sequence[Array]]:
-    run = horovod_api.step(horovod, [as_tensor(gradient) for gradient in gradients])
+    run = ringtrain_competitor.step_of(horovod, [as_tensor(gradient) for gradient in gradients])
 
     def run_on_arrays() -> Sequence[Array]:
         run()

@@ -7,12 +7,25 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ringtrain.bench.job import Job, address_of_rank_0
-from ringtrain.bench.rounds import Distribution
+from ringtrain.bench.rounds import Array, Distribution
+
+
+def as_tensor(array: Array) -> Any:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_array(tensor: Any, dtype: np.dtype[Any]) -> Array:
+    array: Array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array.view(dtype)
+
 
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
 _TIMEOUT = timedelta(seconds=120)

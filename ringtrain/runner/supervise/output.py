@@ -39,6 +39,10 @@ RANKS = Ranks()
 
 
 # --- progress bars ----------------------------------------------------------------------------------------------------
+# What one rank writes to one stream, as a terminal would show it: lines that are over, and rows that may still
+# change. A progress bar writes over its row, after a carriage return or by moving the cursor up: only its last state
+# counts. Memory is bounded and work is in proportion to what is written, for a bar of days and for output without
+# line ends.
 
 
 # An open line is broken here.

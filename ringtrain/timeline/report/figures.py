@@ -1,4 +1,4 @@
-"""Numbers as people read them, and the names of the parts of a step."""
+"""All that the report says, as numbers: what the page shows and what --json prints."""
 
 from __future__ import annotations
 
@@ -118,6 +118,8 @@ def _note_who_came_last(meeting: Meeting) -> None:
 
 
 # --- bandwidth --------------------------------------------------------------------------------------------------------
+# Bus bandwidth of allreduces, as in nccl-tests: bytes / time * 2(n-1)/n for n ranks. The time of an allreduce runs
+# from when the first rank began it until the last one had ended it.
 
 
 _SIZE_LIMITS = (4 << 10, 64 << 10, 1 << 20, 16 << 20)

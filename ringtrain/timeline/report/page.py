@@ -1,8 +1,4 @@
-"""Pictures of the figures as shapes: bars of the ranks, bars of the steps, and one step as it went.
-
-page.html makes inline SVG of them. Colours are classes p0 to p4, one for each Part; style.css has them for light and
-dark. All that a picture shows is in a table too, or in the title of what is pointed at.
-"""
+"""The figures as one HTML page, made of the template page.html."""
 
 from __future__ import annotations
 
@@ -32,6 +28,9 @@ from ringtrain.timeline.report.step_parts import Part
 from ringtrain.timeline.report.verdict import Verdict
 
 # --- charts -----------------------------------------------------------------------------------------------------------
+# Pictures of the figures as shapes: bars of the ranks, bars of the steps, and one step as it went. page.html makes
+# inline SVG of them. Colours are classes p0 to p4, one for each Part; style.css has them for light and dark. All that
+# a picture shows is in a table too, or in the title of what is pointed at.
 
 
 _WIDTH = 960

@@ -13,7 +13,7 @@ import ringtrain.torch as hvd
 from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.rounds import Distribution
 from ringtrain.bench.torch import training
-from ringtrain.bench.torch.models import CLASSES, resnet50
+from ringtrain.bench.torch.training import CLASSES, resnet50
 
 DISTRIBUTION = Distribution(
     ringtrain_competitor.NAME,
