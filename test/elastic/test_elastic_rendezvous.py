@@ -15,19 +15,19 @@ from ringtrain.job.rendezvous.generations import Formed, Waiting
 
 LOOP = """
 import os, time, numpy as np, ringtrain as hvd
-from ringtrain.job import elastic, session
+from ringtrain.job import elastic_client, session
 hvd.init()
 step = 0
 while True:
-    print(f"generation {elastic.seat().generation}: rank {hvd.rank()} of {hvd.size()}", flush=True)
+    print(f"generation {elastic_client.seat().generation}: rank {hvd.rank()} of {hvd.size()}", flush=True)
     try:
         step = int(hvd.broadcast(np.array([step]), 0, name="step")[0])
         while step < STEPS:
             time.sleep(0.005)
-            total = hvd.allreduce(np.array([1, elastic.has_news()]), op=hvd.Sum)
+            total = hvd.allreduce(np.array([1, elastic_client.has_news()]), op=hvd.Sum)
             assert total[0] == hvd.size()
             step += 1
-            elastic.set_commits(step)
+            elastic_client.set_commits(step)
             if total[1]: break
         else:
             break

@@ -38,14 +38,14 @@ OUTSIDE = {"RINGTRAIN_ELASTIC": "1"}
 # Counts steps until the file `stop` is there, which rank 0 alone looks for.
 LOOP = """
 import os, pathlib, sys, time, numpy as np, ringtrain as hvd
-from ringtrain.job import elastic, session
+from ringtrain.job import elastic_client, session
 stop = pathlib.Path("stop")
 hvd.init()
 step = 0
 while True:
-    print(f"generation {elastic.seat().generation} rank {hvd.rank()}/{hvd.size()} pid {os.getpid()}", flush=True)
+    print(f"generation {elastic_client.seat().generation} rank {hvd.rank()}/{hvd.size()} pid {os.getpid()}", flush=True)
     try:
-        elastic.ready()
+        elastic_client.ready()
         step = int(hvd.broadcast(np.array([step]), 0, name="step")[0])
         if step:
             print(f"goes on from step {step}", flush=True)
@@ -53,9 +53,9 @@ while True:
         while not is_over:
             time.sleep(0.01)
             wants_to_stop = hvd.rank() == 0 and stop.exists()
-            news, is_over = hvd.allreduce(np.array([elastic.has_news(), wants_to_stop]), op=hvd.Sum)
+            news, is_over = hvd.allreduce(np.array([elastic_client.has_news(), wants_to_stop]), op=hvd.Sum)
             step += 1
-            elastic.set_commits(step)
+            elastic_client.set_commits(step)
             if news and not is_over:
                 break
         if is_over:

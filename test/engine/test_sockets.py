@@ -421,9 +421,9 @@ def test_strangers_at_the_rendezvous_keep_nobody_out(tmp_path):
 
 CROWDED = """
 import os, resource, socket, sys, time
-from ringtrain.job.rendezvous.listener import Door, bound
+from ringtrain.job.rendezvous.listener import Listener, bound
 listener = bound("127.0.0.1", 0)
-door = Door(listener, b"secret", lambda connection: print("in", flush=True))
+door = Listener(listener, b"secret", lambda connection: print("in", flush=True))
 print(listener.getsockname()[1], flush=True)
 limit = max(map(int, os.listdir("/proc/self/fd"))) + 10
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

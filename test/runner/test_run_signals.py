@@ -17,7 +17,7 @@ from harness.ringrun_job import RANK_VARIABLES, ROOT, TIMEOUT_S, needs_mpi, on_e
 from ringtrain.runner.launchers import Srun
 from ringtrain.runner.supervise import die_with_parent, rank_wrapper
 from ringtrain.runner.supervise.frames import Ended, FrameReader, Started
-from ringtrain.runner.supervise.supervisor import Courier
+from ringtrain.runner.supervise.supervisor import SignalSender
 
 # Each rank has a file, in which every signal is a line. SIGTERM ends it: rank 0 after a while, as if it wrote a
 # checkpoint, the others at once.
@@ -132,7 +132,7 @@ def test_ringrun_stops_alone_and_says_so(tmp_path: Path) -> None:
     assert "ringrun: stopped; the ranks go on, and wait" in said and f"kill -CONT {process.pid}" in said
 
 
-# --- the courier ------------------------------------------------------------------------------------------------------
+# --- the sender ------------------------------------------------------------------------------------------------------
 
 
 def test_the_tasks_of_srun_are_signalled_by_their_job_step(tmp_path: Path) -> None:
@@ -140,15 +140,15 @@ def test_the_tasks_of_srun_are_signalled_by_their_job_step(tmp_path: Path) -> No
     scancel.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
     scancel.chmod(0o755)
     with subprocess.Popen(["sleep", "60"]) as srun:
-        courier = Courier(Srun(str(tmp_path / "srun"), "pmix"), srun)
-        courier.note(Started(0, "c1", 1, "17.2"))
-        courier.note(Started(1, "c2", 1, "17.2"))
-        assert courier.send(signal.SIGTERM) == []
+        sender = SignalSender(Srun(str(tmp_path / "srun"), "pmix"), srun)
+        sender.note(Started(0, "c1", 1, "17.2"))
+        sender.note(Started(1, "c2", 1, "17.2"))
+        assert sender.send(signal.SIGTERM) == []
         assert (tmp_path / "asked").read_text() == "--signal=15 17.2\n"
         scancel.unlink()
-        assert courier.send(signal.SIGTERM) == [0, 1]
+        assert sender.send(signal.SIGTERM) == [0, 1]
         assert srun.poll() is None
-        courier.send(signal.SIGUSR1)
+        sender.send(signal.SIGUSR1)
         assert srun.wait(TIMEOUT_S) == -signal.SIGUSR1
 
 
@@ -157,12 +157,12 @@ def test_what_no_launcher_passes_on_goes_to_the_ranks_of_this_host_and_the_other
         subprocess.Popen(["sleep", "60"], start_new_session=True) as rank,
         subprocess.Popen(["sleep", "60"]) as launcher,
     ):
-        courier = Courier(FakeLauncher(""), launcher)
-        courier.note(Started(0, os.uname().nodename, rank.pid))
-        courier.note(Started(1, "another", rank.pid))
-        courier.note(Started(2, "another", rank.pid))
-        courier.note(Ended(2, 0, 0.0, False))
-        assert courier.send(signal.SIGUSR2) == [1]
+        sender = SignalSender(FakeLauncher(""), launcher)
+        sender.note(Started(0, os.uname().nodename, rank.pid))
+        sender.note(Started(1, "another", rank.pid))
+        sender.note(Started(2, "another", rank.pid))
+        sender.note(Ended(2, 0, 0.0, False))
+        assert sender.send(signal.SIGUSR2) == [1]
         assert rank.wait(TIMEOUT_S) == -signal.SIGUSR2
         assert launcher.poll() is None
         launcher.kill()

@@ -75,7 +75,7 @@ def kill_job(job: str, within_s: float = _KILL_S) -> list[int]:
 _SCANCEL_S = 10.0
 
 
-class Courier:
+class SignalSender:
     """Knows where the ranks run. For the thread that supervises the job."""
 
     def __init__(self, launcher: Launcher, process: subprocess.Popen[bytes]):
@@ -132,10 +132,14 @@ class Shutdown:
     """For the thread that supervises the job, which calls `go_on` several times in a second."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], courier: Courier, say: Callable[[str], None], names: Names = RANKS
+        self,
+        process: subprocess.Popen[bytes],
+        signal_sender: SignalSender,
+        say: Callable[[str], None],
+        names: Names = RANKS,
     ):
         self._process = process
-        self._courier = courier
+        self._signal_sender = signal_sender
         self._say = say
         self._names = names
         self._grace_s: float | None = None
@@ -154,7 +158,7 @@ class Shutdown:
     def ask_ranks(self, grace_s: float) -> None:
         """Send SIGTERM to the ranks. The launcher is told once all have ended, in `grace_s` at the latest."""
         if self._grace_s is None:
-            self._grace_s = 0.0 if self._courier.send(signal.SIGTERM) else grace_s
+            self._grace_s = 0.0 if self._signal_sender.send(signal.SIGTERM) else grace_s
             self._launcher_at = min(self._launcher_at, time.monotonic() + self._grace_s)
 
     def tell_launcher(self) -> None:
@@ -166,7 +170,7 @@ class Shutdown:
 
     def go_on(self) -> None:
         """Take the next step if it is due."""
-        now, running = time.monotonic(), self._courier.running
+        now, running = time.monotonic(), self._signal_sender.running
         if not self.has_told_launcher and (now >= self._launcher_at or (self._grace_s is not None and not running)):
             if self._grace_s and running:
                 late = self._names.listed(running)
@@ -293,8 +297,8 @@ class Supervisor:
             # Ctrl-C in a terminal is for ringrun, which decides what becomes of it
             start_new_session=True,
         )
-        self._courier = Courier(self._launcher, process)
-        self._shutdown = Shutdown(process, self._courier, self._screen.say, self._settings.names)
+        self._signal_sender = SignalSender(self._launcher, process)
+        self._shutdown = Shutdown(process, self._signal_sender, self._screen.say, self._settings.names)
         try:
             self._watch(process)
         finally:
@@ -347,7 +351,7 @@ class Supervisor:
         """Not to ranks that have not started: the launcher itself might end by it."""
         while self._to_pass_on and not self._missing():
             number = self._to_pass_on.pop(0)
-            unreached = self._courier.send(number)
+            unreached = self._signal_sender.send(number)
             if unreached:
                 name = signal.Signals(number).name
                 self._screen.say(
@@ -397,7 +401,7 @@ class Supervisor:
             if isinstance(event, Written):
                 self._output.add(event)
                 continue
-            self._courier.note(event)
+            self._signal_sender.note(event)
             if isinstance(event, Ended):
                 self._note_end(event)
             else:
@@ -416,7 +420,7 @@ class Supervisor:
         if event.code != 0:
             self._end_at = min(self._end_at, now + _AFTER_FAILURE_S)
         self._were_told |= event.was_told
-        if self._were_told and not self._courier.running and not self._missing():
+        if self._were_told and not self._signal_sender.running and not self._missing():
             self._wrappers_wait_since = now
 
     def _clean_up(self, process: subprocess.Popen[bytes]) -> None:
