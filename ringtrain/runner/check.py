@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import ringtrain._core as _core
 from ringtrain.job import gpus
-from ringtrain.runner import mpi_library
+from ringtrain.runner import mpi_probe
 from ringtrain.runner.hosts import Host, is_this_host
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers import Launcher, Srun, find_srun, is_without_mpi, ssh_options
@@ -49,7 +49,7 @@ class HostReport(NamedTuple):
 def describe_host(initialize: bool = False) -> HostReport:
     """Describe this host; with `initialize`, MPI is initialised on the way. A host may have none."""
     try:
-        mpi = mpi_library.describe(initialize)
+        mpi = mpi_probe.describe(initialize)
         words = f"{mpi['library']} {mpi['version']}"
     except (ImportError, RuntimeError):
         words = "none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pwd
@@ -14,49 +13,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from ringtrain.job import libmpi
-from ringtrain.job.libmpi import loaded_library
-
-
-def describe(initialize: bool) -> dict[str, Any]:
-    """Load MPI in this process and describe it.
-
-    Its thread level, and whether it takes addresses of GPUs, are known only where it is initialised.
-
-    Raises ImportError without mpi4py and RuntimeError where mpi4py finds no MPI library.
-    """
-    import mpi4py
-
-    if not initialize:
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
-    from mpi4py import MPI
-
-    vendor, version = MPI.get_vendor()
-    levels = {
-        MPI.THREAD_SINGLE: "single",
-        MPI.THREAD_FUNNELED: "funneled",
-        MPI.THREAD_SERIALIZED: "serialized",
-        MPI.THREAD_MULTIPLE: "multiple",
-    }
-    return {
-        "library": vendor,
-        "version": ".".join(map(str, version)),
-        "path": loaded_library(),
-        "standard": ".".join(map(str, MPI.Get_version())),
-        "handle_bytes": MPI._sizeof(MPI.Comm),
-        "thread_level": levels[MPI.Query_thread()] if MPI.Is_initialized() else None,
-        "ulfm": libmpi.knows_ulfm(MPI),
-        "cuda_aware": _is_cuda_aware() if MPI.Is_initialized() else None,
-        "mpi4py": mpi4py.__version__,
-    }
-
-
-def _is_cuda_aware() -> bool | None:
-    """None where the library has no such question."""
-    ask = getattr(ctypes.CDLL(loaded_library()), "MPIX_Query_cuda_support", None)
-    return None if ask is None else bool(ask())
 
 
 class MpiNotFound(Exception):
@@ -87,11 +43,11 @@ def family_of(library: str) -> Family:
 
 
 def probe(initialize: bool = False, timeout_s: float = 60) -> dict[str, Any]:
-    """Returns what `describe` says in a process of its own. Raises MpiNotFound."""
+    """Returns what `mpi_probe.describe` says in a process of its own. Raises MpiNotFound."""
     arguments = [
         sys.executable,
         "-m",
-        "ringtrain.runner.mpi_library",
+        "ringtrain.runner.mpi_probe",
         *(["--initialize"] if initialize else []),
     ]
     try:
@@ -162,7 +118,3 @@ def _run(arguments: list[str], timeout_s: float) -> subprocess.CompletedProcess[
         stdin=subprocess.DEVNULL,
         env=with_home(os.environ),
     )
-
-
-if __name__ == "__main__":
-    print(json.dumps(describe(initialize="--initialize" in sys.argv)))

@@ -1,4 +1,7 @@
-"""From the command line of a starter to its parts: `ranks`, `elastic`, `roles`, and the first and the last on YARN."""
+"""From the command line of a starter to its parts: `ranks`, `elastic`, `roles`, and the first and the last on YARN.
+
+Each kind imports what it alone needs, so that ranks start soon.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,12 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringtrain.job.interfaces import INTERFACES_VARIABLE, address_towards, addresses_of, usual_address
-from ringtrain.job.rendezvous.elastic_server import ElasticServer
-from ringtrain.job.rendezvous.generations import Limits
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.rendezvous.secret import FILE_VARIABLE, read
 from ringtrain.job.rendezvous.server import Server
-from ringtrain.job.sockets import PLACE_VARIABLE
 from ringtrain.runner.hosts import Host, is_this_host, parse_hosts
 from ringtrain.runner.job import (
     SCHEDULER,
@@ -31,8 +32,6 @@ from ringtrain.runner.job import (
 )
 from ringtrain.runner.remote import travelling
 from ringtrain.runner.start.agent import Order
-from ringtrain.runner.start.elastic_starter import Discovery, DiscoveryError, ElasticStarter, Mail
-from ringtrain.runner.start.fleet import Fleet
 from ringtrain.runner.start.links import (
     ContainerLink,
     Link,
@@ -41,9 +40,11 @@ from ringtrain.runner.start.links import (
     command_by_launcher,
     command_of_agent,
 )
-from ringtrain.runner.start.role_starter import RolePlace, RoleStarter, open_root, variables_of
 from ringtrain.runner.start.starter import MAX_GRACE_S, RankStarter
 from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE, speaker
+
+if TYPE_CHECKING:
+    from ringtrain.runner.start.role_starter import RolePlace
 
 _NO_LIMIT = 1 << 30
 # A host of an elastic job that has vanished is found out in three seconds.
@@ -209,6 +210,12 @@ def _yarn_ranks() -> int:
 
 
 def _elastic() -> int:
+    from ringtrain.job.rendezvous.elastic_server import ElasticServer
+    from ringtrain.job.rendezvous.generations import Limits
+    from ringtrain.job.sockets import PLACE_VARIABLE
+    from ringtrain.runner.start.elastic_starter import Discovery, DiscoveryError, ElasticStarter, Mail
+    from ringtrain.runner.start.fleet import Fleet
+
     parser = _parser("--ssh-option", "--agent-word")
     parser.add_argument("--num-proc", type=int, required=True)
     parser.add_argument("--hosts")
@@ -258,6 +265,8 @@ def _may_hope(terms: ElasticTerms) -> bool:
 
 
 def _roles() -> int:
+    from ringtrain.runner.start.role_starter import RolePlace, RoleStarter, open_root, variables_of
+
     parser = _parser()
     add_role_terms(parser)
     arguments = parser.parse_args()
@@ -295,6 +304,7 @@ def _order_of_roles(command: list[str], secret: bytes, environment: Mapping[str,
 def _yarn_roles() -> int:
     """Starts the servers and workers in containers, and the scheduler here."""
     from ringtrain.runner.start import yarn
+    from ringtrain.runner.start.role_starter import RolePlace, RoleStarter, open_root, variables_of
 
     parser = _parser("--client-word")
     add_role_terms(parser)
