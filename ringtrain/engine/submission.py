@@ -13,26 +13,22 @@ import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import Adapter, View, adapter_for
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
-from ringtrain.engine.prepared import How, Prepared
 from ringtrain.engine.requirements import (
-    have,
     require_average,
     require_compressor,
     require_factor,
-    require_process_set,
     require_quantizable,
     require_reducible,
     require_root,
     require_scatterable,
     require_usable,
 )
-from ringtrain.failure.call_sites import call_site, first_call_site, warn
+from ringtrain.failure.call_sites import call_site, warn
 from ringtrain.handles import Handle, OnGpu, report_failure
 from ringtrain.process_sets import ProcessSet
 
-_BOOL = _core.DTYPES["bool"]
 _FOR_COMPLEX = (ReduceOp.Sum, ReduceOp.Average)
-_INTEGERS = {number for name, number in _core.DTYPES.items() if "float" not in name}
+INTEGERS = {number for name, number in _core.DTYPES.items() if "float" not in name}
 
 
 class Reduction(NamedTuple):
@@ -86,7 +82,6 @@ def op_of(op: ReduceOp | None, average: bool | None) -> ReduceOp:
 
 
 _NO_REDUCTION = Reduction()
-_How = tuple[ReduceOp | None, bool | None, float, float, AnyCompressor]
 
 
 @dataclass
@@ -172,136 +167,6 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     return Handle(handle, inputs, lambda core: _finish_or_name(operation, inputs, core), on_gpu)
 
 
-def start_in_place(tensor: Any, name: str | None, how: _How, process_set: ProcessSet, priority: int) -> Handle[Any]:
-    """Submit the allreduce of one tensor in place: as `start`, at a third of its cost where nothing needs care.
-
-    `how`: the arguments of Reduction.of.
-    """
-    prepared = _prepared_as(name, how, process_set, priority)
-    handle = None if prepared is None else prepared.submit(tensor)
-    return _start_anew(tensor, name, how, process_set, priority, False) if handle is None else handle
-
-
-def begin_in_place(
-    tensor: Any, name: str | None, how: _How, process_set: ProcessSet, priority: int
-) -> Handle[Any] | Prepared:
-    """As `start_in_place`, for who calls its `wait` at once."""
-    prepared = _prepared_as(name, how, process_set, priority)
-    try:
-        if prepared is not None and prepared.begin(tensor, True):
-            return prepared
-    except Exception as error:
-        report_failure(error)
-        raise
-    return _start_anew(tensor, name, how, process_set, priority, True)
-
-
-_Asked = tuple[_How, int | None, int]  # all but the tensor and the name
-
-
-class _Known(NamedTuple):
-    """A name that has come before. `prepared`: None after the first time, as most never come again."""
-
-    asked: _Asked
-    prepared: Prepared | None
-
-
-_known: dict[str, _Known] = {}
-_MOST_KNOWN = 10_000  # beyond that all are forgotten
-
-
-def _prepared_as(name: str | None, how: _How, process_set: ProcessSet, priority: int) -> Prepared | None:
-    """What submits tensors of this name, if it came with the same arguments the last time."""
-    known = _known.get(name) if name else None
-    if known is None:
-        return None
-    try:
-        number = process_set.process_set_id
-    except AttributeError:
-        require_process_set(process_set, "allreduce")
-        raise
-    return None if known.asked != (how, number, priority) else known.prepared
-
-
-def _start_anew(
-    tensor: Any, name: str | None, how: _How, process_set: ProcessSet, priority: int, is_awaited: bool
-) -> Handle[Any]:
-    op, average, prescale, postscale, compression = how
-    if op is None and average is None:
-        op = ReduceOp.Average
-    is_usual = type(op) is ReduceOp and average is None and type(prescale) is type(postscale) is float
-    if is_usual and (name is None or (isinstance(name, str) and name[:1] != "<")):
-        assert op is not None
-        plain = _plain_of(tensor, Reduction(op, prescale, postscale, compression), process_set, priority)
-        if plain is not None:
-            prepared = _prepared_from_now(tensor, plain, name, (how, plain.how.process_set, priority)) if name else None
-            return _submit(tensor, plain, name or "", prepared, is_awaited)
-    operation = Operation(
-        OpKind.ALLREDUCE, [tensor], name, process_set, Reduction.of(*how), priority=priority, in_place=True
-    )
-    return start(operation, is_awaited)
-
-
-def start_prepared(
-    tensor: Any, name: str, reduction: Reduction, process_set: ProcessSet, priority: int
-) -> tuple[Prepared | None, Handle[Any] | None]:
-    """As `start_in_place`, or None where something needs care. And what submits it in the steps to come."""
-    plain = _plain_of(tensor, reduction, process_set, priority)
-    if plain is None:
-        return None, None
-    prepared = _prepare_plain(tensor, plain, name)
-    return prepared, _submit(tensor, plain, name, prepared, False)
-
-
-class _Plain(NamedTuple):
-    """What is known of a tensor to which the core can do it where it lies, with nothing to refuse."""
-
-    adapter: Adapter
-    view: View
-    how: How
-
-
-def _plain_of(tensor: Any, reduction: Reduction, process_set: ProcessSet, priority: int) -> _Plain | None:
-    op, prescale, postscale, compression = reduction
-    if type(process_set) is not ProcessSet:
-        require_process_set(process_set, "allreduce")
-    number = process_set.process_set_id
-    adapter = adapter_for(tensor)
-    view = adapter.view_in_place(tensor) if compression is Compression.none else None
-    if view is None or number is None or (view[1] in _INTEGERS and not have(op, view[1] == _BOOL)):
-        return None
-    return _Plain(adapter, view, How(op, prescale, postscale, number, priority))
-
-
-def _prepared_from_now(tensor: Any, plain: _Plain, name: str, asked: _Asked) -> Prepared | None:
-    """None for a name that is new."""
-    is_new = name not in _known
-    if is_new and len(_known) >= _MOST_KNOWN:
-        _known.clear()
-    prepared = None if is_new else _prepare_plain(tensor, plain, name)
-    _known[name] = _Known(asked, prepared)
-    return prepared
-
-
-def _prepare_plain(tensor: Any, plain: _Plain, name: str) -> Prepared | None:
-    """None on a GPU, where nothing is prepared."""
-    adapter, view, how = plain
-    return Prepared(tensor, adapter, view, name, how, first_call_site(name)) if len(view) == 3 else None
-
-
-def _submit(tensor: Any, plain: _Plain, name: str, prepared: Prepared | None, is_awaited: bool) -> Handle[Any]:
-    handle = None if prepared is None else prepared.submit(tensor)
-    if handle is not None:
-        return handle
-    adapter, view, how = plain
-    try:
-        core = _core.allreduce_in_place(view, name, *how, is_awaited, first_call_site(name))
-    except Exception as error:
-        report_failure(error)
-        raise
-    return Handle(core, tensor, None, OnGpu(adapter, tensor, view[4]) if len(view) == 5 else None)
-
-
 def _check_list(operation: Operation) -> None:
     if not operation.is_group:
         return
@@ -352,7 +217,7 @@ def _place_text(view: View) -> str:
 def _check_dtype_and_shape(operation: Operation, adapter: Adapter, sent: Any, dtype: int) -> None:
     op = operation.reduction.op
     reduces = operation.kind in (OpKind.ALLREDUCE, OpKind.REDUCESCATTER)
-    if reduces and (dtype in _INTEGERS or op not in _FOR_COMPLEX):
+    if reduces and (dtype in INTEGERS or op not in _FOR_COMPLEX):
         require_reducible(op, adapter.dtype_name(sent), sent.dtype, operation.title)
     if operation.kind == OpKind.REDUCESCATTER:
         require_scatterable(op, len(sent.shape), operation.title)

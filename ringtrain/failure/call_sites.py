@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from threading import get_ident
 from types import CodeType, FrameType
 
 from ringtrain._core import Site
@@ -14,27 +15,36 @@ from ringtrain.failure import deadlock
 _NOT_THE_USERS = ("ringtrain", "torch", "jax", "optax", "mxnet")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_MOST = 100_000  # names that are remembered; beyond that all are forgotten
+_MOST = 100_000  # names, or places, that are remembered; beyond that all are forgotten
 
 _by_name: dict[str, Site] = {}
 _by_place: dict[tuple[int, int], tuple[CodeType, Site]] = {}  # id of the code, which is kept so that it stays its id
 
 
-def first_call_site(name: str) -> Site:
-    """The place that called ringtrain with this name for the first time, which costs next to nothing to know."""
-    deadlock.note_submitter()
-    site = _by_name.get(name)
-    if site is None or not name:
+def call_site(name: str = "") -> Site:
+    """Returns the place that called ringtrain; the first one that did so with this name, which is quick to find."""
+    if get_ident() not in deadlock.submitters:
+        deadlock.note_submitter()
+    known = _by_name.get(name)
+    if known is not None:
+        return known
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+        frame = frame.f_back
+    if frame is None:
+        site = _NOWHERE
+    else:
+        place = (id(frame.f_code), frame.f_lasti)
+        if place not in _by_place:
+            if len(_by_place) >= _MOST:
+                _by_place.clear()
+            _by_place[place] = frame.f_code, Site(_text(frame))
+        site = _by_place[place][1]
+    if name:
         if len(_by_name) >= _MOST:
             _by_name.clear()
-        site = _by_name[name] = _find_site()
+        _by_name[name] = site
     return site
-
-
-def call_site() -> Site:
-    """The place that called ringtrain."""
-    deadlock.note_submitter()
-    return _find_site()
 
 
 def call_place() -> str:
@@ -72,19 +82,6 @@ def _frame_of_user() -> FrameType | None:
 def _text(frame: FrameType) -> str:
     file = os.path.relpath(frame.f_code.co_filename) if _is_below_here(frame) else frame.f_code.co_filename
     return f"{file}:{frame.f_lineno}"
-
-
-def _find_site() -> Site:
-    frame = _frame_of_user()
-    if frame is None:
-        return _NOWHERE
-    place = (id(frame.f_code), frame.f_lasti)
-    known = _by_place.get(place)
-    if known is None:
-        if len(_by_place) >= _MOST:
-            _by_place.clear()
-        known = _by_place[place] = frame.f_code, Site(_text(frame))
-    return known[1]
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

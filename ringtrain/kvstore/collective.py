@@ -14,7 +14,7 @@ from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import NotInitializedError
-from ringtrain.failure.call_sites import first_call_site
+from ringtrain.failure.call_sites import call_site
 from ringtrain.handles import Handle, OnGpu
 from ringtrain.job import session
 from ringtrain.kvstore import places
@@ -130,7 +130,7 @@ class CollectiveStore(KVStore):
         target = self._memory_for(entry, total)
         operation, site = self._operation(OpKind.ALLGATHER, entry)
         view = adapter_for(codes).view(codes)
-        core = _core.submit(operation, [view], [], priority=priority, site=first_call_site(site), waits_for_name=True)
+        core = _core.submit(operation, [view], [], priority=priority, site=call_site(site), waits_for_name=True)
         return Handle(core, (codes, target), lambda done: self._decode_all(done, target)), target
 
     def _decode_all(self, done: _core.Handle, target: Any) -> None:
@@ -254,7 +254,7 @@ class CollectiveStore(KVStore):
             [view],
             priority=priority,
             is_awaited=is_awaited,
-            site=first_call_site(site),
+            site=call_site(site),
             waits_for_name=True,
         )
         return Handle(core, (source, target), None, OnGpu(adapter, target, view[4]) if len(view) == 5 else None)

@@ -15,7 +15,7 @@ from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.mxnet import is_on_host
 from ringtrain.engine.requirements import require_root, require_usable
 from ringtrain.engine.submission import Reduction
-from ringtrain.failure.call_sites import first_call_site
+from ringtrain.failure.call_sites import call_site
 from ringtrain.handles import report_failure
 from ringtrain.job import session
 from ringtrain.mxnet.library import IS_NAIVE, raises_mxnet_errors
@@ -89,7 +89,7 @@ def push(
         [tensor.handle.value for tensor in inputs],
         [tensor.handle.value for tensor in outputs],
         priority,
-        first_call_site(name),
+        call_site(name),
     )
 
 

@@ -8,7 +8,8 @@ from typing import TypeVar
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.submission import Operation, Reduction, begin_in_place, start, start_in_place
+from ringtrain.engine.prepared import Prepared, PreparedTensors
+from ringtrain.engine.submission import Operation, Reduction, start
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -20,6 +21,8 @@ Product = ReduceOp.Product
 Adasum = ReduceOp.Adasum
 
 Array = TypeVar("Array")
+
+_tensors = PreparedTensors()
 
 
 def allreduce(
@@ -116,10 +119,10 @@ def allreduce_(
         TypeError: of an object or a dtype that cannot be sent.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
     """
-    how = (op, average, prescale_factor, postscale_factor, compression)
-    begun = begin_in_place(tensor, name, how, process_set, priority)
+    key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
+    pending = _tensors.submit(tensor, key, is_awaited=True)
     adapter_for(tensor).note_change(tensor)
-    result: Array = begun.wait()
+    result: Array = pending.wait()
     return result
 
 
@@ -136,10 +139,10 @@ def allreduce_async_(
     priority: int = 0,
 ) -> Handle[Array]:
     """As `allreduce_`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async_`."""
-    how = (op, average, prescale_factor, postscale_factor, compression)
-    handle: Handle[Array] = start_in_place(tensor, name, how, process_set, priority)
+    key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
+    pending = _tensors.submit(tensor, key)
     adapter_for(tensor).note_change(tensor)
-    return handle
+    return pending.as_handle() if isinstance(pending, Prepared) else pending
 
 
 def grouped_allreduce(

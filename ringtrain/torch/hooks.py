@@ -350,7 +350,7 @@ class GradientHooks:
         if dense is None:
             dense = grad = grad.contiguous()
         self._put(gradient, grad)
-        self._batch.ready(gradient.name, as_real(dense), gradient.priority)
+        self._batch.ready(gradient.name, as_real(dense) if dense.is_complex() else dense, gradient.priority)
 
     def _submit_sparse(self, gradient: _Gradient, grad: torch.Tensor) -> None:
         if self._batch.has_group(gradient.name):
@@ -368,7 +368,8 @@ class GradientHooks:
         if grad is not gradient.parameter.grad:
             gradient.parameter.grad = grad
         gradient.is_submitted = True
-        gradient.see(grad)
+        gradient.seen = grad
+        gradient.version = grad._version
 
     def _make_sparse_again(self) -> None:
         """What was reduced as a dense gradient; the optimizer may take no other."""

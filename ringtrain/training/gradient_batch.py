@@ -12,9 +12,9 @@ from ringtrain import ops
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.prepared import Prepared
+from ringtrain.engine.prepared import How, Prepared, PreparedTensors
 from ringtrain.engine.requirements import require_process_set
-from ringtrain.engine.submission import Operation, Reduction, start, start_prepared
+from ringtrain.engine.submission import Operation, Reduction, start
 from ringtrain.handles import Handle, current_point, report_failure
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -26,9 +26,9 @@ class _Numbers:
     They do so after init(), as a rank that is new to the job does, and after join(), as a rank that had nothing to do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, are_valid: bool = True) -> None:
         self.taken = 0
-        self.are_valid = True
+        self.are_valid = are_valid
 
 
 _numbers: dict[tuple[int, ...], _Numbers] = collections.defaultdict(_Numbers)  # by the ranks of the process set
@@ -102,20 +102,15 @@ class GradientBatch:
         self.process_set = process_set
         self._given_prefix = prefix
         self._prefix = ""
-        self._numbers: _Numbers | None = None  # while they are valid, `_prefix` is
-        self._reduction = Reduction.of(
-            op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor * scale, compression
-        )
+        self._numbers = _Numbers(are_valid=False)  # while they are valid, `_prefix` is
+        self._how: How = (op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor * scale, compression)
+        self._reduction = Reduction.of(*self._how)
         self._group_of: dict[str, tuple[str, ...]] = {}
-        # Of those that are in no group; the names of what is prepared have the prefix.
-        self._prepared: dict[str, tuple[Prepared, str]] = {}
+        self._tensors = PreparedTensors(prepares_new=True)  # of gradients in no group
         self._gathered: dict[tuple[str, ...], dict[str, _Gradient]] = {}
         # Of one name, or of a group.
         self._in_flight: list[tuple[Handle[Any] | Prepared, str | list[_Gradient]]] = []
         _batches.add(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_prepared": {}}
 
     def forget(self) -> None:
         """What is ready and was not waited for, since a rank was lost."""
@@ -123,13 +118,13 @@ class GradientBatch:
 
     def is_in_use(self) -> bool:
         """Whether it was used since the ranks have begun anew, by init() or by join()."""
-        return self._numbers is not None and self._numbers.are_valid
+        return self._numbers.are_valid
 
     def _begin_use(self) -> None:
         # Counted per process set: a rank that is in other sets too uses more batches than its peers.
         self._numbers = numbers = _numbers[tuple(self.process_set.ranks or ())]
-        self._prepared.clear()
         self._prefix = f"gradients{numbers.taken}" if self._given_prefix is None else self._given_prefix
+        self._tensors = PreparedTensors(f"{self._prefix}.", prepares_new=True)
         numbers.taken += self._given_prefix is None
 
     def group(self, groups: Iterable[Iterable[str]]) -> None:
@@ -137,7 +132,7 @@ class GradientBatch:
 
         What waits for the others of an earlier group now belongs to its new one.
         """
-        self._prepared.clear()
+        self._tensors.known.clear()
         self._group_of = {name: names for names in map(tuple, groups) if len(names) > 1 for name in names}
         waiting, self._gathered = self._gathered, {}
         for gathered in waiting.values():
@@ -151,7 +146,7 @@ class GradientBatch:
 
     def full_name(self, name: str) -> str:
         """What the ranks match the gradient by."""
-        if not self.is_in_use():
+        if not self._numbers.are_valid:
             self._begin_use()
         return f"{self._prefix}.{name}"
 
@@ -166,27 +161,26 @@ class GradientBatch:
         """
         if in_place and self.ready_again(name, gradient, priority):
             return
-        group = self._group_of.get(name)
-        if group is not None:
+        if name in self._group_of:
             made = current_point(adapter_for(gradient), gradient)
-            self._gather(group, _Gradient(name, gradient, priority, in_place, made))
+            self._gather(self._group_of[name], _Gradient(name, gradient, priority, in_place, made))
             return
-        full_name = self.full_name(name)
-        handle = self._start_in_place(gradient, name, full_name, priority) if in_place else None
-        if handle is None:
-            handle = self._start(gradient, full_name, priority, in_place)
-        self._in_flight.append((handle, name))
+        if not in_place:
+            self._in_flight.append((self._start(gradient, self.full_name(name), priority, False), name))
+            return
+        if not self._numbers.are_valid:
+            self._begin_use()
+        self._in_flight.append((self._tensors.submit(gradient, (name, self._how, self.process_set, priority)), name))
 
     def ready_again(self, name: str, gradient: Any, priority: int = 0) -> bool:
-        """As `ready`, in place, of a gradient that was ready before and has not changed but for its values and address.
+        """As `ready`, in place, of a gradient that was ready before and has changed only its values and address.
 
-        Whether it is such a one; if not, nothing has happened.
+        Returns False, and does nothing, for any other gradient. Called for every gradient in every step.
         """
-        known = self._prepared.get(name)
-        if known is None or self._numbers is None or not self._numbers.are_valid:
+        prepared = self._tensors.known.get(name)
+        if prepared is None or not self._numbers.are_valid:
             return False
-        prepared = known[0]
-        if prepared.priority != priority or prepared.process_set != self.process_set.process_set_id:
+        if prepared.priority != priority or prepared.process_set_id != self.process_set.process_set_id:
             return False
         try:
             if not prepared.begin(gradient, False):
@@ -194,14 +188,8 @@ class GradientBatch:
         except Exception as error:
             report_failure(error)
             raise
-        self._in_flight.append(known)
+        self._in_flight.append((prepared, name))
         return True
-
-    def _start_in_place(self, gradient: Any, name: str, full_name: str, priority: int) -> Handle[Any] | None:
-        prepared, handle = start_prepared(gradient, full_name, self._reduction, self.process_set, priority)
-        if prepared is not None:
-            self._prepared[name] = prepared, name
-        return handle
 
     def wait(self) -> dict[str, Any]:
         """Wait for all that is submitted and return the averages by name.
