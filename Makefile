@@ -113,6 +113,7 @@ format: $(VENV)/.linters
 
 docs: $(VENV)/.site
 	$(BIN)/python -m ringtrain.options > docs/options.md
+	$(BIN)/python -m ringtrain.options keywords > ringtrain/options/keywords.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import ringtrain as hvd
 from ringtrain.bench import peers, ringtrain_competitor
@@ -42,7 +42,7 @@ class Session:
             self._network = self.arguments.network[0]
             self._options["network"] = self._network
             self.notes.append(f"{ringtrain_competitor.NAME}: network={self._network}")
-        hvd.init(**self._options)
+        hvd.init(**cast(Any, self._options))
 
     def peers(self) -> list[peers.Peer]:
         """The peers that were asked for and are installed."""
@@ -98,7 +98,7 @@ class Session:
             return False
         self.job.barrier()
         hvd.shutdown()
-        hvd.init(**{**self._options, "network": network})
+        hvd.init(**cast(Any, {**self._options, "network": network}))
         self._network = network
         return True
 

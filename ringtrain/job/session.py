@@ -6,7 +6,7 @@ import atexit
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ringtrain._core as _core
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
@@ -18,6 +18,11 @@ from ringtrain.options import horovod_variables, table
 from ringtrain.process_sets import ProcessSet, RefusedSetError, forget_process_sets, register_at_init, set_world
 from ringtrain.record import flight_recorder, metrics
 from ringtrain.record.logger import logger, set_level
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ringtrain.options.keywords import Options
 
 
 class _Asked(NamedTuple):
@@ -60,7 +65,9 @@ def at_shutdown(end: Callable[[], None]) -> None:
 
 
 def init(
-    comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None, **keywords: Any
+    comm: Any = None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    **keywords: Unpack[Options],
 ) -> None:
     """Join the job. Mirrors `horovod.init`.
 
@@ -90,10 +97,10 @@ def init(
     _core.require_not_forked()
     before_init.load_all()
     if _asked is not None and _core.is_initialized():
-        _require_same(_asked, comm, process_sets, keywords)
+        _require_same(_asked, comm, process_sets, dict(keywords))
         return
     launched_by.own_place("init()")
-    while not _join(comm, process_sets, keywords):
+    while not _join(comm, process_sets, dict(keywords)):
         pass
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
@@ -233,6 +233,14 @@ def _start_in_place(operation: Operation, is_awaited: bool = False) -> Handle[An
 # ----------------------------------------------------------------------------------------------------------- alltoall
 
 
+@overload
+def alltoall(
+    tensor: Array, splits: None = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Array: ...
+@overload
+def alltoall(
+    tensor: Array, splits: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[Array, Any]: ...
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -258,6 +266,14 @@ def alltoall(
     return start(Operation(OpKind.ALLTOALL, [tensor], name, process_set, splits=[splits]), is_awaited=True).wait()
 
 
+@overload
+def alltoall_async(
+    tensor: Array, splits: None = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[Array]: ...
+@overload
+def alltoall_async(
+    tensor: Array, splits: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[tuple[Array, Any]]: ...
 def alltoall_async(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Any]:
@@ -265,6 +281,17 @@ def alltoall_async(
     return start(Operation(OpKind.ALLTOALL, [tensor], name, process_set, splits=[splits]))
 
 
+@overload
+def grouped_alltoall(
+    tensors: Sequence[Array], splits: None = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Array]: ...
+@overload
+def grouped_alltoall(
+    tensors: Sequence[Array],
+    splits: Sequence[Any],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]: ...
 def grouped_alltoall(
     tensors: Sequence[Any],
     splits: Sequence[Any] | None = None,
@@ -291,6 +318,17 @@ def grouped_alltoall(
     return start(_grouped_alltoall(tensors, splits, name, process_set), is_awaited=True).wait()
 
 
+@overload
+def grouped_alltoall_async(
+    tensors: Sequence[Array], splits: None = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[list[Array]]: ...
+@overload
+def grouped_alltoall_async(
+    tensors: Sequence[Array],
+    splits: Sequence[Any],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Any]]: ...
 def grouped_alltoall_async(
     tensors: Sequence[Any],
     splits: Sequence[Any] | None = None,

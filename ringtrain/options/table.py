@@ -7,6 +7,7 @@ for the same knob, which beats the default. What is on or off may also be 1 or 0
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -187,3 +188,34 @@ def markdown() -> str:
         alias = f"`{option.alias}`" if option.alias else ""
         lines.append(f"| `{option.name}` | {default} | {values} | {alias} | {option.meaning} |")
     return "\n".join(lines) + "\n"
+
+
+def typed() -> str:
+    """The module `ringtrain.options.keywords`, which tells type checkers and editors the keywords of init()."""
+    lines = [
+        '"""The keywords of `init()`, for type checkers and editors."""',
+        "",
+        "# Generated from the table in the core by `make docs`.",
+        "",
+        "from __future__ import annotations",
+        "",
+        "from os import PathLike",
+        "from typing import Literal, TypedDict",
+        "",
+        "",
+        "class Options(TypedDict, total=False):",
+        '    """Each option is described in docs/options.md."""',
+        "",
+        *(f"    {option.name}: {_type_of(option)}" for option in TABLE),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _type_of(option: Option) -> str:
+    if option.type == "number":
+        return "float"
+    if option.type == "text":
+        return "str | PathLike[str]"
+    if option.is_switch:
+        return 'bool | Literal["on", "off"]'
+    return f"Literal[{', '.join(json.dumps(choice) for choice in option.choices)}]" if option.choices else "str"

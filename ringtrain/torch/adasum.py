@@ -18,12 +18,12 @@ from ringtrain.errors import StepOrderError
 from ringtrain.timeline import recording
 from ringtrain.torch.hooks import as_real
 from ringtrain.torch.parameters import groups_of
-from ringtrain.torch.wrapped import Wrapped
+from ringtrain.torch.wrapped import WrappedOptimizer
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.replicas import FiniteCheck, check_replicas
 
 
-class AdasumOptimizer(Wrapped):
+class AdasumOptimizer(WrappedOptimizer):
     """What an optimizer with op=Adasum does differently; mixed into the class of the wrapped one."""
 
     _adasum_batch: GradientBatch

@@ -31,7 +31,7 @@ from ringtrain.torch.local_hooks import LocalHooks
 from ringtrain.torch.overridable import _DistributedOptimizer as _DistributedOptimizer
 from ringtrain.torch.parameters import Groups, NamedParameters, ParameterNames, check_groups
 from ringtrain.torch.shared_gradients import SharedGradients
-from ringtrain.torch.wrapped import Wrapped, wrap
+from ringtrain.torch.wrapped import WrappedOptimizer, wrap
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.replicas import FiniteCheck
 
@@ -68,12 +68,12 @@ def DistributedOptimizer(
     gradient_as_shared_view: bool = False,
     check_every: int = 0,
     nan_check: bool = False,
-) -> Any:
+) -> WrappedOptimizer:
     """The optimizer, averaging the gradients over the ranks before each update.
 
     Gradients are submitted while backward() goes on, and `step` waits for them. The result is an instance of a subclass
     of the optimizer's class and shares all of its state, so schedulers, GradScaler and checkpoints work as before; it
-    has the methods of `Distributed` too. Use it in place of the optimizer.
+    has the methods of `WrappedOptimizer` too. Use it in place of the optimizer.
 
     `copy.deepcopy` makes a distributed optimizer over copies of the parameters; of model and optimizer together, over
     those of the copied model.
@@ -112,7 +112,7 @@ def DistributedOptimizer(
             f"{type(optimizer).__name__} is no torch.optim.Optimizer; "
             "for other arrays there is DistributedOptimizer of ringtrain"
         )
-    if isinstance(optimizer, Wrapped):
+    if isinstance(optimizer, WrappedOptimizer):
         raise ValueError("this optimizer is distributed already")
     require_process_set(process_set, "DistributedOptimizer")
     if process_set.process_set_id is None:
@@ -157,7 +157,10 @@ def DistributedOptimizer(
     }
     averages_alone = not process_set.included() or (process_set.size() == 1 and not elastic_client.is_elastic())
     if op == Adasum and not averages_alone:
-        return wrap(optimizer, AdasumOptimizer, _adasum_batch=batch, _adasum_check=finite_check, **attributes)
+        adasum: AdasumOptimizer = wrap(
+            optimizer, AdasumOptimizer, _adasum_batch=batch, _adasum_check=finite_check, **attributes
+        )
+        return adasum
     reduction = (
         LocalHooks(names, finite_check)
         if averages_alone
@@ -172,7 +175,7 @@ def DistributedOptimizer(
             finite_check=finite_check,
         )
     )
-    distributed = wrap(optimizer, Distributed, _gradient_hooks=reduction, **attributes)
+    distributed: Distributed = wrap(optimizer, Distributed, _gradient_hooks=reduction, **attributes)
     _optimizers[next(_places)] = distributed
     return distributed
 
@@ -183,7 +186,7 @@ def _checked_passes(passes: int) -> int:
     return passes
 
 
-class Distributed(Wrapped):
+class Distributed(WrappedOptimizer):
     """What a distributed optimizer does differently; mixed into the class of the wrapped one."""
 
     _gradient_hooks: GradientHooks | LocalHooks

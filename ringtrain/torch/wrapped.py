@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from ringtrain.process_sets import ProcessSet
 from ringtrain.torch.parameters import Groups, ParameterNames
 
 
-class Wrapped(torch.optim.Optimizer):
-    """What all distributed optimizers have; mixed into the class of the wrapped one.
+class WrappedOptimizer(torch.optim.Optimizer):
+    """A distributed optimizer of PyTorch: mixed into the class of the wrapped optimizer.
 
-    Names of its own are such that no optimizer has them, too.
+    Its own names are such that no optimizer has them.
     """
 
     # As in Horovod. Set by `set_backward_passes_per_step`, otherwise what DistributedOptimizer was given.
@@ -31,6 +32,22 @@ class Wrapped(torch.optim.Optimizer):
     _distribute: Callable[..., Any]  # DistributedOptimizer with all arguments but those that belong to the parameters
     _compares_every: int
     _steps_taken: int
+
+    def synchronize(self) -> None:
+        """Wait until the gradients are averages over the ranks, so that they can be read or clipped before `step`."""
+        raise NotImplementedError
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """`step` within does not wait for the averages: `synchronize` was called before. As in Horovod."""
+        raise NotImplementedError
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes within only accumulate gradients. Mirrors DistributedDataParallel.no_sync."""
+        raise NotImplementedError
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Average the gradients with every n-th backward pass from now on. As in Horovod."""
+        raise NotImplementedError
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
@@ -64,7 +81,7 @@ class Wrapped(torch.optim.Optimizer):
         )
 
 
-def wrap(optimizer: torch.optim.Optimizer, mixin: type[Wrapped], **attributes: Any) -> Any:
+def wrap(optimizer: torch.optim.Optimizer, mixin: type[WrappedOptimizer], **attributes: Any) -> Any:
     """The optimizer once more, with the methods of `mixin` before its own. Both share all their attributes."""
     cls: Any = type(type(optimizer).__name__, (mixin, type(optimizer)), {"__doc__": type(optimizer).__doc__})
     distributed: torch.optim.Optimizer = cls.__new__(cls)
@@ -75,7 +92,7 @@ def wrap(optimizer: torch.optim.Optimizer, mixin: type[Wrapped], **attributes: A
     return distributed
 
 
-def _class_of_wrapped(distributed: Wrapped) -> Any:
+def _class_of_wrapped(distributed: WrappedOptimizer) -> Any:
     return type(distributed).__bases__[1]
 
 
