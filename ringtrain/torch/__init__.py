@@ -87,6 +87,7 @@ from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.torch import compression as compression, elastic as elastic, functions as functions, mpi_ops as mpi_ops
 from ringtrain.torch.clipping import clip_grad_norm_ as clip_grad_norm_
+from ringtrain.torch.join_context import Join as Join
 from ringtrain.torch.memory import empty as empty
 from ringtrain.torch.ops import (
     allgather as allgather,
@@ -108,7 +109,6 @@ from ringtrain.torch.state import (
     broadcast_parameters as broadcast_parameters,
 )
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
-from ringtrain.torch.uneven import Join as Join
 from ringtrain.training.replicas import check_replicas as check_replicas
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports

@@ -1,4 +1,4 @@
-"""Epochs in which the ranks have different numbers of batches."""
+"""`Join`: a context for epochs in which the ranks have different numbers of batches."""
 
 from __future__ import annotations
 
