@@ -86,7 +86,6 @@ from ringtrain.process_sets import (
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.torch import compression as compression, elastic as elastic, functions as functions, mpi_ops as mpi_ops
-from ringtrain.torch.clipping import clip_grad_norm_ as clip_grad_norm_
 from ringtrain.torch.join_context import Join as Join
 from ringtrain.torch.memory import empty as empty
 from ringtrain.torch.ops import (
@@ -99,7 +98,10 @@ from ringtrain.torch.ops import (
     grouped_reducescatter as grouped_reducescatter,
     reducescatter as reducescatter,
 )
-from ringtrain.torch.optimizer import DistributedOptimizer as DistributedOptimizer
+from ringtrain.torch.optimizer import (
+    DistributedOptimizer as DistributedOptimizer,
+    clip_grad_norm_ as clip_grad_norm_,
+)
 from ringtrain.torch.sparse import SparseHandle as SparseHandle, sparse_allreduce_async as sparse_allreduce_async
 from ringtrain.torch.state import (
     allgather_object as allgather_object,

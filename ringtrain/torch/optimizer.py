@@ -9,7 +9,7 @@ import functools
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -26,11 +26,10 @@ from ringtrain.ops import Adasum, Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.timeline import recording
 from ringtrain.torch.adasum import AdasumOptimizer
-from ringtrain.torch.hooks import GradientHooks
-from ringtrain.torch.local_hooks import LocalHooks
+from ringtrain.torch.hooks import GradientHooks, LocalHooks
+from ringtrain.torch.memory import SharedGradients
 from ringtrain.torch.overridable import _DistributedOptimizer as _DistributedOptimizer
 from ringtrain.torch.parameters import Groups, NamedParameters, ParameterNames, check_groups
-from ringtrain.torch.shared_gradients import SharedGradients
 from ringtrain.torch.wrapped import WrappedOptimizer, wrap
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.replicas import FiniteCheck
@@ -321,7 +320,7 @@ def _is_called_by_grad_scaler() -> bool:
     return False
 
 
-def synchronize_owners(parameters: list[torch.Tensor]) -> None:
+def _synchronize_owners(parameters: list[torch.Tensor]) -> None:
     """Wait for the averages of all distributed optimizers that have one of the parameters.
 
     If there is something to average for one of them, there may be for each of them, on other ranks.
@@ -333,6 +332,27 @@ def synchronize_owners(parameters: list[torch.Tensor]) -> None:
             optimizer._submit_rest()
         for optimizer in waiting:
             optimizer._synchronize()
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """As `torch.nn.utils.clip_grad_norm_`, of the averages over the ranks: waits for them first.
+
+    Call it between backward() and step(), after `scaler.unscale_(optimizer)` if there is a GradScaler. All ranks call
+    it and get the same norm. The gradients for op=Adasum, and within `no_sync`, are each rank's own.
+
+    Raises:
+        StepOrderError: a gradient was changed after backward().
+        RingtrainError: a reduction failed; see ringtrain.errors.
+    """
+    several = [parameters] if torch.is_tensor(parameters) else list(parameters)
+    _synchronize_owners(several)
+    return torch.nn.utils.clip_grad_norm_(several, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
 def count_on_from(rank: int, optimizers: Sequence[Distributed]) -> None:
