@@ -79,7 +79,7 @@ class BF16Compressor(_Cast):
 class QuantizingCompressor(NoneCompressor):
     """Sums the ranks of each host in full, and sends the sums between the hosts in two bits or one.
 
-    What a code leaves out is kept, under the name of the operation, and goes with the next one of that name.
+    The error of a code is kept under the name of the operation and added to the next one of that name.
     """
 
     def __init__(self, codes: str, name: str, threshold: float, force: bool) -> None:

@@ -13,27 +13,27 @@ from ringtrain.arrays.adapter import Adapter
 from ringtrain.errors import PeerLostError, RemoteError, StalledError
 from ringtrain.failure import deadlock
 
-# Arrays that nobody holds any more, but the engine, the GPU or, after a failure, MPI still reads or writes: they stay
-# until that is over.
+# Arrays that the user has dropped, but that the engine, the GPU or, after a failure, MPI still reads or writes: they
+# are kept until that is over.
 _abandoned: deque[tuple[Callable[[], bool], Any]] = deque()
 _finishing = threading.Lock()
 # The stream of a library that does not tell; see `adapter.Adapter.stream`.
 _UNKNOWN = -1
 _LEGACY_STREAM = 1
-# What each thread calls its default stream, where a library asks for that: another one in another thread.
+# The default stream of the calling thread, in libraries that have one for each thread.
 _STREAM_OF_THREAD = 2
-# Told of failures that end the job, by whoever waits or submits; see `report_failures_to`.
+# Called for failures that end the job, by the thread that waits or submits; see `report_failures_to`.
 _report: Callable[[BaseException], None] | None = None
 
 
 def report_failures_to(report: Callable[[BaseException], None] | None) -> None:
-    """Who is to be told when an operation fails because a rank is lost or has stalled; None for nobody."""
+    """Sets the function to call when an operation fails because a rank is lost or has stalled, or None."""
     global _report
     _report = report
 
 
 def report_failure(error: BaseException) -> None:
-    """An operation has failed, or could not begin: if that ends the job, it is told."""
+    """Reports that an operation has failed or could not begin, if that ends the job."""
     if _report is not None and isinstance(error, (PeerLostError, RemoteError, StalledError)):
         _report(error)
 
@@ -51,7 +51,7 @@ class OnGpu(NamedTuple):
 
 
 class Pending(Protocol[ResultOut]):
-    """What can be waited for: a Handle, or many of them."""
+    """Something to wait for: a Handle, or many of them."""
 
     def poll(self) -> bool:
         """Whether it is complete."""
@@ -121,7 +121,7 @@ class Handle(Generic[Result]):
             _keep_host_waiting(self._core)
             return
         self._core.follow(stream)
-        # Memory that is given back goes to who uses the stream from which it came, and that one may not wait.
+        # Freed memory is used again in the stream that it came from, which may not wait for this operation.
         self._is_ordered = stream == on_gpu.submitted and stream != _STREAM_OF_THREAD
 
     def _make_result(self) -> None:
@@ -147,7 +147,7 @@ class Handle(Generic[Result]):
 def current_point(adapter: Adapter, array: Any) -> _core.GpuPoint | None:
     """Where the library's current stream is on the array's GPU.
 
-    None for an array in the host's memory, or where nobody knows the stream.
+    None for an array in the host's memory, or where the stream is unknown.
     """
     stream = adapter.stream(array)
     if stream is None or stream == _UNKNOWN:

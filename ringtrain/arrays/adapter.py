@@ -20,7 +20,7 @@ View = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], int, 
 
 
 class Adapter(Protocol):
-    """What one array library can do for ringtrain. This folder has a module of these functions for each."""
+    """The functions that ringtrain needs of an array library. This folder has a module of them for each library."""
 
     MAKES: str  # the library of the arrays that `empty_like` makes
 
@@ -28,20 +28,20 @@ class Adapter(Protocol):
         """Whether the library made it."""
 
     def prepare(self, array: Any) -> Any:
-        """The array itself if the core can read it where it lies, else a contiguous copy.
+        """Returns the array itself if the core can read its memory, else a contiguous copy.
 
         Raises TypeError for a dtype that the core does not have.
         """
 
     def is_in_place(self, array: Any) -> bool:
-        """Whether the core may write the result where the array lies. Raises ValueError if nobody may write to it."""
+        """Whether the core may write the result to the array's memory. Raises ValueError if the array is read-only."""
 
     def empty_like(self, array: Any) -> Any: ...
 
     def view(self, array: Any) -> View: ...
 
     def view_in_place(self, array: Any) -> View | None:
-        """The view of an array that can be read and written where it lies, or None: the other functions know why."""
+        """Returns the view of an array that can be read and written in place, or None; other functions say why."""
 
     def assign(self, target: Any, source: Any) -> None: ...
 
@@ -49,7 +49,7 @@ class Adapter(Protocol):
         """Copy an array of NumPy into the target, in its dtype."""
 
     def note_change(self, array: Any) -> None:
-        """Tell the library that the user has other values written where the array lies."""
+        """Tell the library that the values of the array have changed."""
 
     def from_memory(self, memory: Any, shape: list[int], like: Any) -> Any:
         """An array of the dtype of `like` over bytes that the core allocated, for what has that shape there."""
@@ -71,7 +71,7 @@ class Adapter(Protocol):
     def stream(self, array: Any) -> int | None:
         """The handle of the library's current stream on the array's GPU; None for an array in the host's memory.
 
-        -1 where nobody knows the library's stream, so that the host has to wait until the result is there.
+        -1 where the library's stream is unknown, so that the host has to wait for the result.
         """
 
     def device(self, array: Any) -> int:
@@ -87,7 +87,7 @@ class Adapter(Protocol):
         """As `on_host`, as an array of the library itself where it has arrays there."""
 
     def at_place_of(self, array: Any, like: Any) -> Any:
-        """The array, or a copy of it where `like` lies, which the same library made."""
+        """The array, or a copy of it on the device of `like`, an array of the same library."""
 
     def at_device_of(self, array: Any) -> AbstractContextManager[Any]:
         """Within it the library computes on the device of the array."""
@@ -102,8 +102,8 @@ class Adapter(Protocol):
         """How many rows came from each rank, as an array of the library like the splits that were given."""
 
 
-# Every other module of this folder is the adapter of the library that is called so. It is imported when the library is
-# there and an array comes that is none of NumPy's.
+# Every other module of this folder is the adapter of the library that has its name. It is imported when the library is
+# loaded and an array that is not NumPy's is submitted.
 _NO_LIBRARIES = ("adapter", "dlpack", "dlpack_memory", "numpy", "shared_memory")
 _LIBRARIES = tuple(one.name for one in pkgutil.iter_modules(arrays.__path__) if one.name not in _NO_LIBRARIES)
 _adapters: dict[type, Adapter] = {}

@@ -1,4 +1,4 @@
-"""CuPy arrays, where they lie on the GPU and in the order of CuPy's current stream."""
+"""CuPy arrays, in place on the GPU and in the order of CuPy's current stream."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Arrays of any other library on a GPU, through DLPack or `__cuda_array_interface__`.
 
-An operation in place works where they lie. New arrays are CuPy's, as are copies on the way, so these need CuPy.
+An operation in place works on their memory. New arrays are CuPy's, as are copies on the way, so these need CuPy.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def view(array: Any) -> _DeviceView:
 
 
 def view_in_place(array: Any) -> _DeviceView | None:
-    # Nobody would keep what is borrowed here until the end of the operation.
+    # No object would keep the borrowed memory until the end of the operation.
     return None
 
 
@@ -102,7 +102,7 @@ def received_splits(numbers: list[int], sent: Any) -> Any:
 
 def stream(array: Any) -> int:
     owner = array.owner if isinstance(array, Borrowed) else array
-    # What came through DLPack has a stream that nobody knows: the host has to wait.
+    # The stream of an array from DLPack is unknown: the host has to wait.
     if hasattr(owner, "__dlpack_device__"):
         return -1
     of_library: int | None = owner.__cuda_array_interface__.get("stream")

@@ -24,7 +24,7 @@ _LEGACY_STREAM = 1  # CUDA's default stream, as both protocols number it
 
 @dataclass(frozen=True)
 class Borrowed:
-    """An array of another library, where it lies. The library's memory stays as long as this does."""
+    """The memory of an array of another library, which is kept as long as this object."""
 
     owner: Any  # the user's array
     address: int
@@ -49,7 +49,7 @@ def borrow(array: Any) -> Borrowed:
 
     Raises:
         TypeError: the core has no such dtype, or the array has a mask.
-        BufferError: the library does not want to share it.
+        BufferError: the library refuses to share it.
     """
     borrowed = _by_capsule(array) if hasattr(array, "__dlpack_device__") else _by_interface(array)
     require_known(borrowed.dtype)

@@ -1,4 +1,4 @@
-"""JAX arrays, outside of jit: NumPy's view of them goes, and a new JAX array comes back."""
+"""JAX arrays, outside of jit: the core reads NumPy's view of them, and the result is a new JAX array."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """MXNet's NDArrays and its `mx.np` arrays, in the host's memory; those elsewhere go through it.
 
-What is here waits until an array is computed. `ringtrain.mxnet` has operations that do not.
+These functions wait until an array is computed. `ringtrain.mxnet` has operations that do not.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class _Memory:
 
 
 def memory_of(array: Any) -> np.ndarray[Any, Any]:
-    """The array on the host as one of NumPy's over the same memory, once it is computed and nobody reads it.
+    """The array on the host as one of NumPy's over the same memory, once it is computed and no operation reads it.
 
-    MXNet does not know who reads or writes there: nothing of it may touch the array meanwhile.
+    MXNet does not know that the memory is used: none of its operations may touch the array meanwhile.
     """
     if 0 in array.shape:
         return np.empty(array.shape, numpy_dtype(array))

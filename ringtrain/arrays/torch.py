@@ -21,7 +21,7 @@ _DTYPES: dict[torch.dtype, int] = {
 }
 # Of complex numbers, what their parts are.
 _PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-# The elements of any other type may lie in tensors that it wraps.
+# A tensor of any other type may wrap others, which have its elements.
 PLAIN_TYPES: set[type] = {torch.Tensor, torch.nn.Parameter}
 _STRIDED = torch.strided
 # Not what a build for ROCm calls so.
@@ -76,7 +76,7 @@ _stream_of_device: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRaw
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in memory as they are, in the usual order."""
+    """Whether its elements are in memory unchanged, in the usual order."""
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 

@@ -1,1 +1,1 @@
-"""The road into the core: from an operation on arrays to a Handle."""
+"""Submits operations on arrays to the core and returns their Handles."""

@@ -1,4 +1,4 @@
-"""What a rank can see by itself of an operation's arguments, for all libraries of arrays alike."""
+"""Checks of an operation's arguments that a rank can make alone, for all array libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way of any operation from the user's arrays into the engine, and of its result back."""
+"""Submits any operation on the user's arrays to the engine, and makes the user's result of its own."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _NO_REDUCTION = Reduction()
 
 @dataclass
 class Operation:
-    """What the user asked for. `tensors` has one element unless `is_group`."""
+    """An operation as the user asked for it. `tensors` has one element unless `is_group`."""
 
     kind: OpKind
     tensors: Sequence[Any]
@@ -197,7 +197,7 @@ def _prepare(operation: Operation, tensor: Any) -> _Input:
 
 
 def _place_of(operation: Operation, inputs: list[_Input]) -> OnGpu | None:
-    """None for host memory. Raises ValueError unless all tensors lie in the same place."""
+    """Returns None for host memory. Raises ValueError unless all tensors are in the same place."""
     if not inputs:
         return None
     first = inputs[0]
@@ -262,7 +262,7 @@ def _finish_or_name(operation: Operation, inputs: list[_Input], core: _core.Hand
 
 
 def _name_if_out_of_memory(error: Exception, operation: Operation) -> None:
-    """The library that has no memory does not know for what it was."""
+    """Adds the name of the operation, which the library that ran out of memory does not know."""
     is_out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if is_out_of_memory and sys.version_info >= (3, 11):
         error.add_note(f"ringtrain was making room for {operation.title}")

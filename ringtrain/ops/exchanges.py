@@ -22,7 +22,7 @@ def allgather(tensor: Array, name: str | None = None, process_set: ProcessSet = 
     Args:
         tensor: same dtype on all ranks, and same shape but for the first dimension. A 0-d tensor counts as one of
             shape (1,).
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
 
     Returns:
@@ -31,8 +31,8 @@ def allgather(tensor: Array, name: str | None = None, process_set: ProcessSet = 
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     return start(Operation(OpKind.ALLGATHER, [tensor], name, process_set), is_awaited=True).wait()
 
@@ -51,7 +51,7 @@ def grouped_allgather(
 
     Args:
         tensors: at least one, each as for `allgather`.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
 
     Returns:
@@ -59,9 +59,9 @@ def grouped_allgather(
 
     Raises:
         NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     return start(Operation(OpKind.ALLGATHER, tensors, name, process_set, is_group=True), is_awaited=True).wait()
 
@@ -89,9 +89,9 @@ def broadcast(
     Args:
         tensor: same shape and dtype on all ranks.
         root_rank: whose values all get; a rank of the job, also for a process set.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
-        priority: what is ready at the same time is done in descending order of it.
+        priority: operations that are ready at the same time begin in descending order of it.
 
     Returns:
         A new array, on all ranks with the values of `root_rank`.
@@ -99,8 +99,8 @@ def broadcast(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     operation = Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority)
     return start(operation, is_awaited=True).wait()
@@ -131,9 +131,9 @@ def broadcast_(
     Args:
         tensor: same shape and dtype on all ranks; gets the values of `root_rank`.
         root_rank: whose values all get; a rank of the job, also for a process set.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
-        priority: what is ready at the same time is done in descending order of it.
+        priority: operations that are ready at the same time begin in descending order of it.
 
     Returns:
         The tensor itself.
@@ -141,8 +141,8 @@ def broadcast_(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     operation = Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority)
     return _start_in_place(operation, is_awaited=True).wait()
@@ -168,7 +168,7 @@ def grouped_broadcast(
     Args:
         tensors: at least one; each has the same shape and dtype on all ranks.
         root_rank: whose values all get; a rank of the job, also for a process set.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
 
     Returns:
@@ -177,8 +177,8 @@ def grouped_broadcast(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     operation = Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True)
     return start(operation, is_awaited=True).wait()
@@ -199,7 +199,7 @@ def grouped_broadcast_(
     Args:
         tensors: at least one; each has the same shape and dtype on all ranks, and gets the values of `root_rank`.
         root_rank: whose values all get; a rank of the job, also for a process set.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
 
     Returns:
@@ -208,8 +208,8 @@ def grouped_broadcast_(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     operation = Operation(OpKind.BROADCAST, tensors, name, process_set, root=root_rank, is_group=True)
     return _start_in_place(operation, is_awaited=True).wait()
@@ -244,13 +244,13 @@ def alltoall(
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Send a part of the tensor to every rank and concatenate what comes back. Mirrors `horovod.alltoall`.
+    """Send a part of the tensor to every rank and concatenate the received parts. Mirrors `horovod.alltoall`.
 
     Args:
         tensor: same dtype on all ranks, at least 1-d, and same shape but for the first dimension.
         splits: how many rows go to each rank of the process set: integers that add up to the first dimension, which is
             split evenly if None.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
 
     Returns:
@@ -260,8 +260,8 @@ def alltoall(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or the rows cannot be split so.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     return start(Operation(OpKind.ALLTOALL, [tensor], name, process_set, splits=[splits]), is_awaited=True).wait()
 
@@ -303,7 +303,7 @@ def grouped_alltoall(
     Args:
         tensors: at least one, each as for `alltoall`.
         splits: those of each tensor, as for `alltoall`; None splits all of them evenly.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
 
     Returns:
@@ -312,8 +312,8 @@ def grouped_alltoall(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or the rows cannot be split so.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     return start(_grouped_alltoall(tensors, splits, name, process_set), is_awaited=True).wait()
 

@@ -42,7 +42,7 @@ def allreduce(
     Args:
         tensor: same shape and dtype on all ranks.
         average: older spelling of `op`: True for Average, False for Sum.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         compression: how it travels, such as Compression.fp16.
         op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum. An average of integers is the sum in
             their dtype, which may wrap around, divided and truncated towards zero. Of complex numbers Average and Sum
@@ -52,7 +52,7 @@ def allreduce(
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
-        priority: what is ready at the same time is done in descending order of it.
+        priority: operations that are ready at the same time begin in descending order of it.
 
     Returns:
         A new array of the same shape and dtype, bit for bit the same on all ranks.
@@ -60,8 +60,8 @@ def allreduce(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
     operation = Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority)
@@ -102,13 +102,13 @@ def allreduce_(
     Args:
         tensor: same shape and dtype on all ranks; gets the result.
         average: older spelling of `op`: True for Average, False for Sum.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         compression: how it travels, such as Compression.fp16.
         op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `allreduce`.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
-        priority: what is ready at the same time is done in descending order of it.
+        priority: operations that are ready at the same time begin in descending order of it.
 
     Returns:
         The tensor itself.
@@ -116,8 +116,8 @@ def allreduce_(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or the tensor cannot be written to.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
     pending = _tensors.submit(tensor, key, is_awaited=True)
@@ -162,22 +162,22 @@ def grouped_allreduce(
     Args:
         tensors: at least one; each has the same shape and dtype on all ranks.
         average: older spelling of `op`: True for Average, False for Sum.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         compression: how it travels, such as Compression.fp16.
         op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `allreduce`.
         prescale_factor: multiplies the tensors before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
-        priority: what is ready at the same time is done in descending order of it.
+        priority: operations that are ready at the same time begin in descending order of it.
 
     Returns:
         New arrays of the same shapes and dtypes, bit for bit the same on all ranks.
 
     Raises:
         NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
     operation = Operation(OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True)
@@ -218,13 +218,13 @@ def grouped_allreduce_(
     Args:
         tensors: at least one; each has the same shape and dtype on all ranks, and gets its result.
         average: older spelling of `op`: True for Average, False for Sum.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         compression: how it travels, such as Compression.fp16.
         op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `allreduce`.
         prescale_factor: multiplies the tensors before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
-        priority: what is ready at the same time is done in descending order of it.
+        priority: operations that are ready at the same time begin in descending order of it.
 
     Returns:
         The tensors themselves.
@@ -232,8 +232,8 @@ def grouped_allreduce_(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or a tensor cannot be written to.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     how = (op, average, prescale_factor, postscale_factor, compression)
     return _start_group_in_place(tensors, name, Reduction.of(*how), process_set, priority, True).wait()
@@ -292,7 +292,7 @@ def reducescatter(
     Args:
         tensor: same shape and dtype on all ranks, at least 1-d. Its first dimension is split as evenly as possible; the
             first ranks get one row more.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         compression: how it travels, such as Compression.fp16.
         op: as for `allreduce`, but without Adasum.
         process_set: the ranks that take part, all of which call it.
@@ -305,8 +305,8 @@ def reducescatter(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
     operation = Operation(OpKind.REDUCESCATTER, [tensor], name, process_set, reduction)
@@ -341,7 +341,7 @@ def grouped_reducescatter(
 
     Args:
         tensors: at least one, each as for `reducescatter`.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         compression: how it travels, such as Compression.fp16.
         op: as for `allreduce`, but without Adasum.
         process_set: the ranks that take part, all of which call it.
@@ -353,9 +353,9 @@ def grouped_reducescatter(
 
     Raises:
         NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
     operation = Operation(OpKind.REDUCESCATTER, tensors, name, process_set, reduction, is_group=True)

@@ -10,7 +10,7 @@ from ringtrain.process_sets import ProcessSet, global_process_set
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks have come here. Mirrors `horovod.barrier`.
+    """Wait until all ranks have called it. Mirrors `horovod.barrier`.
 
     Args:
         process_set: the ranks that take part, all of which call it.
@@ -18,7 +18,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises:
         NotInitializedError: before init().
         ValueError: this rank is not in the process set.
-        RingtrainError: one of the ranks is lost, fails or does not come.
+        RingtrainError: one of the ranks is lost, fails or does not arrive.
     """
     start(Operation(OpKind.BARRIER, [], None, process_set), is_awaited=True).wait()
 

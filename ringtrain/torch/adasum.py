@@ -24,7 +24,7 @@ from ringtrain.training.replicas import FiniteCheck, check_replicas
 
 
 class AdasumOptimizer(WrappedOptimizer):
-    """What an optimizer with op=Adasum does differently; mixed into the class of the wrapped one."""
+    """The methods of an optimizer with op=Adasum; mixed into the class of the wrapped one."""
 
     _adasum_batch: GradientBatch
     _adasum_check: FiniteCheck | None
@@ -38,7 +38,7 @@ class AdasumOptimizer(WrappedOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update with this rank's gradients and combine the changes with those of the other ranks.
 
-        Under a GradScaler nobody updates if the gradients of any rank overflowed.
+        Under a GradScaler no rank updates if the gradients of any rank overflowed.
 
         Raises:
             NonFiniteError: a gradient is NaN or infinite, with nan_check; nothing was updated. Of a closure that is

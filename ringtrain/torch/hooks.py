@@ -25,7 +25,7 @@ _hooks = WeakIdKeyDictionary()
 
 
 class _Gradient:
-    """What is known of the gradient of one parameter; but for `is_sparse`, since the last update."""
+    """The state of the gradient of one parameter since the last update; `is_sparse` is kept for longer."""
 
     __slots__ = (
         *("name", "parameter", "priority", "is_sparse"),
@@ -44,15 +44,15 @@ class _Gradient:
         self.is_submitted = False
         self.seen: torch.Tensor | None = None  # as backward() has left it, or as it was submitted
         self.version = 0  # of `seen`, at that time
-        self.was_changed = False  # by somebody else
-        self.was_dropped = False  # by somebody else, as model.zero_grad() does
+        self.was_changed = False  # by other code
+        self.was_dropped = False  # by other code, such as model.zero_grad()
 
     def see(self, grad: torch.Tensor) -> None:
         self.seen = grad
         self.version = grad._version
 
     def has_changed(self) -> bool:
-        """Whether somebody else wrote to the gradient, or put another one in its place, since it was seen."""
+        """Whether other code has written to the gradient, or has replaced it, since it was seen."""
         return self.seen is not None and (self.parameter.grad is not self.seen or self.seen._version != self.version)
 
 
@@ -72,7 +72,7 @@ class GradientHooks:
         batch: has the operation, the compression and the process set.
         passes: backward passes for each step, or None.
         sparse_as_dense: reduce sparse gradients as dense ones.
-        shared: where the gradients are to lie, or None for where autograd has put them.
+        shared: moves the gradients to shared memory; None leaves them where autograd has put them.
         finite_check: looks at every gradient, or None.
     """
 
@@ -188,8 +188,8 @@ class GradientHooks:
             )
         if passes != self._passes:
             gradient.see(grad)
-        # Of every gradient in every step, so the shortest way comes first. What is as in the step before is neither
-        # sparse nor complex nor out of order.
+        # Called for every gradient in every step, so the shortest way is tried first. A gradient as in the step before
+        # is neither sparse nor complex nor out of order.
         elif (
             self._takes_it_plain
             and not requires_grad
@@ -245,7 +245,7 @@ class GradientHooks:
         self.is_synchronized = True
 
     def forget_step(self) -> None:
-        """What has begun does not end, since a rank was lost, and there will be other ranks."""
+        """Forget the reductions that have begun: a rank was lost, and they will not end."""
         self._sparse.clear()
         self._begun.clear()
         self._has_own = self.is_synchronized = False
@@ -364,7 +364,7 @@ class GradientHooks:
         self._sparse.append((gradient, handle))
 
     def _put(self, gradient: _Gradient, grad: torch.Tensor) -> None:
-        """Where the optimizer, and whoever changes it too early, will find it."""
+        """Store the gradient in its parameter, and remember it to notice a change that is too early."""
         if grad is not gradient.parameter.grad:
             gradient.parameter.grad = grad
         gradient.is_submitted = True
@@ -372,7 +372,7 @@ class GradientHooks:
         gradient.version = grad._version
 
     def _make_sparse_again(self) -> None:
-        """What was reduced as a dense gradient; the optimizer may take no other."""
+        """Make sparse gradients that were reduced as dense ones sparse again: the optimizer may take no others."""
         if self._sparse_as_dense:
             for gradient in self._gradients.values():
                 grad = gradient.parameter.grad
@@ -405,7 +405,7 @@ class LocalHooks:
         return loss
 
     def check_replicas(self) -> None:
-        """There is no other replica."""
+        """Does nothing: this rank has the only replica."""
 
     def has_begun(self) -> bool:
         return False
@@ -455,7 +455,7 @@ def _some_elements(tensors: Sequence[torch.Tensor]) -> bytes:
 
 
 def _set_hook(reduction: GradientHooks, gradient: _Gradient) -> None:
-    """Have backward() call the reduction, as long as there is one, and nobody else."""
+    """Register the hook of a parameter, instead of an earlier one. The hook does not keep the reduction alive."""
     dead_or_alive = weakref.ref(reduction)
 
     def hook(parameter: torch.Tensor) -> None:
@@ -473,7 +473,7 @@ def _set_hook(reduction: GradientHooks, gradient: _Gradient) -> None:
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A view whose elements lie in memory one after the other, as of a channels-last tensor; None if there is none."""
+    """Returns a view whose elements are contiguous in memory, as of a channels-last tensor, or None."""
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda dimension: (-strides[dimension], dimension))
     view = tensor.permute(order)

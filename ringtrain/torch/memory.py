@@ -51,7 +51,7 @@ class SharedGradients:
         self._places: dict[torch.Tensor, torch.Tensor] = {}
 
     def take(self, parameter: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Move a gradient to its place, unless it lies there, and return it.
+        """Move a gradient to its place, unless it is there, and return it.
 
         Moving it in the hook costs less than having autograd add to zeros there: it is still in the cache.
         """
@@ -65,7 +65,7 @@ class SharedGradients:
         return place
 
     def forget(self) -> None:
-        """The next gradients get new places: the memory belongs to ranks that may not be there any more."""
+        """Gives the next gradients new places: the memory belongs to ranks that may be lost."""
         self._places.clear()
 
 

@@ -68,13 +68,13 @@ def allreduce(
     Args:
         tensor: same shape and dtype on all ranks.
         average: older spelling of `op`: True for Average, False for Sum.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         compression: how it travels, such as Compression.fp16.
         op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `ringtrain.allreduce`.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
-        priority: what is ready at the same time is done in descending order of it.
+        priority: operations that are ready at the same time begin in descending order of it.
 
     Returns:
         A new tensor of the same shape and dtype, bit for bit the same on all ranks.
@@ -82,8 +82,8 @@ def allreduce(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     op = op_of(op, average)
     how = (compression, op, prescale_factor, postscale_factor, process_set)
@@ -117,22 +117,22 @@ def grouped_allreduce(
     Args:
         tensors: at least one; each has the same shape and dtype on all ranks.
         average: older spelling of `op`: True for Average, False for Sum.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         compression: how it travels, such as Compression.fp16.
         op: Average (the default; not for bool), Sum, Min, Max, Product or Adasum, as for `ringtrain.allreduce`.
         prescale_factor: multiplies the tensors before the reduction.
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
-        priority: what is ready at the same time is done in descending order of it.
+        priority: operations that are ready at the same time begin in descending order of it.
 
     Returns:
         New tensors of the same shapes and dtypes, bit for bit the same on all ranks.
 
     Raises:
         NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     op = op_of(op, average)
     how = (compression, op, prescale_factor, postscale_factor, process_set)
@@ -173,7 +173,7 @@ def reducescatter(
     Args:
         tensor: same shape and dtype on all ranks, at least 1-d. Its first dimension is split as evenly as possible; the
             first ranks get one row more.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         compression: how it travels, such as Compression.fp16.
         op: as for `allreduce`, but without Adasum.
         process_set: the ranks that take part, all of which call it.
@@ -186,8 +186,8 @@ def reducescatter(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -213,7 +213,7 @@ def grouped_reducescatter(
 
     Args:
         tensors: at least one, each as for `reducescatter`.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         compression: how it travels, such as Compression.fp16.
         op: as for `allreduce`, but without Adasum.
         process_set: the ranks that take part, all of which call it.
@@ -225,9 +225,9 @@ def grouped_reducescatter(
 
     Raises:
         NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -262,7 +262,7 @@ def allgather(
     Args:
         tensor: same dtype on all ranks, and same shape but for the first dimension. A 0-d tensor counts as one of
             shape (1,).
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
 
     Returns:
@@ -271,8 +271,8 @@ def allgather(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -291,7 +291,7 @@ def grouped_allgather(
 
     Args:
         tensors: at least one, each as for `allgather`.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
 
     Returns:
@@ -299,9 +299,9 @@ def grouped_allgather(
 
     Raises:
         NotInitializedError: before init().
-        ValueError: the name is in flight, this rank is not in the process set, or there is no tensor.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -341,7 +341,7 @@ def broadcast(
     Args:
         tensor: same shape and dtype on all ranks.
         root_rank: whose values all get; a rank of the job, also for a process set.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
 
     Returns:
@@ -350,8 +350,8 @@ def broadcast(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
 
     def run(tensors: Tensors) -> Tensors:
@@ -379,7 +379,7 @@ def alltoall(
 def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Send a part of the tensor to every rank and concatenate what comes back. Mirrors `horovod.torch.alltoall`.
+    """Send a part of the tensor to every rank and concatenate the received parts. Mirrors `horovod.torch.alltoall`.
 
     Differentiable: the gradients travel back.
 
@@ -387,7 +387,7 @@ def alltoall(
         tensor: same dtype on all ranks, at least 1-d, and same shape but for the first dimension.
         splits: how many rows go to each rank of the process set: integers that add up to the first dimension, which is
             split evenly if None.
-        name: what the ranks match it by, in any order; without one they match it by their order.
+        name: the ranks match operations by it, in any order; operations without a name by their order.
         process_set: the ranks that take part, all of which call it.
 
     Returns:
@@ -397,8 +397,8 @@ def alltoall(
     Raises:
         NotInitializedError: before init().
         ValueError: the name is in flight, this rank is not in the process set, or the rows cannot be split so.
-        TypeError: of an object or a dtype that cannot be sent.
-        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not come.
+        TypeError: an unsupported object or dtype.
+        RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
     received: list[torch.Tensor] = []
 

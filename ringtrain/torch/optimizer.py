@@ -92,7 +92,7 @@ def DistributedOptimizer(
         sparse_as_dense: reduce sparse gradients as dense ones, which the optimizer then gets as sparse ones again;
             otherwise they are gathered. The changes of op=Adasum are dense in either case.
         process_set: the ranks that take part; the others update with their own gradients.
-        gradient_as_shared_view: let the gradients lie in memory that the ranks of a node share, which makes reducing
+        gradient_as_shared_view: keep the gradients in memory that the ranks of a node share, which makes reducing
             them cheaper. `parameter.grad` is then a view of that memory, and stays the same tensor. The gradients of
             parameters on a GPU stay there, as without it. Not for op=Adasum.
         check_every: compare the parameters of all ranks after every n-th step, see `check_replicas`; 0 never. Within
@@ -186,14 +186,14 @@ def _checked_passes(passes: int) -> int:
 
 
 class Distributed(WrappedOptimizer):
-    """What a distributed optimizer does differently; mixed into the class of the wrapped one."""
+    """The methods of an optimizer that averages gradients; mixed into the class of the wrapped one."""
 
     _gradient_hooks: GradientHooks | LocalHooks
     _skips_synchronize = False
     _was_told_to_synchronize = False
 
     # GradScaler looks at the gradients through `param_groups` alone, and has to find averages there: then it sees the
-    # same overflow on all ranks. Nobody else needs to wait for that.
+    # same overflow on all ranks. Other readers need not wait.
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         if self._gradient_hooks.is_due() and _is_called_by_grad_scaler():
@@ -356,7 +356,7 @@ def clip_grad_norm_(
 
 
 def count_on_from(rank: int, optimizers: Sequence[Distributed]) -> None:
-    """Count steps on from where one rank has come to; all ranks call it together."""
+    """Continue the count of steps from that of one rank; all ranks call it together."""
     counts = broadcast_object([recording.steps(), *(optimizer._steps_taken for optimizer in optimizers)], rank)
     recording.count_on_from(counts[0])
     for optimizer, steps in zip(optimizers, counts[1:], strict=True):

@@ -95,7 +95,7 @@ _MESSAGE_BYTES = 256 << 20
 
 
 class _Kind(NamedTuple):
-    """What the others have to know of a tensor before its elements come."""
+    """The description of a tensor, which the other ranks need before its elements."""
 
     dtype: torch.dtype
     shape: torch.Size

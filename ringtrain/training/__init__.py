@@ -1,4 +1,4 @@
-"""What optimizers do with operations, for arrays of any library.
+"""Distributed optimizers, for arrays of any library.
 
 optimizer       DistributedOptimizer
 gradient_batch  many gradients on their way at the same time

@@ -1,4 +1,4 @@
-"""Many gradients averaged over the ranks at the same time: what every DistributedOptimizer stands on."""
+"""Averages many gradients over the ranks at the same time, for every DistributedOptimizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringtrain.process_sets import ProcessSet, global_process_set
 
 
 class _Numbers:
-    """Of the batches of one process set that are in use, until the ranks begin anew.
+    """Counts the batches of one process set that are in use, until the ranks begin anew.
 
     They do so after init(), as a rank that is new to the job does, and after join(), as a rank that had nothing to do.
     """
@@ -61,19 +61,19 @@ class _Gradient(NamedTuple):
     array: Any
     priority: int
     in_place: bool
-    made: _core.GpuPoint | None  # where its values are there, on a GPU
+    made: _core.GpuPoint | None  # when its values are ready, on a GPU
 
 
 class GradientBatch:
     """Averages many named gradients at the same time: `ready` submits each one as soon as it is known, `wait` ends all.
 
-    Every DistributedOptimizer stands on it. Called by one thread at a time, not always the same: autograd threads
+    Called by one thread at a time, not always the same: autograd threads
     call `ready`, the training loop calls `wait`.
 
     Args:
         prefix: put before all names; None numbers the batches of a process set in the order in which they are first
-            used, which therefore must be the same on all its ranks. One that only some ranks have, and nobody uses,
-            disturbs nobody.
+            used, which therefore must be the same on all its ranks. A batch that is never used has
+            no number, so some ranks may have more of them.
         compression: how gradients travel, such as Compression.fp16.
         op: ops.Average, ops.Sum, ...
         gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it; for Average only.
@@ -113,7 +113,7 @@ class GradientBatch:
         _batches.add(self)
 
     def forget(self) -> None:
-        """What is ready and was not waited for, since a rank was lost."""
+        """Forget the gradients that are ready, since a rank was lost."""
         self._gathered, self._in_flight = {}, []
 
     def is_in_use(self) -> bool:
@@ -130,7 +130,7 @@ class GradientBatch:
     def group(self, groups: Iterable[Iterable[str]]) -> None:
         """Have the gradients of each group of names reduced together, once the last of them is ready.
 
-        What waits for the others of an earlier group now belongs to its new one.
+        A gradient that waits for the others of an earlier group moves to its new one.
         """
         self._tensors.known.clear()
         self._group_of = {name: names for names in map(tuple, groups) if len(names) > 1 for name in names}
@@ -145,7 +145,7 @@ class GradientBatch:
         return name in self._group_of
 
     def full_name(self, name: str) -> str:
-        """What the ranks match the gradient by."""
+        """Returns the name by which the ranks match the gradient."""
         if not self._numbers.are_valid:
             self._begin_use()
         return f"{self._prefix}.{name}"
@@ -260,7 +260,7 @@ class GradientBatch:
 
 
 def _let_current_stream_wait(gradient: _Gradient) -> None:
-    """For the gradient, which another one may have made: an operation comes after the current stream alone."""
+    """Waits for the gradient, which another stream may have made: an operation follows the current stream alone."""
     if gradient.made is None:
         return
     stream = adapter_for(gradient.array).stream(gradient.array)

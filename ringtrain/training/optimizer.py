@@ -188,7 +188,7 @@ class DistributedOptimizer:
             update(index, weight, averages if is_list else averages[0], state)
 
     def _reduce(self, indices: Sequence[Any], gradients: list[Any], in_place: list[bool]) -> list[Any] | None:
-        """Return the averages, or None if more backward passes are to come."""
+        """Return the averages, or None if more backward passes will follow."""
         names = [_name_of(index, self._names) for index in indices]
         summed = self._accumulator.add(names, gradients)
         if summed is None:
@@ -241,7 +241,7 @@ def _names_of(named_parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | 
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises ValueError for a name of named_parameters that is there twice."""
+    """Raises ValueError for a repeated name of named_parameters."""
     repeated = [name for name, count in collections.Counter(names).items() if count > 1]
     if repeated:
         raise ValueError(f"named_parameters has more than one parameter named {', '.join(map(str, repeated))}")

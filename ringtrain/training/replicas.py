@@ -35,7 +35,7 @@ def check_replicas(params: Any, process_set: ProcessSet = global_process_set) ->
     Raises:
         ReplicaError: on all ranks, some parameter is not the same everywhere; the message names the first one, the
             ranks, and the first element.
-        TypeError: what is no array.
+        TypeError: a parameter is not an array.
         ValueError: two parameters have the same path.
     """
     arrays = objects.by_path(params, "check_replicas")
@@ -59,7 +59,7 @@ def digest_of(array: Any) -> int:
 
 
 def _describe(path: str, array: Any, digests: list[int], count: int, process_set: ProcessSet) -> str:
-    """What most ranks have, and where the first of the others has something else."""
+    """Returns the message about a parameter that is not the same on all ranks."""
     ranks = process_set.ranks or []
     usual = Counter(digests).most_common(1)[0][0]
     odd = [rank for rank, digest in zip(ranks, digests, strict=True) if digest != usual]

@@ -14,7 +14,7 @@ from ringtrain.job import session
 
 
 class ElasticSampler(Sampler[int]):
-    """The share of this rank of the samples that nobody has seen in this epoch. As `horovod.torch.elastic`'s.
+    """The share of this rank of the samples that no rank has seen in this epoch. As `horovod.torch.elastic`'s.
 
     Give it to the DataLoader and to the TorchState, call `record_batch` after each batch and before the commit, and
     `set_epoch` at the end of each epoch.
@@ -28,7 +28,7 @@ class ElasticSampler(Sampler[int]):
         epoch: that of `set_epoch`.
         processed_num: how many samples all ranks together have seen in this epoch.
         num_replicas, rank: for which it was shared out.
-        remaining_indices: what nobody has seen, in order.
+        remaining_indices: the samples that no rank has seen, in order.
         num_samples: how many of these this rank gets.
         total_size: how many all ranks get, some of them twice, so that all get as many.
     """
@@ -43,7 +43,7 @@ class ElasticSampler(Sampler[int]):
 
     @property
     def processed_indices(self) -> set[int]:
-        """What some rank has seen in this epoch."""
+        """The samples that a rank has seen in this epoch."""
         return set(self._order()[: self.processed_num])
 
     def set_epoch(self, epoch: int) -> None:
