@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "coordination/ledger.h"
-#include "coordination/mismatch.h"
 #include "coordination/wire.h"
 
 namespace ringtrain {

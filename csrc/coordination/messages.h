@@ -28,7 +28,7 @@ struct Announcement {
   std::string whereabouts;        // the answer to the last question; empty: none
 };
 
-// First what is the same on most ranks, which travels once: see blobs.h. The ages are nearly always one.
+// First what is the same on most ranks, which travels once: see joined(). The ages are nearly always one.
 class AnnouncementWriter {
  public:
   void add(const Request& request, double age_s);

@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "coordination/channel.h"
 #include "coordination/plan.h"
-#include "coordination/words.h"
 
 namespace ringtrain {
 

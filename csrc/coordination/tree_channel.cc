@@ -2,11 +2,42 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
 #include <utility>
 
-#include "coordination/blobs.h"
-
 namespace ringtrain {
+
+Bytes joined(const std::vector<Bytes>& blobs) {
+  Writer writer;
+  writer.put(static_cast<uint64_t>(blobs.size()));
+  Bytes before;
+  for (const Bytes& blob : blobs) {
+    const auto differs = std::mismatch(blob.begin(), blob.end(), before.begin(), before.end()).first;
+    writer.put(static_cast<uint64_t>(differs - blob.begin()));
+    writer.put(Bytes(differs, blob.end()));
+    before = blob;
+  }
+  return writer.take();
+}
+
+std::vector<Bytes> separated(const Bytes& message, size_t count) {
+  Reader reader(message);
+  std::vector<Bytes> blobs;
+  Bytes before;
+  if (reader.get<uint64_t>() != count) throw failure("a message between ranks is not that of " + std::to_string(count));
+  while (blobs.size() < count) {
+    const auto alike = reader.get<uint64_t>();
+    if (alike > before.size()) throw failure("a message between ranks does not fit the one before it");
+    before.resize(alike);
+    const auto rest = reader.get<Bytes>();
+    before.insert(before.end(), rest.begin(), rest.end());
+    blobs.push_back(before);
+  }
+  reader.require_end();
+  return blobs;
+}
 
 bool TreeChannel::finish_and(Words& words, double) {
   const size_t bytes = words.size() * sizeof(uint64_t);
@@ -82,5 +113,34 @@ Bytes TreeChannel::broadcast(const Bytes& mine) {
     if (rank() + distance < size()) wire_.send(rank() + distance, Tag::broadcast, bytes);
   return bytes;
 }
+
+bool NodeChannel::finish_and(Words& words, double) {
+  node_->finish_and(words, std::numeric_limits<double>::infinity());
+  Bytes result;
+  if (cross_) {
+    cross_->and_bits(words);
+    const char* begin = reinterpret_cast<const char*>(words.data());
+    result.assign(begin, begin + words.size() * sizeof(uint64_t));
+  }
+  result = node_->broadcast(result);
+  std::memcpy(words.data(), result.data(), result.size());
+  return true;
+}
+
+std::vector<Bytes> NodeChannel::gather(const Bytes& mine) {
+  const std::vector<Bytes> of_node = node_->gather(mine);
+  if (!cross_) return {};
+  const std::vector<Bytes> of_nodes = cross_->gather(joined(of_node));
+  if (of_nodes.empty()) return {};
+  std::vector<Bytes> blobs(static_cast<size_t>(size()));
+  for (size_t node = 0; node < of_nodes.size(); ++node) {
+    std::vector<Bytes> of_one = separated(of_nodes[node], ranks_of_node_[node].size());
+    for (size_t place = 0; place < of_one.size(); ++place)
+      blobs[ranks_of_node_[node][place]] = std::move(of_one[place]);
+  }
+  return blobs;
+}
+
+Bytes NodeChannel::broadcast(const Bytes& mine) { return node_->broadcast(cross_ ? cross_->broadcast(mine) : Bytes()); }
 
 }  // namespace ringtrain

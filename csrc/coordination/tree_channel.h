@@ -7,11 +7,22 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
+#include <vector>
 
+#include "base/bytes.h"
 #include "coordination/channel.h"
 #include "coordination/wire.h"
 
 namespace ringtrain {
+
+// What several ranks say in one message: of each what it does not begin with as the rank before it does.
+//
+// In the first step of a training all ranks announce the same gradients, so the message grows by a few bytes a rank.
+
+Bytes joined(const std::vector<Bytes>& blobs);
+// Throws failure unless there are so many.
+std::vector<Bytes> separated(const Bytes& message, size_t count);
 
 class TreeChannel final : public Channel {
  public:
@@ -40,6 +51,32 @@ class TreeChannel final : public Channel {
   const double patience_s_;
   uint64_t round_ = 0;       // and_bits begun so far
   uint64_t called_for_ = 0;  // the latest one that somebody has called for
+};
+
+// A Channel over several nodes, made of Channels: shared memory inside each node, a tree between the first ranks of the
+// nodes, who are called leaders.
+class NodeChannel final : public Channel {
+ public:
+  // `ranks_of_node[n]`: ranks of the world on node n, ascending; rank 0 is on node 0. `cross`: between the leaders, in
+  // the order of nodes; null on all other ranks.
+  NodeChannel(int rank, int size, std::unique_ptr<Channel> node, std::unique_ptr<Channel> cross,
+              std::vector<std::vector<int>> ranks_of_node)
+      : Channel(rank, size),
+        node_(std::move(node)),
+        cross_(std::move(cross)),
+        ranks_of_node_(std::move(ranks_of_node)) {}
+
+  void begin_and(const Words& words) override { node_->begin_and(words); }
+  bool finish_and(Words& words, double deadline) override;
+  std::vector<Bytes> gather(const Bytes& mine) override;
+  Bytes broadcast(const Bytes& mine) override;
+
+  bool is_called() override { return node_->is_called() || (cross_ && cross_->is_called()); }
+
+ private:
+  const std::unique_ptr<Channel> node_;
+  const std::unique_ptr<Channel> cross_;
+  const std::vector<std::vector<int>> ranks_of_node_;
 };
 
 }  // namespace ringtrain

@@ -5,7 +5,6 @@
 #include <limits>
 #include <string>
 
-#include "coordination/node_channel.h"
 #include "coordination/shm_channel.h"
 #include "coordination/tree_channel.h"
 #include "runtime/segments.h"

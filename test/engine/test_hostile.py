@@ -15,7 +15,7 @@ _WIRE = CORE.parent / "test" / "simulation"
 _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
 _FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", *_SANITIZERS, f"-I{CORE}", f"-I{_WIRE}", f"-I{_OWN}"]
 # They need shared memory, or MPI.
-_NOT_NEEDED = ("node_channel.cc", "shm_channel.cc", "mpi.cc")
+_NOT_NEEDED = ("shm_channel.cc", "mpi.cc")
 # A frame that claims a length that no memory has is refused by what the allocator says.
 _SETTINGS = {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:exitcode=66"}
 

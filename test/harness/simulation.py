@@ -23,7 +23,7 @@ _SOURCES = TEST_FOLDER / "engine" / "simulation"
 _FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", f"-I{CORE}", f"-I{_SOURCES}"]
 _NAME = "libsimulation.so"
 # What it needs of the core: all of base/, and of coordination/ what touches neither shared memory nor a network.
-_NOT_OF_COORDINATION = ("node_channel.cc", "shm_channel.cc")
+_NOT_OF_COORDINATION = ("shm_channel.cc",)
 
 # (name, error message or "", rows of the first tensor, result, ranks that have joined)
 Part = tuple[str, str, list[int], int, list[int]]

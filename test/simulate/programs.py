@@ -33,9 +33,8 @@ _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "negotiation": (
         ("main.cc", "fibres.cc", "negotiation.cc"),
         (
-            *(f"coordination/{name}.cc" for name in ("blobs", "coordinator", "fusion", "ledger", "membership")),
-            *(f"coordination/{name}.cc" for name in ("messages", "mismatch", "node_channel", "operation", "plan")),
-            *(f"coordination/{name}.cc" for name in ("plan_cache", "ready", "tree_channel")),
+            *(f"coordination/{name}.cc" for name in ("coordinator", "ledger", "membership", "messages", "operation")),
+            *(f"coordination/{name}.cc" for name in ("plan", "plan_cache", "tree_channel")),
             "base/error.cc",
         ),
     ),

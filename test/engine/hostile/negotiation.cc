@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "coordination/blobs.h"
 #include "coordination/coordinator.h"
 #include "coordination/tree_channel.h"
 #include "ranks.h"

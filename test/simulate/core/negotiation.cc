@@ -20,7 +20,6 @@
 
 #include "base/log.h"
 #include "coordination/coordinator.h"
-#include "coordination/node_channel.h"
 #include "coordination/tree_channel.h"
 #include "fibres.h"
 
