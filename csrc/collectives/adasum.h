@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "collectives/group.h"
-#include "collectives/scratch.h"
 
 namespace ringtrain {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "collectives/group.h"
 #include "collectives/network/hierarchical_group.h"
-#include "collectives/self_group.h"
 
 namespace ringtrain {
 namespace {

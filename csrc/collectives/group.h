@@ -9,13 +9,35 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <limits>
+#include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
+#include "base/clock.h"
+#include "kernels/copy.h"
 #include "kernels/pack.h"
 #include "kernels/reduce.h"
 
 namespace ringtrain {
+
+// Memory that a Group works in: grows to the largest request and stays.
+class Scratch {
+ public:
+  // At least `bytes`, uninitialised; what was there before may be gone.
+  char* get(size_t bytes) {
+    if (bytes > bytes_) {
+      memory_.reset(new char[bytes]);
+      bytes_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<char[]> memory_;
+  size_t bytes_ = 0;
+};
 
 // One number per rank of the Group: elements or bytes, as the method says.
 using Counts = std::vector<size_t>;
@@ -137,5 +159,74 @@ class Group {
   const int rank_;
   const int size_;
 };
+
+// A Group that does some of its operations itself, and leaves all else to another Group of the same ranks.
+class GroupWithFallback : public Group {
+ public:
+  explicit GroupWithFallback(std::shared_ptr<Group> fallback)
+      : Group(fallback->rank(), fallback->size()), fallback_(std::move(fallback)) {}
+
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
+                      const Counts& counts) override {
+    fallback_->reduce_scatter(reduction, source, destination, counts);
+  }
+  void allgather(const void* source, void* destination, const Counts& bytes) override {
+    fallback_->allgather(source, destination, bytes);
+  }
+  void allgather_all(const std::vector<Gathering>& arrays) override { fallback_->allgather_all(arrays); }
+  void broadcast(void* data, size_t bytes, int root) override { fallback_->broadcast(data, bytes, root); }
+  void broadcast_all(const std::vector<Piece>& pieces, int root) override { fallback_->broadcast_all(pieces, root); }
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override {
+    fallback_->alltoall(source, send_bytes, destination, receive_bytes);
+  }
+  void barrier() override { fallback_->barrier(); }
+
+ protected:
+  Group& fallback() const { return *fallback_; }
+
+ private:
+  const std::shared_ptr<Group> fallback_;
+};
+
+// A Group of one rank: so that nobody has to ask whether the job is distributed.
+class SelfGroup final : public Group {
+ public:
+  SelfGroup() : Group(0, 1) {}
+  const char* name() const override { return "self"; }
+
+  void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override {
+    for (const Piece& piece : pieces) reduce_scatter(reduction, piece.source, piece.destination, {piece.count});
+  }
+  void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
+                      const Counts& counts) override {
+    if (source == destination && reduction.scale == 1.0) return;
+    reduce(reduction, &destination, 1, &source, 1, counts[0]);
+  }
+  void allgather(const void* source, void* destination, const Counts& bytes) override {
+    copy(destination, source, bytes[0]);
+  }
+  void broadcast(void*, size_t, int) override {}
+  void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts&) override {
+    allgather(source, destination, send_bytes);
+  }
+  void barrier() override {}
+};
+
+// Which of two ways is faster here: tried when a Group is made.
+//
+// How long work() takes on the slowest rank: the best of a few times, after one that makes connections. All ranks at
+// the same time. slowest(seconds) gives all ranks the largest of their numbers.
+template <typename Work, typename Slowest>
+double probe_s(Work work, Slowest slowest) {
+  constexpr int kTimes = 3;
+  double best_s = std::numeric_limits<double>::infinity();
+  work();
+  for (int time = 0; time < kTimes; ++time) {
+    const double begin = now_s();
+    work();
+    best_s = std::min(best_s, now_s() - begin);
+  }
+  return slowest(best_s);
+}
 
 }  // namespace ringtrain

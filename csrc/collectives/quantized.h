@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "collectives/group.h"
-#include "collectives/scratch.h"
 #include "kernels/quantize.h"
 
 namespace ringtrain {

@@ -5,8 +5,7 @@
 
 #include "base/log.h"
 #include "collectives/choose.h"
-#include "collectives/gpu/cuda_mpi_group.h"
-#include "collectives/gpu/gpu_hierarchy.h"
+#include "collectives/gpu/nccl_group.h"
 #include "collectives/gpu/staged_group.h"
 
 namespace ringtrain {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "collectives/gpu/staged_group.h"
-#include "collectives/self_group.h"
+#include "collectives/group.h"
 
 namespace ringtrain {
 

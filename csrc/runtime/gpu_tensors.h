@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/gpu/relay.h"
+#include "collectives/gpu/staged_group.h"
 #include "memory/gpu_memory.h"
 #include "runtime/gpu_backlog.h"
 #include "runtime/memory.h"

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "collectives/group.h"
-#include "collectives/scratch.h"
 #include "runtime/handle.h"
 #include "runtime/process_sets.h"
 

@@ -2,17 +2,45 @@
 // returns, usually before it is done.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
-#include "collectives/gpu/nccl_buffer.h"
 #include "collectives/group.h"
 #include "gpu/nccl_comm.h"
 #include "memory/gpu_memory.h"
 #include "memory/nccl_memory.h"
 
 namespace ringtrain {
+
+// Memory on the GPU in which a NcclGroup packs what is small. NCCL knows it ("registered"), so that it may send from it
+// without copying, where the library can.
+//
+// Requires Engine::turn_.
+class NcclBuffer {
+ public:
+  // Both outlive this.
+  NcclBuffer(NcclComm& comm, GpuPool& pool) : comm_(comm), pool_(pool) {}
+  ~NcclBuffer();
+
+  // Takes memory that NCCL knows; whether there is some. NCCL wants such memory on all ranks or on none, so a rank that
+  // has some drops it where another has none.
+  bool prepare();
+  void drop();
+
+  // At least `bytes`, for what is put into the GPU's own stream from now on; what was there before may be gone. Whether
+  // NCCL knows it depends on the bytes alone.
+  char* get(size_t bytes);
+
+ private:
+  NcclComm& comm_;
+  GpuPool& pool_;
+  void* memory_ = nullptr;  // of ncclMemAlloc
+  void* registration_ = nullptr;
+  GpuBlockPtr block_;  // where that is too small, or there is none
+};
 
 class NcclGroup final : public Group {
  public:
@@ -62,6 +90,37 @@ class NcclGroup final : public Group {
   std::vector<void*> registrations_;  // of its slabs, in their order
   NcclBuffer packed_;
   size_t pack_below_bytes_ = 0;  // pieces of fewer bytes are packed into one array
+};
+
+// GPUs on several nodes: NCCL inside a node, anything else between the nodes.
+//
+// As HierarchicalGroup, whose stages in shared memory these are not: a value is reduced to its owner on the node,
+// between the owners of the same place on all nodes, and gathered on the node. All of it in the order of the GPU's own
+// stream.
+class GpuHierarchy final : public GroupWithFallback {
+ public:
+  struct Parts {
+    std::unique_ptr<Group> node;   // the ranks of this node
+    std::unique_ptr<Group> cross;  // those with this rank's place on every node; null when it owns nothing
+    int owners = 0;                // ranks of a node that own something
+  };
+  // `fallback`: all ranks, for what has no hierarchical form, or NCCL cannot do.
+  GpuHierarchy(Parts parts, std::unique_ptr<Group> fallback, GpuPtr gpu, std::shared_ptr<GpuPool> pool)
+      : GroupWithFallback(std::move(fallback)),
+        parts_(std::move(parts)),
+        gpu_(std::move(gpu)),
+        pool_(std::move(pool)) {}
+  const char* name() const override { return "nccl on nodes"; }
+
+  void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
+
+ private:
+  // Of so many elements that the slices of its owners are equal.
+  void allreduce_array(const Reduction& reduction, const Piece& piece);
+
+  const Parts parts_;
+  const GpuPtr gpu_;
+  const std::shared_ptr<GpuPool> pool_;
 };
 
 }  // namespace ringtrain

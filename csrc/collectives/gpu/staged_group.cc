@@ -1,11 +1,24 @@
 #include "collectives/gpu/staged_group.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "base/error.h"
 #include "collectives/layout.h"
 
 namespace ringtrain {
 namespace {
+
+constexpr size_t kBytes = Relay::kSlots * Relay::kMostBytes;
+
+// Null where the Arena is full, or the driver does not take such memory.
+std::shared_ptr<char> pinned_in_arena(const Gpu& gpu, Arena& arena) {
+  try {
+    return gpu.pin(arena.allocate(kBytes), kBytes);
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
 
 // Of what each rank has, the part from `offset` on that is no longer than `share`.
 Counts part_of(const Counts& all, size_t offset, size_t share) {
@@ -23,6 +36,19 @@ size_t share_of(size_t part_bytes, int ranks) {
 }
 
 }  // namespace
+
+bool Relay::prepare() {
+  if (memory_) return is_in_arena_;
+  if (arena_) memory_ = pinned_in_arena(*gpu_, *arena_);
+  is_in_arena_ = memory_ != nullptr;
+  if (!memory_) memory_ = gpu_->pinned(kBytes);
+  return is_in_arena_;
+}
+
+size_t Relay::part_bytes(size_t total_bytes) {
+  constexpr size_t kParts = 8, kFewest = 256 << 10, kUnit = 4096;
+  return std::clamp(total_bytes / kParts, kFewest, kMostBytes) / kUnit * kUnit;
+}
 
 void StagedGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
   const size_t element = size_of(reduction.dtype);
@@ -138,6 +164,18 @@ void StagedGroup::store(void* destination, const char* slot, const Counts& all, 
   const Counts from = offsets_of(part), to = offsets_of(all);
   for (size_t r = 0; r < all.size(); ++r)
     gpu_.copy(static_cast<char*>(destination) + to[r] + offset, slot + from[r], part[r], gpu_.upload_stream());
+}
+
+CudaMpiGroup::CudaMpiGroup(Endpoint peers, GpuPtr gpu, std::unique_ptr<Group> fallback)
+    : GroupWithFallback(std::move(fallback)), peers_(std::move(peers)), gpu_(std::move(gpu)), library_(peers_) {}
+
+void CudaMpiGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
+  if (reduction.scale != 1.0 || is_half(reduction.dtype) || !Library::can(reduction))
+    return fallback().allreduce(reduction, pieces);
+  const size_t element = size_of(reduction.dtype);
+  for (const Piece& piece : pieces) gpu_->copy(piece.destination, piece.source, piece.count * element, gpu_->stream());
+  gpu_->wait(*gpu_->record(gpu_->stream()), peers_.watch());
+  for (const Piece& piece : pieces) library_.allreduce_in_place(reduction, piece.destination, piece.count);
 }
 
 }  // namespace ringtrain

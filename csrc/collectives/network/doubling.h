@@ -4,8 +4,7 @@
 #include <cstddef>
 
 #include "collectives/group.h"
-#include "collectives/network/flow.h"
-#include "collectives/scratch.h"
+#include "collectives/network/pipeline.h"
 
 namespace ringtrain {
 

@@ -15,6 +15,8 @@ namespace {
 
 size_t others_of(const Endpoint& peers) { return static_cast<size_t>(peers.size() - 1); }
 
+constexpr size_t kOwnSlots = Flow::kWindow + 2;
+
 }  // namespace
 
 Exchange::Exchange(const Endpoint& peers, Phases phases, const Reduction& reduction, DType source_dtype, Blocks blocks,
@@ -82,6 +84,74 @@ bool Exchange::is_free(const Position& incoming, size_t sent) const {
   if (is_summing(incoming)) return true;
   const size_t distance_back = static_cast<size_t>(peers_.size() - distance(incoming));
   return first_message(incoming.block, 0) + chunk_index(incoming) * others_ + distance_back - 1 < sent;
+}
+
+NarrowExchange::NarrowExchange(const Endpoint& peers, const Reduction& reduction, Blocks blocks, char* slots)
+    : Exchange(peers, Phases::both, reduction, reduction.dtype, blocks, slots),
+      chunk_bytes_(blocks.chunk_elements() * size_of(reduction.dtype)),
+      own_slots_(slots + Exchange::slots_bytes(peers, blocks.chunk_elements())) {}
+
+size_t NarrowExchange::slots_bytes(const Endpoint& peers, size_t chunk_elements) {
+  constexpr size_t kHalfBytes = 2;
+  return Exchange::slots_bytes(peers, chunk_elements) + kOwnSlots * chunk_elements * kHalfBytes;
+}
+
+// A sum is rounded already.
+Message NarrowExchange::outgoing(size_t i) {
+  const Position it = position_of(i);
+  const Blocks::Chunk chunk = outgoing_chunk(it);
+  char* place = own_slot(i % Flow::kWindow);
+  const char* wide = is_summing(it) ? chunk.source : chunk.destination;
+  narrow(dtype(), 1.0, place, reinterpret_cast<const float*>(wide), chunk.count);
+  return {place, chunk.count * size_of(dtype()), receiver(it)};
+}
+
+Message NarrowExchange::incoming(size_t i) {
+  const Position it = position_of(i);
+  return {slot(i), incoming_chunk(it).count * size_of(dtype()), sender(it)};
+}
+
+void NarrowExchange::arrived(size_t i) {
+  const Position it = position_of(i);
+  if (is_summing(it)) return Exchange::arrived(i);
+  const Blocks::Chunk chunk = incoming_chunk(it);
+  widen(dtype(), reinterpret_cast<float*>(chunk.destination), slot(i), chunk.count);
+}
+
+void NarrowExchange::complete(const Blocks::Chunk& chunk, size_t first_message) {
+  char *own = own_slot(Flow::kWindow), *total = own_slot(Flow::kWindow + 1);
+  narrow(dtype(), 1.0, own, reinterpret_cast<const float*>(chunk.source), chunk.count);
+  sum({own, total, chunk.count}, first_message);
+  widen(dtype(), reinterpret_cast<float*>(chunk.destination), total, chunk.count);
+}
+
+Message MadeParts::message(size_t i, int owner, int peer) const {
+  const Chunk part = chunk_of(bytes_, part_bytes_, part_of(i));
+  return {all_ + static_cast<size_t>(owner) * bytes_ + part.offset, part.count, peer};
+}
+
+Message MadeParts::outgoing(size_t i) {
+  make_up_to(part_of(i));
+  return message(i, peers_.rank(), peers_.wrap(peers_.rank() + distance_of(i)));
+}
+
+Message MadeParts::incoming(size_t i) {
+  const int peer = peers_.wrap(peers_.rank() - distance_of(i));
+  return message(i, peer, peer);
+}
+
+void MadeParts::arrived(size_t i) {
+  if ((i + 1) % others_ != 0) return;
+  make_up_to(part_of(i));
+  const Chunk part = chunk_of(bytes_, part_bytes_, part_of(i));
+  parts_.use(part.offset, part.count);
+}
+
+void MadeParts::make_up_to(size_t part) {
+  for (; made_ <= part; ++made_) {
+    const Chunk next = chunk_of(bytes_, part_bytes_, made_);
+    parts_.make(next.offset, next.count);
+  }
 }
 
 }  // namespace ringtrain

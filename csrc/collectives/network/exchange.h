@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "collectives/group.h"
 #include "collectives/network/pipeline.h"
 
 namespace ringtrain {
@@ -54,6 +55,63 @@ class Exchange : public Pipeline {
   char* const slots_;
   const size_t others_;
   std::vector<const void*> sources_;
+};
+
+// The messages of an allreduce of float32 that travels in 16 bits.
+//
+// As in the exchange, every slice has an owner. What a rank contributes to a slice is rounded to 16 bits on its way
+// there; the owner, too, takes its own rounded, sums them in float32 in the order of the ranks and rounds the sum,
+// which is what travels back. So all ranks have the same bits: those that an allreduce of the rounded arrays has.
+class NarrowExchange final : public Exchange {
+ public:
+  // Sources and destinations of `blocks` are float32, `reduction` a sum of the 16-bit floats that travel. `slots` is
+  // slots_bytes() long.
+  NarrowExchange(const Endpoint& peers, const Reduction& reduction, Blocks blocks, char* slots);
+
+  static size_t slots_bytes(const Endpoint& peers, size_t chunk_elements);
+
+  Message outgoing(size_t i) override;
+  Message incoming(size_t i) override;
+  void arrived(size_t i) override;
+
+ private:
+  void complete(const Blocks::Chunk& chunk, size_t first_message) override;
+  char* own_slot(size_t number) { return own_slots_ + number * chunk_bytes_; }
+
+  const size_t chunk_bytes_;  // of a chunk on its way
+  char* const own_slots_;     // of what is being sent, and two more
+};
+
+// The messages of an allgather of what is made while it is sent: each part goes straight to every other rank.
+class MadeParts final : public Messages {
+ public:
+  // As Group::allgather_parts, all of which outlives this.
+  MadeParts(const Endpoint& peers, const Group::Parts& parts, char* all, size_t bytes, size_t part_bytes)
+      : peers_(peers),
+        parts_(parts),
+        all_(all),
+        bytes_(bytes),
+        part_bytes_(part_bytes),
+        others_(static_cast<size_t>(peers.size() - 1)) {}
+
+  size_t count() const override { return chunks_of(bytes_, part_bytes_) * others_; }
+  Message outgoing(size_t i) override;
+  Message incoming(size_t i) override;
+  void arrived(size_t i) override;
+
+ private:
+  // All other ranks get a part before any gets the next one.
+  size_t part_of(size_t i) const { return i / others_; }
+  int distance_of(size_t i) const { return static_cast<int>(i % others_) + 1; }
+  Message message(size_t i, int owner, int peer) const;
+  // A part of others may be there before this rank has sent its own.
+  void make_up_to(size_t part);
+
+  const Endpoint& peers_;
+  const Group::Parts& parts_;
+  char* const all_;
+  const size_t bytes_, part_bytes_, others_;
+  size_t made_ = 0;  // parts
 };
 
 }  // namespace ringtrain

@@ -1,9 +1,11 @@
 #include "collectives/network/hierarchical_group.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "collectives/network/packing.h"
+#include "kernels/copy.h"
 
 namespace ringtrain {
 namespace {
@@ -32,6 +34,30 @@ std::vector<Block> cut(const HierarchicalGroup::Parts& parts, const std::vector<
     });
   return blocks;
 }
+
+constexpr size_t kBlockBytes = 1 << 20;
+
+// Calls visit(pieces) for blocks of at most kBlockBytes, with several pieces or a part of one.
+template <typename Visit>
+void for_each_block(const std::vector<Piece>& pieces, Visit visit) {
+  std::vector<Piece> block;
+  size_t bytes = 0;
+  const auto end = [&] {
+    if (!block.empty()) visit(block);
+    block.clear();
+    bytes = 0;
+  };
+  for (const Piece& piece : pieces)
+    for_each_part(piece.count, kBlockBytes, [&](size_t begin, size_t count) {
+      if (bytes + count > kBlockBytes) end();
+      char* data = static_cast<char*>(piece.destination) + begin;
+      block.push_back({data, data, count});
+      bytes += count;
+    });
+  end();
+}
+
+constexpr int64_t kLongBytes = 16 << 10;
 
 }  // namespace
 
@@ -188,6 +214,157 @@ void HierarchicalGroup::reduce_array(const Reduction& reduction, const Piece& ar
   parts_.node->reduce_scatter(unscaled(reduction, reduction.dtype), array.source, slice, counts);
   if (parts_.cross) parts_.cross->allreduce(reduction, {{slice, slice, counts[parts_.place()]}});
   parts_.node->allgather(slice, array.destination, bytes);
+}
+
+// An allgather over several nodes: each lane gathers what its own ranks have, and a node's ranks tell each other what
+// their lanes have gathered.
+
+void HierarchicalGroup::allgather(const void* source, void* destination, const Counts& bytes) {
+  if (!parts_.is_even()) return fallback().allgather(source, destination, bytes);
+  const Counts own_lane = parts_.of_own_lane(bytes), offsets = offsets_of(bytes);
+  char* own = own_lane_.get(total_of(own_lane));
+  parts_.cross->allgather(source, own, own_lane);
+  for_each_run(parts_.ranks, bytes, [&](const NodeRun& run) {
+    const bool is_in_order = run.is_in_order();
+    char* there = static_cast<char*>(destination);
+    char* gathered = is_in_order ? there + offsets[run.first_rank()] : run_.get(total_of(run.lanes()));
+    parts_.node->allgather(own, gathered, run.lanes());
+    own += run.lanes()[parts_.place()];
+    if (is_in_order) return;
+    run.for_each([&](size_t rank) {
+      copy(there + offsets[rank], gathered, bytes[rank]);
+      gathered += bytes[rank];
+    });
+  });
+}
+
+void HierarchicalGroup::allgather_all(const std::vector<Gathering>& arrays) {
+  gather_packed(arrays, rank(), packed_,
+                [&](const Gathering& array) { allgather(array.source, array.destination, array.bytes); });
+}
+
+// A reduce-scatter over several nodes: on each node the ranks of a place reduce what their lane's ranks will own, and
+// the lane reduces and divides it. 16-bit floats are widened on the way into the node, and rounded at the end.
+
+void HierarchicalGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
+                                       const Counts& counts) {
+  if (!parts_.is_even()) return fallback().reduce_scatter(reduction, source, destination, counts);
+  const bool is_wide = is_half(reduction.dtype);
+  const DType dtype = is_wide ? DType::float32 : reduction.dtype;
+  const size_t given = size_of(reduction.dtype), element = size_of(dtype);
+  const Counts own_lane = parts_.of_own_lane(counts), offsets = offsets_of(counts);
+  const auto part_of = [&](size_t rank) { return static_cast<const char*>(source) + offsets[rank] * given; };
+
+  char* of_node = own_lane_.get(total_of(own_lane) * element);
+  char* next = of_node;
+  for_each_run(parts_.ranks, counts, [&](const NodeRun& run) {
+    const void* by_lane = part_of(run.first_rank());
+    if (is_wide || !run.is_in_order()) {
+      char* copy = run_.get(total_of(run.lanes()) * element);
+      by_lane = copy;
+      run.for_each([&](size_t rank) {
+        if (is_wide)
+          widen(reduction.dtype, reinterpret_cast<float*>(copy), part_of(rank), counts[rank]);
+        else
+          std::copy_n(part_of(rank), counts[rank] * element, copy);
+        copy += counts[rank] * element;
+      });
+    }
+    parts_.node->reduce_scatter({dtype, reduction.reduce}, by_lane, next, run.lanes());
+    next += run.lanes()[parts_.place()] * element;
+  });
+  if (!is_wide) return parts_.cross->reduce_scatter(reduction, of_node, destination, own_lane);
+  const size_t count = own_lane[static_cast<size_t>(parts_.own_node)];
+  auto* sums = reinterpret_cast<float*>(run_.get(count * element));
+  parts_.cross->reduce_scatter({dtype, reduction.reduce}, of_node, sums, own_lane);
+  narrow(reduction.dtype, reduction.scale, destination, sums, count);
+}
+
+// A broadcast over several nodes: along the lane of the root, and from there to all of each node, block by block. While
+// a node copies a block, the network takes in the next one.
+//
+// A root without a lane first gives its node the data, which the first lane then takes to the other nodes.
+
+void HierarchicalGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
+  const Parts::Seat seat = parts_.seat_of(root);
+  const bool has_lane = seat.place < parts_.lanes;
+  const int lane = has_lane ? seat.place : 0;
+  const bool is_on_node = parts_.own_node == seat.node;
+
+  for_each_block(pieces, [&](const std::vector<Piece>& block) {
+    if (!has_lane && is_on_node) parts_.node->broadcast_all(block, seat.place);
+    if (parts_.node->rank() == lane) parts_.cross->broadcast_all(block, seat.node);
+    if (has_lane || !is_on_node) parts_.node->broadcast_all(block, lane);
+  });
+}
+
+// An alltoall over several nodes: the ranks of a node give each lane what is for its ranks, on whatever node, and the
+// lanes exchange it, in one message for each node in place of one for each rank.
+//
+// This adds two copies, so long messages go straight to their ranks. Nobody knows all sizes, so the longest one is
+// agreed on first, and the ranks of a node tell each other what they send.
+
+void HierarchicalGroup::alltoall(const void* source, const Counts& send_bytes, void* destination,
+                                 const Counts& receive_bytes) {
+  const auto straight = [&] { fallback().alltoall(source, send_bytes, destination, receive_bytes); };
+  if (!parts_.is_even()) return straight();
+  auto longest = static_cast<int64_t>(std::max(*std::max_element(send_bytes.begin(), send_bytes.end()),
+                                               *std::max_element(receive_bytes.begin(), receive_bytes.end())));
+  for (Group* level : {parts_.node.get(), static_cast<Group*>(parts_.cross.get())})
+    level->allreduce({DType::int64, Reduce::max}, {{&longest, &longest, 1}});
+  if (longest >= kLongBytes) return straight();
+
+  // By place and rank: what the ranks of this node send.
+  const size_t mates = static_cast<size_t>(parts_.lanes), size = send_bytes.size();
+  Counts sent_by_mates(mates * size);
+  parts_.node->allgather(send_bytes.data(), sent_by_mates.data(), Counts(mates, size * sizeof(size_t)));
+  const auto sent_by = [&](size_t mate, int rank) { return sent_by_mates[mate * size + static_cast<size_t>(rank)]; };
+
+  // To the lanes of this node.
+  const Counts send_offsets = offsets_of(send_bytes);
+  char* by_lane = run_.get(total_of(send_bytes));
+  char* next = by_lane;
+  Counts to_lanes, from_mates;
+  for (size_t place = 0; place < mates; ++place) {
+    const char* begin = next;
+    size_t from_mate = 0;
+    for (const auto& of_node : parts_.ranks) {
+      const auto to = static_cast<size_t>(of_node[place]);
+      copy(next, static_cast<const char*>(source) + send_offsets[to], send_bytes[to]);
+      next += send_bytes[to];
+      from_mate += sent_by(place, of_node[parts_.place()]);
+    }
+    to_lanes.push_back(static_cast<size_t>(next - begin));
+    from_mates.push_back(from_mate);
+  }
+  char* of_mates = own_lane_.get(total_of(from_mates));
+  parts_.node->alltoall(by_lane, to_lanes, of_mates, from_mates);
+
+  // What came lies by mate and node. It leaves by node and mate, and comes so from the other nodes.
+  Counts to_nodes, from_nodes, mate_offsets = offsets_of(from_mates);
+  char* by_node = run_.get(total_of(from_mates));
+  next = by_node;
+  for (const auto& of_node : parts_.ranks) {
+    const char* begin = next;
+    for (size_t mate = 0; mate < mates; ++mate) {
+      const size_t bytes = sent_by(mate, of_node[parts_.place()]);
+      next = std::copy_n(of_mates + mate_offsets[mate], bytes, next);
+      mate_offsets[mate] += bytes;
+    }
+    to_nodes.push_back(static_cast<size_t>(next - begin));
+    size_t bytes = 0;
+    for (const int rank : of_node) bytes += receive_bytes[static_cast<size_t>(rank)];
+    from_nodes.push_back(bytes);
+  }
+  char* arrived = arrived_.get(total_of(receive_bytes));
+  parts_.cross->alltoall(by_node, to_nodes, arrived, from_nodes);
+  const Counts receive_offsets = offsets_of(receive_bytes);
+  for (const auto& of_node : parts_.ranks)
+    for (const int rank : of_node) {
+      const auto from = static_cast<size_t>(rank);
+      copy(static_cast<char*>(destination) + receive_offsets[from], arrived, receive_bytes[from]);
+      arrived += receive_bytes[from];
+    }
 }
 
 }  // namespace ringtrain

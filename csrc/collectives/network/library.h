@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "collectives/group.h"
-#include "collectives/scratch.h"
 #include "network/endpoint.h"
 #include "network/library_collectives.h"
 

@@ -3,15 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "collectives/group.h"
 #include "collectives/layout.h"
 #include "collectives/network/doubling.h"
 #include "collectives/network/exchange.h"
-#include "collectives/network/made_parts.h"
-#include "collectives/network/narrow_exchange.h"
 #include "collectives/network/packing.h"
 #include "collectives/network/ring.h"
 #include "collectives/network/tree.h"
-#include "collectives/probe.h"
 #include "kernels/copy.h"
 
 namespace ringtrain {

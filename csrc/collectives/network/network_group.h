@@ -11,7 +11,6 @@
 #include "collectives/group.h"
 #include "collectives/network/library.h"
 #include "collectives/network/pipeline.h"
-#include "collectives/scratch.h"
 #include "network/endpoint.h"
 
 namespace ringtrain {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "collectives/group.h"
-#include "collectives/scratch.h"
 #include "kernels/pack.h"
 
 namespace ringtrain {

@@ -6,8 +6,7 @@
 
 #include "collectives/group.h"
 #include "collectives/layout.h"
-#include "collectives/network/flow.h"
-#include "collectives/scratch.h"
+#include "collectives/network/pipeline.h"
 
 namespace ringtrain {
 

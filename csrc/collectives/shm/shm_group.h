@@ -14,15 +14,67 @@
 // to all of them, so that every array is read once and written once.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "base/tuning.h"
 #include "base/wait.h"
 #include "collectives/group.h"
+#include "collectives/layout.h"
 #include "memory/arena.h"
 #include "memory/shm.h"
 
 namespace ringtrain {
+
+// What each rank gives to allgathers of many arrays, laid end to end on paper: a stream of bytes for each rank.
+class GatherLayout {
+ public:
+  GatherLayout(const std::vector<Group::Gathering>& arrays, int size)
+      : arrays_(arrays), totals_(static_cast<size_t>(size)) {
+    offsets_.reserve(arrays.size());
+    for (const Group::Gathering& array : arrays) {
+      offsets_.push_back(offsets_of(array.bytes));
+      for (size_t rank = 0; rank < totals_.size(); ++rank) totals_[rank] += array.bytes[rank];
+    }
+  }
+
+  // Bytes of the rank that gives most.
+  size_t longest() const { return *std::max_element(totals_.begin(), totals_.end()); }
+
+  // How far one rank's stream has come.
+  struct Cursor {
+    size_t array = 0;
+    size_t within = 0;  // bytes of the rank's part of this array
+    size_t done = 0;    // bytes
+  };
+  bool is_at_end(const Cursor& cursor, int rank) const { return cursor.done == totals_[static_cast<size_t>(rank)]; }
+
+  // Calls visit(source, destination, offset within these bytes, bytes) for each part of an array in the next `most`
+  // bytes of a rank's stream. The source is that of this rank alone.
+  template <typename Visit>
+  void for_next(Cursor& cursor, int rank, size_t most, Visit visit) const {
+    const auto of = static_cast<size_t>(rank);
+    for (size_t offset = 0; offset < most && !is_at_end(cursor, rank);) {
+      const Group::Gathering& array = arrays_[cursor.array];
+      const size_t bytes = std::min(most - offset, array.bytes[of] - cursor.within);
+      if (bytes > 0)
+        visit(static_cast<const char*>(array.source) + cursor.within,
+              static_cast<char*>(array.destination) + offsets_[cursor.array][of] + cursor.within, offset, bytes);
+      offset += bytes;
+      cursor.done += bytes;
+      cursor.within += bytes;
+      if (cursor.within < array.bytes[of]) continue;
+      ++cursor.array;
+      cursor.within = 0;
+    }
+  }
+
+ private:
+  const std::vector<Group::Gathering>& arrays_;
+  std::vector<Counts> offsets_;  // of the ranks' parts in each destination
+  Counts totals_;                // bytes, by rank
+};
 
 // How a segment of mailboxes is divided; the same on all ranks that share it.
 struct MailboxGeometry {
@@ -107,6 +159,48 @@ class ShmGroup final : public Group {
   Waiter waiter_;
   uint32_t next_chunk_ = 0;    // number of the next chunk; the same on all ranks between operations
   uint32_t small_number_ = 0;  // small operations so far
+};
+
+// One allreduce of a ShmGroup: the three-stage pipeline described in shm_group.h, from the first chunk to the last.
+class ShmAllreduce {
+ public:
+  ShmAllreduce(ShmGroup& group, const Reduction& reduction, const Layout& layout);
+  void run();
+
+ private:
+  using Control = ShmGroup::Control;
+
+  // The elements of chunk k that `owner` sums.
+  struct Slice {
+    size_t begin;
+    size_t count;
+  };
+  Slice slice(size_t k, int owner) const;
+  uint32_t number(size_t k) const { return first_ + static_cast<uint32_t>(k); }
+
+  bool can_put() const;
+  bool can_sum() const;
+  bool can_get() const;
+  void put();
+  void sum();
+  void get();
+  void wait_for_what_is_next();
+
+  ShmGroup& group_;
+  const Reduction& reduction_;
+  const Layout& layout_;
+  const size_t element_;  // bytes
+  const int rank_, size_;
+  const size_t chunk_;   // elements of one chunk: a mailbox for every rank
+  const size_t chunks_;  // how many there are
+  const uint32_t first_;
+
+  size_t put_ = 0, summed_ = 0, got_ = 0;  // chunks that this rank has completed each stage for
+
+  std::vector<Layout::Cursor> put_cursors_, get_cursors_;  // one per owner of a slice
+  Layout::Cursor sum_cursor_;
+  std::vector<const void*> sources_;
+  std::vector<void*> destinations_;
 };
 
 }  // namespace ringtrain
