@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/adasum.h"
+#include "kernels/reduce.h"
 
 namespace ringtrain {
 

@@ -17,7 +17,6 @@
 
 #include "base/clock.h"
 #include "kernels/copy.h"
-#include "kernels/pack.h"
 #include "kernels/reduce.h"
 
 namespace ringtrain {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/pack.h"
+#include "kernels/copy.h"
 
 namespace ringtrain {
 

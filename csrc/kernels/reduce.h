@@ -53,4 +53,17 @@ class KeptDenormals {
 // The variant in use: "scalar", "avx2" or "avx512".
 const char* simd_in_use();
 
+// What adaptive summation computes: the dot products of vectors a and b, or of a part of them; the dots of all parts
+// add up. The order of the sums is written in the code, so they are the same on every CPU.
+struct Dots {
+  double aa = 0, ab = 0, bb = 0;
+};
+
+// Of `count` elements of float32 or float64, summed in double.
+Dots dots_of(DType dtype, const void* a, const void* b, size_t count);
+
+// a[i] = (1 - ab / 2 aa) a[i] + (1 - ab / 2 bb) b[i], with the dots of the whole vectors; a factor is 1 where its
+// vector is nearly zero. Computed in double, since a factor may be beyond the range of float32.
+void add_adaptively(DType dtype, const Dots& dots, void* a, const void* b, size_t count);
+
 }  // namespace ringtrain

@@ -9,7 +9,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/tensor.h"
-#include "kernels/digest.h"
+#include "kernels/copy.h"
 #include "python/bind.h"
 
 namespace ringtrain {

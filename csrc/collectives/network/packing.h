@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "collectives/group.h"
-#include "kernels/pack.h"
+#include "kernels/copy.h"
 
 namespace ringtrain {
 
