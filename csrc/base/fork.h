@@ -33,4 +33,11 @@ std::shared_ptr<Object> owned_here(Object* object) {
   return owned_here(object, std::default_delete<Object>());
 }
 
+// Keeps memory that others may use for ever: it is never destroyed, since nobody can tell when they have stopped
+// writing to it.
+template <typename Value>
+const Value& keep_for_ever(Value value) {
+  return *new Value(std::move(value));
+}
+
 }  // namespace ringtrain

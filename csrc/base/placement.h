@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 #include <vector>
 
 namespace ringtrain {
@@ -20,5 +22,23 @@ struct Placement {
   bool is_on_one_node() const { return distinct_nodes().size() == 1; }
   int fewest_ranks_on_a_node() const;
 };
+
+// Who a rank is, for people.
+struct RankName {
+  int rank = 0;
+  std::string host;
+  int64_t pid = 0;
+};
+
+inline std::string to_string(const RankName& name) {  // "rank 3 (host h2, pid 4711)"
+  return "rank " + std::to_string(name.rank) + " (host " + name.host + ", pid " + std::to_string(name.pid) + ")";
+}
+
+// What the others say of a rank whose process has ended without shutdown().
+inline std::string is_gone(const RankName& name) {
+  return to_string(name) +
+         " is gone: its process was killed or exited early, without shutdown(). Look at the end of its output for the "
+         "reason.";
+}
 
 }  // namespace ringtrain

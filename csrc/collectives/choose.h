@@ -7,8 +7,7 @@
 
 #include "base/options.h"
 #include "base/placement.h"
-#include "base/tuning.h"
-#include "base/watch.h"
+#include "base/wait.h"
 #include "collectives/group.h"
 #include "collectives/network/network_group.h"
 #include "collectives/shm/shm_group.h"

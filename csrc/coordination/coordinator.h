@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/options.h"
 #include "base/thread_annotations.h"
-#include "base/tuning.h"
 #include "coordination/channel.h"
 #include "coordination/ledger.h"
 #include "coordination/membership.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/tuning.h"
+#include "base/options.h"
 #include "coordination/membership.h"
 #include "coordination/plan.h"
 

@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/fork.h"
-#include "base/watch.h"
+#include "base/wait.h"
 #include "gpu/cuda.h"
 
 namespace ringtrain {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/call_thread.h"
-#include "base/watch.h"
+#include "base/wait.h"
 #include "gpu/gpu.h"
 #include "gpu/nccl.h"
 

@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/rank_name.h"
+#include "base/placement.h"
 #include "base/wait.h"
-#include "base/watch.h"
 #include "memory/shm.h"
 
 namespace ringtrain {

@@ -7,7 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "base/watch.h"
+#include "base/wait.h"
 #include "network/endpoint.h"
 
 namespace ringtrain {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "base/watch.h"
+#include "base/wait.h"
 #include "network/network.h"
 
 namespace ringtrain {

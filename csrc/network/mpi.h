@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/rank_name.h"
+#include "base/placement.h"
 #include "network/network.h"
 
 namespace ringtrain {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/keep.h"
+#include "base/fork.h"
 #include "base/wait.h"
 
 namespace ringtrain {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/options.h"
-#include "base/tuning.h"
 
 namespace ringtrain {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <new>
 
-#include "base/keep.h"
+#include "base/fork.h"
 #include "collectives/group.h"
 
 namespace ringtrain {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/options.h"
-#include "base/tuning.h"
 #include "collectives/gpu/choose_gpu.h"
 #include "collectives/gpu/nccl_group.h"
 #include "gpu/nccl_comm.h"

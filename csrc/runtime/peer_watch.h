@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/thread_annotations.h"
-#include "base/watch.h"
+#include "base/wait.h"
 
 namespace ringtrain {
 

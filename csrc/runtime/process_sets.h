@@ -7,7 +7,6 @@
 
 #include "base/options.h"
 #include "base/thread_annotations.h"
-#include "base/tuning.h"
 #include "collectives/group.h"
 #include "collectives/shm/shm_group.h"
 #include "coordination/membership.h"

@@ -1,16 +1,36 @@
 // One operation that a caller has asked for, until it is done and a while longer.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "base/few.h"
 #include "coordination/operation.h"
 #include "runtime/handle.h"
 
 namespace ringtrain {
+
+// A list that allocates nothing while it has one element, as most operations have one tensor.
+template <typename Value>
+class Few {
+ public:
+  void push_back(Value value) {
+    if (size_ == 0)
+      first_ = value;
+    else
+      others_.push_back(value);
+    ++size_;
+  }
+  size_t size() const { return size_; }
+  const Value& operator[](size_t place) const { return place == 0 ? first_ : others_[place - 1]; }
+
+ private:
+  size_t size_ = 0;
+  Value first_{};
+  std::vector<Value> others_;
+};
 
 // When it came how far, on the clock of base/clock.h; 0: not yet.
 struct Progress {

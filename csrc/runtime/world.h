@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/placement.h"
-#include "base/rank_name.h"
 #include "gpu/nccl.h"
 #include "network/mpi.h"
 #include "network/sockets.h"

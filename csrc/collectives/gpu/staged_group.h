@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/keep.h"
-#include "base/watch.h"
+#include "base/fork.h"
+#include "base/wait.h"
 #include "collectives/group.h"
 #include "collectives/network/library.h"
 #include "gpu/gpu.h"

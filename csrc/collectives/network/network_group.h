@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/tuning.h"
+#include "base/options.h"
 #include "collectives/group.h"
 #include "collectives/network/library.h"
 #include "collectives/network/pipeline.h"

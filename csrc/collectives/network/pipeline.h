@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/watch.h"
+#include "base/wait.h"
 #include "collectives/group.h"
 #include "network/endpoint.h"
 

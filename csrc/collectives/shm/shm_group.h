@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/tuning.h"
+#include "base/options.h"
 #include "base/wait.h"
 #include "collectives/group.h"
 #include "collectives/layout.h"
