@@ -9,7 +9,7 @@
 #include "collectives/gpu/choose_gpu.h"
 #include "collectives/gpu/nccl_group.h"
 #include "gpu/nccl_comm.h"
-#include "memory/nccl_memory.h"
+#include "memory/gpu_memory.h"
 #include "runtime/fabric.h"
 #include "runtime/gpu_tensors.h"
 #include "runtime/process_sets.h"

@@ -8,7 +8,7 @@
 #include "base/thread_annotations.h"
 #include "gpu/nccl.h"
 #include "memory/arena.h"
-#include "memory/nccl_memory.h"
+#include "memory/gpu_memory.h"
 
 namespace ringtrain {
 

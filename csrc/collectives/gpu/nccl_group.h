@@ -11,7 +11,6 @@
 #include "collectives/group.h"
 #include "gpu/nccl_comm.h"
 #include "memory/gpu_memory.h"
-#include "memory/nccl_memory.h"
 
 namespace ringtrain {
 

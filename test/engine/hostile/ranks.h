@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/rank_name.h"
+#include "base/placement.h"
 #include "network/network.h"
 #include "network/sockets.h"
 
