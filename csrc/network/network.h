@@ -44,7 +44,7 @@ class Network {
   virtual ~Network();
 
   // As long as it lives, requests that are started own `memory`, which holds all that they are given addresses in. Only
-  // the arrays of the user are not part of it: runtime/handle.h asks whether `memory` is still there before they go.
+  // the arrays of the user are not part of it: record/handle.h asks whether `memory` is still there before they go.
   class Lending {
    public:
     Lending(Network* network, std::shared_ptr<const void> memory);  // null: there is no Network

@@ -15,7 +15,7 @@
 #include <optional>
 
 #include "python/gil.h"
-#include "runtime/handle.h"
+#include "record/handle.h"
 #include "runtime/submission_builder.h"
 
 namespace ringtrain {

@@ -11,7 +11,7 @@
 
 #include "base/thread_annotations.h"
 #include "coordination/coordinator.h"
-#include "runtime/handle.h"
+#include "record/handle.h"
 
 namespace ringtrain {
 

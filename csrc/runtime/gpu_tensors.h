@@ -9,9 +9,9 @@
 
 #include "collectives/gpu/staged_group.h"
 #include "memory/gpu_memory.h"
+#include "record/submission.h"
 #include "runtime/gpu_backlog.h"
 #include "runtime/memory.h"
-#include "runtime/submission.h"
 
 namespace ringtrain {
 

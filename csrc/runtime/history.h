@@ -5,7 +5,7 @@
 #include <map>
 #include <vector>
 
-#include "runtime/submission.h"
+#include "record/submission.h"
 
 namespace ringtrain {
 

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "runtime/current_timeline.h"
+#include "record/current_timeline.h"
 
 namespace ringtrain {
 namespace {

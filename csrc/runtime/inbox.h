@@ -24,9 +24,9 @@
 #include "base/thread_annotations.h"
 #include "coordination/coordinator.h"
 #include "coordination/plan.h"
+#include "record/submission.h"
+#include "record/timeline.h"
 #include "runtime/history.h"
-#include "runtime/submission.h"
-#include "runtime/timeline.h"
 
 namespace ringtrain {
 

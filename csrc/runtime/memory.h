@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "collectives/group.h"
-#include "runtime/handle.h"
+#include "record/handle.h"
 #include "runtime/process_sets.h"
 
 namespace ringtrain {

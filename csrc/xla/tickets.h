@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/thread_annotations.h"
-#include "runtime/handle.h"
+#include "record/handle.h"
 
 namespace ringtrain::xla {
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringtrain.timeline.files import FIRST_SERVER, is_empty, no_timeline, other_parts, parts_of_servers, read_events
 
-# No rank has more tracks (csrc/runtime/timeline.cc). Names that come later share one, where ticks would tell nothing.
+# No rank has more tracks (csrc/record/timeline.cc). Names that come later share one, where ticks would tell nothing.
 _MOST_TRACKS = 4096
 # When a part begins, on the clock on the wall.
 _START = "start_time_since_epoch_in_micros"

@@ -14,14 +14,10 @@ from pathlib import Path
 
 CORE = Path(__file__).resolve().parent.parent.parent / "csrc"
 # What a store needs of the core: folders, shared memory, and the timeline, which knows operations of ranks.
-_FOLDERS_OF_STORES = ("base", "kernels", "network", "gpu", "kvstore")
+_FOLDERS_OF_STORES = ("base", "kernels", "network", "gpu", "record", "kvstore")
 _FILES_OF_STORES = (
     "memory/shm.cc",
     "coordination/operation.cc",
-    "runtime/handle.cc",
-    "runtime/submission.cc",
-    "runtime/timeline.cc",
-    "runtime/current_timeline.cc",
 )
 
 

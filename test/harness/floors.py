@@ -20,6 +20,7 @@ CPP_FLOORS = (
     {"memory"},
     {"network"},
     {"coordination"},
+    {"record"},
     {"collectives"},
     {"runtime"},
     {"kvstore", "mxnet", "xla", "bench"},

@@ -77,7 +77,7 @@ class MadeUpJob:
 
 
 class _Writer:
-    """Writes as csrc/runtime/timeline.cc does: one event on each line, an operation before what happened within it."""
+    """Writes as csrc/record/timeline.cc does: one event on each line, an operation before what happened within it."""
 
     def __init__(self, rank: int, host: str, names: list[str]) -> None:
         self._rank = rank

@@ -19,7 +19,7 @@
 #include "kvstore/wire/mailbox.h"
 #include "network/connector.h"
 #include "network/handshake.h"
-#include "runtime/timeline.h"
+#include "record/timeline.h"
 
 namespace ringtrain {
 

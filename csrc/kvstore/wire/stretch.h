@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/clock.h"
-#include "runtime/current_timeline.h"
+#include "record/current_timeline.h"
 
 namespace ringtrain {
 

@@ -1,4 +1,4 @@
-#include "runtime/current_timeline.h"
+#include "record/current_timeline.h"
 
 #include <atomic>
 

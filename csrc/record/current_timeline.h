@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "runtime/timeline.h"
+#include "record/timeline.h"
 
 namespace ringtrain {
 

@@ -1,4 +1,4 @@
-#include "runtime/submission.h"
+#include "record/submission.h"
 
 #include "coordination/channel.h"
 

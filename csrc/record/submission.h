@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "coordination/operation.h"
-#include "runtime/handle.h"
+#include "record/handle.h"
 
 namespace ringtrain {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/thread_annotations.h"
-#include "runtime/submission.h"
+#include "record/submission.h"
 
 namespace ringtrain {
 

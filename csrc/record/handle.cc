@@ -1,4 +1,4 @@
-#include "runtime/handle.h"
+#include "record/handle.h"
 
 namespace ringtrain {
 

@@ -1,4 +1,4 @@
-#include "runtime/timeline.h"
+#include "record/timeline.h"
 
 #include <fcntl.h>
 #include <unistd.h>
