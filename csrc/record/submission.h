@@ -59,8 +59,6 @@ struct Submission {
   Progress progress;    // guarded by the Inbox
 
   const Operation& operation() const { return request->operation; }
-  // The memory of a tensor so small that it may travel beside its bit, if it can be reduced as it is; else null.
-  const void* small_value() const;
   // To change it, before it is announced: of what is shared with other submissions a copy.
   Request& own_request() {
     if (request.use_count() > 1) request = std::make_shared<Request>(*request);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <chrono>
 #include <cmath>
@@ -12,6 +13,7 @@
 
 #include "base/log.h"
 #include "base/signals.h"
+#include "base/thread_annotations.h"
 
 namespace ringtrain {
 namespace {
@@ -52,6 +54,18 @@ long long us_since_epoch(double at_s) {
   using std::chrono::system_clock;
   const auto now = std::chrono::duration_cast<std::chrono::microseconds>(system_clock::now().time_since_epoch());
   return now.count() - std::llround(1e6 * (now_s() - at_s));
+}
+
+struct Announced {
+  Mutex mutex;
+  std::weak_ptr<Timeline> timeline GUARDED_BY(mutex);
+  std::atomic<bool> may_be_there{false};
+};
+
+// Threads may ask until the process ends.
+Announced& announced() {
+  static Announced* const one = new Announced;
+  return *one;
 }
 
 }  // namespace
@@ -196,6 +210,22 @@ void Timeline::format(const Mark& mark) {
   text_ += "{\"name\":" + quoted(mark.text) + ",\"ph\":\"i\",\"ts\":";
   append_us(text_, mark.at_s - setup_.start_s);
   text_ += ",\"pid\":" + std::to_string(setup_.rank) + ",\"tid\":" + std::to_string(kScript) + ",\"s\":\"p\"}";
+}
+
+void announce_timeline(const std::shared_ptr<Timeline>& timeline) {
+  Announced& here = announced();
+  const Lock lock(here.mutex);
+  here.timeline = timeline;
+  here.may_be_there = timeline != nullptr;
+}
+
+bool may_have_timeline() { return announced().may_be_there.load(std::memory_order_relaxed); }
+
+std::shared_ptr<Timeline> current_timeline() {
+  if (!may_have_timeline()) return nullptr;
+  Announced& here = announced();
+  const Lock lock(here.mutex);
+  return here.timeline.lock();
 }
 
 }  // namespace ringtrain

@@ -5,12 +5,14 @@
 #pragma once
 
 #include <condition_variable>
+#include <memory>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <variant>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/thread_annotations.h"
 #include "record/submission.h"
 
@@ -90,5 +92,26 @@ class Timeline {
 
   std::thread thread_;
 };
+
+// The Timeline of this process, for whatever has something to show in it.
+//
+// Any thread. Whoever makes a Timeline owns it, and announces it; null takes that back.
+void announce_timeline(const std::shared_ptr<Timeline>& timeline);
+// Costs nearly nothing. False is certain.
+bool may_have_timeline();
+// Null where there is none, or no more.
+std::shared_ptr<Timeline> current_timeline();
+
+// What happens to a key of a store for a while, in the timeline of this process.
+//
+// When something began that may be shown; 0 where nothing is.
+inline double begin_of_stretch() { return may_have_timeline() ? now_s() : 0; }
+
+// From its beginning until now. `what()` is its name. Stretches of one track do not overlap, or lie in each other.
+template <typename What>
+void note_stretch(double begin_s, const std::string& track, What what) {
+  if (begin_s == 0) return;
+  if (const auto timeline = current_timeline()) timeline->note({track, what(), begin_s, now_s()});
+}
 
 }  // namespace ringtrain

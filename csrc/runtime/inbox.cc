@@ -5,12 +5,22 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "record/current_timeline.h"
+#include "record/timeline.h"
 
 namespace ringtrain {
 namespace {
 
 constexpr int64_t kUnnamedNames = 256;
+
+// Returns the memory of a tensor so small that it may travel beside its bit, if it can be reduced as it is; else null.
+const void* small_value(const Submission& submission) {
+  const Operation& one = submission.operation();
+  const bool is_plain = one.kind == OpKind::allreduce && one.op != ReduceOp::adasum && !one.is_on_gpu &&
+                        one.quantizer.kind == Quantizer::Kind::none && one.factors.prescale == 1.0;
+  if (!is_plain || submission.inputs.size() != 1) return nullptr;
+  const size_t bytes = one.bytes();
+  return bytes > 0 && bytes <= SmallValue::kMostBytes ? submission.inputs[0] : nullptr;
+}
 
 }  // namespace
 
@@ -120,7 +130,7 @@ void Inbox::take_new(std::vector<Fresh>& fresh, double now) {
   has_new_.store(false, std::memory_order_relaxed);
   for (SubmissionPtr& submission : new_) {
     submission->progress.announced_s = now;
-    fresh.push_back({submission->request, submission->small_value()});
+    fresh.push_back({submission->request, small_value(*submission)});
   }
   new_.clear();
 }

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 _SOURCE = CORE.parent / "test" / "engine" / "threads" / "main.cc"
 _FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", "-ffp-contract=off", "-fsanitize=thread", f"-I{CORE}"]
-_FOLDERS = ("base", "kernels", "network", "gpu", "memory", "coordination", "collectives", "runtime")
+_FOLDERS = ("base", "kernels", "network", "gpu", "memory", "coordination", "record", "collectives", "runtime")
 
 
 @pytest.mark.parametrize("how", range(5), ids=["well", "tuned", "failure", "loss", "shutdown"])

@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "kernels/reduce.h"
-#include "record/current_timeline.h"
+#include "record/timeline.h"
 
 namespace ringtrain {
 namespace {

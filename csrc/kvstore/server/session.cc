@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "kvstore/wire/stretch.h"
+#include "record/timeline.h"
 
 namespace ringtrain {
 

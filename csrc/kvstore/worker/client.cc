@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "kvstore/store/layout.h"
 #include "kvstore/store/part.h"
-#include "record/current_timeline.h"
+#include "record/timeline.h"
 
 namespace ringtrain {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "kvstore/wire/stretch.h"
+#include "record/timeline.h"
 
 namespace ringtrain {
 
