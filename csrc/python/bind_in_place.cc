@@ -5,7 +5,7 @@
 #include "python/bind.h"
 #include "python/exchange.h"
 #include "python/site.h"
-#include "runtime/prepared.h"
+#include "runtime/submission_builder.h"
 
 namespace ringtrain {
 namespace {

@@ -18,16 +18,13 @@
 #include "base/thread_annotations.h"
 #include "coordination/coordinator.h"
 #include "runtime/autotune.h"
-#include "runtime/blocked_threads.h"
 #include "runtime/executor.h"
 #include "runtime/fabric.h"
 #include "runtime/gpus.h"
 #include "runtime/inbox.h"
-#include "runtime/patience.h"
 #include "runtime/process_sets.h"
 #include "runtime/resources.h"
 #include "runtime/waiting_callers.h"
-#include "runtime/world.h"
 
 namespace ringtrain {
 

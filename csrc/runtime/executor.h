@@ -1,19 +1,42 @@
 // Carries out plans: finds the submissions, hands their memory to the Group, and finishes their Handles.
 #pragma once
 
+#include <cstdlib>
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "collectives/adasum.h"
 #include "collectives/quantized.h"
+#include "coordination/operation.h"
 #include "coordination/plan.h"
 #include "runtime/gpus.h"
 #include "runtime/inbox.h"
 #include "runtime/memory.h"
 #include "runtime/process_sets.h"
-#include "runtime/residuals.h"
 
 namespace ringtrain {
+
+// What quantized operations have left out so far, by operation: it goes with the next one of that name.
+//
+// Requires Engine::turn_.
+class Residuals {
+ public:
+  // One array for each tensor, as long as it. Zeros at first, and when the name comes with other shapes.
+  std::vector<float*> of(const Operation& operation);
+  // Of all operations of a process set.
+  void forget(int process_set);
+
+ private:
+  struct Freed {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  struct Residual {
+    std::unique_ptr<float, Freed> memory;
+    int64_t count = 0;
+  };
+  std::map<Key, std::vector<Residual>> residuals_;
+};
 
 class Executor {
  public:

@@ -1,16 +1,29 @@
 #include "runtime/fabric.h"
 
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
 #include <algorithm>
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 
+#include "base/error.h"
+#include "base/log.h"
+#include "base/signals.h"
 #include "coordination/shm_channel.h"
 #include "coordination/tree_channel.h"
-#include "runtime/segments.h"
 
 namespace ringtrain {
 namespace {
+
+epoll_event event_of(int descriptor, uint32_t events) {
+  epoll_event event = {};
+  event.events = events;
+  event.data.fd = descriptor;
+  return event;
+}
 
 // How long a round waits for the other nodes to come by themselves before it calls them.
 constexpr double kPatience_s = 1e-3;
@@ -48,7 +61,63 @@ bool all_have_the_same(const std::string& text, Channel& channel) {
   return words[0] == ~words[1];
 }
 
+// Runs `step`, and warns if it throws and somebody minds.
+bool succeeds(const std::function<void()>& step, const char* otherwise) {
+  try {
+    step();
+    return true;
+  } catch (const Error& error) {
+    if (otherwise) warn(std::string(error.what()) + ". " + otherwise);
+    return false;
+  }
+}
+
 }  // namespace
+
+Placement World::place(const std::vector<int>& ranks) const {
+  Placement placement;
+  placement.ranks = ranks;
+  for (const int member : ranks) placement.nodes.push_back(nodes[static_cast<size_t>(member)]);
+  const auto own = std::find(ranks.begin(), ranks.end(), rank);
+  placement.own = own == ranks.end() ? -1 : static_cast<int>(own - ranks.begin());
+  return placement;
+}
+
+int World::ranks_on_own_node() const {
+  return static_cast<int>(std::count(nodes.begin(), nodes.end(), nodes[static_cast<size_t>(rank)]));
+}
+
+int World::place_on_node(int member) const {
+  return static_cast<int>(std::count(nodes.begin(), nodes.begin() + member, nodes[static_cast<size_t>(member)]));
+}
+
+ArrivalBell::ArrivalBell(int descriptor, Flag& bell)
+    : network_(descriptor), bell_(bell), epoll_(epoll_create1(EPOLL_CLOEXEC)), end_(eventfd(0, EFD_CLOEXEC)) {
+  epoll_event network = event_of(network_, 0), end = event_of(end_.number(), EPOLLIN);
+  if (!epoll_ || !end_ || epoll_ctl(epoll_.number(), EPOLL_CTL_ADD, network_, &network) != 0 ||
+      epoll_ctl(epoll_.number(), EPOLL_CTL_ADD, end_.number(), &end) != 0)
+    throw failure("no file descriptors are left for the connections between ranks (see ulimit -n)");
+  thread_ = start_thread(&ArrivalBell::listen, this);
+}
+
+ArrivalBell::~ArrivalBell() {
+  eventfd_write(end_.number(), 1);
+  thread_.join();
+}
+
+void ArrivalBell::arm() {
+  epoll_event event = event_of(network_, EPOLLIN | EPOLLONESHOT);
+  epoll_ctl(epoll_.number(), EPOLL_CTL_MOD, network_, &event);
+}
+
+void ArrivalBell::listen() {
+  epoll_event event = {};
+  while (true) {
+    if (epoll_wait(epoll_.number(), &event, 1, -1) < 1) continue;
+    if (event.data.fd == end_.number()) return;
+    bell_.ring_all();
+  }
+}
 
 Fabric::Fabric(const World& world, const Options& options, Resources& resources)
     : watch_(own_failure_, {options.stall_warning_time_s, options.start_timeout_s}) {
@@ -142,6 +211,36 @@ void Fabric::make_channel(const World& world) {
     wire_.reset();
   }
   channel_ = std::make_unique<NodeChannel>(world.rank, world.size(), std::move(on_node), std::move(cross), ranks);
+}
+
+// The first rank of each node creates the segment, unnamed, and the others open it through its process. The nodes'
+// tickets reach all ranks at once, since all others leave the bits of a node's word set. Where /proc does not show the
+// process, the segment gets a name for a moment.
+SharedSegment make_segments(const World& world, const Placement& placement, const SegmentPlan& plan, Channel& channel) {
+  const bool is_member = placement.own >= 0;
+  const std::vector<int> places = is_member ? placement.on_node(placement.own_node()) : std::vector<int>();
+  const int creator = is_member ? placement.ranks[places.front()] : -1;
+  const bool is_creator = creator == world.rank;
+  const size_t bytes = is_member ? plan.bytes(static_cast<int>(places.size())) : 0;
+  const auto own_node = static_cast<size_t>(world.nodes[world.rank]);
+  SharedSegment segment;
+  const auto create = [&] { segment = SharedSegment::create(bytes, plan.pages); };
+  if (!channel.all_agree(!is_creator || succeeds(create, plan.if_it_fails))) return {};
+
+  Words tickets(static_cast<size_t>(*std::max_element(world.nodes.begin(), world.nodes.end())) + 1, ~uint64_t{0});
+  if (is_creator) tickets[own_node] = segment.ticket();
+  channel.and_bits(tickets);
+  const auto attach = [&] { segment = SharedSegment::attach(world.names[creator].pid, tickets[own_node], bytes); };
+  if (channel.all_agree(!is_member || is_creator || succeeds(attach, nullptr))) return segment;
+
+  const std::string name = "ringtrain-" + world.token + "-" + plan.purpose + "-" + std::to_string(own_node);
+  const auto publish = [&] { segment.publish(name); };
+  if (!channel.all_agree(!is_creator || succeeds(publish, plan.if_it_fails))) return {};
+  const auto attach_by_name = [&] { segment = SharedSegment::attach(name, bytes); };
+  const bool has_segment = !is_member || segment.data();
+  if (!channel.all_agree(has_segment || succeeds(attach_by_name, plan.if_it_fails))) return {};
+  segment.unlink();
+  return segment;
 }
 
 }  // namespace ringtrain

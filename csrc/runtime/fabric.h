@@ -1,21 +1,110 @@
 // How this rank reaches the others: MPI, the node's shared segment, and the channel over both. Made once, at start-up.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
 
+#include "base/descriptor.h"
 #include "base/options.h"
+#include "base/placement.h"
+#include "base/wait.h"
 #include "coordination/channel.h"
-#include "coordination/network_wire.h"
+#include "coordination/wire.h"
+#include "gpu/nccl.h"
 #include "memory/arena.h"
 #include "memory/node.h"
+#include "memory/shm.h"
 #include "network/alarm.h"
+#include "network/endpoint.h"
+#include "network/mpi.h"
 #include "network/network.h"
-#include "runtime/arrival_bell.h"
+#include "network/sockets.h"
 #include "runtime/peer_watch.h"
 #include "runtime/resources.h"
-#include "runtime/world.h"
 
 namespace ringtrain {
+
+// The world as ringtrain/job/world.py describes it.
+struct World {
+  int rank = 0;
+  std::vector<RankName> names;  // of every rank
+  std::vector<int> nodes;       // the node of every rank, numbered by first appearance: rank 0 is on node 0
+  int cores = 1;                // that the ranks of this rank's node can keep busy at the same time
+  std::string token;            // differs from job to job
+  std::variant<std::monostate, MpiDescription, SocketDescription> network;  // nothing for a world of one rank
+  int gpu = -1;                     // that init() has chosen for this rank; -1: none yet
+  std::vector<NcclCandidate> nccl;  // the best first
+  bool looks_for_sharing = true;    // of a GPU by two ranks; not if init() has warned of that already
+
+  int size() const { return static_cast<int>(names.size()); }
+  // These ranks of the world, ascending. `own` is -1 when this rank is not among them.
+  Placement place(const std::vector<int>& ranks) const;
+  // The member's place among all ranks of its node.
+  int place_on_node(int member) const;
+  int ranks_on_own_node() const;
+};
+
+// A Wire over messages of the Network.
+class NetworkWire final : public Wire {
+ public:
+  // A tag for each value of Tag, from that of `peers` on, belongs to this wire.
+  explicit NetworkWire(Endpoint peers) : peers_(std::move(peers)) {}
+  // The last messages of a wire are what the others need to end well.
+  ~NetworkWire() override {
+    constexpr double kMoment_s = 1;
+    peers_.drain(kMoment_s);
+  }
+
+  int rank() const override { return peers_.rank(); }
+  int size() const override { return peers_.size(); }
+  int rank_of_world(int rank) const override { return peers_.ranks()[static_cast<size_t>(rank)]; }
+
+  void send(int to, Tag tag, const void* data, size_t bytes) override {
+    peers_.post(to, static_cast<int>(tag), data, bytes);
+  }
+  void receive(int from, Tag tag, void* data, size_t bytes) override {
+    const auto message = peers_.take(from, static_cast<int>(tag), bytes);
+    std::copy(message->begin(), message->end(), static_cast<char*>(data));
+  }
+  void receive_from_any(Tag tag, void* data, size_t bytes) override {
+    receive(peers_.sender(static_cast<int>(tag)), tag, data, bytes);
+  }
+  bool has_arrived(Tag tag) override { return peers_.has_arrived_from_any(static_cast<int>(tag)); }
+  bool arrives_within(int from, Tag tag, double seconds) override {
+    return peers_.arrives_within(from, static_cast<int>(tag), seconds);
+  }
+
+ private:
+  Endpoint peers_;
+};
+
+// Rings the engine's bell when something has come from another host, so that an engine without work can sleep until
+// then.
+class ArrivalBell {
+ public:
+  // `descriptor`: Network::descriptor(), not negative. It and the bell outlive this.
+  ArrivalBell(int descriptor, Flag& bell);
+  ~ArrivalBell();
+
+  // It will ring once, at once if something has come already. Costs a system call.
+  void arm();
+
+ private:
+  void listen();
+
+  const int network_;
+  Flag& bell_;
+  const Descriptor epoll_, end_;  // end_: readable when the thread is to end
+  std::thread thread_;
+};
 
 // Tags of messages: the negotiation's wires have their own, each process set has one from kFirstGroupTag on.
 constexpr int kWorldWireTag = 0, kLeaderWireTag = 8, kAlarmTag = 15, kFirstGroupTag = 16, kGroupTags = 16000;
@@ -63,5 +152,19 @@ class Fabric {
   std::unique_ptr<Channel> channel_;
   std::unique_ptr<ArrivalBell> arrival_bell_;  // where the Network has what it needs
 };
+
+// Shared segments for the ranks of each node, made by all ranks of the world together: everybody has one, or nobody.
+struct SegmentPlan {
+  std::string purpose;               // the segment's name is made of it
+  std::function<size_t(int)> bytes;  // for so many ranks
+  SharedSegment::Pages pages = SharedSegment::Pages::reserved;
+  const char* if_it_fails =
+      "All ranks go through the network instead, which is slower.";  // the end of a warning; null for no warning
+};
+
+// A segment on every node of `placement` for the ranks of the placement that are there. All ranks of the world call
+// this, those outside the placement too. Returns a segment without data where this rank needs none, and everywhere when
+// it could not be had somewhere; then it warns.
+SharedSegment make_segments(const World& world, const Placement& placement, const SegmentPlan& plan, Channel& channel);
 
 }  // namespace ringtrain

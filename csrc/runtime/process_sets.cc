@@ -5,7 +5,7 @@
 #include "collectives/choose.h"
 #include "collectives/shm/shm_group.h"
 #include "network/library_collectives.h"
-#include "runtime/segments.h"
+#include "runtime/fabric.h"
 
 namespace ringtrain {
 

@@ -11,7 +11,6 @@
 #include "collectives/shm/shm_group.h"
 #include "coordination/membership.h"
 #include "runtime/fabric.h"
-#include "runtime/world.h"
 
 namespace ringtrain {
 

@@ -45,4 +45,19 @@ void SubmissionBuilder::note_stream(const TensorView& view) {
   submission_->ready.emplace_back(view.stream, gpu->record_of_user(view.stream));
 }
 
+Prepared::Prepared(Request request, TensorSpec spec) : request_(std::make_shared<Request>(std::move(request))) {
+  request_->operation.tensors.push_back(std::move(spec));
+}
+
+std::shared_ptr<Handle> Prepared::submit(void* address, Engine::Caller caller) {
+  require_memory(address, spec());
+  auto submission = std::make_shared<Submission>();
+  submission->request = request_;
+  submission->inputs.push_back(address);
+  submission->outputs.push_back(address);
+  std::shared_ptr<Handle> handle = require_engine()->submit(submission, caller);
+  request_ = submission->request;  // another one where the memory is registered now, or is no more
+  return handle;
+}
+
 }  // namespace ringtrain
