@@ -5,7 +5,6 @@
 #include "base/wait.h"
 #include "kernels/reduce.h"
 #include "python/bind.h"
-#include "python/site.h"
 #include "runtime/current_engine.h"
 #include "runtime/submission_builder.h"
 

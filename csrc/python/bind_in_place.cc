@@ -1,14 +1,95 @@
 // Allreduces of one array in place, as gradients need them: without lists and keywords, and once they come again
 // without an object of Python's for each.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
 #include <utility>
 
+#include "base/dtype.h"
+#include "base/tensor.h"
 #include "python/bind.h"
-#include "python/exchange.h"
-#include "python/site.h"
 #include "runtime/submission_builder.h"
 
 namespace ringtrain {
 namespace {
+
+namespace nb = nanobind;
+
+class Exchange {
+ public:
+  // `__dlpack_c_exchange_api__` of a class. Nothing where its version is another one.
+  static std::optional<Exchange> of(nb::handle capsule);
+
+  // Where a tensor of torch, of exactly that class, begins if it lies in host memory, is dense and its elements are
+  // these.
+  std::optional<void*> address_of_same(nb::handle tensor, const TensorSpec& spec) const;
+
+ private:
+  // As DLPack writes it down, from its version 1.3 on. nanobind has the rest.
+  struct Api {
+    uint32_t major, minor;
+    const Api* older;
+    void (*unused[3])();
+    int (*look)(void* object, nb::dlpack::dltensor* seen);  // borrowed; may be null
+  };
+
+  explicit Exchange(const Api& api) : api_(&api) {}
+
+  const Api* api_;  // lives as long as the process
+};
+
+constexpr const char* kCapsule = "dlpack_exchange_api";
+constexpr uint32_t kMajor = 1;
+
+nb::dlpack::dtype_code code_of(DType dtype) {
+  using Code = nb::dlpack::dtype_code;
+  if (dtype == DType::boolean) return Code::Bool;
+  if (dtype == DType::bfloat16) return Code::Bfloat;
+  if (is_float(dtype)) return Code::Float;
+  return is_unsigned(dtype) ? Code::UInt : Code::Int;
+}
+
+bool is_dtype(const nb::dlpack::dtype& seen, DType dtype) {
+  return seen.code == static_cast<uint8_t>(code_of(dtype)) && seen.bits == 8 * size_of(dtype) && seen.lanes == 1;
+}
+
+bool is_dense(const nb::dlpack::dltensor& seen) {
+  if (seen.strides == nullptr) return true;
+  int64_t stride = 1;
+  for (int i = seen.ndim; i-- > 0; stride *= std::max<int64_t>(seen.shape[i], 1))
+    if (seen.shape[i] != 1 && seen.strides[i] != stride) return false;
+  return true;
+}
+
+// A bit of torch's tensors that DLPack does not tell: their values are the negative ones of what lies in memory.
+bool is_negative(nb::handle tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("is_neg");
+  const nb::object answer = nb::steal(PyObject_CallMethodObjArgs(tensor.ptr(), name, nullptr));
+  if (!answer.is_valid()) PyErr_Clear();
+  return answer.ptr() != Py_False;
+}
+std::optional<Exchange> Exchange::of(nb::handle capsule) {
+  const auto* api = static_cast<const Api*>(PyCapsule_GetPointer(capsule.ptr(), kCapsule));
+  if (api == nullptr) throw nb::python_error();
+  while (api != nullptr && api->major != kMajor) api = api->older;
+  return api != nullptr && api->look != nullptr ? std::optional(Exchange(*api)) : std::nullopt;
+}
+
+std::optional<void*> Exchange::address_of_same(nb::handle tensor, const TensorSpec& spec) const {
+  nb::dlpack::dltensor seen;
+  if (api_->look(tensor.ptr(), &seen) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const bool is_same = seen.device.device_type == nb::device::cpu::value && is_dtype(seen.dtype, spec.dtype) &&
+                       static_cast<size_t>(seen.ndim) == spec.shape.size() &&
+                       std::equal(spec.shape.begin(), spec.shape.end(), seen.shape) && is_dense(seen) &&
+                       !is_negative(tensor);
+  return is_same ? std::optional<void*>(static_cast<char*>(seen.data) + seen.byte_offset) : std::nullopt;
+}
 
 Request request_of(std::string name, ReduceOp op, double prescale, double postscale, int process_set, int priority,
                    const Site& site) {
@@ -104,6 +185,8 @@ void prepare(PreparedArray* place, const nb::tuple& view, std::string name, Redu
 }
 
 }  // namespace
+
+// How torch tells C++ of a tensor without Python: DLPack's exchange API, a table of functions in a capsule.
 
 void bind_in_place(nb::module_& module) {
   module.def("allreduce_in_place", &allreduce_in_place, "As submit, for what gradients need, positional only.");

@@ -1,4 +1,10 @@
 // Arithmetic on arrays in host memory, for what keeps weights: sums, optimizers, and gradients in a few bits.
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+
+#include "base/clock.h"
 #include "base/error.h"
 #include "kernels/optimize.h"
 #include "kernels/quantize.h"
@@ -7,6 +13,60 @@
 
 namespace ringtrain {
 namespace {
+
+// Memory that both processes have mapped, zeroed before each measurement.
+struct RoundTripBoard {
+  alignas(128) std::atomic<uint32_t> sent;
+  alignas(128) std::atomic<uint32_t> returned;
+};
+
+constexpr int kBatches = 10, kTripsOfBatch = 200;
+// Looking at the clock takes as long as a near trip.
+constexpr int kLooksBetweenClocks = 4096;
+
+// Whether ready() came true before the deadline.
+template <typename Ready>
+bool spin(Ready ready, double deadline) {
+  for (int look = 1;; ++look) {
+    if (ready()) return true;
+    if (look % kLooksBetweenClocks == 0 && now_s() > deadline) return false;
+  }
+}
+
+double send(RoundTripBoard& board, double deadline) {
+  double shortest_s = std::numeric_limits<double>::infinity();
+  uint32_t trip = 0;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    const double begin = now_s();
+    for (int i = 0; i < kTripsOfBatch; ++i) {
+      board.sent.store(++trip, std::memory_order_release);
+      if (!spin([&] { return board.returned.load(std::memory_order_acquire) == trip; }, deadline)) return shortest_s;
+    }
+    shortest_s = std::min(shortest_s, (now_s() - begin) / kTripsOfBatch);
+  }
+  return shortest_s;
+}
+
+void send_back(RoundTripBoard& board, double deadline) {
+  for (uint32_t trip = 1; trip <= kBatches * kTripsOfBatch; ++trip) {
+    if (!spin([&] { return board.sent.load(std::memory_order_acquire) >= trip; }, deadline)) return;
+    board.returned.store(trip, std::memory_order_release);
+  }
+}
+
+// Returns how far apart two CPUs are just now: the time that a word takes from one process to another and back. Where
+// virtual machines move, it is 50-90 ns while the two share a cache and some 500 ns while they do not, and the speed of
+// everything in shared memory moves with it.
+//
+// Called by the two processes at about the same time, by one with `begins`. Both spin, for `limit_s` at most. The
+// smallest mean of several batches, which the scheduler has not disturbed; infinity if the other process did not come,
+// and 0 in the process that does not begin.
+double round_trip_ns(RoundTripBoard& board, bool begins, double limit_s) {
+  const double deadline = now_s() + limit_s;
+  if (begins) return 1e9 * send(board, deadline);
+  send_back(board, deadline);
+  return 0;
+}
 
 TensorView on_host(const nb::tuple& tuple) {
   TensorView view = to_view(tuple);
@@ -84,7 +144,26 @@ void dequantize_view(const std::string& kind, double threshold, const nb::tuple&
   (add ? add_dequantized : dequantize)(all.quantizer, all.codes, all.values, all.count);
 }
 
+// MPI_User_function: MPI calls it from whatever thread makes progress, with the address of its datatype at the end.
+template <DType dtype>
+void sum_for_mpi(void* source, void* source_and_destination, int* count, void*) {
+  const void* sources[] = {source, source_and_destination};
+  reduce({dtype, Reduce::sum}, &source_and_destination, 1, sources, 2, static_cast<size_t>(*count));
+}
+
+// MPI sums all other dtypes itself.
+uintptr_t mpi_sum(int dtype) {
+  if (static_cast<DType>(dtype) == DType::float16) return reinterpret_cast<uintptr_t>(&sum_for_mpi<DType::float16>);
+  if (static_cast<DType>(dtype) == DType::bfloat16) return reinterpret_cast<uintptr_t>(&sum_for_mpi<DType::bfloat16>);
+  return 0;
+}
+
 }  // namespace
+
+// How far apart two CPUs are just now: the time that a word takes from one process to another and back.
+//
+// Where virtual machines move, it is 50-90 ns while the two share a cache and some 500 ns while they do not, and the
+// speed of everything in shared memory moves with it.
 
 void bind_kernels(nb::module_& module) {
   nb::class_<UpdateRule>(module, "UpdateRule", "How an optimizer changes weights; see csrc/kernels/optimize.h.")
@@ -103,6 +182,30 @@ void bind_kernels(nb::module_& module) {
              nb::arg("codes"), "float32 in two bits or one; see csrc/kernels/quantize.h.");
   module.def("dequantize", &dequantize_view, nb::arg("kind"), nb::arg("threshold"), nb::arg("codes"), nb::arg("values"),
              nb::arg("add"), "What the codes mean becomes the values, or is added to them.");
+}
+
+// What ringtrain.bench needs of the core beside the public API.
+
+void bind_bench(nb::module_& module) {
+  module.def(
+      "scale",
+      [](int dtype, double factor, uintptr_t destination, uintptr_t source, size_t count) {
+        scale(static_cast<DType>(dtype), factor, reinterpret_cast<void*>(destination),
+              reinterpret_cast<const void*>(source), count);
+      },
+      nb::arg("dtype"), nb::arg("factor"), nb::arg("destination"), nb::arg("source"), nb::arg("count"),
+      nb::call_guard<ReleasedGil>(), "destination = source * factor, with the kernels of the core.");
+  module.def("mpi_sum", &mpi_sum, nb::arg("dtype"),
+             "The address of an MPI_User_function that sums a 16-bit float dtype; 0 for all others.");
+  module.attr("ROUND_TRIP_BYTES") = sizeof(RoundTripBoard);
+  module.def(
+      "round_trip_ns",
+      [](uintptr_t board, bool begins, double limit_s) {
+        return round_trip_ns(*reinterpret_cast<RoundTripBoard*>(board), begins, limit_s);
+      },
+      nb::arg("board"), nb::arg("begins"), nb::arg("limit_s"), nb::call_guard<ReleasedGil>(),
+      "How long a word takes to another process and back; see csrc/python/round_trip.h. The board is zeroed memory at "
+      "a page's beginning.");
 }
 
 }  // namespace ringtrain

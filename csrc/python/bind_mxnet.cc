@@ -3,7 +3,6 @@
 
 #include "mxnet/operation.h"
 #include "python/bind.h"
-#include "python/site.h"
 #include "runtime/current_engine.h"
 
 namespace ringtrain {
