@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "collectives/layout.h"
+#include "collectives/piece_layout.h"
 
 namespace ringtrain {
 namespace {
@@ -52,10 +52,10 @@ size_t Relay::part_bytes(size_t total_bytes) {
 
 void StagedGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
   const size_t element = size_of(reduction.dtype);
-  const Layout layout(pieces, element);
+  const PieceLayout layout(pieces, element);
   const size_t share = Relay::part_bytes(layout.total() * element) / element;
   const auto length = [&](size_t k) { return chunk_of(layout.total(), share, k).count; };
-  Layout::Cursor loading, storing;
+  PieceLayout::Cursor loading, storing;
   relay_.run(
       chunks_of(layout.total(), share),
       [&](size_t k, char* slot) {

@@ -4,12 +4,12 @@
 #include <utility>
 
 #include "collectives/group.h"
-#include "collectives/layout.h"
 #include "collectives/network/doubling.h"
 #include "collectives/network/exchange.h"
 #include "collectives/network/packing.h"
 #include "collectives/network/ring.h"
 #include "collectives/network/tree.h"
+#include "collectives/piece_layout.h"
 #include "kernels/copy.h"
 
 namespace ringtrain {
@@ -175,7 +175,7 @@ void NetworkGroup::allgather_parts(const Parts& parts, void* destination, size_t
 }
 
 void NetworkGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
-  const Layout layout(pieces, 1);
+  const PieceLayout layout(pieces, 1);
   constexpr size_t kTreeBytes = 8 << 10;  // for each rank: the chain takes as many steps
   const bool is_short = ways_.small != Way::ring && layout.total() < kTreeBytes * static_cast<size_t>(size());
   if (!is_short) {

@@ -17,7 +17,7 @@ constexpr size_t kSlots = 2 * Flow::kWindow;
 // receives. A chunk within one array goes from where it lies to where it belongs, any other one through a slot.
 class Chain final : public Messages {
  public:
-  Chain(const Endpoint& peers, const Layout& layout, int root, size_t chunk_bytes, char* slots)
+  Chain(const Endpoint& peers, const PieceLayout& layout, int root, size_t chunk_bytes, char* slots)
       : peers_(peers),
         layout_(layout),
         chunk_bytes_(chunk_bytes),
@@ -79,11 +79,11 @@ class Chain final : public Messages {
   }
 
   const Endpoint& peers_;
-  const Layout& layout_;
+  const PieceLayout& layout_;
   const size_t chunk_bytes_;
   char* const slots_;
   const bool is_first_, is_last_;
-  Layout::Cursor finding_, copying_;
+  PieceLayout::Cursor finding_, copying_;
   std::array<Place, kSlots> places_ = {};
 };
 
@@ -104,7 +104,7 @@ void broadcast_by_tree(Endpoint& peers, const Message& data) {
   for (NetworkRequest& send : sends) peers.wait(std::move(send));
 }
 
-void broadcast_by_chain(Endpoint& peers, const Layout& layout, int root, size_t chunk_bytes, char* slots) {
+void broadcast_by_chain(Endpoint& peers, const PieceLayout& layout, int root, size_t chunk_bytes, char* slots) {
   Chain messages(peers, layout, root, chunk_bytes, slots);
   run(peers, messages);
 }

@@ -5,8 +5,8 @@
 #include <cstddef>
 
 #include "collectives/group.h"
-#include "collectives/layout.h"
 #include "collectives/network/pipeline.h"
+#include "collectives/piece_layout.h"
 
 namespace ringtrain {
 
@@ -14,7 +14,7 @@ namespace ringtrain {
 void broadcast_by_tree(Endpoint& peers, const Message& data);
 // From neighbour to neighbour, chunk by chunk, so that all links are busy at the same time. The layout is one of bytes.
 // `slots` is chain_slots_bytes() long.
-void broadcast_by_chain(Endpoint& peers, const Layout& layout, int root, size_t chunk_bytes, char* slots);
+void broadcast_by_chain(Endpoint& peers, const PieceLayout& layout, int root, size_t chunk_bytes, char* slots);
 size_t chain_slots_bytes(size_t chunk_bytes);
 
 // As Group::allgather, in log2(n) steps, each with twice as much as the one before.

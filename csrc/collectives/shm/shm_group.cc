@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "collectives/layout.h"
+#include "collectives/piece_layout.h"
 #include "kernels/copy.h"
 
 namespace ringtrain {
@@ -84,17 +84,17 @@ void ShmGroup::stream(size_t chunks, Put put, Get get) {
 }
 
 void ShmGroup::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
-  const Layout layout(pieces, size_of(reduction.dtype));
+  const PieceLayout layout(pieces, size_of(reduction.dtype));
   if (layout.total() * size_of(reduction.dtype) <= kSmallBytes) return small_allreduce(reduction, pieces);
   ShmAllreduce(*this, reduction, layout).run();
 }
 
 void ShmGroup::small_allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
-  const Layout layout(pieces, size_of(reduction.dtype));
+  const PieceLayout layout(pieces, size_of(reduction.dtype));
   const size_t element = size_of(reduction.dtype);
   const uint32_t number = small_number_++;
   char* mine = small_slot(rank(), number);
-  Layout::Cursor out, in;
+  PieceLayout::Cursor out, in;
   layout.for_each(out, 0, layout.total(), [&](const char* source, char*, size_t offset, size_t count) {
     copy(mine + offset * element, source, count * element);
   });
@@ -220,8 +220,8 @@ void ShmGroup::allgather_all(const std::vector<Gathering>& arrays) {
 }
 
 void ShmGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
-  const Layout layout(pieces, 1);
-  Layout::Cursor cursor;  // a rank either puts or gets
+  const PieceLayout layout(pieces, 1);
+  PieceLayout::Cursor cursor;  // a rank either puts or gets
   const size_t step = memory_.geometry.lane_bytes();
   stream(
       chunks_of(layout.total(), step),
@@ -277,7 +277,7 @@ void ShmGroup::barrier() {
   wait_for_all(&Control::small, number + 1);
 }
 
-ShmAllreduce::ShmAllreduce(ShmGroup& group, const Reduction& reduction, const Layout& layout)
+ShmAllreduce::ShmAllreduce(ShmGroup& group, const Reduction& reduction, const PieceLayout& layout)
     : group_(group),
       reduction_(reduction),
       layout_(layout),

@@ -21,7 +21,7 @@
 #include "base/options.h"
 #include "base/wait.h"
 #include "collectives/group.h"
-#include "collectives/layout.h"
+#include "collectives/piece_layout.h"
 #include "memory/arena.h"
 #include "memory/shm.h"
 
@@ -164,7 +164,7 @@ class ShmGroup final : public Group {
 // One allreduce of a ShmGroup: the three-stage pipeline described in shm_group.h, from the first chunk to the last.
 class ShmAllreduce {
  public:
-  ShmAllreduce(ShmGroup& group, const Reduction& reduction, const Layout& layout);
+  ShmAllreduce(ShmGroup& group, const Reduction& reduction, const PieceLayout& layout);
   void run();
 
  private:
@@ -188,7 +188,7 @@ class ShmAllreduce {
 
   ShmGroup& group_;
   const Reduction& reduction_;
-  const Layout& layout_;
+  const PieceLayout& layout_;
   const size_t element_;  // bytes
   const int rank_, size_;
   const size_t chunk_;   // elements of one chunk: a mailbox for every rank
@@ -197,8 +197,8 @@ class ShmAllreduce {
 
   size_t put_ = 0, summed_ = 0, got_ = 0;  // chunks that this rank has completed each stage for
 
-  std::vector<Layout::Cursor> put_cursors_, get_cursors_;  // one per owner of a slice
-  Layout::Cursor sum_cursor_;
+  std::vector<PieceLayout::Cursor> put_cursors_, get_cursors_;  // one per owner of a slice
+  PieceLayout::Cursor sum_cursor_;
   std::vector<const void*> sources_;
   std::vector<void*> destinations_;
 };

@@ -8,9 +8,9 @@
 
 namespace ringtrain {
 
-class Layout {
+class PieceLayout {
  public:
-  Layout(const std::vector<Piece>& pieces, size_t element_bytes) : pieces_(pieces), element_bytes_(element_bytes) {
+  PieceLayout(const std::vector<Piece>& pieces, size_t element_bytes) : pieces_(pieces), element_bytes_(element_bytes) {
     begins_.reserve(pieces.size());
     const size_t line = 64 / element_bytes;
     for (const Piece& piece : pieces) {
