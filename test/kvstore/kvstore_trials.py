@@ -8,6 +8,7 @@ death concerns hears of it too late, or not at all.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import re
@@ -55,6 +56,7 @@ try:
     while not (folder / "stop").exists():
         time.sleep(0.02)
         kv.pull(own)
+    say("reads")
     for name in ["all"] if kind == "dist_sync" else names:
         value = np.array(kv.pull(name))
         say("value", name, int(value.min()), int(value.max()))
@@ -162,8 +164,8 @@ class _One:
         found = re.findall(rf"^([\d.]+) {word}\b ?(.*)$", self.process.output(), re.MULTILINE)
         return [(float(at), rest) for at, rest in found]
 
-    def acked(self) -> int:
-        return len(self.said("acked"))
+    def acked(self, until_s: float = math.inf) -> int:
+        return sum(at_s <= until_s for at_s, _ in self.said("acked"))
 
     def heard_s(self) -> float:
         """When it knew that it has ended. Its exit takes seconds on a busy machine."""
@@ -353,7 +355,8 @@ class Run:
                 raise Failed(f"{self._trial}: {one.name()} was expelled and still pushed\n{self._ends()}")
 
     def _require_values(self) -> None:
-        """Every push that was acknowledged is in the values, and at most one more of each process that died."""
+        """Every push that was acknowledged before somebody read is in the values, and at most one more of each process
+        that died."""
         for one in self._all:
             for _, words in one.said("value"):
                 name, least, most = re.fullmatch(r"(.*) (\d+) (\d+)", words).groups()  # type: ignore[union-attr]
@@ -361,8 +364,8 @@ class Run:
                     low, high = _TURNS * self._trial.workers, _TURNS * self._trial.workers
                 else:
                     pushers = [other for other in self._all if other.place == ("worker", int(name.split()[1]))]
-                    low = sum(other.acked() for other in pushers)
-                    high = low + sum(not other.said("ends") for other in pushers)
+                    low = sum(other.acked(one.said("reads")[0][0]) for other in pushers)
+                    high = sum(other.acked() + (not other.said("ends")) for other in pushers)
                 if not low <= int(least) <= int(most) <= high:
                     found = f"{name} is {least} to {most}, not {low} to {high}"
                     raise Failed(f"{self._trial}: {one.name()} found that {found}\n{self._ends()}")

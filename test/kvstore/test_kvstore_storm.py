@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kvstore_trials
 import pytest
 from harness.ringrun_job import needs_mpi
 from kvstore_storm import fault, storm
@@ -15,6 +16,12 @@ pytestmark = needs_mpi
 @pytest.mark.parametrize("seed", range(8))
 def test_a_fault_of_any_process_in_any_phase_keeps_nobody(seed: int, tmp_path: Path) -> None:
     fault(tmp_path, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_deaths_and_stops_lose_no_acknowledged_push_and_are_told_in_time(seed: int, tmp_path: Path) -> None:
+    kvstore_trials.carry_out(tmp_path, seed)
 
 
 @pytest.mark.slow
