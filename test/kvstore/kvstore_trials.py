@@ -165,7 +165,7 @@ class _One:
         return [(float(at), rest) for at, rest in found]
 
     def acked(self, until_s: float = math.inf) -> int:
-        return sum(at_s <= until_s for at_s, _ in self.said("acked"))
+        return sum(at_s < until_s for at_s, _ in self.said("acked"))
 
     def heard_s(self) -> float:
         """When it knew that it has ended. Its exit takes seconds on a busy machine."""
