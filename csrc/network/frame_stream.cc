@@ -42,6 +42,7 @@ bool FrameStream::write() {
     const ssize_t sent = ::sendmsg(socket(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) return goes_on(sent);
     queued_bytes_ -= static_cast<size_t>(sent);
+    sent_bytes_ += static_cast<size_t>(sent);
     for (size_t left = static_cast<size_t>(sent); left > 0;) {
       OutgoingFrame& frame = *outgoing_.front();
       const size_t part = std::min(left, frame.left());
@@ -71,6 +72,7 @@ bool FrameStream::read(Receiver& receiver) {
     const size_t asked = for_frame + (is_discarding ? 0 : buffer_.size() - end_);
     const ssize_t came = ::readv(socket(), parts, static_cast<int>(used));
     if (came <= 0) return goes_on(came);
+    received_bytes_ += static_cast<size_t>(came);
     const size_t of_frame = std::min(static_cast<size_t>(came), for_frame);
     end_ += static_cast<size_t>(came) - of_frame;
     if (incoming_) {

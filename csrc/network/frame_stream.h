@@ -59,6 +59,9 @@ class FrameStream {
     outgoing_.push_back(std::move(frame));
   }
   size_t queued_bytes() const { return queued_bytes_; }
+  // So far: they grow while the other side takes or sends a long message.
+  uint64_t sent_bytes() const { return sent_bytes_; }
+  uint64_t received_bytes() const { return received_bytes_; }
 
   // As much as the socket takes, and all that has come. False when the connection is over.
   bool write();
@@ -77,6 +80,7 @@ class FrameStream {
   Descriptor socket_;
   std::deque<std::shared_ptr<OutgoingFrame>> outgoing_;
   size_t queued_bytes_ = 0;
+  uint64_t sent_bytes_ = 0, received_bytes_ = 0;
   std::shared_ptr<IncomingFrame> incoming_;  // that is under way
   Bytes buffer_;                             // for headers, and what is too short for a call of its own
   size_t begin_ = 0, end_ = 0;               // of what has not been looked at

@@ -304,6 +304,7 @@ void bind_store_client(nb::module_& module) {
       .def_ro("id", &StoreKey::id)
       .def_ro("name", &StoreKey::name);
   bind_store_handle(module);
+  module.attr("LARGEST_ATOMIC_BYTES") = Layout::kLargestAtomicBytes;
   nb::class_<StoreClient>(module, "StoreClient", "A worker's side of stores; see csrc/kvstore/worker/client.h.")
       .def(nb::new_(&make_client), nb::kw_only(), nb::arg("worker"), nb::arg("term") = 0, nb::arg("workers"),
            nb::arg("capacity"), nb::arg("servers"), nb::arg("secret"), nb::arg("token"), nb::arg("node"),
@@ -311,10 +312,11 @@ void bind_store_client(nb::module_& module) {
            nb::arg("drop_percent"), nb::arg("verbose"))
       .def(
           "open",
-          [](StoreClient& client, uint32_t store, bool is_synchronous, std::optional<int64_t> max_staleness) {
-            client.open(store, is_synchronous, max_staleness.value_or(PartSpec::kNoBound));
+          [](StoreClient& client, uint32_t store, bool is_synchronous, std::optional<int64_t> max_staleness,
+             bool is_atomic) {
+            client.open(store, is_synchronous, max_staleness.value_or(PartSpec::kNoBound), is_atomic);
           },
-          nb::arg("store"), nb::arg("is_synchronous"), nb::arg("max_staleness").none())
+          nb::arg("store"), nb::arg("is_synchronous"), nb::arg("max_staleness").none(), nb::arg("is_atomic") = false)
       .def("meet", &StoreClient::meet, Release(), "Waits for all servers.")
       .def("create_keys", &create_keys, nb::arg("store"), nb::arg("keys"), nb::arg("values"))
       .def("attach_keys", &StoreClient::attach_keys, nb::arg("store"), nb::arg("keys"), Release())

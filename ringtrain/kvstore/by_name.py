@@ -22,6 +22,7 @@ def create(
     process_set: ProcessSet = global_process_set,
     max_staleness: int | None = None,
     elastic: bool = False,
+    atomic: bool = False,
 ) -> Any:
     """Make a store. Mirrors `mxnet.kvstore.create`.
 
@@ -36,6 +37,8 @@ def create(
         max_staleness: of asynchronous stores: a pull waits while the slowest worker is that many pushes of the key
             behind this one; 0 keeps all in step, None never waits.
         elastic: of asynchronous stores: workers may come and go, and `num_workers` is how many there are.
+        atomic: of asynchronous stores: a push to a key is applied as a whole or, if its worker dies, not at all, and a
+            pull reads a key as a whole. Such a key is on one server and has at most 256 MiB.
 
     Returns:
         A KVStore; of a class that is registered, what that makes of no arguments. A distributed one calls
@@ -58,8 +61,8 @@ def create(
         raise ValueError(f'there is no type "{name}" of store; there are {known}')
     if average and kind.can_update:
         raise ValueError(f'a "{name}" store adds up; average=True is for "horovod" and "ringtrain"')
-    if not kind.is_asynchronous and (max_staleness is not None or elastic):
-        raise ValueError(f'max_staleness and elastic are for "dist_async" stores, not for a "{name}" one')
+    if not kind.is_asynchronous and (max_staleness is not None or elastic or atomic):
+        raise ValueError(f'max_staleness, elastic and atomic are for "dist_async" stores, not for a "{name}" one')
     if max_staleness is not None and max_staleness < 0:
         raise ValueError(f"max_staleness is a number of pushes from 0 on, or None, not {max_staleness}")
     if not kind.is_distributed:
@@ -67,10 +70,10 @@ def create(
             raise ValueError(f'a "{name}" store has one worker; a process set is for the distributed ones')
         return LocalStore(kind)
     if kind.can_update and process_set is global_process_set and is_worker_by_environment():
-        return ServedStore(kind, membership_by_environment(), max_staleness, elastic)
+        return ServedStore(kind, membership_by_environment(), max_staleness, elastic, atomic)
     if not session.is_initialized():
         session.init()
     has_servers = process_set is global_process_set and has_plan()
     if kind.is_asynchronous or (kind.can_update and has_servers):
-        return ServedStore(kind, membership_of(process_set), max_staleness, elastic)
+        return ServedStore(kind, membership_of(process_set), max_staleness, elastic, atomic)
     return CollectiveStore(kind, process_set, average)

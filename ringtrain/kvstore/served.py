@@ -40,13 +40,17 @@ class ServedStore(StoreOfJob):
         max_staleness: of an asynchronous store: a pull waits while the slowest worker is that many pushes of the key
             behind this one. None never waits.
         elastic: workers may come and go.
+        atomic: of an asynchronous store: pushes and pulls of a key are whole.
     """
 
-    def __init__(self, kind: Kind, job: Membership, max_staleness: int | None, elastic: bool) -> None:
+    def __init__(
+        self, kind: Kind, job: Membership, max_staleness: int | None, elastic: bool, atomic: bool = False
+    ) -> None:
         super().__init__(kind, job)
         self._client = job.client
-        self._client.open(self._number, not kind.is_asynchronous, max_staleness)
-        self._keys = KeyTable(job, self._number)
+        self._client.open(self._number, not kind.is_asynchronous, max_staleness, atomic)
+        self._is_atomic = atomic
+        self._keys = KeyTable(job, self._number, cuts_keys=not atomic)
         self._under_way: deque[UnderWay] = deque()
         self._limits = Limits(job.seconds("stall_warning_time_s"), job.seconds("stall_shutdown_time_s"))
         if elastic:
@@ -61,6 +65,8 @@ class ServedStore(StoreOfJob):
 
     def _begin_all(self, arrays: dict[Key, Any]) -> None:
         new = {key: places.in_host_memory(array) for key, array in arrays.items() if key not in self._entries}
+        for key, array in new.items() if self._is_atomic else ():
+            _require_fits_atomic(key, array)
         known = {key: places.in_host_memory(array) for key, array in arrays.items() if key in self._entries}
         for key, array in zip(new, self._keys.begin(new), strict=True):
             self._entries[key] = ServedEntry(self, array.id, key, new[key], array.version)
@@ -369,6 +375,17 @@ class ServedStore(StoreOfJob):
         self.wait()
         self._client.join(self._number)
         self._job.say(self._label("join"))
+
+
+def _require_fits_atomic(key: Key, array: Any) -> None:
+    is_half = adapter_for(array).dtype_name(array) in ("float16", "bfloat16")  # which are updated in float32
+    wide_bytes = int(array.nbytes) * (2 if is_half else 1)
+    if wide_bytes > _core.LARGEST_ATOMIC_BYTES:
+        raise ValueError(
+            f'key "{key}" has {wide_bytes >> 20} MiB, and a store with atomic=True takes at most '
+            f"{_core.LARGEST_ATOMIC_BYTES >> 20} MiB for each key; cut it into several keys, or make the store without "
+            "atomic=True"
+        )
 
 
 def _target(entry: ServedEntry, outs: list[Any]) -> Any:

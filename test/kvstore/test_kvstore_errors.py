@@ -129,9 +129,11 @@ def test_names_that_are_no_types():
     with pytest.raises(ValueError, match='"local" store adds up; average=True is for "horovod"'):
         kvstore.create("local", average=True)
     with pytest.raises(
-        ValueError, match='max_staleness and elastic are for "dist_async" stores, not for a "local" one'
+        ValueError, match='max_staleness, elastic and atomic are for "dist_async" stores, not for a "local" one'
     ):
         kvstore.create("local", max_staleness=1)
+    with pytest.raises(ValueError, match='atomic are for "dist_async" stores, not for a "dist_sync" one'):
+        kvstore.create("dist_sync", atomic=True)
     with pytest.raises(ValueError, match="max_staleness is a number of pushes from 0 on, or None, not -1"):
         kvstore.create("dist_async", max_staleness=-1)
     with pytest.raises(ValueError, match='a "local" store sends nothing, so there is nothing to compress'):

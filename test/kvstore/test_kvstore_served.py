@@ -281,6 +281,66 @@ def test_asynchronous_workers_go_on_when_one_dies(tmp_path, how):
             process.end()
 
 
+WRITES_WHOLE_KEYS = """
+import threading
+kv = kvstore.create("dist_async", atomic=True)
+kv.set_optimizer("test", rescale_grad=1.0)
+try:
+    kv.init("too large", np.zeros((256 << 18) + 1, np.float32))
+except ValueError as error:
+    print("ValueError", error)
+kv.init(["w", "half"], [np.zeros(2_000_000, np.float32), np.zeros(300_000, np.float16)])
+kv.barrier()
+ones = [np.ones(2_000_000, np.float32), np.ones(300_000, np.float16)]
+if DIES:
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+while True:
+    kv.push(["w", "half"], ones)
+    kv.pull("w")
+"""
+
+READS_WHOLE_KEYS = """
+kv = kvstore.create("dist_async", atomic=True)
+kv.set_optimizer("test", rescale_grad=1.0)
+try:
+    kv.init("too large", np.zeros((256 << 18) + 1, np.float32))
+except ValueError as error:
+    print("ValueError", error)
+kv.init(["w", "half"], [np.zeros(2_000_000, np.float32), np.zeros(300_000, np.float16)])
+kv.barrier()
+assert len(kv.placement()["w"]) == 1
+seen = 0
+while kv.get_num_dead_node(4, 60) == 0 or seen < 10:
+    for value in kv.pull(["w", "half"]):
+        assert value.min() == value.max(), (value.min(), value.max())
+    rows = kv.row_sparse_pull("w", row_ids=np.array([0, 1_000_000, 1_999_999])).rows
+    assert rows.min() == rows.max(), rows
+    seen += 1
+assert kv.pull("w").min() > 1
+print("all whole")
+"""
+
+
+@pytest.mark.parametrize("memory", ["auto", "off"])
+def test_pushes_to_an_atomic_store_are_seen_as_a_whole_also_those_of_a_killed_worker(tmp_path, memory):
+    with job(tmp_path, 4, 2, RINGTRAIN_SHARED_MEMORY=memory, **SOON_OVER) as one:
+        scheduler, servers = one.scheduler(), [one.server() for _ in range(2)]
+        programs = [READS_WHOLE_KEYS, *[WRITES_WHOLE_KEYS.replace("DIES", "True")] * 3]
+        reader, *writers = (
+            one.worker(BEGIN + program, DMLC_TASK_ID=str(number)) for number, program in enumerate(programs)
+        )
+        said = reader.end(within_s=60)
+        assert "all whole" in said
+        limit = (
+            'ValueError key "too large" has 256 MiB, and a store with atomic=True takes at most 256 MiB for each key'
+        )
+        assert limit in said
+        for writer in writers:
+            writer.end(-signal.SIGKILL)
+        for process in (*servers, scheduler):
+            process.end()
+
+
 @pytest.mark.parametrize("memory", ["auto", "off"])
 def test_when_a_server_dies_its_keys_are_lost(tmp_path, memory):
     program = SYNC_WITH_A_DEATH.replace("dist_sync", "dist_async").replace(

@@ -61,7 +61,9 @@ void WaitingRoom::try_all() {
 namespace {
 
 // The values of a chunk, and before them ranges of its elements.
-constexpr size_t kLongestRequest = 2 * Layout::kChunkBytes + Layout::kChunkBytes / sizeof(float) * sizeof(ElementRange);
+constexpr size_t longest_request(size_t chunk_bytes) {
+  return 2 * chunk_bytes + chunk_bytes / sizeof(float) * sizeof(ElementRange);
+}
 // So much waits in a connection to be sent; answers to more requests are made when it has left.
 constexpr size_t kFull = 1 << 20;
 constexpr size_t kAlignment = 64;
@@ -72,9 +74,11 @@ std::shared_ptr<char> aligned_memory(size_t bytes) {
   return {memory, &std::free};
 }
 
-// The last one that was used is the next one, while it is in the cache. Of one thread.
-std::shared_ptr<char> answer_buffer() {
+// For the values of a chunk of `part`. The last one that was used is the next one, while it is in the cache. Of one
+// thread.
+std::shared_ptr<char> answer_buffer(const Part& part) {
   constexpr size_t kMostKept = 32;
+  if (part.layout().chunk_bytes() > Layout::kChunkBytes) return aligned_memory(part.layout().chunk_bytes());
   struct Pool {
     std::vector<std::shared_ptr<char>> free;
   };
@@ -170,7 +174,7 @@ char* Session::place(uint32_t, const Head& head) {
     question_.resize(head.body_bytes);
     return question_.data();
   }
-  if (!is_of_chunk(head.said) || head.body_bytes > kLongestRequest) return nullptr;
+  if (!can_be_of_chunk(head)) return nullptr;
   body_begins_s_ = begin_of_stretch();
   if (body_room_ < head.body_bytes || body_.use_count() > 1) {
     body_room_ = std::max<size_t>(head.body_bytes, Layout::kChunkBytes);
@@ -182,10 +186,18 @@ char* Session::place(uint32_t, const Head& head) {
 void Session::take(uint32_t id, const Head& head) {
   if (is_of_store(head.said))
     answer_question(id, head);
-  else if (is_of_chunk(head.said) && head.body_bytes <= kLongestRequest)
+  else if (can_be_of_chunk(head))
     take_request(id, head);
   else
     throw failure("a worker has sent what no worker sends");
+}
+
+// Only chunks of atomic stores are larger than others.
+bool Session::can_be_of_chunk(const Head& head) const {
+  if (!is_of_chunk(head.said)) return false;
+  if (head.body_bytes <= longest_request(Layout::kChunkBytes)) return true;
+  const auto part = home_.stores().part(head.store, head.part);
+  return part && head.body_bytes <= longest_request(part->layout().chunk_bytes());
 }
 
 void Session::has_ended(int) { home_.has_ended(*this); }
@@ -324,7 +336,7 @@ Session::Result Session::push(const Request& request) {
       request.body.get() + ranges_bytes(head), head.dtype, {static_cast<Quantizer::Kind>(head.codes), head.threshold}};
   const bool pulls = head.said == Said::push_pull;
   std::shared_ptr<char> buffer;
-  if (pulls && !is_full()) buffer = answer_buffer();
+  if (pulls && !is_full()) buffer = answer_buffer(request.actor->part());
   Answer answer{buffer.get(), head.wanted};
   const auto number = static_cast<uint64_t>(head.number);
   const Rates rates{head.lr, head.wd};
@@ -364,7 +376,7 @@ Session::Result Session::pull(const Request& request) {
     wait_for_value(request);
     return Result::over;
   }
-  auto buffer = answer_buffer();
+  auto buffer = answer_buffer(request.actor->part());
   Answer answer{buffer.get(), request.head.wanted};
   const Reading reading = read(request, answer);
   if (reading == Reading::busy) return Result::busy;
@@ -400,7 +412,7 @@ bool Session::try_to_answer(const Request& request) {
     defer(request, unsent_);
     return true;
   }
-  auto buffer = answer_buffer();
+  auto buffer = answer_buffer(request.actor->part());
   Answer answer{buffer.get(), request.head.wanted};
   if (read(request, answer) != Reading::done) return false;
   send_value(request, answer, std::move(buffer));
@@ -438,7 +450,7 @@ Session::Result Session::read_state(const Request& request) {
   const Head& head = request.head;
   require_array(head, request.actor->part());
   const KeyChunk& chunk = request.actor->part().chunk(head.chunk);
-  auto buffer = answer_buffer();
+  auto buffer = answer_buffer(request.actor->part());
   if (!request.actor->read_array(head.chunk, static_cast<size_t>(head.number), buffer.get())) return Result::busy;
   Head answer;
   answer.said = Said::done;

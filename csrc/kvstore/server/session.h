@@ -109,6 +109,8 @@ class Session final : Connection::Owner {
   void has_room() override;
   void has_ended(int error) override;
 
+  // Whether it is about a chunk, and no longer than what can be said about one.
+  bool can_be_of_chunk(const Head& head) const;
   void answer_question(uint32_t id, const Head& head);
   Bytes greet(const Head& hello);
   void take_request(uint32_t id, const Head& head);

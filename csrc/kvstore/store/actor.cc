@@ -43,7 +43,7 @@ uint32_t SlotPool::take() {
   if (slot > reserved_) {
     const uint32_t last = std::min(slot + kAtOnce - 1, part_.layout().slots());
     const size_t begin = part_.layout().slot_at(worker_, reserved_ + 1);
-    part_.memory().reserve(begin, part_.layout().slot_at(worker_, last) + Layout::kChunkBytes - begin);
+    part_.memory().reserve(begin, part_.layout().slot_at(worker_, last) + part_.layout().chunk_bytes() - begin);
     reserved_ = last;
   }
   free_.pop_back();
@@ -75,8 +75,8 @@ Actor::Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint
     : part_(std::move(part)),
       number_(number),
       term_(term),
-      own_(new char[Layout::kChunkBytes]),
-      sum_(new char[Layout::kChunkBytes]) {
+      own_(new char[part_->layout().chunk_bytes()]),
+      sum_(new char[part_->layout().chunk_bytes()]) {
   part_->memory().reserve(part_->layout().journal_at(number), part_->layout().journal_header_bytes());
   put_in_order(timeout_s);
 }
@@ -332,7 +332,7 @@ uint32_t Actor::kept(uint32_t arrays) {
   if (!part_->memory().is_shared()) return 0;
   for (size_t i = 0; i < Layout::kArrays; ++i)
     if ((arrays & ~reserved_arrays_) >> i & 1)
-      part_->memory().reserve(part_->layout().journal_array_at(number_, i), Layout::kChunkBytes);
+      part_->memory().reserve(part_->layout().journal_array_at(number_, i), part_->layout().chunk_bytes());
   reserved_arrays_ |= arrays;
   return arrays;
 }
@@ -493,7 +493,7 @@ Outcome Actor::push_ranges(size_t chunk, uint64_t seq, const ElementRanges& rang
 
 // All of the chunk: zeros where nothing is pushed.
 const void* Actor::spread(const KeyChunk& chunk, const ElementRanges& ranges, const Source& source) {
-  if (!spread_) spread_.reset(new char[Layout::kChunkBytes]);
+  if (!spread_) spread_.reset(new char[part_->layout().chunk_bytes()]);
   std::memset(spread_.get(), 0, chunk.wide_bytes());
   const char* from = static_cast<const char*>(source.values);
   const size_t bytes = size_of(wide(chunk.dtype));

@@ -10,6 +10,8 @@ namespace ringtrain {
 namespace {
 
 constexpr size_t kPage = 4096, kLine = 64;
+// How a PartSpec says what kind of store it is of.
+constexpr uint32_t kSynchronous = 1, kAtomic = 2;
 // Of a worker that is ahead of the others: so many rounds of all keys, or of few keys so many pushes.
 constexpr size_t kRoundsAhead = 4, kFewestSlots = 256;
 
@@ -21,7 +23,7 @@ size_t elements_of_chunk(DType dtype) { return Layout::kChunkBytes / std::max(si
 }  // namespace
 
 void PartSpec::put(Writer& writer) const {
-  writer.put(static_cast<uint32_t>(is_synchronous));
+  writer.put((is_synchronous ? kSynchronous : 0) | (is_atomic ? kAtomic : 0));
   writer.put(max_staleness);
   writer.put(static_cast<int32_t>(capacity));
   writer.put(static_cast<uint64_t>(pieces.size()));
@@ -33,11 +35,18 @@ void PartSpec::put(Writer& writer) const {
   }
 }
 
+bool PartSpec::fits_atomic(const KeyPiece& piece) {
+  return piece.count <= Layout::kLargestAtomicBytes / size_of(wide(piece.dtype));
+}
+
 PartSpec PartSpec::get(Reader& reader) {
   constexpr uint64_t kMostElements = uint64_t{1} << 40, kMostPieces = uint64_t{1} << 24;
   constexpr int32_t kMostWorkers = 1 << 14;
   PartSpec spec;
-  spec.is_synchronous = reader.get<uint32_t>() != 0;
+  const auto kind = reader.get<uint32_t>();
+  spec.is_synchronous = (kind & kSynchronous) != 0;
+  spec.is_atomic = kind == kAtomic;
+  if (kind > kAtomic) throw failure("a message tells of a store of no kind that there is");
   spec.max_staleness = reader.get<int64_t>();
   spec.capacity = reader.get<int32_t>();
   const auto pieces = reader.get<uint64_t>();
@@ -54,6 +63,8 @@ PartSpec PartSpec::get(Reader& reader) {
     if (dtype >= kDTypes || piece.count > kMostElements || (elements += piece.count) > kMostElements)
       throw failure("a message tells of a piece of a key that cannot be");
     piece.dtype = static_cast<DType>(dtype);
+    if (spec.is_atomic && !PartSpec::fits_atomic(piece))
+      throw failure("a message tells of a key that is too large for an atomic store");
     spec.pieces.push_back(piece);
   }
   return spec;
@@ -64,12 +75,13 @@ Layout::Layout(PartSpec spec) : spec_(std::move(spec)) {
   for (size_t i = 0; i < spec_.pieces.size(); ++i) {
     const KeyPiece& piece = spec_.pieces[i];
     first_chunks_.push_back(chunks_.size());
-    const uint64_t most = elements_of_chunk(piece.dtype);
+    const uint64_t most = spec_.is_atomic ? piece.count : elements_of_chunk(piece.dtype);
     for (uint64_t begin = 0; begin < piece.count; begin += most) {
       const auto count = static_cast<uint32_t>(std::min(most, piece.count - begin));
       chunks_.push_back({static_cast<uint32_t>(i), count, begin, piece.dtype, value_bytes_, wide_bytes});
       value_bytes_ = up_to(kLine, value_bytes_ + chunks_.back().value_bytes());
       wide_bytes = up_to(kLine, wide_bytes + chunks_.back().wide_bytes());
+      chunk_bytes_ = std::max(chunk_bytes_, up_to(kPage, chunks_.back().wide_bytes()));
     }
   }
   first_chunks_.push_back(chunks_.size());
@@ -79,14 +91,14 @@ Layout::Layout(PartSpec spec) : spec_(std::move(spec)) {
   control_stride_ = up_to(kLine, sizeof(ChunkRecord) + of_workers);
   journals_at_ = up_to(kPage, controls_at_ + chunks_.size() * control_stride_);
   journal_header_bytes_ = up_to(kPage, sizeof(JournalRecord) + sizeof(ChunkRecord) - kChunkKeptAt + of_workers);
-  journal_stride_ = journal_header_bytes_ + kArrays * kChunkBytes;
+  journal_stride_ = journal_header_bytes_ + kArrays * chunk_bytes_;
   slot_controls_at_ = journals_at_ + actors() * journal_stride_;
   if (spec_.is_synchronous) slots_ = static_cast<uint32_t>(std::max(kRoundsAhead * chunks_.size(), kFewestSlots));
   values_at_ = slot_controls_at_ + capacity() * slot_control_bytes();
   wide_at_ = values_at_ + up_to(kPage, value_bytes_);
   wide_stride_ = up_to(kPage, wide_bytes);
   slots_at_ = wide_at_ + (kArrays - 1) * wide_stride_;
-  bytes_ = slots_at_ + capacity() * slots_ * kChunkBytes;
+  bytes_ = slots_at_ + capacity() * slots_ * chunk_bytes_;
 }
 
 size_t Layout::slot_control_bytes() const { return up_to(kPage, slots_ * sizeof(SlotRecord)); }

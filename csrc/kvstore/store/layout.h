@@ -1,7 +1,7 @@
 // What one server keeps of the keys of one create(), and where each thing lies in the memory of that Part.
 //
-// A key is cut into pieces, one for each server that has some of it; a piece into chunks of at most 64 KB. Whoever
-// knows the pieces knows the layout.
+// A key is cut into pieces, one for each server that has some of it; a piece into chunks of at most 64 KB, or, in an
+// atomic store, into one chunk. Whoever knows the pieces knows the layout.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,11 @@ struct PartSpec {
   int64_t max_staleness = kNoBound;  // of asynchronous stores
   int capacity = 1;                  // the most workers there may ever be
   std::vector<KeyPiece> pieces;
+  // Of asynchronous stores: each key is one chunk, so a push changes it as a whole, and a pull reads it as a whole.
+  bool is_atomic = false;
+
+  // Whether an atomic store can have such a piece.
+  static bool fits_atomic(const KeyPiece& piece);
 
   void put(Writer& writer) const;
   // Throws failure where the bytes are not those of a spec that can be.
@@ -62,9 +67,10 @@ inline size_t count_of(const ElementRanges& ranges) {
 
 class Layout {
  public:
-  static constexpr size_t kChunkBytes = 64 << 10;  // of the wide dtype
-  static constexpr size_t kStates = 3;             // the most that a rule remembers
-  static constexpr size_t kArrays = 2 + kStates;   // value, master, states
+  static constexpr size_t kChunkBytes = 64 << 10;             // of the wide dtype; of stores that are not atomic
+  static constexpr size_t kLargestAtomicBytes = 256ul << 20;  // likewise, of a chunk of an atomic store
+  static constexpr size_t kStates = 3;                        // the most that a rule remembers
+  static constexpr size_t kArrays = 2 + kStates;              // value, master, states
 
   explicit Layout(PartSpec spec);
 
@@ -78,16 +84,18 @@ class Layout {
   // The chunks of a piece follow each other: first(piece) up to first(piece + 1).
   size_t first_chunk(size_t piece) const { return first_chunks_[piece]; }
   uint32_t slots() const { return slots_; }  // of each worker, numbered from 1
+  // No chunk has more in the wide dtype.
+  size_t chunk_bytes() const { return chunk_bytes_; }
 
   // Bytes from the beginning of the memory.
   size_t chunk_control_at(size_t chunk) const { return controls_at_ + chunk * control_stride_; }
   size_t journal_at(size_t actor) const { return journals_at_ + actor * journal_stride_; }
   // 0: the value, 1: the master, from 2 on: the states.
   size_t journal_array_at(size_t actor, size_t array) const {
-    return journal_at(actor) + journal_header_bytes_ + array * kChunkBytes;
+    return journal_at(actor) + journal_header_bytes_ + array * chunk_bytes_;
   }
   size_t slot_control_at(size_t worker, uint32_t slot) const;
-  size_t slot_at(size_t worker, uint32_t slot) const { return slots_at_ + (worker * slots_ + slot - 1) * kChunkBytes; }
+  size_t slot_at(size_t worker, uint32_t slot) const { return slots_at_ + (worker * slots_ + slot - 1) * chunk_bytes_; }
   size_t array_at(size_t array) const { return array == 0 ? values_at_ : wide_at_ + (array - 1) * wide_stride_; }
   size_t array_at(size_t array, const KeyChunk& chunk) const {
     return array_at(array) + (array == 0 ? chunk.value_at : chunk.wide_at);
@@ -104,6 +112,7 @@ class Layout {
   std::vector<KeyChunk> chunks_;
   std::vector<size_t> first_chunks_;
   uint32_t slots_ = 0;
+  size_t chunk_bytes_ = kChunkBytes;
   size_t value_bytes_ = 0;
   size_t controls_at_ = 0, control_stride_ = 0, journals_at_ = 0, journal_stride_ = 0, journal_header_bytes_ = 0;
   size_t slot_controls_at_ = 0, values_at_ = 0, wide_at_ = 0, wide_stride_ = 0, slots_at_ = 0, bytes_ = 0;

@@ -47,6 +47,8 @@ class Connection final : public Watched, FrameStream::Receiver {
   // What was sent leaves as far as the socket takes it. To be called before its thread sleeps.
   void flush();
   size_t queued_bytes() const { return stream_.queued_bytes(); }
+  uint64_t sent_bytes() const { return stream_.sent_bytes(); }
+  uint64_t received_bytes() const { return stream_.received_bytes(); }
   bool has_ended() const { return has_ended_; }
 
  private:

@@ -66,7 +66,7 @@ struct Head {
 };
 static_assert(sizeof(Head) == 56, "no bytes that nobody has set");
 
-// What claims to be longer is none.
+// What claims to be longer is none, but for the values of a chunk, whose size both sides know.
 constexpr size_t kLongestBody = 16 << 20;
 
 // -------------------------------------------------------------------------------------------- bodies of what is rare

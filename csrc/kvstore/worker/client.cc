@@ -114,9 +114,9 @@ void StoreClient::meet() {
   servers_ = *words;
 }
 
-void StoreClient::open(uint32_t store, bool is_synchronous, int64_t max_staleness) {
+void StoreClient::open(uint32_t store, bool is_synchronous, int64_t max_staleness, bool is_atomic) {
   const Lock lock(mutex_);
-  stores_.try_emplace(store, store, is_synchronous, max_staleness);
+  stores_.try_emplace(store, store, is_synchronous, max_staleness, is_atomic);
 }
 
 ClientStore& StoreClient::store_of(uint32_t store) {

@@ -57,7 +57,7 @@ class StoreClient {
   // others have heard of them may come before.
   void meet();
   // The same at all workers.
-  void open(uint32_t store, bool is_synchronous, int64_t max_staleness);
+  void open(uint32_t store, bool is_synchronous, int64_t max_staleness, bool is_atomic = false);
   // One worker makes keys and gives them their values; the others come to know them afterwards.
   void create_keys(uint32_t store, const std::vector<StoreKey>& keys, const std::vector<HostArray>& values);
   void attach_keys(uint32_t store, const std::vector<StoreKey>& keys);

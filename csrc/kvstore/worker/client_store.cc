@@ -9,7 +9,7 @@
 namespace ringtrain {
 
 PartSpec ClientStore::spec_of(int server, const std::vector<StoreKey>& keys, int capacity) const {
-  PartSpec spec{is_synchronous_, max_staleness_, capacity, {}};
+  PartSpec spec{is_synchronous_, max_staleness_, capacity, {}, is_atomic_};
   for (const StoreKey& key : keys)
     for (const StoreKey::Piece& piece : key.pieces)
       if (piece.server == server) spec.pieces.push_back({key.id, key.dtype, piece.begin, piece.count});

@@ -53,8 +53,8 @@ struct ClientKey {
 // Not shared between threads.
 class ClientStore {
  public:
-  ClientStore(uint32_t number, bool is_synchronous, int64_t max_staleness)
-      : number_(number), is_synchronous_(is_synchronous), max_staleness_(max_staleness) {}
+  ClientStore(uint32_t number, bool is_synchronous, int64_t max_staleness, bool is_atomic)
+      : number_(number), is_synchronous_(is_synchronous), is_atomic_(is_atomic), max_staleness_(max_staleness) {}
 
   bool is_synchronous() const { return is_synchronous_; }
   // What a server keeps of new keys.
@@ -75,7 +75,7 @@ class ClientStore {
 
  private:
   const uint32_t number_;
-  const bool is_synchronous_;
+  const bool is_synchronous_, is_atomic_;
   const int64_t max_staleness_;
   std::vector<std::shared_ptr<ClientPart>> parts_;
   std::map<std::pair<int, uint32_t>, std::pair<ClientPiece, uint64_t>> pieces_;  // by server and key; with its pushes

@@ -349,6 +349,7 @@ char* RemoteServer::place(uint32_t id, const Head& head) {
     return operation.out + found->second.leg.begin * size_of(operation.wanted);
   }
   if (id != question_id_ && found == requests_.end()) return nullptr;
+  if (head.body_bytes > kLongestBody) return nullptr;
   answer_body_.resize(head.body_bytes);
   return answer_body_.data();
 }
@@ -448,6 +449,7 @@ void RemoteServer::look(double now) {
     return give_up("it does not answer");
   if (connection_ && now - looked_at_ > std::min(kLongestPause_s, options_.resend_s / 4)) {
     looked_at_ = now;
+    note_what_moves(now);
     look_for_silence(now);
     if (is_open_) resend_what_is_late(now);
   }
@@ -460,6 +462,16 @@ double RemoteServer::pause_s() const {
   if (!connection_) return 0.01;
   const bool waits = question_id_ != 0 || !requests_.empty();
   return waits ? std::max(1e-3, std::min(kLongestPause_s, options_.resend_s / 4)) : kLongestPause_s * 10;
+}
+
+// Keys of atomic stores are long messages. A server is not silent while it takes or sends one. What is sent counts only
+// while more waits: a stopped process takes as much as the buffers of the kernel, and no more.
+void RemoteServer::note_what_moves(double now) {
+  constexpr size_t kLong = 1 << 20;
+  const uint64_t sent = connection_->sent_bytes(), received = connection_->received_bytes();
+  const bool has_sent = std::exchange(sent_bytes_, sent) < sent && connection_->queued_bytes() >= kLong;
+  const bool has_received = std::exchange(received_bytes_, received) < received;
+  if (has_sent || has_received) heard_at_ = now;
 }
 
 // The oldest message is sent again, to hear something. However short the time for that is, a process may be kept from

@@ -183,6 +183,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void count_again(uint32_t id, int64_t counted);
   void finish(const RemoteFlightPtr& flight);
   void look_for_silence(double now);
+  void note_what_moves(double now);
   void resend_what_is_late(double now);
   void give_up(const std::string& why);
   void fail(const Error& error);
@@ -222,6 +223,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   uint32_t next_id_ = 1;
   uint64_t orders_ = 0, answered_order_ = 0;
   double heard_at_ = 0, looked_at_ = 0;
+  uint64_t sent_bytes_ = 0, received_bytes_ = 0;  // over the connection, when it was looked at
   int silences_ = 0;
 };
 

@@ -27,12 +27,17 @@ class Known(NamedTuple):
 
 
 class KeyTable:
-    """One of each store on each worker."""
+    """One of each store on each worker.
 
-    def __init__(self, job: Membership, store: int) -> None:
+    Args:
+        cuts_keys: whether large keys are cut over all servers.
+    """
+
+    def __init__(self, job: Membership, store: int, cuts_keys: bool = True) -> None:
         self._job = job
         self._store = store
-        self._placement = Placement(len(job.world.servers), int(job.seconds("kv_bound")))
+        bound = int(job.seconds("kv_bound")) if cuts_keys else None
+        self._placement = Placement(len(job.world.servers), bound)
         self._next_id = 0
         self._pieces: dict[str, Pieces] = {}
         self._rule_version = 0

@@ -21,10 +21,10 @@ class Placement:
     """Where each key goes: the bytes are spread evenly, as far as they are known when a key comes.
 
     Args:
-        bound: from so many elements on a key is cut over all servers.
+        bound: from so many elements on a key is cut over all servers; None: none is.
     """
 
-    def __init__(self, servers: int, bound: int):
+    def __init__(self, servers: int, bound: int | None):
         self._bound = bound
         self._bytes = [0] * servers
 
@@ -37,7 +37,8 @@ class Placement:
         pieces: list[list[Piece]] = [[] for _ in sizes]
         for number in sorted(range(len(sizes)), key=lambda one: -sizes[one][0] * sizes[one][1]):
             count, element_bytes = sizes[number]
-            pieces[number] = self._cut(count) if count >= self._bound else [Piece(self._least_loaded(), 0, count)]
+            is_cut = self._bound is not None and count >= self._bound
+            pieces[number] = self._cut(count) if is_cut else [Piece(self._least_loaded(), 0, count)]
             for piece in pieces[number]:
                 self._bytes[piece.server] += piece.elements * element_bytes
         return pieces
