@@ -94,6 +94,23 @@ def test_who_is_too_far_ahead_waits_for_who_is_slow_and_not_for_who_is_dead() ->
         assert other.is_ended()
 
 
+def test_who_died_before_a_key_was_made_holds_up_no_push_to_it() -> None:
+    with served(threads=2) as server, Worker(server, 0) as worker:
+        server.tell("lost", 1)
+        _store(worker, staleness=1)
+        for number in (1, 2, 3):
+            assert worker.push(_ones(), number, "push_pull").said == "done"
+        server.tell("back", 1)
+        worker.ask("create", part_spec((COUNT,), staleness=1), store=1, chunk=2)
+        worker.ask("rule", rule("test"), store=1)
+        with Worker(server, 1) as other:
+            other.ask("attach", store=1)
+            assert worker.push(_ones(), 1, "push_pull", store=1).said == "done"
+            assert worker.push(_ones(), 2, "push_pull", store=1).said == "held"
+            other.push(_ones(), 1, store=1)
+            assert worker.hear().said == "done"
+
+
 def test_who_has_joined_holds_up_no_round() -> None:
     with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
         _store(worker, is_sync=True)

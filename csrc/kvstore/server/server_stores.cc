@@ -176,6 +176,8 @@ Bytes ServerStores::create(int worker, const Head& question, const Bytes& body) 
     throw invalid("a store for " + std::to_string(spec.capacity) + " workers cannot begin with " +
                   std::to_string(workers));
   Actor& actor = add(question.store, spec, workers);
+  for (const int dead : gone_)
+    if (dead < workers) actor.part().presence(static_cast<size_t>(dead)).store(Presence::gone);
   const Store& store = stores_[question.store];
   if (store.rule) put_rule(actor, *store.rule, false);
   return bytes_of(words_of_part(static_cast<uint32_t>(store.actors.size() - 1), actor.part(), worker));
@@ -254,6 +256,10 @@ void ServerStores::join(Actor& actor, int worker) {
 
 void ServerStores::set_presence(int worker, Presence presence) {
   const Lock lock(mutex_);
+  if (presence == Presence::gone)
+    gone_.insert(worker);
+  else
+    gone_.erase(worker);
   for (auto& [number, store] : stores_)
     for (const auto& actor : store.actors) set_presence(*actor, worker, presence);
 }

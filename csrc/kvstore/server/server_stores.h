@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,6 +97,7 @@ class ServerStores {
   Mutex mutex_;
   std::map<uint32_t, Store> stores_ GUARDED_BY(mutex_);
   std::map<int, uint32_t> first_terms_ GUARDED_BY(mutex_);             // by worker
+  std::set<int> gone_ GUARDED_BY(mutex_);                              // workers that are dead
   std::vector<std::pair<uint32_t, size_t>> order_ GUARDED_BY(mutex_);  // store and number of each Part, as they came
   size_t next_part_ GUARDED_BY(mutex_) = 0, next_piece_ GUARDED_BY(mutex_) = 0;  // of take()
   std::map<int, Answered> answered_ GUARDED_BY(mutex_);                          // the last question of each worker
