@@ -343,6 +343,26 @@ def test_with_a_time_to_rejoin_only_servers_hear_at_once_that_a_worker_is_lost()
     assert told(roster.tick(6.1), "lost") == [0, 2]
 
 
+def test_a_server_that_comes_back_does_not_prolong_the_wait_for_workers():
+    roster = began(LIMITS._replace(rejoin_s=50.0))
+    for worker in (0, 1):
+        roster.lose(worker, "its process has ended", 1.0)
+    roster.lose(2, "its process has ended", 1.0)
+    come(roster, 3, "server", 0, 2.0, attempt=1)
+    beat(roster, [3], 3.9)
+    assert not any(isinstance(one, Over) for one in roster.tick(3.9))
+    assert Over() in roster.tick(4.1)
+
+
+def test_a_worker_that_comes_back_ends_the_wait_for_workers():
+    roster = began(LIMITS._replace(rejoin_s=50.0))
+    for worker in (0, 1):
+        roster.lose(worker, "its process has ended", 1.0)
+    come(roster, 3, "worker", 0, 2.0, attempt=1)
+    beat(roster, [2, 3], 4.5)
+    assert not any(isinstance(one, Over) for one in roster.tick(4.5))
+
+
 def test_each_process_in_a_place_has_a_term_of_its_own():
     roster = began(LIMITS._replace(rejoin_s=50.0))
     for term, member in [(1, 3), (2, 4)]:

@@ -140,8 +140,8 @@ class Roster:
         ]
         if not self._state.is_running:
             return output + self._begin_if_all_are_here()
-        self._state.lonely_s = None
         if place.role == WORKER:  # a server says when it is ready
+            self._state.lonely_s = None
             output += self._announce_return(place)
         return [*output, Tell(member, self._world(place))]
 
