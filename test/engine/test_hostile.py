@@ -11,7 +11,7 @@ import pytest
 from harness.compiling import CORE, program
 
 _OWN = CORE.parent / "test" / "engine" / "hostile"
-_WIRE = CORE.parent / "test" / "simulation"
+_WIRE = CORE.parent / "test" / "engine" / "simulation"
 _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
 _FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", *_SANITIZERS, f"-I{CORE}", f"-I{_WIRE}", f"-I{_OWN}"]
 # They need shared memory, or MPI.
