@@ -26,7 +26,7 @@ from simulate.story import Story
 _OWN = Path(__file__).resolve().parent / "core"
 _PRODUCT = _OWN.parent.parent.parent / "csrc"
 # The seam is first: its base/clock.h takes the place of the product's.
-_FLAGS = ["-std=c++17", "-O2", "-Wall"]
+_FLAGS = ["-std=c++17", "-O2", "-Wall", "-U_FORTIFY_SOURCE"]
 
 # Of each world: its own sources, and those of the product. base/log.cc is the world's own.
 _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
@@ -38,7 +38,22 @@ _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
             "base/error.cc",
         ),
     ),
+    "sockets": (
+        ("main.cc", "fibres.cc", "kernel.cc", "sockets.cc"),
+        (
+            *(f"network/{name}.cc" for name in ("connector", "dialling", "frame_stream", "handshake", "network")),
+            *(f"network/{name}.cc" for name in ("poller", "sockets", "tcp")),
+            *(f"base/{name}.cc" for name in ("descriptor", "error", "sha256", "wait")),
+        ),
+    ),
 }
+# System calls that the world's own functions take the place of: see core/kernel.h.
+_CALLS_OF_SOCKETS = (
+    *("accept4", "bind", "close", "connect", "epoll_create1", "epoll_ctl", "epoll_wait", "freeaddrinfo"),
+    *("getaddrinfo", "getrandom", "nanosleep", "open", "ppoll", "readv", "recv", "send", "sendmsg"),
+    *("setsockopt", "shutdown", "socket"),
+)
+_LINKING: Mapping[str, Sequence[str]] = {"sockets": [f"-Wl,--wrap={name}" for name in _CALLS_OF_SOCKETS]}
 _PYTHON_WORLDS = ("elastic",)
 NAMES = (*_SOURCES, *_PYTHON_WORLDS)
 _PROGRAM = "simulate"
@@ -123,8 +138,9 @@ class _Compiled(Program):
         sources = [*(_OWN / name for name in own), *(product / name for name in of_product)]
         headers = sorted([*_OWN.rglob("*.h"), *product.rglob("*.h")])
         flags = [*_FLAGS, f"-I{_OWN / 'seam'}", f"-I{_OWN}"]
-        folder = folder_of(f"simulate-{world}", [*flags, *map(str, patches)], [*sources, *headers])
-        build = functools.partial(_build, sources, flags, product, patches)
+        linking = _LINKING.get(world, ())
+        folder = folder_of(f"simulate-{world}", [*flags, *linking, *map(str, patches)], [*sources, *headers])
+        build = functools.partial(_build, sources, flags, linking, product, patches)
         self._path = filled(folder, build) / _PROGRAM
 
     def trace(self, seed: int, without: Sequence[int]) -> None:
@@ -193,7 +209,12 @@ def _main(world: str, first: str, end: str, *words: str) -> int:
 
 
 def _build(
-    sources: Sequence[Path], flags: Sequence[str], product: Path, patches: Sequence[Patch], folder: Path
+    sources: Sequence[Path],
+    flags: Sequence[str],
+    linking: Sequence[str],
+    product: Path,
+    patches: Sequence[Patch],
+    folder: Path,
 ) -> None:
     # Quotes look beside the including file first, so patched files have the folder of the product after their own.
     patched = folder / "patched"
@@ -207,13 +228,13 @@ def _build(
     def compile_one(source: Path) -> str:
         if source.is_relative_to(product) and (patched / source.relative_to(product)).exists():
             source = patched / source.relative_to(product)
-        compiled = str(folder / f"{source.stem}.o")
+        compiled = str(folder / f"{source.parent.name}-{source.stem}.o")
         run_compiler([*flags, f"-I{patched}", f"-I{product}", "-c", str(source), "-o", compiled])
         return compiled
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(compile_one, sources))
-    run_compiler([*objects, "-o", str(folder / _PROGRAM)])
+    run_compiler([*objects, *linking, "-o", str(folder / _PROGRAM)])
 
 
 if __name__ == "__main__":
