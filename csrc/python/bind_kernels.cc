@@ -204,7 +204,7 @@ void bind_bench(nb::module_& module) {
         return round_trip_ns(*reinterpret_cast<RoundTripBoard*>(board), begins, limit_s);
       },
       nb::arg("board"), nb::arg("begins"), nb::arg("limit_s"), nb::call_guard<ReleasedGil>(),
-      "How long a word takes to another process and back; see csrc/python/round_trip.h. The board is zeroed memory at "
+      "How long a word takes to another process and back. The board is zeroed memory at "
       "a page's beginning.");
 }
 

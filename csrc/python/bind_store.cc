@@ -191,7 +191,8 @@ nb::list take_shared_parts(StoreClient& client) {
 
 void bind_store_handle(nb::module_& module) {
   using Release = nb::call_guard<ReleasedGil>;
-  nb::class_<SharedStoreHandle>(module, "StoreHandle", "Completion of a push or pull; see csrc/kvstore/store_handle.h.")
+  nb::class_<SharedStoreHandle>(module, "StoreHandle",
+                                "Completion of a push or pull; see csrc/kvstore/worker/store_handle.h.")
       .def(
           "is_done", [](const SharedStoreHandle& shared) { return shared.client->look(*shared.handle); }, Release())
       .def(
@@ -299,7 +300,7 @@ size_t write_chunks(StoreServer& server, size_t part, size_t first, const nb::by
 
 void bind_store_client(nb::module_& module) {
   using Release = nb::call_guard<ReleasedGil>;
-  nb::class_<StoreKey>(module, "StoreKey", "A key of a store; see csrc/kvstore/client_store.h.")
+  nb::class_<StoreKey>(module, "StoreKey", "A key of a store; see csrc/kvstore/worker/client_store.h.")
       .def(nb::new_(&make_key), nb::arg("id"), nb::arg("name"), nb::arg("dtype"), nb::arg("count"), nb::arg("pieces"))
       .def_ro("id", &StoreKey::id)
       .def_ro("name", &StoreKey::name);
