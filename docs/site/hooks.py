@@ -10,6 +10,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 MODULES = {
     "ringtrain": "For NumPy, CuPy, DLPack arrays and numbers, and for PyTorch's tensors as well.",
@@ -22,6 +23,9 @@ MODULES = {
     "ringtrain.optim": "SGD, Adam and AdamW for arrays.",
     "ringtrain.errors": "What the library raises.",
 }
+
+# A search finds the pages for users before these.
+INSIDE = ("design.md", "simulation.md", "CONTRIBUTING.md", "performance.md")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -40,7 +44,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    if page.file.src_uri in INSIDE:
+        page.meta["search"] = {"boost": 0.2}
     return _of_site(markdown)
 
 
