@@ -28,7 +28,7 @@ Descriptor spare_descriptor() { return Descriptor(open("/dev/null", O_RDONLY | O
 
 class Connector::Listener final : public Watched {
  public:
-  Listener(Connector& connector, int socket) : connector_(connector), socket_(socket) {}
+  Listener(Connector& connector, Descriptor socket) : connector_(connector), socket_(std::move(socket)) {}
   void is_ready(uint32_t) override { connector_.accept(*this); }
   int socket() const { return socket_.number(); }
 
@@ -57,14 +57,14 @@ class Connector::Beginning final : public Watched {
 };
 
 Connector::Connector(Poller& poller, Owner& owner, const Credentials& credentials, Directory directory,
-                     const std::vector<int>& listeners)
+                     std::vector<Descriptor> listeners)
     : poller_(poller),
       owner_(owner),
       credentials_(credentials),
       directory_(std::move(directory)),
       spare_(spare_descriptor()),
       peers_(directory_.addresses.size()) {
-  for (const int socket : listeners) listeners_.push_back(std::make_unique<Listener>(*this, socket));
+  for (Descriptor& socket : listeners) listeners_.push_back(std::make_unique<Listener>(*this, std::move(socket)));
   closed_ = listeners_.size();
   listen_again(now_s());
 }

@@ -51,9 +51,9 @@ class Connector {
     virtual void is_out_of_reach(int rank, const OutOfReach& why) = 0;
   };
 
-  // All outlive this, and so do the listeners' sockets, which do not block.
+  // All but the listeners outlive this. The sockets of the listeners do not block.
   Connector(Poller& poller, Owner& owner, const Credentials& credentials, Directory directory,
-            const std::vector<int>& listeners);
+            std::vector<Descriptor> listeners);
   ~Connector();
 
   // Dials a rank, unless that has been done before.

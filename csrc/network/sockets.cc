@@ -46,13 +46,14 @@ std::string why_unreached(const RankName& name, const OutOfReach& why) {
 
 class SocketNetwork final : public Network, Connector::Owner {
  public:
-  SocketNetwork(const SocketDescription& description, int rank, const std::vector<RankName>& names)
+  SocketNetwork(const SocketDescription& description, std::vector<Descriptor> listeners, int rank,
+                const std::vector<RankName>& names)
       : credentials_{description.secret, description.token, rank, static_cast<int>(names.size())},
         names_(names),
         streams_(description.streams),
         peers_(names.size()),
         connector_(poller_, *this, credentials_, {description.addresses, description.streams, description.timeout_s},
-                   description.listeners) {
+                   std::move(listeners)) {
     for (size_t i = 0; i < peers_.size(); ++i) peers_[i].rank = static_cast<int>(i);
   }
 
@@ -397,7 +398,9 @@ class SocketNetwork final : public Network, Connector::Owner {
 
 std::unique_ptr<Network> open_sockets(const SocketDescription& description, int rank,
                                       const std::vector<RankName>& names) {
-  return std::make_unique<SocketNetwork>(description, rank, names);
+  std::vector<Descriptor> listeners;  // are closed where this fails: nobody waits for this rank then
+  for (const int socket : description.listeners) listeners.emplace_back(socket);
+  return std::make_unique<SocketNetwork>(description, std::move(listeners), rank, names);
 }
 
 }  // namespace ringtrain

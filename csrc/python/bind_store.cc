@@ -213,13 +213,13 @@ void bind_store_handle(nb::module_& module) {
           "For whom it waits, for a message.");
 }
 
-std::shared_ptr<StoreServer> make_server(int number, int capacity, std::vector<int> listeners, const nb::bytes& secret,
-                                         const std::string& token, int threads, const std::string& node,
-                                         double timeout_s, double drop_percent, int verbose) {
+std::shared_ptr<StoreServer> make_server(int number, int capacity, const std::vector<int>& listeners,
+                                         const nb::bytes& secret, const std::string& token, int threads,
+                                         const std::string& node, double timeout_s, double drop_percent, int verbose) {
   ServerOptions options;
   options.number = number;
   options.capacity = capacity;
-  options.listeners = std::move(listeners);
+  for (const int socket : listeners) options.listeners.emplace_back(socket);
   options.secret.assign(secret.c_str(), secret.size());
   options.token = token;
   options.threads = threads;
@@ -227,7 +227,7 @@ std::shared_ptr<StoreServer> make_server(int number, int capacity, std::vector<i
   options.timeout_s = timeout_s;
   options.drop_percent = drop_percent;
   options.verbose = verbose;
-  return owned_here(new StoreServer(options));
+  return owned_here(new StoreServer(std::move(options)));
 }
 
 void start_timeline(StoreServer& server, const std::string& path, int number, const std::string& process,

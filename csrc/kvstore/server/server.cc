@@ -136,7 +136,7 @@ void ServerThread::run() {
   turns.run([this] { poller_.run(); });
 }
 
-StoreServer::StoreServer(const ServerOptions& options)
+StoreServer::StoreServer(ServerOptions options)
     : capacity_(options.capacity),
       credentials_{options.secret, options.token, options.capacity + options.number,
                    options.capacity + options.number + 1},
@@ -156,7 +156,7 @@ StoreServer::StoreServer(const ServerOptions& options)
   const auto listen = [this, &owner, &options](Poller& poller) {
     std::vector<std::vector<SocketAddress>> nobody(static_cast<size_t>(credentials_.size));
     return std::make_unique<Connector>(poller, owner, credentials_, Directory{std::move(nobody), 1, options.timeout_s},
-                                       options.listeners);
+                                       std::move(options.listeners));
   };
   for (size_t i = 0; i < threads_.size(); ++i)
     threads_[i]->start(i == 0 ? ServerThread::MakeConnector(listen) : nullptr);

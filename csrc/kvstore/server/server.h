@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "base/fork.h"
 #include "kvstore/server/session.h"
 #include "kvstore/wire/mailbox.h"
@@ -87,9 +88,9 @@ class ServerThread final : Session::Home {
 };
 
 struct ServerOptions {
-  int number = 0, capacity = 1;  // of this server; how many workers there may be
-  std::vector<int> listeners;    // sockets, which it owns from now on
-  std::string secret, token;     // see Credentials
+  int number = 0, capacity = 1;       // of this server; how many workers there may be
+  std::vector<Descriptor> listeners;  // sockets that do not block
+  std::string secret, token;          // see Credentials
   int threads = 1;
   std::string node;  // equal in processes that may share memory; empty: it shares none
   double timeout_s = 30, drop_percent = 0;
@@ -99,7 +100,7 @@ struct ServerOptions {
 // Any thread.
 class StoreServer final : Connector::Owner {
  public:
-  explicit StoreServer(const ServerOptions& options);
+  explicit StoreServer(ServerOptions options);
   ~StoreServer() override;
 
   ServerStores& stores() { return shared_.stores; }

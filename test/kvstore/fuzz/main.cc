@@ -260,15 +260,7 @@ Head any_head(bool is_honest) {
 
 class Trial {
  public:
-  explicit Trial(bool shares_memory) {
-    options_.capacity = kCapacity;
-    options_.secret = "secret";
-    options_.token = "token";
-    options_.threads = 2;
-    options_.timeout_s = 2;
-    if (shares_memory) options_.node = "here";
-    begin();
-  }
+  explicit Trial(bool shares_memory) : node_(shares_memory ? "here" : "") { begin(); }
 
   // One connection, and what else happens to a server meanwhile.
   void go_on() {
@@ -309,8 +301,15 @@ class Trial {
     keys_ = 0;
     const int listener = make_listener();
     port_ = port_of(listener);
-    options_.listeners = {listener};
-    server_ = std::make_unique<StoreServer>(options_);
+    ServerOptions options;
+    options.capacity = kCapacity;
+    options.listeners.emplace_back(listener);
+    options.secret = "secret";
+    options.token = "token";
+    options.threads = 2;
+    options.timeout_s = 2;
+    options.node = node_;
+    server_ = std::make_unique<StoreServer>(std::move(options));
   }
 
   Bytes any_message(uint32_t id) {
@@ -358,7 +357,7 @@ class Trial {
     if (error) fail(std::string("a snapshot cannot be made: ") + error->what());
   }
 
-  ServerOptions options_;
+  const std::string node_;
   std::unique_ptr<StoreServer> server_;
   int port_ = 0;
   uint32_t keys_ = 0;

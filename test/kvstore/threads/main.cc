@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -59,12 +60,12 @@ class Job {
       ServerOptions options;
       options.number = i;
       options.capacity = kWorkers;
-      options.listeners = {make_listener()};
+      options.listeners.emplace_back(make_listener());
       options.secret = options.token = "of this test";
       options.threads = 2;
       options.node = node_;
-      addresses_.push_back({address_of(options.listeners.front())});
-      servers_.push_back(std::make_unique<StoreServer>(options));
+      addresses_.push_back({address_of(options.listeners.front().number())});
+      servers_.push_back(std::make_unique<StoreServer>(std::move(options)));
     }
   }
 
