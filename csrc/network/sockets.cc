@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/error.h"
+#include "base/wait.h"
 #include "network/connector.h"
 #include "network/frame_stream.h"
 #include "network/poller.h"
@@ -23,6 +24,8 @@ namespace {
 constexpr uint32_t kByeTag = ~uint32_t{0};
 // A rank that leaves while others wait for it has mostly heard of a failure, and so will they.
 constexpr double kReasonWithin_s = 0.2;
+// How long a rank that leaves waits until the others have room for what it has to say.
+constexpr double kByeWithin_s = 1;
 constexpr uint64_t kLongestFrame = uint64_t{1} << 40;  // longer ones are rejected
 
 constexpr const char* kOutOfStep = ". The ranks are out of step: do all of them run the same version of ringtrain?";
@@ -58,11 +61,12 @@ class SocketNetwork final : public Network, Connector::Owner {
   }
 
   // Says that it leaves, and takes what has come: the kernel would tell the other side that this was lost, which then
-  // might lose what it has not read yet.
+  // might lose what it has not read yet. A bye may have to wait for room in a socket's buffer.
   ~SocketNetwork() override {
     for (Descriptor& socket : connector_.take_proved()) leave(FrameStream(std::move(socket)));
     for (Peer& peer : peers_)
       for (const auto& stream : peer.streams) say_bye(stream->frames);
+    Waiter::comes_true([&] { return has_said_all(); }, kByeWithin_s);
     for (Peer& peer : peers_)
       for (const auto& stream : peer.streams) take_rest(stream->frames);
   }
@@ -345,10 +349,27 @@ class SocketNetwork final : public Network, Connector::Owner {
     frames.write();
   }
 
-  static void take_rest(const FrameStream& frames) {
+  // Whether nothing is left to write to those that still read. They may wait for room, too.
+  bool has_said_all() {
+    bool has_rest = false;
+    for (Peer& peer : peers_) {
+      if (peer.is_lost) continue;
+      for (const auto& stream : peer.streams) {
+        drop_what_has_come(stream->frames);
+        has_rest |= stream->frames.write() && stream->frames.queued_bytes() > 0;
+      }
+    }
+    return !has_rest;
+  }
+
+  static void drop_what_has_come(const FrameStream& frames) {
     char nowhere[4096];
-    ::shutdown(frames.socket(), SHUT_WR);
     while (::recv(frames.socket(), nowhere, sizeof(nowhere), MSG_DONTWAIT) > 0) continue;
+  }
+
+  static void take_rest(const FrameStream& frames) {
+    ::shutdown(frames.socket(), SHUT_WR);
+    drop_what_has_come(frames);
   }
 
   static void leave(FrameStream frames) {
