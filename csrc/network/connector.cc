@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -23,6 +24,14 @@ constexpr size_t kMostAnswered = 256;
 constexpr double kNoDescriptor_s = 0.1;
 
 Descriptor spare_descriptor() { return Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+// Of two addresses of one rank: where one accepts connections only to end them, the process lives, whatever has become
+// of the others; where one could not be tried, nobody knows; and where one refuses, the process is gone.
+bool tells_more(DialFailure one, DialFailure other) {
+  constexpr std::array kOrder = {DialFailure::turned_away, DialFailure::no_descriptor, DialFailure::refused};
+  const auto place = [&](DialFailure failure) { return std::find(kOrder.begin(), kOrder.end(), failure); };
+  return place(one) < place(other);
+}
 
 }  // namespace
 
@@ -178,8 +187,7 @@ OutOfReach Connector::loss_of(int rank) const {
   for (size_t number = 0; number < directory_.addresses[static_cast<size_t>(rank)].size(); ++number) {
     const std::optional<Dialling::Loss>& loss = dialling.loss(number);
     if (!loss) continue;
-    // Where one address refuses, the process is gone, whatever has become of the others.
-    if (why.details.empty() || loss->failure == DialFailure::refused) why.failure = loss->failure;
+    if (why.details.empty() || tells_more(loss->failure, why.failure)) why.failure = loss->failure;
     why.details += (why.details.empty() ? "" : "; ") + to_string(address_of(rank, number)) + ": " + loss->reason;
   }
   return why;
