@@ -201,12 +201,12 @@ int Kernel::connect(int descriptor, int to, int interface) {
   return refuse_call(EINPROGRESS);
 }
 
-bool Kernel::is_cut(int from, int to, int interface, double time) const {
+bool Kernel::is_cut(int from, int to, int interface, double since) const {
   if (from == kStranger || to == kStranger) return false;
   if (hosts_[index(from)].has_vanished || hosts_[index(to)].has_vanished) return true;
   return std::any_of(cuts_.begin(), cuts_.end(), [&](const Cut& cut) {
-    return cut.from == from && cut.to == to && (cut.interface < 0 || cut.interface == interface) && cut.begin <= time &&
-           time < cut.end;
+    return cut.from == from && cut.to == to && (cut.interface < 0 || cut.interface == interface) &&
+           cut.begin <= fibres_.now() && since < cut.end;
   });
 }
 
@@ -225,9 +225,11 @@ double Kernel::whole_at(int from, int to, int interface, double time) const {
   return time;
 }
 
-bool Kernel::is_cut_now(const Connection& connection) const {
+bool Kernel::is_cut_now(const Connection& connection) const { return was_cut_since(connection, fibres_.now()); }
+
+bool Kernel::was_cut_since(const Connection& connection, double since) const {
   const int from = connection.sides[0].rank, to = connection.to;
-  return is_cut(from, to, connection.interface, fibres_.now()) || is_cut(to, from, connection.interface, fibres_.now());
+  return is_cut(from, to, connection.interface, since) || is_cut(to, from, connection.interface, since);
 }
 
 void Kernel::try_to_connect(Connection& connection) {
@@ -379,9 +381,9 @@ void Kernel::wait_for_room(Connection& connection, int side) {
   fibres_.at(other.full_since + own.timeout_s, [this, &connection, side, since = other.full_since] {
     const Side &writer = connection.sides[side], &reader = connection.sides[1 - side];
     if (!reader.is_full || reader.full_since != since || writer.is_over || writer.is_closed) return;
-    const bool is_cut = is_cut_now(connection);
+    const bool was_cut = was_cut_since(connection, since);
     const bool is_slow = hosts_[index(reader.rank)].pause_s > 0;
-    if (is_cut || is_slow || fibres_.is_stopped(reader.rank)) out_of_reach_.insert(pair_of(reader.rank, writer.rank));
+    if (was_cut || is_slow || fibres_.is_stopped(reader.rank)) out_of_reach_.insert(pair_of(reader.rank, writer.rank));
     fail(connection, side, ETIMEDOUT);
     send_reset(connection, 1 - side, false);
   });

@@ -165,9 +165,10 @@ class Kernel {
   Entry& entry(int descriptor) { return *entries_[index(descriptor - kFirstDescriptor)]; }
   Connection& new_connection();
   double delay() { return random_.real(settings_.delay_least, settings_.delay_most); }
-  bool is_cut(int from, int to, int interface, double time) const;
+  bool is_cut(int from, int to, int interface, double since) const;
   double whole_at(int from, int to, int interface, double time) const;
   bool is_cut_now(const Connection& connection) const;  // in any direction
+  bool was_cut_since(const Connection& connection, double since) const;
   double arrival(const Connection& connection, int from_side);
   void try_to_connect(Connection& connection);
   void arrive_at_listener(Connection& connection);
