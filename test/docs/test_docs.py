@@ -143,6 +143,21 @@ def test_the_hints_of_the_demo_need_only_what_the_demo_installs() -> None:
     assert install and all("--editable" in line and "torch" not in line for line in install)
 
 
+CODE = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"[\w./-]+(?:/|\.(?:py|h|cc|md|toml|yml))")
+
+
+def test_every_file_that_contributing_names_exists() -> None:
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("this is no checkout")
+    files = "".join(f"/{file}\n" for file in done.stdout.splitlines())
+    named = {code for code in CODE.findall((ROOT / "CONTRIBUTING.md").read_text()) if FILE.fullmatch(code)}
+    made = {"dist/", "/dev/shm", "/tmp"}
+    assert len(named) > 20
+    assert [code for code in named - made if f"/{code}{'' if code.endswith('/') else chr(10)}" not in files] == []
+
+
 # --- command lines ----------------------------------------------------------------------------------------------------
 
 FENCE = re.compile(r"^```(sh|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
