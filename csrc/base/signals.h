@@ -24,11 +24,13 @@ class WithoutSignals {
   sigset_t before_;
 };
 
-// As std::thread; it never gets a signal.
+using Thread = std::thread;
+
+// Starts a thread that never gets a signal.
 template <typename... Work>
-std::thread start_thread(Work&&... work) {
+Thread start_thread(Work&&... work) {
   const WithoutSignals blocked;  // it inherits this
-  return std::thread(std::forward<Work>(work)...);
+  return Thread(std::forward<Work>(work)...);
 }
 
 }  // namespace ringtrain

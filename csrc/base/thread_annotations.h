@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <mutex>
 #include <thread>
 
@@ -49,6 +50,9 @@ class SCOPED_CAPABILITY Lock {
  private:
   Mutex& mutex_;
 };
+
+// Waits with a Mutex that its caller holds.
+using Condition = std::condition_variable_any;
 
 // The right to do an engine's work: to talk to other ranks, carry out plans and finish Handles. One thread at a time
 // has it. What a rank has once in its process needs no object to say whose turn is meant.

@@ -10,7 +10,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/signals.h"
 #include "kernels/reduce.h"
 #include "record/timeline.h"
 

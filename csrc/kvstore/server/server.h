@@ -11,11 +11,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/descriptor.h"
 #include "base/fork.h"
+#include "base/signals.h"
 #include "kvstore/server/session.h"
 #include "kvstore/wire/mailbox.h"
 #include "network/connector.h"
@@ -84,7 +84,7 @@ class ServerThread final : Session::Home {
   bool stops_ = false;
   double looked_at_ = 0;  // at all that waits
   std::atomic<size_t> waiting_{0};
-  std::thread thread_;
+  Thread thread_;
 };
 
 struct ServerOptions {

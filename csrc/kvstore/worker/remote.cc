@@ -132,10 +132,10 @@ class RemoteThread {
   bool stops_ = false;
 
   mutable Mutex mutex_;
-  std::condition_variable_any has_room_;
+  Condition has_room_;
   size_t used_ GUARDED_BY(mutex_) = 0;
 
-  std::thread thread_;
+  Thread thread_;
 };
 
 Remote::Remote(RemoteOptions options) : thread_(std::make_unique<RemoteThread>(std::move(options))) {}

@@ -2,7 +2,6 @@
 // not share memory with them.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -74,7 +73,7 @@ class RemoteReply {
 
  private:
   Mutex mutex_;
-  std::condition_variable_any has_changed_;
+  Condition has_changed_;
   bool is_there_ GUARDED_BY(mutex_) = false;
   Bytes body_ GUARDED_BY(mutex_);
   std::optional<Error> error_ GUARDED_BY(mutex_);
