@@ -46,6 +46,19 @@ _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
             *(f"base/{name}.cc" for name in ("descriptor", "error", "sha256", "wait")),
         ),
     ),
+    "store": (
+        ("main.cc", "fibres.cc", "store.cc", "store/net.cc"),
+        (
+            *(f"kvstore/store/{name}.cc" for name in ("actor", "layout", "part")),
+            *(f"kvstore/wire/{name}.cc" for name in ("connection", "message")),
+            *(f"kvstore/server/{name}.cc" for name in ("server", "server_stores", "session")),
+            *(f"kvstore/worker/{name}.cc" for name in ("client", "client_store", "direct_path", "remote")),
+            *(f"kvstore/worker/{name}.cc" for name in ("remote_server", "store_handle")),
+            *(f"kernels/{name}.cc" for name in ("copy", "optimize", "quantize", "reduce", "reduce_scalar")),
+            *(f"kernels/{name}.cc" for name in ("reduce_avx2", "reduce_avx512")),
+            "base/error.cc",
+        ),
+    ),
 }
 # System calls that the world's own functions take the place of: see core/kernel.h.
 _CALLS_OF_SOCKETS = (
@@ -54,7 +67,7 @@ _CALLS_OF_SOCKETS = (
     *("setsockopt", "shutdown", "socket"),
 )
 _LINKING: Mapping[str, Sequence[str]] = {"sockets": [f"-Wl,--wrap={name}" for name in _CALLS_OF_SOCKETS]}
-_PYTHON_WORLDS = ("elastic",)
+_PYTHON_WORLDS = ("elastic", "scheduler")
 NAMES = (*_SOURCES, *_PYTHON_WORLDS)
 _PROGRAM = "simulate"
 
@@ -65,6 +78,12 @@ class Patch(NamedTuple):
     file: str
     old: str
     new: str
+
+
+# What is smaller in a world than in the product: keys of some elements have several chunks.
+_SCALES: Mapping[str, Sequence[Patch]] = {
+    "store": (Patch("kvstore/store/layout.h", "kChunkBytes = 64 << 10;", "kChunkBytes = 128;"),),
+}
 
 
 class Finding(NamedTuple):
@@ -137,8 +156,9 @@ class _Compiled(Program):
         own, of_product = _SOURCES[world]
         sources = [*(_OWN / name for name in own), *(product / name for name in of_product)]
         headers = sorted([*_OWN.rglob("*.h"), *product.rglob("*.h")])
-        flags = [*_FLAGS, f"-I{_OWN / 'seam'}", f"-I{_OWN}"]
+        flags = [*_FLAGS, f"-I{_OWN / world / 'seam'}", f"-I{_OWN / 'seam'}", f"-I{_OWN}"]
         linking = _LINKING.get(world, ())
+        patches = [*_SCALES.get(world, ()), *patches]
         folder = folder_of(f"simulate-{world}", [*flags, *linking, *map(str, patches)], [*sources, *headers])
         build = functools.partial(_build, sources, flags, linking, product, patches)
         self._path = filled(folder, build) / _PROGRAM

@@ -30,8 +30,12 @@ Fibres::Fibres(Story& story, Random& random, int ranks)
   the_fibres = this;
 }
 
-// Fibres that still wait unwind, so that what they own is freed.
 Fibres::~Fibres() {
+  end();
+  the_fibres = nullptr;
+}
+
+void Fibres::end() {
   for (Rank& rank : ranks_) {
     rank.is_killed = true;
     rank.stopped_until = 0;
@@ -43,7 +47,8 @@ Fibres::~Fibres() {
     }
     free_stacks.push_back(std::move(fibre->stack));
   }
-  the_fibres = nullptr;
+  fibres_.clear();
+  running_ = nullptr;
 }
 
 int Fibres::running_rank() const { return running_ ? running_->rank : -1; }

@@ -46,7 +46,12 @@ class Fibres {
   void wait(std::function<bool()> is_ready, double deadline = kNever);
   void pause(double seconds);
 
+  // Unwinds all fibres that still wait, so that what they own is freed.
+  void end();
+
   double now() const { return now_; }
+  // Whether a fibre of a living rank runs now, which may wait.
+  bool is_running() const { return running_ && !is_killed(running_->rank); }
   int running_rank() const;  // -1 outside of fibres
   const char* running_role() const;
 
