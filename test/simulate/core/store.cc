@@ -724,12 +724,12 @@ class World {
     ServerOptions options;
     options.number = self.number;
     options.capacity = draw_.workers;
-    options.listeners = {self.rank};
+    options.listeners.push_back(Descriptor::listening_at(self.rank));
     options.threads = draw_.threads;
     options.node = is_shared(self) ? "host" : "";
     options.timeout_s = draw_.timeout_s;
     options.verbose = telling_.trace ? 2 : 0;
-    self.server = std::make_unique<StoreServer>(options);
+    self.server = std::make_unique<StoreServer>(std::move(options));
     if (self.is_recovery) take_over(self);
     double due = fibres_.now() + draw_.snapshot_s;
     while (!self.is_told_off) {

@@ -234,8 +234,8 @@ bool FrameStream::write() {
 bool FrameStream::read(Receiver& receiver) { return Net::current().read(socket(), receiver, received_bytes_, error_); }
 
 Connector::Connector(Poller& poller, Owner& owner, const Credentials&, const Directory&,
-                     const std::vector<int>& listeners)
-    : port_(listeners.front()) {
+                     std::vector<Descriptor> listeners)
+    : port_(listeners.front().port()) {
   Net::current().listen(port_, poller, owner);
 }
 

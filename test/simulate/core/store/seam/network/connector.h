@@ -29,7 +29,7 @@ class Connector {
   };
 
   // `listeners`: one port.
-  Connector(Poller& poller, Owner& owner, const Credentials&, const Directory&, const std::vector<int>& listeners);
+  Connector(Poller& poller, Owner& owner, const Credentials&, const Directory&, std::vector<Descriptor> listeners);
   ~Connector();
 
   void look() {}
