@@ -1,4 +1,4 @@
-// What can go wrong, as types. Thrown inside the core; the engine loop turns them into values on Handles, and the
+// The kinds of errors. Thrown inside the core; the engine loop turns them into values on Handles, and the
 // bindings turn those into the Python exceptions of ringtrain/errors.py.
 #pragma once
 
@@ -57,7 +57,7 @@ std::string shortened(const std::string& text);
 inline Error invalid(const std::string& message) { return {ErrorKind::invalid, message}; }
 inline Error failure(const std::string& message) { return {ErrorKind::failure, message}; }
 
-// What work() has thrown; nothing if it went well.
+// Runs work() and returns the error it threw, or nothing.
 template <typename Work>
 std::optional<Error> error_of(Work work) {
   try {

@@ -1,5 +1,5 @@
-// What a forked child must leave alone. It has copies of its parent's objects, but what lies behind some of them
-// (memory that ranks share, a GPU) is still the parent's, and a lock that another thread held at the fork is never
+// Resources that a forked child must leave alone. It has copies of its parent's objects, but what is behind some of
+// them (memory that ranks share, a GPU) is still the parent's, and a lock that another thread held at the fork is never
 // released.
 #pragma once
 
@@ -20,7 +20,7 @@ class OwnProcess {
   const uint32_t forks_;  // that lay behind it
 };
 
-// What `release` gives back in this process when nobody holds it any more. A forked child leaves it alone for ever.
+// A resource that `release` gives back in this process when nobody holds it. A forked child never gives it back.
 template <typename Object, typename Release>
 std::shared_ptr<Object> owned_here(Object* object, Release release) {
   return {object, [release = std::move(release), process = OwnProcess()](Object* own) {

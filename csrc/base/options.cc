@@ -68,7 +68,7 @@ const std::vector<Entry>& entries() {
           &Options::ring_from_kb, "ring_from_kb", 0, 1 << 20,
           "Reductions between nodes go round the ring from this many kilobytes on, and by recursive doubling below."),
       choice(&Options::network, "network", {"auto", "mpi", "sockets"},
-             "What carries messages between nodes: auto takes MPI where its launcher has started the job, and else TCP "
+             "Network between nodes: auto takes MPI where its launcher has started the job, and else TCP "
              "sockets, which need none."),
       text(&Options::socket_interfaces, "socket_interfaces",
            "Where sockets listen and connect: interfaces such as eth0, or ranges such as 10.1.0.0/16, with a comma "
@@ -79,16 +79,16 @@ const std::vector<Entry>& entries() {
              "Seconds without any answer from a rank's host over sockets after which that rank is lost; 0 waits for "
              "ever."),
       choice(&Options::on_state_lost, "on_state_lost", {"restart", "fail"},
-             "What an elastic job does when it has lost every rank that had its state and no file of save_to has one: "
+             "Action when an elastic job has lost every rank with its state and no file of save_to has one: "
              "restart begins the training anew, at step 0; fail ends the job with exit code 1."),
       choice(&Options::shared_memory, "shared_memory", {"auto", "off"},
              "Whether the ranks of a node talk through /dev/shm; off sends everything over the network."),
       choice(&Options::allreduce_algorithm, "allreduce_algorithm", {"auto", "ring", "doubling", "mpi", "measured"},
-             "Who carries out reductions: auto chooses by topology and size; ring, doubling and mpi force one way; "
+             "Algorithm of reductions: auto chooses by topology and size; ring, doubling and mpi force one way; "
              "measured "
              "tries ours and MPI's at the start and takes the faster."),
       choice(&Options::cross_algorithm, "cross_algorithm", {"auto", "ring", "doubling", "mpi", "measured"},
-             "Who carries out the part between nodes of a hierarchical allreduce; measured applies to what is short."),
+             "Algorithm between the nodes of a hierarchical allreduce; measured applies to short ones."),
       choice(&Options::wire_format, "wire_format", {"none", "fp16", "bf16"},
              "In what 16-bit floats sums and averages of float32 travel between nodes, from ring_from_kb on; they are "
              "added up in float32."),
@@ -97,7 +97,7 @@ const std::vector<Entry>& entries() {
              "(staged), which the last one forces; nccl makes that an error instead; hierarchical takes NCCL inside a "
              "node and gpu_cross_algorithm between nodes."),
       choice(&Options::gpu_cross_algorithm, "gpu_cross_algorithm", {"nccl", "mpi", "cuda_aware_mpi"},
-             "Who carries out the part between nodes of gpu_algorithm=hierarchical: NCCL, MPI through host memory, or "
+             "Way between the nodes of gpu_algorithm=hierarchical: NCCL, MPI through host memory, or "
              "an MPI that takes addresses of GPUs itself."),
       number(&Options::gpus_per_rank, "gpus_per_rank", 1, 64,
              "How many GPUs of a node each rank has for itself: init() chooses the first of them, by local rank."),
@@ -128,7 +128,7 @@ const std::vector<Entry>& entries() {
       number(&Options::metrics_port, "metrics_port", 0, 65535,
              "Port at which each rank serves its metrics for Prometheus, plus its local rank; 0 serves none."),
       text(&Options::metrics_address, "metrics_address",
-           "Address at which the metrics are served, to whoever asks: by default 127.0.0.1, for this host alone; "
+           "Address at which the metrics are served, without a secret: by default 127.0.0.1, for this host alone; "
            "0.0.0.0 serves them to all hosts."),
       number(
           &Options::kv_servers, "kv_servers", 0, 1 << 16,
@@ -154,11 +154,10 @@ const std::vector<Entry>& entries() {
              "PS_RESEND_TIMEOUT"),
       number(&Options::kv_drop_percent, "kv_drop_percent", 0, 90,
              "For tests: of the frames that workers and servers receive, this share is thrown away.", "PS_DROP_MSG"),
-      number(
-          &Options::kv_verbose, "kv_verbose", 0, 2,
-          "What workers and servers of key-value stores write on standard error: 1 who listens where, comes, goes and "
-          "dies, 2 each frame as well.",
-          "PS_VERBOSE"),
+      number(&Options::kv_verbose, "kv_verbose", 0, 2,
+             "Log of workers and servers of key-value stores on standard error: 1 who listens where, comes, goes and "
+             "dies, 2 each frame as well.",
+             "PS_VERBOSE"),
       text(&Options::kv_interface, "kv_interface",
            "Where servers of key-value stores listen: interfaces or ranges of addresses, as socket_interfaces; by "
            "default the one that leads to the scheduler.",

@@ -78,7 +78,7 @@ struct Options {
   void set(const std::string& name, const std::string& text);
 };
 
-// What may change while the job runs, and only by what all ranks agree on.
+// The options that may change while the job runs, when all ranks agree.
 struct Tuning {
   size_t fusion_threshold_bytes = 0;
   size_t mailbox_bytes = 0;     // of one shared-memory mailbox that are used

@@ -1,4 +1,4 @@
-// What a tensor is: dense and row-major, in the memory of the host or of a GPU.
+// Tensors: dense and row-major, in the memory of the host or of a GPU.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ inline int64_t count_of(const Shape& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-// What a tensor is, without its memory. Travels between ranks.
+// The dtype and the shape of a tensor. Travels between ranks.
 struct TensorSpec {
   DType dtype = DType::float32;
   Shape shape;

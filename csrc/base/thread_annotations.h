@@ -24,7 +24,7 @@
 #define RELEASE(...) RINGTRAIN_THREADS(release_capability(__VA_ARGS__))
 #define TRY_ACQUIRE(...) RINGTRAIN_THREADS(try_acquire_capability(__VA_ARGS__))
 #define ASSERT_HELD(...) RINGTRAIN_THREADS(assert_capability(__VA_ARGS__))
-// What the analysis cannot follow, with a comment that says why it is right.
+// For code that the analysis cannot follow, with a comment that says why it is right.
 #define NOT_ANALYSED RINGTRAIN_THREADS(no_thread_safety_analysis)
 
 namespace ringtrain {
@@ -55,7 +55,7 @@ class SCOPED_CAPABILITY Lock {
 using Condition = std::condition_variable_any;
 
 // The right to do an engine's work: to talk to other ranks, carry out plans and finish Handles. One thread at a time
-// has it. What a rank has once in its process needs no object to say whose turn is meant.
+// has it. A process has one turn, so no object has to name it.
 class CAPABILITY("turn") Turn {
  public:
   // For the analysis alone, where it cannot see that the turn is held: in a function that is called by a template, or

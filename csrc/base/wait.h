@@ -41,7 +41,7 @@ class NewsSource {
   virtual double pause_s() const { return 0; }
   // After how many seconds of sleep somebody who has waited for so long wants to listen.
   virtual double interval_s(double waited_s) const = 0;
-  // Who does not answer although it is alive, for a message: "rank 3 (...) is stopped, by SIGSTOP or a debugger; ".
+  // The ranks that live and do not answer, for a message: "rank 3 (...) is stopped, by SIGSTOP or a debugger; ".
   virtual std::string who_is_stopped() const { return ""; }
 };
 

@@ -35,7 +35,7 @@ class Quantized::Operation {
   void run();
 
  private:
-  // What a lane has of one tensor, and where its codes are among those of the lane.
+  // The part of one tensor that a lane has, and the place of its codes among those of the lane.
   struct Slice {
     const float* sum;
     float *residual, *result;

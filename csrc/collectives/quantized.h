@@ -19,7 +19,7 @@ namespace ringtrain {
 // Keeps its buffers. Requires Engine::turn_.
 class Quantized {
  public:
-  // What the sum of a node is multiplied by before it is quantized, and the sum of the nodes after it.
+  // Factors of the sum of a node before it is quantized, and of the sum of the nodes.
   struct Scales {
     double before, after;
   };

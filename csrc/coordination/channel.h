@@ -54,9 +54,10 @@ class Channel {
   virtual bool finish_and(Words& words, double deadline) = 0;
   virtual bool keeps_deadlines() const { return false; }
 
-  // What is to travel beside the words of the next begin_and, on Channels that carry values.
+  // Sets the value that travels with the words of the next begin_and, on Channels that carry values.
   virtual void put_value(const SmallValue&) {}
-  // What came beside the words of `rank` in the last and_bits, until the next exchange begins; null where nothing can.
+  // Returns the value that came with the words of `rank` in the last and_bits; valid until the next exchange. May be
+  // null.
   virtual const SmallValue* value_of(int) { return nullptr; }
 
   void and_bits(Words& words) {

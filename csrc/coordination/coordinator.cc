@@ -123,7 +123,7 @@ std::vector<PlanPtr> Coordinator::plans_for(const Words& bits) {
   return plans;
 }
 
-// What was agreed in the round in which its process set was removed fails on all its ranks, with what is pending there.
+// Operations agreed in the round that removed their process set fail on all its ranks, with all that is pending there.
 void Coordinator::drop_removed(std::vector<AgreementPtr>& agreements) const {
   const auto is_of_removed = [&](const AgreementPtr& one) { return !membership_.has(one->operation.process_set); };
   agreements.erase(std::remove_if(agreements.begin(), agreements.end(), is_of_removed), agreements.end());
@@ -192,7 +192,7 @@ void Coordinator::make_own_words(double now) {
                    (is_blockage(blockage_of_round_) ? kBlocked : 0));
 }
 
-// Who waits for one operation alone waits for the time that it takes.
+// The whole latency of a single operation is time for which its caller waits.
 void Coordinator::put_value() {
   SmallValue value;
   const std::optional<int> slot = ready_.only_one();
@@ -309,7 +309,7 @@ void Coordinator::note(int rank, const Request& request, double since, Decision&
   }
 }
 
-// What this rank waits for under this key and has not announced, since a bit says so or said so until now. Rank 0
+// Returns what is pending under this key and was not announced, since a bit says so or said so until now. Rank 0
 // cannot have agreed on it, unless it is wrong. Null if there is nothing.
 const Request* Coordinator::unannounced(const Key& key) const {
   const std::optional<int> slot = cache_.find(view_of(key));

@@ -2,7 +2,7 @@
 //
 // A round: every rank sets the bits of the cached operations that it is ready for; one and_bits tells all which of them
 // are common. If somebody has something that is not cached, all announcements are gathered at rank 0, whose Ledger
-// decides, and its decision is broadcast. What has been agreed is fused into plans, alike on all ranks.
+// decides, and its decision is broadcast. Agreed operations are fused into plans, alike on all ranks.
 //
 // A deadlock is certain when all ranks are blocked at one moment: every thread that could submit something waits, and
 // nothing that was agreed on is left to be carried out. Each rank sets a bit if it is blocked as it begins the round,
@@ -76,7 +76,7 @@ class Lateness {
 
 // The cached operations for which this rank waits: a bit and the request each, by slot of the PlanCache.
 //
-// What this rank has become ready for, and when that was first seen here.
+// The operations that this rank has become ready for, and when it first saw them.
 struct Pending {
   RequestPtr request;
   double since = 0;
@@ -107,7 +107,7 @@ class Ready {
   Words bits_;
 };
 
-// What one round says.
+// The statement of this rank in one round.
 struct Round {
   std::vector<PlanPtr> plans;
   std::vector<int> left;         // ranks that leave; nobody comes to another round
@@ -118,7 +118,7 @@ struct Round {
   std::vector<const void*> values;
 };
 
-// What a rank has become ready for, and the memory of its tensor where that may travel beside its bit.
+// An operation that this rank has become ready for, and the memory of a tensor that may travel with its bit.
 struct Fresh {
   RequestPtr request;
   const void* value = nullptr;
@@ -136,7 +136,7 @@ class Coordinator {
   // `channel` and `membership` outlive this. The membership changes by what is agreed.
   Coordinator(Channel& channel, Membership& membership, const Limits& limits);
 
-  // What a rank brings to a round. In this order: who is blocked has submitted before what he waits for, so `fresh`,
+  // The input of a rank to a round. In this order: a blocked thread has submitted what it waits for, so `fresh`,
   // taken afterwards, has it.
   struct News {
     uint64_t blockage;         // blockage() before `fresh` was taken

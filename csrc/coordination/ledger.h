@@ -50,7 +50,7 @@ class Ledger {
   // The process set is gone, and what was pending for it.
   void drop(int process_set);
 
-  // What has become complete since the last call, in the order in which it was first announced; joins last.
+  // Returns what has become complete since the last call, in the order in which it was first announced; joins last.
   std::vector<Agreement> take_agreed();
 
   // Whether some rank has joined and others have not. Then note_progress() is called for each operation that is agreed

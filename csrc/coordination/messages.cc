@@ -8,7 +8,7 @@
 namespace ringtrain {
 namespace {
 
-// What read() returns; what it throws, with the name of the rank.
+// Returns what read() returns. Adds the name of the rank to errors.
 template <typename Read>
 auto read_from(int rank, const char* what, Read read) {
   try {

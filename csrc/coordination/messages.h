@@ -1,4 +1,4 @@
-// What the ranks say to each other in a round with something new: what each of them announces, and what rank 0 decides.
+// Messages of a round with something new: the announcements of all ranks, and the decision of rank 0.
 //
 // Everything that arrives is checked here, and in read_operation() and read_agreement(): numbers of enums, counts,
 // lengths, shapes, ranks and process sets. So a rank of another version, or one whose memory is damaged, ends the
@@ -45,7 +45,7 @@ struct Joined {
   int32_t process_set, rank;
 };
 
-// What rank 0 tells all.
+// The message from rank 0 to all.
 struct Decision {
   std::vector<Key> evicted;
   std::vector<Joined> joined;

@@ -1,4 +1,4 @@
-// What ranks agree on: one operation, the same on all of them.
+// An operation that the ranks agree on, the same on all of them.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,7 @@ enum class ReduceOp : uint8_t { average, sum, min, max, product, adasum };
 constexpr ReduceOp kLastReduceOp = ReduceOp::adasum;
 const char* name_of(ReduceOp op);
 
-// What the values are multiplied by, before and after they are reduced.
+// Factors of the values before and after they are reduced.
 struct Factors {
   double prescale = 1.0, postscale = 1.0;
 
@@ -95,8 +95,8 @@ struct Field {
   Value Operation::* member;
   // Whether allreduces that are joined into one plan must have the same.
   bool splits_plans;
-  // What a rank has done, such as "used op=Sum", and what to do if another rank has done something else. Null where the
-  // ranks may differ, or cannot.
+  // Words for the choice of a rank, such as "used op=Sum", and what to do if another rank has done something else. Null
+  // where the ranks may differ, or cannot.
   std::string (*says)(const Value&);
   const char* remedy;
 };
@@ -143,7 +143,7 @@ bool holds_for_all_fields(Predicate is_true) {
 // Names that ringtrain itself gives begin with "<", which names of users may not.
 constexpr const char* kJoinName = "<join>";
 
-// What identifies an operation among all that are pending.
+// Identifies an operation among all that are pending.
 using Key = std::pair<int32_t, std::string>;  // process set, name
 inline Key key_of(const Operation& operation) { return {operation.process_set, operation.name}; }
 
@@ -172,8 +172,8 @@ void write(Writer& writer, const Operation& operation);
 // code behind this may rely on it.
 Operation read_operation(Reader& reader, int world_size);
 
-// What one rank announces: "I am ready to do this." All but the operation is this rank's own, and need not be the same
-// on the others.
+// The announcement of one rank: "I am ready to do this." All but the operation is this rank's own, and need not be the
+// same on the others.
 struct Request {
   Operation operation;
   int32_t priority = 0;                     // higher goes first

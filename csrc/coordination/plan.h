@@ -1,4 +1,4 @@
-// What all ranks do next.
+// Plans: the operations that all ranks carry out next.
 #pragma once
 
 #include <algorithm>

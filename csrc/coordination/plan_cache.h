@@ -1,4 +1,4 @@
-// What was agreed before: a rank that wants it again sets one bit instead of announcing it in full.
+// Operations that were agreed on before: a rank repeats one by setting a bit instead of announcing it in full.
 //
 // Every rank's cache holds the same entries in the same slots, since all insert, use and evict by the same plans in the
 // same order. Only `own` differs: what this rank itself had announced for the entry.

@@ -1,5 +1,5 @@
-// A Channel between the ranks of one node: everybody writes on its board and reads the others'. What is longer than a
-// board goes in parts.
+// A Channel between the ranks of one node: everybody writes on its board and reads the others'. A message that is
+// longer than a board is sent in parts.
 #pragma once
 
 #include <atomic>

@@ -16,7 +16,7 @@
 
 namespace ringtrain {
 
-// What several ranks say in one message: of each what it does not begin with as the rank before it does.
+// Messages of several ranks in one: of each the part in which it differs from the one before.
 //
 // In the first step of a training all ranks announce the same gradients, so the message grows by a few bytes a rank.
 

@@ -10,7 +10,7 @@
 
 namespace ringtrain {
 
-// What a rank has sent is not what ranks of this version send.
+// Thrown when a message is none that ranks of this version send.
 inline Error invalid_from(int rank, const std::string& what) {
   return failure("rank " + std::to_string(rank) + " has sent " + what +
                  ". The ranks are out of step: do all of them run the same version of ringtrain?");

@@ -17,7 +17,7 @@ using CudaContext = void*;
 using CudaAddress = unsigned long long;
 
 class CudaDriver {
-  // What follows is found in it, in this order.
+  // The functions below are looked up in it, in this order.
   const DynamicLibrary library_ = open();
   int (*const DriverGetVersion)(int*) = library_.find("cuDriverGetVersion");
   const int version_ = checked_version();

@@ -37,7 +37,7 @@ class GpuEvent {
   bool is_past() const;
   // Whether the GPU has come there. Throws failure when it has failed.
   bool has_come() const;
-  // What is put into the stream from now on waits for it. Throws its error, if it has one.
+  // Work that is put into the stream from now on waits for it. Throws its error, if it has one.
   void let_wait(CudaStream stream) const;
   // The GPU has not come there and never will. Once.
   void set_error(const Error& error);

@@ -31,7 +31,7 @@ struct NcclConfig {
 using NcclCandidate = std::pair<std::string, int>;
 
 class NcclLibrary {
-  // What follows is found in it, in this order.
+  // The functions below are looked up in it, in this order.
   const DynamicLibrary library_;
   int (*const GetVersion)(int*) = library_.find("ncclGetVersion");
   const std::string path_ = DynamicLibrary::path_of(GetVersion);

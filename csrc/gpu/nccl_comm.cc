@@ -97,7 +97,7 @@ void NcclComm::require_well() const {
   throw Error(ErrorKind::peer_lost, "NCCL lost another rank, or the way to it: " + library().text(code, handle_));
 }
 
-// Whatever becomes of it, nobody else may end it then. What NCCL says of it is of no use to anybody.
+// Whatever becomes of it, nobody else may end it then. NCCL's result does not matter.
 void NcclComm::close() {
   caller_->run("ncclCommDestroy", nullptr, [&library = library(), handle = std::exchange(handle_, nullptr)] {
     library.CommDestroy(handle);
@@ -105,7 +105,7 @@ void NcclComm::close() {
   });
 }
 
-// What ncclCommAbort frees must not be in use by a call that was left alone: where NCCL can, that is ended first.
+// ncclCommAbort frees memory that an abandoned call may still use: where NCCL can, that call is ended first.
 void NcclComm::abort(const std::vector<NcclComm*>& comms) {
   const NcclCaller* caller = nullptr;
   std::vector<NcclHandle> handles;

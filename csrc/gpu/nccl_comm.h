@@ -26,7 +26,7 @@ class NcclCaller {
   // Throws failure, naming the call, unless it says that all is well. It owns all that it uses: where the Watch throws,
   // it goes on alone. `comm`: what it is about; null where that is still to be made.
   void run(const char* name, NcclHandle comm, std::function<int()> call);
-  // What a call that goes on is about; null for none.
+  // The name of a call that is still running; null for none.
   NcclHandle busy_with() const { return thread_.is_busy() ? comm_ : nullptr; }
 
   const NcclLibrary& library() const { return library_; }

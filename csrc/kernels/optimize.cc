@@ -123,7 +123,7 @@ struct TorchAdamW {
   static constexpr auto update = &update_by_adam<T, true>;
 };
 
-// What most of MXNet's begin with: the gradient rescaled and clipped.
+// Most formulas of MXNet begin with this: the gradient rescaled and clipped.
 template <class T>
 struct Rescaled {
   explicit Rescaled(const Numbers& numbers)

@@ -21,7 +21,7 @@ class UpdateRule {
   // they have there. Truth is 1. Throws invalid for a rule or a number that there is not.
   UpdateRule(const std::string& name, const std::string& form, const std::map<std::string, double>& numbers);
 
-  // What it remembers of each weight: arrays like the weight, all zero before the first update.
+  // The states of each weight: arrays like the weight, all zero before the first update.
   const std::vector<std::string>& state_names() const { return state_names_; }
 
   // Whether there is no formula: "program" of the form "server", of whom somebody else makes the new weight. With

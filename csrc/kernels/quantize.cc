@@ -68,7 +68,7 @@ void quantize_to(float threshold, const float* values, float* residual, size_t c
   }
 }
 
-// What each byte means, so that a byte is one load and one store.
+// The values of each byte, so that a byte is one load and one store.
 template <class Bits>
 class Meanings {
  public:

@@ -29,7 +29,7 @@ constexpr size_t quantized_bytes(Quantizer::Kind kind, size_t count) {
 // The residual gets the values, and keeps what the codes leave out. Neither array of `count` elements is the other one.
 void quantize(const Quantizer& quantizer, const float* values, float* residual, size_t count, uint8_t* codes);
 
-// What the codes mean becomes the values, or is added to them.
+// Writes the values of the codes, or adds them to the values.
 void dequantize(const Quantizer& quantizer, const uint8_t* codes, float* values, size_t count);
 void add_dequantized(const Quantizer& quantizer, const uint8_t* codes, float* values, size_t count);
 

@@ -53,7 +53,7 @@ class KeptDenormals {
 // The variant in use: "scalar", "avx2" or "avx512".
 const char* simd_in_use();
 
-// What adaptive summation computes: the dot products of vectors a and b, or of a part of them; the dots of all parts
+// The dot products of adaptive summation: of vectors a and b, or of a part of them; the dots of all parts
 // add up. The order of the sums is written in the code, so they are the same on every CPU.
 struct Dots {
   double aa = 0, ab = 0, bb = 0;

@@ -85,9 +85,9 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   }
   ~NcclMemory();
 
-  // At least `bytes`, not initialised; null where NCCL cannot make it, or does not want to. What was given back is used
-  // again when ringtrain's streams and the default one have done what they had then. Another stream of the user's, as
-  // with other pools of memory, must have done its work there before.
+  // At least `bytes`, not initialised; null where NCCL cannot make it, or does not want to. Memory that was given back
+  // is used again when ringtrain's streams and the default one have done what they had then. Another stream of the
+  // user's, as with other pools of memory, must have done its work there before.
   std::shared_ptr<char> allocate(size_t bytes);
 
   // Whether `bytes` from there on are part of it. NCCL may only work there if it does so on all ranks.

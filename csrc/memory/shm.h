@@ -24,7 +24,7 @@ class SharedSegment {
   SharedSegment& operator=(SharedSegment&& other) noexcept;
   ~SharedSegment();
 
-  // What others need to attach besides the creator's pid; its highest bit is not set.
+  // The number that others need to attach, besides the creator's pid. Its highest bit is not set.
   uint64_t ticket() const;
   void publish(const std::string& name);
   void unlink();

@@ -1,5 +1,5 @@
-// What is called of MXNet 1.x: functions that libmxnet.so exports. Nothing is compiled or linked against it; whoever
-// has loaded it tells where they are.
+// The functions of MXNet 1.x that are called; libmxnet.so exports them. Nothing is compiled or linked against it: the
+// code that loaded it passes their addresses.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct DlManaged {
   void (*deleter)(DlManaged*);
 };
 
-// MXNet's engine::CallbackOnComplete. What an operation is given lies on the stack of MXNet's worker.
+// MXNet's engine::CallbackOnComplete. The argument of an operation is on the stack of MXNet's worker.
 struct MxnetOnComplete {
   void (*call)(void* engine, void* param, const void* error);
   void* engine;

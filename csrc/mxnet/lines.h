@@ -19,7 +19,7 @@ class Lines {
     bool is_ready = false;
   };
 
-  // Any thread, as all else. Keys are copies: what is called may destroy whoever has the original.
+  // Any thread, as all else. Keys are copies: a callback may destroy the original.
   void join(const Key& key, Waiting* waiting);
   // It is called once all before it in its line were called or have left: here, or on another thread. No lock is held
   // then.

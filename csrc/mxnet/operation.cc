@@ -147,7 +147,7 @@ class Job {
     if (error) note_failure(*error);
     --pending;
     if (!error) return on_complete.call(on_complete.engine, on_complete.param, nullptr);
-    // What MXNet takes for a dmlc::Error, which is a std::runtime_error without anything more.
+    // MXNet takes it for a dmlc::Error, which is a std::runtime_error and nothing more.
     const std::runtime_error text(std::string(name_of(error->kind())) + ": " + error->what());
     on_complete.call(on_complete.engine, on_complete.param, &text);
   }
@@ -178,7 +178,7 @@ void push_to_mxnet(Request request, const std::vector<void*>& inputs, std::vecto
     int32_t device_type = 1, device_id = 0;
   };
   static constexpr Context kCpu;
-  // What begins only submits: so whoever has computed the last array does that itself, and no worker is woken for it.
+  // Beginning only submits, so the thread that computed the last array does it, and no worker is woken for it.
   static constexpr int kAsync = 4;
   const char* name = name_of(request.operation.kind);
   const int priority = request.priority;

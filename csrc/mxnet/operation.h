@@ -1,8 +1,8 @@
 // Operations of ringtrain as operations of MXNet's dependency engine.
 //
 // MXNet begins one when its arrays are computed, on a worker of its own, which only submits it and goes on: so workers
-// never wait for other ranks, and the ranks' engines may run what is ready in any order. Whoever finishes the Handle
-// tells MXNet, which then lets go of those who wait for the arrays.
+// never wait for other ranks, and the ranks' engines may run what is ready in any order. The thread that finishes the
+// Handle tells MXNet, which then lets go of those who wait for the arrays.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// What the parts of the module ringtrain._core share. Only this folder knows Python.
+// Shared by the parts of the module ringtrain._core. Only this folder knows Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -86,7 +86,7 @@ inline Engine::Caller caller_that(bool is_awaited) {
 // which its operation ended, if it did, and what a signal handler raises.
 bool wait_for(Handle& handle, double timeout_s);
 
-// What Python tells of a tensor: (address, dtype, shape), and of one on a GPU also (..., device, stream).
+// A tensor as Python describes it: (address, dtype, shape), and of one on a GPU also (..., device, stream).
 TensorView to_view(const nb::tuple& tuple);
 
 // Where an array begins, if it lies in host memory, is dense and writable and its elements are these. Of an object with

@@ -187,7 +187,7 @@ void bind_engine(nb::module_& module) {
       "require_initialized", [] { require_engine(); },
       "Raises NotInitializedError before init(), after shutdown() and in a forked child.");
   module.def("require_not_forked", &require_not_forked, "Raises RingtrainError in a process forked from a rank.");
-  nb::class_<Operation>(module, "Operation", "What the ranks agree on.")
+  nb::class_<Operation>(module, "Operation", "The part of an operation that ranks agree on.")
       .def(nb::new_(&make_operation), nb::arg("kind"), nb::arg("name"), nb::arg("process_set") = 0,
            nb::arg("op") = ReduceOp::sum, nb::arg("root") = 0, nb::arg("prescale") = 1.0, nb::arg("postscale") = 1.0,
            nb::arg("numbers") = std::vector<int64_t>(), nb::arg("codes") = "", nb::arg("threshold") = 0.0);

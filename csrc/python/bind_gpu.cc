@@ -1,4 +1,4 @@
-// What GPUs there are, and memory on them.
+// The GPUs of this process, and memory on them.
 #include "collectives/gpu/choose_gpu.h"
 #include "gpu/cuda.h"
 #include "gpu/nccl.h"

@@ -150,7 +150,7 @@ class PreparedArray {
 
   bool has_begun() const { return begun_ != nullptr; }
 
-  // What was begun, and its array.
+  // Returns what was begun, and its array.
   std::pair<SharedHandle, nb::object> take() {
     if (!begun_) throw invalid("nothing was begun");
     return {SharedHandle{std::exchange(begun_, nullptr)}, std::exchange(array_, nb::object())};
@@ -203,7 +203,8 @@ void bind_in_place(nb::module_& module) {
            "(array, is_awaited): submits it and keeps Handle and array until they are taken. Whether it has: not while "
            "the last ones are here, and not on a thread that has not called start.")
       .def("finish", &PreparedArray::finish,
-           "(timeout_s): takes the array if it is done after at most so many seconds, else None. What fails is still "
+           "(timeout_s): takes the array if it is done after at most so many seconds, else None. An operation that "
+           "failed is still "
            "to be taken.")
       .def("has_begun", &PreparedArray::has_begun, "Whether there is something to take.")
       .def("take", &PreparedArray::take, "The Handle of what was begun, and its array.");

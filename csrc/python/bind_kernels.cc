@@ -181,10 +181,10 @@ void bind_kernels(nb::module_& module) {
   module.def("quantize", &quantize_view, nb::arg("kind"), nb::arg("threshold"), nb::arg("values"), nb::arg("residual"),
              nb::arg("codes"), "float32 in two bits or one; see csrc/kernels/quantize.h.");
   module.def("dequantize", &dequantize_view, nb::arg("kind"), nb::arg("threshold"), nb::arg("codes"), nb::arg("values"),
-             nb::arg("add"), "What the codes mean becomes the values, or is added to them.");
+             nb::arg("add"), "Writes the values of the codes, or adds them to the values.");
 }
 
-// What ringtrain.bench needs of the core beside the public API.
+// The parts of the core that ringtrain.bench needs beside the public API.
 
 void bind_bench(nb::module_& module) {
   module.def(

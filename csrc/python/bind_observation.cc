@@ -1,4 +1,4 @@
-// What the engine has done, for those who watch it: history, sums, timeline, and the stacks of this rank in a stall.
+// Observation of the engine: history, sums, timeline, and the stacks of this rank in a stall.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -111,7 +111,7 @@ void describe_with_gil(const std::string& question) {
   }
 }
 
-// What the handler of faulthandler writes.
+// The output of the handler of faulthandler.
 std::string take_dump(const StackDump& dump) {
   if (ftruncate(dump.descriptor, 0) != 0 || lseek(dump.descriptor, 0, SEEK_SET) != 0) return "";
   sigset_t only;
@@ -228,7 +228,7 @@ void bind_observation(nb::module_& module) {
   module.def("ignore_stalls", [] { set_stacks(nullptr, std::nullopt); }, "Undoes watch_stalls().");
   module.def("answer_question", &answer_question, nb::arg("whereabouts"),
              "Tells the other ranks where the main thread of this rank is, such as \"in load() at train.py:17\".");
-  module.def("last_operations", &last_operations, "What this rank has done lately and what is pending, as dicts.");
+  module.def("last_operations", &last_operations, "The last operations of this rank, and those pending, as dicts.");
   module.def("counters", &counters, "How much there was to agree on so far.");
   module.def("autotune_findings", &autotune_findings, "Lines of name=value that autotune has found in this process.");
   module.def("totals", &totals, "Sums over all operations of each kind, as dicts.");

@@ -86,7 +86,7 @@ StoreKey make_key(uint32_t id, std::string name, int dtype, uint64_t count, cons
   return key;
 }
 
-// What Python keeps of an operation.
+// The part of an operation that Python keeps.
 struct SharedStoreHandle {
   std::shared_ptr<StoreHandle> handle;
   StoreClient* client;
@@ -378,7 +378,7 @@ void bind_store_server(nb::module_& module) {
       .def(
           "parts", [](StoreServer& server) { return server.stores().parts(); }, Release(),
           "(store, number of chunks) of all that it keeps.")
-      .def("describe", &describe_part, nb::arg("part"), "What one of the parts is.")
+      .def("describe", &describe_part, nb::arg("part"), "The description of one part.")
       .def("read", &read_chunks, nb::arg("part"), nb::arg("first"), nb::arg("last"),
            "Chunks first to last - 1 of a part.")
       .def("restore", &restore_part, nb::arg("store"), nb::arg("description"),
@@ -391,7 +391,7 @@ void bind_store_server(nb::module_& module) {
       .def("take", &take, nb::arg("longest_s"), "The next gradient of a value that a program updates.")
       .def("finish", &finish, nb::arg("part"), nb::arg("piece"), nb::arg("weight"),
            "The value that the program has made of it.")
-      .def("metrics", &StoreServer::metrics, "What has gone over its connections, and how many requests wait.")
+      .def("metrics", &StoreServer::metrics, "Bytes and messages of its connections, and how many requests wait.")
       .def("close", &StoreServer::close, Release(), "Ends its threads and connections.");
 }
 

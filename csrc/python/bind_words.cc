@@ -81,7 +81,7 @@ void bind_words(nb::module_& module) {
   for (int i = 0; i < kDTypes; ++i) dtypes[name_of(static_cast<DType>(i))] = i;
   module.attr("DTYPES") = dtypes;
 
-  nb::enum_<OpKind>(module, "OpKind", "What an operation does.")
+  nb::enum_<OpKind>(module, "OpKind", "The kind of an operation.")
       .value("ALLREDUCE", OpKind::allreduce)
       .value("ALLGATHER", OpKind::allgather)
       .value("BROADCAST", OpKind::broadcast)

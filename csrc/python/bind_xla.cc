@@ -1,4 +1,4 @@
-// What XLA calls, as functions that JAX can register.
+// The handlers that XLA calls, as functions that JAX can register.
 #include "python/bind.h"
 #include "xla/gpu_handlers.h"
 #include "xla/handlers.h"

@@ -37,7 +37,7 @@ void Handle::on_done(std::function<void()> callback) {
   callback();
 }
 
-// Who asks for a callback holds the mutex while it sees that this is not done yet, so the callback is there by then.
+// on_done holds the mutex while it sees that this is not done, so its callback is registered by then.
 void Handle::publish() {
   done_.publish(1);
   std::vector<std::function<void()>> callbacks;

@@ -95,14 +95,14 @@ class Timeline {
 
 // The Timeline of this process, for whatever has something to show in it.
 //
-// Any thread. Whoever makes a Timeline owns it, and announces it; null takes that back.
+// Any thread. The maker of a Timeline owns it, and announces it; null takes that back.
 void announce_timeline(const std::shared_ptr<Timeline>& timeline);
 // Costs nearly nothing. False is certain.
 bool may_have_timeline();
 // Null where there is none, or no more.
 std::shared_ptr<Timeline> current_timeline();
 
-// What happens to a key of a store for a while, in the timeline of this process.
+// A stretch of time of a key of a store, in the timeline of this process.
 //
 // When something began that may be shown; 0 where nothing is.
 inline double begin_of_stretch() { return may_have_timeline() ? now_s() : 0; }

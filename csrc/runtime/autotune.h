@@ -24,7 +24,7 @@ class Autotune {
     std::vector<size_t> candidates;
   };
 
-  // What is worth trying, but for what the user has set: sizes of shared memory where ranks share some, sizes of the
+  // The options to try, except those that the user has set: sizes of shared memory where ranks share some, sizes of the
   // ring where they do not all.
   static std::vector<Knob> knobs(const Options& options, bool is_one_node, bool shares_nodes);
 
@@ -32,7 +32,7 @@ class Autotune {
 
   // An allreduce was carried out with the Tuning of now.
   void note(size_t bytes, double seconds);
-  // What all ranks should use from now on, if that changes. To be agreed on before the next note().
+  // Returns what all ranks should use from now on, if that changes. To be agreed on before the next note().
   std::optional<Tuning> take_proposal();
 
   // When it is over: the options that it found, for the person at the terminal and for the next job.

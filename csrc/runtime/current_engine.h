@@ -8,12 +8,12 @@
 
 namespace ringtrain {
 
-// Any thread. Null before init(), after shutdown() and in a forked child. Kept for the length of a call only: whoever
-// lets go of it last takes leave of the other ranks.
+// Any thread. Null before init(), after shutdown() and in a forked child. Kept for the length of a call only: the
+// thread that lets go of it last takes leave of the other ranks.
 std::shared_ptr<Engine> current_engine();
 // The same, but throws Error(not_initialized).
 std::shared_ptr<Engine> require_engine();
-// What the Autotune of one of this process' Engines has found. Any thread.
+// The result of the Autotune of an Engine of this process. Any thread.
 std::string autotune_findings();
 
 // Throws in a process that was forked from a rank. To be called before it meets the others: connections and MPI are

@@ -351,7 +351,7 @@ void Engine::take_turn(double deadline) {
   quiet_since_s_ = now;
 }
 
-// An error waits for no turn and for no other rank. What is submitted from now on under its name is not meant.
+// An error waits for no turn and for no other rank. It does not concern later submissions of the same name.
 void Engine::enqueue(const std::vector<PlanPtr>& plans, double now) {
   const bool is_empty = agreed_.empty();
   for (const PlanPtr& plan : plans) {
@@ -397,8 +397,8 @@ void Engine::observe(const Plan& plan, double seconds) {
   autotune_.reset();
 }
 
-// Followed by a last look for work: whoever has not rung, because somebody had, has added it before. A caller may have
-// counted the engine's thread while it was awake.
+// Followed by a last look for work: a thread that did not ring, since another one had, has added its work before. A
+// caller may have counted the engine's thread while it was awake.
 void Engine::fall_asleep() {
   if (has_rung_for_new_) has_rung_for_new_.exchange(false);
   if (is_counted_asleep_) return;

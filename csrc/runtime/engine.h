@@ -52,14 +52,14 @@ class Engine {
   void start_timeline(Timeline::Setup setup);
   void stop_timeline() { inbox_.set_timeline(nullptr); }
   void mark(const std::string& text);  // in the timeline, if there is one
-  // Any thread. What all threads of this rank that could submit something wait for; nothing if one does not wait.
+  // Any thread. Sets what all threads of this rank that could submit something wait for; nothing if one does not wait.
   void say_blocked(std::vector<std::shared_ptr<Handle>> awaited);
   // Any thread. Has `ask` called when a rank asks all of them where their threads are, since an operation waits for
   // long: on a thread that has the turn, so it must not wait. Its argument says what waits for which ranks.
   void on_question(std::function<void(const std::string&)> ask);
   // Any thread. The answer of this rank: "in load() at train.py:17".
   void answer(std::string whereabouts);
-  // Any thread. What it has done lately, and in sum.
+  // Any thread. The last operations, and sums over all of them.
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations() { return inbox_.last_operations(); }
   std::map<OpKind, Totals> totals() { return inbox_.totals(); }
   Coordinator::Counts counts() const { return coordinator_.counts(); }
@@ -69,9 +69,9 @@ class Engine {
   }
   // Leaves the job: what other ranks still want from this one fails there. Returns when the thread has ended.
   void shutdown();
-  // Any thread. This rank cannot go on: all others get a RemoteError that names it and gives the reason. What came
-  // first counts, so nothing happens if the engine has ended already. Returns when they were told, after `timeout_s` at
-  // most.
+  // Any thread. This rank cannot go on: all others get a RemoteError that names it and gives the reason. The first
+  // reason counts, so nothing happens if the engine has ended already. Returns when they were told, after `timeout_s`
+  // at most.
   void report_failure(const std::string& reason, double timeout_s);
   // Any thread. Somebody who knows better than the network says that another rank is gone: all that waits here fails.
   void report_loss(const std::string& text);
@@ -88,7 +88,7 @@ class Engine {
   bool spin(uint32_t seen);
   bool lie_down();
 
-  // Who waits for a Handle.
+  // Threads that wait for a Handle.
   bool wait_or_work(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
   bool has_waited_enough(const Handle& handle, double deadline) const;
   bool wait_for_turn(const Handle& handle, double deadline) TRY_ACQUIRE(true, turn);

@@ -24,8 +24,8 @@ Reduce reduce_of(ReduceOp op) {
   }
 }
 
-// Sums of floats, adaptive ones too, take all factors at once, when the sum is rounded. What is not linear in them, or
-// is rounded in between, needs the prescale factor first.
+// Sums of floats, adaptive ones too, take all factors at once, when the sum is rounded. An operation that is not linear
+// in them, or is rounded in between, needs the prescale factor first.
 bool takes_prescale_at_the_end(const Operation& operation, DType dtype) {
   return is_float(dtype) && reduce_of(operation.op) == Reduce::sum;
 }

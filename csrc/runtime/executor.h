@@ -17,7 +17,7 @@
 
 namespace ringtrain {
 
-// What quantized operations have left out so far, by operation: it goes with the next one of that name.
+// The residuals of quantized operations, by operation: each is added to the next one of that name.
 //
 // Requires Engine::turn_.
 class Residuals {

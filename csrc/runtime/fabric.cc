@@ -29,7 +29,7 @@ epoll_event event_of(int descriptor, uint32_t events) {
 constexpr double kPatience_s = 1e-3;
 
 // Two bits for each of the most operations that the cache may hold unless the user says otherwise, and the usual
-// announcement in one piece. What is longer goes in several.
+// announcement in one piece. Longer ones are sent in several.
 constexpr size_t kBoardBytes = 16 << 10;
 
 std::vector<std::vector<int>> ranks_by_node(const World& world) {
@@ -52,7 +52,7 @@ std::unique_ptr<Network> open_network(const World& world) {
   return nullptr;
 }
 
-// Whether all ranks give the same text, which is not "". What they differ in is a bit that neither their hashes nor the
+// Whether all ranks give the same text, which is not "". A difference is a bit that neither their hashes nor the
 // complements of these have in common.
 bool all_have_the_same(const std::string& text, Channel& channel) {
   const uint64_t hash = std::hash<std::string>()(text);

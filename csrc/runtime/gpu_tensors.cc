@@ -85,8 +85,8 @@ bool GpuTensors::is_soon_idle() const try {
   return true;  // the GPU has failed, and does nothing any more
 }
 
-// Of what was submitted from one stream the last is enough: the rest comes before it. What the threads call their own
-// default stream is another one in each thread.
+// Of what was submitted from one stream the last is enough: the rest comes before it. Each thread has its own
+// default stream.
 void GpuTensors::let_wait_for(const std::vector<SubmissionPtr>& submissions) {
   backlog_.make_room(*gpu_, watch_);
   commands_before_ = gpu_->commands();
@@ -146,7 +146,7 @@ void GpuTensors::on_host(int process_set, DType dtype, const std::vector<Piece>&
     copy(pieces[i].destination, on_host[i].destination, pieces[i].count * element);
 }
 
-// What is in the stream already may still use it: what comes there next follows.
+// Earlier work in the stream may still use it; later work follows that.
 char* GpuTensors::pinned(size_t bytes) {
   if (on_host_ && bytes <= on_host_bytes_) return on_host_.get();
   gpu_->wait(*gpu_->record(gpu_->stream()), watch_);

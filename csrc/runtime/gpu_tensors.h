@@ -18,7 +18,7 @@
 
 namespace ringtrain {
 
-// What was put into the GPU's stream and is not done yet. Nobody waits there, so this looks after it: work that waits
+// Work that was put into the GPU's stream and is not done. No thread waits for it, so this watches it: work that waits
 // for a rank that is gone never ends by itself.
 //
 // Requires Engine::turn_.

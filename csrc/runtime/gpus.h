@@ -30,7 +30,7 @@ class GpuGroups {
   GpuGroups(const Options& options, const Tuning& tuning, Fabric& fabric, ProcessSets& sets, Watch& watch)
       : options_(options), tuning_(tuning), fabric_(fabric), sets_(sets), watch_(watch) {}
 
-  // What this rank has; null where it has none. `tensors` gets the Groups, and outlives this.
+  // The GPU of this rank; null where it has none. `tensors` gets the Groups, and outlives this.
   void set_up(GpuTensors* tensors, const NcclLibrary* nccl, std::shared_ptr<NcclMemory> memory);
 
   // All ranks of the world call these together; those outside the process set help.
@@ -43,7 +43,7 @@ class GpuGroups {
   void abort();
 
  private:
-  // Who connects with whom: ranks of equal color, in the order of their places.
+  // Ranks of equal color connect, in the order of their places.
   struct Seat {
     int color = NcclComm::kNoColor;
     int place = 0, size = 0;

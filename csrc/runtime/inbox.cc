@@ -182,7 +182,7 @@ std::vector<SubmissionPtr> Inbox::find(const Plan& plan, int rank, double agreed
   return submissions;
 }
 
-// What the history lets go of is freed when the lock is free.
+// Entries that leave the history are freed after the lock.
 void Inbox::remove(const std::vector<SubmissionPtr>& submissions, ErrorKind error) {
   const double now = now_s();
   std::vector<SubmissionPtr> forgotten;

@@ -1,13 +1,13 @@
-// What callers have submitted and the engine has not finished: the only state that they share.
+// Submissions that the engine has not finished: the only state that callers share with it.
 //
 // Holds views: the submitter keeps the memory until its Handle is done. Operations without a name take one of a fixed
 // number of names in turn, so that repeated ones can be cached like any other; the one after next of the same name
 // waits here until the one before it is finished, so each name is used in the same order on every rank.
 //
-// That order is the script's only while one thread submits them. What is submitted without a name while another thread
-// waits for such an operation could as well have come first, on this rank or on another one: it fails on all ranks that
-// take part. Where the other thread goes on after submitting, it may have had the order from the script, as when it
-// starts the second thread afterwards: that is warned of, once.
+// That order is the script's only while one thread submits them. An operation submitted without a name while another
+// thread waits for such an operation could as well have come first, on this rank or on another one: it fails on all
+// ranks that take part. Where the other thread goes on after submitting, it may have had the order from the script, as
+// when it starts the second thread afterwards: that is warned of, once.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@
 
 namespace ringtrain {
 
-// What this rank has done: its last operations, and sums over all of them.
+// The last operations of this rank, and sums over all of them.
 //
 // Of all operations of one kind that have ended.
 struct Totals {
@@ -72,15 +72,15 @@ class Inbox {
   // Some of those that have not ended, and where they were submitted, in words.
   std::string pending_text();
   std::map<OpKind, Totals> totals();
-  // Who is told of every operation that ends; null for nobody.
+  // The Timeline that gets every operation that ends, or null.
   void set_timeline(std::shared_ptr<Timeline> timeline);
   std::shared_ptr<Timeline> timeline();  // null without one
   bool has_timeline() const { return has_timeline_.load(std::memory_order_relaxed); }
 
   // Into `fresh`, instead of what is there.
   void take_new(std::vector<Fresh>& fresh, double now) REQUIRES(turn);
-  // What `rank`, this one, has submitted for every part of the plan; null where it has joined, or has nothing. Notes
-  // that `group` begins with it, and when it was agreed on.
+  // Returns what `rank`, this one, has submitted for every part of the plan; null where it has joined, or has nothing.
+  // Notes that `group` begins with it, and when it was agreed on.
   std::vector<SubmissionPtr> find(const Plan& plan, int rank, double agreed_s, double now, const char* group)
       REQUIRES(turn);
   // Forgets them (but for nulls), so that their names may be used again. Before their Handles are finished.
@@ -96,7 +96,7 @@ class Inbox {
   void close(ErrorKind kind, const std::string& message) REQUIRES(turn);
 
  private:
-  // What a thread has submitted without a name and not ended.
+  // Unfinished submissions of a thread without names.
   struct OfThread {
     std::thread::id thread;
     int process_set = 0;
@@ -112,7 +112,7 @@ class Inbox {
   void announce(const SubmissionPtr& submission) REQUIRES(mutex_);
   void forget_new(const SubmissionPtr& submission) REQUIRES(mutex_);
   void remove(const SubmissionPtr& submission) REQUIRES(mutex_);
-  // What the history forgets for it, or null.
+  // Returns the entry that leaves the history for it, or null.
   SubmissionPtr end(const SubmissionPtr& submission, ErrorKind error, double now) REQUIRES(mutex_);
   void let_in_who_waits(const Key& key) REQUIRES(mutex_);
   bool has_waiting(int process_set) const REQUIRES(mutex_);

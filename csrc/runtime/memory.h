@@ -27,7 +27,7 @@ class Memory {
   // For a result. Throws failure.
   virtual OwnedTensor allocate(const TensorSpec& spec) = 0;
 
-  // What works in host memory alone: it gets the Group there, and pieces with the values of these, whose destinations
+  // Runs work that needs host memory: it gets the Group there, and pieces with the values of these, whose destinations
   // will have what it leaves.
   using Work = std::function<void(Group&, const std::vector<Piece>&)>;
   virtual void on_host(int process_set, DType dtype, const std::vector<Piece>& pieces, const Work& work) = 0;

@@ -45,7 +45,7 @@ class PeerWatch final : public Watch {
   void listen_to(NewsSource& source) { sources_.push_back({&source}); }
   void stop_listening_to(const NewsSource& source);
 
-  // What this rank is about to wait for, for messages: "allreduce \"layer1.weight\"".
+  // Sets what this rank is about to wait for, for messages: "allreduce \"layer1.weight\"".
   void now_doing(std::string_view what) {
     doing_ = what;
     has_warned_ = false;

@@ -1,5 +1,5 @@
-// What outlives an Engine. An Engine is made for one generation of the job and ends with it; the arrays that the user
-// has made in ringtrain's memory go on, and should be reduced where they lie in the next generation, too.
+// Resources that outlive an Engine. An Engine is made for one generation of the job and ends with it; the arrays that
+// the user has made in ringtrain's memory go on, and should be reduced where they lie in the next generation, too.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ class Resources {
   SharedArena arena() const;
   void set_arena(SharedArena arena);
 
-  // What Autotune has found in this process, as it says it; empty where it has not come to an end.
+  // The result of Autotune in this process, in its words; empty while it has none.
   std::string findings() const;
   void set_findings(std::string findings);
 

@@ -75,7 +75,7 @@ void set_api_version(int minor);
 // Whether XLA only wants to know for which version this was written; then it is told.
 bool answers_metadata(CallFrame& frame);
 
-// What a handler does: calls execute(call), which returns a Failure or throws, if XLA wants the work done and nothing
+// Runs a handler: calls execute(call), which returns a Failure or throws, if XLA wants the work done and nothing
 // else.
 template <typename Execute>
 Failure* handle(CallFrame* frame, Execute execute) {

@@ -24,7 +24,7 @@ void wait_until_memory_is_free();
 // The result of an operation that allocates it. Throws mismatch unless it is so long.
 const OwnedTensor& result_of(const Started& started, size_t bytes);
 
-// What a program waits for.
+// The operations that a program waits for.
 class Completion {
  public:
   // Where to the result of an operation goes that the core allocates. XLA keeps the place until the future is set.
@@ -60,7 +60,7 @@ class Completion {
   size_t done_ = 0;  // so many of them, from the first
 };
 
-// XLA's own threads go on in whoever sets a future, with the rest of the user's program: so it is none of the engine's.
+// The thread that sets a future of XLA continues with the user's program, so it must not be the engine's.
 class Completer {
  public:
   // Any thread. Sets the future of the Completion in the end.

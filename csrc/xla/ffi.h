@@ -7,7 +7,7 @@
 
 namespace ringtrain::xla {
 
-// What may be appended to a struct.
+// Extensions that may be appended to a struct.
 struct Extension {
   static constexpr int kMetadata = 1;
 

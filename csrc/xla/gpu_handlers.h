@@ -1,4 +1,4 @@
-// What XLA calls in programs for GPUs: as handlers.h, in the order of XLA's stream.
+// The handlers that XLA calls in programs for GPUs: as handlers.h, in the order of XLA's stream.
 //
 // XLA puts the work of a program into one stream, from one thread of the host, in an order that is the same in every
 // execution. Arrays are addresses on the GPU, which no handler can read. So a ticket says nothing there but what comes

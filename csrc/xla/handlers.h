@@ -1,5 +1,5 @@
-// What XLA calls in programs for CPUs: start() hands an operation to the engine and never waits, finish() waits for
-// what was started.
+// The handlers that XLA calls in programs for CPUs: start() hands an operation to the engine and never waits, finish()
+// waits for what was started.
 //
 // A program has one start() for each array and one finish() for all that belongs together. So each array is on its way
 // as soon as it has its values, and since finish() takes all of them, XLA uses none of their memory meanwhile.
@@ -13,7 +13,7 @@ namespace ringtrain::xla {
 // (array) -> (the same array in place, ticket) for allreduce and broadcast, (array) -> (ticket) for what has a result
 // of another shape, (any arrays) -> (ticket) for barrier.
 Failure* start(CallFrame* frame);
-// (arrays, their tickets, any other tickets) -> (results). What was worked on in place is its own result.
+// (arrays, their tickets, any other tickets) -> (results). An array that was changed in place is its own result.
 Failure* finish(CallFrame* frame);
 // (array, flags) -> (the same array in place): the flags, int32 of one number for each name, are 0 for what is finite,
 // else a place in the list of ranks, counted from its end.

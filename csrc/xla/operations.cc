@@ -44,7 +44,7 @@ std::shared_ptr<Handle> submit(const Call& call, int device, CudaStream stream) 
   if (kind != OpKind::barrier) builder.add_input(view_of(call.argument(0)));
   if (is_in_place(kind)) builder.add_output(view_of(call.result(0)));
   builder.set_splits(call.integers("splits"));
-  // What is finished next wakes the engine, or does its work.
+  // The next finish() wakes the engine, or does its work.
   return builder.submit(call.integer("is_awaited") != 0 ? Engine::Caller::waits : Engine::Caller::goes_on);
 }
 

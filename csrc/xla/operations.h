@@ -1,4 +1,4 @@
-// What a call of XLA's asks of the engine, on whatever device its arrays lie.
+// Operations that XLA asks of the engine, on any device.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@
 
 namespace ringtrain {
 
-// What a rank tells of its GPU.
+// The GPU of a rank, as it tells the others.
 struct GpuFacts {
   std::string uuid;          // "": it has none
   std::string slot;          // its node and place on the bus: slices of one GPU have their own UUIDs, and share this

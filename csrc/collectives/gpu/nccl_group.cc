@@ -36,7 +36,7 @@ struct Factor {
   }
 };
 
-// What NCCL calls the operation, as long as it lives.
+// NCCL's name of the operation, valid as long as this lives.
 class Operation {
  public:
   Operation(const NcclLibrary& library, NcclHandle comm, const Reduction& reduction, int size)
@@ -359,7 +359,7 @@ void NcclGroup::barrier() {
   allreduce({DType::uint8}, {{one, one, 1}});
 }
 
-// What cannot be cut into equal slices where it lies is packed first: NCCL is fast with equal ones alone, and every
+// Tensors that cannot be cut into equal slices in place are packed first: NCCL is fast with equal ones only, and every
 // call costs as much as copying some hundred kilobytes on the GPU.
 void GpuHierarchy::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
   if (!NcclGroup::can(reduction)) return fallback().allreduce(reduction, pieces);

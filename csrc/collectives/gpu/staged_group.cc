@@ -133,7 +133,7 @@ void StagedGroup::broadcast(void* data, size_t bytes, int root) {
       });
 }
 
-// What is sent lies in the first half of a slot, what is received in the second.
+// The first half of a slot is sent, the second one is received.
 void StagedGroup::alltoall(const void* source, const Counts& send_bytes, void* destination,
                            const Counts& receive_bytes) {
   const size_t half = Relay::kMostBytes / 2;

@@ -36,7 +36,7 @@ class Relay {
   static size_t part_bytes(size_t total_bytes);
 
   // For k from 0 to parts - 1: load(k, slot) puts copies to the slot into gpu.stream(), work(k, slot) is called when
-  // they are there, and store(k, slot) puts copies from it into gpu.upload_stream(). What comes into gpu.stream()
+  // they are there, and store(k, slot) puts copies from it into gpu.upload_stream(). Work put into gpu.stream()
   // afterwards follows all of it. A slot has kMostBytes.
   template <typename Load, typename Work, typename Store>
   void run(size_t parts, Load load, Work work, Store store) {
@@ -110,8 +110,8 @@ class StagedGroup final : public Group {
 
 // Sums between GPUs by an MPI that takes their addresses itself ("CUDA-aware"): no copies through host memory.
 //
-// MPI knows nothing of streams, so the host waits for what is in the GPU's own one before it calls MPI. What MPI lacks
-// (factors, 16-bit floats) and what only moves data takes the other way.
+// MPI knows nothing of streams, so the host waits for what is in the GPU's own one before it calls MPI. Everything that
+// MPI lacks (factors, 16-bit floats) and what only moves data takes the other way.
 class CudaMpiGroup final : public GroupWithFallback {
  public:
   // All ranks at the same time.

@@ -41,7 +41,7 @@ class Doubling {
     extra_ = peers.size() - power_;
   }
 
-  // What is in `mine` there.
+  // The contents of `mine` there.
   void reduce(size_t count) {
     const Range all = {0, count}, none = {0, 0};
     const bool is_paired = peers_.rank() < 2 * extra_;

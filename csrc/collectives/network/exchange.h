@@ -30,7 +30,7 @@ class Exchange : public Pipeline {
   size_t chunk_index(const Position& at) const { return at.index / others_; }
   int receiver(const Position& at) const { return peers_.wrap(peers_.rank() + distance(at)); }
   int sender(const Position& at) const { return peers_.wrap(peers_.rank() - distance(at)); }
-  // What is sent, and what comes.
+  // The data that is sent, and the data that arrives.
   Blocks::Chunk outgoing_chunk(const Position& at) const;
   Blocks::Chunk incoming_chunk(const Position& at) const;
   DType dtype() const { return reduction_.dtype; }
@@ -59,7 +59,7 @@ class Exchange : public Pipeline {
 
 // The messages of an allreduce of float32 that travels in 16 bits.
 //
-// As in the exchange, every slice has an owner. What a rank contributes to a slice is rounded to 16 bits on its way
+// As in the exchange, every slice has an owner. The contribution of a rank to a slice is rounded to 16 bits on its way
 // there; the owner, too, takes its own rounded, sums them in float32 in the order of the ranks and rounds the sum,
 // which is what travels back. So all ranks have the same bits: those that an allreduce of the rounded arrays has.
 class NarrowExchange final : public Exchange {

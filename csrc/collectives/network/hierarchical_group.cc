@@ -64,7 +64,7 @@ constexpr int64_t kLongBytes = 16 << 10;
 // One allreduce with its three stages at work at the same time, each on another block.
 class HierarchicalGroup::Overlapped {
  public:
-  // What 16-bit floats are summed in.
+  // The dtype in which 16-bit floats are summed.
   struct Wide {
     Scratch &block, &slices;
   };
@@ -72,7 +72,7 @@ class HierarchicalGroup::Overlapped {
   void run();
 
  private:
-  // What is left to be done between the nodes, and what comes of it.
+  // The work that is left between the nodes, and its result.
   struct Slice {
     char *source, *destination;
     size_t count;  // elements
@@ -340,7 +340,7 @@ void HierarchicalGroup::alltoall(const void* source, const Counts& send_bytes, v
   char* of_mates = own_lane_.get(total_of(from_mates));
   parts_.node->alltoall(by_lane, to_lanes, of_mates, from_mates);
 
-  // What came lies by mate and node. It leaves by node and mate, and comes so from the other nodes.
+  // The data that arrived is ordered by mate and node. It is sent, and arrives from other nodes, by node and mate.
   Counts to_nodes, from_nodes, mate_offsets = offsets_of(from_mates);
   char* by_node = run_.get(total_of(from_mates));
   next = by_node;

@@ -19,7 +19,7 @@
 
 namespace ringtrain {
 
-// What is of all ranks, cut into runs of whole nodes, for what the ranks of one node do with it in shared memory.
+// The counts of all ranks, cut into runs of whole nodes, for the stages in the shared memory of one node.
 //
 // Nodes that follow each other, and what of some counts is theirs. Every node has as many ranks.
 class NodeRun {
@@ -95,9 +95,9 @@ class HierarchicalGroup final : public GroupWithFallback {
     size_t place() const { return static_cast<size_t>(node->rank()); }
     // Whether every rank has a lane.
     bool is_even() const;
-    // What of `counts`, of all ranks, is that of this rank's lane, by node.
+    // The part of `counts`, of all ranks, that belongs to this rank's lane, by node.
     Counts of_own_lane(const Counts& counts) const;
-    // What of `count` elements each rank of the node owns.
+    // The part of `count` elements that each rank of the node owns.
     Counts lane_counts(size_t count) const;
   };
   // `flat`: all ranks, for what suits no hierarchy.

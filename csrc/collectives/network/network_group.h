@@ -45,7 +45,7 @@ class NetworkGroup final : public Group {
 
   Way way_for(const Reduction& reduction, size_t count) const;
   bool is_library_clearly_faster(size_t bytes, Way other);
-  // What only moves data; a ring that was asked for is one for all sizes.
+  // For operations that only move data. A ring that an option asks for is taken for all sizes.
   bool is_small(size_t bytes) const {
     constexpr size_t kLargeBytes = 64 << 10;
     return bytes < kLargeBytes && ways_.small != Way::ring;

@@ -1,4 +1,4 @@
-// What Groups share that can only work on contiguous arrays.
+// Packing, for Groups that can only work on contiguous arrays.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ void reduce_packed(const std::vector<Piece>& pieces, size_t element_bytes, Scrat
                    const std::function<void(const std::vector<Piece>&)>& reduce);
 
 // Calls gather() once for each large one of these arrays, and once for all small ones together, laid side by side in
-// `packed`. What it gets is not empty.
+// `packed`. Its argument is not empty.
 void gather_packed(const std::vector<Group::Gathering>& arrays, int rank, Scratch& packed,
                    const std::function<void(const Group::Gathering&)>& gather);
 

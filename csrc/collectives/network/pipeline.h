@@ -45,7 +45,7 @@ class Messages {
   virtual bool may_receive(size_t, size_t /*sent*/) const { return true; }
 };
 
-// What is under way when it goes, after an error, stays with the Network.
+// Messages under way when it is destroyed, after an error, stay with the Network.
 class Flow {
  public:
   // Both outlive this.
@@ -131,7 +131,7 @@ class Blocks {
   size_t chunks_per_slice_ = 0;
 };
 
-// What of an allreduce is to be done.
+// The part of an allreduce that is to be done.
 enum class Phases { reduce_scatter, allgather, both };
 
 class Pipeline : public Messages {

@@ -4,7 +4,7 @@
 // into n slices, and the work is done in steps.
 //
 // Reduce-scatter, steps 0 to n - 2: in step s rank r sends slice r - s - 1 to the right and receives slice r - s - 2
-// from the left, to which it adds its own values (all modulo n). What it received and added in one step is what it
+// from the left, to which it adds its own values (all modulo n). The sum it made in one step is what it
 // sends in the next. After the last step it has the complete sum of slice r. So each slice travels once round the ring
 // and every rank adds its share as it passes.
 //
@@ -68,7 +68,7 @@ void Ring::arrived(size_t i) {
   if (chunk.count > 0) reduce(reduction, &destination, 1, sources, 2, chunk.count);
 }
 
-// What comes in during the allgather overwrites what went out n - 1 steps before.
+// The chunk that arrives during the allgather overwrites the one sent n - 1 steps before.
 bool Ring::is_free(const Position& incoming, size_t sent) const {
   return incoming.step < first_step() + others_ ||
          first_message(incoming.block, incoming.step - others_) + incoming.index < sent;

@@ -13,7 +13,7 @@ namespace {
 // For chunks that have parts of several arrays: as many as may be on their way in and out again.
 constexpr size_t kSlots = 2 * Flow::kWindow;
 
-// What comes from the left goes on to the right, chunk by chunk; the first of the chain only sends, the last only
+// Data from the left is passed on to the right, chunk by chunk; the first of the chain only sends, the last only
 // receives. A chunk within one array goes from where it lies to where it belongs, any other one through a slot.
 class Chain final : public Messages {
  public:

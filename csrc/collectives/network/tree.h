@@ -1,4 +1,4 @@
-// What moves data in as few steps one after the other as there can be, for what is small; and along a chain, for what
+// Moves small data in the fewest steps one after the other, by a tree; and along a chain data that
 // is large.
 #pragma once
 

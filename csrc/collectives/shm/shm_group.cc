@@ -189,7 +189,7 @@ void ShmGroup::reduce_scatter(const Reduction& reduction, const void* source, vo
       });
 }
 
-// What a rank has itself it copies to its place when it copies the others', out of a cache that still has it.
+// A rank copies its own data together with that of the others, while it is in the cache.
 void ShmGroup::allgather_all(const std::vector<Gathering>& arrays) {
   const GatherLayout layout(arrays, size());
   const size_t step = memory_.geometry.lane_bytes();
@@ -315,7 +315,7 @@ void ShmAllreduce::run() {
   group_.next_chunk_ = number(chunks_);
 }
 
-// What this rank has got was in its mailboxes, which nobody else reads any more once all owners have summed it. Only
+// This rank got its results from its own mailboxes, which no rank reads after all owners have summed them. Only
 // what an operation before this one has left in a lane may still be read by others.
 bool ShmAllreduce::can_put() const {
   const size_t depth = static_cast<size_t>(group_.memory_.geometry.depth);

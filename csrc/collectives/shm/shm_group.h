@@ -7,8 +7,8 @@
 //         my tensor, and overwrite those same mailbox lines with the result;
 //   get   copy the results from my own mailboxes to my tensors.
 // A chunk is one slice per rank. Every cache line is exchanged by two ranks only. Each stage advances a counter; a rank
-// does whatever stage is ready, the latest stage first. What fits into one small slot takes a shorter road: everybody
-// writes its own, waits for all, and combines all in rank order.
+// does whatever stage is ready, the latest stage first. Data that fits into one small slot takes a shorter way: each
+// rank writes its own, waits for all, and combines all in rank order.
 //
 // Arrays that lie in the Arena need no mailboxes: each rank reads its slice of all ranks' arrays and writes the result
 // to all of them, so that every array is read once and written once.
@@ -27,7 +27,7 @@
 
 namespace ringtrain {
 
-// What each rank gives to allgathers of many arrays, laid end to end on paper: a stream of bytes for each rank.
+// The input of each rank to allgathers of many arrays, as one stream of bytes that is never copied together.
 class GatherLayout {
  public:
   GatherLayout(const std::vector<Group::Gathering>& arrays, int size)
@@ -88,7 +88,7 @@ struct MailboxGeometry {
   size_t lane_bytes() const { return static_cast<size_t>(size - 1) * mailbox_bytes; }
 };
 
-// What the ranks of a Group share on this node.
+// The memory that the ranks of a Group share on this node.
 struct NodeMemory {
   SharedSegment mailboxes;  // zero at first
   MailboxGeometry geometry;
