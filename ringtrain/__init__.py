@@ -121,7 +121,7 @@ def _load() -> object:
 
 
 def __getattr__(name: str) -> object:
-    # What starts ranks, such as ringrun, has no use for NumPy and the like, nor a rank for what starts others.
+    # Launchers such as ringrun do not need NumPy and the like, and ranks do not need the launchers.
     if name in _MODULES:  # alone: `from ringtrain import ops` in a module that face.py is loading asks for it, too
         return importlib.import_module(f"ringtrain.{name}")
     if name not in __all__:

@@ -1,4 +1,4 @@
-"""What can go wrong with an operation over several ranks.
+"""The errors of operations over several ranks.
 
 All derive from RingtrainError, which is a RuntimeError. A mistake that the caller's own rank can see (a name that is in
 flight, a shape that cannot be split, an unsupported dtype) is a plain ValueError or TypeError instead, raised by the

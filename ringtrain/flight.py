@@ -19,7 +19,7 @@ from ringtrain.failure.ranks_in_words import list_of_ranks
 
 @dataclass
 class Flight:
-    """What one rank wrote down."""
+    """The record of one rank."""
 
     job: str
     written_s: float
@@ -55,7 +55,7 @@ class Flight:
             raise ValueError(f"{path} was not written by ringtrain: {error!r}") from None
 
     def unfinished(self) -> list[dict[str, Any]]:
-        """What was pending when something went wrong: it still is, or ended with that error."""
+        """Returns what was pending when something went wrong: it still is, or ended with that error."""
         return [*(operation for operation in self.ended if operation["error"]), *self.pending]
 
 
@@ -83,7 +83,7 @@ def of_last_job(flights: Sequence[Flight]) -> tuple[list[Flight], list[Flight]]:
 
 
 def first_difference(flights: Sequence[Flight]) -> str:
-    """What the ranks differ in first, in a sentence or two."""
+    """Returns the first difference between the ranks, in a sentence or two."""
     known = {flight.rank: flight for flight in flights}
     unfinished = [(operation, flight) for flight in flights for operation in flight.unfinished()]
     for operation, flight in sorted(unfinished, key=lambda pair: pair[0]["submitted_s"]):
@@ -182,7 +182,7 @@ def report(flights: Sequence[Flight], shown: int = 3) -> Iterator[str]:
             inside = "" if innermost == thread["whereabouts"] else f", {innermost}"
             yield f"    {thread['name']} was {thread['whereabouts']}{inside}"
     yield ""
-    yield f"What differs first: {first_difference(flights)}"
+    yield f"First difference: {first_difference(flights)}"
 
 
 def stacks_without_gil(folder: Path, flights: Sequence[Flight]) -> Iterator[str]:

@@ -79,7 +79,7 @@ class ProcessSet:
         return self
 
     def __reduce__(self) -> Any:
-        """What is saved in one job and loaded in another is not registered there, but for the global one."""
+        """A set that is saved in one job and loaded in another is not registered there, except the global one."""
         if self is global_process_set:
             return "global_process_set"
         return ProcessSet, (self.mpi_comm if self.ranks is None else self.ranks,)
@@ -232,7 +232,7 @@ def _different_lists(own: list[int]) -> list[list[int]]:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set; all ranks of the job call this. What is pending for it fails.
+    """Remove a process set; all ranks of the job call this. Operations pending for it fail.
 
     Returns:
         False for one that is not registered and for the global one, which stays.

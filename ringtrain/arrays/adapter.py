@@ -133,6 +133,6 @@ def _find_adapter(array: Any) -> Adapter:
 def _candidates() -> Iterator[Adapter]:
     """One after the other, so that those of other libraries are imported only when they are asked."""
     yield cast(Adapter, numpy_adapter)
-    # What the libraries of their own adapters make speaks DLPack, too.
+    # Arrays of the libraries with adapters of their own also speak DLPack.
     for name in (*(name for name in _LIBRARIES if name in sys.modules), "dlpack"):
         yield cast(Adapter, importlib.import_module(f"ringtrain.arrays.{name}"))

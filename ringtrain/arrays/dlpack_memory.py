@@ -80,7 +80,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _VersionedTensor(ctypes.Structure):
-    """DLManagedTensorVersioned. What came before it, DLManagedTensor, begins with the tensor."""
+    """DLManagedTensorVersioned. Its predecessor, DLManagedTensor, begins with the tensor."""
 
     _fields_ = (
         ("version", _Version),

@@ -20,7 +20,7 @@ from ringtrain.arrays import numpy as numpy_adapter
 
 MAKES = "mxnet"
 _NOWHERE_ELSE: AbstractContextManager[None] = nullcontext()
-# What MXNet 1.x calls so.
+# The name in MXNet 1.x.
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 _BY_NAME: dict[str, Any] = {
     "bfloat16": BFLOAT16,

@@ -134,7 +134,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     JaxStep(),
 )
 
-# What to install where the package with the library's own name has to be built from source.
+# Packages to install where the one with the library's own name must be built from source.
 _PACKAGES = {"cupy": "cupy-cuda12x, or cupy-cuda13x where the driver is for CUDA 13"}
 
 
@@ -181,7 +181,7 @@ def main(
 
 
 def _libraries_wanted(measurement: Measurement, arguments: argparse.Namespace) -> dict[str, str]:
-    """What wants a library, and which one."""
+    """Returns the library that each wish needs, by the name of the flag or the measurement."""
     library = getattr(measurement, "library", "")
     wanted = {"--plot": "matplotlib" if arguments.plot else ""}
     wanted[measurement.name] = library(arguments) if callable(library) else library

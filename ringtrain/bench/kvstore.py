@@ -99,7 +99,7 @@ def _of_updates(session: Session, kind: str, gradients: Gradients) -> list[Conte
 
     own, every = gradients.value, gradients.sum
     rate, workers = SGD["learning_rate"], session.job.size
-    # The first round of all. What a worker sees of an asynchronous one has its own update, and maybe those of others,
+    # The first round of all. In an asynchronous store a worker sees its own update, and maybe those of others,
     # which momentum repeats.
     bounds = {"dist_sync": (every, every), "dist_async": (own, workers * every)}
     rights = {

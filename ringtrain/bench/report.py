@@ -40,7 +40,7 @@ def milliseconds_text(spread: Spread) -> str:
 
 
 def heading(result: Result) -> list[str]:
-    """What was measured, where, and in which state the cores were."""
+    """The lines that say what was measured, where, and in which state the cores were."""
     place = result.environment
     launches = 1 + max((one.launch for row in result.rows for one in row.rounds), default=0)
     where = f"{ranks_text(result)} on {count_text(place['hosts'], 'host')}"

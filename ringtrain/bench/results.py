@@ -1,4 +1,4 @@
-"""What was measured: rows of rounds, what follows from them, and the way to JSON and back."""
+"""Results: rows of rounds, the figures that follow from them, and the way to JSON and back."""
 
 from __future__ import annotations
 

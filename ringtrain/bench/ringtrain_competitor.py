@@ -19,7 +19,7 @@ def collective(kind: str) -> Competitor:
     return Competitor(NAME, lambda tensors: collective_of(hvd, kind, tensors[0]), is_own=True)
 
 
-# Of what is 1 on each host these send all. force: whoever asks for one wants to see it on one host, too.
+# Of what is 1 on each host these send all. force: also on one host, where the user has asked for it.
 COMPRESSIONS: dict[str, AnyCompressor] = {
     "fp16": hvd.Compression.fp16,
     "bf16": hvd.Compression.bf16,

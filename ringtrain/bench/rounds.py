@@ -177,7 +177,7 @@ def measure(
 
 
 def cost_for_all(job: Job, run: Callable[[], Any], iterations: int = 1) -> dict[str, float]:
-    """What one run costs: "seconds", and "cpu", the processor time of all ranks together.
+    """Returns the cost of one run: "seconds", and "cpu", the processor time of all ranks together.
 
     Seconds count from when the first rank of a node begins until its last one has ended, on the slowest node. All ranks
     come out of a barrier first, but where they share cores some come out of it later, and their own time would not show

@@ -102,7 +102,7 @@ def _ring(places: int, size: float, cluster: Cluster) -> float:
 
 
 def hierarchical_s(cluster: Cluster, size: int) -> float:
-    """Each host sums first; the stages are at work at the same time, so that the slowest one counts. What is short is
+    """Each host sums first; the stages are at work at the same time, so that the slowest one counts. Short arrays are
     doubled between the hosts."""
     if size < _HALVE_FROM_BYTES:
         return _doubling(cluster.hosts, size, cluster)
@@ -277,7 +277,7 @@ def _predictions(arguments: argparse.Namespace) -> list[Row]:
 
 
 def _jobs(arguments: argparse.Namespace) -> list[tuple[str, Setup, float, list[Gradient]]]:
-    """What to predict: title, place, seconds that a step computes, and its gradients."""
+    """A prediction to make: title, place, seconds that a step computes, and its gradients."""
     if arguments.link_gbit is None and arguments.timeline is None:
         return [(setup.title, setup, *_of_model(setup.model, setup.images / setup.images_per_s)) for setup in PUBLISHED]
     link = arguments.link_gbit or 25.0

@@ -21,7 +21,7 @@ class CannotMeasure(Exception):
 
 
 class Session:
-    """What a measurement works with. All ranks call its methods together."""
+    """The ranks, options and competitors of a measurement. All ranks call its methods together."""
 
     def __init__(self, job: Job, arguments: argparse.Namespace) -> None:
         self.job = job

@@ -38,7 +38,7 @@ class OwnMemory(NamedTuple):
 
     @classmethod
     def read(cls) -> OwnMemory:
-        """What the kernel says now."""
+        """Returns what the kernel says now."""
         mapped = segments = 0
         is_segment = False
         for line in Path("/proc/self/smaps").read_text().splitlines():

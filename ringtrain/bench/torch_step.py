@@ -1,7 +1,7 @@
 """A training step of torch models, beside the same step without any communication.
 
 All ranks take each step at the same time, also those without communication: they share the memory and the clock of the
-processor then, too. What a step takes longer than one without communication is *exposed* communication.
+processor then, too. The time by which a step is longer than one without communication is *exposed* communication.
 """
 
 from __future__ import annotations

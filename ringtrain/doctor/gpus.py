@@ -1,4 +1,4 @@
-"""What the doctor finds of GPUs, of the CUDA driver and of NCCL, and what of it is wrong."""
+"""Facts for the doctor about GPUs, the CUDA driver and NCCL, and the problems among them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def usual_gpu(local_rank: int, found: Data) -> str | None:
 
 
 def judge(driver: Data, library: Data, packages: Data, topology: Data | None) -> Iterator[Finding]:
-    """What is wrong with the topics `cuda`, `nccl`, `packages` and `topology`."""
+    """Returns the problems of the topics `cuda`, `nccl`, `packages` and `topology`."""
     if driver["error"]:
         yield Finding(
             "warning",

@@ -1,4 +1,4 @@
-"""What the doctor finds on this machine, and of the job: its network, and where its ranks run."""
+"""Facts for the doctor about this machine and the job: its network, and where its ranks run."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def _version(distribution: str) -> str | None:
 
 
 def judge(report: Data) -> list[Finding]:
-    """What is wrong in a report, worst first."""
+    """Returns the problems in a report, worst first."""
     findings = [
         *_judge_core(report["ringtrain"]),
         *_judge_network(report["network"]),

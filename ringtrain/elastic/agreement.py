@@ -1,4 +1,4 @@
-"""What differs between the ranks, known by 64 bits of each part, and sending only that."""
+"""Finds the parts that differ between the ranks, by 64 bits of each, and sends only those."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def run(func: Function[AnyState, Arguments, Result]) -> Function[AnyState, Argum
     ranks that are there join the next generation of the job, the callbacks of the state are called, and the function is
     called again. rank() and size() may then be others.
 
-    What the function returns is returned. Anything but the loss of a rank is raised: MismatchError, DeadlockError,
+    Returns what the function returns. Anything but the loss of a rank is raised: MismatchError, DeadlockError,
     ReplicaError, NonFiniteError and StepOrderError would come again.
 
     A job that is not elastic has one generation, and the loss of a rank is raised.

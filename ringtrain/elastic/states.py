@@ -1,4 +1,4 @@
-"""What a job must not lose: a state with a last commit, to which all ranks can go back."""
+"""The state that a job must not lose, with a last commit to which all ranks can go back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FORMAT = "ringtrain elastic state 1"
 
 
 class Found(NamedTuple):
-    """What was in the file."""
+    """The content of a file."""
 
     commits: int
     content: Any
@@ -76,7 +76,7 @@ class Checkpoint:
 
 
 class State(ABC):
-    """What `run` keeps through the generations of a job. Mirrors `horovod.common.elastic.State`.
+    """The state that `run` keeps through the generations of a job. Mirrors `horovod.common.elastic.State`.
 
     A subclass says how it is saved, restored and made the same on all ranks.
 
@@ -157,7 +157,7 @@ class State(ABC):
     def sync(self) -> None:
         """Make the state that of the rank with the newest commit, on all ranks. They call it together.
 
-        What they have all alike is compared, and not sent.
+        Parts that all ranks have alike are compared, and not sent.
         """
         root_rank, _ = agreement.newest_rank(self._commits)
         self.sync_from(root_rank)

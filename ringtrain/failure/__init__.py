@@ -1,4 +1,4 @@
-"""What this rank tells of itself when something goes wrong, or nothing goes on.
+"""This rank's reports about itself when something goes wrong, or when nothing goes on.
 
 exceptions  an exception of the script, told to the other ranks before this process ends of it
 deadlock    whether all threads that could submit something wait

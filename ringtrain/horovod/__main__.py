@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _own_options() -> list[str]:
-    """What stood between `python` and `-m ringtrain.horovod`, which may be one word and may end others, as in -um."""
+    """Returns what was between `python` and `-m ringtrain.horovod`, which may also end a word, as in -um."""
     options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]
     if options[-1] == "ringtrain.horovod":
         options.pop()

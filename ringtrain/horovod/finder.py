@@ -21,7 +21,7 @@ _MODULES = {
     "horovod.common.process_sets": "ringtrain.process_sets",
 }
 
-# What Horovod 0.28.1 has and ringtrain has not, and what to say of it. Modules below are meant too.
+# Modules that Horovod 0.28.1 has and ringtrain lacks, and the sentence about each. Their submodules are meant too.
 _ABSENT = {
     "horovod.tensorflow": "TensorFlow does not come; PyTorch, CuPy and NumPy are there",
     "horovod.keras": "Keras does not come; PyTorch, CuPy and NumPy are there",

@@ -1,4 +1,4 @@
-"""What init() has loaded before it begins: the floors above it, some of which have a part in it."""
+"""Loads the floors above init() before it begins, since some of them have a part in it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def load_with(load: Callable[[], object]) -> None:
 
 
 def load_all() -> None:
-    """To be called by init() before it does anything. What is loaded already takes no time."""
+    """Called by init() before it does anything. Modules that are loaded already take no time."""
     for load in _loads:
         load()

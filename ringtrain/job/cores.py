@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """What one process may use. Processes of one container have their quota together."""
+    """The CPU time that one process may use. Processes of one container have their quota together."""
 
     cpus: int  # a bit for each CPU of its affinity
     container: tuple[str, str]

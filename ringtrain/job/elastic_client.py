@@ -110,7 +110,7 @@ class ElasticClient:
                 return Seat(**{name: answer[name] for name in Seat._fields})
 
     def exchange(self, generation: int, value: Any) -> list[Any]:
-        """What all ranks of the generation say, by rank. Raises AgainError, and as `come`."""
+        """Returns what all ranks of the generation say, by rank. Raises AgainError, and as `come`."""
         self._send({"kind": "say", "generation": generation, "value": value})
         answer = self._answer()
         if answer["kind"] == "again":

@@ -30,7 +30,7 @@ class Choice(NamedTuple):
     is_kept: bool
 
 
-# What uses GPUs is not loaded yet, or there are none: the first array on a GPU decides.
+# No library that uses GPUs is loaded yet, or there are no GPUs: the first array on a GPU decides.
 NO_CHOICE = Choice(-1, "", 0, False)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 
 class Launch(NamedTuple):
-    """What a launcher says of the process that it started.
+    """The words of a launcher about the process that it started.
 
     `size` is None where the environment does not tell it (a bare PMIx server such as prterun), `local_rank` and
     `local_size` (the place among the ranks of this host) where the launcher does not.
@@ -151,7 +151,7 @@ class Torchrun:
 
 
 class ByHand:
-    """Whoever starts processes as those of torch.distributed's `env://` are started."""
+    """Launchers that start processes for torch.distributed's `env://`."""
 
     NAME = "MASTER_ADDR and RANK"
 
@@ -169,7 +169,7 @@ def _numbered(launcher: str, environ: Mapping[str, str], names: tuple[str, str],
     return Launch(launcher, rank, size, _number(environ, of_host + "RANK"), local_size)
 
 
-# What somebody has set for ringtrain, and torchrun's, which may run in any of the others, come first. Open MPI and
+# Variables set for ringtrain, and those of torchrun, which may run in any of the others, are first. Open MPI and
 # Hydra come before Slurm because they start their daemons with srun, and the ranks inherit the variables of that step;
 # Slurm comes before PMIx and PMI because its steps set theirs as well. Those of a script for torch may lie about
 # anywhere.
@@ -194,7 +194,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
     return None
 
 
-# What ringrun tells a rank of a job without an MPI.
+# The variables by which ringrun describes a job without an MPI to its ranks.
 OF_RINGRUN = tuple(
     f"RINGTRAIN_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "RENDEZVOUS", "SECRET_FILE")
 )
@@ -202,7 +202,7 @@ OF_RINGRUN = tuple(
 # In the environment of all processes that a rank starts: which process is the rank, and what identifies the rank. The
 # underscore keeps it out of the variables that users set. A job that a rank starts is given none: see runner/job.py.
 OWNER_VARIABLE = "_RINGTRAIN_RANK_OWNER"
-# What tells two ranks apart, beside the numbers of `Launch`. A variable that a launcher does not set is left out.
+# Variables that differ between two ranks, beside the numbers of `Launch`. Those that are not set are left out.
 _OF_ELASTIC_JOBS = ("RINGTRAIN_ELASTIC", "RINGTRAIN_MEMBER")
 _OF_JOBS = ("RINGTRAIN_RENDEZVOUS", "PMIX_NAMESPACE", "PMI_FD", "PMI_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _OF_TORCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")

@@ -1,4 +1,4 @@
-"""What the core must know of MPI, taken from mpi4py, which owns it: finds the library, initialises and finalises it.
+"""Describes MPI to the core, by mpi4py, which owns it: finds the library, initialises and finalises it.
 
 Nothing here is imported or called in a job of one rank.
 """
@@ -101,7 +101,7 @@ def _revoke(MPI: Any, communicators: Sequence[Any], working: _Working[Any]) -> N
 class InitBarrier:
     """The first of the ranks knows who has come. If some stay away it tells the others who.
 
-    Whoever hears from MPI that a rank has died tells all others: they may wait for this one, which has given up.
+    A rank that MPI tells of a death tells all others: they may wait for this one, which has given up.
     """
 
     def __init__(self, MPI: Any, comm: Any, ranks: Sequence[int]):
@@ -143,7 +143,7 @@ class InitBarrier:
         self._tell([rank for rank in self._numbers if rank != self._rank], error)
 
     def verdict(self, timeout_s: float) -> str:
-        """What to say when the time is over; the first rank also says it to those who have come."""
+        """Returns the message for when the time is over; the first rank also sends it to the ranks that have come."""
         waited = f"init() has waited {timeout_s:g} s (start_timeout_s) for all ranks"
         if not self._is_first:
             time.sleep(_MOMENT_S)
@@ -207,7 +207,7 @@ class _Working(Generic[T]):
 
 
 def _failed_text(comm: Any) -> str:
-    """Who has died, in the numbers of `comm`, where MPI tells it."""
+    """Returns the ranks that have died, in the numbers of `comm`, where MPI tells it."""
     try:
         ranks = comm.Get_failed().Translate_ranks(group=comm.Get_group())
     except Exception:
@@ -329,7 +329,7 @@ def connect(
 
 
 def tell_all(value: Any, settings: dict[str, str]) -> list[Any]:
-    """What all ranks of MPI.COMM_WORLD say, by rank. Raises as `connect`."""
+    """Returns what all ranks of MPI.COMM_WORLD say, by rank. Raises as `connect`."""
     timeout_s = float(settings["start_timeout_s"])
     MPI = _import_mpi(timeout_s)
     everybody = range(MPI.COMM_WORLD.Get_size())

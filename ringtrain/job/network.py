@@ -1,4 +1,4 @@
-"""What carries the messages of this job, and joining it."""
+"""Chooses the network of this job, and joins it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def workers() -> int:
 
 
 def choose(wanted: str, comm: Any, launch: launched_by.Launch | None) -> NetworkChoice:
-    """What `network=wanted` means for this process.
+    """Returns what `network=wanted` means for this process.
 
     Args:
         wanted: "auto", "mpi" or "sockets".
@@ -78,7 +78,7 @@ def rank_of_all() -> int:
 
 
 def tell_all(value: Any, settings: dict[str, str]) -> list[Any]:
-    """What all processes that were started say, by rank, before some of them begin a job. All call it together.
+    """Returns what all processes that were started say, by rank, before some of them begin a job. All call it together.
 
     Raises as `mpi.tell_all` and `sockets.tell_all`.
     """

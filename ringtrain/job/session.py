@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Asked(NamedTuple):
-    """What init() was called with; `settings` is every option."""
+    """The arguments of init(); `settings` is every option."""
 
     comm: Any
     process_sets: Any

@@ -1,4 +1,4 @@
-"""What the core must know to reach the other ranks over sockets of its own: see csrc/network/sockets.h."""
+"""Describes to the core how to reach the other ranks over sockets: see csrc/network/sockets.h."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def connect(
 
 
 def tell_all(launch: Launch, value: Any, settings: dict[str, str]) -> list[Any]:
-    """What all ranks of this launch say, by rank. Raises as `rendezvous.member.meet`."""
+    """Returns what all ranks of this launch say, by rank. Raises as `rendezvous.member.meet`."""
     place = place_of(launch)
     if launch.size is None:
         raise RuntimeError(f"{launch.launcher} does not say how many ranks there are; set RINGTRAIN_SIZE")
@@ -183,7 +183,7 @@ def require_reach(exchange: Exchange, world: World, addresses: Sequence[Sequence
     """Let each rank knock at a rank of each other host. All ranks call it together.
 
     Args:
-        addresses: where each rank listens, by rank. Whoever answers there may close the connection.
+        addresses: where each rank listens, by rank. A process that answers there may close the connection.
 
     Raises:
         UnreachableError: not all hosts reach each other, on all ranks alike.

@@ -100,7 +100,7 @@ def introduce(
     own_network: Any = None,
     slot: int | None = None,
 ) -> tuple[World, dict[str, str], list[Any]]:
-    """What the ranks have to know of each other; all call it together.
+    """Returns what the ranks must know of each other; all call it together.
 
     Args:
         node: the same on ranks that may share memory.
@@ -166,7 +166,7 @@ def _local_ranks(places: Sequence[str], slots: Sequence[int]) -> list[int]:
 
 
 def _outcome(read: Callable[[], dict[str, str]]) -> tuple[dict[str, str], str]:
-    """What it returns, or what it has to say."""
+    """Returns its result, or what it has to say."""
     try:
         return read(), ""
     except ValueError as error:

@@ -307,7 +307,7 @@ def grouped_alltoall(
         process_set: the ranks that take part, all of which call it.
 
     Returns:
-        What `alltoall` returns of each tensor.
+        The results of `alltoall` for each tensor.
 
     Raises:
         NotInitializedError: before init().

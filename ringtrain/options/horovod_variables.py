@@ -1,4 +1,4 @@
-"""What becomes of each environment variable that Horovod 0.28.1 reads, in one table.
+"""The meaning here of each environment variable that Horovod 0.28.1 reads, in one table.
 
 Those with an option of the same meaning stand in the option table of the core; all others stand here.
 """
@@ -31,7 +31,7 @@ _ON = frozenset({"1", *_TRUE})
 _NO_GLOO = "there is no gloo in ringtrain, MPI or ringrun brings the ranks together"
 _NO_TUNER = "autotune has no samples to count; autotune_file keeps what it finds"
 _FOR_LIBRARIES = "ringrun sets it for libraries that read it; ringtrain does not read it"
-# What ringrun sets for each rank, as in rank_wrapper.py.
+# Variables that ringrun sets for each rank, as in rank_wrapper.py.
 _SPEAKER_VARIABLE = "RINGRUN_SPEAKER"
 _LOG_LEVEL = "HOROVOD_LOG_LEVEL"
 _LEVELS = next(row["choices"] for row in _core.option_table() if row["name"] == "log_level")

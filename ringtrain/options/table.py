@@ -1,7 +1,7 @@
 """The options: what they are stands in one table in the core; here are the ways to set them.
 
 A keyword of `init()` beats the environment variable `RINGTRAIN_<NAME>`, which beats Horovod's or MXNet's variable
-for the same knob, which beats the default. What is on or off may also be 1 or 0, true or false, yes or no.
+for the same knob, which beats the default. On and off may also be 1 and 0, true and false, yes and no.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def differing(keywords: Mapping[str, Any], settings: Mapping[str, str]) -> list[
 
 
 def read_tuned(settings: Mapping[str, str], fixed: Collection[str], found: str = "") -> dict[str, str]:
-    """What a former job has found and written to `autotune_file`, but for what is fixed; nothing if there is no file.
+    """Returns what a former job wrote to `autotune_file`, except what is fixed; nothing if there is no file.
 
     Without a file, what autotune has `found` in this process.
 

@@ -12,7 +12,7 @@ logger = logging.getLogger("ringtrain")
 
 
 class _OnStandardError(logging.Handler):
-    """As `ringtrain: ...`, for scripts that set up no logging: whoever does gets the records and nothing is printed."""
+    """As `ringtrain: ...`, for scripts that set up no logging. Others get the records instead."""
 
     def emit(self, record: logging.LogRecord) -> None:
         above = logging.getLogger().handlers if logger.propagate else []

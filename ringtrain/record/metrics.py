@@ -8,7 +8,7 @@ from typing import Any
 
 import ringtrain._core as _core
 
-# What `metrics()` counts for each kind of operation -> name and explanation for Prometheus.
+# Counters of `metrics()` for each kind of operation -> name and explanation for Prometheus.
 _OF_A_KIND = {
     "operations": ("ringtrain_operations", "Operations that have ended."),
     "failed": ("ringtrain_failed_operations", "Operations that have ended with an error."),
@@ -42,7 +42,7 @@ _TRAFFIC = {
     "received_bytes": "Bytes that came over TCP.",
     "dropped_messages": "Messages that were thrown away because of kv_drop_percent.",
 }
-# What is now, where all else only grows.
+# The values that may fall; all others only grow.
 _LEVELS = ("outbox_bytes", "connections", "waiting_requests")
 _OF_STORES = {
     "kvstore": {
@@ -73,14 +73,14 @@ def set_generation(generation: int, seconds_lost: Callable[[], float]) -> None:
 
 
 def count_store(part: str, count: Callable[[], dict[str, float]]) -> Callable[[], None]:
-    """Called where a worker, "kvstore", or a server, "kvstore_server", begins. What it returns is called at its end."""
+    """Called when a worker, "kvstore", or a server, "kvstore_server", begins. Returns a function to call at its end."""
     entry = part, count
     _stores.append(entry)
     return lambda: _stores.remove(entry)
 
 
 def metrics() -> dict[str, Any]:
-    """What this rank has done since init().
+    """Returns what this rank has done since init().
 
     Returns:
         "cache_hits", "cache_misses", "rounds", "came_last" and "came_with_values", which are numbers, and for each kind
@@ -121,7 +121,7 @@ def _counted_stores() -> dict[str, Any]:
 
 
 class _Collector:
-    """What prometheus-client asks for at each request."""
+    """Returns the metrics; prometheus-client calls it at each request."""
 
     def __init__(self, rank: int):
         self._rank = str(rank)

@@ -17,7 +17,7 @@ from ringtrain.runner.launchers import in_slurm_allocation
 
 
 class Again(NamedTuple):
-    """What the script starts: a module of ringtrain, and `words`, its command line but for the command of the ranks.
+    """The command of the script: a module of ringtrain, and `words`, its command line but for the command of the ranks.
 
     `undone` follow these, and the last one of a flag counts: they undo what was for the batch system, or for this call.
     """
@@ -86,7 +86,7 @@ def submit_to_slurm(job: Job, again: Again) -> int:
 
 _LIST_S = 10
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# What qsub says of a job that came to its end.
+# The words of qsub about a job that came to its end.
 _ENDED = "exited with exit code"
 _EXAMPLE = '--mpi-args="-pe NAME 4"'
 
@@ -102,7 +102,7 @@ def sge_script(job: Job, again: Again) -> str:
     if job.hosts:
         raise UsageError('--launcher sge leaves the hosts to SGE; name them with --mpi-args="-q QUEUE@HOST"')
     own = job.launcher_arguments
-    # In the folder and with the variables of whoever submits it; what it prints is one file.
+    # In the folder and with the variables of the user who submits it; its output is one file.
     options = [["-S", "/bin/bash"], ["-N", _sge_name(job)], ["-cwd"], ["-V"], ["-j", "y"]]
     if "-pe" not in own:
         options.append(["-pe", _parallel_environment(job.environment), str(job.num_proc)])

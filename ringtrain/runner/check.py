@@ -172,7 +172,7 @@ _MPI_S = 15.0
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
-# What each rank runs: one that finds out how fast MPI is, and one for hosts that need none. Both print the same.
+# The scripts of the ranks: one that finds out how fast MPI is, and one for hosts that need none. Both print the same.
 _OVER_MPI = ["-m", "ringtrain.runner.check", "pairs"]
 _OVER_SOCKETS = f"""\
 import json, numpy, ringtrain as hvd
@@ -185,7 +185,7 @@ if hvd.rank() == 0:
 
 
 class Reached(NamedTuple):
-    """What asking one host gave: a report, or the error that came instead of it."""
+    """The answer of one host: a report, or an error instead of it."""
 
     name: str
     report: HostReport | None

@@ -36,7 +36,7 @@ from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Settings, S
 _BROKEN_PIPE_CODE = 141
 # The current folder, which -c puts first on the import path, is not on that of a command.
 _HOROVODRUN = "import sys; del sys.path[0]; from horovod.runner.launch import run_commandline; run_commandline()"
-# Who is handed a script by --launcher.
+# The batch systems that get a script by --launcher.
 _BATCH_SYSTEMS = {"slurm": (slurm_script, submit_to_slurm), "sge": (sge_script, submit_to_sge)}
 
 
@@ -120,7 +120,7 @@ def _run(argv: Sequence[str] | None, speaker: str = "ringrun") -> int:
 
 
 def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
-    """What the parsed flags ask for. Raises UsageError where they contradict each other."""
+    """Returns what the parsed flags ask for. Raises UsageError where they contradict each other."""
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command and not arguments.check:
         raise UsageError("there is no command to run; write ringrun -np 2 python train.py")

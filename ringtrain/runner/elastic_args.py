@@ -15,7 +15,7 @@ _TIMEOUT_S = 600.0
 
 
 class Asked(NamedTuple):
-    """What the user has said, None where nothing."""
+    """The arguments that the user gave; None for the others."""
 
     num_proc: int | None = None
     min_np: int | None = None

@@ -338,7 +338,7 @@ def _plain(value: float | str) -> str:
 # Both become flags. The file and the command line go through one parser, in which the command line comes last and wins.
 
 
-# whoever has no such file needs no PyYAML: it is imported where one is read
+# imported where a file is read, so that others need no PyYAML
 
 # flags that may be given several times, so a list of values is one of them each
 _LISTS = ("env", "network-interfaces", "network-interface")
@@ -347,7 +347,7 @@ _RANGE = "--blacklist-cooldown-range"
 
 
 class Words(NamedTuple):
-    """What an entry of the file is on the command line, and where it stands."""
+    """Returns an entry of the file as words of a command line, and its place in the file."""
 
     source: str
     words: list[str]

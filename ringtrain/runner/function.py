@@ -89,8 +89,8 @@ def run(
     """Call `func(*args, **kwargs)` on `num_proc` ranks and return their results, in the order of the ranks.
 
     Mirrors `horovod.run`, with its arguments in its order; those after the star are ringtrain's. Each rank is a new
-    process with this process's environment and import path; the function itself calls `ringtrain.init()`. What the
-    ranks print appears here, each line with its rank before it. Of an elastic job, which is one with `min_num_proc` or
+    process with this process's environment and import path; the function itself calls `ringtrain.init()`. Output of the
+    ranks appears here, each line with its rank before it. Of an elastic job, which is one with `min_num_proc` or
     `host_discovery_script`, the results are those of the processes that were its ranks at the end.
 
     Args:
@@ -229,7 +229,7 @@ def _import_path() -> str:
 
 
 def _results(outcome: Outcome, num_proc: int, folder: Path) -> list[Any]:
-    """What the ranks have left in `folder`, or the exception for why they have not."""
+    """Returns what the ranks have left in `folder`, or the exception that says why they have not."""
     failures = outcome.failures
     if not failures or failures[0].is_consequence:
         _require_no_exit(outcome, num_proc, folder)
@@ -485,7 +485,7 @@ def run_in_rank(own_folder: str) -> None:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """What Python makes of it for the shell; of anything but a number, which it prints, that is 1."""
+    """Returns the exit code that Python makes of it; it is 1 for anything but a number, which Python prints."""
     if end.code is None:
         return 0
     return end.code & 0xFF if isinstance(end.code, int) else 1

@@ -1,4 +1,4 @@
-"""What becomes of each flag of horovodrun 0.28.1, in one table.
+"""The meaning here of each flag of horovodrun 0.28.1, in one table.
 
 The same table has the places in its file for --config-file and the arguments of `horovod.run` that mean the same.
 """
@@ -193,7 +193,7 @@ BY_ARGUMENT = {argument: flag for flag in TABLE for argument in flag.arguments}
 
 
 def variables(given: Iterable[Given]) -> dict[str, str]:
-    """What the ranks get in their environment for flags that are variables there; the last one wins."""
+    """Returns the variables of the ranks for flags that are variables there; the last one wins."""
     flags = [(BY_NAME[one.name], one) for one in given]
     return {flag.variable: _value(flag, one) for flag, one in flags if flag.state is State.SAME}
 

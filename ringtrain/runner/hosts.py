@@ -113,7 +113,7 @@ def is_this_host(name: str) -> bool:
     try:
         found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
-        return False  # whoever is to reach it says what is wrong
+        return False  # the program that connects to it reports the error
     own = {address for _, address in _core.interface_addresses()}
     return any(address in own or ip_address(address.partition("%")[0]).is_loopback for address in found)
 
@@ -122,7 +122,7 @@ def is_this_host(name: str) -> bool:
 
 
 class Allocation(NamedTuple):
-    """What a batch system has given to this job."""
+    """The hosts that a batch system has given to this job."""
 
     batch_system: str
     hosts: list[Host]

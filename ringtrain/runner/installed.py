@@ -1,4 +1,4 @@
-"""What Python finds by a name: which of several copies of ringtrain, and whose package `horovod` is."""
+"""Modules that Python finds by a name: which of several copies of ringtrain, and whose package `horovod` is."""
 
 from __future__ import annotations
 

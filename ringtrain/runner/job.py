@@ -1,4 +1,4 @@
-"""What is to be started, said without any launcher's words."""
+"""A job to be started, in words of no particular launcher."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
-    """What the parsed flags ask for. Raises UsageError where they contradict each other."""
+    """Returns what the parsed flags ask for. Raises UsageError where they contradict each other."""
     command = _command_of(arguments.command, environ)
     if arguments.launcher not in ("sge", "yarn") and arguments.mpi_args:
         raise UsageError("--mpi-args is for --launcher sge and yarn")
@@ -285,7 +285,7 @@ def _split(texts: Sequence[str]) -> list[str]:
 
 
 class CopyFailed(Exception):
-    """The folder is not on all hosts; the message names one. What is wrong rsync has said."""
+    """The folder is not on all hosts; the message names one. rsync has printed the reason."""
 
 
 def copy_folder(to: str, hosts: Sequence[Address], environ: Mapping[str, str]) -> None:

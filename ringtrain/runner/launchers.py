@@ -46,7 +46,7 @@ _LIST_S = 10
 
 
 class Launcher(Protocol):
-    """What ringrun asks of a launcher."""
+    """The interface of a launcher for ringrun."""
 
     @property
     def passes_on(self) -> Mapping[int, int]:
@@ -54,11 +54,11 @@ class Launcher(Protocol):
 
     @property
     def scancel(self) -> str | None:
-        """What signals the ranks otherwise: Slurm's program, if they are tasks of a job step; None if nothing does."""
+        """The program that signals the ranks otherwise: Slurm's, if they are tasks of a job step; or None."""
 
     @property
     def last_signal(self) -> int:
-        """What makes it end with all its ranks at once, also on other hosts."""
+        """The signal that makes it end at once with all its ranks, also on other hosts."""
 
     def arguments(self, job: Job) -> list[str]:
         """The whole command line, the launcher's own path first."""
@@ -305,7 +305,7 @@ def in_slurm_allocation(environ: Mapping[str, str]) -> bool:
 
 
 def ssh_options(job: Job) -> list[str]:
-    """What ssh is to be told for this job."""
+    """Returns the options of ssh for this job."""
     port = [] if job.ssh_port is None else [f"-p{job.ssh_port}"]
     identity = [] if job.ssh_identity_file is None else [f"-i{job.ssh_identity_file}"]
     return port + identity
@@ -317,7 +317,7 @@ def _refuse_ssh_options(job: Job) -> None:
 
 
 def _with_ssh_options(job: Job, variable: str) -> dict[str, str]:
-    """What the launcher gives to ssh: ours, and what the user has put there. Of two ports ssh takes the first."""
+    """Returns the launcher's options for ssh: ours, then the user's. Of two ports ssh takes the first."""
     ours = ssh_options(job)
     return {variable: " ".join([*ours, job.environment.get(variable, "")]).rstrip()} if ours else {}
 
@@ -359,7 +359,7 @@ def _srun(path: str, library: str) -> Srun:
 
 
 def _process_managers(srun: str) -> list[str]:
-    """What this Slurm has for --mpi."""
+    """Returns the values that this Slurm has for --mpi."""
     try:
         listed = subprocess.run([srun, "--mpi=list"], capture_output=True, text=True, timeout=_LIST_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -458,7 +458,7 @@ def choose(launcher: str, environ: Mapping[str, str] = os.environ) -> Chosen:
 
 
 def choose_elastic(launcher: str, job: Job) -> Chosen:
-    """Who starts the agents of an elastic job: srun on the hosts of an allocation, else ssh, or as `launcher` says.
+    """Returns the launcher of the agents of an elastic job: srun in an allocation, else ssh, or as `launcher` says.
 
     Raises UsageError and, for "mpirun", MpiNotFound.
     """
@@ -477,7 +477,7 @@ def choose_elastic(launcher: str, job: Job) -> Chosen:
 
 
 def choose_network(launcher: str, environ: Mapping[str, str] = os.environ) -> NetworkChoice:
-    """What the option network of `environ` means for a job that is yet to be started. Raises UsageError."""
+    """Returns the network that the options in `environ` choose for a job to be started. Raises UsageError."""
     try:
         wanted = table.resolve({}, environ)["network"]
     except ValueError as error:

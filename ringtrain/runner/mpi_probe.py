@@ -1,4 +1,4 @@
-"""What mpi4py says of its MPI. Also runs as a process of its own, because loading an MPI library may abort the process
+"""Asks mpi4py about its MPI. Also runs as a process of its own, because loading an MPI library may abort the process
 and initialising one inside a launcher's parent breaks the launch."""
 
 from __future__ import annotations

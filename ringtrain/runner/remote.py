@@ -1,4 +1,4 @@
-"""What runs a command on another host, and which variables of this one go there."""
+"""Commands that run another command on a host, and the variables of this one that go there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-# Who is to be used instead of ssh, if anybody: ringrun's own variable, and those of the launchers.
+# Variables that name a program to use instead of ssh: ringrun's own, and those of the launchers.
 _AGENTS = (
     "RINGTRAIN_SSH_AGENT",
     *("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC"),

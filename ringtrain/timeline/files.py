@@ -39,7 +39,7 @@ def part_of_server(path: Path, server: int) -> Path:
 
 
 def parts_of_servers(path: Path) -> list[Path]:
-    """What such servers have written beside the file of rank 0."""
+    """Returns the files that such servers have written beside the file of rank 0."""
     return _numbered(path, "server")
 
 
@@ -49,7 +49,7 @@ def is_of_store(event: dict[str, Any]) -> bool:
 
 
 def other_parts(path: Path) -> list[Path]:
-    """What the ranks from 1 on have written beside the file of rank 0; nothing once all is brought together."""
+    """Returns the files of the ranks from 1 on beside the file of rank 0; none once all is merged."""
     return _numbered(path, "rank")
 
 

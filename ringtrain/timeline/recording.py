@@ -163,7 +163,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     Args:
         file_path: the file of all ranks, written on rank 0. Until `stop_timeline` it has rank 0 only, and the others
-            are beside it. What an earlier timeline has left there is removed.
+            are beside it. Files of an earlier timeline are removed there.
         mark_cycles: mark the rounds of the negotiation.
 
     Raises:

@@ -95,7 +95,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     self._grad_accs.append(parameter.register_post_accumulate_grad_hook(self._make_hook(parameter)))
 
     def _make_hook(self, p: torch.Tensor) -> Callable[..., None]:
-        """What is called when backward() has added to the gradient of a parameter."""
+        """Returns the function to call when backward() has added to the gradient of a parameter."""
 
         def hook(*ignore: Any) -> None:
             if self._allreduce_delay[p] <= 0:

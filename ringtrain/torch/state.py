@@ -147,7 +147,7 @@ def _send(state: dict[str, Any], root_rank: int, process_set: ProcessSet) -> Non
 
 
 def skeleton_of(state: dict[str, Any]) -> tuple[bytes, list[torch.Tensor]]:
-    """What state is beside the elements of its tensors, and these. Raises as `broadcast_optimizer_state`."""
+    """Returns a state without the elements of its tensors, and these. Raises as `broadcast_optimizer_state`."""
     skeleton = io.BytesIO()
     pickler = _Pickler(skeleton)
     pickler.dump(state)
@@ -205,7 +205,7 @@ class _Part(NamedTuple):
 
 
 def _messages(lengths: Sequence[int]) -> Iterator[list[_Part]]:
-    """What each message carries of tensors that have so many bytes."""
+    """Yields the parts of tensors of these lengths that each message carries."""
     parts: list[_Part] = []
     room = _MESSAGE_BYTES
     for number, length in enumerate(lengths):

@@ -95,7 +95,7 @@ class SyncBatchNorm(_BatchNorm):
         if is_settled or self.process_set.included() is False:
             return super().forward(input)
         moments = _moments(input.detach(), self.process_set)
-        # Who has enough alone does not look at the sum, for which the host would have to wait for a GPU.
+        # A rank that has enough alone does not look at the sum, for which the host would have to wait for a GPU.
         if input.numel() < 2 * self.num_features and moments.values < 2:
             raise ValueError(
                 f"SyncBatchNorm needs at least 2 values per channel over all ranks of {self.process_set}, not "

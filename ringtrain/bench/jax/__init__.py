@@ -1,4 +1,4 @@
-"""What the measurement of JAX's steps wants of JAX, which need not be installed for the others.
+"""The part of the measurement of JAX's steps that imports JAX, which the others do not need.
 
 training  a model and a batch, and the steps of everybody who takes part
 """

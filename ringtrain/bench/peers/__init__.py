@@ -1,4 +1,4 @@
-"""What ringtrain is measured against: one module for each peer, none of which must be installed."""
+"""The peers that ringtrain is measured against: one module each. None of them must be installed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def find(job: Job, wanted: Sequence[str]) -> Peers:
 
 
 def _load(name: str) -> tuple[Callable[[Job], Peer] | None, str]:
-    """What opens the peer, or why it cannot be opened."""
+    """Returns the function that opens the peer, or why it cannot be opened."""
     try:
         module: Any = importlib.import_module(MODULES[name])
     except ImportError as error:

@@ -67,7 +67,7 @@ class MpiPeer:
         return run
 
     def _step(self, tensors: Sequence[Array], buffer_bytes: int) -> Callable[[], Sequence[Array]]:
-        """Gradients in backward order. What does not share a buffer is reduced where it lies, as in Horovod."""
+        """Gradients in backward order. Arrays that share no buffer are reduced in place, as in Horovod."""
         comm, op, factor = self._comm, sum_of(tensors[0].dtype), 1.0 / self._comm.size
         memory = np.empty(buffer_bytes // tensors[0].itemsize, tensors[0].dtype)
         passes: list[Callable[[], Any]] = []
@@ -113,7 +113,7 @@ def _laid_out(members: Sequence[Array], memory: Array) -> list[Array]:
 
 
 def _buffer(array: Array) -> Any:
-    """What mpi4py takes; 16-bit floats travel as integers, since only `sum_of` knows what they are."""
+    """Returns the array as mpi4py takes it; 16-bit floats as integers, which only `sum_of` reads as floats."""
     if array.dtype.name in ("float16", "bfloat16"):
         return [array.view(np.uint16), MPI.UINT16_T]
     return [array, MPI.Datatype.fromcode(array.dtype.char)]

@@ -1,4 +1,4 @@
-"""What the peers of torch.distributed have in common: how their ranks meet, and DistributedDataParallel."""
+"""Shared by the peers of torch.distributed: how their ranks meet, and DistributedDataParallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured with torch: the only part of the bench, but for the peers, that imports it.
+"""Measurements with torch: the only part of the bench, but for the peers, that imports it.
 
 models    the networks
 training  one of them in training

@@ -10,7 +10,7 @@ from ringtrain.timeline import recording
 
 
 class HorovodBasics:
-    """What `hvd` has of the job and of the reductions.
+    """The names of `hvd` for the job and the reductions.
 
     Args:
         pkg_path, args: which library to load, in Horovod. There is one only, so they do not matter.

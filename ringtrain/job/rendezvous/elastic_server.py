@@ -17,7 +17,7 @@ _BEAT_S = 0.25
 
 
 class ElasticServer:
-    """Who belongs to the job, until close(). A thread of the launcher's process does all of it.
+    """Serves the members of a job until close(). A thread of the launcher's process does all of it.
 
     Args:
         listener: where the processes connect; belongs to the server.
@@ -39,7 +39,7 @@ class ElasticServer:
         self._hub.close()
 
     def summary(self) -> Summary:
-        """What has happened until now. Any thread."""
+        """Returns what has happened until now. Any thread."""
         return self._summary
 
     def hosts_changed(self) -> None:

@@ -1,4 +1,4 @@
-"""Who belongs to each generation of an elastic job. Knows no sockets, no threads and no clock: time is an argument.
+"""The members of each generation of an elastic job. Uses no sockets, threads or clock: time is an argument.
 
 A generation is formed when all processes that live have come for it, so there is one arbiter and no split brain. A
 process lives until `lose` or `done` says otherwise. A process that comes while a generation is at work waits for the
@@ -14,7 +14,7 @@ at work     It is in a generation and init() has returned. While others that are
             reported. They give up after their own stall_shutdown_time_s, come for the next generation, and then:
 awaited     It is at work, and another process of its generation has come for the next one. It is `Stuck` when it does
             not answer for SILENCE_S, or stays away for longer than its patience.
-stuck       Whoever starts the processes has to kill it. It is forgotten after another SILENCE_S.
+stuck       The starter of the processes has to kill it. It is forgotten after another SILENCE_S.
 
 A process may be retired in any of these states, since its host is no longer one of the job's, until `retire` says
 otherwise. Retired processes stay in the job until enough others live and one of these has the newest state. If none of
@@ -30,7 +30,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# How long a process that does not answer may keep the others waiting, and then how long whoever ends it may take.
+# How long a process that does not answer may keep the others waiting, and then how long its starter may take to end it.
 SILENCE_S = 10.0
 # In init() some libraries that look for GPUs let no other thread of their process run.
 SILENCE_IN_INIT_S = 30.0
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """What a process says when it comes for the next generation."""
+    """The message of a process that comes for the next generation."""
 
     host: str
     pid: int
@@ -140,7 +140,7 @@ Output = Event | Tell | Drop
 
 
 class Summary(NamedTuple):
-    """What has happened until now."""
+    """The history of the job until now."""
 
     generations: int
     seconds_lost: float  # in which a generation had been broken and the next one had not begun to train
@@ -210,7 +210,7 @@ class Generations:
         return self._advance(now_s)
 
     def say(self, member: str, generation: int, value: Any, now_s: float) -> list[Output]:
-        """What a process has to tell all others of its generation; the answer is what all have said, or "again"."""
+        """Takes a message of a process for all others of its generation; the answer has those of all, or is "again"."""
         known = self._members.get(member)
         if known is None:
             return self._take()
@@ -631,7 +631,7 @@ class Generations:
 
 
 def _number_in(member: str) -> int:
-    """That which whoever starts the processes has given to this one: what is behind the last slash of its name."""
+    """Returns the number that the starter has given to this process: the part of its name behind the last slash."""
     number = member.rpartition("/")[2]
     return int(number) if number.isdecimal() else 0
 

@@ -118,7 +118,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 _PART = 1 << 16
-# What the kernel reports of a connection whose other host is silent or cannot be reached.
+# Errors that the kernel reports of a connection whose other host is silent or cannot be reached.
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 
@@ -134,7 +134,7 @@ class Line:
         self._unsent = bytearray()
 
     def receive(self) -> list[dict[str, Any]]:
-        """What has come. Raises OSError at the end of the connection and StrangerError where it is no message."""
+        """Returns new messages. Raises OSError at the end of the connection, StrangerError for a stranger's bytes."""
         with contextlib.suppress(BlockingIOError):
             data = self.socket.recv(_PART)
             if not data:
@@ -162,7 +162,7 @@ class Line:
 
 
 class Receiver(Protocol):
-    """Who decides what messages mean. Called on the hub's thread; must not block."""
+    """Decides what messages mean. Called on the hub's thread; must not block."""
 
     def hear(self, line: Line, message: dict[str, Any]) -> None:
         """AttributeError, KeyError, TypeError and ValueError are mistakes of the other side, which is lost then."""
@@ -249,7 +249,7 @@ class Hub:
     def _add(self, line: Line) -> None:
         try:
             self._selector.register(line.socket, selectors.EVENT_READ, line)
-        except (OSError, ValueError):  # out of memory for it, or closed: whoever it is comes again
+        except (OSError, ValueError):  # out of memory for it, or closed: the other side comes again
             line.socket.close()
 
     def _end(self) -> None:

@@ -42,14 +42,14 @@ class Member:
         self.own_address = connection.own_address()
 
     def exchange(self, value: Any, within_s: float = float("inf")) -> list[Any]:
-        """What all ranks say in this round, by rank.
+        """Returns what all ranks say in this round, by rank.
 
         Args:
             within_s: a limit for this round alone.
 
         Raises:
             StalledError: not all ranks came in time; says which.
-            PeerLostError: a rank has died, or the launcher or whoever serves has ended.
+            PeerLostError: a rank has died, or the launcher or the server has ended.
         """
         end = min(self._end, time.monotonic() + within_s)
         try:
@@ -64,7 +64,7 @@ class Member:
             answer = self._connection.receive(MOST_BYTES, end)
         except (OSError, StrangerError) as error:
             raise errors.PeerLostError(
-                f"whoever serves the rendezvous, rank 0 or the launcher, died while this rank was in init(): {error}"
+                f"the server of the rendezvous, rank 0 or the launcher, died while this rank was in init(): {error}"
             ) from None
         if "error" in answer:
             raise _KINDS[answer["error"]](answer["text"])
@@ -115,7 +115,7 @@ def _serve(place: Place, secret: bytes) -> Server | None:
 
 
 def connect(place: Place, ports: Sequence[int], secret: bytes, timeout_s: float, whom: str = "") -> Connection:
-    """To whoever serves there and knows the secret. Whoever else is there is no reason to give up.
+    """Connects to the server there that knows the secret. A stranger there is not a reason to give up.
 
     Args:
         whom: who waits for whom, for errors; by default a rank for rank 0.

@@ -96,7 +96,7 @@ class Connection:
         return str(self._socket.getsockname()[0])
 
     def shut(self) -> None:
-        """Let whoever reads or writes hear that it is over, in another thread, too; what was sent arrives."""
+        """Ends reads and writes, in other threads as well; what was sent arrives."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -127,7 +127,7 @@ class Frames:
         self._data = bytearray()
 
     def take(self, data: bytes) -> Iterator[Any]:
-        """What is whole with these bytes. Raises StrangerError where it is no message."""
+        """Returns the messages that are whole with these bytes. Raises StrangerError where it is no message."""
         self._data += data
         while len(self._data) >= _LENGTH:
             size = int.from_bytes(self._data[:_LENGTH], "big")

@@ -27,7 +27,7 @@ class Hello(NamedTuple):
 
 
 class _Failed(Exception):
-    """What a rank is told instead of an answer: the name of an error of ringtrain, and its text."""
+    """The reply to a rank instead of an answer: the name of an error of ringtrain, and its text."""
 
     def __init__(self, kind: str, text: str):
         super().__init__(text)
@@ -78,7 +78,7 @@ class _Room:
                 self._changed.notify_all()
 
     def answer(self, number: int, longest_s: float) -> list[Any] | None:
-        """What all have said in a round, or None if some have not yet after so many seconds."""
+        """Returns what all have said in a round, or None if some have not yet after so many seconds."""
         with self._changed:
             said = self._rounds[number]
             self._changed.wait_for(lambda: len(said) == self.size or self._failed, longest_s)
@@ -108,7 +108,7 @@ class Server:
         self._listener = Listener(listener, secret, self._serve)
 
     def close(self) -> None:
-        """Let nobody in any more. Who is in gets all answers."""
+        """Lets no process in any more. Those that are in get all answers."""
         self._listener.close()
 
     def _serve(self, connection: Connection) -> None:

@@ -11,7 +11,7 @@ tells a process the "variables" of its order, and nothing of ranks. In an elasti
 "horovod", the place that the process is expected to get.
 
 Both outputs have besides, in whole lines, what the ranks write to theirs; under ringrun, that is frames of wrappers.
-When standard input ends, whoever gives orders has died, and the ranks are killed.
+When standard input ends, the starter has died, and the ranks are killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 REPORT = b"\x1f"
 _LOOK_S = 0.2
-# What an ended rank has left behind may hold its pipes open for ever.
+# Processes that an ended rank has left behind may hold its pipes open for ever.
 _DRAIN_S = 1.0
 # Somebody other than the starter ends this process: so long the ranks have.
 _END_S = 5.0
@@ -43,12 +43,12 @@ _GRACE_VARIABLE = "RINGRUN_GRACE_S"
 _SPEAKER_VARIABLE = "RINGRUN_SPEAKER"
 # How variables begin that a launcher sets for each of its processes, or its own daemons.
 TOLD_BY_LAUNCHERS = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL")
-# What the wrapper calls a process of an agent that stays, whose rank changes or which has none.
+# The name that the wrapper gives to a process of an agent that stays, whose rank changes or which has none.
 _PROCESS_VARIABLE = "RINGRUN_PROCESS"
 
 
 class Order(NamedTuple):
-    """What to start. The ranks of this host are `first`, `first + 1`, ..., `ranks` of `size`.
+    """An order to start ranks. Those of this host are `first`, `first + 1`, ..., `ranks` of `size`.
 
     For an agent that stays there are none at first, and `host` is what the job calls this host.
     """
@@ -322,7 +322,7 @@ def _report(report: dict[str, object]) -> None:
 
 
 def _own_environment(order: Order) -> dict[str, str]:
-    """What a launcher tells an agent is not for its processes: to an MPI all of them would be the same one."""
+    """Without a launcher's variables, which are for the agent alone: an MPI would take all its processes for one."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -359,7 +359,7 @@ def main(secret: str = "") -> int:
     order = order._replace(secret=order.secret or secret)
     try:
         Agent(orders, order).run(lines[1:])
-    except BrokenPipeError:  # whoever started this has gone
+    except BrokenPipeError:  # the starter has gone
         return 1
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror

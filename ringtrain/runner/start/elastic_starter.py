@@ -106,7 +106,7 @@ News = Event | list[Host] | DiscoveryError
 
 
 def member_of(process: Process) -> str:
-    """What the rendezvous calls it."""
+    """The name by which the rendezvous knows it."""
     return f"{process.host}/{process.number}"
 
 
@@ -204,7 +204,7 @@ class ElasticStarter(Starter[str]):
                 self._closing.append(self._links.pop(host))
 
     def _is_anybody_awaited(self) -> bool:
-        """Whether somebody has yet to come to an end. Who is not in the generation would wait for another one."""
+        """Whether a process has yet to end. One that is not in the generation would wait for another one."""
         if self._is_stopping or not self._awaited:
             return bool(self._processes)
         from_outside = self._awaited - self._numbers.keys()

@@ -2,7 +2,7 @@
 
 A host has slots. In each is at most one process; one that ends too early is replaced, by another with a new number. A
 slot whose processes fail again and again makes its host one that is given up: it gets no more processes, for a time or
-for ever. What still runs there goes on.
+for ever. Processes that still run there go on.
 
 The states of a process: it is *running*; *leaving* when its slot is no longer named, and running again when the slot is
 named again before the process was told to end; *ending* from then on, until `ended` or `lost`. The job decides how long
@@ -34,7 +34,7 @@ class Process(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What follows from new hosts: the processes that are to leave, each once, and those that may stay after all."""
+    """The consequences of new hosts: the processes that are to leave, each once, and those that may stay after all."""
 
     leaving: list[Process]
     staying: list[Process]

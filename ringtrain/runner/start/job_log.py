@@ -1,4 +1,4 @@
-"""What has happened in an elastic job, in words: said at once, and once more at its end."""
+"""The log of an elastic job, in words: each event is printed at once, and again at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def end_of(code: int) -> str:
 
 
 def waiting_in_words(waiting: Waiting, absent: str, in_words: Callable[[Sequence[str]], str]) -> str:
-    """Who is waited for, and where.
+    """Reports the processes that are waited for, and where.
 
     Args:
         absent: processes that run and have not called init() yet, in words; or nothing.

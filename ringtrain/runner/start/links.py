@@ -1,4 +1,4 @@
-"""What a starter waits for: the links to its agents, signals, and whatever else it has."""
+"""The events that a starter waits for: of the links to its agents, signals, and others."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Link(ABC):
     @property
     @abstractmethod
     def orders(self) -> IO[bytes] | socket.socket:
-        """What they are written to."""
+        """The file that they are written to."""
 
     @property
     def has_orders(self) -> bool:
@@ -103,7 +103,7 @@ class Link(ABC):
         return reports
 
     def say(self, text: str) -> None:
-        """To whoever reads this process's standard error."""
+        """Writes to the reader of this process's standard error."""
         write_lines(2, [text.encode()])
 
     @abstractmethod
@@ -177,7 +177,7 @@ class ProcessLink(Link):
 
 
 class ContainerLink(Link):
-    """What is said there comes in one stream: under ringrun both outputs of a rank are frames of its wrapper."""
+    """Output from there comes in one stream: under ringrun both outputs of a rank are frames of its wrapper."""
 
     def __init__(self, share: Share, way: socket.socket, container: str):
         super().__init__(share, open_streams=1)

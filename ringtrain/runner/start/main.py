@@ -151,7 +151,7 @@ def _complain(error: Exception) -> int:
 
 def _parser(*lists: str) -> argparse.ArgumentParser:
     """Returns a parser of these flags, which may be repeated, and of the command."""
-    parser = argparse.ArgumentParser(description="What ringrun and ringlaunch start.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(description="The starter of ringrun and ringlaunch.", allow_abbrev=False)
     for name in (*lists, "--exported"):
         parser.add_argument(name, action="append", default=[])
     parser.add_argument("command", nargs=argparse.REMAINDER)

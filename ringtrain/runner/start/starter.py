@@ -133,7 +133,7 @@ def report_to_ringrun(report: Mapping[str, object]) -> None:
 
 
 class StandardInput:
-    """That of this process, as far as it may be read now: of a terminal it belongs to whoever is in the foreground."""
+    """That of this process, as far as it may be read now: of a terminal it belongs to the process in the foreground."""
 
     def __init__(self) -> None:
         self._is_terminal = os.isatty(0)

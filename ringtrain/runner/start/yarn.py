@@ -47,7 +47,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Status(NamedTuple):
-    """What YARN says of an application: `state` is such as ACCEPTED, RUNNING or FAILED, `diagnostics` its own words.
+    """The report of YARN about an application: `state` is ACCEPTED, RUNNING, FAILED, ...; `diagnostics` its own words.
 
     `outcome` is what the application itself has said at its end.
     """
@@ -181,7 +181,7 @@ class Application:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for whoever decides what becomes of the job
+            start_new_session=True,  # Ctrl-C is for the process that ends the job
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -227,7 +227,7 @@ class Application:
 
 
 def script_for(address: str, port: int, secret: bytes) -> str:
-    """What goes to `address` from each container. The secret is in no command line, where all users could read it."""
+    """Returns the script of each container. The secret is in no command line, where all users could read it."""
     # Python itself may need it
     libraries = os.environ.get("LD_LIBRARY_PATH")
     variables = [f"export LD_LIBRARY_PATH={shlex.quote(libraries)}"] if libraries else []

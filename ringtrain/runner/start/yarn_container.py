@@ -30,7 +30,7 @@ def main() -> int:
     try:
         connection = _arrive(address, port, bytes.fromhex(secret))
     except (OSError, StrangerError) as error:
-        where = f"whoever started this job, at {address} port {port}"
+        where = f"the starter of this job, at {address} port {port}"
         print(f"ringtrain: {socket.gethostname()} cannot reach {where}: {error}", file=sys.stderr)
         return 1
     connection.notice_silence(_SILENCE_S)

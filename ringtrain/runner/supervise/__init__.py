@@ -1,7 +1,7 @@
 """A job from its start until nothing of it is left.
 
 supervisor       starts the launcher, follows what happens, and ends the job
-die_with_parent  a command that ends with whoever has started it
+die_with_parent  a command that ends with its parent
 rank_wrapper     the parent of each rank; frames: what it sends
 output, screen   lines and files of the ranks; what is printed, and where
 failures         which rank failed first, and what else ended the job

@@ -14,19 +14,19 @@ from ringtrain.runner.supervise.frames import Ended, Started, Written
 from ringtrain.runner.supervise.output import RANKS, LastLines, Names
 
 _TRACEBACK = "Traceback (most recent call last):"
-# What ranks raise because of another one; which of several comes first here may be an accident.
+# Errors of ranks that are the consequence of another rank's; which of several is first may be an accident.
 _CONSEQUENCES = (
     "ringtrain.PeerLostError",
     "ringtrain.RemoteError",
     "ringtrain.ShutDownError",
     "ringtrain.StalledError",
 )
-# What a rank that has waited in vain says of those that it waited for.
+# The words of a rank whose wait has failed, about the ranks that it waited for.
 _STALL = re.compile(
     r"ringtrain\.StalledError: (?P<what>.+): waited \d+ s\. .+, (?P<ranks>ranks? [\d, -]+) did not"
     r"(: (?P<where>.+?))?\. [A-Z]"
 )
-# What the library notes while a process ends; after a traceback it would hide what went wrong.
+# Notes of the library while a process ends; after a traceback they would hide the error.
 _NOTE = "ringtrain: "
 _SHOWN_LINES = 20
 
@@ -86,7 +86,7 @@ class FailureLog:
     """Takes what the ranks send, in the order in which it comes, and tells who failed when.
 
     A rank that raises prints its traceback at once, but may end after others that failed because of it: its time is
-    that of the traceback. What says itself that it is the consequence of another failure comes after all others. A
+    that of the traceback. A failure that names another one as its cause comes after all others. A
     rank that was told to end and had printed no whole traceback has not failed: one that was stopped wakes up for its
     end, and may begin to print one.
     """
@@ -141,7 +141,7 @@ class FailureLog:
 
 
 def report(failures: list[Failure], names: Names = RANKS, silent_hosts: Sequence[str] = ()) -> str:
-    """What to say of the failures, at least one: the first one, the end of what it wrote, and the ones after it.
+    """Returns the report of the failures, at least one: the first one, the end of what it wrote, and the ones after it.
 
     Ranks that have waited in vain for another one are not called the first: the other one is named, and where it is.
     """
@@ -162,7 +162,7 @@ def _stall_of(failure: Failure) -> re.Match[str] | None:
 
 
 def last_lines_of(who: str, failure: Failure) -> list[str]:
-    """What it has written at last, if anything, in words; `who` has failed."""
+    """Returns the last lines of `who`, which has failed, if there are any."""
     if not failure.last_lines:
         return []
     shown = [f"    {line}" for line in failure.last_lines]
@@ -170,7 +170,7 @@ def last_lines_of(who: str, failure: Failure) -> list[str]:
 
 
 def _code(rank: _Rank) -> int:
-    """What a shell would give."""
+    """Returns the exit code that a shell would give."""
     if rank.ended is not None and (rank.ended.code == 0 or not rank.was_ended):
         return rank.ended.code if rank.ended.code >= 0 else 128 - rank.ended.code
     # what ended it came after its own failure; Python would have returned this
@@ -262,7 +262,7 @@ def of_unkillable(pids: list[int]) -> str:
 
 
 def _remedies(job: Job) -> list[str]:
-    """What to try where ranks do not start, from what was asked for."""
+    """Returns advice for ranks that do not start, by the options of the job."""
     found = []
     if job.hosts:
         port = [] if job.ssh_port is None else ["--ssh-port", str(job.ssh_port)]

@@ -1,4 +1,4 @@
-"""What the wrappers of the ranks send, read from the launcher's standard error, where its own words come between."""
+"""Reads the frames of the ranks' wrappers from the launcher's standard error, between the launcher's own lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Started(NamedTuple):
 class Ended(NamedTuple):
     """The process of a rank ended `age_s` before this was sent; `code` is negative for a signal.
 
-    `was_told` says that the launcher, or whoever signals all of a job, had told it to end.
+    `was_told` says that the launcher, or a program that signals the whole job, had told it to end.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""What the ranks write, line by line: to this process's own output, to a file for each rank, and kept for a report."""
+"""The output of the ranks, line by line: to that of this process, to a file for each rank, and kept for a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Names(Protocol):
     """Of processes, which have numbers from 0."""
 
     def label(self, number: int) -> str:
-        """What stands before each of its lines."""
+        """The beginning of each of its lines."""
 
     def listed(self, numbers: Iterable[int]) -> str:
         """One or more, within a sentence."""
@@ -95,7 +95,7 @@ class Rows:
         return over
 
     def rest(self) -> list[bytes]:
-        """What is not over, as lines."""
+        """Returns what is not over, as lines."""
         lines = [row.line() for row in self._rows]
         while lines and not lines[-1]:
             lines.pop()
@@ -172,7 +172,7 @@ _FILE_NAMES = {False: "stdout", True: "stderr"}
 
 
 class _Stream:
-    """What one rank has written to one of its streams."""
+    """The text that one rank has written to one of its streams."""
 
     def __init__(self) -> None:
         self.rows = Rows()
@@ -272,7 +272,7 @@ class RankFiles:
                 own = self._folder_of(written.rank)
                 if not own.exists():  # of an elastic job more processes may come
                     self._make(written.rank)
-                # unbuffered, for whoever follows the file
+                # unbuffered, for readers that follow the file
                 self._files[key] = (own / _FILE_NAMES[written.is_error]).open("wb", buffering=0)
             write_all(self._files[key].fileno(), written.data)
         except OSError as error:

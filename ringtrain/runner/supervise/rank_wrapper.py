@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 RECORD = b"\x1e"
-# Letters of frames. What a rank writes comes in lines (small letter), or in parts that a later one goes on with.
+# Letters of frames. The output of a rank comes in lines (small letter), or in parts that a later one goes on with.
 STARTED, ENDED, STDOUT, STDERR = "s", "x", "o", "e"
 
 # A launcher that would kill its ranks right after SIGTERM hands this on instead. Nobody dies of it who has no handler.
@@ -329,7 +329,7 @@ def _own_rank() -> int:
 
 
 if __name__ == "__main__":
-    # whoever reads the frames is gone when a write fails; the child is killed with this process
+    # the reader of the frames is gone when a write fails; the child is killed with this process
     with contextlib.suppress(BrokenPipeError):
         sys.exit(_end_like(Wrapper(sys.argv[1:], _own_rank()).run()))
     sys.exit(1)

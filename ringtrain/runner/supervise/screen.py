@@ -1,4 +1,4 @@
-"""What ringrun prints, and where: lines and, below them on a terminal, the rows of the ranks that still change."""
+"""The screen of ringrun: lines and, below them on a terminal, the rows of the ranks that still change."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Screen:
 
 
 def cut(text: str, columns: int) -> str:
-    """What of `text` fits into a row of that many columns. Of escape sequences only colours stay."""
+    """Returns the part of `text` that fits into a row of that many columns. Of escape sequences only colours stay."""
     shown: list[str] = []
     for part in _ESCAPE.split(text):
         if _ESCAPE.fullmatch(part):

@@ -186,11 +186,11 @@ class Shutdown:
 
 # How often the launcher is asked whether it has ended: its daemons may hold its pipes open.
 _LOOK_S = 0.2
-# What an ended launcher's pipes may still hold comes within this time.
+# The pipes of an ended launcher are read for this time at most.
 _DRAIN_S = 1.0
 # How long the others may go on after a rank has failed. Open MPI ends them at once, Intel MPI sometimes never.
 _AFTER_FAILURE_S = 10.0
-# How long they may take to end then. Whoever waits for a rank that has failed has nothing to save.
+# How long they may take to end then. Ranks that wait for one that has failed have nothing to save.
 _GRACE_AFTER_FAILURE_S = 10.0
 # A launcher that ends a job by itself has done so within this time. The wrappers of ranks that somebody else has told
 # to end wait for it, else for ringrun.
@@ -503,7 +503,7 @@ def signals_handled(supervisor: Supervisor) -> Iterator[None]:
 
 
 class ElasticSupervisor(Supervisor):
-    """What ranks are in other jobs, processes are here: they have numbers of their own, and others take their place."""
+    """Reports about processes, not ranks: they have numbers of their own, and others take their place."""
 
     _generation: tuple[int, ...] = ()
     _last_lines: tuple[str, ...] = ()
@@ -541,7 +541,7 @@ class ElasticSupervisor(Supervisor):
 
 
 def _latest_first(failures: list[Failure]) -> list[Failure]:
-    """What the job has survived is of less interest; what a process says of another one, of least."""
+    """Failures that the job has survived are less interesting; those that a process reports of another one, least."""
     return sorted(failures, key=lambda failure: (failure.is_consequence, -failure.time))
 
 
@@ -549,7 +549,7 @@ def _latest_first(failures: list[Failure]) -> list[Failure]:
 
 
 class RoleSupervisor(Supervisor):
-    """What ranks are in other jobs, a scheduler, servers and workers are here."""
+    """Reports about a scheduler, servers and workers, not ranks."""
 
     _last_lines: tuple[str, ...] = ()
 

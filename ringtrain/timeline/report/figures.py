@@ -91,7 +91,7 @@ def meet(ranks: Sequence[RankTrace]) -> list[Meeting]:
 def _meetings_of_one_name(queues: list[list[Operation]], clocks_differ: int) -> Iterator[Meeting]:
     """A name is in flight once at a time on a rank, and nobody's operation ends before all have submitted theirs.
 
-    So whoever had submitted by the time that the earliest ended took part; the others have theirs still to come. That
+    So the ranks that had submitted by the time that the earliest ended took part; the others submit later. That
     holds too where a rank took no part, as after join(), or began its timeline later.
     """
     heads = [0] * len(queues)
@@ -127,7 +127,7 @@ _LARGE_BYTES = 64 << 10  # what is shorter says more about latency than about ba
 
 
 class _Allreduce(NamedTuple):
-    """What was fused is one. Bus bytes: what the hardware has to move, between ranks, and between hosts."""
+    """Fused operations are one. Bus bytes: what the hardware has to move, between ranks, and between hosts."""
 
     bytes: int
     bus_bytes: float
@@ -238,7 +238,7 @@ def _by_size(allreduces: Sequence[_Allreduce]) -> list[SizeClass]:
 
 
 _MOST_OPERATIONS = 10
-# Who keeps the others waiting for less than this share of a step is not called the slowest of it.
+# A rank is called the slowest of a step if the others wait for it for at least this share of the step.
 _WORTH_A_NAME = 0.01
 _LONG_STEP = 3  # times the median
 _SHOWN_LANES = 16
@@ -263,7 +263,7 @@ class Parts:
         return [self.compute_ns, self.hidden_ns, self.exposed_ns, self.negotiation_ns, self.slowest_ns]
 
     def share(self, *parts: Part) -> float:
-        """What these parts are of the whole, from 0 to 1."""
+        """Returns the share of these parts, from 0 to 1."""
         return sum(self.as_list()[part] for part in parts) / max(1, self.total_ns)
 
 
@@ -289,7 +289,7 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class Lane:
-    """What one rank did in the median step; each piece is (begin, end, Part), in nanoseconds of the timeline."""
+    """The median step on one rank; each piece is (begin, end, Part), in nanoseconds of the timeline."""
 
     rank: int
     pieces: list[tuple[int, int, int]]
@@ -306,7 +306,7 @@ class MedianStep:
 
 @dataclass(frozen=True)
 class OperationCost:
-    """What one operation cost in exposed time in all steps, averaged over the ranks."""
+    """The exposed time of one operation in all steps, averaged over the ranks."""
 
     kind: str
     name: str

@@ -149,7 +149,7 @@ def lanes(figures: Figures) -> Chart:
         x = _LEFT + (_WIDTH - _LEFT) * tick / (end - begin)
         anchor = "end" if x > _WIDTH - _LEFT / 2 else "middle" if tick else "start"
         drawn.append(_text(x, bottom + 16, _short(tick), anchor, "faint"))
-    return Chart(bottom + 22, f"What each rank did in step {figures.median_step.number}", drawn)
+    return Chart(bottom + 22, f"The ranks in step {figures.median_step.number}", drawn)
 
 
 def _lane(lane: Lane, begin: int, end: int, top: float) -> Iterator[Shape]:
@@ -177,7 +177,7 @@ def _told(parts: Parts) -> str:
 
 
 def _group(title: str, shapes: Sequence[Shape]) -> Shape:
-    """With a title for whoever points at it."""
+    """Returns it with a title, which the pointer shows."""
     return Shape("g", {}, children=[Shape("title", {}, title), *shapes])
 
 

@@ -1,4 +1,4 @@
-"""What each rank did at each moment of its steps.
+"""The parts of steps: what each rank did at each moment.
 
 A moment belongs to exactly one of five parts, so the parts of a step add up to its time. The first that fits counts:
 
@@ -52,7 +52,7 @@ class Piece(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What is the same for an operation in every step."""
+    """The fields of an operation that are the same in every step."""
 
     kind: str
     name: str
@@ -136,7 +136,7 @@ def _divide_by_bytes(plan: Plan, costs: dict[Identity, list[int]]) -> None:
 
 
 class _Change(IntEnum):
-    """What may change at a moment; at the same moment, in this order."""
+    """The changes at a moment; those at the same moment happen in this order."""
 
     EDGE = 0
     WAIT_ENDS = 1
@@ -176,7 +176,7 @@ def _changes(rank: RankTrace, plans: Sequence[Plan], edges: set[int]) -> list[tu
 
 
 class _State:
-    """What a rank waits for at one moment."""
+    """The state of one rank at one moment: what it waits for."""
 
     def __init__(self, operations: Sequence[Operation], plans: Sequence[Plan]) -> None:
         self._operations, self._plans = operations, plans

@@ -35,7 +35,7 @@ class Operation:
 
 @dataclass
 class RankTrace:
-    """What one rank has written. `steps`: when each step began, by its number."""
+    """The part of a file that one rank has written. `steps`: when each step began, by its number."""
 
     rank: int
     host: str = ""

@@ -1,4 +1,4 @@
-"""What limits the job, in one sentence, and what to do about it."""
+"""The limit of a job in one sentence, and what to do about it."""
 
 from __future__ import annotations
 

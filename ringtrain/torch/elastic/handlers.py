@@ -33,7 +33,7 @@ class StateHandler(ABC):
         """Give the object of all ranks what that of rank 0 remembers; all ranks call it together."""
 
     def sync_from(self, root_rank: int) -> None:
-        """The same with the object of another rank. What knows only rank 0 takes that one."""
+        """The same with the object of another rank. A handler that knows only rank 0 takes that one."""
         self.sync()
 
     def set_value(self, value: Any) -> None:
@@ -43,7 +43,7 @@ class StateHandler(ABC):
 
 
 class StateDictHandler(StateHandler):
-    """What has `state_dict` and `load_state_dict`."""
+    """Handles objects with `state_dict` and `load_state_dict`."""
 
     def __init__(self, value: Any):
         super().__init__(value)
@@ -68,7 +68,7 @@ class StateDictHandler(StateHandler):
         return self._saved
 
     def load_content(self, content: Any) -> None:
-        """What `saved_content` has returned, also in another process."""
+        """Loads what `saved_content` has returned, also in another process."""
         self.value.load_state_dict(content)
 
 
@@ -90,7 +90,7 @@ class ModelStateHandler(StateDictHandler):
             agreement.share_object(others, root_rank, "model", self._take_others, broadcast_object)
 
     def _take_others(self, others: dict[str, Any]) -> None:
-        """What modules have for `set_extra_state`."""
+        """Loads the entries that are not tensors, for `set_extra_state` of modules."""
         self.value.load_state_dict({**self.value.state_dict(), **others})
 
 

@@ -25,7 +25,7 @@ class TorchState(ObjectState):
 
     Args:
         model, optimizer: as other attributes; None where there is none.
-        kwargs: more attributes. What has a handler (see `get_handler_registry`) is saved, restored and made the same by
+        kwargs: more attributes. Objects with a handler (see `get_handler_registry`) are saved, restored and shared by
             that; anything else is a Python object.
     """
 
