@@ -10,11 +10,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-import torch
 from exact_torch import array_of, require_equal, tensor_of
 from harness import gpu_double
+from harness.frameworks import on_demand
 
 import ringtrain as hvd
+
+torch = on_demand("torch")
 
 if gpu_double.is_used():
     import exact_cupy

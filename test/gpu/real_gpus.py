@@ -1,4 +1,4 @@
-"""The libraries of arrays on GPUs, and what a test wants of them. On the ranks only."""
+"""The libraries of arrays on GPUs, and what a test wants of them. On the ranks only, but for `need_gpu`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from harness import gpu_double
+from harness.frameworks import is_rank
 
 import ringtrain as hvd
+from ringtrain import _core
 
 NAMES = ["cupy", "torch"]
 
 # And the dtype of what is on its way.
 COMPRESSIONS = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def need_gpu() -> None:
+    """Skips the test module where there is no GPU: none of its tests is then collected."""
+    if is_rank():
+        return
+    if gpu_double.is_used():
+        pytest.skip("the fake driver in LD_LIBRARY_PATH is not a real GPU", allow_module_level=True)
+    if _core.gpu_count() == 0:
+        pytest.skip("no CUDA driver finds a GPU here", allow_module_level=True)
 
 
 def library(name: str, dtype: np.dtype | str = "float32") -> ModuleType:

@@ -5,25 +5,24 @@ The PyTorch here is one for CPUs; harness/gpu_tensors.py says what its tensors "
 
 import os
 
+import exact_torch_gpu
+import gpu_checks
 import numpy as np
 import pytest
+import torch_gpu_checks
+from exact_torch import TORCH_DTYPES
+from exact_torch_gpu import backward, new_stream, on_gpu, require_on_gpu, synchronize
+from gpu_checks import COLLECTIVES, OPERATIONS, first_operation
+from harness import gpu_double
 from harness.exact import DTYPE_OF_EACH_SIZE
+from harness.frameworks import on_demand
+from harness.gpu_arrays import GPU, STAGED
+from torch_gpu_checks import SGD, WAYS, new_parameters
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+from ringtrain import Compression
 
-import exact_torch_gpu  # noqa: E402
-import gpu_checks  # noqa: E402
-import torch_gpu_checks  # noqa: E402
-from exact_torch import TORCH_DTYPES  # noqa: E402
-from exact_torch_gpu import backward, new_stream, on_gpu, require_on_gpu, synchronize  # noqa: E402
-from gpu_checks import COLLECTIVES, OPERATIONS, first_operation  # noqa: E402
-from harness import gpu_double  # noqa: E402
-from harness.gpu_arrays import GPU, STAGED  # noqa: E402
-from torch_gpu_checks import SGD, WAYS, new_parameters  # noqa: E402
-
-import ringtrain.torch as hvd  # noqa: E402
-
-torch.set_num_threads(1)
+torch = on_demand("torch")
+hvd = on_demand("ringtrain.torch")
 
 
 # Operations
@@ -70,7 +69,7 @@ def test_compression_gives_back_the_dtype(compression, dtype):
 
 
 @pytest.mark.ranks(2, env=GPU)
-@pytest.mark.parametrize("how", [{}, {"compression": hvd.Compression.bf16}], ids=["plain", "compressed"])
+@pytest.mark.parametrize("how", [{}, {"compression": Compression.bf16}], ids=["plain", "compressed"])
 def test_nothing_passes_through_the_host(how, tmp_path):
     mine = on_gpu(np.ones(1000, "float32"))
     first_operation(exact_torch_gpu)

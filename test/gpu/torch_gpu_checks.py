@@ -9,18 +9,21 @@ from typing import Any
 
 import exact_torch_gpu
 import numpy as np
-import torch
 from exact_torch import tensor_of
 from exact_torch_gpu import backward, keep_busy, new_stream, on_gpu, require_on_gpu, synchronize
 from gpu_checks import SLOW_S, Stopwatch, first_operation
 from harness.exact import data, data_of_ranks, reference
+from harness.frameworks import on_demand
 
-import ringtrain.torch as hvd
+from ringtrain import Compression
+
+torch = on_demand("torch")
+hvd = on_demand("ringtrain.torch")
 
 SGD = {"lr": 0.5, "momentum": 0.5}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "compressed": {"compression": hvd.Compression.bf16},
+    "compressed": {"compression": Compression.bf16},
     "grouped": {"num_groups": 2},
     "shared": {"gradient_as_shared_view": True},
     "checked": {"check_every": 1, "nan_check": True},

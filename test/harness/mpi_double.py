@@ -13,8 +13,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from mpi4py import MPI
-
 from harness.compiling import filled, folder_of, run_compiler
 from harness.rooms import TEST_FOLDER
 from ringtrain.job import mpi
@@ -42,6 +40,8 @@ class MpiDouble:
 
         To a rank, or to any; then in collective calls, too.
         """
+        from mpi4py import MPI
+
         rank = _ANY_RANK if to is None else to
         self._library.mpi_double_refuse(rank, ctypes.c_size_t(from_bytes), after, MPI.ERR_OTHER)
 
@@ -62,6 +62,8 @@ def install() -> MpiDouble:
 
     Raises DoubleUnavailable where there is no compiler.
     """
+    from mpi4py import MPI
+
     real = loaded_library()
     assert real is not None
     path = _build(real, "int" if MPI._sizeof(MPI.Comm) == 4 else "void*")

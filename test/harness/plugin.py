@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import pickle
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -23,6 +24,7 @@ import pytest
 
 from harness import gpu_double
 from harness.compiling import DoubleUnavailable
+from harness.frameworks import FRAMEWORKS
 from harness.hosts import HostsUnavailable
 from harness.job import Job, JobError
 from harness.protocol import Task
@@ -34,6 +36,7 @@ from ringtrain.runner.mpi_library import MpiNotFound
 _SIZE = "ranks"
 # Those that take long to import.
 _LIBRARIES = ("torch", "jax")
+IMPORTED_BY_COLLECTION = pytest.StashKey[list[str]]()
 # One job can have these one after another.
 _READ_BY_INIT = {name for option in TABLE for name in (environment_name(option.name), option.alias)}
 
@@ -98,13 +101,14 @@ class Ranks:
         metafunc.parametrize(_SIZE, sizes, ids=ids)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Bring tests of equal spec together, of all files, and within a job those that want the same of init().
 
         In a job those that call init() themselves are first. Where pytest runs several tests side by side, a process
         has all tests of a job, or all of a file that need none. These take turns, as most jobs keep the cores busy and
         most others wait; files with slow tests are early, so that no process is left alone with one in the end.
         """
+        config.stash[IMPORTED_BY_COLLECTION] = [name for name in FRAMEWORKS if name in sys.modules]
         slow_files = {item.path for item in items if item.get_closest_marker("slow")}
         jobs = sorted({spec for spec in map(_spec_of, items) if spec is not None})
         files = [item.path for item in items if _spec_of(item) is None]

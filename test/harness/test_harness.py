@@ -16,6 +16,7 @@ import ringtrain as hvd
 from harness import processes
 from harness.exact import DTYPES, FLOATS, MAX_RANKS, OPS, data, data_of_ranks, reference, require_equal
 from harness.hosts import hosts_or_skip, simulated_hosts
+from harness.plugin import IMPORTED_BY_COLLECTION
 from harness.rooms import TEST_FOLDER
 
 BODIES = """
@@ -288,3 +289,8 @@ def _wait_until(condition, timeout_s=30):
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
+
+
+def test_collecting_the_tests_imports_no_framework(pytestconfig):
+    """Each process that runs tests collects all of them: it would take 5 s of CPU time more."""
+    assert pytestconfig.stash[IMPORTED_BY_COLLECTION] == []

@@ -22,6 +22,7 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 from _pytest.config import get_config
 
 import ringtrain
+from harness import frameworks
 from harness.protocol import Answer, Hello, Task, output_file, socket_file, stacks_file
 from ringtrain.job import launched_by
 
@@ -35,6 +36,7 @@ def main(folder: Path) -> None:
     connection = Client(str(socket_file(folder)), "AF_UNIX")
     threading.Thread(target=_die_with_pytest, args=(connection.fileno(), folder), name="harness", daemon=True).start()
     hook = install_importhook(get_config([]))
+    frameworks.become_rank()
     connection.send(Hello(rank, os.getpid()))
     _serve(connection, hook)
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from harness.frameworks import on_demand
 
 import ringtrain as hvd
+from ringtrain import kvstore, optim
+from ringtrain.kvstore import Trainer
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-
-from ringtrain import kvstore, optim  # noqa: E402
-from ringtrain.kvstore import Trainer  # noqa: E402
+torch = on_demand("torch")
 
 START = [[1.0, -2.0, 0.5], [4.0]]
 

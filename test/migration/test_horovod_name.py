@@ -9,10 +9,11 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from harness.frameworks import need
 
 import ringtrain
 
-pytest.importorskip("torch", reason="horovod.torch is ringtrain.torch")
+need("torch")
 
 TIMEOUT_S = 100
 ON_TWO_RANKS = ["-m", "ringtrain.run", "--no-prefix-output", "-np", "2"]

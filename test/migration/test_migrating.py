@@ -4,12 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from harness.frameworks import on_demand
 
-torch = pytest.importorskip("torch", reason="migrating.md is about PyTorch")
-
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
-
-import ringtrain.torch as hvd  # noqa: E402
+torch = on_demand("torch")
+data = on_demand("torch.utils.data")
+hvd = on_demand("ringtrain.torch")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
 SNIPPETS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -20,14 +19,14 @@ def names_for_a_reader(folder):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     torch.manual_seed(1 + hvd.rank())
-    dataset = TensorDataset(torch.randn(16, 3), torch.randint(2, (16,)))
+    dataset = data.TensorDataset(torch.randn(16, 3), torch.randint(2, (16,)))
     return {
         "torch": torch,
         "hvd": hvd,
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         "dataset": dataset,
-        "loader": DataLoader(dataset, batch_size=4),
+        "loader": data.DataLoader(dataset, batch_size=4),
         "loss_function": torch.nn.functional.cross_entropy,
         "checkpoint": folder / "checkpoint.pt",
     }

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import jax
 import numpy as np
 from harness.exact import data_of_ranks
+from harness.frameworks import is_rank, on_demand
 
-import ringtrain.jax as hvd
+import ringtrain
 
-# For the whole process. The example and the benchmark run without.
-jax.config.update("jax_enable_x64", True)
+jax = on_demand("jax")
+hvd = on_demand("ringtrain.jax")
 
-OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
-WAYS = {"eager": lambda function: function, "jit": jax.jit}
+if is_rank():  # for the whole process; the example and the benchmark run without
+    jax.config.update("jax_enable_x64", True)
+
+OPS = {name: getattr(ringtrain, name.capitalize()) for name in ("sum", "average", "min", "max", "product")}
+WAYS = {"eager": lambda function: function, "jit": lambda function: jax.jit(function)}
 
 
 def own_data(shape: Any, dtype: Any = "float32", op: str = "sum", seed: int = 0) -> tuple[jax.Array, list[np.ndarray]]:

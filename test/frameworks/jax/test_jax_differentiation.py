@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
+from exact_jax import WAYS, own_data
 from harness.exact import require_equal
+from harness.frameworks import on_demand
 
-jax = pytest.importorskip("jax", reason="JAX is not installed in this environment")
-
-import jax.numpy as jnp  # noqa: E402
-from exact_jax import WAYS, own_data  # noqa: E402
-
-import ringtrain.jax as hvd  # noqa: E402
+jax = on_demand("jax")
+jnp = on_demand("jax.numpy")
+hvd = on_demand("ringtrain.jax")
 
 
 def weights(shape, rank):

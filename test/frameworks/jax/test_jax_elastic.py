@@ -2,16 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 from elastic_ranks import elastic_job
+from harness.exact import require_equal
+from harness.frameworks import on_demand
 
-jax = pytest.importorskip("jax", reason="JAX is not installed in this environment")
-
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-from harness.exact import require_equal  # noqa: E402
-
-import ringtrain.jax as hvd  # noqa: E402
+jax = on_demand("jax")
+jnp = on_demand("jax.numpy")
+hvd = on_demand("ringtrain.jax")
 
 STEPS = 60
 

@@ -9,16 +9,15 @@ import time
 
 import numpy as np
 import pytest
+from exact_jax import raises
 from harness.exact import require_equal
+from harness.frameworks import on_demand
+from harness.socket_ranks import started
 
-jax = pytest.importorskip("jax", reason="JAX is not installed in this environment")
-
-import jax.numpy as jnp  # noqa: E402
-from exact_jax import raises  # noqa: E402
-from harness.socket_ranks import started  # noqa: E402
-
-import ringtrain.jax as hvd  # noqa: E402
-from ringtrain.jax import ffi  # noqa: E402
+jax = on_demand("jax")
+jnp = on_demand("jax.numpy")
+hvd = on_demand("ringtrain.jax")
+ffi = on_demand("ringtrain.jax.ffi")
 
 
 @pytest.mark.ranks(2, fast=[2])

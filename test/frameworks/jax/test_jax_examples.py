@@ -6,11 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from harness.frameworks import need
+from test_examples import run
 
-for module in ("jax", "optax", "sklearn", "tqdm", "matplotlib"):
-    pytest.importorskip(module)
-
-from test_examples import run  # noqa: E402
+need("jax", "optax", "sklearn", "tqdm", "matplotlib")
 
 pytestmark = pytest.mark.slow
 

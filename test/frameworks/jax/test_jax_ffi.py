@@ -4,11 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from harness.frameworks import on_demand
 
-jax = pytest.importorskip("jax", reason="JAX is not installed in this environment")
-
-from ringtrain.jax import ffi  # noqa: E402
+jax = on_demand("jax")
+ffi = on_demand("ringtrain.jax.ffi")
 
 ROOT = Path(__file__).resolve().parents[3]
 

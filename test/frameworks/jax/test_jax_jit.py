@@ -5,15 +5,15 @@ import sys
 
 import numpy as np
 import pytest
+from exact_jax import own_data
 from harness.exact import require_equal
+from harness.frameworks import on_demand
 
-jax = pytest.importorskip("jax", reason="JAX is not installed in this environment")
+import ringtrain._core as _core
 
-import jax.numpy as jnp  # noqa: E402
-from exact_jax import own_data  # noqa: E402
-
-import ringtrain._core as _core  # noqa: E402
-import ringtrain.jax as hvd  # noqa: E402
+jax = on_demand("jax")
+jnp = on_demand("jax.numpy")
+hvd = on_demand("ringtrain.jax")
 
 
 def sums(names, x):
@@ -140,25 +140,26 @@ def busy(x, rounds):
     return x + 0 * matrix[0, 0]
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def through_jvp(x, name):
-    return hvd.allreduce(x, hvd.Sum, name=name)
+@functools.cache
+def through_jvp():
+    summed = jax.custom_jvp(lambda x, name: hvd.allreduce(x, hvd.Sum, name=name), nondiff_argnums=(1,))
+    summed.defjvp(lambda name, primals, tangents: (summed(*primals, name), tangents[0]))
+    return summed
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def through_vjp(x, name):
-    return hvd.allreduce(x, hvd.Sum, name=name)
+@functools.cache
+def through_vjp():
+    summed = jax.custom_vjp(lambda x, name: hvd.allreduce(x, hvd.Sum, name=name), nondiff_argnums=(1,))
+    summed.defvjp(lambda x, name: (summed(x, name), None), lambda name, _, gradient: (gradient,))
+    return summed
 
-
-through_jvp.defjvp(lambda name, primals, tangents: (through_jvp(*primals, name), tangents[0]))
-through_vjp.defvjp(lambda x, name: (through_vjp(x, name), None), lambda name, _, gradient: (gradient,))
 
 INNER = {
     "plain": lambda x, name: hvd.allreduce(x, hvd.Sum, name=name),
     "jit": lambda x, name: jax.jit(lambda x: hvd.allreduce(x, hvd.Sum, name=name))(x),
     "remat": lambda x, name: jax.checkpoint(lambda x: hvd.allreduce(x, hvd.Sum, name=name))(x),
-    "custom_jvp": through_jvp,
-    "custom_vjp": through_vjp,
+    "custom_jvp": lambda x, name: through_jvp()(x, name),
+    "custom_vjp": lambda x, name: through_vjp()(x, name),
     "cond": lambda x, name: jax.lax.cond(x[0] > 0, lambda x: hvd.allreduce(x, hvd.Sum, name=name), lambda x: x, x),
     "two": lambda x, name: hvd.allreduce((x, x + 1), hvd.Sum, name=name)[0],
 }

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exact_jax import OPS, WAYS, own_data
 from harness.exact import (
     COMPLEX,
     DTYPE_OF_EACH_SIZE,
@@ -14,15 +15,14 @@ from harness.exact import (
     reference,
     require_equal,
 )
+from harness.frameworks import on_demand
 
-jax = pytest.importorskip("jax", reason="JAX is not installed in this environment")
+import ringtrain
 
-import jax.numpy as jnp  # noqa: E402
-from exact_jax import OPS, WAYS, own_data  # noqa: E402
-from jax.experimental import io_callback  # noqa: E402
-
-import ringtrain  # noqa: E402
-import ringtrain.jax as hvd  # noqa: E402
+jax = on_demand("jax")
+jnp = on_demand("jax.numpy")
+experimental = on_demand("jax.experimental")
+hvd = on_demand("ringtrain.jax")
 
 SHAPES = [(), (0,), (33, 17), (20_001,)]
 
@@ -199,7 +199,7 @@ def test_a_barrier_gives_back_what_waited(way):
 
 def on_host(function, *arrays):
     """Calls the function in a program, when it has the arrays."""
-    return io_callback(function, jax.ShapeDtypeStruct((), jnp.float32), *arrays)
+    return experimental.io_callback(function, jax.ShapeDtypeStruct((), jnp.float32), *arrays)
 
 
 @pytest.mark.ranks(2)

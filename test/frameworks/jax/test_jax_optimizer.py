@@ -2,22 +2,21 @@
 
 import itertools
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from exact_jax import raises
 from harness.exact import require_equal
+from harness.frameworks import on_demand
 
-jax = pytest.importorskip("jax", reason="JAX is not installed in this environment")
-optax = pytest.importorskip("optax", reason="optax is not installed in this environment")
+import ringtrain
 
-from functools import partial  # noqa: E402
-
-import jax.numpy as jnp  # noqa: E402
-from exact_jax import raises  # noqa: E402
-
-import ringtrain  # noqa: E402
-import ringtrain.jax as hvd  # noqa: E402
+jax = on_demand("jax")
+optax = on_demand("optax")
+jnp = on_demand("jax.numpy")
+hvd = on_demand("ringtrain.jax")
 
 BATCH = 12
 
@@ -42,14 +41,14 @@ def loss_of(params, x, y):
     return ((x @ params[-1]["weight"] + params[-1]["bias"] - y) ** 2).mean()
 
 
-def train(optimizer, steps, slices, gradients=jax.grad):
+def train(optimizer, steps, slices, gradients=None):
     """Parameters after some steps with some rows of each batch."""
     params = new_params()
     state = optimizer.init(params)
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def step(params, state, x, y):
-        updates, state = optimizer.update(gradients(loss_of)(params, x, y), state, params)
+        updates, state = optimizer.update((gradients or jax.grad)(loss_of)(params, x, y), state, params)
         return optax.apply_updates(params, updates), state
 
     for number in range(steps):
@@ -101,7 +100,7 @@ def test_gradients_travel_in_16_bits_and_by_other_ops():
 
 
 @pytest.mark.ranks(2, 3, fast=[2])
-@pytest.mark.parametrize("make", [hvd.Compression.two_bit, hvd.Compression.one_bit])
+@pytest.mark.parametrize("make", [ringtrain.Compression.two_bit, ringtrain.Compression.one_bit])
 def test_gradients_in_codes_have_the_bits_of_those_of_numpy(make):
     """What the codes leave out goes with the next step, inside of jit, outside, and in an optimizer alike."""
     codes = make(0.5, force=True)

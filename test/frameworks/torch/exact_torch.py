@@ -7,10 +7,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import torch
 from harness.exact import DTYPES, data_of_ranks, require_equal
+from harness.frameworks import on_demand, version_of
 
-TORCH_DTYPES = [dtype for dtype in DTYPES if hasattr(torch, dtype.name)]
+torch = on_demand("torch")
+
+# Unsigned integers of more than 8 bits are new in PyTorch 2.3.
+_NEW = ("uint16", "uint32", "uint64")
+TORCH_DTYPES = [dtype for dtype in DTYPES if dtype.name not in _NEW or version_of("torch") >= (2, 3)]
 
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:

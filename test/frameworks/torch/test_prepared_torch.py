@@ -1,15 +1,13 @@
 """Tensors of PyTorch that come again in every step: they are looked at without Python, and what has changed is seen."""
 
 import pytest
+from exact_torch import TORCH_DTYPES, require_tensor, tensor_of
+from harness.exact import data_of_ranks, reference
+from harness.frameworks import on_demand
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+import ringtrain as hvd
 
-from exact_torch import TORCH_DTYPES, require_tensor, tensor_of  # noqa: E402
-from harness.exact import data_of_ranks, reference  # noqa: E402
-
-import ringtrain as hvd  # noqa: E402
-
-torch.set_num_threads(1)
+torch = on_demand("torch")
 
 
 def numbers(first=0):

@@ -1,11 +1,12 @@
 """Data for training: each rank takes its share, and processes that load it work beside MPI."""
 
 import pytest
+from harness.frameworks import on_demand
 
 import ringtrain as hvd
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-data = torch.utils.data
+torch = on_demand("torch")
+data = on_demand("torch.utils.data")
 
 COUNT = 24
 

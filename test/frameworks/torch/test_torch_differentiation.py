@@ -8,14 +8,11 @@ import threading
 import time
 
 import pytest
+from exact_torch import require_tensor, tensors_of_ranks
+from harness.frameworks import on_demand
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
-
-from exact_torch import require_tensor, tensors_of_ranks  # noqa: E402
-
-import ringtrain.torch as hvd  # noqa: E402
-
-torch.set_num_threads(1)
+torch = on_demand("torch")
+hvd = on_demand("ringtrain.torch")
 
 
 def for_each_set(check):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.frameworks import need, on_demand
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-for module in ("sklearn", "tqdm", "matplotlib"):
-    pytest.importorskip(module)
-from sklearn.datasets import load_digits  # noqa: E402
+torch = on_demand("torch")
+
+need("sklearn", "tqdm", "matplotlib")
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
@@ -142,6 +142,8 @@ def test_a_resnet_learns_and_goes_on_from_a_checkpoint(tmp_path):
 
 def write_cifar10(folder, images=32):
     """The digits in the files of CIFAR-10: a dictionary with rows of 3,072 bytes, and labels."""
+    from sklearn.datasets import load_digits
+
     rows, labels = load_digits(return_X_y=True)
     large = np.kron(rows[: 6 * images].reshape(-1, 1, 8, 8) * 15, np.ones((3, 4, 4))).astype(np.uint8)
     for part, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
@@ -164,8 +166,9 @@ def test_cifar10_is_read_and_training_goes_on_from_a_checkpoint(tmp_path):
     assert sorted(path.name for path in results.iterdir()) == ["resnet-1.pt", "resnet-2.pt"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_the_benchmark_says_that_there_is_no_gpu():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
     command = [sys.executable, "examples/torch_synthetic_benchmark.py", "--cuda"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True)

@@ -1,12 +1,12 @@
 """Gradients of DistributedOptimizer that need care: sparse, complex, missing, clipped, scaled, changed too early."""
 
 import pytest
+from harness.frameworks import on_demand
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+from ringtrain import Average
 
-import ringtrain.torch as hvd  # noqa: E402
-
-torch.set_num_threads(1)
+torch = on_demand("torch")
+hvd = on_demand("ringtrain.torch")
 
 
 def new_model(seed=1):
@@ -38,7 +38,7 @@ def require_same(one, other):
 # Clipping
 
 
-def two_optimizers(model, op=hvd.Average):
+def two_optimizers(model, op=Average):
     """Over one model, at addresses that are in another order on each rank."""
     junk = [torch.zeros(length) for length in range(1, 1 + 400 * hvd.rank())]
     optimizers = [hvd.DistributedOptimizer(sgd(layer.parameters()), op=op) for layer in model]
@@ -216,11 +216,14 @@ def test_a_graph_of_gradients_is_refused_by_backward_and_welcome_in_no_sync():
 # Scalers of a project's own
 
 
-class OwnScaler(torch.amp.GradScaler):
-    """As of a project that looks at the gradients itself, with a function beside the class."""
+def own_scaler():
+    class OwnScaler(torch.amp.GradScaler):
+        """As of a project that looks at the gradients itself, with a function beside the class."""
 
-    def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
-        return unscale(optimizer, inv_scale, found_inf)
+        def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+            return unscale(optimizer, inv_scale, found_inf)
+
+    return OwnScaler("cpu", init_scale=4.0)
 
 
 def unscale(optimizer, inv_scale, found_inf):
@@ -234,7 +237,7 @@ def unscale(optimizer, inv_scale, found_inf):
 def test_a_scaler_of_ones_own_sees_averages(is_local):
     model, alone = new_model().float(), new_model().float()
     optimizer, plain = hvd.DistributedOptimizer(sgd(model.parameters())), sgd(alone.parameters())
-    scaler, plain_scaler = OwnScaler("cpu", init_scale=4.0), OwnScaler("cpu", init_scale=4.0)
+    scaler, plain_scaler = own_scaler(), own_scaler()
     inputs = [inputs_of(rank).float() for rank in range(hvd.size())]
     for step in range(4):
         model.zero_grad()
@@ -265,7 +268,10 @@ def embedding():
     return torch.nn.Embedding(6, 2, sparse=True).double()
 
 
-WORDS = torch.tensor([[1, 2], [2, 4]])
+def words():
+    return torch.tensor([[1, 2], [2, 4]])
+
+
 SPARSE_OPTIMIZERS = {"sgd": sgd, "adam": lambda parameters: torch.optim.SparseAdam(list(parameters), lr=0.1)}
 
 
@@ -284,13 +290,13 @@ def test_sparse_gradients_may_be_missing_on_a_rank(optimizer, sparse_as_dense, s
     for step, having in enumerate([(1,), (0, 1), (0,), (), (0, 1)]):
         distributed.zero_grad()
         if hvd.rank() in having:
-            model(WORDS[hvd.rank()]).square().sum().backward()
+            model(words()[hvd.rank()]).square().sum().backward()
         distributed.step()
         assert model.weight.grad.is_sparse, step
         plain.zero_grad()
-        alone(WORDS[0, :0]).sum().backward()  # empty
+        alone(words()[0, :0]).sum().backward()  # empty
         for rank in having:
-            (alone(WORDS[rank]).square().sum() / 2).backward()
+            (alone(words()[rank]).square().sum() / 2).backward()
         plain.step()
         require_same(model, alone)
 
@@ -302,10 +308,10 @@ def test_a_gradient_that_is_sparse_on_some_ranks_only_travels_dense():
     for swapped in (0, 1, 0):
         is_sparse = hvd.rank() == swapped
         optimizer.zero_grad()
-        torch.nn.functional.embedding(WORDS[hvd.rank()], model.weight, sparse=is_sparse).square().sum().backward()
+        torch.nn.functional.embedding(words()[hvd.rank()], model.weight, sparse=is_sparse).square().sum().backward()
         optimizer.step()
         plain.zero_grad()
-        (alone(WORDS).square().sum() / 2).backward()
+        (alone(words()).square().sum() / 2).backward()
         plain.step()
         require_same(model, alone)
 
@@ -319,12 +325,12 @@ def test_a_sparse_gradient_that_comes_later_for_the_first_time_travels_dense():
         optimizer.zero_grad()
         loss = dense.sum()
         if hvd.rank() in having:
-            loss = loss + model(WORDS[hvd.rank()]).square().sum()
+            loss = loss + model(words()[hvd.rank()]).square().sum()
         loss.backward()
         optimizer.step()
         plain.zero_grad()
         for rank in having:
-            (alone(WORDS[rank]).square().sum() / 2).backward()
+            (alone(words()[rank]).square().sum() / 2).backward()
         plain.step()
         require_same(model, alone)
 

@@ -4,13 +4,12 @@ import contextlib
 import io
 
 import pytest
+from harness.frameworks import on_demand
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+import ringtrain
 
-import ringtrain  # noqa: E402
-import ringtrain.torch as hvd  # noqa: E402
-
-torch.set_num_threads(1)
+torch = on_demand("torch")
+hvd = on_demand("ringtrain.torch")
 
 
 def new_model():

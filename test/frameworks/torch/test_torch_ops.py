@@ -1,10 +1,12 @@
 """Operations on PyTorch tensors: every form, dtype and layout; what is refused, and how."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from exact_torch import TORCH_DTYPES, array_of, require_tensor, tensor_of, tensors_of_ranks
 from harness.exact import (
     COMPLEX,
     DTYPE_OF_EACH_SIZE,
@@ -15,17 +17,15 @@ from harness.exact import (
     reference,
     require_equal,
 )
+from harness.frameworks import on_demand
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+import ringtrain
 
-from exact_torch import TORCH_DTYPES, array_of, require_tensor, tensor_of, tensors_of_ranks  # noqa: E402
-
-import ringtrain  # noqa: E402
-import ringtrain.torch as hvd  # noqa: E402
+torch = on_demand("torch")
+hvd = on_demand("ringtrain.torch")
 
 SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (33, 17), (20_001,)]
-HVD_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
-torch.set_num_threads(1)
+HVD_OPS = {name: getattr(ringtrain, name.capitalize()) for name in ("sum", "average", "min", "max", "product")}
 
 
 def synchronized(start):
@@ -53,16 +53,6 @@ def forget(sets):
 # Every form
 
 
-ALLREDUCES = [hvd.allreduce, synchronized(hvd.allreduce_async)]
-ALLREDUCES_IN_PLACE = [
-    hvd.allreduce_,
-    synchronized(hvd.allreduce_async_),
-    one_by_one(hvd.grouped_allreduce_),
-    one_by_one(synchronized(hvd.grouped_allreduce_async_)),
-]
-GROUPED_ALLREDUCES = [hvd.grouped_allreduce, synchronized(hvd.grouped_allreduce_async)]
-
-
 class Forms(NamedTuple):
     """Ways to call an allreduce."""
 
@@ -71,8 +61,20 @@ class Forms(NamedTuple):
     in_place: Sequence[Callable]
 
 
-EVERY_FORM = Forms(ALLREDUCES, GROUPED_ALLREDUCES, ALLREDUCES_IN_PLACE)
-FEW_FORMS = Forms([hvd.allreduce], [], [hvd.allreduce_])
+def every_form():
+    single = [hvd.allreduce, synchronized(hvd.allreduce_async)]
+    grouped = [hvd.grouped_allreduce, synchronized(hvd.grouped_allreduce_async)]
+    in_place = [
+        hvd.allreduce_,
+        synchronized(hvd.allreduce_async_),
+        one_by_one(hvd.grouped_allreduce_),
+        one_by_one(synchronized(hvd.grouped_allreduce_async_)),
+    ]
+    return Forms(single, grouped, in_place)
+
+
+def few_forms():
+    return Forms([hvd.allreduce], [], [hvd.allreduce_])
 
 
 def check_allreduce(op, dtype, process_set, forms):
@@ -101,10 +103,10 @@ def test_allreduce(op):
     sets = some_ranks()
     for process_set in sets:
         if process_set.included():
-            check_allreduce(op, np.dtype("float32"), process_set, EVERY_FORM)
+            check_allreduce(op, np.dtype("float32"), process_set, every_form())
     forget(sets)
     for dtype in FLOATS if op == "average" else TORCH_DTYPES:
-        check_allreduce(op, dtype, hvd.global_process_set, FEW_FORMS)
+        check_allreduce(op, dtype, hvd.global_process_set, few_forms())
 
 
 def check_allgather(dtype, process_set):
@@ -203,17 +205,17 @@ def test_complex_numbers(dtype):
     for shape in ((), (0,), (7,), (2 * size, 3)):
         everybody = [tensor_of(array) for array in complex_data_of_ranks(size, shape, dtype, "average")]
         mine, total = everybody[rank], sum(everybody)
-        for allreduce in ALLREDUCES:
+        for allreduce in every_form().single:
             require_tensor(allreduce(mine), total / size)
             require_tensor(allreduce(mine, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.25), total / 2)
-        for grouped_allreduce in GROUPED_ALLREDUCES:
+        for grouped_allreduce in every_form().grouped:
             for actual, expected in zip(
                 grouped_allreduce([mine, mine.real], op=hvd.Sum), (total, total.real), strict=True
             ):
                 require_tensor(actual, expected)
         for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
             require_tensor(hvd.allreduce(mine, op=hvd.Sum, compression=compression), total)
-        for allreduce_ in ALLREDUCES_IN_PLACE:
+        for allreduce_ in every_form().in_place:
             changed = mine.clone()
             assert allreduce_(changed, op=hvd.Sum) is changed
             require_tensor(changed, total)
@@ -240,20 +242,19 @@ def test_conjugated_and_strided_complex_tensors_are_changed_in_place():
     require_tensor(base[:, 1::2], torch.zeros(4, 3, dtype=torch.complex64))
 
 
-class Halved(hvd.Compressor):
-    """As a user writes one: sends half of it, as float32."""
-
-    @staticmethod
-    def compress(tensor):
-        return tensor.float() / 2, tensor.dtype
-
-    @staticmethod
-    def decompress(tensor, ctx):
-        return (2 * tensor).to(ctx)
-
-
 @pytest.mark.ranks(2)
 def test_a_compression_of_ones_own():
+    class Halved(hvd.Compressor):
+        """As a user writes one: sends half of it, as float32."""
+
+        @staticmethod
+        def compress(tensor):
+            return tensor.float() / 2, tensor.dtype
+
+        @staticmethod
+        def decompress(tensor, ctx):
+            return (2 * tensor).to(ctx)
+
     everybody = tensors_of_ranks(2, (33,), "float64")
     mine, total = everybody[hvd.rank()], everybody[0] + everybody[1]
     require_tensor(hvd.allreduce(mine, op=hvd.Sum, compression=Halved), total)
@@ -388,90 +389,115 @@ def test_a_rank_may_send_an_array_where_the_others_send_tensors():
 # What is refused
 
 
-ONES = torch.ones(4, 2)
+@functools.cache
+def ones():
+    return torch.ones(4, 2)
 
 
-class Wrapper(torch.Tensor):
+def wrapper_of_ones():
     """As quantised tensors are made: what it says about itself holds, and its elements are elsewhere."""
 
-    @staticmethod
-    def __new__(cls, wrapped):
-        return torch.Tensor._make_wrapper_subclass(cls, wrapped.shape, dtype=wrapped.dtype)
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, wrapped):
+            return torch.Tensor._make_wrapper_subclass(cls, wrapped.shape, dtype=wrapped.dtype)
 
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        return NotImplemented
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            return NotImplemented
+
+    return Wrapper(ones())
 
 
 BAD_ARGUMENTS = {
-    "complex halves": (lambda: hvd.allreduce(ONES.to(torch.complex32)), TypeError, "dtype torch.complex32; convert"),
+    "complex halves": (lambda: hvd.allreduce(ones().to(torch.complex32)), TypeError, "dtype torch.complex32; convert"),
     "complex maximum": (
-        lambda: hvd.allreduce(ONES.to(torch.complex64), op=hvd.Max),
+        lambda: hvd.allreduce(ones().to(torch.complex64), op=hvd.Max),
         ValueError,
         "op=Max is for real numbers, not for torch.complex64; use op=Sum",
     ),
     "complex product, in place": (
-        lambda: hvd.allreduce_(ONES.to(torch.complex64), op=hvd.Product),
+        lambda: hvd.allreduce_(ones().to(torch.complex64), op=hvd.Product),
         ValueError,
         "op=Product is for real numbers",
     ),
-    "complex Adasum": (lambda: hvd.allreduce(ONES + 1j, op=hvd.Adasum), ValueError, "op=Adasum is for real numbers"),
-    "8-bit floats": (lambda: hvd.allreduce(ONES.to(torch.float8_e5m2)), TypeError, "dtype torch.float8_e5m2; convert"),
-    "sparse": (lambda: hvd.allreduce(ONES.to_sparse()), TypeError, "layout torch.sparse_coo.*sparse_allreduce_async"),
-    "sparse, in place": (lambda: hvd.allreduce_(ONES.to_sparse()), TypeError, "layout torch.sparse_coo"),
-    "dense for sparse": (lambda: hvd.sparse_allreduce_async(ONES), TypeError, "in COO layout, not torch.strided"),
+    "complex Adasum": (lambda: hvd.allreduce(ones() + 1j, op=hvd.Adasum), ValueError, "op=Adasum is for real numbers"),
+    "8-bit floats": (
+        lambda: hvd.allreduce(ones().to(torch.float8_e5m2)),
+        TypeError,
+        "dtype torch.float8_e5m2; convert",
+    ),
+    "sparse": (lambda: hvd.allreduce(ones().to_sparse()), TypeError, "layout torch.sparse_coo.*sparse_allreduce_async"),
+    "sparse, in place": (lambda: hvd.allreduce_(ones().to_sparse()), TypeError, "layout torch.sparse_coo"),
+    "dense for sparse": (lambda: hvd.sparse_allreduce_async(ones()), TypeError, "in COO layout, not torch.strided"),
     "list for sparse": (lambda: hvd.sparse_allreduce_async([1.0]), TypeError, "in COO layout, not list"),
-    "sparse maximum": (lambda: hvd.sparse_allreduce_async(ONES.to_sparse(), op=hvd.Max), ValueError, "Average or Sum"),
+    "sparse maximum": (
+        lambda: hvd.sparse_allreduce_async(ones().to_sparse(), op=hvd.Max),
+        ValueError,
+        "Average or Sum",
+    ),
     "sparse average of integers": (
-        lambda: hvd.sparse_allreduce_async(ONES.int().to_sparse()),
+        lambda: hvd.sparse_allreduce_async(ones().int().to_sparse()),
         ValueError,
         "an average of torch.int32",
     ),
-    "meta": (lambda: hvd.allreduce(ONES.to("meta")), ValueError, "meta device"),
-    "meta, in place": (lambda: hvd.allreduce_(ONES.to("meta")), ValueError, "meta device"),
-    "wrapper": (lambda: hvd.allreduce(Wrapper(ONES)), TypeError, "cannot send a Wrapper: its elements .* it wraps"),
-    "wrapper, in place": (lambda: hvd.allreduce_(Wrapper(ONES)), TypeError, "cannot send a Wrapper"),
-    "wrapper in a group": (lambda: hvd.grouped_broadcast([ONES, Wrapper(ONES)], 0), TypeError, "cannot send a Wrapper"),
+    "meta": (lambda: hvd.allreduce(ones().to("meta")), ValueError, "meta device"),
+    "meta, in place": (lambda: hvd.allreduce_(ones().to("meta")), ValueError, "meta device"),
+    "wrapper": (lambda: hvd.allreduce(wrapper_of_ones()), TypeError, "cannot send a Wrapper: its elements .* it wraps"),
+    "wrapper, in place": (lambda: hvd.allreduce_(wrapper_of_ones()), TypeError, "cannot send a Wrapper"),
+    "wrapper in a group": (
+        lambda: hvd.grouped_broadcast([ones(), wrapper_of_ones()], 0),
+        TypeError,
+        "cannot send a Wrapper",
+    ),
     "no tensor": (lambda: hvd.allreduce("text"), TypeError, "cannot send a builtins.str"),
-    "a list of tensors": (lambda: hvd.allreduce([ONES]), TypeError, "cannot send a builtins.list"),
-    "a group that is a tensor": (lambda: hvd.grouped_allreduce(ONES), TypeError, "list of tensors"),
+    "a list of tensors": (lambda: hvd.allreduce([ones()]), TypeError, "cannot send a builtins.list"),
+    "a group that is a tensor": (lambda: hvd.grouped_allreduce(ones()), TypeError, "list of tensors"),
     "an empty group": (lambda: hvd.grouped_allreduce_([]), ValueError, "at least one"),
-    "average of bool": (lambda: hvd.allreduce(ONES.bool()), ValueError, "for numbers, not for torch.bool"),
-    "average of bool, in place": (lambda: hvd.allreduce_(ONES.bool()), ValueError, "for numbers, not for torch.bool"),
-    "average of bool, scattered": (lambda: hvd.reducescatter(ONES.bool()), ValueError, "for numbers, not for"),
-    "op and average": (lambda: hvd.allreduce(ONES, average=True, op=hvd.Sum), ValueError, "not both"),
-    "an op that is none": (lambda: hvd.allreduce_(ONES, op="sum"), TypeError, "op must be one of"),
+    "average of bool": (lambda: hvd.allreduce(ones().bool()), ValueError, "for numbers, not for torch.bool"),
+    "average of bool, in place": (lambda: hvd.allreduce_(ones().bool()), ValueError, "for numbers, not for torch.bool"),
+    "average of bool, scattered": (lambda: hvd.reducescatter(ones().bool()), ValueError, "for numbers, not for"),
+    "op and average": (lambda: hvd.allreduce(ones(), average=True, op=hvd.Sum), ValueError, "not both"),
+    "an op that is none": (lambda: hvd.allreduce_(ones(), op="sum"), TypeError, "op must be one of"),
     "a number to scatter": (lambda: hvd.reducescatter(torch.tensor(1.0)), ValueError, "no first dimension"),
-    "splits of floats": (lambda: hvd.alltoall(ONES, torch.tensor([2.0] * hvd.size())), ValueError, "integers, one for"),
+    "splits of floats": (
+        lambda: hvd.alltoall(ones(), torch.tensor([2.0] * hvd.size())),
+        ValueError,
+        "integers, one for",
+    ),
     "splits of the wrong sum": (
-        lambda: hvd.alltoall(ONES, torch.tensor([1] * hvd.size())),
+        lambda: hvd.alltoall(ones(), torch.tensor([1] * hvd.size())),
         ValueError,
         "do not add up",
     ),
-    "negative splits": (lambda: hvd.alltoall(ONES, [5] + [-1] * (hvd.size() - 1)), ValueError, "do not add up"),
-    "too many splits": (lambda: hvd.alltoall(ONES, torch.tensor([4] * 9)), ValueError, "one for each rank"),
-    "splits in two dimensions": (lambda: hvd.alltoall(ONES, torch.ones(1, 2).long()), ValueError, "one for each rank"),
+    "negative splits": (lambda: hvd.alltoall(ones(), [5] + [-1] * (hvd.size() - 1)), ValueError, "do not add up"),
+    "too many splits": (lambda: hvd.alltoall(ones(), torch.tensor([4] * 9)), ValueError, "one for each rank"),
+    "splits in two dimensions": (
+        lambda: hvd.alltoall(ones(), torch.ones(1, 2).long()),
+        ValueError,
+        "one for each rank",
+    ),
     "uneven rows": (lambda: hvd.alltoall(torch.ones(hvd.size() + 1)), ValueError, "cannot be split evenly"),
     "an op in the place of average": (
-        lambda: hvd.allreduce(ONES, hvd.Sum),
+        lambda: hvd.allreduce(ones(), hvd.Sum),
         TypeError,
         "second argument.*; write op=Sum",
     ),
     "an op in the place of average, in a group": (
-        lambda: hvd.grouped_allreduce([ONES], hvd.Sum),
+        lambda: hvd.grouped_allreduce([ones()], hvd.Sum),
         TypeError,
         "second argument.*; write op=Sum",
     ),
     "an op in the place of average, in place": (
-        lambda: hvd.allreduce_(ONES, hvd.Sum),
+        lambda: hvd.allreduce_(ones(), hvd.Sum),
         TypeError,
         "second argument.*; write op=Sum",
     ),
-    "a name in the place of average": (lambda: hvd.allreduce(ONES, "grad.0"), TypeError, "; write name='grad.0'"),
-    "a compression by name": (lambda: hvd.allreduce(ONES, compression="fp16"), TypeError, "must be a Compressor"),
-    "a process set that is a list": (lambda: hvd.alltoall(ONES, process_set=[0]), TypeError, "must be a ProcessSet"),
-    "a root that is a float": (lambda: hvd.broadcast(ONES, 0.0), TypeError, "root_rank must be an integer in 0-"),
-    "root out of range": (lambda: hvd.broadcast_(ONES, 99), ValueError, "root_rank 99"),
+    "a name in the place of average": (lambda: hvd.allreduce(ones(), "grad.0"), TypeError, "; write name='grad.0'"),
+    "a compression by name": (lambda: hvd.allreduce(ones(), compression="fp16"), TypeError, "must be a Compressor"),
+    "a process set that is a list": (lambda: hvd.alltoall(ones(), process_set=[0]), TypeError, "must be a ProcessSet"),
+    "a root that is a float": (lambda: hvd.broadcast(ones(), 0.0), TypeError, "root_rank must be an integer in 0-"),
+    "root out of range": (lambda: hvd.broadcast_(ones(), 99), ValueError, "root_rank 99"),
 }
 
 
@@ -480,23 +506,22 @@ BAD_ARGUMENTS = {
 def test_bad_arguments_are_refused_on_the_callers_line(requires_grad):
     for what, (call, error, message) in BAD_ARGUMENTS.items():
         try:
-            ONES.requires_grad_(requires_grad)
+            ones().requires_grad_(requires_grad)
             with pytest.raises(error, match=message):
                 call()
         except BaseException as failure:
             raise AssertionError(f"{what}: {failure}") from failure
         finally:
-            ONES.requires_grad_(False)
-        require_tensor(ONES, torch.ones(4, 2))
-    require_tensor(hvd.allreduce(ONES, op=hvd.Sum), ONES * hvd.size())
-
-
-class Tagged(torch.Tensor):
-    """A subclass with elements of its own."""
+            ones().requires_grad_(False)
+        require_tensor(ones(), torch.ones(4, 2))
+    require_tensor(hvd.allreduce(ones(), op=hvd.Sum), ones() * hvd.size())
 
 
 @pytest.mark.ranks(2)
 def test_a_subclass_that_has_its_elements_is_a_tensor_like_any_other():
+    class Tagged(torch.Tensor):
+        """A subclass with elements of its own."""
+
     tagged = torch.arange(4.0).as_subclass(Tagged)
     assert torch.equal(hvd.allreduce(tagged, op=hvd.Sum), 2 * torch.arange(4.0))
     assert hvd.allreduce_(tagged, op=hvd.Sum) is tagged and type(tagged) is Tagged
@@ -521,15 +546,15 @@ def test_a_distributed_tensor_is_refused_and_its_local_one_is_not():
 DISAGREEMENTS = {
     "shape": (lambda is_last: hvd.allreduce(torch.ones(4, 3 if is_last else 2), name="bad"), r"\[4, 2\].*\[4, 3\]"),
     "dtype": (
-        lambda is_last: hvd.allreduce_(ONES.double() if is_last else ONES.clone(), name="bad"),
+        lambda is_last: hvd.allreduce_(ones().double() if is_last else ones().clone(), name="bad"),
         "float32.*float64",
     ),
-    "op": (lambda is_last: hvd.allreduce(ONES, op=hvd.Max if is_last else hvd.Sum, name="bad"), "op=Sum.*op=Max"),
-    "root": (lambda is_last: hvd.broadcast(ONES, int(is_last), name="bad"), "root_rank=0.*root_rank=1"),
-    "kind": (lambda is_last: (hvd.allgather if is_last else hvd.allreduce)(ONES, name="bad"), "allreduce.*allgather"),
+    "op": (lambda is_last: hvd.allreduce(ones(), op=hvd.Max if is_last else hvd.Sum, name="bad"), "op=Sum.*op=Max"),
+    "root": (lambda is_last: hvd.broadcast(ones(), int(is_last), name="bad"), "root_rank=0.*root_rank=1"),
+    "kind": (lambda is_last: (hvd.allgather if is_last else hvd.allreduce)(ones(), name="bad"), "allreduce.*allgather"),
     "rows": (lambda is_last: hvd.allgather(torch.ones(2, 3 if is_last else 2), name="bad"), r"\[2, 2\].*\[2, 3\]"),
     "length of the group": (
-        lambda is_last: hvd.grouped_allreduce([ONES] * (2 if is_last else 1), name="bad"),
+        lambda is_last: hvd.grouped_allreduce([ones()] * (2 if is_last else 1), name="bad"),
         r"float32\[4, 2\], .* and float32\[4, 2\]",
     ),
 }
@@ -541,4 +566,4 @@ def test_ranks_that_disagree_all_hear_who_did_what(what):
     call, message = DISAGREEMENTS[what]
     with pytest.raises(hvd.MismatchError, match=message):
         call(hvd.rank() == hvd.size() - 1)
-    require_tensor(hvd.allreduce(ONES, op=hvd.Sum), ONES * hvd.size())
+    require_tensor(hvd.allreduce(ones(), op=hvd.Sum), ones() * hvd.size())

@@ -10,18 +10,17 @@ import warnings
 
 import numpy as np
 import pytest
+from harness.frameworks import on_demand
 
 import ringtrain
 from ringtrain import optim
 from ringtrain.timeline import recording
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
-
-import ringtrain.torch as hvd  # noqa: E402
+torch = on_demand("torch")
+hvd = on_demand("ringtrain.torch")
 
 STEPS = 20
 BATCH = 12  # of all ranks: a multiple of 1, 2, 3, 4 ranks and of 2 passes
-torch.set_num_threads(1)
 
 
 def new_model(seed=1):
@@ -439,7 +438,7 @@ def test_a_step_after_synchronize_says_what_horovod_would_do():
 
 
 @pytest.mark.ranks(1, 2)
-@pytest.mark.parametrize("options", [{}, {"groups": "lists"}, {"op": hvd.Adasum, "check_every": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"groups": "lists"}, {"op": ringtrain.Adasum, "check_every": 2}], ids=str)
 @pytest.mark.parametrize("is_named", [False, True])
 def test_a_copy_of_model_and_optimizer_trains_on_by_itself(options, is_named):
     model = new_model()

@@ -6,28 +6,29 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from exact_torch import require_tensor
+from harness.frameworks import on_demand
 
-torch = pytest.importorskip("torch")
+from ringtrain.errors import HostsUpdatedInterrupt
 
-from exact_torch import require_tensor  # noqa: E402
-
-import ringtrain.torch as hvd  # noqa: E402
-from ringtrain.errors import HostsUpdatedInterrupt  # noqa: E402
-from ringtrain.torch import mpi_ops  # noqa: E402
-from ringtrain.torch.optimizer import _DistributedOptimizer  # noqa: E402
+torch = on_demand("torch")
+hvd = on_demand("ringtrain.torch")
+mpi_ops = on_demand("ringtrain.torch.mpi_ops")
+of_methods = on_demand("ringtrain.torch.optimizer")
 
 
-class _Counting(_DistributedOptimizer):
+def _counting() -> Any:
     """As code for Horovod has it: another way to submit a gradient."""
 
-    submitted: ClassVar[list[str]] = []
+    class Counting(of_methods._DistributedOptimizer):
+        submitted: ClassVar[list[str]] = []
 
-    def _allreduce_grad_async(self, p: torch.Tensor) -> Any:
-        self.submitted.append(self._parameter_names[p])
-        return super()._allreduce_grad_async(p) if isinstance(self, _Counting) else _submit(self, p)
+        def _allreduce_grad_async(self, p: torch.Tensor) -> Any:
+            self.submitted.append(self._parameter_names[p])
+            return super()._allreduce_grad_async(p) if isinstance(self, Counting) else submit(self, p)
 
-
-_submit = _DistributedOptimizer._allreduce_grad_async
+    submit = of_methods._DistributedOptimizer._allreduce_grad_async
+    return Counting
 
 
 def _model() -> torch.nn.Module:
@@ -49,17 +50,19 @@ def _train(model: torch.nn.Module, optimizer: Any, passes: int = 1) -> list[torc
 def _made_of_methods(model: torch.nn.Module, source: type, **arguments: Any) -> Any:
     """As `horovod.torch.DistributedOptimizer` makes it."""
     own = torch.optim.SGD(model.parameters(), lr=0.125)
-    methods = {**dict(_DistributedOptimizer.__dict__), **(vars(source) if source is not _DistributedOptimizer else {})}
+    original = of_methods._DistributedOptimizer
+    methods = {**dict(original.__dict__), **(vars(source) if source is not original else {})}
     made = type("SGD", (torch.optim.SGD,), methods)
     return made(own.param_groups, list(model.named_parameters()), hvd.Compression.none, **arguments)
 
 
 @pytest.mark.fast
 @pytest.mark.ranks(1, 2)
-@pytest.mark.parametrize("source", [_DistributedOptimizer, _Counting], ids=["as it is", "overridden"])
+@pytest.mark.parametrize("is_overridden", [False, True], ids=["as it is", "overridden"])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_an_optimizer_of_the_methods_trains_as_the_distributed_one(source, passes):
-    _Counting.submitted.clear()
+def test_an_optimizer_of_the_methods_trains_as_the_distributed_one(is_overridden, passes):
+    counting = _counting()
+    source = counting if is_overridden else of_methods._DistributedOptimizer
     model, other = _model(), _model()
     optimizer = _made_of_methods(model, source, backward_passes_per_step=passes)
     plain = torch.optim.SGD(other.parameters(), lr=0.125)
@@ -67,29 +70,30 @@ def test_an_optimizer_of_the_methods_trains_as_the_distributed_one(source, passe
     for own, expected in zip(_train(model, optimizer, passes), _train(other, reference, passes), strict=True):
         assert torch.equal(own, expected)
     names = [name for name, _ in model.named_parameters()]
-    assert sorted(_Counting.submitted) == (sorted(3 * names) if source is _Counting and hvd.size() > 1 else [])
+    assert sorted(counting.submitted) == (sorted(3 * names) if is_overridden and hvd.size() > 1 else [])
     assert isinstance(optimizer, torch.optim.SGD)
 
 
 @pytest.mark.ranks(2)
 def test_a_subclass_of_both_trains_as_the_distributed_one():
-    class Own(_Counting, torch.optim.SGD):
+    counting = _counting()
+
+    class Own(counting, torch.optim.SGD):
         pass
 
-    _Counting.submitted.clear()
     model, other = _model(), _model()
     groups = torch.optim.SGD(model.parameters(), lr=0.125).param_groups
     reference = hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.125), other.named_parameters())
     own = Own(groups, list(model.named_parameters()))
     for one, expected in zip(_train(model, own), _train(other, reference), strict=True):
         assert torch.equal(one, expected)
-    assert len(_Counting.submitted) == 12
+    assert len(counting.submitted) == 12
 
 
 @pytest.mark.ranks(2)
 def test_the_methods_refuse_a_wrong_order_of_calls():
     model = _model()
-    optimizer = _made_of_methods(model, _DistributedOptimizer)
+    optimizer = _made_of_methods(model, of_methods._DistributedOptimizer)
     model(torch.ones(1, 3).double()).sum().backward()
     with pytest.raises(hvd.StepOrderError, match="prohibited"):
         optimizer.zero_grad()

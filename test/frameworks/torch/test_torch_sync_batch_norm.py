@@ -4,19 +4,20 @@ import copy
 import io
 
 import pytest
+from harness.frameworks import on_demand
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+from ringtrain import global_process_set
 
-import ringtrain.torch as hvd  # noqa: E402
+torch = on_demand("torch")
+hvd = on_demand("ringtrain.torch")
 
 CHANNELS = 5
 TRAILING = [(), (3,), (3, 2), (2, 1, 3)]
-torch.set_num_threads(1)
 
 
-def random_tensor(*shape, seed=0, dtype=torch.float64):
+def random_tensor(*shape, seed=0, dtype=None):
     random = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype)
+    return torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype or torch.float64)
 
 
 def even(rows):
@@ -32,9 +33,9 @@ def own_rows(whole, rows):
     return whole.split(rows)[hvd.rank()]
 
 
-def new_pair(dtype=torch.float64, process_set=hvd.global_process_set, **options):
+def new_pair(dtype=None, process_set=global_process_set, **options):
     """A BatchNorm with parameters that are not trivial, and the SyncBatchNorm of it."""
-    plain = torch.nn.BatchNorm1d(CHANNELS, **options).to(dtype)
+    plain = torch.nn.BatchNorm1d(CHANNELS, **options).to(dtype or torch.float64)
     plain._check_input_dim = lambda input: None  # one class for all numbers of dimensions
     if plain.affine:
         with torch.no_grad():

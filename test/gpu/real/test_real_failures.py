@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from harness.faults import require_clean_end, require_error, run, victim
 from measure.faults.injection import kill
-from real_gpus import library
+from real_gpus import library, need_gpu
 
 import ringtrain as hvd
 from ringtrain import _core
 
+need_gpu()
 GONE = "is gone: its process was killed or exited early"
 
 

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from gpu_checks import COLLECTIVES
 from harness.exact import DTYPE_OF_EACH_SIZE, DTYPES
-from real_gpus import COMPRESSIONS, NAMES, library, need_nccl
+from real_gpus import COMPRESSIONS, NAMES, library, need_gpu, need_nccl
 
 import ringtrain as hvd
 
+need_gpu()
 NCCL = {"RINGTRAIN_GPU_ALGORITHM": "nccl"}
 STAGED = {"RINGTRAIN_GPU_ALGORITHM": "staged"}
 

@@ -3,8 +3,9 @@
 import gpu_checks
 import pytest
 from gpu_checks import OPERATIONS, first_operation
-from real_gpus import COMPRESSIONS, NAMES, library, need_nccl
+from real_gpus import COMPRESSIONS, NAMES, library, need_gpu, need_nccl
 
+need_gpu()
 NCCL = {"RINGTRAIN_GPU_ALGORITHM": "nccl"}
 
 

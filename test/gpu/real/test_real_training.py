@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
-from real_gpus import library, need_nccl
+import torch_gpu_checks
+from exact_torch_gpu import on_gpu, require_on_gpu, synchronize
+from gpu_checks import SLOW_S, Stopwatch
+from harness.frameworks import on_demand
+from real_gpus import library, need_gpu, need_nccl
+from torch_gpu_checks import WAYS
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
+torch = on_demand("torch")
+hvd = on_demand("ringtrain.torch")
 
-import torch_gpu_checks  # noqa: E402
-from exact_torch_gpu import on_gpu, require_on_gpu, synchronize  # noqa: E402
-from gpu_checks import SLOW_S, Stopwatch  # noqa: E402
-from torch_gpu_checks import WAYS  # noqa: E402
-
-import ringtrain.torch as hvd  # noqa: E402
-
+need_gpu()
 NCCL = {"RINGTRAIN_GPU_ALGORITHM": "nccl"}
 
 
