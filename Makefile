@@ -28,7 +28,7 @@ THREE_AT_A_TIME := -n 3 --dist loadgroup --no-loadscope-reorder
 FRAMEWORKS := $(if $(filter openmpi,$(MPI)),$(comma)test-torch$(comma)test-jax)
 
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h')
-# What has rules about threads. The bindings have the GIL instead.
+# Sources with rules about threads. The bindings have the GIL instead.
 THREADED := $(patsubst csrc/%,%,$(filter-out csrc/kernels/% csrc/python/%,$(filter %.cc,$(CPP))))
 CPP_OF_TESTS := $(shell find test -name '*.cc' -o -name '*.h')
 
@@ -124,7 +124,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	printf '%s\n' "$$ALLOW_ROOT" >> $(BIN)/activate
 
-# What the demo wants. PyTorch, which the tests want, is large.
+# The packages of the demo. PyTorch, which the tests need, is large.
 $(VENV)/.demo: $(BIN)/python pyproject.toml setup.py $(CPP)
 	@echo "Installing NumPy, $(MPI), scikit-learn and matplotlib in $(VENV), and compiling csrc/ for some minutes:"
 	@RINGTRAIN_BUILD_PROGRESS=/proc/$$$$/fd/1 \

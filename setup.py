@@ -66,7 +66,7 @@ class BuildExt(build_ext):
 
 
 def say(text: str) -> None:
-    """To whoever has named a file for it, since pip shows nothing of a build."""
+    """Writes to the file that a variable names, since pip shows nothing of a build."""
     path = os.environ.get("RINGTRAIN_BUILD_PROGRESS")
     if path is not None:
         with contextlib.suppress(OSError), open(path, "a") as file:

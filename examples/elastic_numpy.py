@@ -45,7 +45,7 @@ def main() -> None:
     def train(state: hvd.elastic.ArrayState) -> None:
         state.generations = max(state.generations, hvd.elastic.generation())
         while state.epoch < options.epochs:
-            # The same batches whoever takes part: each rank has its share of them, and the gradients are summed.
+            # The same batches whichever ranks take part: each rank has its share of them, and the gradients are summed.
             order = np.random.default_rng([options.seed, state.epoch]).permutation(len(train_labels))
             while state.begin < len(order):
                 batch = order[state.begin : state.begin + options.batch_size]

@@ -3,7 +3,7 @@
     ringrun -np 2 python examples/jax_digits.py
 
 Wants jax, optax, scikit-learn (the digits), tqdm (the progress bar) and, for --plot, matplotlib. Each step is one
-compiled program, in which the gradients are averaged over the ranks. What is special about several ranks stands in
+compiled program, in which the gradients are averaged over the ranks. The code for several ranks is in
 main() and in resume(); the rest is plain JAX.
 """
 
@@ -147,7 +147,7 @@ def save(path: str | None, params: Params, state: Any, accuracies: list[float]) 
     on_host = jax.tree.map(np.asarray, (params, jax.tree.leaves(state)))
     with open(f"{path}.part", "wb") as file:
         pickle.dump((*on_host, accuracies), file)
-    os.replace(f"{path}.part", path)  # whoever stops the job now finds the old checkpoint or the new one, whole
+    os.replace(f"{path}.part", path)  # a job that is stopped now leaves the old checkpoint or the new one, whole
 
 
 def plot(path: str | None, accuracies: list[float]) -> None:

@@ -57,7 +57,7 @@ def train(store: kvstore.KVStore, options: argparse.Namespace) -> tuple[int, Pro
         if store.rank == 0 and now > progress[-1][0] + 0.1:
             _, probabilities = forward(network, test_images)
             progress.append((now, float((probabilities.argmax(axis=1) == test_labels).mean())))
-    store.join()  # whoever still has a step counts this worker with zeros
+    store.join()  # workers that still have a step count this one with zeros
     return steps, progress
 
 

@@ -3,7 +3,7 @@
     ringlaunch -n 3 -s 2 --launcher local --restarts 3 --min-workers 1 python examples/kvstore_online.py --kill 1
 
 Wants scikit-learn (the digits). Each trainer classifies what comes, learns from it, and says how often it was right of
-late. With --kill the trainer of that rank kills itself in the middle: the others do not wait for it, and whoever is
+late. With --kill the trainer of that rank kills itself in the middle: the others do not wait for it, and the trainer
 started in its place goes on with the network as it is by then.
 """
 
@@ -24,7 +24,7 @@ def main() -> None:
     store = kvstore.create("dist_async", elastic=True)
     network = new_network(np.random.default_rng(options.seed))
     keys = list(range(len(network)))
-    # Who comes back gets the network of the servers from all three, and waits for nobody.
+    # A trainer that comes back gets the network of the servers from all three, and waits for none.
     store.set_optimizer(SGD(options.lr))
     store.init(keys, network)
     store.pull(keys, out=network)

@@ -29,7 +29,7 @@ def main() -> None:
     assert sum_of_ranks == everyone.size * (everyone.size - 1) // 2
     assert np.allclose(average, np.mean([int(name.split()[1]) for name in names]))
 
-    # What ringtrain returns is an ordinary array; mpi4py can carry it between the two trainings.
+    # ringtrain returns an ordinary array; mpi4py can carry it between the two trainings.
     average_of_all = np.empty_like(average)
     everyone.Allreduce(average / everyone.size, average_of_all, op=MPI.SUM)
     assert np.allclose(average_of_all, (everyone.size - 1) / 2)

@@ -209,7 +209,7 @@ def save(
         return
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
     torch.save({**states, "losses": losses}, f"{path}.part")
-    os.replace(f"{path}.part", path)  # whoever stops the job now finds the old checkpoint or the new one, whole
+    os.replace(f"{path}.part", path)  # a job that is stopped now leaves the old checkpoint or the new one, whole
 
 
 def plot(path: str | None, losses: list[float]) -> None:

@@ -175,7 +175,7 @@ def save(network: nn.Module, optimizer: torch.optim.Optimizer, epoch: int, optio
     file = file_of_epoch(options, epoch)
     unfinished = file.with_name(file.name + ".part")
     torch.save({"model": network.state_dict(), "optimizer": optimizer.state_dict()}, unfinished)
-    os.replace(unfinished, file)  # whoever stops the job now finds all of a checkpoint or none
+    os.replace(unfinished, file)  # a job that is stopped now leaves all of a checkpoint or none
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     ringrun -np 2 python examples/torch_digits.py
 
-Wants scikit-learn (the digits), tqdm (the progress bar) and, for --plot, matplotlib. What is special about several
-ranks stands in main() and in resume(); the rest is plain PyTorch.
+Needs scikit-learn (the digits), tqdm (the progress bar) and, for --plot, matplotlib. The code for several
+ranks is in main() and in resume(); the rest is plain PyTorch.
 """
 
 import argparse
@@ -148,7 +148,7 @@ def save(path: str | None, network: nn.Module, optimizer: torch.optim.Optimizer,
         return
     checkpoint = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "accuracies": accuracies}
     torch.save(checkpoint, f"{path}.part")
-    os.replace(f"{path}.part", path)  # whoever stops the job now finds the old checkpoint or the new one, whole
+    os.replace(f"{path}.part", path)  # a job that is stopped now leaves the old checkpoint or the new one, whole
 
 
 def plot(path: str | None, accuracies: list[float]) -> None:

@@ -38,7 +38,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def train(local_rank: int, options: argparse.Namespace) -> None:
-    """What each rank runs. The three `auto_` functions are all that is special about several ranks."""
+    """The training of each rank. Only the three `auto_` functions are for several ranks."""
     train_data, test_data = load_data()
     train_loader = idist.auto_dataloader(train_data, batch_size=options.batch_size, shuffle=True)
     test_loader = idist.auto_dataloader(test_data, batch_size=options.batch_size)

@@ -200,7 +200,7 @@ def save(path: str | None, model: nn.Module, optimizer: torch.optim.Optimizer, r
         return
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save({**states, "rates": rates, "ranks": hvd.size()}, f"{path}.part")
-    os.replace(f"{path}.part", path)  # whoever stops the job now finds the old checkpoint or the new one, whole
+    os.replace(f"{path}.part", path)  # a job that is stopped now leaves the old checkpoint or the new one, whole
 
 
 def plot(path: str | None, rates: list[float], options: argparse.Namespace) -> None:

@@ -53,7 +53,7 @@ def _build(python: str, sdist: Path, into: Path) -> None:
 
 
 def _compiler() -> dict[str, str]:
-    """What setuptools is to compile and to link with."""
+    """The flags with which setuptools compiles and links."""
     zig = importlib.util.find_spec("ziglang")
     assert zig is not None and zig.origin is not None
     compile_with = str(COMPILER)

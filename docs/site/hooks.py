@@ -1,4 +1,4 @@
-"""What mkdocs does besides: a page of reference for each module that users import, with all its public names, and what
+"""Hooks of mkdocs: a page of reference for each module that users import, with all its public names, and what
 pages link to outside of docs/."""
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from mkdocs.structure.pages import Page
 
 MODULES = {
     "ringtrain": "For NumPy, CuPy, DLPack arrays and numbers, and for PyTorch's tensors as well.",
-    "ringtrain.torch": "What PyTorch has besides: autograd, optimizers, modules.",
+    "ringtrain.torch": "The additions for PyTorch: autograd, optimizers, modules.",
     "ringtrain.jax": "Operations over the ranks inside jit.",
     "ringtrain.elastic": "Jobs that go on when ranks are lost, and when others come.",
     "ringtrain.torch.elastic": "The same for PyTorch's modules and optimizers.",
     "ringtrain.jax.elastic": "The same for JAX's pytrees and compiled steps.",
     "ringtrain.kvstore": "Key-value stores, with the interface of MXNet's.",
     "ringtrain.optim": "SGD, Adam and AdamW for arrays.",
-    "ringtrain.errors": "What the library raises.",
+    "ringtrain.errors": "The errors of the library.",
 }
 
 # A search finds the pages for users before these.
@@ -57,7 +57,7 @@ def _of_site(markdown: str) -> str:
 
 
 def _page(module: str, about: str, written: set[str]) -> str:
-    """The Markdown of a module. What is `written` on a page before is only named."""
+    """The Markdown of a module. Names that are `written` on a page before are only mentioned."""
     parts, again, values = [f"# {module}", about], [], []
     imported = importlib.import_module(module)
     for name in _public_names(imported):
