@@ -56,7 +56,7 @@ def three_hosts():
 
 @pytest.fixture(params=["mpi", pytest.param("sockets", marks=pytest.mark.alike)])
 def network(request, monkeypatch):
-    """What ringrun starts jobs on."""
+    """The network that ringrun starts jobs on."""
     monkeypatch.setenv("RINGTRAIN_NETWORK", request.param)
     return request.param
 

@@ -141,7 +141,7 @@ def test_rounds_go_on_while_the_cores_are_as_wanted(only, rounds):
     assert seen[2:] == [*"abbaabba"][: 2 * rounds]
 
 
-def test_who_computes_a_wrong_result_does_not_take_part():
+def test_a_peer_with_a_wrong_result_does_not_take_part():
     arguments = command.build_parser(command.MEASUREMENTS).parse_args(["step", "--quiet"])
     session = Session(SingleJob(), arguments)
     array = np.zeros(3)

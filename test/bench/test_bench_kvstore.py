@@ -48,7 +48,7 @@ def test_stores_are_measured_beside_a_parameter_server(tmp_path):
     servers = [json.loads(file.read_text()) for file in tmp_path.glob("s*.*") if file.suffix[1:].isdecimal()]
     assert sorted(one["DMLC_ROLE"] for one in servers) == ["scheduler", "server", "server"]
     assert all((one["DMLC_NUM_SERVER"], one["DMLC_NUM_WORKER"]) == ("2", "2") for one in servers)
-    # What has these believes that it is a rank.
+    # A process with these variables believes that it is a rank.
     assert not [name for one in servers for name in one if name.startswith(("OMPI_", "PMIX_", "PMI_"))]
 
 

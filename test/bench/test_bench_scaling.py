@@ -72,7 +72,7 @@ def test_with_latency_alone_a_ring_takes_its_steps_and_halving_the_logarithm():
     assert allreduce_s(far, "halving", 8) == round_s + 6
 
 
-def test_what_is_ready_together_is_one_plan_and_the_rest_hides_behind_the_computing():
+def test_gradients_ready_together_are_one_plan_and_the_rest_hides_behind_the_computing():
     two = cluster(2)
     assert step_s(two, "ring", 0.0, [Gradient(0.0, 2 * MEGA)] * 5) == pytest.approx(10)
     early_and_late = [Gradient(1.0, 4 * MEGA), Gradient(2.0, MEGA), Gradient(100.0, MEGA)]

@@ -1,6 +1,6 @@
 """The pages for readers: their Python runs on two ranks, their command lines are right, and print what they say.
 
-`make docs` builds the site of them, in .ci/run. What docs/migrating.md says is in test_migrating.py.
+`make docs` builds the site of them, in .ci/run. test_migrating.py tests docs/migrating.md.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Storm:
             self.counts[fault] = self.counts.get(fault, 0) + 1
 
     def go_on(self) -> None:
-        """What is due by now."""
+        """Returns what is due by now."""
         now = time.monotonic()
         for at, process in [one for one in self._wakes if one[0] < now]:
             self._wakes.remove((at, process))

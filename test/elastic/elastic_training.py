@@ -1,4 +1,4 @@
-"""One process of an elastic training in NumPy: the same steps on the same samples, whoever does them.
+"""One process of an elastic training in NumPy: the same steps on the same samples, on whichever ranks.
 
 Arguments: steps, seconds of each, file for the parameters, MB of further state.
 """

@@ -177,7 +177,7 @@ train(hvd.elastic.ObjectState(is_tuned=False))
 """
 
 
-def test_what_autotune_has_found_is_used_in_the_next_generation(tmp_path):
+def test_the_result_of_autotune_is_used_in_the_next_generation(tmp_path):
     with elastic_job(TUNED, tmp_path, 3) as job:
         job.processes[0].wait_for("well 2")
         said = [process.ends() for process in job.processes if process.popen.poll() != -signal.SIGKILL]

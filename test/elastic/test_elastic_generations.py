@@ -1,4 +1,4 @@
-"""Who belongs to each generation of an elastic job, without any process."""
+"""The members of each generation of an elastic job, without any process."""
 
 import random
 
@@ -83,7 +83,7 @@ def test_a_newcomer_waits_until_the_others_have_heard_of_it():
     assert formed(all_come(machine, "abc", commits=1)) == [Formed(2, ["a", "b", "c", "d"], 4)]
 
 
-def test_who_finds_no_room_stays_as_a_spare_and_goes_in_when_one_is_lost():
+def test_a_process_without_a_place_is_a_spare_and_joins_when_one_is_lost():
     machine = Generations(LIMITS._replace(first=4, most=4))
     all_come(machine, "abcd")
     output = machine.come("e", arrival(), 1.0)
@@ -111,7 +111,7 @@ def test_the_next_generation_is_formed_without_those_that_are_to_go():
     assert kinds_of(machine.done("a", 3.0), "b") == ["over"]
 
 
-def test_what_all_say_is_answered_in_the_order_of_the_ranks():
+def test_messages_of_all_are_answered_in_the_order_of_the_ranks():
     machine = Generations(LIMITS)
     all_come(machine, "abc")
     assert not machine.say("c", 1, "of c", 0.0)
@@ -121,7 +121,7 @@ def test_what_all_say_is_answered_in_the_order_of_the_ranks():
 
 
 @pytest.mark.parametrize("how", ["lose", "come", "done"])
-def test_who_says_something_in_a_broken_generation_is_told_to_come_again(how):
+def test_a_message_in_a_broken_generation_is_answered_with_again(how):
     machine = Generations(LIMITS)
     all_come(machine, "abc")
     machine.say("a", 1, 0, 0.0)
@@ -215,7 +215,7 @@ def test_a_process_that_answers_is_waited_for_as_long_as_it_wants():
 
 
 def waits(machine, seconds, begin_s=0.0):
-    """What is reported while the time goes on, each as (seconds, what, late, silent)."""
+    """Returns what is reported while the time goes on, each as (seconds, what, late, silent)."""
     reports = []
     for tenth in range(int(10 * seconds) + 1):
         for one in machine.tick(begin_s + tenth / 10):
@@ -547,7 +547,7 @@ def test_seconds_are_lost_until_all_are_ready_to_train():
 
 
 class Simulated:
-    """What processes may do, in any order, and what each of them may rely on."""
+    """Processes that do anything in any order, and the promises that each may rely on."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)

@@ -69,7 +69,7 @@ def test_any_may_be_killed(tmp_path, victims):
                 assert process.ends().endswith(f"well 200 {4 - len(victims)}\n")
 
 
-def test_who_is_stopped_is_named_and_then_left_behind(tmp_path):
+def test_a_stopped_process_is_named_and_then_left_behind(tmp_path):
     with elastic_job(LONG, tmp_path, 3, RINGTRAIN_STALL_SHUTDOWN_TIME_S="1") as job:
         job.processes[0].wait_for("generation 1")
         os.kill(job.processes[1].popen.pid, signal.SIGSTOP)
@@ -164,7 +164,7 @@ def test_strangers_change_nothing(tmp_path):
         assert job.formed(2).members[-1] == newcomer.member
 
 
-def test_what_an_elastic_job_cannot_do_is_said(tmp_path):
+def test_arguments_that_an_elastic_job_cannot_take_are_refused(tmp_path):
     with elastic_job("import ringtrain as hvd; hvd.init()", tmp_path, 1, RINGTRAIN_NETWORK="mpi") as job:
         assert "ValueError: network=mpi: elastic jobs talk over sockets" in job.processes[0].ends(1)
     (tmp_path / "secret").unlink()
@@ -186,7 +186,7 @@ def test_init_makes_the_process_sets_that_fit_the_generation(tmp_path):
         job.processes[0].wait_for("1 None")
 
 
-def test_what_the_launcher_knows_better_than_the_network_is_heard(tmp_path):
+def test_a_loss_reported_by_the_launcher_fails_every_wait(tmp_path):
     """A stopped process stands for a host that is silent: nobody else notices."""
     with elastic_job(LONG, tmp_path, 3) as job:
         job.processes[0].wait_for("generation 1")

@@ -152,7 +152,7 @@ def test_a_host_that_was_away_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_happens_no_slot_has_two_processes_and_no_number_comes_twice(seed: int) -> None:
+def test_no_slot_has_two_processes_and_no_number_comes_twice(seed: int) -> None:
     chance = random.Random(seed)
     names = ["h1", "h2", "h3"]
     fleet = Fleet(3, chance.choice([2.0, 4.0, math.inf]), chance.choice([None, (1.0, 8.0)]))

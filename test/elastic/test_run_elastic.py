@@ -110,7 +110,7 @@ class ElasticJob:
 
     @property
     def said(self) -> list[str]:
-        """What ringrun itself has said."""
+        """Returns the lines of ringrun itself."""
         return [line.removeprefix("ringrun: ") for line in self.errors.splitlines() if line.startswith("ringrun: ")]
 
     def seats(self) -> list[Started]:
@@ -549,7 +549,7 @@ def test_a_missing_ssh_is_named_with_the_host(tmp_path: Path) -> None:
 
 
 class Hosts:
-    """What the discovery script prints, which may change."""
+    """Sets the output of the discovery script, which may change."""
 
     def __init__(self, folder: Path, *lines: str):
         self._folder = folder
@@ -724,7 +724,7 @@ def test_a_script_that_hangs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None
         (["-np", "2", "--min-np", "1", "--mpi-args=--tag x"], "there is no launcher to give words to"),
     ],
 )
-def test_what_contradicts_itself_is_refused_with_a_sentence(words: list[str], message: str) -> None:
+def test_contradicting_flags_are_refused_with_a_sentence(words: list[str], message: str) -> None:
     done = ringrun(*words, *TRAIN)
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -735,7 +735,7 @@ def job_of(*words: str, **environ: str) -> Any:
     return command.build_job(parse([*words, *TRAIN], table.TABLE), environ)
 
 
-def test_what_an_elastic_job_begins_with_and_may_become() -> None:
+def test_the_first_and_the_largest_size_of_an_elastic_job() -> None:
     job = job_of("--min-np", "2", "--max-np", "8", "-H", "h1:4,h2:6")
     assert (job.num_proc, job.elastic) == (8, ElasticTerms(2, 8))
     assert job.environment["RINGTRAIN_NETWORK"] == "sockets"

@@ -43,7 +43,7 @@ DEQUANTIZE = {"2bit": dequantize_2bit, "1bit": dequantize_1bit}
 
 
 class QuantizedSum:
-    """What an allreduce with such codes gives, of ranks on hosts: `hosts` has how many each of them has."""
+    """Returns the result of an allreduce with such codes, of ranks on hosts: `hosts` has how many each of them has."""
 
     def __init__(self, hosts, kind, threshold):
         self.hosts, self.kind, self.threshold = hosts, kind, threshold

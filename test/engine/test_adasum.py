@@ -40,7 +40,7 @@ def tree_sum(arrays):
 
 
 def gradient(rank, shape, dtype, seed=0):
-    """What ranks have in common, and as much of their own."""
+    """Returns vectors that ranks have in common, and as much of their own."""
     common = np.random.default_rng([seed]).standard_normal(shape)
     return np.asarray(common + np.random.default_rng([seed, rank + 1]).standard_normal(shape)).astype(dtype)
 
@@ -126,7 +126,7 @@ def test_orthogonal_vectors_are_summed(dtype):
 
 @pytest.mark.ranks(1, 2, 3, 4, 5, fast=[1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_what_all_ranks_have_is_the_result(dtype):
+def test_equal_inputs_are_the_result(dtype):
     mine = np.random.default_rng(7).standard_normal(1021).astype(dtype)
     require_equal(hvd.allreduce(mine, op=hvd.Adasum), mine)
 
@@ -142,7 +142,7 @@ def test_zeros_change_nothing(dtype):
 
 
 @pytest.mark.ranks(2)
-def test_what_is_nearly_zero_is_summed():
+def test_values_near_zero_are_summed():
     require_equal(hvd.allreduce(np.full(3, 1e-100), op=hvd.Adasum), np.full(3, 2e-100))
 
 
@@ -262,7 +262,7 @@ def test_joined_ranks_contribute_zeros():
 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in FLOATS], ids=str)
-def test_what_is_no_float_is_refused_on_the_callers_line(dtype):
+def test_integers_are_refused_on_the_callers_line(dtype):
     ones = np.ones(4, dtype)
     for kind in (ValueError, RuntimeError):  # the latter is Horovod's
         for call in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async_):

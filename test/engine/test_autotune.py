@@ -31,7 +31,7 @@ def test_it_keeps_what_is_as_good_as_anything():
     assert "nothing is clearly faster" in report
 
 
-def test_what_won_only_by_chance_is_given_back():
+def test_a_winner_by_chance_is_given_back():
     calls = iter(range(10**6))
     # fast for as long as the two knobs are tried, slow in the final comparison
     threshold, mailbox, _, _ = simulate(lambda threshold, _: 2e9 if threshold == 8 and next(calls) < 700 else 1e9)
@@ -63,7 +63,7 @@ def test_results_stay_exact_while_sizes_change_and_the_findings_are_kept(tmp_pat
     hvd.shutdown()
 
 
-def test_what_a_former_job_found_is_used_but_for_what_is_set(tmp_path):
+def test_findings_of_a_former_job_are_used_except_for_set_options(tmp_path):
     path = tmp_path / "tuned.txt"
     settings = table.resolve({"autotune": True, "autotune_file": str(path)}, environ={})
     assert settings["autotune"] == "on"

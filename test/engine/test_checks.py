@@ -134,7 +134,7 @@ def test_finite_is_not_the_same_as_a_sum_that_is():
 
 
 @pytest.mark.ranks(2)
-def test_what_cannot_be_written_can_be_compared():
+def test_read_only_arrays_can_be_compared():
     frozen = np.ones(3)
     frozen.flags.writeable = False
     hvd.check_replicas({"frozen": frozen})

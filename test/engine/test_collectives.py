@@ -85,7 +85,7 @@ def test_every_dtype(dtype, which):
     CHECKS[which](dtype)
 
 
-# Where else it is sent, bytes are bytes. What reducescatter computes with is what allreduce does.
+# Where else it is sent, bytes are bytes. reducescatter computes as allreduce does.
 
 
 @pytest.mark.fast
@@ -300,7 +300,7 @@ def test_a_complex_number_of_python():
 
 
 @pytest.mark.ranks(1, 2)
-def test_what_needs_an_order_or_a_product_refuses_complex_numbers():
+def test_operations_with_an_order_or_a_product_refuse_complex_numbers():
     for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
         for reduce in (hvd.allreduce, hvd.allreduce_, hvd.reducescatter):
             with pytest.raises(ValueError, match=f"op={op.name} is for real numbers, not for complex64; use op=Sum"):

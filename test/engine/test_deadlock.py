@@ -154,7 +154,7 @@ def test_a_rank_that_only_polls_does_not_wait():
 
 
 @pytest.mark.ranks(2)
-def test_who_was_thrown_out_of_its_wait_does_not_wait():
+def test_a_thread_thrown_out_of_its_wait_does_not_wait():
     if hvd.rank() == 0:
         late = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="left")
 
@@ -175,7 +175,7 @@ def test_who_was_thrown_out_of_its_wait_does_not_wait():
 
 
 @pytest.mark.ranks(2)
-def test_who_has_its_result_but_has_not_come_to_take_it_does_not_wait():
+def test_a_thread_whose_result_is_ready_does_not_wait():
     if hvd.rank() == 0:
         signal.signal(signal.SIGALRM, lambda *_: time.sleep(1.8))
         signal.setitimer(signal.ITIMER_REAL, 0.4)

@@ -307,7 +307,7 @@ def times_asleep(thread="*"):
 
 
 @pytest.mark.ranks(2, 3, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "1"})
-def test_what_is_urgent_overtakes_what_was_agreed_before():
+def test_urgent_operations_overtake_those_agreed_before():
     large = [np.ones(1_000_000, np.float32) for _ in range(40)]
     patient = [hvd.allreduce_async_(array, name=f"patient{i}", op=hvd.Max) for i, array in enumerate(large)]
     hvd.allreduce(np.ones(3), name="urgent", priority=1)

@@ -28,7 +28,7 @@ def test_uneven_numbers_of_batches(is_named):
 
 
 @pytest.mark.ranks(2, 3)
-def test_what_a_joined_rank_cannot_do_fails_on_the_others():
+def test_operations_that_a_joined_rank_cannot_do_fail_on_the_others():
     if hvd.rank() > 0:
         with pytest.raises(hvd.MismatchError, match=r"rank 0 called join\(\)"):
             hvd.allgather(np.ones(2), name="gather")
@@ -76,7 +76,7 @@ def test_pending_operations_are_finished_before_the_join_is():
 
 
 @pytest.mark.ranks(2, env={"RINGTRAIN_FUSION_THRESHOLD_MB": "1"})
-def test_what_was_agreed_before_a_join_takes_nothing_that_comes_after_it():
+def test_operations_agreed_before_a_join_take_nothing_submitted_after_it():
     if hvd.rank() == 0:
         patient = [
             hvd.allreduce_async(np.ones(2_000_000, np.float32), op=hvd.Sum, name=f"patient{i}", priority=-1)

@@ -71,14 +71,14 @@ def fail(double, operation, after=0):
 
 
 def new_arrays(size):
-    """What malloc gives again are mostly blocks of the same size that were given back."""
+    """malloc mostly returns blocks of the same size that were freed."""
     sizes = [size, 3 * size, size // 3, *(1 << bits for bits in range(3, 16))]
     return [np.full(size, 7, np.uint8) for size in sizes for _ in range(4)]
 
 
 @pytest.mark.fast
 @pytest.mark.ranks(3, isolated=True, timeout=120, env=MPI)
-def test_what_mpi_may_still_write_to_is_never_used_again():
+def test_memory_that_mpi_may_still_write_to_is_never_used_again():
     double = mpi_double.install()
     for name, case in CASES.items():
         hvd.init(shared_memory="off", stall_shutdown_time_s=10, **case.options)

@@ -138,7 +138,7 @@ def name_of_file(fd):
 
 
 @pytest.mark.ranks(2)
-def test_what_a_forked_child_lets_go_of_stays_with_its_parent():
+def test_memory_that_a_forked_child_releases_stays_with_its_parent():
     arrays = [shared(np.full(1_000_000, hvd.rank() + 1.0)) for _ in range(3)]
     require_good_end(fork(arrays.clear))
     for array in arrays:

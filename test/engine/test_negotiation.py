@@ -41,7 +41,7 @@ def gradient(name, count=16, **arguments):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
-def test_what_all_ranks_submit_is_planned_once_on_every_rank(size):
+def test_operations_that_all_ranks_submit_are_planned_once_on_every_rank(size):
     simulation = Simulation(size)
     first = simulation.round(everybody(size, gradient("a"), gradient("b")))
     assert all(plans == first[0] for plans in first)
@@ -105,7 +105,7 @@ def test_a_repeated_operation_costs_no_gather():
     assert (handled[0], max(handled)) == (2 * 4, 2 * 5)
 
 
-def test_what_all_ranks_announce_travels_once():
+def test_equal_announcements_travel_once():
     def bytes_of_first_step(size):
         simulation = Simulation(size)
         simulation.round(everybody(size, *[gradient(f"gradient{i}") for i in range(100)]))
@@ -156,7 +156,7 @@ def test_only_what_fits_together_is_fused():
     assert names(plans) == [*gradients, *weights, ["rows", "more rows"], ["scattered"], ["scattered too"]]
 
 
-def test_what_all_ranks_give_to_an_allgather_counts_for_the_threshold():
+def test_the_input_of_all_ranks_to_an_allgather_counts_for_the_threshold():
     def rows(rank, count):
         return Request(OpKind.ALLGATHER, f"rows {count}", shape=[rank * count, 2])
 
@@ -224,7 +224,7 @@ def test_a_joined_rank_counts_as_ready_until_all_have_joined():
     assert simulation.round(everybody(3)) == [[]] * 3
 
 
-def test_who_has_joined_is_part_of_what_is_agreed():
+def test_joined_ranks_are_part_of_an_agreement():
     simulation = Simulation(3)
     step = everybody(3, gradient("a"), gradient("b"))
     for _ in range(2):
@@ -243,7 +243,7 @@ def test_who_has_joined_is_part_of_what_is_agreed():
         assert sorted(parts) == [("a", "", [], 0, []), ("b", "", [], 0, [])]
 
 
-def test_what_a_joined_rank_submits_all_the_same_is_its_own():
+def test_a_joined_rank_that_submits_all_the_same_contributes_its_own_values():
     simulation = Simulation(2)
     simulation.round(everybody(2, gradient("a")))
     simulation.round([[], [join(), gradient("a")]])
@@ -378,7 +378,7 @@ def test_a_warning_and_an_error_say_where_the_missing_ranks_are(capfd):
     assert [where in message for message in errors(plans)] == [True]
 
 
-def test_who_comes_as_the_others_time_is_over_is_not_too_late():
+def test_a_rank_that_comes_as_the_time_of_the_others_ends_is_not_too_late():
     simulation = Simulation(2, stall_shutdown_s=0.1)
     simulation.round(everybody(2, gradient("x")))
     simulation.round([[gradient("x")], []])
@@ -455,7 +455,7 @@ def test_a_rank_that_waits_no_longer_in_the_middle_of_a_round_is_not_blocked():
     assert names(settle(simulation, [[], [gradient("of 0")]])) == [["of 0"]]
 
 
-def test_who_waits_during_a_long_plan_waits_for_that():
+def test_a_rank_that_waits_during_a_long_plan_waits_for_that_plan():
     size = 3
     simulation = Simulation(size)
     simulation.round(everybody(size, Request(OpKind.ADD_PROCESS_SET, "add", numbers=[0, 1])))
@@ -472,7 +472,7 @@ def test_who_waits_during_a_long_plan_waits_for_that():
     assert settle(simulation, [[], [], [cached]]) == [[("cached", "", [], 0, [])]]
 
 
-def test_what_is_cached_stays_so_while_some_wait():
+def test_cached_operations_stay_cached_while_some_wait():
     size = 2
     simulation = Simulation(size)
     fresh = everybody(size, gradient("step"), gradient("of another thread"))

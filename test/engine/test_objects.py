@@ -127,7 +127,7 @@ def test_an_array_that_is_not_contiguous_is_broadcast_in_place():
 
 
 @pytest.mark.parametrize("leaf", [1.5, None, "text", np.float32(1)], ids=repr)
-def test_what_is_no_array_is_named_by_its_path(leaf):
+def test_objects_that_are_not_arrays_are_named_by_their_path(leaf):
     with pytest.raises(TypeError, match=r'params\["decoder.1.scale"\] is .*broadcast_object'):
         hvd.broadcast_parameters({"decoder": [np.ones(1), {"scale": leaf}]})
 

@@ -1,4 +1,4 @@
-"""What comes again in every step is prepared once, and what has changed since is seen."""
+"""Arrays that repeat in every step are prepared once, and changes since then are seen."""
 
 import copy
 import gc
@@ -62,7 +62,7 @@ def test_a_change_of_a_prepared_array_is_seen(change):
 
 @pytest.mark.fast
 @pytest.mark.ranks(2)
-def test_what_is_no_array_is_refused_under_a_prepared_name():
+def test_objects_that_are_not_arrays_are_refused_under_a_prepared_name():
     for _ in range(3):
         hvd.allreduce_(np.zeros(1, np.float32), name="prepared: number")
     with pytest.raises(TypeError, match="in place needs a NumPy array"):
@@ -113,7 +113,7 @@ def test_a_prepared_name_in_flight_is_refused_and_the_place_of_the_call_is_known
 
 @pytest.mark.fast
 @pytest.mark.ranks(2)
-def test_what_is_prepared_outlives_shutdown_and_init():
+def test_a_prepared_array_outlives_shutdown_and_init():
     array, average = average_of([1, 3])
     batch = GradientBatch()
     for generation in range(2):

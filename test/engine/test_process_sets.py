@@ -79,7 +79,7 @@ def test_a_removed_set_cannot_be_used_and_can_be_added_again():
 
 
 @pytest.mark.ranks(3)
-def test_what_is_pending_fails_when_its_set_is_removed():
+def test_pending_operations_fail_when_their_set_is_removed():
     pair = hvd.add_process_set([0, 1])
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(np.ones(2), name="never", process_set=pair)
@@ -276,7 +276,7 @@ def test_a_set_of_any_iterable():
 
 
 @pytest.mark.ranks(2, initialised=False)
-def test_what_a_set_knows_before_init_and_after_shutdown():
+def test_the_state_of_a_set_before_init_and_after_shutdown():
     first = hvd.ProcessSet([0])
     for _ in range(2):
         for one in (first, hvd.global_process_set):

@@ -48,7 +48,7 @@ def test_a_value_at_the_threshold_falls_on_mxnets_side(kind):
     require_equal(residual, expected_residual)
 
 
-def test_what_two_bits_leave_out_is_sent_later():
+def test_the_residual_of_two_bits_is_sent_later():
     grad, nothing, residual = np.array([1.75, -1.0], "f4"), np.zeros(2, "f4"), np.zeros(2, "f4")
     sent = np.zeros(2, "f4")
     for values in (grad, nothing, nothing, nothing):
@@ -68,7 +68,7 @@ def test_parts_on_whole_words_have_the_codes_of_the_whole(kind, per_word):
     require_equal(np.concatenate(parts), whole)
 
 
-def test_what_cannot_be_quantized_is_refused():
+def test_arrays_that_cannot_be_quantized_are_refused():
     values = np.zeros(20, "f4")
     codes = np.zeros(8, np.uint8)
     with pytest.raises(ValueError, match='no quantization "3bit"'):

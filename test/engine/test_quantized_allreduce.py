@@ -134,7 +134,7 @@ def test_four_hosts_have_the_bits_of_the_model():
 
 @pytest.mark.fast
 @pytest.mark.ranks(2)
-def test_what_cannot_travel_in_two_bits_is_refused_on_the_callers_line():
+def test_arrays_that_cannot_travel_in_two_bits_are_refused_on_the_callers_line():
     grad, two_bit = np.ones(4, "f4"), hvd.Compression.two_bit(0.5, force=True)
     with pytest.raises(ValueError, match=r'"x": Compression.two_bit\(0.5\) .* all ranks of the process set are on one'):
         hvd.allreduce(grad, name="x", compression=hvd.Compression.two_bit(0.5))
@@ -180,7 +180,7 @@ def test_a_rank_that_has_joined_counts_with_zeros():
 
 
 @pytest.mark.ranks(2)
-def test_what_was_left_out_is_gone_after_another_init():
+def test_residuals_are_gone_after_another_init():
     compression, grad = hvd.Compression.two_bit(0.5, force=True), np.full(100, 0.125, "f4")
     for _ in range(2):
         for expected in (0, 0.5):  # of 0.25, and of 0.5

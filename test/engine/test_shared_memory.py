@@ -31,7 +31,7 @@ int posix_fallocate(int file, off_t offset, off_t bytes) {
 }
 """
 
-# Whoever opens a file of another process finds that the process has ended, and one with a file as large has its number.
+# A process that opens a file of another one finds that it has ended, and that one with a file as large has its number.
 REUSED_PID = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -121,7 +121,7 @@ assert is_by_name == (hvd.rank() != 0)  # rank 0 has made it
     require_success(program, LD_PRELOAD=library(tmp_path, REUSED_PID))
 
 
-def test_what_others_have_in_shared_memory_stays(tmp_path):
+def test_shared_memory_of_others_stays(tmp_path):
     if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
         pytest.skip("needs root with the right to mount: other jobs must not find these files")
     target = tmp_path / "target"

@@ -119,7 +119,7 @@ def require_error(outputs, *texts):
         ({"RINGTRAIN_RENDEZVOUS": "", "OMPI_COMM_WORLD_RANK": ""}, "does not say where the ranks meet"),
     ],
 )
-def test_what_cannot_start_says_why(tmp_path, variables, text):
+def test_a_job_that_cannot_start_says_why(tmp_path, variables, text):
     with started(SUM, 2, tmp_path, **variables, RINGTRAIN_START_TIMEOUT_S="2") as ranks:
         outputs = [process.communicate(timeout=30)[0] for process in ranks.processes]
     assert any(re.search(text, output) for output in outputs), outputs
@@ -224,7 +224,7 @@ def test_a_forked_child_keeps_no_connection_of_a_killed_rank(tmp_path):
         assert time.monotonic() - struck < 10
 
 
-def test_what_a_rank_dies_of_is_told_before_it_goes(tmp_path):
+def test_a_dying_rank_tells_the_reason_before_it_goes(tmp_path):
     program = LOOP.replace("while True:", "while True:\n        if hvd.rank() == 2: raise KeyError('the reason')")
     program = program.replace("PeerLostError", "RemoteError")
     with started(program, 3, tmp_path, **SOCKETS) as ranks:
@@ -480,7 +480,7 @@ def test_a_door_opens_again_when_no_thread_could_start(monkeypatch):
 
 
 class Heard:
-    """What a hub tells its listener."""
+    """Records what a hub tells its listener."""
 
     def __init__(self):
         self.messages, self.lost = queue.SimpleQueue(), queue.SimpleQueue()

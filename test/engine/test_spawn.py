@@ -203,7 +203,7 @@ def test_spawned_processes_of_a_process_that_is_not_a_rank_may_be_ranks(
 
 
 def environment_of_child(environ: dict[str, str]) -> dict[str, str]:
-    """What a child of the process that owned the place of `environ` inherits."""
+    """Returns the variables that a child of the process with the place of `environ` inherits."""
     child = dict(environ)
     child[launched_by.OWNER_VARIABLE] = child[launched_by.OWNER_VARIABLE].replace(" ", "1 ", 1)
     return child

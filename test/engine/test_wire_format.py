@@ -87,7 +87,7 @@ def test_nothing_is_rounded_on_one_host():
 
 
 @pytest.mark.ranks(2, env={"RINGTRAIN_SHARED_MEMORY": "off", "RINGTRAIN_WIRE_FORMAT": "fp16"})
-def test_what_float16_cannot_hold_is_infinite():
+def test_values_beyond_float16_are_infinite():
     huge = np.full(100_000, 40_000, "f4")
     assert np.isinf(hvd.allreduce(huge, op=hvd.Sum, name="sum")).all()
     require_equal(hvd.allreduce(huge, name="average"), huge.astype("f2").astype("f4"))

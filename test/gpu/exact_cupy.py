@@ -30,7 +30,7 @@ def on_gpu(array: Any) -> cupy.ndarray:
 
 
 def arrays_of_ranks(size: int, shape: Sequence[int], dtype: Any = "float32", **how: Any) -> list[cupy.ndarray]:
-    """What all ranks of a job of `size` contribute; see `exact.data_of_ranks`."""
+    """Returns the inputs of all ranks of a job of `size`; see `exact.data_of_ranks`."""
     return [on_gpu(array) for array in data_of_ranks(size, shape, dtype, **how)]
 
 

@@ -1,6 +1,6 @@
 """The CUDA driver and NCCL through ctypes, as far as tests call them themselves. Needs no GPU to be imported.
 
-Pointers, streams, events and communicators are ints. What is refused raises Refused.
+Pointers, streams, events and communicators are ints. A refused call raises Refused.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _library(name: str) -> ctypes.CDLL:
 
 
 def call(name: str, *arguments: Any) -> int:
-    """What the call gives; 0 if it gives nothing. Raises Refused."""
+    """Returns what the call gives; 0 if it gives nothing. Raises Refused."""
     library = _library("libcuda.so.1" if name in _DRIVER_CALLS else "libnccl.so.2")
     kinds = _DRIVER_CALLS.get(name) or _NCCL_CALLS[name]
     result = ctypes.c_uint64()
@@ -168,7 +168,7 @@ def put(array: np.ndarray) -> int:
 
 
 def get(memory: int, shape: Any, dtype: Any, stream: int = 0) -> np.ndarray:
-    """What lies there after all that `stream` has to do."""
+    """Returns the memory there after all work of `stream`."""
     array = np.empty(shape, dtype)
     call("cuMemcpyDtoHAsync_v2", array.ctypes.data, memory, array.nbytes, stream)
     call("cuStreamSynchronize", stream)

@@ -1,4 +1,4 @@
-"""What every operation must do with arrays on GPUs, of whatever library: `library` is exact_cupy or exact_torch_gpu.
+"""Checks of every operation with arrays on GPUs, of any library: `library` is exact_cupy or exact_torch_gpu.
 
 On the doubles these are called by test_cupy*.py and test_torch_gpu.py, on real GPUs by test/gpu/real/.
 """

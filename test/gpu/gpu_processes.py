@@ -37,7 +37,7 @@ class Processes:
         self._killed.add(rank)
 
     def results(self, timeout_s: float = 20) -> list[Any]:
-        """What the body returned on each rank, None for those that were killed.
+        """Returns what the body returned on each rank, None for those that were killed.
 
         Raises AssertionError with the traceback of a rank that failed, and for one that died or did not end in time.
         """
@@ -81,7 +81,7 @@ def running(size: int, body: Callable[..., Any], *arguments: Any, **settings: An
 
 
 def run(size: int, body: Callable[..., Any], *arguments: Any, **settings: Any) -> list[Any]:
-    """What it returns on each rank."""
+    """Returns its results on each rank."""
     with running(size, body, *arguments, **settings) as processes:
         return processes.results()
 

@@ -145,7 +145,7 @@ def test_a_rank_without_a_gpu_that_it_can_use_says_so(gpus, message, monkeypatch
 
 
 def measured_in(tmp_path, *words):
-    """What a rank of this job measures with CuPy, and in `--json` on rank 0."""
+    """Returns what a rank of this job measures with CuPy, and in `--json` on rank 0."""
     path = str(MpiJob().gather(str(tmp_path / "gpu.json"))[0])
     quick = ["--library", "cupy", "--rounds", "2", "--warmup", "1", "--steps", "1", "--staged-bytes", "1M"]
     assert main(["gpu", *quick, *words, "--json", path]) == 0
@@ -210,7 +210,7 @@ class TwoRanksOnOneGpu(SingleJob):
 
 @pytest.fixture
 def shared_gpu(monkeypatch):
-    """What says which NCCL torch has, on a GPU that two ranks share."""
+    """Returns the lines about the NCCL of torch, on a GPU that two ranks share."""
     torch = pytest.importorskip("torch", reason="the peer is torch.distributed")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -226,7 +226,7 @@ def test_nccl_that_cannot_share_a_gpu_does_not_take_part(shared_gpu):
     assert (found.present, found.missing) == ([], {"nccl": reason})
 
 
-def test_who_forbids_sharing_is_obeyed_and_nobody_else_has_to_allow_it(shared_gpu, monkeypatch):
+def test_a_job_that_forbids_sharing_is_obeyed_and_others_need_no_permission(shared_gpu, monkeypatch):
     from measure.torch import nccl
 
     shared_gpu(2, 30, 0)

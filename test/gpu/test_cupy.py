@@ -19,7 +19,7 @@ from harness.gpu_arrays import GPU, STAGED, cupy
 import ringtrain as hvd
 
 # One dtype of each size shows how it gets there, since the doubles compute what they like. test/gpu/real/ has all.
-# What is ours of each dtype, its numbers for us and for NCCL, test_cupy_adapter.py and test_gpu_groups.py have.
+# test_cupy_adapter.py and test_gpu_groups.py test each dtype, its numbers for the core and for NCCL.
 
 
 @pytest.mark.ranks(1, 2, 3, 4, fast=[2], env=GPU)
@@ -165,7 +165,7 @@ def test_complex_numbers(dtype):
 
 
 @pytest.mark.ranks(1, env=GPU)
-def test_what_cannot_be_sent_or_overwritten_is_refused():
+def test_arrays_that_cannot_be_sent_or_overwritten_are_refused():
     use_own_gpu()
     with pytest.raises(ValueError, match="op=Max is for real numbers, not for complex64"):
         hvd.allreduce(cupy.ones(3, "complex64"), op=hvd.Max)

@@ -1,4 +1,4 @@
-"""What the adapters of GPU arrays say of an array, and the stand-in that the tests of CuPy rest on. No rank sends."""
+"""The adapters of GPU arrays, and the stand-in that the tests of CuPy rest on. No rank sends."""
 
 import copy
 import json
@@ -141,7 +141,7 @@ def test_a_foreign_array_is_read_after_the_work_of_its_library():
 
 
 @pytest.mark.ranks(1, env=GPU)
-def test_what_a_foreign_array_cannot_do_is_refused():
+def test_operations_that_a_foreign_array_cannot_do_are_refused():
     owned = cupy.ones(3)
     adapter = adapter_for(OnlyDlpack(owned))
     for read_only in (OnlyDlpack(owned, flags=1), OnlyDlpack(owned, flags=2), OnlyInterface(owned, is_read_only=True)):

@@ -20,7 +20,7 @@ FOUR_GPUS = gpu_double.environment(gpus=4)
 
 
 class Library(types.ModuleType):
-    """What init() sees of CuPy or of PyTorch; `used` are the GPUs that it made current."""
+    """A stand-in for CuPy or PyTorch, as init() sees it; `used` are the GPUs that it made current."""
 
     def __init__(self, name, cuda="12.8"):
         super().__init__(name)
@@ -51,7 +51,7 @@ def loaded(*names, **settings):
 
 @contextlib.contextmanager
 def jax_for_gpus(folder, seen="all"):
-    """What init() sees of a JAX with its plugin for CUDA: yields its settings."""
+    """A stand-in for JAX with its plugin for CUDA, as init() sees it: yields its settings."""
     settings = {"jax_cuda_visible_devices": seen}
     (folder / "jax_cuda12_plugin.py").touch()
     found = types.ModuleType("jax")
@@ -150,7 +150,7 @@ def test_a_job_of_one_rank_leaves_the_choice_to_the_script():
 
 
 def warnings_of(code, size=2, **variables):
-    """What a job of `code` says, which begins with the stand-ins of this file at hand and ends with shutdown()."""
+    """Returns the output of a job of `code`, which may use the stand-ins of this file and ends with shutdown()."""
     gpu_double.prepare(FOUR_GPUS)
     beginning = f"import sys; sys.path[:0] = {sys.path!r}; import ringtrain as hvd\n"
     program = f"{beginning}from test_gpu_choice import *\n{code}\nhvd.shutdown()"
@@ -281,7 +281,7 @@ def test_of_two_packages_in_one_place_the_last_one_counts(tmp_path, monkeypatch)
 
 
 def ask(expression, **settings):
-    """What it is in a process of its own that finds the double."""
+    """Returns its value in a process of its own that finds the fake."""
     variables = gpu_double.environment(**settings)
     gpu_double.prepare(variables)
     imports = "import sys, ringtrain as hvd; from ringtrain import _core; from ringtrain.job import gpus"
@@ -302,7 +302,7 @@ def ask(expression, **settings):
         ({"driver_version": 11020}, "(False, 0)"),
     ],
 )
-def test_what_there_is_of_cuda_and_nccl(settings, answer):
+def test_the_fakes_of_cuda_and_nccl_are_found(settings, answer):
     assert ask("(hvd.cuda_built(), hvd.nccl_built())", **settings) == answer
 
 

@@ -263,7 +263,7 @@ def test_a_capturing_stream_says_so_and_refuses_work():
 
 
 @doubled
-def test_what_is_unsafe_during_a_capture_is_for_relaxed_threads():
+def test_calls_that_are_unsafe_during_a_capture_are_for_relaxed_threads():
     def body(_):
         open_gpu()
         stream, event = new_stream(), record(0)

@@ -38,7 +38,7 @@ INVALID_ARGUMENT, INVALID_USAGE = 4, 5
 
 
 def on_ranks(size, body, *arguments, **settings):
-    """What `body(rank, communicator, stream, *arguments)` returns on each rank, which has a GPU of its own."""
+    """Returns the results of `body(rank, communicator, stream, *arguments)` on each rank, with its own GPU."""
     return run(size, _joined, SimpleQueue(), size, body, *arguments, **settings)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a driver, with NCCL or with an array on a GPU is said in one sentence. On the doubles."""
+"""Errors of a driver, of NCCL or of an array on a GPU are one sentence. On the fakes."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ from ringtrain import _core
 
 
 class OnSomeGpu:
-    """What another library says of an array."""
+    """An array as another library describes it."""
 
     def __init__(self):
         address = 0x7F0000000000
@@ -77,7 +77,7 @@ NO_NCCL = environment(guard=1, left_out=["ncclCommSplit"])
 
 
 @pytest.mark.ranks(2, env={**NO_NCCL, "RINGTRAIN_GPU_ALGORITHM": "nccl"})
-def test_who_insists_on_nccl_is_told_on_all_ranks_why_there_is_none():
+def test_a_job_that_insists_on_nccl_is_told_on_all_ranks_why_there_is_none():
     mine = on_gpu(np.ones(3))
     for name in ("first", "second"):
         with pytest.raises(hvd.RingtrainError, match=f'allreduce "{name}": rank 0 has no NCCL .*ncclCommSplit'):

@@ -30,7 +30,7 @@ def on_doubles(monkeypatch):
 
 
 @pytest.mark.ranks(2, env=GPU, initialised=False)
-def test_who_calls_nccl_takes_no_signal():
+def test_the_thread_that_calls_nccl_takes_no_signal():
     hvd.init()
     use_own_gpu()
     before = threads_that_take_signals()

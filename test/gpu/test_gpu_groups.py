@@ -24,7 +24,7 @@ ONE_GPU = environment(guard=1, gpus=1)
 
 
 def way_taken():
-    """What carried out the last operation."""
+    """Returns what carried out the last operation."""
     return _core.last_operations()[-1]["group"]
 
 
@@ -127,7 +127,7 @@ def test_a_newer_nccl_lets_ranks_share_a_gpu():
 
 
 @pytest.mark.ranks(2, env={**environment(guard=1, gpus=1, nccl_version=23000), "NCCL_MULTI_RANK_GPU_ENABLE": "0"})
-def test_who_forbids_nccl_to_share_is_obeyed():
+def test_a_job_that_forbids_nccl_to_share_is_obeyed():
     check_all_ops(np.dtype("float32"), [(33, 17)])
     assert way_taken() == "staged"
 
@@ -152,7 +152,7 @@ def test_a_nccl_that_registers_no_memory_will_do():
 
 @pytest.mark.ranks(2, env=GPU)
 @pytest.mark.parametrize("dtype", ["int16", "uint16"])
-def test_what_nccl_has_no_type_for_takes_host_memory_and_comes_back(dtype):
+def test_dtypes_that_nccl_lacks_pass_through_host_memory(dtype):
     check_all_ops(np.dtype(dtype))
 
 
@@ -263,7 +263,7 @@ def test_a_process_set_may_come_to_gpus_before_the_world_does():
 
 
 @pytest.mark.ranks(3, env=GPU)
-def test_who_has_joined_adds_zeros_without_an_array_of_its_own():
+def test_a_joined_rank_adds_zeros_without_an_array_of_its_own():
     if hvd.rank() == 1:
         hvd.join()
     else:

@@ -125,7 +125,7 @@ def test_a_barrier_comes_after_the_work_of_all_ranks():
 
 
 @pytest.mark.ranks(2, env=GPU)
-def test_what_fails_is_told_when_it_is_finished():
+def test_a_failure_is_raised_when_the_operation_is_finished():
     program = Program()
     mine = placed(np.ones(3 + hvd.rank()))
     program.start(OpKind.ALLREDUCE, "other", mine)

@@ -1,4 +1,4 @@
-"""What training on tensors of PyTorch on GPUs must do, on the doubles and on real GPUs. On the CPU it does the same.
+"""Checks of training on tensors of PyTorch on GPUs, on the fakes and on real GPUs. On the CPU it does the same.
 
 All arithmetic here is exact, so that nothing depends on who does it in which order.
 """

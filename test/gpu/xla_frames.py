@@ -1,6 +1,6 @@
 """Calls of the functions that XLA calls, with frames made by hand: as csrc/xla/ffi.h writes XLA's interface down.
 
-No program for a GPU can be run where there is none. What XLA would give its handlers can be given to them all the same.
+No program for a GPU can be run where there is none. Its handlers can be called as XLA would call them all the same.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Scalar(ctypes.Structure):
 
 
 class XlaError(Exception):
-    """What a handler answers."""
+    """Returns the answer of a handler."""
 
 
 class Stream:

@@ -17,7 +17,7 @@ _FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # so that nothing is reached, whoever asks
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # so that nothing is reached
     "--enable-logging=stderr",
 ]
 # The browser asks its maker for things too, but on nobody's behalf.

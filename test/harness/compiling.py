@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CORE = Path(__file__).resolve().parent.parent.parent / "csrc"
-# What a store needs of the core: folders, shared memory, and the timeline, which knows operations of ranks.
+# The parts of the core that a store needs: folders, shared memory, and the timeline, which knows operations of ranks.
 _FOLDERS_OF_STORES = ("base", "kernels", "network", "gpu", "record", "kvstore")
 _FILES_OF_STORES = (
     "memory/shm.cc",
@@ -34,7 +34,7 @@ def folder_of(what: str, flags: Sequence[str], sources: Iterable[Path]) -> Path:
 
 
 def filled(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """`folder`, filled by whoever comes first."""
+    """Returns `folder`, filled by the process that comes first."""
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

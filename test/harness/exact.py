@@ -74,12 +74,12 @@ def complex_data_of_ranks(size: int, shape: Sequence[int], dtype: Any, op: str =
 
 
 def data_of_ranks(size: int, shape: Sequence[int], dtype: Any, seed: int = 0, op: str = "sum") -> list[np.ndarray]:
-    """What all ranks of a job of `size` contribute."""
+    """Returns the inputs of all ranks of a job of `size`."""
     return [data(rank, shape, dtype, seed, op) for rank in range(size)]
 
 
 def gathered_together(size: int, many: Sequence[int], step: int) -> list[list[np.ndarray]]:
-    """What each rank gives to each of so many allgathers: other rows on each, none on some, in several dtypes."""
+    """Returns the input of each rank to each of so many allgathers: other rows on each, none on some; some dtypes."""
     dtypes = ["float32", "uint8", "int64", "float16"]
     return [
         [

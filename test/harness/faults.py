@@ -1,4 +1,4 @@
-"""What tests of faults say of a job in which one rank was struck: see test/measure/faults/injection.py.
+"""Checks of a job in which one rank was struck: see test/measure/faults/injection.py.
 
 outcome = run(kill(rank=1).during("reduce"), ranks=3)
 require_error(outcome, hvd.PeerLostError, "is gone")
@@ -21,7 +21,7 @@ from ringtrain.runner.mpi_library import probe
 
 __all__ = ["describe", "processes_of", "require_clean_end", "require_error", "run", "start", "victim"]
 
-# What the others may take to notice: on one host, and across hosts.
+# The time in which the others must notice: on one host, and across hosts.
 LIMIT_S = {1: 2.0, 2: 5.0}
 
 

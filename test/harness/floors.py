@@ -158,7 +158,7 @@ def _check_python(file: PurePosixPath, text: str) -> _Broken:
 
 
 def _check_names(file: str, text: str, modules: Collection[str]) -> _Broken:
-    """Whoever imports a module, from anywhere, makes it an attribute of its package, over what had that name."""
+    """An import of a module, from anywhere, makes it an attribute of its package, over what had that name."""
     if not modules:
         return
     for line, name in _names_of_package(PurePosixPath(file), ast.parse(text)):

@@ -9,7 +9,7 @@ from ringtrain.arrays import dlpack_memory
 
 
 class OnlyDlpack:
-    """Has `__dlpack__` and `__dlpack_device__`. What is given beside the array is claimed of it."""
+    """Has `__dlpack__` and `__dlpack_device__`. Further arguments are claimed of the array."""
 
     def __init__(self, owned: Any, flags: int = 0, code: int | None = None, bits: int = 0, device: Any = None):
         self._owned = owned
@@ -39,7 +39,7 @@ class UnversionedDlpack(OnlyDlpack):
 
 
 class OnlyInterface:
-    """Has `__cuda_array_interface__`. What is given beside the array replaces what it says."""
+    """Has `__cuda_array_interface__`. Further arguments replace what the array says."""
 
     def __init__(self, owned: Any, is_read_only: bool = False, **claims: Any):
         self._owned = owned

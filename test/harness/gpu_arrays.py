@@ -29,7 +29,7 @@ STAGED = {**GPU, "RINGTRAIN_GPU_ALGORITHM": "staged"}
 
 
 class _Cupy:
-    """What the ranks find; pytest itself, which imports the tests too, may have another one or none."""
+    """The libraries that ranks find; pytest itself, which imports the tests too, may have another one or none."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module("cupy"), name)

@@ -4,7 +4,7 @@
     def test_...():
         assert gpu_double.control().count("streams") == 1
 
-What they are told by the environment is described in test/gpu/double/settings.h.
+test/gpu/double/settings.h describes their environment variables.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def build(left_out: Sequence[str] = ()) -> Path:
 
 
 class Control:
-    """What a test asks of the doubles in its own process and tells them. Streams and communicators are handles."""
+    """Controls the fakes in the process of a test. Streams and communicators are handles."""
 
     def __init__(self) -> None:
         self._driver, self._nccl = ctypes.CDLL(_DRIVER), ctypes.CDLL(_NCCL)

@@ -2,7 +2,7 @@
 
     @pytest.mark.ranks(2, env=GPU)  # and the module imports exact_torch_gpu, which calls `pretend`
 
-A `GpuTensor` says that it is on a CUDA device and lies in the memory of the double. What is computed with it is put
+A `GpuTensor` says that it is on a CUDA device and lies in the memory of the double. Computations with it are put
 into the current stream of the stand-in for CuPy and done by PyTorch on the CPU when its turn has come; memory goes back
 to the stream from which it came. So addresses, streams, and what goes through the host are as on a GPU.
 
@@ -101,7 +101,7 @@ class GpuTensor(torch.Tensor):
 
 
 def _on_host(func: Any, args: Any, kwargs: Any) -> Any:
-    """What gives a number or a tensor of the CPU waits for the current stream."""
+    """Functions that return a number or a tensor of the CPU wait for the current stream."""
     cupy.cuda.get_current_stream().synchronize()
     return func(*tree_map_only(GpuTensor, _host_copy, args), **kwargs)
 
@@ -146,7 +146,7 @@ class _Place:
 
 
 def _host_view(address: int, size: int, layout: torch.Tensor) -> torch.Tensor:
-    """What the double keeps there."""
+    """Returns what the fake keeps there."""
     if size == 0:
         return torch.empty_like(layout, device="cpu")
     content = (ctypes.c_char * size).from_address(cupy._driver.host_view(address, size))

@@ -30,7 +30,7 @@ _RUNNING_FOLDER = Path("/run/netns")
 _NAME = re.compile(r"ringtrain(?P<pid>\d+)-\d+-\w+")
 _serial = itertools.count(1)
 
-# What ssh is to a launcher: options, a host, and a command for that host's shell.
+# The arguments of ssh from a launcher: options, a host, and a command for that host's shell.
 _AGENT = """\
 #!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
@@ -72,7 +72,7 @@ class SimulatedHosts:
         _run("ip", "netns", "exec", self.names[host], *command)
 
     def logging_agent(self, folder: Path) -> Path:
-        """What reaches the hosts as ssh does, and writes its words and its environment down in `folder`/log."""
+        """Returns a program that reaches hosts as ssh does, and logs its words and its environment in `folder`/log."""
         (agent := folder / "ssh").write_text(
             f'#!/bin/sh\n(echo "$@"; env) >> {folder}/log\nexec {self.environment["HYDRA_LAUNCHER_EXEC"]} "$@"\n'
         )

@@ -25,7 +25,7 @@ _ANY_RANK, _NO_RANK = -1, -2
 
 
 class MpiDouble:
-    """What a test tells the double in its own process and asks of it."""
+    """Controls the fake in the process of a test."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))

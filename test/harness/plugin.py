@@ -194,7 +194,7 @@ def _spec_of(item: pytest.Item) -> JobSpec | None:
 
 
 class World(NamedTuple):
-    """What init() has to do for a test: nothing, where the test calls it, or to read these variables."""
+    """Prepares init() for a test: nothing, where the test calls it, or to read these variables."""
 
     initialise: bool
     options: tuple[tuple[str, str], ...]

@@ -56,7 +56,7 @@ def of_job(job: str) -> list[int]:
 
 
 def state(pid: int) -> str:
-    """What /proc says of a process, such as "S (sleeping)", or "gone"."""
+    """Returns what /proc says of a process, such as "S (sleeping)", or "gone"."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the pytest process and a rank say to each other, over one Unix-domain socket per rank.
+"""The messages between the pytest process and a rank, over one Unix-domain socket per rank.
 
 A path reaches a rank in any network namespace, and neither ringtrain nor MPI has a part in it. A rank says Hello, then
 answers each Task with an Answer; None instead of a Task ends it.

@@ -10,7 +10,7 @@ _TAIL_LINES = 60
 
 
 class RankResult(NamedTuple):
-    """What became of a test on one rank; `output` is what that rank printed meanwhile."""
+    """The outcome of a test on one rank; `output` is what that rank printed meanwhile."""
 
     outcome: Literal["passed", "failed", "skipped", "hung", "died"]
     details: str = ""

@@ -22,7 +22,7 @@ from ringtrain._core import DTYPES, OpKind, ReduceOp
 _SOURCES = TEST_FOLDER / "engine" / "simulation"
 _FLAGS = ["-std=c++17", "-O1", "-Wall", "-fPIC", "-pthread", f"-I{CORE}", f"-I{_SOURCES}"]
 _NAME = "libsimulation.so"
-# What it needs of the core: all of base/, and of coordination/ what touches neither shared memory nor a network.
+# The parts of the core that it needs: base/, and of coordination/ what uses neither shared memory nor a network.
 _NOT_OF_COORDINATION = ("shm_channel.cc",)
 
 # (name, error message or "", rows of the first tensor, result, ranks that have joined)
@@ -30,7 +30,7 @@ Part = tuple[str, str, list[int], int, list[int]]
 
 
 class Request:
-    """What one simulated rank announces."""
+    """The announcement of one simulated rank."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Simulation:
         _library().simulation_say_blocked(self._pointer, rank, int(is_blocked))
 
     def answer(self, rank: int, whereabouts: str) -> None:
-        """What a rank says in its next round when it was asked where its threads are."""
+        """Sets the answer of a rank in its next round, when it was asked where its threads are."""
         _library().simulation_answer(self._pointer, rank, whereabouts.encode())
 
     def is_due(self) -> bool:

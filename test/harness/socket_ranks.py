@@ -24,7 +24,7 @@ class Ranks:
         self.processes = processes
 
     def outputs(self, codes: Sequence[int] = (), within_s: float = END_S) -> list[str]:
-        """What each has printed until its end; the exit codes must be these, by default all 0."""
+        """Returns what each has printed until its end; the exit codes must be these, by default all 0."""
         texts = [process.communicate(timeout=within_s)[0] for process in self.processes]
         found = [process.returncode for process in self.processes]
         assert found == (list(codes) or [0] * len(found)), "\n".join(texts)

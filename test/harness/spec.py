@@ -36,7 +36,7 @@ class JobSpec(NamedTuple):
 
 
 class Command(NamedTuple):
-    """What starts a job."""
+    """Returns the command that starts a job."""
 
     line: list[str]
     environment: dict[str, str]
@@ -48,8 +48,10 @@ FOLDER_OF_LAUNCHERS = "PRTE_MCA_prte_tmpdir_base"
 
 
 def command(spec: JobSpec, folder: Path, hosts: SimulatedHosts | None) -> Command:
-    """What starts the job whose files lie in `folder`, as ringrun would. One rank is plain Python, as a user may start
-    it. Raises MpiNotFound."""
+    """Returns the command that starts the job with its files in `folder`, as ringrun would. One rank is plain Python.
+
+    Raises MpiNotFound.
+    """
     worker = [sys.executable, "-m", "harness.worker", str(folder)]
     environment = {**_environment(spec, hosts), FOLDER_OF_LAUNCHERS: str(folder)}
     if spec.size == 1 and hosts is None:

@@ -58,7 +58,7 @@ class Part:
 
     @property
     def name(self) -> tuple[int, int]:
-        """What another process finds it by."""
+        """The name by which another process finds it."""
         return os.getpid(), int(_library().part_ticket(self.pointer))
 
     def chunks(self, piece: int) -> range:
@@ -96,7 +96,7 @@ class Part:
 
 
 class Actor:
-    """What one worker does, or, numbered `capacity`, the server."""
+    """The actor of one worker, or, numbered `capacity`, of the server."""
 
     def __init__(self, part: Part, number: int, timeout_s: float = 10.0) -> None:
         self.part = part
@@ -119,7 +119,7 @@ class Actor:
         codes: int = NO_CODES,
         threshold: float = 0.0,
     ) -> tuple[int, bool]:
-        """What became of it, and whether the answer is there."""
+        """Returns its outcome, and whether the answer is there."""
         outcome, answered = ctypes.c_int(), ctypes.c_int()
         number = DTYPES[dtype or str(values.dtype)]
         place = (None, 0) if answer is None else (answer.ctypes.data_as(ctypes.c_void_p), DTYPES[str(answer.dtype)])

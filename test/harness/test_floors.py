@@ -126,7 +126,7 @@ def test_a_module_may_be_named_by_its_package():
     assert floors.check("ringtrain/torch/__init__.py", text, {"join", "ops"}) == []
 
 
-def test_what_can_only_be_run_hides_nothing():
+def test_a_module_that_can_only_be_run_hides_nothing():
     refusing = 'import sys\n\nif __name__ != "__main__":\n    raise ImportError("no")\n\nprint(1)\n'
     assert not floors.can_be_imported(refusing)
     assert floors.can_be_imported(refusing.replace("!=", "=="))

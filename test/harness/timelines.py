@@ -40,11 +40,11 @@ class MadeUpJob:
     hosts: list[str] = field(default_factory=list)  # of the ranks; by default all are on one
 
     def write(self, path: Path) -> None:
-        """What `stop_timeline` would have left."""
+        """Writes what `stop_timeline` would have left."""
         write_merged(path, (events_in(part.splitlines()) for part in self.parts()))
 
     def parts(self) -> list[bytes]:
-        """What each rank would have written while the job ran."""
+        """Writes what each rank would have written while the job ran."""
         hosts = self.hosts or ["node1"] * self.ranks
         writers = [_Writer(rank, hosts[rank], [one.name for one in self.gradients]) for rank in range(self.ranks)]
         now = 1000.0

@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
 
 
 class _World:
-    """What is initialised between two tests: for those that leave it to us, once for as many as want the same options.
+    """Initialises between tests: for those that leave it to us, once for as many as need the same options.
 
     The ranks are in step: pytest has heard of all of them how a test ended before it sends the next one.
     """

@@ -1,4 +1,4 @@
-"""What a machine brings: Open MPI 4.1, MPICH 4.0, mpi4py 3.1 and NumPy of Debian 12, and the oldest NumPy."""
+"""The packages of a machine: Open MPI 4.1, MPICH 4.0, mpi4py 3.1 and NumPy of Debian 12, and the oldest NumPy."""
 
 from __future__ import annotations
 

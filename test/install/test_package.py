@@ -1,4 +1,4 @@
-"""What pip and make install: the extras of users pin nothing, the tests have exactly one PyTorch."""
+"""The packages that pip and make install: the extras of users pin nothing, the tests have exactly one PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def extras() -> dict[str, list[str]]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
-def test_what_users_install_replaces_nothing_that_works(extras: dict[str, list[str]]) -> None:
+def test_extras_of_users_replace_nothing_that_works(extras: dict[str, list[str]]) -> None:
     # MXNet 1.9.1 is the last, and works with no NumPy of later than 1.23.
     of_users = {name: wanted for name, wanted in extras.items() if name not in (*OURS, "mxnet")}
     assert of_users["torch"] == ["torch>=2.1"]

@@ -1,4 +1,4 @@
-"""What type checkers and editors see of ringtrain in a script of a user."""
+"""Type checkers and editors see the types of ringtrain in a script of a user."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What `make wheels` has left in dist/: each wheel trains where there is no compiler."""
+"""The wheels that `make wheels` has left in dist/: each trains where there is no compiler."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_each_trouble_is_found_with_its_remedy(
     assert what in finding.what and remedy in finding.remedy
 
 
-def test_who_has_no_mpi_and_needs_none_is_not_asked_to_install_one() -> None:
+def test_a_user_who_needs_no_mpi_is_not_asked_to_install_one() -> None:
     report = changed("mpi", error="mpi4py is not installed", remedy="install it")
     of_sockets = {"network": "sockets", "reason": "mpi4py is not installed", "over_mpi": False, "error": None}
     report["network"] = {**of_sockets, "of_ringrun": None}
@@ -315,7 +315,7 @@ def test_the_gpus_their_driver_and_nccl_are_shown() -> None:
 
 
 @needs_mpi
-def test_what_the_driver_shows_is_what_the_core_has() -> None:
+def test_the_doctor_shows_the_driver_of_the_core() -> None:
     report = json.loads(on_the_double("ringtrain.doctor", "--json", more={"CUDA_VISIBLE_DEVICES": "2,0"}).stdout)
     code = "from ringtrain import _core; print([_core.gpu_uuid(device) for device in range(_core.gpu_count())])"
     variables = {**os.environ, **gpu_double.environment(), "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": "2,0"}
@@ -333,7 +333,7 @@ def test_what_the_driver_shows_is_what_the_core_has() -> None:
         ({"fail": "cuInit:*:999"}, "cuInit answers error 999"),
     ],
 )
-def test_what_cannot_be_used_is_told(settings: dict[str, object], what: str) -> None:
+def test_unusable_gpus_and_libraries_are_reported(settings: dict[str, object], what: str) -> None:
     report = json.loads(on_the_double("ringtrain.doctor", "--json", **settings).stdout)
     assert sum(what in finding["what"] for finding in report["findings"]) == 1
 

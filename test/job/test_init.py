@@ -193,7 +193,7 @@ def test_nothing_is_left_in_shared_memory():
 
 
 @pytest.mark.ranks(3, isolated=True)
-def test_who_hears_in_init_that_a_rank_is_dead_tells_the_others():
+def test_a_rank_that_learns_of_a_death_in_init_tells_the_others():
     from mpi4py import MPI
 
     if launched_by.detect().rank == 1:  # MPI tells it, and nobody else, who then waits for this rank

@@ -1,4 +1,4 @@
-"""What ringtrain says beside errors goes through the logger "ringtrain", as far as Python says it."""
+"""Messages of Python other than errors go through the logger "ringtrain"."""
 
 import os
 import subprocess

@@ -54,7 +54,7 @@ def test_no_variable_of_ringtrain_or_of_somebody_else_counts_as_misspelt():
     assert table.misspelt(dict.fromkeys([*own, "RINGTRAIN_HOME", "CACHE_CAPACTIY", "RINGTRAIN"], "1")) == []
 
 
-def test_what_beats_what():
+def test_the_order_of_precedence():
     environ = {"RINGTRAIN_CACHE_CAPACITY": "5", "HOROVOD_CACHE_CAPACITY": "6"}
     assert table.resolve({"cache_capacity": 4}, environ)["cache_capacity"] == "4"
     assert table.resolve({}, environ)["cache_capacity"] == "5"

@@ -41,7 +41,7 @@ class Process:
             time.sleep(0.005)
 
     def end(self, code: int = 0, within_s: float = END_S) -> str:
-        """What it has printed until its end."""
+        """Returns what it has printed until its end."""
         try:
             self.popen.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -107,7 +107,7 @@ class Job:
 
 @contextlib.contextmanager
 def job(folder: Path, workers: int, servers: int, **variables: str) -> Iterator[Job]:
-    """What still runs at the end is killed."""
+    """Kills what still runs at the end."""
     one = Job(folder, workers, servers, variables)
     try:
         yield one

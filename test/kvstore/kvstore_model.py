@@ -1,4 +1,4 @@
-"""What a store is, in forty lines without any library: programs of random calls run on it and on a real one."""
+"""A model of a store, in forty lines without any library: programs of random calls run on it and on a real one."""
 
 from __future__ import annotations
 

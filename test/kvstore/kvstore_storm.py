@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvstore_jobs import Job, Process, job
 
-# Within these, whoever waits for a process that is gone has to end.
+# Processes that wait for one that is gone must end within this time.
 _LIMITS = {
     "RINGTRAIN_KV_HEARTBEAT_S": "0.5",
     "RINGTRAIN_KV_TIMEOUT_S": "3",
@@ -22,7 +22,7 @@ _LIMITS = {
 _ENDS_WITHIN_S = 40.0
 PHASES = ("create", "optimizer", "init", "push", "barrier", "end")
 _TURNS = 40
-# What a process may end of when another one is gone.
+# The errors with which a process may end when another one is gone.
 _EXPECTED = ("PeerLostError", "StalledError", "ShutDownError", "RemoteError")
 
 # Says which phase it is in, how many of its pushes were taken, and at last what the store has.
@@ -58,7 +58,7 @@ say("phase end")
 
 
 class Storm(AssertionError):
-    """What did not end as it must."""
+    """Returns what did not end as it must."""
 
 
 def fault(folder: Path, seed: int) -> str:
@@ -176,7 +176,7 @@ while (value < least).any():
 weights = np.array(training.pull("weights"))
 right = ((inputs[1400:] @ weights).argmax(1) == labels[1400:]).mean()
 print("done", int(value.min()), int(value.max()), f"accuracy {right:.3f}", flush=True)
-# whoever has come again is to find somebody
+# a process that comes again must find another one
 while not pathlib.Path(sys.argv[4]).exists():
     time.sleep(0.02)
 """

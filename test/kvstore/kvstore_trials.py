@@ -1,5 +1,5 @@
 """Trials of jobs with servers, each drawn from a seed: processes of any role are killed or stopped, once or twice, and
-may come back late. What must come of it follows from the trial alone.
+may come back late. The required outcome follows from the trial alone.
 
 A trial fails where a process hangs, where a push that was acknowledged is not in the values, or where somebody whom a
 death concerns hears of it too late, or not at all.
@@ -142,7 +142,7 @@ class Trial:
 
 
 class Failed(AssertionError):
-    """What was not as it must be."""
+    """Returns what was not as it must be."""
 
 
 class PortTaken(Exception):
@@ -234,7 +234,7 @@ class Run:
             time.sleep(0.01)
 
     def _strike_all(self) -> None:
-        """What is due, in the order of time, until nothing is left to do."""
+        """Returns what is due, in the order of time, until nothing is left to do."""
         began_s = time.monotonic()
         due: list[tuple[float, int, str, Strike]] = []
         for number, strike in enumerate(self._trial.strikes):
@@ -320,7 +320,7 @@ class Run:
         if not strike.is_death():
             return False
         role = strike.victim[0]
-        # What a server kept for the workers of its host outlives it, in the memory that they share.
+        # The values of a server outlive it in the memory that it shares with the workers of its host.
         loses_values = self._trial.memory == "off" and (role == "server" or self._trial.servers == 0)
         loses_rounds = self._trial.kind == "dist_sync" and role == "worker" and strike.again_s is None
         return role == "scheduler" or loses_values or loses_rounds

@@ -22,7 +22,7 @@ from ringtrain._core import StoreClient, StoreHandle, StoreKey, StoreServer
 _SECRET = b"of this test"
 _TOKEN = "0"
 CAPACITY = 4
-# What workers tell the test, and each other.
+# The messages of workers to the test, and to each other.
 _BOARD = 64
 
 

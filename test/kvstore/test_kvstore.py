@@ -52,7 +52,7 @@ def run_program(kind, dtype, keys, library, updates, seed):
         kv.barrier()
 
 
-# What the tutorial of MXNet shows
+# The tutorial of MXNet
 
 
 def tutorial(kv):
@@ -194,7 +194,7 @@ def test_random_programs_without_shared_memory():
     run_program("dist_sync", "float32", INT_KEYS, "numpy", True, 9)
 
 
-# What the model cannot show
+# Beyond the model
 
 
 @pytest.mark.fast
@@ -350,7 +350,7 @@ def test_a_worker_without_data_counts_with_zeros_and_has_all_values_in_the_end()
 
 
 @pytest.mark.ranks(2, 3)
-def test_what_some_have_given_away_before_they_joined_is_gone_for_all():
+def test_a_value_given_away_before_a_join_is_gone_for_all():
     kv = kvstore.create("dist_sync")
     kv.init(["a", "b"], [np.zeros(3), np.zeros(2)])
     kv.pushpull("a", np.ones(3))
@@ -392,7 +392,7 @@ def test_several_stores_have_keys_of_their_own():
 
 
 @pytest.mark.ranks(2)
-def test_what_nobody_pulls_is_not_kept():
+def test_a_value_that_is_never_pulled_is_not_kept():
     kv = kvstore.create("dist_sync")
     kv.init(0, np.zeros(1000))
     for number in range(50):
@@ -444,7 +444,7 @@ def test_an_optimizer_updates_the_values_and_its_numbers_may_change(kind):
 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("kind", ["local", "dist_sync"])
-def test_what_an_optimizer_remembers_is_saved_and_loaded(kind, tmp_path):
+def test_the_states_of_an_optimizer_are_saved_and_loaded(kind, tmp_path):
     file = str(tmp_path / "states.npz")
 
     def started():

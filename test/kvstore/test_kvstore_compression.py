@@ -19,7 +19,7 @@ SIZE = 1003
 
 
 def received(params, gradient, residual):
-    """What is received of a gradient; the residual changes in place. From MXNet's documentation and source."""
+    """Returns what is received of a gradient; changes the residual in place. From MXNet's documentation and source."""
     if params["type"] in ("fp16", "bf16"):
         return gradient.astype(np.float16 if params["type"] == "fp16" else ml_dtypes.bfloat16).astype("float32")
     residual += gradient
@@ -61,7 +61,7 @@ def require_pushes(params, rounds=6):
 @pytest.mark.fast
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("params", TYPES, ids=str)
-def test_what_workers_of_a_node_receive(params):
+def test_the_sums_that_workers_of_a_node_receive(params):
     require_pushes(params)
 
 
@@ -70,14 +70,14 @@ def test_what_workers_of_a_node_receive(params):
 
 @pytest.mark.ranks(3, hosts=(1, 2))
 @pytest.mark.parametrize("params", TYPES, ids=str)
-def test_what_workers_of_several_hosts_receive(params):
+def test_the_sums_that_workers_of_several_hosts_receive(params):
     assert kvstore.create("dist_sync").num_local_workers == (1 if hvd.rank() == 0 else 2)
     require_pushes(params)
 
 
 @pytest.mark.ranks(3, hosts=(1, 2))
 @pytest.mark.parametrize("params", [TYPES[0], TYPES[3]], ids=str)
-def test_what_is_pushed_before_and_after(params):
+def test_pushes_before_and_after_compression(params):
     kv = kvstore.create("dist_sync")
     kv.init(["a", "b"], [np.zeros(SIZE, "float32")] * 2)
     thirds = np.arange(SIZE, dtype="float32") / 3
@@ -121,7 +121,7 @@ def test_each_device_of_a_local_store_has_a_residual_of_its_own(params):
 
 
 @pytest.mark.ranks(3, hosts=(1, 2))
-def test_what_cannot_be_compressed():
+def test_keys_that_cannot_be_compressed_are_refused():
     kv = kvstore.create("dist_sync")
     kv.set_gradient_compression({"type": "2bit"})
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})  # the same

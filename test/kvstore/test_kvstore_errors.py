@@ -29,7 +29,7 @@ def read_only():
     return array
 
 
-# What is called, the error, and its text.
+# The call, the error, and its text.
 MISTAKES = [
     (lambda kv: kv.init("a", ones()), ValueError, "init: key 'a' has a value already"),
     (lambda kv: kv.init(["b", "b"], [ones(), ones()]), ValueError, "init: key 'b' comes with 2 values"),

@@ -1,4 +1,4 @@
-"""Who has a part in a job of workers and servers: an error in time for everybody whom a death concerns, and nothing of
+"""The members of a job of workers and servers: an error in time for everybody whom a death concerns, and nothing of
 a process that the others take for dead.
 """
 

@@ -1,4 +1,4 @@
-"""What a server makes of the messages of workers: good ones, ones that come twice or not at all, and broken ones."""
+"""A server and the messages of workers: good ones, ones that come twice or not at all, and broken ones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_round_is_answered_when_all_have_pushed() -> None:
             require_equal(np.frombuffer(came.body, np.float32), _ones(3))
 
 
-def test_who_is_too_far_ahead_waits_for_who_is_slow_and_not_for_who_is_dead() -> None:
+def test_a_worker_too_far_ahead_waits_for_slow_workers_and_not_for_dead_ones() -> None:
     with served(threads=2) as server, Worker(server, 0) as worker, Worker(server, 1) as other:
         _store(worker, staleness=1)
         other.ask("attach")
@@ -94,7 +94,7 @@ def test_who_is_too_far_ahead_waits_for_who_is_slow_and_not_for_who_is_dead() ->
         assert other.is_ended()
 
 
-def test_who_died_before_a_key_was_made_holds_up_no_push_to_it() -> None:
+def test_a_worker_that_died_before_a_key_was_made_holds_up_no_push_to_it() -> None:
     with served(threads=2) as server, Worker(server, 0) as worker:
         server.tell("lost", 1)
         _store(worker, staleness=1)
@@ -111,7 +111,7 @@ def test_who_died_before_a_key_was_made_holds_up_no_push_to_it() -> None:
             assert worker.hear().said == "done"
 
 
-def test_who_has_joined_holds_up_no_round() -> None:
+def test_a_joined_worker_holds_up_no_round() -> None:
     with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
         _store(worker, is_sync=True)
         assert worker.push(_ones(), 1, "push_pull").said == "held"
@@ -158,7 +158,7 @@ def test_a_question_that_comes_twice_has_one_effect() -> None:
         assert worker.hear().said == "refused"
 
 
-def test_what_does_not_fit_is_refused_and_the_connection_goes_on() -> None:
+def test_a_request_that_does_not_fit_is_refused_and_the_connection_goes_on() -> None:
     with served() as server, Worker(server, 0) as worker:
         _store(worker)
         right = _ones().tobytes()
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_refused_and_the_connection_goes_on() -> None:
 
 
 @pytest.mark.parametrize("secret", [b"", b"another"], ids=["none", "another"])
-def test_who_does_not_know_the_secret_is_not_heard(secret: bytes) -> None:
+def test_a_stranger_without_the_secret_is_not_heard(secret: bytes) -> None:
     with served() as server, Worker(server, 0, secret) as worker:
         assert worker.is_ended()
 

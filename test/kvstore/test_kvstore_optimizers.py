@@ -1,4 +1,4 @@
-"""What updates a store: both forms, masters of 16-bit weights, states and what is refused."""
+"""The updates of a store: both forms, masters of 16-bit weights, states and what is refused."""
 
 import json
 import pickle
@@ -219,7 +219,7 @@ def test_a_loaded_state_of_another_shape_is_refused():
         updater("w", GRADIENTS[0], START.copy())
 
 
-def test_what_changes_the_state_cannot_be_changed():
+def test_numbers_that_change_the_states_cannot_be_changed():
     updater = updater_for("sgd", {"learning_rate": 1.0})
     with pytest.raises(ValueError, match="use set_optimizer"):
         updater.change(momentum=0.5)
@@ -247,7 +247,7 @@ def test_what_changes_the_state_cannot_be_changed():
     ],
     ids=str,
 )
-def test_what_is_unknown_is_refused(optimizer, numbers, error, message):
+def test_unknown_optimizers_and_numbers_are_refused(optimizer, numbers, error, message):
     with pytest.raises(error, match=message):
         updater_for(optimizer, numbers)
 

@@ -133,7 +133,7 @@ except hvd.PeerLostError as error:
 """
 
 
-def test_what_an_optimizer_on_a_server_raises_is_told_to_the_workers(tmp_path):
+def test_an_exception_of_an_optimizer_on_a_server_reaches_the_workers(tmp_path):
     with job(tmp_path, 1, 1, **ALLOWED) as one:
         one.scheduler()
         server = one.server()

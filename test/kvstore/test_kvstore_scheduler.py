@@ -121,7 +121,7 @@ def test_the_scheduler_gives_roles_to_who_has_none(tmp_path):
         assert said == ["here server 0", "here server 1", "here worker 0"]
 
 
-def test_who_does_not_come_is_named(tmp_path):
+def test_missing_processes_are_named(tmp_path):
     with job(tmp_path, 2, 1, RINGTRAIN_START_TIMEOUT_S="1") as of_three:
         scheduler = of_three.scheduler()
         said = of_three.worker(SEAT, DMLC_TASK_ID="0").end(1)
@@ -275,7 +275,7 @@ def test_a_server_does_not_wait_for_a_scheduler_that_is_stopped(tmp_path):
         assert "PeerLostError: the scheduler of this job is gone: it has said nothing for" in server.end(1, within_s=30)
 
 
-def test_who_comes_to_a_scheduler_that_stops_is_told(tmp_path):
+def test_a_process_that_comes_to_a_stopping_scheduler_gets_an_error(tmp_path):
     with job(tmp_path, 2, 0, **FAST, RINGTRAIN_START_TIMEOUT_S="3") as of_two:
         scheduler = of_two.scheduler()
         comes = of_two.worker(SEAT.replace("    world = ", "    print('came', flush=True)\n    world = "))

@@ -25,7 +25,7 @@ from ringtrain import kvstore
 
 
 def run(of_all: Job, servers: int, programs: list[str], **variables: str) -> list[str]:
-    """What each worker has printed; all processes must end well."""
+    """Returns what each worker has printed; all processes must end well."""
     scheduler = of_all.scheduler(**variables)
     serving = [of_all.server(**variables) for _ in range(servers)]
     workers = [
@@ -458,7 +458,7 @@ if kv.rank == 0:
         assert all("command 20 hello" in process.end() for process in servers)
 
 
-def test_who_waits_for_a_worker_that_has_come_to_its_end_hears_of_it(tmp_path):
+def test_a_wait_for_a_worker_that_has_ended_fails(tmp_path):
     program = """
 kv = kvstore.create("dist_async")
 try:

@@ -278,7 +278,7 @@ def test_a_server_that_is_stopped_is_lost_after_a_while() -> None:
         server.process.send_signal(signal.SIGCONT)
 
 
-def test_what_a_server_has_not_kept_is_pushed_again_to_the_one_in_its_place() -> None:
+def test_pushes_that_a_server_has_not_kept_are_repeated_to_its_successor() -> None:
     with served() as server, served() as successor:
         worker = Worker(0, [server.port], workers=1, return_s=20.0)
         worker.open()

@@ -38,7 +38,7 @@ assert (kv.pull("w") == 2 * hvd.size() * {ROUNDS}).all()
 
 
 def shown_in(path: Path) -> dict[int, dict[str, list[dict[str, Any]]]]:
-    """What happened to keys, by process and track."""
+    """Returns the events of keys, by process and track."""
     events = json.loads(path.read_text())
     tracks = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
     found: dict[int, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
@@ -74,7 +74,7 @@ OF_WORKER = {
 
 
 @needs_mpi
-def test_what_workers_ask_for_and_what_a_server_of_its_own_does_are_in_one_file(
+def test_requests_of_workers_and_work_of_servers_are_in_one_file(
     with_server: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert list(map(counts_of, shown_in(with_server).values())) == [OF_WORKER] * 2
@@ -99,7 +99,7 @@ def test_what_workers_ask_for_and_what_a_server_of_its_own_does_are_in_one_file(
 
 
 @needs_mpi
-def test_what_a_server_does_lies_between_what_workers_ask_and_hear(with_server: Path) -> None:
+def test_the_work_of_a_server_is_between_request_and_answer(with_server: Path) -> None:
     command.main(["merge", str(with_server)])
     found = shown_in(with_server)
     pulls = [(one["ts"], one["ts"] + one["dur"]) for worker in (0, 1) for one in found[worker]["pull.w"]]

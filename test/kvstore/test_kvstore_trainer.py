@@ -150,7 +150,7 @@ def test_the_environment_says_who_updates(value, updates_on_store, monkeypatch):
         trainer.update(1)
 
 
-def test_what_cannot_be_is_refused():
+def test_impossible_arguments_are_refused():
     params = parameters()
     with pytest.raises(ValueError, match="an optimizer of torch does not update on the store"):
         Trainer(params, torch.optim.SGD(params[:2], lr=0.5), kvstore="local", update_on_kvstore=True)

@@ -94,7 +94,7 @@ def test_states_are_read_and_written(shares):
         run(workers, body, [shares])
 
 
-def test_what_does_not_fit_is_refused_where_it_is_said():
+def test_arrays_that_do_not_fit_are_refused_on_the_callers_line():
     def body(worker):
         worker.make(KEYS)
         for array, text in ((np.zeros(3, "float32"), "has 10 elements"), (np.zeros(10, "int32"), "is float32")):
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_refused_where_it_is_said():
         run(workers, body)
 
 
-def test_who_has_not_pushed_is_named():
+def test_a_worker_that_has_not_pushed_is_named():
     def body(worker):
         worker.make([("float32", 10)])
         if worker.number == 0:
@@ -132,7 +132,7 @@ def test_who_has_not_pushed_is_named():
         run(workers, body)
 
 
-def test_who_is_too_far_ahead_waits_and_is_told_for_whom():
+def test_a_worker_too_far_ahead_waits_and_the_message_names_the_slow_one():
     def body(worker):
         worker.make([("float32", 10)])
         if worker.number == 0:
@@ -241,7 +241,7 @@ def test_a_worker_that_is_killed_comes_back_and_every_push_counts_once(way):
             assert completed + 1 <= workers.board[4 + back_at] <= completed + 8 + 1
 
 
-def test_who_stands_still_in_an_update_is_named():
+def test_a_worker_stopped_in_an_update_is_named():
     def body(worker):
         worker.make([("float32", 16_000)])
         worker.set_rule("test", rescale_grad=1.0)

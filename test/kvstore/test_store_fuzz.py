@@ -1,4 +1,4 @@
-"""What a worker that knows the secret may say to a server of stores at worst, at random, under AddressSanitizer."""
+"""Random messages of a worker that knows the secret to a server of stores, under AddressSanitizer."""
 
 import subprocess
 from pathlib import Path

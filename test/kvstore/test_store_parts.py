@@ -301,7 +301,7 @@ def test_a_round_that_a_killed_process_was_closing_is_closed_once():
         assert value_of(survivor, chunk, seq) == 11 * seq
 
 
-def test_who_waits_for_a_stopped_process_is_told_who_it_is():
+def test_a_wait_for_a_stopped_process_names_it():
     keys, shared = [("float32", 16384)], {"workers": 2, "shared": True}
     part = Part(keys, **shared)
     part.set_rule("test", "mxnet", "rescale_grad", 1.0)

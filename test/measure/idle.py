@@ -1,4 +1,4 @@
-"""What a job costs while it does nothing."""
+"""The cost of a job while it does nothing."""
 
 from __future__ import annotations
 

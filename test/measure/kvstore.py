@@ -7,7 +7,7 @@
 A fault strikes one process in a random phase: all others must end in time, and of nothing else. A storm kills workers,
 and servers that have snapshots, and starts them again: the training must learn, and no push may count twice. A trial
 kills or stops one or two processes of any role, which may come back: nobody may hang, no acknowledged push may be lost,
-and whoever is concerned must get an error in time.
+and every process concerned must get an error in time.
 """
 
 import argparse

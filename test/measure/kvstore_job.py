@@ -1,4 +1,4 @@
-"""What a job with servers costs and how it holds: its rounds, its start, its memory, while it is idle, beside a late
+"""The cost of a job with servers: its rounds, its start, its memory, while it is idle, beside a late
 worker, and under a key that all workers push. Its processes are started here, without MPI.
 """
 

@@ -1,6 +1,6 @@
 """A training step of MXNet's models, beside the same step without any communication and through MXNet's own store.
 
-What a step takes longer than one without communication is *exposed* communication.
+The time by which a step is longer than one without communication is *exposed* communication.
 """
 
 from __future__ import annotations

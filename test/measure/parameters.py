@@ -65,7 +65,7 @@ def _broadcast(tensors: Sequence[Array]) -> Callable[[], Sequence[Array]]:
 
 
 def _broadcast_as_one(tensors: Sequence[Array]) -> Callable[[], Sequence[Array]]:
-    """What there is to reach: as many bytes in one operation."""
+    """The aim: as many bytes in one operation."""
     whole = np.concatenate([tensor.reshape(-1) for tensor in tensors])
 
     def run() -> Sequence[Array]:

@@ -1,4 +1,4 @@
-"""What a rank costs while it does nothing, and what its threads are."""
+"""The cost of a rank while it does nothing, and its threads."""
 
 import re
 import signal
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Asleep(NamedTuple):
-    """What the threads of this process did while its main thread slept, for each second of that sleep."""
+    """Returns what the threads of this process did while its main thread slept, for each second of that sleep."""
 
     cpu_s: float
     """processor time; about 1 for a thread that spins"""

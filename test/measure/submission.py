@@ -1,4 +1,4 @@
-"""What it costs the thread that trains to submit a gradient that was submitted in every step before.
+"""The cost for the training thread of submitting a gradient that was submitted in every step before.
 
 The gradients are small, and the time is that of a burst of them, until the last one is submitted. Nothing is left out:
 the hook of torch is called as backward() calls it.

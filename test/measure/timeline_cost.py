@@ -1,4 +1,4 @@
-"""What the timeline costs: the same synthetic training step with it and without it."""
+"""The cost of the timeline: the same synthetic training step with it and without it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What scripts for Horovod 0.28.1 rely on: facts, read from the sources that PyPI has of it.
+"""The names that scripts for Horovod 0.28.1 rely on: facts, read from the sources that PyPI has of it.
 
 Arguments are written as Python writes them, without annotations and `self`; names such as `Average` are those of the
-package. What a class is called with stands under its name, a method under "Class.method".
+package. The arguments of a class are under its name, those of a method under "Class.method".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users import: every public name is there, is called as in Horovod, and is used by a test."""
+"""The public names: each one exists, is called as in Horovod, and is used by a test."""
 
 import ast
 import importlib
@@ -87,7 +87,7 @@ def test_every_public_name_is_what_its_module_defines(name):
     assert list(module.__all__) == sorted(set(module.__all__))
 
 
-def test_what_says_what_is_public():
+def test_public_names_are_listed_alike():
     assert {"ringtrain", "ringtrain.torch"} <= set(modules_with_names())
 
 
@@ -107,7 +107,7 @@ def test_the_package_lists_all_that_it_loads_when_it_is_asked():
     assert {*ringtrain.__all__, "elastic"} <= set(dir(ringtrain))
 
 
-def test_what_starts_ranks_waits_neither_for_numpy_nor_for_what_ranks_use():
+def test_launchers_import_neither_numpy_nor_the_modules_of_ranks():
     unwanted = {"numpy", "ringtrain.face", "ringtrain.ops"}
     script = f"import sys, MODULE; print(sorted({unwanted} & {{*sys.modules}}))"
     for module in ("ringtrain", "ringtrain.runner.command", "ringtrain.runner.start.starter"):
@@ -115,7 +115,7 @@ def test_what_starts_ranks_waits_neither_for_numpy_nor_for_what_ranks_use():
         assert subprocess.run(arguments, capture_output=True, text=True, check=True).stdout == "[]\n", module
 
 
-def test_whoever_joins_a_job_by_another_name_has_all_that_has_a_part_in_it():
+def test_init_by_another_name_loads_all_that_has_a_part_in_it():
     script = "import sys; from ringtrain.job.session import init; init(); print('ringtrain.face' in sys.modules)"
     asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert asked.stdout == "True\n"
@@ -138,7 +138,7 @@ def test_a_name_that_the_package_has_not_is_an_error():
 
 
 def looked_up(module, name):
-    """What "Class.method" is."""
+    """Returns what "Class.method" is."""
     for part in name.split("."):
         module = getattr(module, part)
     return module

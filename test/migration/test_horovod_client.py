@@ -89,7 +89,7 @@ def test_lightning_trains():
     assert float(accuracy) >= 0.9
 
 
-# What Lightning's strategy for Horovod does beside training: clipping, checkpoints, test, predict, gathered results.
+# Lightning's strategy for Horovod beside training: clipping, checkpoints, test, predict, gathered results.
 LIGHTNING = """
 import numpy, torch
 numpy.Inf = numpy.inf  # Lightning 1.9 is older than NumPy 2

@@ -52,13 +52,13 @@ def python(*arguments, cwd, **environment):
 
 
 def printed(*arguments, cwd, **environment):
-    """What it printed, as Python values, one of each line."""
+    """Returns what it printed, as Python values, one of each line."""
     done = python(*arguments, cwd=cwd, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return [ast.literal_eval(line) for line in done.stdout.splitlines()]
 
 
-def test_what_horovods_users_import_is_there(tmp_path):
+def test_modules_that_users_of_horovod_import_exist(tmp_path):
     done = python("-c", "import ringtrain.horovod\n__file__ = 'x'\n" + "\n".join(IMPORTS), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -108,7 +108,7 @@ ABSENT = {
 }
 
 
-def test_what_is_not_there_says_so(tmp_path):
+def test_missing_modules_say_so(tmp_path):
     code = f"""
 import ringtrain.horovod
 for statement in {list(ABSENT)}:

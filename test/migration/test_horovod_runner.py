@@ -30,7 +30,7 @@ def words_of(name, takes, is_number):
 
 
 def settings_of(words):
-    """What is different from the command line that has nothing but the command, without what is without effect."""
+    """Returns the differences from the command line with nothing but the command, except those without effect."""
     given, plain = (vars(parse([*start, *TRAIN], table.TABLE)) for start in (words, []))
     return {name: value for name, value in given.items() if value != plain[name]}
 

@@ -15,7 +15,7 @@ SNIPPETS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re
 
 
 def names_for_a_reader(folder):
-    """What the snippets take for granted."""
+    """Returns the names that the snippets take for granted."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     torch.manual_seed(1 + hvd.rank())

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from harness.hosts import HostsUnavailable, SimulatedHosts, simulated_hosts
 
-# What keeps the namespaces of a host.
+# The process that keeps the namespaces of a host.
 HOLDER = "sleep infinity"
 
 

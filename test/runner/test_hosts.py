@@ -212,7 +212,7 @@ def test_the_ranks_of_one_host_come_much_later():
 @pytest.mark.fast
 @pytest.mark.ranks(2, hosts=(1, 1))
 def test_hosts_take_turns_at_being_late():
-    # Whoever is early calls the other one, who must take that message and not only see it.
+    # The early rank calls the other one, which must take that message and not only see it.
     for number in range(200):
         time.sleep(0.003 * (number % 2 == hvd.rank()))
         assert hvd.allreduce(np.full(20_000, hvd.rank(), np.int32), op=hvd.Sum, name=f"{number % 3}")[-1] == 1

@@ -70,7 +70,7 @@ def terms_of(*words: str) -> RoleTerms:
 
 
 def printed_by(output: str) -> dict[str, dict[str, str]]:
-    """What each process has told, by the name that its line begins with."""
+    """Returns the line of each process, by the name that it begins with."""
     lines = [line.removeprefix("[").partition("] ") for line in output.splitlines()]
     return {name: json.loads(told) for name, _, told in lines}
 
@@ -105,7 +105,7 @@ def test_a_hostfile_has_an_address_in_each_line_and_maybe_a_port_of_ssh(tmp_path
         read_addresses(str(hosts))
 
 
-def test_what_follows_the_command_is_the_commands_own() -> None:
+def test_words_after_the_command_belong_to_the_command() -> None:
     job = job_of("-n", "1", *LOCAL, "--p3", "python", "train.py", "-n", "5", "--kvstore", "dist_sync")
     assert job.command == ["python", "train.py", "-n", "5", "--kvstore", "dist_sync"]
     assert (job.environment["DMLC_PS_VAN_TYPE"], job.environment["DMLC_PS_WATER_MARK"]) == ("p3", "10")
@@ -302,7 +302,7 @@ def test_an_interrupt_ends_the_workers_and_then_the_servers_and_leaves_nothing(
     require_nothing_left(tmp_path)
 
 
-def test_whoever_kills_ringlaunch_leaves_nothing_of_the_job(tmp_path: Path) -> None:
+def test_killing_ringlaunch_leaves_nothing_of_the_job(tmp_path: Path) -> None:
     with start(tmp_path, "\ntime.sleep(60)", "-n", "1") as process:
         wait_until(lambda: bool(read(tmp_path, "worker0") and read(tmp_path, "server0")))
         process.kill()

@@ -27,7 +27,7 @@ words = launched_by.detect().launcher, hvd.rank(), hvd.size(), hvd.local_rank(),
 sys.stdout.write(" ".join(map(str, words)) + "\\n")  # in one piece: both ranks write to one pipe
 """
 
-# What srun of Slurm does on one node, of what it is told on its command line.
+# The behaviour of Slurm's srun on one node, by its command line.
 SRUN = """\
 import os, subprocess, sys
 words = sys.argv[1:]

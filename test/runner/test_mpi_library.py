@@ -1,4 +1,4 @@
-"""What is there already: an mpi4py older than that of PyPI, and MPI libraries under all their names."""
+"""Installed MPIs: an mpi4py older than that of PyPI, and MPI libraries under all their names."""
 
 from __future__ import annotations
 

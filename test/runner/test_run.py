@@ -307,7 +307,7 @@ def test_the_arguments_of_srun(hosts: list[Host], placement: list[str]) -> None:
     ]  # fmt: skip
 
 
-def test_what_the_user_names_travels_in_any_case() -> None:
+def test_variables_that_the_user_names_travel_in_any_case() -> None:
     asked_for = job(2, TWO_HOSTS)._replace(exported=("CUDA_VISIBLE_DEVICES", "DISPLAY"))
     names = sorted([*PASSED_ON, "CUDA_VISIBLE_DEVICES", "DISPLAY"])
     assert Hydra("/v/mpiexec.hydra").arguments(asked_for)[2] == ",".join(names)

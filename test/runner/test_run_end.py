@@ -183,7 +183,7 @@ def test_ranks_that_outlive_sigkill_do_not_hide_who_failed_first(monkeypatch: py
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
-def test_what_cannot_be_killed_is_given_back(tmp_path: Path) -> None:
+def test_processes_that_cannot_be_killed_are_returned(tmp_path: Path) -> None:
     # nobody in a PID namespace can kill its first process
     importing = "from ringtrain.runner.supervise.supervisor import kill_job"
     killer = f"{importing}; raise SystemExit(kill_job({str(tmp_path)!r}, 0.5) != [1])"

@@ -118,7 +118,7 @@ def test_a_result_that_cannot_be_pickled_is_told(functions: Any) -> None:
 
 
 @needs_mpi
-def test_what_ranks_print_appears_here(functions: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_ranks_appears_here(functions: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert ringtrain.run(functions.say, np=2, env={"GREETING": "you"}) == [None, None]
     assert sorted(capsys.readouterr().out.splitlines()) == ["[0] hello you", "[1] hello you"]
 

@@ -54,7 +54,7 @@ def test_each_two_hosts_meet_once_and_nobody_twice_in_a_round(size: int) -> None
         assert len(busy) == len(set(busy))
 
 
-def test_what_differs_is_said_with_the_hosts() -> None:
+def test_differences_are_reported_with_the_hosts() -> None:
     report = HostReport("n1", "3.11.7", "0.1.0", "MPICH 5.0.2")
     reached = [
         Reached("h1", report, ""),
@@ -119,7 +119,7 @@ sys.exit(9 if MPI.COMM_WORLD.rank == 1 else 0)
     assert f"the first to fail was rank 1 on {four_hosts.names[1]}, with exit code 9" in errors
 
 
-# What launchers, shells and command lines might take for something else.
+# Words that launchers, shells and command lines might take for something else.
 ODD = {
     "ODD_SPACES": "  a  b ",
     "ODD_LINES": "one\ntwo\n\n",

@@ -94,7 +94,7 @@ def test_a_sender_whose_reader_is_stopped_looks_after_its_launcher(monkeypatch: 
     os.close(write_end)
 
 
-def test_what_the_launcher_says_comes_between() -> None:
+def test_lines_of_the_launcher_come_between() -> None:
     reader = FrameReader()
     events = [*reader.feed(b"a warning\n\x1e1sh1 42 -\nPartial \x1e0x-9 0.5 1\n\x1egarbage\nthe end"), *reader.close()]
     assert events == [

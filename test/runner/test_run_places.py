@@ -333,7 +333,7 @@ def test_tcp_only_leaves_the_fast_fabrics_out(launcher: Launcher) -> None:
     assert "NCCL_IB_DISABLE" not in launcher.environment(job._replace(has_tcp_only=False))
 
 
-def test_what_the_user_has_set_is_kept() -> None:
+def test_variables_that_the_user_has_set_are_kept() -> None:
     job = Job(TRAIN, 2, [], {"NCCL_SOCKET_IFNAME": "mine"}, network_interfaces="eth1")
     for launcher in (OpenMpi("mpirun"), Hydra("mpiexec"), Srun("srun", "pmix")):
         assert launcher.environment(job)["NCCL_SOCKET_IFNAME"] == "mine"

@@ -76,7 +76,7 @@ def test_plain_lines_are_the_same_however_they_come() -> None:
     [(b"\r 10%|#    | 1/9", 200_000), (b"no end ", 200_000), (b"\x1b[A", 100_000), (b"\r\n", 100_000)],
     ids=["bar", "line", "up", "down"],
 )
-def test_what_never_ends_takes_bounded_memory(piece: bytes, count: int) -> None:
+def test_a_line_that_never_ends_takes_bounded_memory(piece: bytes, count: int) -> None:
     rows = Rows()
     tracemalloc.start()
     for _ in range(count // 50):
@@ -168,7 +168,7 @@ def test_bars_fit_into_the_terminal() -> None:
     assert terminal.lines() == ["[2] " + "x" * 15, "[3] " + "x" * 15]
 
 
-def test_what_is_cut_keeps_its_colour_and_counts_wide_characters() -> None:
+def test_a_cut_line_keeps_its_colour_and_counts_wide_characters() -> None:
     assert cut("\x1b[31m漢字\x1b[0m and more\x1b[K", 7) == "\x1b[31m漢字\x1b[0m an\x1b[0m"
     assert cut("e\u0301tude", 3) == "e\u0301tu" and cut("\a\bplain", 9) == "plain"
 

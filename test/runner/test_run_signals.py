@@ -152,7 +152,7 @@ def test_the_tasks_of_srun_are_signalled_by_their_job_step(tmp_path: Path) -> No
         assert srun.wait(TIMEOUT_S) == -signal.SIGUSR1
 
 
-def test_what_no_launcher_passes_on_goes_to_the_ranks_of_this_host_and_the_others_are_named() -> None:
+def test_signals_that_no_launcher_passes_on_reach_the_ranks_of_this_host_and_the_others_are_named() -> None:
     with (
         subprocess.Popen(["sleep", "60"], start_new_session=True) as rank,
         subprocess.Popen(["sleep", "60"]) as launcher,

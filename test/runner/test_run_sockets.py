@@ -76,7 +76,7 @@ def test_mpirun_may_start_ranks_that_talk_over_sockets() -> None:
     ("launcher", "network", "message"),
     [("ssh", "mpi", "--launcher ssh starts ranks without an MPI"), ("auto", "pigeon", "must be one of|pigeon")],
 )
-def test_what_excludes_each_other_is_refused(launcher: str, network: str, message: str) -> None:
+def test_flags_that_exclude_each_other_are_refused(launcher: str, network: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         choose_network(launcher, {"RINGTRAIN_NETWORK": network})
 

@@ -48,7 +48,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="module")
 def process_manager() -> str:
-    """What srun's --mpi has to be for the MPI of these tests."""
+    """Returns the value of srun's --mpi for the MPI of these tests."""
     try:
         library = mpi_library.probe()["library"]
     except mpi_library.MpiNotFound as reason:
@@ -65,7 +65,7 @@ def nothing_is_left(cluster: SlurmCluster) -> Iterator[None]:
         time.sleep(0.1)
 
 
-# What these tests themselves run over is not what the jobs do.
+# The network of these tests themselves is not that of the jobs.
 VARIABLES = {
     "RINGTRAIN_NETWORK": "auto",
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -79,7 +79,7 @@ def run(cluster: SlurmCluster, *words: str, **more: str) -> tuple[int, str]:
 
 
 def lines_of_where(cluster: SlurmCluster) -> list[str]:
-    """What WHERE prints on four ranks, if srun and salloc fill the first host, which has four CPUs, last."""
+    """Returns what WHERE prints on four ranks, if srun and salloc fill the first host, which has four CPUs, last."""
     first, second = cluster.names
     return [f"rank {rank} of 4 on {first if rank < 3 else second} 4.0" for rank in range(4)]
 
@@ -105,7 +105,7 @@ def test_srun_starts_ranks_without_mpi(cluster: SlurmCluster) -> None:
 
 
 @pytest.mark.slow
-def test_what_pmix_is_told_of_munge_prints_nothing(cluster: SlurmCluster, process_manager: str) -> None:
+def test_pmix_without_munge_prints_nothing(cluster: SlurmCluster, process_manager: str) -> None:
     if process_manager != "pmix":
         pytest.skip("this MPI knows no PMIx")
     words = ("env", "PMIX_SECURITY_MODE=munge,native", sys.executable, "-c", WHERE)

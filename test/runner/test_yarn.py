@@ -150,7 +150,7 @@ def test_a_job_that_somebody_ends_in_yarn_is_lost(cluster: YarnDouble) -> None:
     assert "YARN says of application_1700000000000_0001: KILLED: Application killed by user." in rest
 
 
-def test_what_the_client_said_is_shown_where_it_submits_nothing(cluster: YarnDouble) -> None:
+def test_the_words_of_a_client_that_submits_nothing_are_shown(cluster: YarnDouble) -> None:
     job = ringrun(*YARN, "-np", "2", "--mpi-args=-queue ml", "python", "-c", "", **cluster.environment)
     assert job.returncode == 1
     assert "Hadoop's DistributedShell ended with exit code 1" in job.stderr
@@ -186,7 +186,7 @@ def test_the_exit_code_is_that_of_the_worker_that_failed(cluster: YarnDouble) ->
     assert "ringlaunch: the first to fail was worker 1 on n" in job.stderr
 
 
-def test_what_cannot_be_is_refused_before_anything_is_submitted(
+def test_impossible_jobs_are_refused_before_anything_is_submitted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")

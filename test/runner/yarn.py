@@ -3,7 +3,7 @@
     with yarn_double(folder, hosts=["n1", "n2"]) as cluster:
         subprocess.run(["ringrun", "--launcher", "yarn", ...], env={**os.environ, **cluster.environment})
 
-Containers are processes of this machine with the names of the cluster's hosts. What the double knows of YARN is what
+Containers are processes of this machine with the names of the cluster's hosts. The fake knows of YARN what
 Hadoop 3.3 documents and its client's source shows. No Hadoop was at hand to compare it with.
 """
 
@@ -107,7 +107,7 @@ class YarnDouble:
 
     @property
     def files(self) -> list[str]:
-        """What lies in the user's home in the cluster's file system."""
+        """Returns the files in the user's home in the cluster's file system."""
         return [path.name for path in (self._folder / "files").iterdir()]
 
     @property

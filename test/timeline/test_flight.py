@@ -292,7 +292,7 @@ def test_the_command_says_what_is_no_flight_record(tmp_path, capsys):
     assert "was not written by ringtrain" in capsys.readouterr().err
 
 
-def test_what_an_earlier_job_has_left_is_not_compared(tmp_path, capsys):
+def test_files_of_an_earlier_job_are_not_compared(tmp_path, capsys):
     for rank, (job, written_s) in enumerate([("new", 20.0), ("new", 21.0), ("old", 10.0)]):
         content = {
             **{"job": job, "rank": rank, "host": "h", "pid": 1, "reason": "SIGUSR1", "time_s": written_s},

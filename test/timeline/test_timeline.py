@@ -33,7 +33,7 @@ def spans(events, name, rank):
 
 
 def leave_parts(path, ranks):
-    """What a job that was killed has left: rank 0's part at `path`, the others beside it."""
+    """Writes the files of a job that was killed: rank 0's part at `path`, the others beside it."""
     job = MadeUpJob(ranks, 2, lambda rank, step: 1_000, [Gradient("layer1", 1000, 100)])
     for rank, part in enumerate(job.parts()):
         files.part_of(path, rank).write_bytes(part)
@@ -158,7 +158,7 @@ def test_the_file_does_not_grow_beyond_its_limit(tmp_path):
 
 
 @pytest.mark.ranks(1)
-def test_who_writes_it_takes_no_signal(tmp_path):
+def test_the_writing_thread_takes_no_signal(tmp_path):
     before = threads_that_take_signals()
     hvd.start_timeline(str(tmp_path / "timeline.json"))
     hvd.allreduce(np.ones(3))
@@ -199,7 +199,7 @@ def test_a_folder_as_the_option_ends_init_on_all_ranks(tmp_path, steps):
 
 
 @pytest.mark.ranks(2)
-def test_what_a_larger_job_has_left_does_not_get_into_a_new_timeline(tmp_path):
+def test_files_of_a_larger_job_do_not_get_into_a_new_timeline(tmp_path):
     path = tmp_path / "a [1].json"
     if hvd.rank() == 0:
         leave_parts(path, ranks=4)
@@ -341,7 +341,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_job_has_written_is_valid(tmp_path):
+def test_the_file_of_a_killed_job_is_valid(tmp_path):
     path = tmp_path / "timeline.json"
     command = [sys.executable, "-m", "ringtrain.run", "-np", "2", sys.executable, "-c", KILLED, str(path)]
     assert subprocess.run(command, capture_output=True, timeout=60).returncode != 0
@@ -391,7 +391,7 @@ FOREIGN = b'[\n{"ph":"X","ts":1,"dur":2,"pid":0,"tid":3,"args":{"stream":7}}\n]\
     "content", [b"a text\nof two lines\n", b'{"a":1}', b"[1]", b"[\n1,\n2\n]\n", b"\xff\x00", FOREIGN]
 )
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_is_no_timeline_is_not_merged_and_stays_as_it_is(content, rank, tmp_path, capsys):
+def test_files_that_are_not_timelines_are_not_merged_and_stay_as_they_are(content, rank, tmp_path, capsys):
     path = tmp_path / "timeline.json"
     leave_parts(path, ranks=3)
     wrong = files.part_of(path, rank)

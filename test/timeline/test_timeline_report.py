@@ -228,7 +228,7 @@ def test_a_real_job_gets_a_report(tmp_path):
 
 
 def shapes_of(path):
-    """What the events look like, whatever they tell."""
+    """Returns the form of the events, without their content."""
     return {
         (event["ph"], event["name"] if event["ph"] == "M" else event["tid"] > 0, *event, *event.get("args", ()))
         for event in json.loads(path.read_text())
@@ -278,7 +278,7 @@ def test_the_page_asks_for_nothing(job, tmp_path):
     assert len(page) < 500_000
 
 
-def test_what_a_script_names_cannot_become_markup(tmp_path):
+def test_names_of_a_script_cannot_become_markup(tmp_path):
     path = tmp_path / "timeline.json"
     gradients = [Gradient('<b>"&', 200_000, 100, site="<i>.py:1")]
     MadeUpJob(2, 5, lambda rank, step: 1_000, gradients, hosts=["<u>", "<u>"]).write(path)

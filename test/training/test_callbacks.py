@@ -1,4 +1,4 @@
-"""What is called when an operation is done, by whoever finishes it."""
+"""Callbacks of an operation that is done, called by the thread that finishes it."""
 
 import ctypes
 import threading

@@ -334,7 +334,7 @@ class TorchLike(StepRecorder):
 @pytest.mark.parametrize(
     "not_wrapped, message", [(object(), "object is no optimizer"), (TorchLike(), "ringtrain.torch")]
 )
-def test_what_cannot_be_wrapped_is_refused(not_wrapped, message):
+def test_objects_that_cannot_be_wrapped_are_refused(not_wrapped, message):
     with pytest.raises(TypeError, match=message):
         hvd.DistributedOptimizer(not_wrapped)
 
@@ -387,7 +387,7 @@ def test_wide_floats_are_compressed(compression, narrow, dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "int32", "uint8", "bool"], ids=str)
 @pytest.mark.parametrize("compression", [Compression.none, Compression.fp16, Compression.bf16])
-def test_what_is_narrow_or_no_float_is_not_compressed(compression, dtype):
+def test_narrow_arrays_and_integers_are_not_compressed(compression, dtype):
     array = np.ones(3, dtype)
     compressed, context = compression.compress(array)
     assert compressed is array

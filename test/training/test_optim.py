@@ -190,7 +190,7 @@ def test_a_hyperparameter_out_of_range_is_refused(make, message):
         make()
 
 
-def test_what_does_not_fit_together_is_refused():
+def test_numbers_that_do_not_fit_together_are_refused():
     optimizer = SGD(lr=1)
     with pytest.raises(ValueError, match="1 parameters but 2 gradients"):
         optimizer.step([START.copy()], [GRADIENT, GRADIENT])

@@ -94,7 +94,7 @@ def test_a_part_of_an_array_needs_nothing_of_the_rest(name, parts):
     require_equal(in_parts, weight)
 
 
-def test_what_is_wrong_with_an_update_rule_is_named():
+def test_errors_of_an_update_rule_name_the_problem():
     with pytest.raises(ValueError, match=r'no form "keras".*"torch" or "mxnet"'):
         _core.UpdateRule("sgd", "keras", {})
     with pytest.raises(ValueError, match='no optimizer "nag" of the form "torch"; there are sgd, adam, adamw'):

@@ -78,7 +78,7 @@ class Liar {
   std::map<uint32_t, uint32_t> next_;  // numbers, by tag
 };
 
-// What rank 0 does meanwhile: sends, receives, gives up requests, listens to the alarm.
+// The work of rank 0 meanwhile: sends, receives, gives up requests, listens to the alarm.
 void work(Network& network, Alarm& alarm, std::vector<NetworkRequest>& requests, Draw& draw, Counts& counts) {
   static std::array<std::array<char, 4096>, 8> in;
   static const Bytes out(100'000, 'x');

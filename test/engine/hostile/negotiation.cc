@@ -103,7 +103,7 @@ Bytes decision_about(const std::vector<RequestPtr>& requests, bool lies, Draw& d
   return to_bytes(decision);
 }
 
-// What executing a plan relies on.
+// Checks what executing a plan relies on.
 void require_sound(const Round& round, const std::vector<RequestPtr>& requests) {
   for (const PlanPtr& plan : round.plans) {
     require(!plan->title.empty() && !plan->parts.empty(), "a plan of nothing");

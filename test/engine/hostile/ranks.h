@@ -49,7 +49,7 @@ class Job {
   std::vector<RankName> names_;
 };
 
-// What main.cc runs; each ends the program where something is wrong.
+// The tests that main.cc runs; each ends the program where something is wrong.
 void try_dialling(uint64_t seed);
 void try_dials(int ranks, int strangers);
 void try_two_addresses(bool is_bad_first, int streams);

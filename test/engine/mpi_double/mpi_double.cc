@@ -1,5 +1,5 @@
 // A double of the MPI library, for what a real one does too rarely to be tested: it is the real one but for a few calls
-// that do what the standard allows. What is not here is found in the real one, with which it is linked.
+// that do what the standard allows. Other functions are those of the real one, with which it is linked.
 //
 // - Nothing that is under way can be cancelled, unless mpi_double_let_cancel(1) was called, and what is received for it
 //   may come at any later time: mpi_double_write_late() lets all of it come.

@@ -1,4 +1,5 @@
-// What harness/simulation.py calls. Each function returns null, or what went wrong until the next call of this thread.
+// The functions that harness/simulation.py calls. Each function returns null, or what went wrong until the next call of
+// this thread.
 #include <cstdio>
 #include <string>
 #include <utility>

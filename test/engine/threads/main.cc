@@ -27,7 +27,7 @@ namespace {
 constexpr int kRanks = 3, kCallers = 2, kSteps = 25, kStepOfTrouble = 12;
 enum How { kEndsWell, kEndsWellTuned, kScriptFails, kRankIsLost, kRankShutsDown };
 
-// What all ranks count together, in memory that processes share.
+// A counter of all ranks, in memory that processes share.
 struct Shared {
   std::atomic<int> pids[kRanks];
   std::atomic<int> done, failed;

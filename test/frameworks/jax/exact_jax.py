@@ -1,4 +1,4 @@
-"""What the tests of ringtrain.jax share: dtypes of 64 bits, and the ways in which an operation can be called."""
+"""Shared by the tests of ringtrain.jax: dtypes of 64 bits, and the ways in which an operation can be called."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_derivatives_can_be_differentiated():
 
 
 @pytest.mark.ranks(2)
-def test_what_has_no_gradient_says_so():
+def test_an_operation_without_gradient_says_so():
     for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
         with pytest.raises(TypeError, match=f"op={op.name} has no gradient; use jax.lax.stop_gradient"):
             jax.grad(lambda x, op=op: hvd.allreduce(x, op).sum())(jnp.ones(2))

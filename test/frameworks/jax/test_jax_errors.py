@@ -1,4 +1,4 @@
-"""What goes wrong inside jit: the same words as outside, on every rank, and the next step works."""
+"""Errors inside jit: the same words as outside, on every rank, and the next step works."""
 
 import os
 import re

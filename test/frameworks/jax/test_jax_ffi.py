@@ -1,4 +1,4 @@
-"""What is written down of XLA's foreign function interface is what jaxlib's own header says."""
+"""The declarations of XLA's foreign function interface agree with jaxlib's own header."""
 
 import subprocess
 import sys
@@ -85,7 +85,7 @@ def test_every_field_lies_where_jaxlib_has_it():
     assert done.returncode == 0, done.stderr
 
 
-def test_who_imports_ringtrain_does_not_import_jax():
+def test_importing_ringtrain_does_not_import_jax():
     code = "import sys, ringtrain; print(sorted({'jax', 'jaxlib', 'optax'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"

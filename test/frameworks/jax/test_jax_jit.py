@@ -34,7 +34,7 @@ def test_ranks_may_have_the_operations_of_a_program_in_other_orders(shape):
 
 
 @pytest.mark.ranks(2)
-def test_what_one_operation_gives_another_one_may_take_in_other_orders():
+def test_the_result_of_one_operation_may_be_taken_in_other_orders():
     def program(x):
         first = {}
         for name in "ab" if hvd.rank() == 0 else "ba":

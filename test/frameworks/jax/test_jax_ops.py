@@ -248,7 +248,7 @@ def test_a_barrier_stands_in_backward_too():
 
 
 @pytest.mark.ranks(2)
-def test_what_cannot_be_sent_is_a_type_error():
+def test_an_object_that_cannot_be_sent_is_a_type_error():
     for what in ("text", object(), jnp.ones(2, jnp.float8_e4m3fn)):
         with pytest.raises(TypeError):
             hvd.allreduce(what)

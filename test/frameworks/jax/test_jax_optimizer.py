@@ -102,7 +102,7 @@ def test_gradients_travel_in_16_bits_and_by_other_ops():
 @pytest.mark.ranks(2, 3, fast=[2])
 @pytest.mark.parametrize("make", [ringtrain.Compression.two_bit, ringtrain.Compression.one_bit])
 def test_gradients_in_codes_have_the_bits_of_those_of_numpy(make):
-    """What the codes leave out goes with the next step, inside of jit, outside, and in an optimizer alike."""
+    """The residuals of codes go with the next step, inside of jit, outside, and in an optimizer alike."""
     codes = make(0.5, force=True)
     optimizer = hvd.distribute(optax.sgd(1.0), compression=codes)
     jitted = jax.jit(lambda tree: hvd.allreduce(tree, name=f"{codes}.jit", compression=codes))
@@ -120,7 +120,7 @@ def test_gradients_in_codes_have_the_bits_of_those_of_numpy(make):
 
 
 @pytest.mark.ranks(2)
-def test_what_cannot_travel_in_codes_is_refused_and_derivatives_travel_in_full():
+def test_arrays_that_cannot_travel_in_codes_are_refused_and_derivatives_travel_in_full():
     codes = hvd.Compression.two_bit(0.5, force=True)
     with pytest.raises(ValueError, match="needs a name, under which it keeps what it leaves out"):
         jax.jit(lambda x: hvd.allreduce(x, compression=codes))(jnp.ones(3, jnp.float32))
@@ -161,7 +161,7 @@ def test_a_gradient_that_is_not_finite_is_named_on_all_ranks(is_jitted):
 
 
 @pytest.mark.ranks(2)
-def test_what_is_no_optimizer_of_optax_is_refused():
+def test_anything_but_an_optimizer_of_optax_is_refused():
     with pytest.raises(TypeError, match="dict is no optimizer of optax"):
         hvd.distribute({})
     for bad in ({"backward_passes_per_step": 0}, {"gradient_predivide_factor": 0.0}):

@@ -18,7 +18,7 @@ OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "
 
 
 def reduced(op, arrays):
-    """What all ranks are to get."""
+    """Returns what all ranks should get."""
     stacked = np.stack(arrays)
     of_op = {"sum": np.add, "average": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}[op]
     result = of_op.reduce(stacked, dtype=stacked.dtype)
@@ -201,7 +201,7 @@ def test_ranks_that_disagree_are_told_both_shapes_and_go_on():
 
 
 @pytest.mark.ranks(2)
-def test_what_this_rank_alone_can_see_is_raised_by_the_call():
+def test_errors_that_this_rank_alone_can_see_are_raised_by_the_call():
     one = mx.nd.ones((2,))
     with pytest.raises(ValueError, match="op or average"):
         hvd.allreduce(one, average=True, op=hvd.Sum)

@@ -32,7 +32,7 @@ def array_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def tensors_of_ranks(size: int, shape: Sequence[int], dtype: Any = "float64", **how: Any) -> list[torch.Tensor]:
-    """What all ranks of a job of `size` contribute; see `exact.data_of_ranks`."""
+    """Returns the inputs of all ranks of a job of `size`; see `exact.data_of_ranks`."""
     return [tensor_of(array) for array in data_of_ranks(size, shape, dtype, **how)]
 
 

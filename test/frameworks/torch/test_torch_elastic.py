@@ -81,7 +81,7 @@ def test_sync_takes_the_state_of_the_rank_with_the_most_commits():
 
 @pytest.mark.fast
 @pytest.mark.ranks(2)
-def test_what_all_ranks_have_alike_is_not_sent():
+def test_equal_parts_are_not_sent():
     model, optimizer = model_and_optimizer(1, steps=1)
     with torch.no_grad():
         model[0].bias.fill_(hvd.rank())

@@ -386,7 +386,7 @@ def test_a_rank_may_send_an_array_where_the_others_send_tensors():
     require_equal(both[0], array_of(both[1]))
 
 
-# What is refused
+# Refusals
 
 
 @functools.cache

@@ -391,7 +391,7 @@ def test_two_optimizers_of_one_process():
 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("op", ["Average", "Adasum"])
-def test_what_it_was_given_can_be_read_as_in_horovod(op):
+def test_its_arguments_can_be_read_as_in_horovod(op):
     model = new_model()
     optimizer = hvd.DistributedOptimizer(
         sgd(model.parameters()),
@@ -479,7 +479,7 @@ def test_a_copy_on_one_rank_is_a_snapshot_that_disturbs_nobody():
 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("make", [pickle.dumps, copy.copy])
-def test_what_cannot_be_copied_says_what_can(make):
+def test_an_optimizer_that_cannot_be_copied_says_what_can(make):
     optimizer = hvd.DistributedOptimizer(sgd(new_model().parameters()))
     with pytest.raises(TypeError, match=r"neither pickled nor copied by copy\.copy: save its state_dict\(\)"):
         make(optimizer)
@@ -618,7 +618,7 @@ def test_sparse_gradients(sparse_as_dense):
 
 
 @pytest.mark.ranks(2)
-def test_what_would_lose_gradients_is_an_error():
+def test_calls_that_would_lose_gradients_are_errors():
     model = new_model()
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), backward_passes_per_step=1)
     train(model, optimizer, is_sharded=True, steps=1)

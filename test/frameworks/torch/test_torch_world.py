@@ -1,4 +1,4 @@
-"""What ringtrain.torch takes over from ringtrain: the job, its errors, its timeline, its process sets."""
+"""The names of ringtrain.torch that are those of ringtrain: the job, its errors, its timeline, its process sets."""
 
 import json
 
@@ -23,7 +23,7 @@ def test_the_place_of_a_rank_and_what_there_is():
 
 
 @pytest.mark.ranks(2)
-def test_what_is_counted_and_shown_in_a_timeline(tmp_path):
+def test_operations_are_counted_and_shown_in_a_timeline(tmp_path):
     before = hvd.metrics()
     hvd.start_timeline(str(tmp_path / "timeline.json"))
     handle = hvd.allreduce_async(torch.ones(10), name="shown")

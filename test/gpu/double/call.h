@@ -1,6 +1,6 @@
 // One call of an exported function: it is logged, may have been told to fail, and answers a code for what is refused.
 //
-// Any thread. What the doubles keep is never destroyed: threads of streams may outlive main().
+// Any thread. The state of the fakes is never destroyed: threads of streams may outlive main().
 #pragma once
 
 #include <exception>
@@ -47,7 +47,7 @@ class Call {
     }
   }
 
-  // What the last refused call of this process was told.
+  // The reason of the last refused call of this process.
   static std::string last_sentence();
 
   // Instead of what the environment says, from now on. An empty folder ends the log.

@@ -16,7 +16,7 @@ class Context {
  public:
   explicit Context(CUdevice of) : device(of) {}
 
-  // Whoever retains it first makes it active.
+  // The first call that retains it makes it active.
   void retain();
   // Returns whether that was the last one; then what is in flight has ended, and the context has no stream any more.
   bool release();
@@ -63,7 +63,7 @@ void push_current(Context& context);
 Context& pop_current();
 // Null: this thread has none any more.
 void set_current(Context* context);
-// What calls of this thread may do while a stream is capturing, as CUDA numbers it. Returns what it was before.
+// Sets what calls of this thread may do while a stream is capturing, as CUDA numbers it. Returns the value before.
 int exchange_capture_mode(int mode);
 
 // The streams that were created and not destroyed.

@@ -1,4 +1,4 @@
-// What tests ask of the double of the driver and tell it, through ctypes: see test/harness/gpu_double.py.
+// The control of the fake driver by tests, through ctypes: see test/harness/gpu_double.py.
 #include <cstring>
 
 #include "call.h"

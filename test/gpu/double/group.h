@@ -1,4 +1,4 @@
-// What is between ncclGroupStart and ncclGroupEnd of a thread; a call outside of them is a group of its own.
+// The calls between ncclGroupStart and ncclGroupEnd of a thread; a call outside of them is a group of its own.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace gpu_double {
 
-// What one call asks of a communicator.
+// The request of one call to a communicator.
 struct Operation {
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<Stream> stream;

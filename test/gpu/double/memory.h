@@ -1,4 +1,4 @@
-// What memory there is: of the GPUs, pinned and registered. Device memory lies on the host, on pages of its own.
+// The memory: of the GPUs, pinned and registered. Device memory lies on the host, on pages of its own.
 //
 // Any thread. The address of freed device memory is never given again.
 #pragma once

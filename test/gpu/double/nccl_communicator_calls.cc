@@ -194,7 +194,7 @@ ncclResult_t ncclCommDeregister(ncclComm_t handle, void* registration) {
   return Call("ncclCommDeregister", handle).run([&] { communicator_of(handle)->remove_registration(registration); });
 }
 
-// What tests ask of the double of NCCL and tell it: see test/harness/gpu_double.py.
+// The control of the fake NCCL by tests: see test/harness/gpu_double.py.
 
 // -1 for what is not counted.
 long long gpu_double_nccl_count(const char* of) {

@@ -1,4 +1,4 @@
-// What the exported calls of NCCL share: its communicators by their handles, and refusals in NCCL's own codes.
+// Shared by the exported calls of NCCL: its communicators by their handles, and refusals in NCCL's own codes.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ inline void require(bool is_valid, const std::string& sentence) {
   if (!is_valid) throw Refusal{nccl::kInvalidArgument, sentence};
 }
 
-// What the driver refuses becomes NCCL's "unhandled CUDA error".
+// An error of the driver becomes NCCL's "unhandled CUDA error".
 template <typename Body>
 auto with_driver(Body body) -> decltype(body()) {
   try {

@@ -75,7 +75,7 @@ T combine(Reduction reduction, T left, T right) {
   }
 }
 
-// What reduce and scale do once the type is known.
+// The work of reduce and scale once the type is known.
 struct Reducing {
   Reduction reduction;
   const char* const* inputs;

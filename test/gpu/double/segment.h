@@ -21,7 +21,7 @@ constexpr size_t kMailBytes = 64 << 10;
 
 using Word = std::atomic<uint32_t>;
 
-// What the ranks must agree on before a collective.
+// The fields that ranks must agree on before a collective.
 struct Descriptor {
   uint32_t kind, type, op, root;
   uint64_t count;

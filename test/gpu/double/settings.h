@@ -1,14 +1,16 @@
-// What the doubles of the CUDA driver and of NCCL are told by the environment, once, when they are first called.
+// Settings of the fakes of the CUDA driver and of NCCL, read from the environment when they are first called.
 //
 //   RINGTRAIN_GPU_DOUBLE_GPUS            GPUs of this host; 4 by default. CUDA_VISIBLE_DEVICES is respected.
 //   RINGTRAIN_GPU_DOUBLE_SLICES          so many of them, one after the other, are slices of one (MIG); 1 by default.
-//   RINGTRAIN_GPU_DOUBLE_MEMORY          bytes of each GPU's memory, 1 GiB by default. What other processes allocated
+//   RINGTRAIN_GPU_DOUBLE_MEMORY          bytes of each GPU's memory, 1 GiB by default. Memory that other processes
+//   allocated
 //                                        on the same GPU is not seen.
 //   RINGTRAIN_GPU_DOUBLE_DRIVER_VERSION  13000 by default
 //   RINGTRAIN_GPU_DOUBLE_NCCL_VERSION    22703 by default. From 23000 on NCCL_MULTI_RANK_GPU_ENABLE=1 is respected.
 //   RINGTRAIN_GPU_DOUBLE_SALT            GPU j has the same UUID in all processes of equal host name and salt
 //   RINGTRAIN_GPU_DOUBLE_DELAY_US        before each piece of work on a stream, so that missing waits show
-//   RINGTRAIN_GPU_DOUBLE_GUARD           1: the host cannot touch device memory, as on a real machine. What stands for
+//   RINGTRAIN_GPU_DOUBLE_GUARD           1: the host cannot touch device memory, as on a real machine. Code that stands
+//   for
 //                                        a kernel reaches it through `gpu_double_host_view`.
 //   RINGTRAIN_GPU_DOUBLE_JOIN_TIMEOUT_S  how long ncclCommInitRankConfig and ncclCommSplit wait for the other ranks;
 //                                        0, the default: for ever, as NCCL does

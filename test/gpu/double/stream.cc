@@ -83,7 +83,7 @@ void Stream::carry_out() {
   for (Work work; take(work);) {
     if (delay_us() > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us()));
     work();
-    // What the work holds, a stream perhaps, is gone before anybody sees it done.
+    // Objects that the work holds, perhaps a stream, are gone before its end is visible.
     work = nullptr;
     const std::lock_guard<std::mutex> lock(mutex_);
     ++done_;

@@ -34,7 +34,7 @@ class Message {
     return true;
   }
 
-  // What does not fit is taken and dropped, so that the sender gets rid of it.
+  // Data that does not fit is received and dropped, so that the sender can go on.
   bool take() {
     if (box_.written == box_.taken) return false;
     const size_t length = std::min(kMailBytes, box_.message_bytes - done_);

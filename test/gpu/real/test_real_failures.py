@@ -1,4 +1,4 @@
-"""What goes wrong on a real GPU: ranks that die while it works, and too little memory; and what the driver says."""
+"""Failures on a real GPU: ranks that die while it works, and too little memory; and what the driver says."""
 
 import re
 import shutil

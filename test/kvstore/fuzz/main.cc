@@ -91,7 +91,7 @@ Descriptor dial(int port, int worker) {
   fail("the server takes no worker any more");
 }
 
-// What the server answers does not matter, but it must not wait for room.
+// The answer of the server does not matter, but it must not wait for room.
 void drain(int socket) {
   static char buffer[1 << 16];
   while (recv(socket, buffer, sizeof buffer, MSG_DONTWAIT) > 0) {

@@ -1,4 +1,4 @@
-"""What is measured, and struck, with CuPy's arrays."""
+"""Measurements and faults with arrays of CuPy."""
 
 from __future__ import annotations
 

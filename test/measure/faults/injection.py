@@ -1,4 +1,4 @@
-"""What happens to which rank, and when.
+"""Faults: the rank, the time and the kind of each.
 
 kill(rank=1).during("reduce")
 stop(rank=2).at_step(3)

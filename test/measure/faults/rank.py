@@ -30,7 +30,7 @@ _VICTIM_WAITS_S = 60.0
 
 
 class InjectedError(Exception):
-    """What a rank raises because it was told to."""
+    """The error of a rank that was told to raise one."""
 
 
 class Striker:
@@ -60,7 +60,7 @@ class Striker:
             self.strike()
 
     def strike_or_wait(self) -> None:
-        """What a victim does which the others wait for."""
+        """The work of a victim that the others wait for."""
         if not self._is_from_outside():
             time.sleep(self.injection.after_s)
             self.strike()

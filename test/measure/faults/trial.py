@@ -34,8 +34,8 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 @dataclass(frozen=True)
 class Report:
-    """What another rank got: the name of the error's type ("" for none), its text, and when; `again` is the type of
-    what one more operation got."""
+    """The result of another rank: the name of the error's type ("" for none), its text, and when; `again`: the type
+    of what one more operation got."""
 
     error: str
     text: str
@@ -55,8 +55,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was seen. `returncode` is None for a launcher that had to be killed, and `ranks_left` are those processes of
-    ranks that were there then.
+    """The observations. `returncode` is None for a launcher that had to be killed, and `ranks_left` are processes
+    of ranks that were there then.
 
     `orphans` are ranks that outlived the launcher, `daemons` what it had started on other hosts and left behind,
     `leftovers` names in /dev/shm.

@@ -1,4 +1,4 @@
-"""What `python -m measure gpu` measures, on arrays of a library that is chosen on the command line.
+"""The measurements of `python -m measure gpu`, on arrays of a library that is chosen on the command line.
 
 measurement  the subcommand
 part         what its parts have in common

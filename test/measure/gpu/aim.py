@@ -1,4 +1,4 @@
-"""What a figure must reach, what it should, and whether it does."""
+"""Aims: the value that a figure must reach, the one that it should, and whether it does."""
 
 from __future__ import annotations
 

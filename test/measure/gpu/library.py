@@ -1,4 +1,4 @@
-"""What the measurements ask of an array library."""
+"""The interface of an array library for the measurements."""
 
 from __future__ import annotations
 

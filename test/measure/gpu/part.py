@@ -1,4 +1,4 @@
-"""What the parts of the measurement have in common."""
+"""Shared by the parts of the measurement."""
 
 from __future__ import annotations
 

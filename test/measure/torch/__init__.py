@@ -1,4 +1,4 @@
-"""What is measured on GPUs with torch.
+"""Measurements on GPUs with torch.
 
 gpu_training  a network in training
 on_gpu        tensors

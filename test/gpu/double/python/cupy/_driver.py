@@ -75,7 +75,7 @@ def ask(name, *arguments):
 
 
 def made(kind, name, *arguments):
-    """What a function writes to its first argument."""
+    """Returns what a function writes to its first argument."""
     place = kind()
     call(name, ctypes.byref(place), *arguments)
     return place.value
@@ -105,7 +105,7 @@ _making_contexts = threading.Lock()
 
 
 def current_device():
-    """That of the context which is current in the thread, whoever made it so; else the first."""
+    """Returns that of the context which is current in the thread, else the first."""
     context = made(_handle, "cuCtxGetCurrent")
     if context is None:
         return 0
@@ -152,7 +152,7 @@ def _carry_out(number):
 
 
 def launch(stream, kernel):
-    """Put a function without arguments into a stream. What it raises is raised by the next `synchronize`."""
+    """Put a function without arguments into a stream. The next `synchronize` raises its exception."""
     enter_device()
     number = next(_numbers)
     _waiting[number] = kernel

@@ -1,4 +1,4 @@
-"""What CuPy raises."""
+"""The errors of CuPy."""
 
 
 class CUDARuntimeError(RuntimeError):

@@ -35,7 +35,7 @@ class ndarray:
         flags = self._layout().flags
         self._c_contiguous, self._f_contiguous = flags.c_contiguous, flags.f_contiguous
 
-    # What lies where
+    # Places
 
     @property
     def shape(self):

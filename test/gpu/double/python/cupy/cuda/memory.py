@@ -26,7 +26,7 @@ class UnownedMemory:
 
 
 class _PooledMemory:
-    """What `alloc` gives."""
+    """The result of `alloc`."""
 
     def __init__(self, address, size, place):
         self.ptr = address
