@@ -9,7 +9,7 @@
 //   made                   and handed over
 //
 // and is closed when its time is over. So strangers occupy 256 places at most, nothing is closed to make room, and
-// each place becomes free within seconds. What a rank dials is described in network/dialling.h.
+// each place becomes free within seconds. network/dialling.h describes how a rank dials.
 #pragma once
 
 #include <list>
@@ -40,7 +40,7 @@ struct OutOfReach {
 
 class Connector {
  public:
-  // Who gets the connections.
+  // The receiver of the connections.
   class Owner {
    public:
     virtual ~Owner() = default;

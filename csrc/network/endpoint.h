@@ -52,11 +52,11 @@ class Endpoint {
   // Waits for a message of at most so many bytes. Null if it has not come in time.
   std::shared_ptr<const Bytes> take(int from, int tag, size_t most_bytes, double longest_s = kNever_s);
   bool has_arrived_from_any(int tag) { return network_->has_arrived_from_any(tag_ + tag); }
-  // Who has sent what has_arrived_from_any() has seen.
+  // The sender of what has_arrived_from_any() has seen.
   int sender(int tag);
   // Waits for a message without taking it; whether one is there.
   bool arrives_within(int from, int tag, double longest_s);
-  // Gives what was posted a moment to leave. What cannot leave keeps back nothing else.
+  // Gives what was posted a moment to leave. A message that cannot leave delays no other.
   void drain(double longest_s) noexcept;
 
  private:

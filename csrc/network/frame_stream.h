@@ -41,7 +41,7 @@ struct IncomingFrame {
 
 class FrameStream {
  public:
-  // Who gets the messages.
+  // The receiver of the messages.
   class Receiver {
    public:
     virtual ~Receiver() = default;

@@ -22,7 +22,7 @@
 
 namespace ringtrain {
 
-// What makes connections of one generation of one job.
+// The facts that connections of one generation of one job share.
 struct Credentials {
   std::string secret, token;
   int rank, size;  // this rank, and how many there are
@@ -35,13 +35,13 @@ class Handshake {
   static Handshake dial(Descriptor socket, int to, const Credentials& credentials);
   static Handshake answer(Descriptor socket, const Credentials& credentials);
 
-  // What the socket must become ready for.
+  // The events that the socket must become ready for.
   bool has_to_write() const { return sent_ < out_.size(); }
   // Goes on as far as it can. Only what belongs to the handshake is read.
   enum class State { under_way, done, failed };
   State advance();
 
-  // Who dials, and the other rank. Of who answers: known when it is done.
+  // The dialling rank, and the other one. On the answering side: known when it is done.
   bool dials() const { return dials_; }
   int peer() const { return peer_; }
   // Of the side that dials: whether it has said all, so that the other one may take the connection for made.

@@ -17,7 +17,7 @@
 
 namespace ringtrain {
 
-// What ringtrain/job/mpi.py tells of the library.
+// The description of the library by ringtrain/job/mpi.py.
 struct MpiDescription {
   std::string library;                       // path of the libmpi that is loaded in this process
   int handle_bytes = 0;                      // 4 or 8

@@ -67,14 +67,14 @@ bool Network::test(NetworkRequest& request) {
   return has_ended;
 }
 
-// What can be cancelled usually ends at once. The others end when their ranks go on, or never.
+// Cancelled requests usually end at once. The others end when their ranks go on, or never.
 void Network::abandon(NetworkRequest request) noexcept {
   if (request.can_be_cancelled_) cancel(request.handle_);
   abandoned_.push_back(std::move(request));
   forget_ended();
 }
 
-// What they own goes after them, since it may let go of more.
+// The memory they own is freed after them, since it may free more.
 void Network::forget_ended() noexcept {
   std::vector<std::shared_ptr<const void>> memory;
   for (NetworkRequest& request : abandoned_) {

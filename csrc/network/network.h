@@ -62,7 +62,7 @@ class Network {
   virtual NetworkRequest irecv(void* data, size_t bytes, int from, int tag) = 0;
   virtual bool has_arrived(int from, int tag) = 0;
   virtual bool has_arrived_from_any(int tag) = 0;
-  // Who of these has sent what has_arrived_from_any() has seen. To receive from "any" rank what is there already is
+  // Returns the sender of what has_arrived_from_any() has seen. To receive from "any" rank what is there already is
   // what MPICH 5.0 over UCX sometimes never does.
   virtual int sender(const std::vector<int>& ranks, int tag);
 
@@ -81,7 +81,7 @@ class Network {
   enum class Kind { message, collective };  // only messages can be cancelled
 
   NetworkRequest begun(uint64_t handle, Kind kind);
-  // What one was lent that may have begun all the same.
+  // The memory lent to one that may have begun all the same.
   void keep_lent();
   // Looks at those that nobody waits for any more.
   void forget_ended() noexcept;

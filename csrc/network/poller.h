@@ -9,7 +9,7 @@
 
 namespace ringtrain {
 
-// What is called when its socket is ready. Not shared between threads.
+// Called when its socket is ready. Not shared between threads.
 class Watched {
  public:
   virtual ~Watched() = default;

@@ -171,7 +171,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     std::string why_lost;
   };
 
-  // What a request stands for.
+  // The meaning of a request.
   struct Transfer {
     Peer* peer;
     std::shared_ptr<OutgoingFrame> out;

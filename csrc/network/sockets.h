@@ -16,7 +16,7 @@
 
 namespace ringtrain {
 
-// What ringtrain/job/sockets.py tells of the ranks.
+// The description of the ranks by ringtrain/job/sockets.py.
 struct SocketDescription {
   std::vector<int> listeners;                         // of this rank; the Network owns them from now on
   std::vector<std::vector<SocketAddress>> addresses;  // of every rank: where its listeners are

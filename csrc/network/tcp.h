@@ -21,7 +21,7 @@ void prepare_socket(int socket, double timeout_s);
 // None where that has failed, and errno says why.
 Descriptor begin_connection(const std::string& from, const SocketAddress& to, double timeout_s);
 
-// What errno means.
+// Returns the text of errno.
 std::string text_of(int error);
 
 }  // namespace ringtrain

@@ -26,7 +26,7 @@ namespace ringtrain {
 
 // A thread of a server: it receives from some of the workers, does what they ask, and answers.
 //
-// What the threads of a server have in common.
+// Shared by the threads of a server.
 struct ServerShared {
   ServerShared(bool shares_memory, double timeout) : stores(shares_memory, timeout), timeout_s(timeout) {}
 
@@ -116,7 +116,7 @@ class StoreServer final : Connector::Owner {
   std::map<std::string, double> metrics() const;
   // A file of what its threads do, until close(): for a process that is no rank. Throws if it cannot be written.
   void start_timeline(Timeline::Setup setup);
-  // Its threads end. What it keeps is there as long as this. A forked child leaves them alone.
+  // Its threads end. Its values exist as long as this. A forked child leaves them alone.
   void close();
 
  private:

@@ -357,7 +357,7 @@ size_t ServerStores::put(size_t part, size_t first, const Bytes& chunks) {
   return put_chunks(actor_of(part), first, chunks, timeout_s_);
 }
 
-// What a program of the server updates: it is given gradients piece by piece, and gives values back.
+// The updates of a program of the server: it gets gradients piece by piece, and returns values.
 
 // Of all pieces in turn, so that none keeps the others waiting.
 std::optional<ServerStores::Taken> ServerStores::take() {

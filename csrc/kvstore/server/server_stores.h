@@ -1,4 +1,4 @@
-// What a server keeps, and what workers ask of it that is about more than one chunk.
+// The stores of a server, and requests of workers about more than one chunk.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace ringtrain {
 
-// Any thread. What it throws is for who has asked.
+// Any thread. Its errors are for the worker that asked.
 class ServerStores {
  public:
   // `timeout_s`: how long another process may keep a chunk.

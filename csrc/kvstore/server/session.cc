@@ -102,7 +102,7 @@ void require(bool fits, const char* what) {
 
 size_t ranges_bytes(const Head& head) { return head.ranges == Head::kAll ? 0 : head.ranges * sizeof(ElementRange); }
 
-// What the body begins with. Throws where it is not about elements of the chunk.
+// Reads the beginning of the body. Throws where it is not about elements of the chunk.
 std::shared_ptr<const ElementRanges> ranges_of(const Head& head, const KeyChunk& chunk, const char* body) {
   if (head.ranges == Head::kAll) return nullptr;
   require(head.ranges <= chunk.count && head.body_bytes >= ranges_bytes(head), "the number of ranges");
@@ -122,7 +122,7 @@ size_t source_bytes(const Head& head, const KeyChunk& chunk, const ElementRanges
   return kind == Quantizer::Kind::none ? chunk.count * size_of(head.dtype) : quantized_bytes(kind, chunk.count);
 }
 
-// What a head may say about a chunk.
+// Whether a head may say this about a chunk.
 void require_fitting(const Head& head, const KeyChunk& chunk, const ElementRanges* ranges) {
   const bool pushes = head.said == Said::push || head.said == Said::push_pull;
   const auto fits = [&](DType dtype) { return dtype == chunk.dtype || (is_float(dtype) && size_of(dtype) <= 4); };

@@ -24,7 +24,7 @@ namespace ringtrain {
 // Requests that wait at a server: for a round to close, for slow workers to come nearer, or for a chunk that somebody
 // holds.
 //
-// One thread of a server, whose Parts outlive this. Who is told of a change tries again, and stays if it was in vain.
+// One thread of a server, whose Parts outlive this. Each change retries all requests; those that cannot proceed stay.
 class WaitingRoom {
  public:
   struct Name {
@@ -76,7 +76,7 @@ class Session final : Connection::Owner {
     virtual double timeout_s() const = 0;
     // The track of this thread in timelines.
     virtual const std::string& lane() const = 0;
-    // What others may wait for has happened to a chunk; or to any.
+    // Something that others may wait for has happened to a chunk; or to any.
     virtual void has_changed(Part& part, size_t chunk) = 0;
     virtual void has_changed() = 0;
     virtual void has_ended(Session& session) = 0;
@@ -131,7 +131,7 @@ class Session final : Connection::Owner {
   void say(uint32_t id, Said said, int64_t number = 0);
   void refuse(uint32_t id, const Error& error);
   bool is_full() const;
-  // What was done with a chunk on a track, in the timeline.
+  // Notes the work on a chunk on a track, in the timeline.
   void note(const char* what, const Request& request, double begin_s, const std::string& track) const;
 
   Home& home_;

@@ -81,7 +81,7 @@ Actor::Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint
   put_in_order(timeout_s);
 }
 
-// What it was changing is put back by who takes the mutex, which must be before its journal is written again.
+// The next holder of the mutex undoes its change, which must be before its journal is written again.
 void Actor::put_in_order(double timeout_s) {
   std::vector<SlotPool::Open> open;
   const bool has_slots = part_->spec().is_synchronous && !is_server();

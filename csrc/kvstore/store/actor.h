@@ -1,4 +1,4 @@
-// What a worker, or the server, does to chunks: an operation on one chunk at a time, under its mutex, that never waits.
+// Operations of a worker, or of the server, on chunks: one chunk at a time, under its mutex. None of them waits.
 //
 // Whose thread runs it does not matter: where a worker shares memory with its server it is the worker's own, else one
 // of the server. All of them keep denormals (KeptDenormals).
@@ -81,7 +81,7 @@ enum class Outcome : uint8_t {
 
 enum class Reading : uint8_t { done, not_yet, busy };
 
-// What a process hears that acts in the name of a worker when a later term of that worker has begun.
+// The error of a process that acts in the name of a worker when a later term of that worker has begun.
 Error expelled(uint32_t worker);
 
 // One thread at a time. Only one actor of each number may exist in all processes: a worker that comes back makes its
@@ -104,8 +104,8 @@ class Actor {
   // The value, when `pushes` of this worker are in it, and the others are not too far behind.
   Reading read(size_t chunk, uint64_t pushes, Answer& answer);
 
-  // The same of some elements of a chunk, whose values lie one behind the other. What is not pushed is not updated; in
-  // a round it counts as zero.
+  // The same of some elements of a chunk, whose values lie one behind the other. Other elements are not updated; in
+  // a round they count as zero.
   Outcome push_ranges(size_t chunk, uint64_t seq, const ElementRanges& ranges, const Source& source,
                       const Rates& rates);
   Reading read_ranges(size_t chunk, uint64_t pushes, const ElementRanges& ranges, Answer& answer);

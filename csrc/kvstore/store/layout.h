@@ -1,7 +1,7 @@
-// What one server keeps of the keys of one create(), and where each thing lies in the memory of that Part.
+// The memory of the keys of one create() at one server, and the place of each thing in that Part.
 //
 // A key is cut into pieces, one for each server that has some of it; a piece into chunks of at most 64 KB, or, in an
-// atomic store, into one chunk. Whoever knows the pieces knows the layout.
+// atomic store, into one chunk. The layout follows from the pieces.
 #pragma once
 
 #include <cstddef>

@@ -58,7 +58,7 @@ size_t array_bytes(const KeyChunk& chunk, size_t array) {
   return array == 0 ? chunk.value_bytes() : chunk.wide_bytes();
 }
 
-// What a journal keeps beside arrays.
+// The part of a journal beside arrays.
 char* kept_of(Part& part, size_t chunk) { return reinterpret_cast<char*>(&part.record(chunk)) + kChunkKeptAt; }
 
 JournalRecord& journal_of(Part& part, uint32_t actor) {

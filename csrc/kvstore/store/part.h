@@ -1,7 +1,7 @@
 // The keys of one create() at one server: values, what rules remember of them, and what workers have pushed, in memory
 // that all processes of a host may share.
 //
-// Who changes something is an actor: a worker, or the server. It holds the mutex of one chunk at a time, and writes
+// An actor makes all changes: a worker, or the server. It holds the mutex of one chunk at a time, and writes
 // down before in its journal how that chunk was. If its process dies in the middle, the next one to hold the mutex puts
 // that back: a change has happened as a whole, or not at all.
 #pragma once
@@ -51,7 +51,7 @@ class PartMemory {
   size_t bytes_;
 };
 
-// Any thread. What belongs to a chunk is for who holds it, by a HeldChunk.
+// Any thread. The memory of a chunk is for its holder, by a HeldChunk.
 class Part {
  public:
   enum class Memory { shared, of_process };
@@ -85,11 +85,11 @@ class Part {
   }
 
   // Whether others in this process or another one wait for a round, and the server wants to be told that it may have
-  // answers. Who has changed something calls it afterwards.
+  // answers. Called after each change.
   void ring() { header().doorbell.ring(); }
   bool has_parked() { return header().has_parked.load(std::memory_order_seq_cst) != 0; }
 
-  // Who holds a chunk, for a message: a worker's number, or -1 for the server or nobody.
+  // The holder of a chunk, for a message: a worker's number, or -1 for the server or none.
   int holder(size_t chunk);
 
   // The server's, one thread at a time. Makes a rule known; it then is put to each chunk by Actor::take_rule. States
@@ -114,7 +114,7 @@ class Part {
   PartMemory memory_;
 };
 
-// A chunk's mutex, held as long as this lives if it could be had at once. What a dead process has left is in order
+// A chunk's mutex, held as long as this lives if it could be had at once. A change that a dead process left is undone
 // then.
 class HeldChunk {
  public:
@@ -138,7 +138,7 @@ class ChunkChange {
  public:
   // Keeps the first `arrays` bits' arrays: bit 0 the value, 1 the master, from 2 on the states.
   ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arrays);
-  // Whoever waits for a round waits for `closes` to be added.
+  // Adds `closes`, for which all wait that wait for a round.
   void commit(uint64_t closes);
   ~ChunkChange();
   ChunkChange(const ChunkChange&) = delete;

@@ -1,4 +1,4 @@
-// What stands in the memory of a Part besides arrays: plain records that all processes of a host share.
+// The records in the memory of a Part besides arrays: plain records that all processes of a host share.
 //
 // Memory that is all zero is a valid beginning for each of them but the mutexes.
 #pragma once
@@ -90,7 +90,7 @@ struct JournalRecord {
   // Here follow the chunk's kept record and those of its workers.
 };
 
-// What a worker has put into a slot. Written by that worker, read by who closes the round.
+// The content of a slot. Written by its worker, read by the actor that closes the round.
 struct SlotRecord {
   uint64_t seq;
   double lr, wd;

@@ -94,7 +94,7 @@ void Connection::note_what_is_left() {
   poller_.wait_for_writing(stream_.socket(), *this, waits_for_room_);
 }
 
-// What its owner throws, such as for lack of memory, ends this connection and no other.
+// An exception of its owner, such as for lack of memory, ends this connection and no other.
 void Connection::is_ready(uint32_t events) {
   const auto error = error_of([&] { advance(events); });
   if (!error) return;

@@ -14,7 +14,7 @@
 
 namespace ringtrain {
 
-// What the connections of a server, or of a client, have in common, and what has gone over them. Any thread.
+// Shared by the connections of a server, or of a client: their traffic. Any thread.
 struct Traffic {
   std::string name;         // who says what it writes
   double drop_percent = 0;  // of the messages that come: a test of what an unreliable network does
@@ -29,7 +29,7 @@ class Connection final : public Watched, FrameStream::Receiver {
     virtual ~Owner() = default;
     // A message with a body begins: where the body goes. Null: nobody wants it.
     virtual char* place(uint32_t id, const Head& head) = 0;
-    // All of it is there. What this throws ends the connection.
+    // All of it has arrived. An exception ends the connection.
     virtual void take(uint32_t id, const Head& head) = 0;
     // Little is left of what was sent.
     virtual void has_room() = 0;
@@ -44,7 +44,7 @@ class Connection final : public Watched, FrameStream::Receiver {
   // The body lies where it is until the message has left; `keeper`, which may be null, is kept so long.
   void send(uint32_t id, const Head& head, const char* body = nullptr, std::shared_ptr<const void> keeper = nullptr);
   void send(uint32_t id, const Head& head, Bytes body);
-  // What was sent leaves as far as the socket takes it. To be called before its thread sleeps.
+  // Sends as much as the socket takes. To be called before its thread sleeps.
   void flush();
   size_t queued_bytes() const { return stream_.queued_bytes(); }
   uint64_t sent_bytes() const { return stream_.sent_bytes(); }

@@ -1,4 +1,4 @@
-// What workers and servers say to each other over TCP: each message is a Head, and perhaps a body behind it.
+// Messages of workers and servers over TCP: each is a Head, and perhaps a body behind it.
 #pragma once
 
 #include <cstddef>
@@ -66,7 +66,7 @@ struct Head {
 };
 static_assert(sizeof(Head) == 56, "no bytes that nobody has set");
 
-// What claims to be longer is none, but for the values of a chunk, whose size both sides know.
+// Longer bodies are rejected, except the values of a chunk, whose size both sides know.
 constexpr size_t kLongestBody = 16 << 20;
 
 // -------------------------------------------------------------------------------------------- bodies of what is rare

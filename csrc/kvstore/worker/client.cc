@@ -393,7 +393,7 @@ void StoreClient::count_again(ClientKey& key, bool servers_have_it) {
 }
 
 // Of a piece of which some chunks were not carried out all are, by the server that is there now: it does not know of
-// the others either, because it has none of that memory. What it has is not counted twice.
+// the others either, because it has none of that memory. Pushes that it has are not counted twice.
 void StoreClient::start_instead(const std::vector<DirectItem>& left_behind) {
   std::set<const RemoteOperation*> pieces;
   for (const DirectItem& item : left_behind) {

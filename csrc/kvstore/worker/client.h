@@ -32,7 +32,7 @@ struct HostArray {
   uint64_t count;  // elements
 };
 
-// What is pushed of one key.
+// The push of one key.
 struct Pushed {
   HostArray values;
   Rates rates;
@@ -48,7 +48,7 @@ class StoreClient {
  public:
   using Interrupt = DirectPath::Interrupt;
 
-  // Dials all servers. `interrupt` is asked now and then by whoever waits, and throws if one should not wait any
+  // Dials all servers. `interrupt` is asked now and then by waiting threads, and throws if one should not wait any
   // longer.
   StoreClient(StoreClientOptions options, Interrupt interrupt);
   ~StoreClient();
@@ -87,7 +87,7 @@ class StoreClient {
   bool wait(StoreHandle& handle, double longest_s);
   // Goes on with what this worker can do; whether the handle is done.
   bool look(StoreHandle& handle);
-  // What it waits for, for a message.
+  // Says what it waits for, for a message.
   std::string missing(StoreHandle& handle);
 
   // Updates of each key by the rule, as far as this worker has heard; where it shares memory, as they are.
@@ -101,11 +101,11 @@ class StoreClient {
 
   // This worker has no more data: rounds close without it.
   void join(uint32_t store);
-  // What others have heard. A worker that is lost holds up nobody but rounds, which fail.
+  // News from others. A lost worker holds up only rounds, which fail.
   // `first_term`: from now on only processes of this term or a later one act in its name, see WorkerPlace.
   void lost(int worker, const std::string& text, uint32_t first_term);
   void back(int worker);
-  // What is asked of a lost server waits for return_s, and then fails. `keeps_memory`: the one in its place goes on
+  // A request to a lost server waits for return_s, and then fails. `keeps_memory`: the one in its place goes on
   // with the memory of the one before.
   void lost_server(int server, const std::string& text);
   void back_server(int server, std::vector<SocketAddress> addresses, bool keeps_memory);
@@ -123,7 +123,7 @@ class StoreClient {
   std::map<std::string, double> metrics() const { return remote_.metrics(); }
   // This process has no part in its job any more: what is under way fails, and all that comes.
   void end(const std::string& text, ErrorKind kind);
-  // What this process would do itself fails; what is on its way by TCP goes on.
+  // Work that this process would do itself fails; requests by TCP go on.
   void close();
 
  private:

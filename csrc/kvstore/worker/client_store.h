@@ -1,4 +1,4 @@
-// What a worker knows of one store: its keys, where their pieces are, and how often it has pushed each.
+// A store as a worker knows it: its keys, where their pieces are, and how often it has pushed each.
 #pragma once
 
 #include <atomic>
@@ -57,7 +57,7 @@ class ClientStore {
       : number_(number), is_synchronous_(is_synchronous), is_atomic_(is_atomic), max_staleness_(max_staleness) {}
 
   bool is_synchronous() const { return is_synchronous_; }
-  // What a server keeps of new keys.
+  // The part of new keys that a server keeps.
   PartSpec spec_of(int server, const std::vector<StoreKey>& keys, int capacity) const;
 
   // `pushes`: what the server has counted, by chunk, of this worker.

@@ -181,7 +181,7 @@ bool DirectPath::collect(size_t most) {
   return has_some;
 }
 
-// What is pushed into a round is read by who closes it, best while it is in the cache: so workers stay near each other.
+// The worker that closes a round reads all pushes, best while they are cached: so workers stay near each other.
 void DirectPath::let_others_come(const std::vector<Actor*>& actors) {
   constexpr size_t kMostHeld = 32;
   constexpr double kPatience_s = 5e-3;

@@ -1,4 +1,4 @@
-// What a worker does itself to chunks in memory that it shares with servers.
+// The work of a worker on chunks in memory that it shares with servers.
 //
 // A push is carried out by who calls it, chunk by chunk; what it wants back is copied while it is in the cache. Where a
 // round waits for others, the chunk stays open until somebody waits for it, or pushes more.
@@ -24,7 +24,7 @@
 
 namespace ringtrain {
 
-// What is asked of one chunk.
+// A request to one chunk.
 struct DirectItem {
   Actor* actor;
   size_t chunk;
@@ -40,7 +40,7 @@ struct DirectItem {
   uint32_t store = 0, part = 0;
   // Of some elements only; null: all of the chunk.
   std::shared_ptr<const ElementRanges> ranges;
-  // What asks the server for the same of the whole piece; null where no other server may take its place.
+  // The same request to the server for the whole piece; null where no other server may take its place.
   std::shared_ptr<const RemoteOperation> by_tcp;
 
   bool is_too_far_ahead = false;  // others have not pushed for long
@@ -81,13 +81,13 @@ class DirectPath {
   bool advance() EXCLUDES(mutex_);
   // Which chunk of a handle is open, and who has not pushed it; "" where there is none.
   std::string missing(const StoreHandle& handle) EXCLUDES(mutex_);
-  // What waits for others in rounds fails, and what is pushed into them, until they can close again.
+  // Requests that wait for others in rounds fail, and pushes into them, until they can close again.
   void fail_rounds(const Error& error) EXCLUDES(mutex_);
   void resume_rounds() EXCLUDES(mutex_);
   void fail_all(const Error& error) EXCLUDES(mutex_);
-  // What is open fails, and all that comes.
+  // All requests fail, pending and later ones.
   void end(const Error& error) EXCLUDES(mutex_);
-  // What waits for others in one Part does.
+  // Those that wait for others in one Part do.
   void fail_of(const Actor& actor, const Error& error) EXCLUDES(mutex_);
 
   // A server is present, away or lost. Away, from lose_server() on: what is asked of its memory waits. Lost, from

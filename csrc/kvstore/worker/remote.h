@@ -35,7 +35,7 @@ struct RemoteOptions {
   std::function<void(int server, const Error& error)> has_lost;
 };
 
-// What becomes of a piece of a key at one server.
+// An operation on a piece of a key at one server.
 struct RemoteOperation {
   Said said = Said::push;  // push, pull, push_pull, assign, read_state or write_state
   int server = 0;
@@ -60,7 +60,7 @@ struct RemoteOperation {
   std::function<void(const std::optional<Error>& error, int64_t num_update)> done;
 };
 
-// What a server answers to a question. Any thread.
+// The answer of a server to a question. Any thread.
 class RemoteReply {
  public:
   // Whether it is there; waits for at most so long.
@@ -87,10 +87,10 @@ class Remote {
  public:
   // Begins to dial all servers.
   explicit Remote(RemoteOptions options);
-  // What is under way fails.
+  // Pending operations fail.
   ~Remote();
 
-  // What they are. Throws peer_lost, naming the server that cannot be reached; nothing if it takes longer.
+  // Returns what they are. Throws peer_lost, naming the server that cannot be reached; nothing if it takes longer.
   std::optional<std::vector<ServerWords>> meet(double longest_s);
 
   // Questions to one server: of each, one at a time, in order. See Said for the bodies.
@@ -107,7 +107,7 @@ class Remote {
   // Begins it. False if there is no room for a copy of its values in so long; then nothing has happened.
   bool start(RemoteOperation operation, double longest_s);
 
-  // What others have heard of a server: it is gone; or there is another one in its place.
+  // News from others about a server: it is gone; or another one has taken its place.
   void lost(int server, const std::string& text);
   void back(int server, std::vector<SocketAddress> addresses);
 

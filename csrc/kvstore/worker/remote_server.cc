@@ -11,8 +11,8 @@
 namespace ringtrain {
 namespace {
 
-// What may be on its way without an answer, and what waits in the connection: enough for a fast network, and so little
-// that what is urgent does not wait long behind it.
+// Limits of what is sent without an answer, and of what waits in the connection: enough for a fast link, and so little
+// that urgent messages do not wait long behind it.
 constexpr size_t kWindowBytes = 8 << 20, kMostRequests = 4096, kQueuedBytes = 512 << 10;
 constexpr int kMostSilences = 10, kMostDials = 5;
 constexpr double kLongestPause_s = 0.1;
@@ -56,7 +56,7 @@ void RemoteServer::dialled(Descriptor socket) {
   say_hello();
 }
 
-// Who ends the connection at once is another program, or has another secret.
+// A process that ends the connection at once is another program, or has another secret.
 void RemoteServer::cannot_dial(int error) {
   if (error == 0 && !words_ && dials_ >= kMostDials) return give_up("it ends the connection at once");
   const double limit_s = std::max(options_.return_s, words_ ? kRefused_s : options_.timeout_s);
@@ -219,7 +219,7 @@ void RemoteServer::ask_next() {
   send_question();
 }
 
-// What was sent before goes first.
+// Repeats what was sent before.
 void RemoteServer::open() {
   is_open_ = true;
   std::vector<std::pair<uint64_t, uint32_t>> sent;
@@ -296,7 +296,7 @@ void RemoteServer::send_leg(const RemoteFlightPtr& flight) {
 Head RemoteServer::head_of(const Request& request) const {
   const RemoteOperation& operation = request.flight->operation;
   Head head = request.flight->head(request.leg);
-  // What the server has is not sent again: only its answer is wanted.
+  // A push that the server has is not sent again: only its answer is missing.
   if (request.is_held && operation.said == Said::push_pull) head.said = Said::pull;
   const bool counts_pushes = operation.said <= Said::push_pull;
   const auto shifts = shifts_.find({operation.store, operation.part});
@@ -464,7 +464,7 @@ double RemoteServer::pause_s() const {
   return waits ? std::max(1e-3, std::min(kLongestPause_s, options_.resend_s / 4)) : kLongestPause_s * 10;
 }
 
-// Keys of atomic stores are long messages. A server is not silent while it takes or sends one. What is sent counts only
+// Keys of atomic stores are long messages. A server is not silent while it takes or sends one. Sending counts only
 // while more waits: a stopped process takes as much as the buffers of the kernel, and no more.
 void RemoteServer::note_what_moves(double now) {
   constexpr size_t kLong = 1 << 20;
@@ -493,8 +493,8 @@ void RemoteServer::look_for_silence(double now) {
     transmit(oldest->first, oldest->second, true);
 }
 
-// What was sent before something that was answered, and is not answered itself, was lost: the server takes one after
-// the other. What it holds may be answered later, or that answer was lost: it is asked more and more seldom.
+// A request without an answer that was sent before an answered one was lost: the server takes one after
+// the other. A held push may be answered later, or that answer was lost: it is asked more and more seldom.
 void RemoteServer::resend_what_is_late(double now) {
   std::vector<std::pair<uint64_t, uint32_t>> late;
   for (const auto& [id, request] : requests_) {

@@ -97,7 +97,7 @@ struct RemoteFlight {
 };
 using RemoteFlightPtr = std::shared_ptr<RemoteFlight>;
 
-// What is asked of a server, and who waits for the answer.
+// A request to a server, and the handle that waits for the answer.
 struct RemoteQuestion {
   Head head;
   Bytes body;
@@ -124,7 +124,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   // Fails all that is under way, and all that comes.
   void close(const Error& error);
 
-  // Who it is is answered once it is known.
+  // Completes once the server has identified itself.
   const RemoteReplyPtr& hello() const { return hello_; }
 
   // Does what is due by now, and sends what can be sent.
@@ -148,7 +148,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
     size_t window_bytes = 0;
   };
 
-  // What waits to be sent of a piece of a key stays in order, whatever its priorities.
+  // Requests to be sent for a piece of a key stay in order, whatever their priorities.
   struct Line {
     int64_t place;
     int waiting;

@@ -26,8 +26,8 @@ class StoreHandle {
   // Before it begins: its track in the timeline, and its kind, a literal.
   void show(std::string track, const char* kind);
 
-  // Who carries it out: it has so many more parts; one of them has ended, well or not. The first part is that of who
-  // begins it, and ends when all others have begun.
+  // For its executor: it has so many more parts; one of them has ended, well or not. The first part is that of the call
+  // that begins it, and ends when all others have begun.
   void expect(int parts) { left_.fetch_add(parts, std::memory_order_relaxed); }
   void end_one(const std::optional<Error>& error);
   // It has failed, whatever becomes of its parts.
