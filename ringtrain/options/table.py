@@ -172,6 +172,11 @@ def _from_alias(option: Option, text: str) -> str:
     return repr(option.minimum if value == 0 else value)
 
 
+def _plain(number: float) -> str:
+    """Returns a number without an exponent: 1048576, 0.05."""
+    return f"{number:.0f}" if number.is_integer() else f"{number:g}"
+
+
 def markdown() -> str:
     """The table as docs/options.md has it."""
     lines = [
@@ -180,7 +185,7 @@ def markdown() -> str:
     ]
     for option in TABLE:
         if option.type == "number":
-            default, values = f"{option.default:g}", f"{option.minimum:g} to {option.maximum:g}"
+            default, values = _plain(float(option.default)), f"{_plain(option.minimum)} to {_plain(option.maximum)}"
         elif option.type == "choice":
             default, values = str(option.default), ", ".join(option.choices)
         else:
