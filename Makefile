@@ -1,6 +1,6 @@
 # make demo   sets up .venv and trains a small network on two ranks
 # make test   sets up .venv and runs the tests, but for those marked slow; SLOW=yes runs these, too, as .ci/run does
-# make quick  the tests marked fast, for who is writing code; ALIKE=no without those that have run on another MPI
+# make quick  the tests marked fast, while you write code; ALIKE=no without those that have run on another MPI
 # make test-mxnet  sets up .venv-mxnet (Python 3.10 or 3.11, MXNet 1.9.1) and runs the tests of ringtrain.mxnet
 # make oldest-jax  the tests of JAX once more, with the oldest one that ringtrain takes
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`

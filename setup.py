@@ -28,7 +28,7 @@ FLAGS = [
 # From 3.12 on one file is for all versions of Python: nanobind then keeps to the interface that stays. A Python without
 # the GIL has none.
 STAYS = sys.version_info >= (3, 12) and not sysconfig.get_config_var("Py_GIL_DISABLED")
-# nanobind counts on Python.h for this header, which does not bring it to who keeps to that interface.
+# nanobind counts on Python.h for this header, which does not include it for that interface.
 FLAGS_OF_NANOBIND = ["-include", "cstdio"] if STAYS else []
 LINES_OF_PROGRESS = 8
 

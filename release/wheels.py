@@ -60,7 +60,7 @@ def _compiler() -> dict[str, str]:
     if shutil.which("ccache") is not None:
         compile_with = f"ccache {COMPILER}"
     return {
-        # instead of what each Python was compiled with, so that what knows no Python is compiled once for all of them
+        # instead of what each Python was compiled with, so that code without Python is compiled once for all of them
         "CFLAGS": FLAGS,
         "CXXFLAGS": FLAGS,
         "ZIG": str(Path(zig.origin).with_name("zig")),

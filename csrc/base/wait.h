@@ -1,7 +1,7 @@
 // Waiting for a counter to advance or for a message to arrive, without burning the core that the others compute on.
 //
 // The policy: spin for a little while, then yield the core a few times, then sleep. How long it spins adapts: it
-// shrinks by a quarter when spinning was in vain and grows by a sixteenth when it was not; every now and then it spins
+// shrinks by a quarter when spinning failed and grows by a sixteenth when it was not; every now and then it spins
 // for long in any case. A yield that takes long means that somebody busy shares the core, so yields stop for a while,
 // doubling up to two seconds. While it sleeps, a Watch is asked every few milliseconds whether waiting still makes
 // sense.
@@ -149,7 +149,7 @@ class Waiter {
   }
 
   // As poll() for the parts of a stream; advance() returns how many have come. Where they come slowly it does not spin,
-  // and sleeps until several should be there: that leaves the processor to who computes meanwhile.
+  // and sleeps until several should be there: that leaves the processor to other threads.
   template <typename Advance, typename Sleep>
   void poll_stream(Advance advance, Pace& pace, Watch* watch, Sleep sleep) {
     int came = advance();

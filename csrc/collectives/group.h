@@ -1,6 +1,6 @@
 // Ranks that can run collectives together. One class per way of doing it; a hierarchy is a Group made of Groups.
 //
-// A Group knows no tensor names and no process sets. Its ranks are numbered from 0 in the order of the process set. All
+// A Group knows neither names nor process sets. Its ranks are numbered from 0 in the order of the process set. All
 // its ranks call the same methods in the same order with arguments that fit together: that was negotiated above.
 // Every wait inside looks after the other ranks through a Watch and throws when waiting makes no sense any more; after
 // that the Group is out of step and must not be used again. Requires Engine::turn_.

@@ -1,4 +1,4 @@
-// Agrees with all ranks on what to do next. Touches no tensor memory and knows no transport: only a Channel.
+// Agrees with all ranks on what to do next. Touches no tensor memory and uses no transport but a Channel.
 //
 // A round: every rank sets the bits of the cached operations that it is ready for; one and_bits tells all which of them
 // are common. If somebody has something that is not cached, all announcements are gathered at rank 0, whose Ledger

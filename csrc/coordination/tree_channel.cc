@@ -64,7 +64,7 @@ bool TreeChannel::finish_and(Words& words, double) {
 }
 
 // A rank that is called comes to the round and, if it has to wait there, calls its own neighbours: all are reached in
-// O(log size) hops. One that has its answer already is called in vain.
+// O(log size) hops. One that has its answer already is called for nothing.
 void TreeChannel::call_neighbours() {
   if (rank() != 0) wire_.send(parent(), Tag::call, &round_, sizeof(round_));
   for (int child = first_child(); child < end_of_children(); ++child)

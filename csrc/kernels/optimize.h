@@ -1,4 +1,4 @@
-// How optimizers change weights: element by element, so a part of an array needs nothing of the rest. Knows no key.
+// How optimizers change weights: element by element, so a part of an array needs nothing of the rest. Without keys.
 //
 // Each weight, gradient and remembered value is read once and written at most once. The same bits on every CPU: every
 // operation is rounded by itself, in the dtype of the weight.
@@ -24,7 +24,7 @@ class UpdateRule {
   // The states of each weight: arrays like the weight, all zero before the first update.
   const std::vector<std::string>& state_names() const { return state_names_; }
 
-  // Whether there is no formula: "program" of the form "server", of whom somebody else makes the new weight. With
+  // Whether there is no formula: "program" of the form "server", whose new weights come from elsewhere. With
   // "keeps_gradient" it remembers that, until then.
   bool is_program() const;
 

@@ -1,5 +1,5 @@
 // float32 in two bits or one, as MXNet's gradient compression: what a code leaves out stays in the residual and goes
-// with the next gradient. The same bytes as MXNet's. Knows no rank.
+// with the next gradient. The same bytes as MXNet's. Independent of ranks.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Element-wise reduction of several arrays into one, on plain memory. Knows no rank.
+// Element-wise reduction of several arrays into one, on plain memory. Independent of ranks.
 //
 // Bit for bit the same on every CPU: each element is combined in the order of `sources`, 16-bit floats accumulate in
 // float32 and are rounded once (to nearest even), no fused multiply-add is used, and a NaN result is the positive quiet

@@ -38,7 +38,7 @@ void Lines::serve(const Key& key) {
   while (const std::function<void()> begin = next(key)) begin();
 }
 
-// Null where there is nothing to call: then the line is left to who comes next.
+// Null where there is nothing to call: then the line is left to the next operation.
 std::function<void()> Lines::next(const Key& key) {
   const Lock lock(mutex_);
   const auto it = lines_.find(key);

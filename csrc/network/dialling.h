@@ -1,5 +1,5 @@
-// The attempts to connect to one rank: which address each connection dials next, and when. Knows no socket, no clock
-// and no thread: time is an argument, in seconds.
+// The attempts to connect to one rank: which address each connection dials next, and when. Uses no sockets, clocks
+// or threads: time is an argument, in seconds.
 //
 // A rank is reached by a given number of connections, called streams. Each stream is in one of these states:
 //

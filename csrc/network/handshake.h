@@ -3,15 +3,15 @@
 //
 //   dials                             answers
 //   Hello: who, and a nonce      ->
-//                                <-   Challenge: a nonce, and the proof of who answers
-//   Proof of who dials           ->
+//                                <-   Challenge: a nonce, and the answering side's proof
+//   Proof of the dialling side   ->
 //                                <-   Welcome
 //
 // Until it is welcomed, the dialling rank has a connection that the other one may still end, because its time is over
 // or descriptors run out, and may dial again: nothing was sent over it. From then on an end without a bye is a death.
 //
 // A proof is the HMAC of all that was said until then, under the secret: it is good for this connection alone, and
-// cannot be sent back to who made it.
+// cannot be sent back to its maker.
 #pragma once
 
 #include <string>

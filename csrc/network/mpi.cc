@@ -209,7 +209,7 @@ class MpiNetwork final : public Network, public LibraryCollectives {
     return ranks;
   }
 
-  // MPI tells that somebody is gone, but not who; where it knows, the message is that of the node's own roll call.
+  // MPI tells that somebody is gone, but not who; where it knows, the message is that of the node's own locks.
   Error peer_lost(const std::string& details) const {
     std::string text;
     for (const int rank : failed_ranks()) text += is_gone(names_[static_cast<size_t>(rank)]) + " ";

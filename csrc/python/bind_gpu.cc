@@ -67,7 +67,7 @@ void bind_gpu(nb::module_& module) {
   module.def("gpu_bytes", &gpu_bytes, nb::arg("bytes"), nb::arg("device"),
              "New GpuBytes on this rank's GPU, or None where NCCL has no such memory.");
   nb::class_<GpuPoint>(module, "GpuPoint", "A point in a stream of this rank's GPU.")
-      .def("follow", &GpuPoint::follow, nb::arg("stream"), "Let another stream wait for it.")
+      .def("follow", &GpuPoint::follow, nb::arg("stream"), "Makes another stream wait for it.")
       .def("is_over", &GpuPoint::is_over, "Whether the GPU has come there, or never will.");
   module.def("gpu_point", &gpu_point, nb::arg("device"), nb::arg("stream"),
              "Where a stream of this rank's GPU is now.");

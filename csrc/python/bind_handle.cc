@@ -64,7 +64,7 @@ void bind_handle(nb::module_& module) {
       .def("on_done", &on_done, nb::arg("function"), nb::arg("argument"), nb::call_guard<ReleasedGil>(),
            "Calls a C function, void (*)(void*), by its address when it is done: once, and at once if it is already. "
            "Not while the GIL is held. It may submit, but not wait.")
-      .def("follow", &follow, nb::arg("stream"), "Let a stream of the GPU wait for the result.")
+      .def("follow", &follow, nb::arg("stream"), "Makes a stream of the GPU wait for the result.")
       .def("tensors", &tensors_of, "Results that the operation allocated: (bytes, dtype, shape) each.")
       .def("received_splits", [](const SharedHandle& shared) { return shared.handle->result().received_splits; })
       .def("number", [](const SharedHandle& shared) { return shared.handle->result().number; });

@@ -23,7 +23,7 @@ namespace ringtrain {
 // How long an engine whose ranks are on several nodes waits for more submissions before it begins a round.
 //
 // A round over a network takes long, and so does an operation with a gradient or two. While nobody waits for a result
-// it is better to let several come: the processor is left to who computes. As soon as a caller waits, nothing is held
+// it is better to let several come: the processor is left to computations. As soon as a caller waits, nothing is held
 // back.
 class Patience {
  public:

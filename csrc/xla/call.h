@@ -1,4 +1,4 @@
-// One call by XLA, read: its attributes and arrays, and what it is answered. Knows no engine.
+// One call by XLA, read: its attributes and arrays, and what it is answered. Uses no engine.
 #pragma once
 
 #include <cstdint>

@@ -28,7 +28,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def launching_flags() -> argparse.ArgumentParser:
-    """Flags of who starts the ranks and keeps the result; they are not passed on to the ranks."""
+    """Flags of the process that starts the ranks and keeps the result; they are not passed on to the ranks."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add = parser.add_argument_group("launching and results").add_argument
     add(

@@ -55,7 +55,7 @@ def share_object(
 ) -> None:
     """Give `take` the object of `root_rank` on all ranks if it differs between them.
 
-    Objects that are equal may have different pickles; then they are sent in vain.
+    Objects that are equal may have different pickles; then they are sent for nothing.
     """
     if not is_same(pickling.dumps(value), name):
         take(broadcast(value, **({"root_rank": root_rank} if root_rank else {})))

@@ -91,7 +91,7 @@ def _has_newcomers() -> bool:
 
 
 def _require_next_generation(error: RingtrainError, reset: Callable[[], object]) -> None:
-    """Raises the error where beginning again is impossible or in vain."""
+    """Raises the error where beginning again is impossible or useless."""
     if isinstance(error, _MISTAKES):
         raise error
     if reset is session.begin_again and not elastic_client.is_elastic():

@@ -95,7 +95,7 @@ class State(ABC):
         self._checkpoint: Checkpoint | None = None
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Have functions called in each new generation, before the state is made the same on all ranks."""
+        """Registers functions to call in each new generation, before the state is made the same on all ranks."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -106,7 +106,7 @@ class State(ABC):
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: Any) -> None:
-        """Have the next `commit` or `check_host_updates` raise HostsUpdatedInterrupt. Any thread."""
+        """Makes the next `commit` or `check_host_updates` raise HostsUpdatedInterrupt. Any thread."""
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:

@@ -15,7 +15,7 @@ import ringtrain._core as _core
 
 _lock = threading.RLock()  # a signal handler may come here in the middle
 _waiting: dict[int, _core.Handle] = {}  # by thread
-submitters: set[int] = set()  # threads that have submitted something; for who submits often, to look at
+submitters: set[int] = set()  # threads that have submitted something; for callers that submit often, to look at
 
 
 def note_submitter() -> None:

@@ -43,7 +43,7 @@ def limit_exit() -> None:
 
 
 def tell(error: BaseException) -> None:
-    """Have the operations of the other ranks fail with RemoteError, and with this error's traceback."""
+    """Makes the operations of the other ranks fail with RemoteError, and with this error's traceback."""
     limit_exit()
     _core.give_up(_text(error), _TELLING_S)
 

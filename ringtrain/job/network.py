@@ -29,7 +29,7 @@ _meet_workers: Callable[[dict[str, str]], Meeting] | None = None
 
 
 def meet_workers_with(count: Callable[[], int], meet: Callable[[dict[str, str]], Meeting]) -> None:
-    """Have a higher floor called where no launcher of ranks has started this process.
+    """Registers a function of a higher floor, called where no launcher of ranks has started this process.
 
     Args:
         count: returns how many workers the job with servers has that this process is a worker of; 0 if it is none.

@@ -46,21 +46,21 @@ _endings: list[Callable[[], None]] = []
 
 
 def set_servers_aside_with(set_aside: Callable[[int, dict[str, str]], list[int]]) -> None:
-    """Have a higher floor called before init() joins the job, with option kv_servers if that is not 0, and with all.
+    """Registers a function of a higher floor, called before init() joins the job with kv_servers other than 0.
 
-    It returns the ranks of the job, and not at all on the others.
+    Its arguments are kv_servers and all options. It returns the ranks of the job, and does not return on the others.
     """
     global _set_aside
     _set_aside = set_aside
 
 
 def at_init(begin: Callable[[dict[str, str]], None]) -> None:
-    """Have a higher floor called at the end of init(), on all ranks, with the options."""
+    """Registers a function of a higher floor, called at the end of init(), on all ranks, with the options."""
     _beginnings.append(begin)
 
 
 def at_shutdown(end: Callable[[], None]) -> None:
-    """Have a higher floor called at the beginning of shutdown(), while operations still work."""
+    """Registers a function of a higher floor, called at the beginning of shutdown(), while operations still work."""
     _endings.append(end)
 
 

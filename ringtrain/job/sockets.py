@@ -180,7 +180,7 @@ class UnreachableError(PeerLostError):
 
 
 def require_reach(exchange: Exchange, world: World, addresses: Sequence[Sequence[Address]]) -> None:
-    """Let each rank knock at a rank of each other host. All ranks call it together.
+    """Makes each rank knock at a rank of each other host. All ranks call it together.
 
     Args:
         addresses: where each rank listens, by rank. A process that answers there may close the connection.

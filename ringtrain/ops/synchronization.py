@@ -51,5 +51,5 @@ _after_join: list[Callable[[ProcessSet], None]] = []
 
 
 def after_join(begin: Callable[[ProcessSet], None]) -> None:
-    """Have a higher floor called at the end of join(), on all ranks of the process set."""
+    """Registers a function of a higher floor, called at the end of join(), on all ranks of the process set."""
     _after_join.append(begin)

@@ -174,7 +174,7 @@ def run(
 
 
 def _call(call: bytes, job: Job, settings: Settings, executable: str | None, folder: str | None) -> list[Any]:
-    """Have the ranks of `job` do the pickled call."""
+    """Makes the ranks of `job` do the pickled call."""
     launcher, _ = choose("auto", job.environment) if job.elastic is None else choose_elastic("auto", job)
     with (
         unwinds_before_termination(),

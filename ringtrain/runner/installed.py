@@ -14,7 +14,7 @@ _CORE = "ringtrain._core"
 
 
 def explain_missing_core() -> None:
-    """Have an import of the core say which copy this is, if it has none: a source tree that was not built."""
+    """Makes an import of the core say which copy this is, if it has none: a source tree that was not built."""
     if PathFinder.find_spec(_CORE, [str(_FOLDER)]) is None:
         sys.meta_path.append(_NoCore())
 

@@ -128,7 +128,7 @@ class GradientBatch:
         numbers.taken += self._given_prefix is None
 
     def group(self, groups: Iterable[Iterable[str]]) -> None:
-        """Have the gradients of each group of names reduced together, once the last of them is ready.
+        """Reduces the gradients of each group of names together, once the last of them is ready.
 
         A gradient that waits for the others of an earlier group moves to its new one.
         """

@@ -149,7 +149,7 @@ class ElasticJob:
             raise AssertionError(f"{self.output}\n---\n{self.errors}") from None
 
     def stop(self) -> None:
-        """Have the ranks end well."""
+        """Makes the ranks end well."""
         (self._folder / "stop").touch()
 
     def ends(self, code: int = 0) -> list[str]:

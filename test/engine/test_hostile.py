@@ -1,4 +1,4 @@
-"""Strangers that know no secret, and ranks that lie, against the real code of the core under AddressSanitizer.
+"""Strangers without the secret, and ranks that lie, against the real code of the core under AddressSanitizer.
 
 The programs are in test/engine/hostile/. Each prints the seed of the trial that has failed.
 """

@@ -67,5 +67,5 @@ def is_done() -> bool:
 
 
 def wait_for(stream: Any) -> None:
-    """Let the current stream wait for another one."""
+    """Makes the current stream wait for another one."""
     cupy.cuda.get_current_stream().wait_event(stream.record())

@@ -1,4 +1,4 @@
-"""The exact data of `exact.py` as PyTorch tensors on the rank's own GPU; on the doubles, as harness/gpu_tensors.py.
+"""The exact data of `exact.py` as PyTorch tensors on the rank's own GPU; on the fakes, as harness/gpu_tensors.py.
 
 The names are those of `exact_cupy.py`, so that `gpu_checks.py` can take either.
 """
@@ -53,11 +53,11 @@ else:
         return torch.cuda.current_stream().query()
 
     def wait_for(stream: Any) -> None:
-        """Let the current stream wait for another one."""
+        """Makes the current stream wait for another one."""
         torch.cuda.current_stream().wait_stream(stream.stream)
 
     def backward(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-        """Have autograd give the parameters these gradients."""
+        """Makes autograd give the parameters these gradients."""
         products = [(one * gradient).sum() for one, gradient in zip(parameters, gradients, strict=True)]
         torch.stack(products).sum().backward()
 

@@ -1,4 +1,4 @@
-"""Which GPU a rank works on, and which NCCL it takes: on the double of the driver, with stand-ins for the libraries."""
+"""Which GPU a rank works on, and which NCCL it takes: on the fake driver, with stand-ins for the libraries."""
 
 import contextlib
 import ctypes
@@ -73,7 +73,7 @@ def own_rank():
 
 
 def reduce_on(device):
-    """Let the core take `device` for this rank: an allreduce of four floats there."""
+    """Makes the core take `device` for this rank: an allreduce of four floats there."""
     driver, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_ulonglong()
     make_context(device, is_current=True)
     assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(16)) == 0

@@ -1,4 +1,4 @@
-"""Operations in programs of XLA for GPUs: what XLA would call, called by hand, on the doubles of driver and NCCL."""
+"""Operations in programs of XLA for GPUs: what XLA would call, called by hand, on fakes of the driver and NCCL."""
 
 import re
 import time

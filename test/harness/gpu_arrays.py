@@ -1,4 +1,4 @@
-"""CuPy arrays without a GPU: ranks that find the stand-in of test/gpu/double/python/ on the double of the driver.
+"""CuPy arrays without a GPU: ranks that find the stand-in of test/gpu/double/python/ on the fake driver.
 
 A test asks for them with `@pytest.mark.ranks(2, env=GPU)`, and takes `cupy` from here.
 """

@@ -1,8 +1,8 @@
-"""Tensors of PyTorch without a GPU, on the double of the driver, for a PyTorch that was built for CPUs.
+"""Tensors of PyTorch without a GPU, on the fake driver, for a PyTorch that was built for CPUs.
 
     @pytest.mark.ranks(2, env=GPU)  # and the module imports exact_torch_gpu, which calls `pretend`
 
-A `GpuTensor` says that it is on a CUDA device and lies in the memory of the double. Computations with it are put
+A `GpuTensor` says that it is on a CUDA device and lies in the memory of the fake. Computations with it are put
 into the current stream of the stand-in for CuPy and done by PyTorch on the CPU when its turn has come; memory goes back
 to the stream from which it came. So addresses, streams, and what goes through the host are as on a GPU.
 
@@ -213,7 +213,7 @@ class _Event:
 
 
 def pretend() -> None:
-    """Have this process's PyTorch make tensors "on CUDA", in the streams of the stand-in for CuPy."""
+    """Makes this process's PyTorch make tensors "on CUDA", in the streams of the stand-in for CuPy."""
     of_cpu = {"empty": torch.empty, "tensor": torch.tensor}
 
     def made_by(function: Any) -> Any:

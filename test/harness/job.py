@@ -23,7 +23,7 @@ from harness.spec import JobSpec, command
 
 _START_S = 90.0
 _CLOSE_S = 20.0
-# How long the other ranks may take once one has failed or died: they often wait for it in vain.
+# How long the other ranks may take once one has failed or died: they often wait for it until the deadline.
 _AFTER_FAILURE_S = 8.0
 _STACKS_S = 3.0
 
@@ -69,7 +69,7 @@ class Job:
         return JobResult(results, launcher)
 
     def close(self) -> None:
-        """Let the ranks shut down and end. Raises JobError if they do not, or not with exit status 0."""
+        """Makes the ranks shut down and end. Raises JobError if they do not, or not with exit status 0."""
         with contextlib.ExitStack() as always:
             always.callback(self.kill)
             for connection in self._connections.values():

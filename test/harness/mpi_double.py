@@ -32,11 +32,11 @@ class MpiDouble:
         self._library.mpi_double_write_late.restype = ctypes.c_size_t
 
     def write_late(self) -> int:
-        """Let all that MPI has not received yet come. How many bytes there were."""
+        """Delivers all that MPI has not received yet. How many bytes there were."""
         return int(self._library.mpi_double_write_late())
 
     def refuse(self, *, to: int | None = None, from_bytes: int = 0, after: int = 0) -> None:
-        """Let what sends so many bytes or more fail, but for the next `after` of such calls.
+        """Makes sends of so many bytes or more fail, but for the next `after` of such calls.
 
         To a rank, or to any; then in collective calls, too.
         """
@@ -49,7 +49,7 @@ class MpiDouble:
         self._library.mpi_double_refuse(_NO_RANK, ctypes.c_size_t(0), 0, 0)
 
     def let_cancel(self) -> None:
-        """Let the real library cancel from now on what it can."""
+        """Makes the real library cancel what it can from now on."""
         self._library.mpi_double_let_cancel(1)
 
     def communicators(self) -> int:

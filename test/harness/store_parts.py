@@ -44,7 +44,7 @@ class Part:
         shared: bool = False,
         of: tuple[int, int] | None = None,
     ) -> None:
-        """`of`: process and ticket of who has made it."""
+        """`of`: process and ticket of its maker."""
         flat = [number for dtype, count in keys for number in (DTYPES[dtype], count)]
         pieces = (ctypes.c_int64 * len(flat))(*flat), ctypes.c_size_t(len(keys))
         capacity = workers if capacity is None else capacity

@@ -292,7 +292,7 @@ def test_under_a_launcher_only_rank_0_prints_and_knows_the_topology() -> None:
     assert [node["ranks"] for node in report["topology"]["nodes"]] == [[0, 1]]
 
 
-# --- on the double of the driver --------------------------------------------------------------------------------------
+# --- on the fake driver -----------------------------------------------------------------------------------------------
 
 
 def on_the_double(*words: str, more: Mapping[str, str] = {}, **settings: object) -> subprocess.CompletedProcess[str]:

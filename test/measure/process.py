@@ -17,7 +17,7 @@ class Asleep(NamedTuple):
 
 
 def measure_asleep(seconds: float) -> Asleep:
-    """Let the calling thread sleep, and say what the others did in that time.
+    """Makes the calling thread sleep, and returns what the others did in that time.
 
     Processor time alone would judge the machine: what one wake-up costs differs by ten times between machines.
     """

@@ -107,7 +107,7 @@ def test_srun_starts_ranks_without_mpi(cluster: SlurmCluster) -> None:
 @pytest.mark.slow
 def test_pmix_without_munge_prints_nothing(cluster: SlurmCluster, process_manager: str) -> None:
     if process_manager != "pmix":
-        pytest.skip("this MPI knows no PMIx")
+        pytest.skip("this MPI has no PMIx")
     words = ("env", "PMIX_SECURITY_MODE=munge,native", sys.executable, "-c", WHERE)
     code, output = run(cluster, "srun", *FOUR, "--mpi=pmix", *words)
     assert code == 0 and "Sorry" not in output, output

@@ -345,7 +345,7 @@ class _Process:
         self._after(0.0, fail)
 
     def released(self) -> Callable[[], None]:
-        """What this process does when all ranks have come to the point at which it waits."""
+        """The action of this process when all ranks have come to the point at which it waits."""
         then, self.goes_on = self.goes_on, None
         generation = self.generation
 
@@ -528,7 +528,7 @@ class _Process:
 
 
 class _World:
-    """What a seed draws, and what the rules look at."""
+    """The world that a seed draws, and that the rules check."""
 
     def __init__(self, story: Story):
         self.story = story

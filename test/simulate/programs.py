@@ -80,7 +80,7 @@ class Patch(NamedTuple):
     new: str
 
 
-# What is smaller in a world than in the product: keys of some elements have several chunks.
+# Constants that are smaller in a world than in the product: keys of some elements have several chunks.
 _SCALES: Mapping[str, Sequence[Patch]] = {
     "store": (Patch("kvstore/store/layout.h", "kChunkBytes = 64 << 10;", "kChunkBytes = 128;"),),
 }
@@ -93,7 +93,7 @@ class Finding(NamedTuple):
 
 
 class Total(NamedTuple):
-    """What the stories of a range of seeds have in sum."""
+    """The sums over the stories of a range of seeds."""
 
     stories: int
     events: int
@@ -107,7 +107,7 @@ class Program(ABC):
 
     @abstractmethod
     def _lines(self, seeds: range, *words: str) -> Iterator[dict[str, Any]]:
-        """What core/main.cc prints for these words."""
+        """Returns the output of core/main.cc for these words."""
 
     @abstractmethod
     def trace(self, seed: int, without: Sequence[int]) -> None:

@@ -2,7 +2,7 @@
 workers, and what servers do with notices, while processes stop, die and come back, and connections break.
 
 Simulated are the connections, the script of each worker, and the values: a client knows how often each worker has
-pushed, and its pulls wait for rounds as those of a StoreClient do. What C++ does with values has a world of its own
+pushed, and its pulls wait for rounds as those of a StoreClient do. The work of C++ on values has a world of its own
 (core/store.cc).
 
 Rules. All workers that hold a round of the scheduler hear the same, and nobody is missing who lives. An entry of the
@@ -34,7 +34,7 @@ _HEALED_S = 25.0
 _END_S = 120.0
 _LEAST_CAPACITY = 4
 _NAMES = re.compile(r"\b(worker|server) (\d+)")
-# What a process ends of in a job that has trouble; else it is the product's mistake.
+# Errors that end a process in a job that has trouble; any other is a defect of the product.
 _EXPECTED = (errors.RingtrainError, ValueError)
 
 
@@ -192,7 +192,7 @@ class _Hub:
         self._go_on()
 
     def _go_on(self) -> None:
-        """What has come while the process was stopped comes in order."""
+        """Delivers in order what came while the process was stopped."""
         story = self._world.story
         while self._work and not self._process.is_killed:
             if self._process.stopped_until > story.now:

@@ -1,6 +1,6 @@
 """Threads of simulated processes, run one at a time in virtual time: the seed decides which one goes on.
 
-What the product takes from `threading`, `queue` and `time` is here, too, for `replaced()`.
+The parts of `threading`, `queue` and `time` that the product uses are here for `replaced()`.
 """
 
 from __future__ import annotations

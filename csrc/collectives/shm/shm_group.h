@@ -136,7 +136,7 @@ class ShmGroup final : public Group {
   char* lane(int from, uint32_t chunk);
   char* small_slot(int rank, uint32_t number);
 
-  // One of the others for whom the stage has not got so far, or -1.
+  // A rank for which the stage has not got so far, or -1.
   int who_has_not(Flag Control::* stage, uint32_t count);
   void wait_for_all(Flag Control::* stage, uint32_t count);
   void wait_for(Flag& flag, uint32_t count) { waiter_.wait(flag, count, &watch_); }

@@ -120,7 +120,7 @@ class Actor {
   bool settle(size_t chunk);
   // Before a worker that was absent, gone or has joined is here again: nobody waits for what it has not pushed.
   bool let_in(size_t chunk, size_t worker);
-  // An array of the Part in its own dtype, for who saves or loads: 0 the value, 1 the master, from 2 on the states.
+  // An array of the Part in its own dtype, to save or load: 0 the value, 1 the master, from 2 on the states.
   bool read_array(size_t chunk, size_t array, void* place);
   bool write_array(size_t chunk, size_t array, const void* values);
   bool set_num_update(size_t chunk, uint64_t num_update);

@@ -23,7 +23,7 @@ class Dialler final : public Watched {
     virtual void cannot_dial(int error) = 0;
   };
 
-  // All outlive this. `to`: the number of whom it wants, see Credentials.
+  // All outlive this. `to`: the number of the wanted process, see Credentials.
   Dialler(Poller& poller, Owner& owner, const Credentials& credentials);
   ~Dialler() override;
 

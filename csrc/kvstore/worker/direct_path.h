@@ -1,6 +1,6 @@
 // The work of a worker on chunks in memory that it shares with servers.
 //
-// A push is carried out by who calls it, chunk by chunk; what it wants back is copied while it is in the cache. Where a
+// The caller carries out its push, chunk by chunk; what it wants back is copied while it is in the cache. Where a
 // round waits for others, the chunk stays open until somebody waits for it, or pushes more.
 #pragma once
 
@@ -50,7 +50,7 @@ struct DirectItem {
 // Any thread.
 class DirectPath {
  public:
-  // Asked now and then by who waits; it throws if one should not wait any longer.
+  // Asked now and then by waiting threads; it throws if one should not wait any longer.
   using Interrupt = void (*)();
   // Told of a change for which workers may wait at the server.
   using TellServer = std::function<void(const DirectItem& item)>;

@@ -46,7 +46,7 @@ class Listener:
         threading.Thread(target=self._accept, name="ringtrain rendezvous", daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Lets no connection in any more."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -218,7 +218,7 @@ class Hub:
         self._thread.join()
 
     def call(self, function: Callable[[], object]) -> None:
-        """Have the hub's thread call it. Any thread."""
+        """Makes the hub's thread call it. Any thread."""
         self._calls.put(function)
         with contextlib.suppress(OSError):  # full: it will wake up; closed: nobody wants to know
             self._wake.send(b"\0")

@@ -118,7 +118,7 @@ def connect(place: Place, ports: Sequence[int], secret: bytes, timeout_s: float,
     """Connects to the server there that knows the secret. A stranger there is not a reason to give up.
 
     Args:
-        whom: who waits for whom, for errors; by default a rank for rank 0.
+        whom: the waiting process and the other one, for errors; by default a rank for rank 0.
 
     Raises:
         StalledError: the right one has not come in `timeout_s`; 0 waits for ever.

@@ -68,7 +68,7 @@ class Connection:
         return _unpacked(self._read(size, deadline))
 
     def notice_silence(self, after_s: float) -> None:
-        """Have the system call the connection lost when the other host does not answer. Processes may be silent.
+        """Makes the system call the connection lost when the other host does not answer. Processes may be silent.
 
         It is noticed so long after something was sent, else a second or two later.
         """

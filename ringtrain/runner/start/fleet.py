@@ -1,4 +1,4 @@
-"""Which processes an elastic job should have, and where. Starts nothing and knows no clock: the time is an argument.
+"""Which processes an elastic job should have, and where. Starts nothing and uses no clock: the time is an argument.
 
 A host has slots. In each is at most one process; one that ends too early is replaced, by another with a new number. A
 slot whose processes fail again and again makes its host one that is given up: it gets no more processes, for a time or

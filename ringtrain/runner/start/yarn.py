@@ -341,7 +341,7 @@ def await_containers(
 
 
 def end(application: Application, manager: ResourceManager, code: int) -> None:
-    """Let an application end by itself whose ranks all ended well; kill it else, so that YARN's list shows it."""
+    """Lets an application end by itself whose ranks all ended well; kill it else, so that YARN's list shows it."""
     end_at = time.monotonic() + (_END_S if code == 0 else 0)
     while application.code is None and time.monotonic() < end_at:
         time.sleep(_LOOK_S)

@@ -143,7 +143,7 @@ class FailureLog:
 def report(failures: list[Failure], names: Names = RANKS, silent_hosts: Sequence[str] = ()) -> str:
     """Returns the report of the failures, at least one: the first one, the end of what it wrote, and the ones after it.
 
-    Ranks that have waited in vain for another one are not called the first: the other one is named, and where it is.
+    Ranks whose wait for another one failed are not called the first: the other one is named, and where it is.
     """
     first, *later = failures
     lines = [f"the first to fail was {first.in_words(names)}"]

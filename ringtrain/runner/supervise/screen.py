@@ -116,7 +116,7 @@ class Screen:
         self.print(f"{self.speaker}: {text}\n".encode(), True)
 
     def show(self, rows: list[bytes]) -> None:
-        """Have these rows, and no others, stand below what was printed."""
+        """Prints these rows, and no others, below the lines."""
         if not rows:
             self._erase()
         elif not self._painted or time.monotonic() > self._painted_at + _FRAME_S:

@@ -162,7 +162,7 @@ class Shutdown:
             self._launcher_at = min(self._launcher_at, time.monotonic() + self._grace_s)
 
     def tell_launcher(self) -> None:
-        """Have the launcher end the job, which gives the ranks as much time as it pleases."""
+        """Makes the launcher end the job, which gives the ranks as much time as it pleases."""
         self._launcher_at = min(self._launcher_at, time.monotonic())
 
     def kill(self) -> None:

@@ -280,7 +280,7 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Of one step, summed over the ranks. slowest_rank: for whom the others waited longest, if it is worth a name."""
+    """Of one step, summed over the ranks. slowest_rank: for which the others waited longest, if it is worth a name."""
 
     number: int
     parts: Parts

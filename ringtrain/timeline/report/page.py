@@ -162,7 +162,7 @@ def _lane(lane: Lane, begin: int, end: int, top: float) -> Iterator[Shape]:
 
 
 def _coarser(pieces: Sequence[tuple[int, int, int]], finest_ns: int) -> list[tuple[int, int, int]]:
-    """Let what is too short to be seen belong to the piece before it."""
+    """Merges pieces too short to be seen with the piece before."""
     kept: list[tuple[int, int, int]] = []
     for piece in pieces:
         if kept and (piece[1] - piece[0] < finest_ns or piece[2] == kept[-1][2]):

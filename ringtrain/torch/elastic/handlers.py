@@ -143,7 +143,7 @@ def get_handler_registry() -> _Registry:
 
 
 def set_handler_registry(registry: _Registry) -> None:
-    """Have the states that are made from now on look there."""
+    """Makes states that are made from now on look there."""
     global _registry
     _registry = registry
 

@@ -85,7 +85,7 @@ void meet(Word& arrived, uint32_t round, int size, const Patience& patience);
 
 class Segment {
  public:
-  // Returns when `size` ranks have joined, for whom the place is of no use afterwards: it is released. Refuses a rank
+  // Returns when `size` ranks have joined, which need the place no longer: it is released. Refuses a rank
   // that is there already.
   Segment(const Place& place, int rank, int size, const CUuuid& uuid, const Patience& patience);
   ~Segment();

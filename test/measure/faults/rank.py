@@ -102,7 +102,7 @@ def _exhaust_memory() -> None:
 
 
 def _strikes_inside(striker: Striker, phase: str, module: Any, name: str) -> None:
-    """Let the injection begin where init() calls this function."""
+    """Begins the injection where init() calls this function."""
     if striker.injection.phase != phase:
         return
     original = getattr(module, name)

@@ -25,7 +25,7 @@ class Library(Protocol):
     def fill(self, array: Any, value: int) -> None: ...
 
     def finish(self) -> None:
-        """Let the host wait for what is in the current stream."""
+        """Makes the host wait for the work in the current stream."""
 
 
 def load(name: str) -> Library:

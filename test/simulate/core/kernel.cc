@@ -474,7 +474,7 @@ void Kernel::fail(Connection& connection, int side, int error) {
 void Kernel::close_side(Connection& connection, int side) {
   Side& own = connection.sides[side];
   if (std::exchange(own.is_closed, true) || !connection.was_answered || own.is_over) return;
-  // What comes between the last read and this is nobody's fault.
+  // Data that arrives between the last read and this is not an error.
   const bool has_ignored_some = !own.has_shut_down || own.received < own.came_before_shut_down;
   if (own.arrived > own.read)
     send_reset(connection, 1 - side, has_ignored_some);

@@ -2,7 +2,7 @@
 // descriptors, in the virtual time of Fibres. The linker puts them in the place of the C library's (--wrap), so the
 // product's sources compile unchanged.
 //
-// Each rank is a host with some interfaces. What is sent arrives in order, in parts, after drawn delays. A link may be
+// Each rank is a host with some interfaces. Data arrives in order, in parts, after drawn delays. A link may be
 // cut in one direction: packets are sent again when it is whole, and a connection whose time is over ends as the
 // kernel's would. Strangers are ends of connections that belong to no rank.
 #pragma once
@@ -57,7 +57,7 @@ class Kernel {
   void kill(int rank);
   // Nothing is sent by it any more.
   void vanish(int rank);
-  // What is called from now on fails.
+  // Calls from now on fail.
   void end() { has_ended_ = true; }
 
   // ---- strangers

@@ -1,8 +1,8 @@
 // The world of the negotiation: the real Coordinators, Ledgers, PlanCaches and TreeChannels of some ranks that run a
 // training script, while messages are slow, ranks are stopped or killed, leave early, or submit what does not fit.
 //
-// A rank is two fibres: `script` submits operations and waits for them, `engine` does what Engine::take_turn does. What
-// moves tensors is only a meeting of the ranks of the process set.
+// A rank is two fibres: `script` submits operations and waits for them, `engine` does what Engine::take_turn does.
+// Moving tensors is only a meeting of the ranks of the process set.
 //
 // Rules. All ranks get the same plans in the same order. A plan without an error has parts that every rank of its set
 // has submitted, or contributes zeros to after a join. A value that travels beside the bits is the one of the pending
@@ -173,7 +173,7 @@ class Drawing {
     return request_of(OpKind::allreduce, name, {random_.chance(0.5) ? 4 : rows}, priority, process_set);
   }
 
-  // What this name means, the same in all steps but seldom: then it is announced anew.
+  // The operation of this name, the same in nearly all steps: after a change it is announced anew.
   RequestPtr request_under(const std::string& name, int process_set) {
     const std::string full = process_set ? name + " of set " + std::to_string(process_set) : name;
     RequestPtr& known = known_[full];
@@ -276,7 +276,7 @@ class Drawing {
 
 // ----------------------------------------------------------------------------------------------------- the transports
 
-// What the transports of all ranks share.
+// Shared by the transports of all ranks.
 struct Ether {
   Ether(Fibres& fibres, Random& random, const Draw& draw) : fibres(fibres), random(random), draw(draw) {}
 

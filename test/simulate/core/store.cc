@@ -9,7 +9,7 @@
 // Each push adds a power of four of its own to all elements of a key, so that a value says which pushes are in it, and
 // how often. Rules. No push is in a value twice, and none that was never made. A push that was acknowledged stays in
 // all values from then on, unless its server came back from a snapshot. A chunk is changed as a whole. In a round each
-// worker that was never lost has pushed once. What an expelled worker pushes later is in no value. Versions only grow.
+// worker that was never lost has pushed once. Later pushes of an expelled worker are in no value. Versions only grow.
 // An error has a cause, and names only processes that were disturbed. In the end every wait has ended.
 #include <algorithm>
 #include <array>
@@ -245,7 +245,7 @@ struct Push {
   bool has_failed = false;
 };
 
-// What a snapshot has of one part.
+// The content of a snapshot of one part.
 struct SavedPart {
   uint32_t store;
   Bytes description, chunks;
@@ -478,7 +478,7 @@ class World {
   }
 
   void disturb(int rank) { disturbed_.insert(name_of(*of_rank(rank))); }
-  // Who has the place that this rank had at the beginning.
+  // The process in the place that this rank had at the beginning.
   Process* of_rank(int rank) { return of_place(rank < draw_.workers, place_of_first(rank)); }
 
   void strike(const Fault& fault) {
@@ -570,7 +570,7 @@ class World {
     begin_keys(self);
     if (draw_.servers > 0 && self.number == 0 && !self.is_recovery) has_keys_ = true;
     run_script(self);
-    // Others do not wait for who has no more data.
+    // Others do not wait for a worker that has no more data.
     self.waits_for = "joining";
     client.join(0);
     self.waits_for.clear();
@@ -829,7 +829,7 @@ class World {
       }
   }
 
-  // What holds for each value, wherever it is seen.
+  // Checks what holds for each value, wherever it is seen.
   std::vector<int> checked_digits(const StoreKey& key, int server, double value) {
     const std::vector<int> digits = digits_of(value, slots_[key.id].size());
     if (digits.empty() && !slots_[key.id].empty()) {
@@ -922,7 +922,7 @@ class World {
     if (!waiting.empty()) story_.find("without an end: " + waiting);
   }
 
-  // What servers have in the end.
+  // The values of the servers in the end.
   void require_values() {
     for (const StoreKey& key : draw_.keys)
       for (const StoreKey::Piece& piece : key.pieces) {

@@ -45,7 +45,7 @@ struct Telling {
   std::set<size_t> left_out;  // faults that do not happen, by their number in Story::faults
 };
 
-// What became of a story.
+// The outcome of a story.
 struct Story {
   std::string finding;  // the first one; empty if all went well
   std::vector<std::string>

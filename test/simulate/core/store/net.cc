@@ -33,7 +33,7 @@ Net& Net::current() { return *the_net; }
 
 void Net::cut(int a, int b, double until) {
   cuts_.push_back({a, b, fibres_.now(), until, 0});
-  // What is sent meanwhile is acknowledged by nobody, so the kernel gives up.
+  // No host acknowledges data that is sent meanwhile, so the kernel gives up.
   if (until - fibres_.now() <= weather_.timeout_s) return;
   for (size_t i = 0; i < ends_.size(); ++i)
     if (cuts_.back().is_of(ends_[i].rank, end(ends_[i].peer).rank))

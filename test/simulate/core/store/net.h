@@ -41,7 +41,7 @@ class Net {
   bool is_cut(int a, int b) const;
   double delay(int a, int b);
 
-  // What the seams ask.
+  // The questions of the seams.
   void listen(int port, Poller& poller, Connector::Owner& owner);
   void stop_listening(int port);
   void dial(int port, int worker, double timeout_s, Poller& poller, std::function<void(Descriptor, int error)> done);

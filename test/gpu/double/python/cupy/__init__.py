@@ -1,4 +1,4 @@
-"""A stand-in for CuPy on the double of the CUDA driver: as much of CuPy as ringtrain, its examples and tests use.
+"""A stand-in for CuPy on the fake CUDA driver: as much of CuPy as ringtrain, its examples and tests use.
 
 Memory is the driver's; a kernel is a function of NumPy that a stream calls, so what does not wait for a stream sees
 that it is not done yet. Nothing here knows or allows what CuPy 14 does not, underscored names aside.

@@ -73,7 +73,7 @@ _destructors = {is_versioned: _forget(name) for is_versioned, name in _NAMES.ite
 
 
 def export(array, stream, is_versioned):
-    """A capsule, for who works in `stream`: None for the default stream, -1 for nobody who wants to wait."""
+    """A capsule, for work in `stream`: None for the default stream, -1 for nobody who wants to wait."""
     _let_wait(runtime.streamLegacy if stream is None else stream)
     managed = _Versioned(major=1) if is_versioned else _Managed()
     tensor = managed.tensor

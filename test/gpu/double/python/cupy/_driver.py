@@ -133,7 +133,7 @@ def _context(device):
 
 
 def enter_device():
-    """Have a context in the thread, before a call that works on a device."""
+    """Makes a context in the thread, before a call that works on a device."""
     if made(_handle, "cuCtxGetCurrent") is None:
         call("cuCtxSetCurrent", _context(0))
 

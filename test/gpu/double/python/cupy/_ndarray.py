@@ -280,7 +280,7 @@ ndarray.__abs__ = lambda self: compute(np.abs, self)
 
 
 def compute(function, *arguments, out=None, **keywords):
-    """Let the current stream apply a function of NumPy arrays; returns the array that the result will be in.
+    """Makes the current stream apply a function of NumPy arrays; returns the array that the result will be in.
 
     Which dtype and shape it will have the function itself says, asked with zeros at once.
     """
