@@ -7,18 +7,14 @@ params = hvd.broadcast_parameters(params, root_rank=0)
 optimizer = hvd.distribute(optax.adam(1e-3))
 
 ffi              what of the core XLA calls
-primitives       the operations as primitives
-lowering         ... inside a compiled program
-regions          ... and the order of its loops and conditions
-differentiation, batching
-                 ... under grad and under vmap
+primitives       the operations as primitives, under grad and under vmap
+lowering         ... inside a compiled program: their order, loops and conditions, the end of the job
 trees            pytrees as lists with names
 ops              the operations on pytrees
 optimizer        optimizers and gradients over all ranks
 parameters       the same parameters on every rank
 failures         exceptions out of compiled programs
 elastic          states that outlive ranks
-leaving          the end of the job while programs are under way
 """
 
 import inspect
@@ -38,7 +34,7 @@ from ringtrain.errors import (
     ShutDownError as ShutDownError,
     StalledError as StalledError,
 )
-from ringtrain.jax import batching, differentiation, elastic as elastic, ffi, leaving, lowering
+from ringtrain.jax import elastic as elastic, ffi, lowering, primitives
 from ringtrain.jax.failures import error_of as error_of, errors as errors
 from ringtrain.jax.ops import (
     allgather as allgather,
@@ -106,8 +102,7 @@ from ringtrain.process_sets import (
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 
-ffi.register()
-for _part in (lowering, differentiation, batching, leaving):
+for _part in (ffi, primitives, lowering):
     _part.register()
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports

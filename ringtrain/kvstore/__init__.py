@@ -37,11 +37,15 @@ import typing
 
 from ringtrain.kvstore.base import KVStoreBase as KVStoreBase
 from ringtrain.kvstore.by_name import create as create
-from ringtrain.kvstore.data import part as part, split_and_load as split_and_load, split_data as split_data
 from ringtrain.kvstore.servers.serve import run_server as run_server, serve_if_told as _serve_if_told
 from ringtrain.kvstore.sparse import RowSparse as RowSparse
 from ringtrain.kvstore.store import KVStore as KVStore, Pushes as Pushes
-from ringtrain.kvstore.trainer import Trainer as Trainer
+from ringtrain.kvstore.trainer import (
+    Trainer as Trainer,
+    part as part,
+    split_and_load as split_and_load,
+    split_data as split_data,
+)
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     # Every name above, but none of the modules that importing them has left here.

@@ -7,7 +7,7 @@ from typing import Any
 from ringtrain.job import session
 from ringtrain.kvstore.base import KVStoreBase
 from ringtrain.kvstore.collective import CollectiveStore
-from ringtrain.kvstore.kinds import KINDS
+from ringtrain.kvstore.entries import KINDS
 from ringtrain.kvstore.local import LocalStore
 from ringtrain.kvstore.served import ServedStore
 from ringtrain.kvstore.servers.membership import is_worker_by_environment, membership_by_environment, membership_of

@@ -19,9 +19,7 @@ from ringtrain.handles import Handle, OnGpu
 from ringtrain.job import session
 from ringtrain.kvstore import places
 from ringtrain.kvstore.agreement import require_same
-from ringtrain.kvstore.entries import Entry
-from ringtrain.kvstore.keys import Key
-from ringtrain.kvstore.kinds import Kind
+from ringtrain.kvstore.entries import Entry, Key, Kind
 from ringtrain.kvstore.store import KVStore
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.process_sets import ProcessSet

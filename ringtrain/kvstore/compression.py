@@ -10,7 +10,6 @@ import numpy as np
 import ringtrain._core as _core
 from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.kvstore.keys import Key
 
 _CASTS = {"fp16": "float16", "bf16": "bfloat16"}
 _QUANTIZERS = ("2bit", "1bit")
@@ -88,7 +87,7 @@ class GradientCompression(NamedTuple):
         adapter.assign_host(target, values)
 
 
-def require_compressible(key: Key, dtype_name: str) -> None:
+def require_compressible(key: int | str, dtype_name: str) -> None:
     """Raises ValueError unless it is float32."""
     if dtype_name != "float32":
         raise ValueError(f"key {key!r} is {dtype_name}, but gradient compression is for float32")

@@ -11,9 +11,7 @@ from ringtrain.handles import Pending
 from ringtrain.kvstore import places, snapshot, states
 from ringtrain.kvstore.base import KVStoreBase
 from ringtrain.kvstore.compression import GradientCompression, require_compressible
-from ringtrain.kvstore.entries import Entries, Entry
-from ringtrain.kvstore.keys import Key
-from ringtrain.kvstore.kinds import Kind
+from ringtrain.kvstore.entries import Entries, Entry, Key, Kind
 from ringtrain.kvstore.optimizers import Updater
 
 # A function of key, sum and stored value, which it changes.

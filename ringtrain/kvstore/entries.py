@@ -2,15 +2,106 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.handles import Handle
 from ringtrain.kvstore import places
 from ringtrain.kvstore.compression import Residuals
-from ringtrain.kvstore.keys import Key, grouped
+
+Key = int | str
+# The values of each key, in the order in which the keys came first.
+Groups = dict[Key, list[Any]]
+
+
+def grouped(call: str, key: Any, value: Any) -> Groups:
+    """What one call gives: a value or a list of them for a key, or for each of a list of keys.
+
+    Repeated keys have the values of all their places.
+
+    Raises:
+        TypeError: a key that is neither int nor str, or both in one list.
+        ValueError: another number of values than of keys, or a key without a value.
+    """
+    if isinstance(key, list | tuple):
+        if not isinstance(value, list | tuple) or len(value) != len(key):
+            given = f"{len(value)} values" if isinstance(value, list | tuple) else "one value"
+            raise ValueError(f"{call}: a list of {len(key)} keys takes a list of as many values, not {given}")
+        groups: Groups = {}
+        for one, of_one in zip(key, value, strict=True):
+            values = of_one if isinstance(of_one, list | tuple) else (of_one,)
+            groups.setdefault(_checked_key(call, one), []).extend(values)
+        _require_one_kind(call, groups)
+    else:
+        groups = {_checked_key(call, key): list(value) if isinstance(value, list | tuple) else [value]}
+    for one, values in groups.items():
+        if not values:
+            raise ValueError(f"{call}: key {one!r} comes without a value")
+    return groups
+
+
+def listed(call: str, key: Any) -> list[Key]:
+    """The keys of a call that has no values."""
+    keys = [_checked_key(call, one) for one in key] if isinstance(key, list | tuple) else [_checked_key(call, key)]
+    _require_one_kind(call, keys)
+    return keys
+
+
+def _checked_key(call: str, key: Any) -> Key:
+    if type(key) is str or type(key) is int:
+        return key
+    if isinstance(key, str):
+        return str(key)
+    if not isinstance(key, bool):
+        try:
+            return operator.index(key)
+        except TypeError:
+            pass
+    raise TypeError(f"{call}: a key is an int or a str, not {type(key).__name__} {key!r}")
+
+
+def _require_one_kind(call: str, keys: Any) -> None:
+    if len({type(one) for one in keys}) > 1:
+        raise TypeError(f"{call}: mixed key types: a store has int keys or str keys, not both")
+
+
+class Kind(NamedTuple):
+    """What the name of a type says."""
+
+    name: str
+    is_distributed: bool = False
+    on_device: bool = False  # sums are made, and values kept, where the arrays lie
+    can_update: bool = True
+    updates_by_default: bool = True  # what trainers do unless they are told
+    is_asynchronous: bool = False  # each push is an update of its own
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("local"),
+        Kind("local_update_cpu"),
+        Kind("local_allreduce_cpu", updates_by_default=False),
+        Kind("device", on_device=True),
+        Kind("local_allreduce_device", on_device=True),
+        Kind("nccl", on_device=True),
+        Kind("dist", is_distributed=True),
+        Kind("dist_sync", is_distributed=True),
+        Kind("dist_sync_device", is_distributed=True, on_device=True),
+        Kind("dist_device_sync", is_distributed=True, on_device=True),
+        Kind("dist_async", is_distributed=True, is_asynchronous=True),
+        Kind("dist_async_device", is_distributed=True, on_device=True, is_asynchronous=True),
+        Kind("dist_device_async", is_distributed=True, on_device=True, is_asynchronous=True),
+        Kind("horovod", is_distributed=True, on_device=True, can_update=False),
+        Kind("ringtrain", is_distributed=True, on_device=True, can_update=False),
+    )
+}
 
 
 class Entry:
@@ -101,3 +192,42 @@ def require_fitting(call: str, entry: Entry, array: Any) -> None:
     dtype = adapter_for(array).dtype_name(array)
     if dtype != entry.dtype_name and not (dtype == "float32" and entry.dtype_name in places.SIXTEEN_BITS):
         raise ValueError(f"{call}: key {entry.key!r} is {entry.dtype_name}, but the value is {dtype}; convert it")
+
+
+class Holder(Protocol):
+    """Who asks the servers for a key."""
+
+    def read_into(self, entry: ServedEntry, array: Any) -> None: ...
+
+    def write(self, entry: ServedEntry, array: Any) -> None: ...
+
+
+class ServedEntry(Entry):
+    """`replica` is None, or the value on this worker, where its updates are made here."""
+
+    __slots__ = ("dtype_of_numpy", "holder", "id", "num_update", "replica", "under_way", "version")
+
+    def __init__(self, holder: Holder, number: int, key: Key, like: Any, version: int) -> None:
+        super().__init__(key, like)
+        self.stored = None
+        self.holder = holder
+        self.id = number
+        self.version = version  # how often the directory has been told of a value
+        self.num_update = 0  # of a synchronous store: the rounds that this worker has pushed
+        self.dtype_of_numpy = numpy_adapter.cast(np.empty(0, np.float32), self.dtype_name).dtype
+        self.replica: Any = None
+        self.under_way: Any = None  # the latest push
+
+    def value(self) -> Any:
+        """A new array of NumPy, or the replica."""
+        if self.replica is not None:
+            return self.replica
+        array = np.empty(self.shape, self.dtype_of_numpy)
+        self.holder.read_into(self, array)
+        return array
+
+    def overwrite(self, array: Any) -> None:
+        here = np.ascontiguousarray(adapter_for(array).on_host(array), dtype=self.dtype_of_numpy)
+        self.holder.write(self, here)
+        if self.replica is not None:
+            places.copy_into(self.replica, here)

@@ -8,9 +8,7 @@ from typing import Any
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.handles import Handle
 from ringtrain.kvstore import places
-from ringtrain.kvstore.entries import Entry
-from ringtrain.kvstore.keys import Key
-from ringtrain.kvstore.kinds import Kind
+from ringtrain.kvstore.entries import Entry, Key, Kind
 from ringtrain.kvstore.store import KVStore
 
 

@@ -2,33 +2,169 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import ringtrain._core as _core
 from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.handles import Pending
+from ringtrain.errors import PeerLostError, StalledError
+from ringtrain.handles import Pending, report_failure
 from ringtrain.kvstore import places
+from ringtrain.kvstore.agreement import require_same
 from ringtrain.kvstore.engine import Function, Groups
-from ringtrain.kvstore.entries import Entry
-from ringtrain.kvstore.keys import Key
-from ringtrain.kvstore.kinds import Kind
-from ringtrain.kvstore.optimizers import BuiltInUpdater, Updater
+from ringtrain.kvstore.entries import Entry, Key, Kind, ServedEntry
+from ringtrain.kvstore.optimizers import BuiltInUpdater, SentUpdater, ServedUpdater, Updater
 from ringtrain.kvstore.recipes import Recipe
-from ringtrain.kvstore.sent_updates import SentUpdater
-from ringtrain.kvstore.served_entry import ServedEntry
-from ringtrain.kvstore.served_updates import ServedUpdater
 from ringtrain.kvstore.servers.keys import KeyTable
-from ringtrain.kvstore.servers.membership import Membership
+from ringtrain.kvstore.servers.membership import Counts, Membership
 from ringtrain.kvstore.servers.python_updates import COMMAND, words_of_change, words_of_updater
 from ringtrain.kvstore.sparse import Array, RowSparse, sum_of as sparse_sum
-from ringtrain.kvstore.store_of_job import StoreOfJob
-from ringtrain.kvstore.under_way import Limits, UnderWay
+from ringtrain.kvstore.store import KVStore
+from ringtrain.record.logger import logger
+
+_LOOK_S = 0.2
+
+
+class Limits(NamedTuple):
+    """For how long somebody waits before a warning, and before an error; 0 is for ever."""
+
+    warning_s: float
+    shutdown_s: float
+
+
+class UnderWay:
+    """A request to servers, which reads or writes `arrays` until it is over."""
+
+    __slots__ = ("_arrays", "_core", "_counts", "_limits")
+
+    def __init__(self, core: _core.StoreHandle, arrays: Any, limits: Limits, counts: Counts) -> None:
+        self._core = core
+        self._arrays = arrays
+        self._limits = limits
+        self._counts = counts
+
+    def poll(self) -> bool:
+        """Whether the arrays may be changed."""
+        return self._core.wait(0.0)
+
+    def wait(self) -> None:
+        """Wait until the arrays may be changed. Ctrl-C interrupts it. Raises RingtrainError where it has failed."""
+        began_s = time.monotonic()
+        try:
+            if not self._core.wait(_LOOK_S):
+                self._wait_long()
+        except BaseException as error:
+            report_failure(error)
+            raise
+        finally:
+            self._counts.waiting_s += time.monotonic() - began_s
+        self._arrays = None
+
+    def is_over(self) -> bool:
+        """Whether nobody needs the arrays any more."""
+        return self._core.is_memory_free()
+
+    def _wait_long(self) -> None:
+        """Come back to Python now and then, which looks for signals."""
+        began_s = time.monotonic()
+        warn_s = began_s + self._limits.warning_s
+        while not self._core.wait(_LOOK_S):
+            waited_s = time.monotonic() - began_s
+            if time.monotonic() > warn_s:
+                logger.warning(f"a store has waited {waited_s:.0f} s: {self._core.missing()}")
+                warn_s = float("inf")
+            if 0 < self._limits.shutdown_s < waited_s:
+                missing = self._core.missing()
+                raise StalledError(f"a store has waited {waited_s:.1f} s (stall_shutdown_time_s): {missing}")
+
+
+# Of send_command_to_servers: smaller numbers are MXNet's own.
+_FIRST_COMMAND = 16
+
+
+class StoreOfJob(KVStore):
+    """The part of a `ServedStore` that has no values."""
+
+    def __init__(self, kind: Kind, job: Membership) -> None:
+        super().__init__(kind)
+        self._job = job
+        self._number = job.stores
+        job.stores += 1
+
+    @property
+    def rank(self) -> int:
+        return self._job.number
+
+    @property
+    def num_workers(self) -> int:
+        return self._job.workers
+
+    @property
+    def local_rank(self) -> int:
+        return self._job.on_this_host().index(self._job.number)
+
+    @property
+    def num_local_workers(self) -> int:
+        return len(self._job.on_this_host())
+
+    @property
+    def is_recovery(self) -> bool:
+        return self._job.is_recovery
+
+    def get_num_dead_node(self, node_id: int = 7, timeout: int = 60) -> int:
+        """How many processes the scheduler has not heard of for so long, or knows to be dead.
+
+        Args:
+            node_id: the sum of 1 for the scheduler, 2 for the servers and 4 for the workers.
+            timeout: in seconds.
+        """
+        try:
+            return self._job.seat.count_dead(node_id & 6, float(timeout))
+        except PeerLostError:
+            return node_id & 1
+
+    def barrier(self) -> None:
+        self._require_usable()
+        self._job.say_unless_missed("barrier")
+
+    def set_barrier_before_exit(self, barrier_before_exit: bool = True) -> None:
+        """Whether this worker waits for the others at its end, for kv_timeout_s at most. With servers in the workers it
+        always does, since they need this one.
+        """
+        self._job.waits_before_exit = barrier_before_exit
+
+    def send_command_to_servers(self, head: int, body: str) -> None:
+        """Have the controllers of all servers called with it, and wait until they are done.
+
+        Raises:
+            ValueError: a number that is one of MXNet's own, or servers in the workers, which have no controller.
+            RemoteError: a controller has failed; with its traceback.
+        """
+        self._require_usable()
+        if head < _FIRST_COMMAND:
+            raise ValueError(f"send_command_to_servers: {head} is one of MXNet's own; take {_FIRST_COMMAND} or more")
+        if not self._job.has_servers_of_their_own():
+            raise ValueError(
+                "send_command_to_servers: the servers are threads of the workers; start servers of their own "
+                "(DMLC_NUM_SERVER) with kvstore.run_server(controller)"
+            )
+        self._job.command(head, str(body))
+
+    def _require_usable(self) -> None:
+        self._job.require_usable()
+
+    def _require_same(self, call: str, given: dict[str, Any]) -> None:
+        require_same(call, self._job.say_unless_missed(self._label(call), given))
+
+    def _label(self, call: str) -> str:
+        return f"{call} of store {self._number}"
+
 
 _NO_RATES = (0.0, 0.0)
 

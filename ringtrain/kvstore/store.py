@@ -14,8 +14,7 @@ from ringtrain.kvstore import places, states
 from ringtrain.kvstore.base import KVStoreBase
 from ringtrain.kvstore.compression import GradientCompression, require_compressible
 from ringtrain.kvstore.engine import Engine
-from ringtrain.kvstore.entries import Entry, require_fitting
-from ringtrain.kvstore.keys import Key, grouped, listed
+from ringtrain.kvstore.entries import Entry, Key, grouped, listed, require_fitting
 from ringtrain.kvstore.optimizers import updater_for
 from ringtrain.kvstore.sparse import (
     Array,

@@ -7,11 +7,8 @@ trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 
 library     the MXNet that is there
 engine      operations that MXNet's engine begins
 operations  these, with Horovod's arguments
-gradients   what both of the next two do with a step's gradients; sparse: rows of them
-optimizer, trainer
-            for Module, and for Gluon
-parameters, state
-            what is the same on all ranks from the start
+trainer     averages of a step's gradients, for Module and for Gluon
+parameters  the same parameters, optimizer state and objects on all ranks
 stores      for MXNet's Trainer, Module and mx.kv
 """
 
@@ -72,15 +69,17 @@ from ringtrain.mxnet.operations import (
     reducescatter as reducescatter,
     synchronize as synchronize,
 )
-from ringtrain.mxnet.optimizer import DistributedOptimizer as DistributedOptimizer
-from ringtrain.mxnet.parameters import broadcast_parameters as broadcast_parameters
-from ringtrain.mxnet.state import (
+from ringtrain.mxnet.parameters import (
     allgather_object as allgather_object,
     broadcast_object as broadcast_object,
     broadcast_optimizer_state as broadcast_optimizer_state,
+    broadcast_parameters as broadcast_parameters,
 )
 from ringtrain.mxnet.stores import replace_kvstore as replace_kvstore
-from ringtrain.mxnet.trainer import DistributedTrainer as DistributedTrainer
+from ringtrain.mxnet.trainer import (
+    DistributedOptimizer as DistributedOptimizer,
+    DistributedTrainer as DistributedTrainer,
+)
 from ringtrain.ops import (
     Adasum as Adasum,
     Average as Average,

@@ -21,8 +21,7 @@ from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.mxnet import memory_of
 from ringtrain.engine.submission import Reduction
 from ringtrain.job import session
-from ringtrain.kvstore.keys import grouped
-from ringtrain.kvstore.kinds import KINDS
+from ringtrain.kvstore.entries import KINDS, grouped
 from ringtrain.mxnet.engine import push, require_dense, takes
 from ringtrain.mxnet.library import raises_mxnet_errors
 from ringtrain.mxnet.operations import broadcast_

@@ -1,25 +1,258 @@
-"""`DistributedTrainer`: gluon's Trainer, which averages the gradients over the ranks before its update.
+"""`DistributedOptimizer` for Module and `DistributedTrainer` for Gluon: they average gradients before the update.
 
-Mirrors `horovod.mxnet.DistributedTrainer` (horovod/mxnet/__init__.py).
+Mirrors both of horovod.mxnet (horovod/mxnet/__init__.py).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import mxnet
+import numpy as np
 
 from ringtrain import ops
-from ringtrain.compression import AnyCompressor, Compression
+from ringtrain._core import OpKind
+from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
 from ringtrain.errors import NonFiniteError
 from ringtrain.failure.call_sites import warn
+from ringtrain.handles import synchronize
 from ringtrain.job import session
-from ringtrain.mxnet.engine import raise_failure
-from ringtrain.mxnet.gradients import Averaging, Gradient
-from ringtrain.mxnet.optimizer import DistributedOptimizer
+from ringtrain.mxnet.engine import averaging, push, raise_failure, takes
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.timeline import recording
+from ringtrain.training.optimizer import split_evenly
 from ringtrain.training.replicas import check_replicas
+
+
+class Gradient(NamedTuple):
+    """`array` is on this rank, and becomes the average."""
+
+    name: str
+    array: Any
+    priority: int
+
+
+class Averaging:
+    """How the gradients of one optimizer become averages over the ranks, in place.
+
+    Args:
+        gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it.
+        num_groups: reduce in that many groups, each all at once; 0 leaves that to the core.
+        compression: how gradients travel, such as Compression.fp16.
+        sparse_as_dense: reduce row_sparse gradients as dense ones.
+        process_set: the ranks that take part; the others keep their own gradients.
+
+    Raises:
+        ValueError: a factor that is not positive, or a negative number of groups.
+    """
+
+    def __init__(
+        self,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        compression: AnyCompressor = Compression.none,
+        sparse_as_dense: bool = False,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if num_groups < 0:
+            raise ValueError(f"num_groups must not be negative, but is {num_groups}")
+        self._reduction = averaging(gradient_predivide_factor)
+        self._num_groups = num_groups
+        self._compression = compression
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+
+    def average(self, gradients: Sequence[Gradient]) -> None:
+        """Begin it for all of a step; whoever reads a gradient waits.
+
+        Raises RingtrainError where the engine has ended, as when another rank is lost.
+        """
+        raise_failure()
+        if not self._process_set.included() or self._process_set.size() == 1:
+            return
+        dense = [one for one in gradients if one.array.stype == "default"]
+        rows = [one for one in gradients if one.array.stype != "default"]
+        if isinstance(self._compression, QuantizingCompressor) or not takes([one.array for one in dense]):
+            self._wait_for_all(dense)
+        elif self._num_groups:
+            for group in _groups_of(dense, self._num_groups):
+                self._push(f"{group[0].name}:{group[-1].name}", group)
+        else:
+            for one in dense:
+                self._push(one.name, [one])
+        for one in rows:
+            self._average_rows(one)
+
+    def _push(self, name: str, group: Sequence[Gradient]) -> None:
+        sent = [self._compression.compress(one.array) for one in group]
+        priority = max(one.priority for one in group)
+        arrays = [array for array, _ in sent]
+        push(OpKind.ALLREDUCE, (), arrays, name, self._process_set, priority, self._reduction)
+        for one, (array, context) in zip(group, sent, strict=True):
+            if array is not one.array:
+                self._compression.decompress(array, context).copyto(one.array)
+
+    def _wait_for_all(self, gradients: Sequence[Gradient]) -> None:
+        how = self._reduction
+        handles = [
+            ops.allreduce_async_(
+                *(one.array, None, one.name, how.op, how.prescale, how.postscale, self._process_set),
+                compression=self._compression,
+                priority=one.priority,
+            )
+            for one in gradients
+        ]
+        for handle in handles:
+            synchronize(handle)
+
+    def _average_rows(self, one: Gradient) -> None:
+        if not self._sparse_as_dense:
+            average_rows(one.array, one.name, self._process_set)
+            return
+        dense = one.array.tostype("default")
+        self._push(one.name, [one._replace(array=dense)])
+        dense.tostype(one.array.stype).copyto(one.array)
+
+
+def _groups_of(gradients: Sequence[Gradient], count: int) -> Iterator[list[Gradient]]:
+    """As many as are wanted, with one dtype each, so that what is alike is joined."""
+    for part in split_evenly(gradients, count):
+        by_dtype: dict[Any, list[Gradient]] = {}
+        for one in part:
+            by_dtype.setdefault(one.array.dtype, []).append(one)
+        yield from by_dtype.values()
+
+
+def average_rows(gradient: Any, name: str, process_set: ProcessSet) -> None:
+    """Make a row_sparse gradient that of all ranks: each row that some rank has is the average over all of them.
+
+    Waits for the gradient, and for the other ranks. All of them get the same bits.
+    """
+    numbers = gradient.indices.asnumpy().astype(np.int64)
+    rows = gradient.data.asnumpy()
+    if not numbers.size:  # MXNet says that these have no dimensions
+        rows = np.zeros((0, *gradient.shape[1:]), gradient.dtype)
+    of_all = ops.allgather(numbers, f"{name}.indices", process_set)
+    rows_of_all = ops.allgather(np.ascontiguousarray(rows), f"{name}.rows", process_set)
+    merged = np.unique(of_all)
+    total = np.zeros((merged.size, *gradient.shape[1:]), np.float64 if gradient.dtype == np.float64 else np.float32)
+    np.add.at(total, np.searchsorted(merged, of_all), rows_of_all)
+    total /= process_set.size() or 1
+    if merged.size:
+        average = mxnet.nd.sparse.row_sparse_array(
+            (total.astype(gradient.dtype), merged), shape=gradient.shape, dtype=gradient.dtype, ctx=gradient.context
+        )
+    else:
+        average = mxnet.nd.sparse.zeros("row_sparse", gradient.shape, ctx=gradient.context, dtype=gradient.dtype)
+    average.copyto(gradient)
+
+
+_OWN = ("_optimizer", "_arguments", "_averaging")
+
+
+class DistributedOptimizer(mxnet.optimizer.Optimizer):  # type: ignore[misc]
+    """The optimizer, averaging gradients over the ranks: for Module, and for gluon.Trainer with kvstore=None.
+
+    Its attributes are those of the optimizer, also where they are set. Gradients become averages in the core, so what
+    divides by the batch is the batch of this rank.
+
+    Args:
+        optimizer: any of mxnet.optimizer.
+        gradient_predivide_factor: f divides by f before the sum and multiplies by f / size after it.
+        num_groups: of optimizers that update several weights together: reduce them in that many groups.
+        process_set: the ranks that take part; the others update with their own gradients.
+
+    Raises:
+        ValueError: a factor that is not positive, or a negative number of groups.
+        TypeError: no optimizer of MXNet.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if not isinstance(optimizer, mxnet.optimizer.Optimizer):
+            raise TypeError(f"{type(optimizer).__qualname__} is no mxnet.optimizer.Optimizer")
+        self._optimizer = optimizer
+        self._arguments = (gradient_predivide_factor, num_groups, process_set)
+        self._averaging = Averaging(gradient_predivide_factor, num_groups, process_set=process_set)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._optimizer, name, value)
+
+    def __reduce__(self) -> Any:
+        return DistributedOptimizer, (self._optimizer, *self._arguments)
+
+    # What the base class has is found before __getattr__ is asked.
+
+    @property
+    def learning_rate(self) -> Any:
+        return self._optimizer.learning_rate
+
+    def create_state(self, index: Any, weight: Any) -> Any:
+        return self._optimizer.create_state(index, weight)
+
+    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
+        return self._optimizer.create_state_multi_precision(index, weight)
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._average(index, grad)
+        self._optimizer.update(index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._average(index, grad)
+        self._optimizer.update_multi_precision(index, weight, grad, state)
+
+    def _average(self, index: Any, grad: Any) -> None:
+        indices, grads = (index, grad) if isinstance(index, (tuple, list)) else ([index], [grad])
+        self._averaging.average(
+            [
+                Gradient(str(one), array, -one if isinstance(one, int) else 0)
+                for one, array in zip(indices, grads, strict=True)
+            ]
+        )
+
+    def set_learning_rate(self, lr: float) -> None:
+        self._optimizer.set_learning_rate(lr)
+
+    def set_lr_mult(self, args_lr_mult: Any) -> None:
+        self._optimizer.set_lr_mult(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Any) -> None:
+        self._optimizer.set_wd_mult(args_wd_mult)
+
+    def set_lr_scale(self, args_lrscale: Any) -> None:
+        self._optimizer.set_lr_scale(args_lrscale)
+
+    def _set_current_context(self, device_id: int) -> None:
+        self._optimizer._set_current_context(device_id)
+
+    def _update_count(self, index: Any) -> None:
+        self._optimizer._update_count(index)
+
+    def _get_lrs(self, indices: Any) -> Any:
+        return self._optimizer._get_lrs(indices)
+
+    def _get_lr(self, index: Any) -> Any:
+        return self._optimizer._get_lr(index)
+
+    def _get_wds(self, indices: Any) -> Any:
+        return self._optimizer._get_wds(indices)
+
+    def _get_wd(self, index: Any) -> Any:
+        return self._optimizer._get_wd(index)
 
 
 class _Generation:

@@ -10,7 +10,7 @@ import pytest
 from harness.rooms import TEST_FOLDER
 
 from ringtrain import _core
-from ringtrain.kvstore import formulas, recipes, states
+from ringtrain.kvstore import recipes, states
 from ringtrain.kvstore.optimizers import updater_for
 from ringtrain.optim import SGD, Adam, AdamW
 
@@ -353,10 +353,10 @@ def test_updates_are_those_of_mxnet(case):
 
 def updated_by_formula(recipe, start, gradients):
     """As on a GPU, where the kernels of the core do not reach."""
-    formula, weight = formulas.formula_of(recipe), start.copy()
+    formula, weight = recipes.formula_of(recipe), start.copy()
     remembered = [np.zeros_like(weight) for _ in formula.state_names]
     for number, gradient in enumerate(gradients, start=1):
-        formula.update(weight, gradient, remembered, formulas.Rates(number, recipe.lr, recipe.wd))
+        formula.update(weight, gradient, remembered, recipes.Rates(number, recipe.lr, recipe.wd))
     return weight
 
 
@@ -364,7 +364,7 @@ def updated_by_formula(recipe, start, gradients):
 def test_the_formulas_for_gpus_are_those_of_mxnet(case):
     """They are made of whole steps, and round in other places."""
     recipe = recipes.from_name(case["name"], case["numbers"])
-    assert formulas.formula_of(recipe).state_names == tuple(_core.UpdateRule(*rule_of(recipe)).state_names)
+    assert recipes.formula_of(recipe).state_names == tuple(_core.UpdateRule(*rule_of(recipe)).state_names)
     gradients = [np.array(gradient, np.float32) for gradient in MXNET["gradients"]]
     weight = updated_by_formula(recipe, np.array(MXNET["start"], np.float32), gradients)
     np.testing.assert_allclose(weight, case["after"][-1], rtol=1e-3 if case["dtype"] == "float16" else 5e-7, atol=5e-7)
@@ -372,10 +372,10 @@ def test_the_formulas_for_gpus_are_those_of_mxnet(case):
 
 def updated_tensor(recipe):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    formula, weight = formulas.formula_of(recipe), torch.from_numpy(START.copy())
+    formula, weight = recipes.formula_of(recipe), torch.from_numpy(START.copy())
     remembered = [torch.zeros_like(weight) for _ in formula.state_names]
     for number, gradient in enumerate(GRADIENTS, start=1):
-        rates = formulas.Rates(number, recipe.lr, recipe.wd)
+        rates = recipes.Rates(number, recipe.lr, recipe.wd)
         formula.update(weight, torch.from_numpy(gradient), remembered, rates)
     return weight.numpy()
 
@@ -395,7 +395,7 @@ def test_the_formulas_for_gpus_that_are_ringtrains_take_tensors(optimizer):
 @pytest.mark.parametrize("optimizer", OF_OPTIM, ids=IDS)
 def test_the_formulas_for_gpus_are_those_of_ringtrain(optimizer):
     recipe = recipes.from_optim(optimizer)
-    assert formulas.formula_of(recipe).state_names == tuple(_core.UpdateRule(*rule_of(recipe)).state_names)
+    assert recipes.formula_of(recipe).state_names == tuple(_core.UpdateRule(*rule_of(recipe)).state_names)
     weight = updated_by_formula(recipe, START, GRADIENTS)
     assert np.array_equal(weight, updated(updater_for(fresh(optimizer)), START.copy()))
 

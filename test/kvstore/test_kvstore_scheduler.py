@@ -10,7 +10,7 @@ import pytest
 from kvstore_jobs import SOON_OVER, job
 
 from ringtrain.kvstore.servers import roles
-from ringtrain.kvstore.servers.placement import Placement
+from ringtrain.kvstore.servers.keys import Placement
 
 # A worker or server that has a place and nothing else.
 SEAT = """

@@ -6,18 +6,19 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import ringtrain._core as _core
 from ringtrain.job.interfaces import addresses_of
 from ringtrain.job.rendezvous.listener import listen
 from ringtrain.job.rendezvous.member import Place
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.sockets import Listeners
+from ringtrain.job.world import node_name
 from ringtrain.kvstore.servers.roles import WORKER, Role
 from ringtrain.kvstore.servers.roster import Limits
-from ringtrain.kvstore.servers.scheduler import Scheduler
+from ringtrain.kvstore.servers.scheduler import Scheduler, say
 from ringtrain.kvstore.servers.seat import Seat, World
-from ringtrain.kvstore.servers.verbose import say
 from ringtrain.record import metrics
 
 KEEP_VARIABLE = "RINGTRAIN_KV_KEEP"
@@ -123,3 +124,46 @@ def name_what_is_needless(verbose: int, environ: Mapping[str, str] = os.environ)
     for name, reason in _NEEDLESS.items():
         if name in environ:
             say(verbose, os.path.basename(sys.argv[0]) or "python", f"{name} is not needed: {reason}")
+
+
+# Where nobody has chosen: more threads than cores only wait for each other.
+_MOST_THREADS = 2
+
+
+def make_server(arrival: Arrival, world: World) -> _core.StoreServer:
+    """Owns the listeners of the arrival from here on."""
+    settings = arrival.settings
+    return _core.StoreServer(
+        number=arrival.number,
+        capacity=world.capacity,
+        listeners=arrival.listeners,
+        threads=int(float(settings["kv_threads"])) or min(_MOST_THREADS, len(os.sched_getaffinity(0))),
+        **_of_both(arrival, world),
+    )
+
+
+def make_client(arrival: Arrival, world: World) -> _core.StoreClient:
+    """Dials all servers; `meet()` of it waits for them, and raises PeerLostError where one of them is not there."""
+    return _core.StoreClient(
+        worker=arrival.number,
+        term=world.terms[arrival.number],
+        workers=world.workers,
+        capacity=world.capacity,
+        servers=world.servers,
+        resend_s=float(arrival.settings["kv_resend_ms"]) / 1000,
+        return_s=float(arrival.settings["kv_rejoin_s"]),
+        outbox_mb=float(arrival.settings["kv_outbox_mb"]),
+        **_of_both(arrival, world),
+    )
+
+
+def _of_both(arrival: Arrival, world: World) -> dict[str, Any]:
+    settings = arrival.settings
+    return {
+        "secret": arrival.secret,
+        "token": world.token,
+        "node": node_name() if settings["shared_memory"] == "auto" else "",
+        "timeout_s": float(settings["kv_timeout_s"]),
+        "drop_percent": float(settings["kv_drop_percent"]),
+        "verbose": int(float(settings["kv_verbose"])),
+    }

@@ -7,7 +7,8 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import ringtrain._core as _core
@@ -20,27 +21,54 @@ from ringtrain.kvstore.servers import roles
 from ringtrain.kvstore.servers.arrival import (
     Arrival,
     arrive,
+    make_client,
     make_scheduler,
+    make_server,
     name_what_is_needless,
     numbers_of,
     require_times,
     secret_of,
     serve_metrics,
 )
-from ringtrain.kvstore.servers.core import make_client, make_server
-from ringtrain.kvstore.servers.counts import Counts
-from ringtrain.kvstore.servers.directory import MEMORY
 from ringtrain.kvstore.servers.ranks import has_plan, take_plan
 from ringtrain.kvstore.servers.roles import SERVER, WORKER, Role
+from ringtrain.kvstore.servers.roster import MEMORY
 from ringtrain.kvstore.servers.scheduler import Scheduler
 from ringtrain.kvstore.servers.seat import Notice
-from ringtrain.kvstore.servers.serve import NO_AUTOSERVE_VARIABLE, take_worker
-from ringtrain.kvstore.servers.snapshots import KEPT, memory_entry, memory_name
+from ringtrain.kvstore.servers.serve import KEPT, NO_AUTOSERVE_VARIABLE, memory_entry, memory_name, take_worker
 from ringtrain.objects import broadcast_object
 from ringtrain.options import table
 from ringtrain.process_sets import ProcessSet
 from ringtrain.record import metrics
 from ringtrain.record.logger import logger
+
+
+@dataclass
+class Counts:
+    """Of all stores of a worker."""
+
+    pushes: int = 0  # values
+    push_bytes: int = 0
+    pulls: int = 0
+    pull_bytes: int = 0
+    waiting_s: float = 0.0
+
+    def pushed(self, arrays: Iterable[Any]) -> None:
+        """They are on their way."""
+        for array in arrays:
+            self.pushes += 1
+            self.push_bytes += array.nbytes
+
+    def pulled(self, arrays: Iterable[Any]) -> None:
+        """They are asked for."""
+        for array in arrays:
+            self.pulls += 1
+            self.pull_bytes += array.nbytes
+
+    def with_traffic(self, traffic: dict[str, float]) -> dict[str, float]:
+        """All that there is to tell."""
+        return {**asdict(self), **traffic}
+
 
 _DAY_S = 86400.0
 _LOOPBACK = "127.0.0.1"

@@ -23,16 +23,260 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ringtrain.kvstore.servers.directory import Directory
-from ringtrain.kvstore.servers.places import Place, Process, in_words
+from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.kvstore.servers.roles import SERVER, WORKER
-from ringtrain.kvstore.servers.rounds import Failure, Rounds
 
 Message = dict[str, Any]
+# Told of the round before the end of a worker, in which all may be missing.
+END = "end"
+
+
+class Failure(NamedTuple):
+    """A worker that says nothing any more."""
+
+    is_done: bool  # it has ended well
+    name: str
+    text: str
+
+
+@dataclass
+class _Said:
+    value: Any
+    member: int
+    id: int
+    began_s: float
+    end_s: float
+
+
+@dataclass
+class _Round:
+    said: dict[int, _Said] = field(default_factory=dict)
+
+
+class Rounds:
+    """Rounds of workers: each says something, and all hear what all have said. A label has one open round at a time."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Round] = {}
+
+    def say(self, message: Message, number: int, member: int, now_s: float) -> list[tuple[int, Message]]:
+        """The answer to who only joins a round that others wait in, if nobody does."""
+        label = str(message["label"])
+        if message["joins_only"] and label not in self._open:
+            return [(member, {"kind": "answer", "id": message["id"], "value": {str(number): message["value"]}})]
+        patience_s = float(message["patience_s"]) or float("inf")
+        said = _Said(message["value"], member, message["id"], now_s, now_s + patience_s)
+        self._open.setdefault(label, _Round()).said[number] = said
+        return []
+
+    def close(
+        self, workers: Mapping[int, Any], gone: Mapping[int, Failure], is_elastic: bool
+    ) -> list[tuple[int, Message]]:
+        """The answers of rounds in which all workers have spoken, and the failures of those in which one never will."""
+        answers = []
+        ending = self._open[END].said if END in self._open else {}
+        for label, of_label in list(self._open.items()):
+            said = of_label.said
+            for number in [number for number in said if number in gone]:
+                del said[number]  # of one that has died since
+            missed: dict[int, Failure] = {}
+            awaited = set(workers)
+            if label != END:
+                awaited -= ending.keys()
+                missed = {**gone, **{number: Failure(True, f"worker {number}", "") for number in ending}}
+            if missed and not is_elastic:
+                answers += [
+                    (one.member, _failure_of_round(one.id, "PeerLostError", _why(label, missed)))
+                    for one in said.values()
+                ]
+            elif awaited <= said.keys():
+                values = {str(number): said[number].value for number in sorted(said)}
+                answers += [(one.member, {"kind": "answer", "id": one.id, "value": values}) for one in said.values()]
+            else:
+                continue
+            del self._open[label]
+        return answers
+
+    def overdue(self, now_s: float, workers: Mapping[int, Any]) -> list[tuple[int, Message]]:
+        failures = []
+        for label, of_label in self._open.items():
+            for number, one in list(of_label.said.items()):
+                if one.end_s < now_s:
+                    missing = list_of_ranks([other for other in workers if other not in of_label.said])
+                    text = f"{label}: {missing.replace('rank', 'worker')} did not come in {now_s - one.began_s:.1f} s"
+                    failures.append((one.member, _failure_of_round(one.id, "StalledError", text)))
+                    del of_label.said[number]
+        self._open = {label: one for label, one in self._open.items() if one.said}
+        return failures
+
+
+def _why(label: str, missed: Mapping[int, Failure]) -> str:
+    one = missed[min(missed)]
+    how = "has ended, so it does not come" if one.is_done else f"has died: {one.text}"
+    return f"{label}: {one.name} {how}"
+
+
+def _failure_of_round(number: int, error: str, text: str) -> Message:
+    return {"kind": "error", "id": number, "error": error, "text": text}
+
+
+# Names of keys begin so.
+KEY = "key/"
+# In the place of a store: where workers have memory that they share with servers. Every worker tells of its own.
+MEMORY = -1
+
+
+@dataclass
+class _Wait:
+    member: int
+    message: Message
+    began_s: float
+    end_s: float
+
+
+@dataclass
+class _Store:
+    entries: dict[str, Any] = field(default_factory=dict)
+    waits: list[_Wait] = field(default_factory=list)
+
+
+class Directory:
+    """What worker 0 has told of the keys of each store, by store and name, and the workers that wait to hear of them.
+
+    An entry has a version, from 1 on.
+    """
+
+    def __init__(self) -> None:
+        self._stores: dict[int, _Store] = {}
+        self._lost = ""  # why nobody publishes any more
+
+    def publish(self, store: int, entries: dict[str, Any]) -> list[tuple[int, Message]]:
+        """New entries, or later versions. Returns the answers to who has waited for them."""
+        if store != MEMORY:
+            self._lost = ""
+        of_store = self._store(store)
+        of_store.entries |= entries
+        return self._answers(of_store)
+
+    def find(self, member: int, message: Message, now_s: float) -> list[tuple[int, Message]]:
+        """`versions` is, by name, the least version that is wanted; 0 is an entry or None."""
+        of_store = self._store(message["store"])
+        patience_s = float(message["patience_s"]) or float("inf")
+        of_store.waits.append(_Wait(member, message, now_s, now_s + patience_s))
+        answers = self._answers(of_store)
+        return answers if answers or not self._lost else self.lose(Place("worker", 0), self._lost)
+
+    def lose(self, _who: Place, text: str) -> list[tuple[int, Message]]:
+        """Who publishes is lost."""
+        self._lost = text
+        failures = []
+        for of_store in self._stores.values():
+            for wait in of_store.waits:
+                key = ", ".join(_names_of_keys(self._missing(of_store, wait)))
+                whole = f'{text}; nobody else gives key "{key}" a value'
+                failures.append((wait.member, _failure_of_wait(wait, "PeerLostError", whole)))
+            of_store.waits.clear()
+        return failures
+
+    def overdue(self, now_s: float) -> list[tuple[int, Message]]:
+        failures = []
+        for of_store in self._stores.values():
+            for wait in [one for one in of_store.waits if one.end_s < now_s]:
+                of_store.waits.remove(wait)
+                names = ", ".join(_names_of_keys(self._missing(of_store, wait)))
+                text = (
+                    f'key "{names}" has no value after {now_s - wait.began_s:.1f} s '
+                    "(stall_shutdown_time_s): worker 0, whose value counts, has not called init or broadcast with it"
+                )
+                failures.append((wait.member, _failure_of_wait(wait, "StalledError", text)))
+        return failures
+
+    def _store(self, number: int) -> _Store:
+        return self._stores.setdefault(int(number), _Store())
+
+    def _answers(self, of_store: _Store) -> list[tuple[int, Message]]:
+        done = [wait for wait in of_store.waits if not self._missing(of_store, wait)]
+        of_store.waits = [wait for wait in of_store.waits if wait not in done]
+        return [(wait.member, self._answer(of_store, wait)) for wait in done]
+
+    def _missing(self, of_store: _Store, wait: _Wait) -> list[str]:
+        versions: dict[str, int] = wait.message["versions"]
+        known = of_store.entries
+        return [name for name, version in versions.items() if known.get(name, {"version": 0})["version"] < version]
+
+    def _answer(self, of_store: _Store, wait: _Wait) -> Message:
+        entries = {name: of_store.entries.get(name) for name in wait.message["versions"]}
+        return {"kind": "answer", "id": wait.message["id"], "value": entries}
+
+
+def _names_of_keys(names: list[str]) -> list[str]:
+    return [name.removeprefix(KEY) for name in names]
+
+
+def _failure_of_wait(wait: _Wait, error: str, text: str) -> Message:
+    return {"kind": "error", "id": wait.message["id"], "error": error, "text": text}
+
+
+class Place(NamedTuple):
+    role: str
+    number: int
+
+
+@dataclass
+class Process:
+    """`member` is its connection."""
+
+    member: int
+    host: str
+    pid: int
+    attempt: int
+    addresses: list[list[Any]]  # host and port of its server, several with several interfaces; none: it has no server
+    waits_until_s: float  # for the others to come
+    heartbeat_s: float
+    came_s: float
+    heard_s: float
+    term: int = 0  # how many processes had the place before
+    is_recovery: bool = False
+    is_done: bool = False
+    lost_s: float | None = None
+    text: str = ""  # of what it was lost
+    snapshot_age_s: float | None = None  # of a server that goes on from one: how old that was
+    is_announced: bool = False  # whether the others know that it is lost
+
+    @staticmethod
+    def of(member: int, message: dict[str, Any], now_s: float) -> Process:
+        """Of what it says when it comes."""
+        addresses = [[str(host), int(port)] for host, port in message["addresses"]]
+        waits_until_s = now_s + float(message["patience_s"]) if message["patience_s"] else float("inf")
+        return Process(
+            *(member, str(message["host"]), int(message["pid"]), int(message["attempt"])),
+            *(addresses, waits_until_s),
+            *(float(message["heartbeat_s"]), now_s, now_s),
+        )
+
+    def is_here(self) -> bool:
+        return not self.is_done and self.lost_s is None
+
+    def may_come_back(self) -> bool:
+        return self.lost_s is not None and not self.is_announced
+
+    def is_overdue(self, now_s: float, rejoin_s: float) -> bool:
+        """Whether the others have waited long enough for another one in its place."""
+        return self.may_come_back() and self.lost_s is not None and now_s - self.lost_s > rejoin_s
+
+    def is_dead(self, now_s: float, silent_s: float) -> bool:
+        return not self.is_done and (self.lost_s is not None or now_s - self.heard_s > silent_s)
+
+    def name(self) -> str:
+        return f"{self.host}, pid {self.pid}"
+
+
+def in_words(place: Place, process: Process) -> str:
+    return f"{place.role} {place.number} ({process.name()})"
 
 
 class Limits(NamedTuple):

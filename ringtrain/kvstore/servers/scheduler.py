@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import itertools
 import socket
+import sys
 import threading
 import time
 from typing import Any
 
 from ringtrain.job.rendezvous.listener import Hub, Line
 from ringtrain.kvstore.servers.roster import Drop, Limits, Note, Output, Over, Roster, Tell
-from ringtrain.kvstore.servers.verbose import say
+
+
+def say(verbose: int, who: str, text: str) -> None:
+    """A line on standard error, from level 1 on."""
+    if verbose >= 1:
+        print(f"ringtrain kvstore {who}: {text}", file=sys.stderr, flush=True)
+
 
 _TICK_S = 0.1
 # The directory of a large model in one message.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ringtrain import errors
 from ringtrain.job.rendezvous.member import Place, connect
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
-from ringtrain.kvstore.servers.rounds import END
+from ringtrain.kvstore.servers.roster import END
 
 _SEND_S = 5.0
 _LOOK_S = 0.2
