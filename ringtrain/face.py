@@ -100,7 +100,7 @@ from ringtrain.training.replicas import check_replicas as check_replicas
 
 
 def _set_servers_aside(count: int, settings: dict[str, str]) -> list[int]:
-    from ringtrain.kvstore.servers.ranks import set_aside  # which a job without servers does not need
+    from ringtrain.kvstore.servers.server_ranks import set_aside  # which a job without servers does not need
 
     return set_aside(count, settings)
 
@@ -108,13 +108,13 @@ def _set_servers_aside(count: int, settings: dict[str, str]) -> list[int]:
 def _count_workers() -> int:
     if "DMLC_PS_ROOT_URI" not in _os.environ:
         return 0
-    from ringtrain.kvstore.servers.membership import count_workers_by_environment  # a server serves here, and ends
+    from ringtrain.kvstore.servers.worker import count_workers_by_environment  # a server serves here, and ends
 
     return count_workers_by_environment()
 
 
 def _meet_workers(settings: dict[str, str]) -> _network.Meeting:
-    from ringtrain.kvstore.servers.membership import meet_by_environment
+    from ringtrain.kvstore.servers.worker import meet_by_environment
 
     return meet_by_environment(settings)
 

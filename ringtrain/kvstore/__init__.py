@@ -9,26 +9,22 @@ kv.pull(3, out=weights)
 
 by_name      the store of a name
 base         the interface, and stores of your own
-entries      the keys that have values, and what fits them
+entries      the types, the keys that have values, and what fits them
 agreement    what all workers have to have given alike
-kinds        the types
 store        what users call, checked
 engine       what carries it out
 local        the store of one process
 collective   the store of many workers, by allreduce
 served       the store of many workers, with servers
-served_entry, served_updates, sent_updates, under_way, store_of_job
-             a key, optimizers and a request of that one, and its workers
 sparse       some rows of a value
-keys         keys and values as a call gives them
 places       copies and sums of arrays anywhere
-compression  gradients in fewer bits
-optimizers, recipes, formulas
-             what updates values, and whose formulas it takes
+gradient_compression
+             gradients in fewer bits
+updaters     what updates values, on this worker or on servers
+update_rules the formulas of built-in optimizers
 snapshot     all that a store keeps
 states       what a store keeps, in files
-data         shares of the data
-trainer      a training of PyTorch's parameters
+trainer      a training of PyTorch's parameters, and shares of the data
 servers/     workers, servers and their scheduler
 """
 
@@ -37,7 +33,7 @@ import typing
 
 from ringtrain.kvstore.base import KVStoreBase as KVStoreBase
 from ringtrain.kvstore.by_name import create as create
-from ringtrain.kvstore.servers.serve import run_server as run_server, serve_if_told as _serve_if_told
+from ringtrain.kvstore.servers.server import run_server as run_server, serve_if_told as _serve_if_told
 from ringtrain.kvstore.sparse import RowSparse as RowSparse
 from ringtrain.kvstore.store import KVStore as KVStore, Pushes as Pushes
 from ringtrain.kvstore.trainer import (

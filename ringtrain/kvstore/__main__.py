@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ringtrain.kvstore.servers.roles import SCHEDULER, SERVER
-from ringtrain.kvstore.servers.serve import run_server
+from ringtrain.kvstore.servers.server import run_server
 
 
 def main() -> int:

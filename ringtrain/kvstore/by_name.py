@@ -10,8 +10,8 @@ from ringtrain.kvstore.collective import CollectiveStore
 from ringtrain.kvstore.entries import KINDS
 from ringtrain.kvstore.local import LocalStore
 from ringtrain.kvstore.served import ServedStore
-from ringtrain.kvstore.servers.membership import is_worker_by_environment, membership_by_environment, membership_of
-from ringtrain.kvstore.servers.ranks import has_plan
+from ringtrain.kvstore.servers.server_ranks import has_plan
+from ringtrain.kvstore.servers.worker import is_worker_by_environment, worker_by_environment, worker_of
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 
@@ -70,10 +70,10 @@ def create(
             raise ValueError(f'a "{name}" store has one worker; a process set is for the distributed ones')
         return LocalStore(kind)
     if kind.can_update and process_set is global_process_set and is_worker_by_environment():
-        return ServedStore(kind, membership_by_environment(), max_staleness, elastic, atomic)
+        return ServedStore(kind, worker_by_environment(), max_staleness, elastic, atomic)
     if not session.is_initialized():
         session.init()
     has_servers = process_set is global_process_set and has_plan()
     if kind.is_asynchronous or (kind.can_update and has_servers):
-        return ServedStore(kind, membership_of(process_set), max_staleness, elastic, atomic)
+        return ServedStore(kind, worker_of(process_set), max_staleness, elastic, atomic)
     return CollectiveStore(kind, process_set, average)

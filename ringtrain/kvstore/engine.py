@@ -10,9 +10,9 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.handles import Pending
 from ringtrain.kvstore import places, snapshot, states
 from ringtrain.kvstore.base import KVStoreBase
-from ringtrain.kvstore.compression import GradientCompression, require_compressible
 from ringtrain.kvstore.entries import Entries, Entry, Key, Kind
-from ringtrain.kvstore.optimizers import Updater
+from ringtrain.kvstore.gradient_compression import GradientCompression, require_compressible
+from ringtrain.kvstore.updaters import Updater
 
 # A function of key, sum and stored value, which it changes.
 Function = Callable[[Key, Any, Any], object]

@@ -13,7 +13,7 @@ from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.handles import Handle
 from ringtrain.kvstore import places
-from ringtrain.kvstore.compression import Residuals
+from ringtrain.kvstore.gradient_compression import Residuals
 
 Key = int | str
 # The values of each key, in the order in which the keys came first.

@@ -19,13 +19,13 @@ from ringtrain.kvstore import places
 from ringtrain.kvstore.agreement import require_same
 from ringtrain.kvstore.engine import Function, Groups
 from ringtrain.kvstore.entries import Entry, Key, Kind, ServedEntry
-from ringtrain.kvstore.optimizers import BuiltInUpdater, SentUpdater, ServedUpdater, Updater
-from ringtrain.kvstore.recipes import Recipe
 from ringtrain.kvstore.servers.keys import KeyTable
-from ringtrain.kvstore.servers.membership import Counts, Membership
 from ringtrain.kvstore.servers.python_updates import COMMAND, words_of_change, words_of_updater
+from ringtrain.kvstore.servers.worker import Counts, Worker
 from ringtrain.kvstore.sparse import Array, RowSparse, sum_of as sparse_sum
 from ringtrain.kvstore.store import KVStore
+from ringtrain.kvstore.update_rules import Recipe
+from ringtrain.kvstore.updaters import BuiltInUpdater, SentUpdater, ServedUpdater, Updater
 from ringtrain.record.logger import logger
 
 _LOOK_S = 0.2
@@ -91,31 +91,31 @@ _FIRST_COMMAND = 16
 class StoreOfJob(KVStore):
     """The part of a `ServedStore` that has no values."""
 
-    def __init__(self, kind: Kind, job: Membership) -> None:
+    def __init__(self, kind: Kind, worker: Worker) -> None:
         super().__init__(kind)
-        self._job = job
-        self._number = job.stores
-        job.stores += 1
+        self._worker = worker
+        self._number = worker.stores
+        worker.stores += 1
 
     @property
     def rank(self) -> int:
-        return self._job.number
+        return self._worker.number
 
     @property
     def num_workers(self) -> int:
-        return self._job.workers
+        return self._worker.workers
 
     @property
     def local_rank(self) -> int:
-        return self._job.on_this_host().index(self._job.number)
+        return self._worker.on_this_host().index(self._worker.number)
 
     @property
     def num_local_workers(self) -> int:
-        return len(self._job.on_this_host())
+        return len(self._worker.on_this_host())
 
     @property
     def is_recovery(self) -> bool:
-        return self._job.is_recovery
+        return self._worker.is_recovery
 
     def get_num_dead_node(self, node_id: int = 7, timeout: int = 60) -> int:
         """How many processes the scheduler has not heard of for so long, or knows to be dead.
@@ -125,19 +125,19 @@ class StoreOfJob(KVStore):
             timeout: in seconds.
         """
         try:
-            return self._job.seat.count_dead(node_id & 6, float(timeout))
+            return self._worker.scheduler_client.count_dead(node_id & 6, float(timeout))
         except PeerLostError:
             return node_id & 1
 
     def barrier(self) -> None:
         self._require_usable()
-        self._job.say_unless_missed("barrier")
+        self._worker.say_unless_missed("barrier")
 
     def set_barrier_before_exit(self, barrier_before_exit: bool = True) -> None:
         """Whether this worker waits for the others at its end, for kv_timeout_s at most. With servers in the workers it
         always does, since they need this one.
         """
-        self._job.waits_before_exit = barrier_before_exit
+        self._worker.waits_before_exit = barrier_before_exit
 
     def send_command_to_servers(self, head: int, body: str) -> None:
         """Have the controllers of all servers called with it, and wait until they are done.
@@ -149,18 +149,18 @@ class StoreOfJob(KVStore):
         self._require_usable()
         if head < _FIRST_COMMAND:
             raise ValueError(f"send_command_to_servers: {head} is one of MXNet's own; take {_FIRST_COMMAND} or more")
-        if not self._job.has_servers_of_their_own():
+        if not self._worker.has_servers_of_their_own():
             raise ValueError(
                 "send_command_to_servers: the servers are threads of the workers; start servers of their own "
                 "(DMLC_NUM_SERVER) with kvstore.run_server(controller)"
             )
-        self._job.command(head, str(body))
+        self._worker.command(head, str(body))
 
     def _require_usable(self) -> None:
-        self._job.require_usable()
+        self._worker.require_usable()
 
     def _require_same(self, call: str, given: dict[str, Any]) -> None:
-        require_same(call, self._job.say_unless_missed(self._label(call), given))
+        require_same(call, self._worker.say_unless_missed(self._label(call), given))
 
     def _label(self, call: str) -> str:
         return f"{call} of store {self._number}"
@@ -180,18 +180,18 @@ class ServedStore(StoreOfJob):
     """
 
     def __init__(
-        self, kind: Kind, job: Membership, max_staleness: int | None, elastic: bool, atomic: bool = False
+        self, kind: Kind, worker: Worker, max_staleness: int | None, elastic: bool, atomic: bool = False
     ) -> None:
-        super().__init__(kind, job)
-        self._client = job.client
+        super().__init__(kind, worker)
+        self._client = worker.client
         self._client.open(self._number, not kind.is_asynchronous, max_staleness, atomic)
         self._is_atomic = atomic
-        self._keys = KeyTable(job, self._number, cuts_keys=not atomic)
+        self._keys = KeyTable(worker, self._number, cuts_keys=not atomic)
         self._under_way: deque[UnderWay] = deque()
-        self._limits = Limits(job.seconds("stall_warning_time_s"), job.seconds("stall_shutdown_time_s"))
+        self._limits = Limits(worker.seconds("stall_warning_time_s"), worker.seconds("stall_shutdown_time_s"))
         if elastic:
-            job.is_elastic = True
-            job.seat.be_elastic()
+            worker.is_elastic = True
+            worker.scheduler_client.be_elastic()
 
     # ---------------------------------------------------------------------------------------------------- values
 
@@ -222,7 +222,7 @@ class ServedStore(StoreOfJob):
         views = [adapter_for(total).view(total) for total in totals]
         ids, rates = [entry.id for entry in entries], self._rates(entries)
         core = self._client.push(self._number, ids, views, rates, priority, copies, *self._codes())
-        self._job.counts.pushed(totals)
+        self._worker.counts.pushed(totals)
         return [self._keep(entries, self._handle(core, None if copies else totals))]
 
     def _pull_all(self, groups: Groups, priority: int) -> None:
@@ -233,7 +233,7 @@ class ServedStore(StoreOfJob):
         targets = [_target(entry, outs) for entry, (_, outs) in zip(entries, groups, strict=True)]
         views = [adapter_for(target).view(target) for target in targets]
         core = self._client.pull(self._number, [entry.id for entry in entries], views, priority)
-        self._job.counts.pulled(targets)
+        self._worker.counts.pulled(targets)
         self._wait_for(core, targets)
         _hand_out(targets, [outs for _, outs in groups])
 
@@ -250,8 +250,8 @@ class ServedStore(StoreOfJob):
         views = [adapter_for(target).view(target) for target in targets]
         ids, rates = [entry.id for entry in entries], self._rates(entries)
         core = self._client.push_pull(self._number, ids, values, views, rates, priority, *self._codes())
-        self._job.counts.pushed(totals)
-        self._job.counts.pulled(targets)
+        self._worker.counts.pushed(totals)
+        self._worker.counts.pulled(targets)
         self._wait_for(core, (totals, targets))
         _hand_out(targets, [outs for _, outs in wanted])
 
@@ -278,7 +278,7 @@ class ServedStore(StoreOfJob):
         (rates,) = self._rates([served])
         views = numpy_adapter.view(total.indices), prod(served.shape[1:]), numpy_adapter.view(total.rows)
         core = self._client.push_rows(self._number, served.id, *views, rates, priority, copies=False)
-        self._job.counts.pushed([total.rows])
+        self._worker.counts.pushed([total.rows])
         return [self._keep([served], self._handle(core, total))]
 
     def _pull_rows(self, entry: Entry, numbers: Array, priority: int) -> Array:
@@ -287,7 +287,7 @@ class ServedStore(StoreOfJob):
         served = self._served(entry.key)
         rows = np.empty((numbers.size, *served.shape[1:]), served.dtype_of_numpy)
         views = numpy_adapter.view(numbers), prod(served.shape[1:]), numpy_adapter.view(rows)
-        self._job.counts.pulled([rows])
+        self._worker.counts.pulled([rows])
         self._wait_for(self._client.pull_rows(self._number, served.id, *views, priority), (numbers, rows))
         return rows
 
@@ -333,7 +333,7 @@ class ServedStore(StoreOfJob):
         return rates
 
     def _handle(self, core: _core.StoreHandle, arrays: Any) -> UnderWay:
-        return UnderWay(core, arrays, self._limits, self._job.counts)
+        return UnderWay(core, arrays, self._limits, self._worker.counts)
 
     def _keep(self, entries: Sequence[ServedEntry], under_way: UnderWay) -> UnderWay:
         for entry in entries:
@@ -358,7 +358,7 @@ class ServedStore(StoreOfJob):
 
     def read_into(self, entry: ServedEntry, array: Any) -> None:
         core = self._client.pull(self._number, [entry.id], [numpy_adapter.view(array)], 0)
-        self._job.counts.pulled([array])
+        self._worker.counts.pulled([array])
         self._wait_for(core, array)
 
     def write(self, entry: ServedEntry, array: Any) -> None:
@@ -383,7 +383,7 @@ class ServedStore(StoreOfJob):
     def _use(self, updater: Updater | None, function: Function | None) -> None:
         replicated = self._replicates()
         is_built_in = isinstance(updater, BuiltInUpdater)
-        is_sent = not is_built_in and self._job.runs_python()
+        is_sent = not is_built_in and self._worker.runs_python()
         if self._kind.is_asynchronous and not is_built_in and not is_sent:
             raise ValueError(
                 f'a "{self.type}" store updates on its servers, with the optimizers that are built in: a name such as '
@@ -408,20 +408,20 @@ class ServedStore(StoreOfJob):
 
     def _change_sent(self, numbers: dict[str, Any]) -> None:
         if self.rank == 0:
-            self._job.command(COMMAND, words_of_change(self._number, numbers))
-        self._job.say_unless_missed(self._label("change"))
+            self._worker.command(COMMAND, words_of_change(self._number, numbers))
+        self._worker.say_unless_missed(self._label("change"))
 
     def _give_back_replicas(self) -> None:
         for entry in self.entries():
             if self.rank == 0:
                 self.write(entry, entry.replica)
             entry.replica = None
-        self._job.say(self._label("values"))
+        self._worker.say(self._label("values"))
 
     def _take_rule_away(self) -> None:
         for entry in self.entries():
             self._renew(entry)
-        self._job.say(self._label("replicas"))  # nobody pushes before all have the value
+        self._worker.say(self._label("replicas"))  # nobody pushes before all have the value
         self._set_rule("", "", {}, 0, keeps_states=False)
 
     # Of rules.
@@ -443,16 +443,16 @@ class ServedStore(StoreOfJob):
         has_rule = self._keys.has_rule_already()
         if self.rank == 0 and not has_rule:
             if program:
-                self._job.command(COMMAND, program)
+                self._worker.command(COMMAND, program)
             self._client.set_rule(*given, keeps_states, tells_servers=True)
             self._keys.publish_rule()
         if not has_rule:
-            self._job.say_unless_missed(self._label("rule"))
+            self._worker.say_unless_missed(self._label("rule"))
         if self.rank != 0 or has_rule:
             self._client.set_rule(*given, keeps_states, tells_servers=False)
 
     def num_updates(self, entries: Sequence[ServedEntry]) -> list[int]:
-        if self._kind.is_asynchronous or self._job.is_recovery:
+        if self._kind.is_asynchronous or self._worker.is_recovery:
             return self._client.num_updates(self._number, [entry.id for entry in entries])
         return [entry.num_update for entry in entries]
 
@@ -489,7 +489,7 @@ class ServedStore(StoreOfJob):
                 body()
             except (OSError, ValueError) as error:
                 outcome = ["ValueError" if isinstance(error, ValueError) else "OSError", str(error)]
-        said = self._job.say(self._label(call), outcome)
+        said = self._worker.say(self._label(call), outcome)
         first = said[min(said)]
         if first:
             raise (ValueError if first[0] == "ValueError" else OSError)(first[1])
@@ -500,7 +500,7 @@ class ServedStore(StoreOfJob):
 
     @property
     def restored(self) -> dict[Key, float]:
-        ages_s = self._job.restored
+        ages_s = self._worker.restored
         by_key = {
             key: [ages_s[server] for server, _, _ in self._keys.pieces(str(key)) if server in ages_s]
             for key in self._entries
@@ -510,7 +510,7 @@ class ServedStore(StoreOfJob):
     def join(self) -> None:
         self.wait()
         self._client.join(self._number)
-        self._job.say(self._label("join"))
+        self._worker.say(self._label("join"))
 
 
 def _require_fits_atomic(key: Key, array: Any) -> None:

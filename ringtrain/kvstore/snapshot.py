@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.kvstore.entries import Entries
-from ringtrain.kvstore.optimizers import Updater
 from ringtrain.kvstore.states import Arrays
+from ringtrain.kvstore.updaters import Updater
 
 _VALUE, _STATE = "value/", "state/"
 

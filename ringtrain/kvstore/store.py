@@ -12,10 +12,9 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.handles import Pending
 from ringtrain.kvstore import places, states
 from ringtrain.kvstore.base import KVStoreBase
-from ringtrain.kvstore.compression import GradientCompression, require_compressible
 from ringtrain.kvstore.engine import Engine
 from ringtrain.kvstore.entries import Entry, Key, grouped, listed, require_fitting
-from ringtrain.kvstore.optimizers import updater_for
+from ringtrain.kvstore.gradient_compression import GradientCompression, require_compressible
 from ringtrain.kvstore.sparse import (
     Array,
     RowSparse,
@@ -26,6 +25,7 @@ from ringtrain.kvstore.sparse import (
     require_place,
     sum_of,
 )
+from ringtrain.kvstore.updaters import updater_for
 
 
 class Pushes:

@@ -16,8 +16,8 @@ from store_workers import CAPACITY, require_success, running, store, view, wait_
 
 from ringtrain import _core
 from ringtrain.errors import PeerLostError, ShutDownError
-from ringtrain.kvstore.servers.roster import Drop, Limits, Over, Roster, Tell
-from ringtrain.kvstore.servers.seat import Standing
+from ringtrain.kvstore.servers.membership import Drop, Limits, Membership, Over, Tell
+from ringtrain.kvstore.servers.scheduler_client import Standing
 
 HEARTBEAT_S, TIMEOUT_S = 0.5, 3.0
 ERROR_WITHIN_S = TIMEOUT_S + HEARTBEAT_S + 2.0
@@ -301,46 +301,46 @@ def test_nothing_of_an_expelled_worker_counts(shares):
 LIMITS = Limits(workers=2, servers=1, capacity=8, timeout_s=3.0, rejoin_s=0.0, keeps=False)
 
 
-def come(roster: Roster, member: int, role: str, task: int, now_s: float, attempt: int = 0) -> list[object]:
+def come(membership: Membership, member: int, role: str, task: int, now_s: float, attempt: int = 0) -> list[object]:
     about = {"host": "h", "pid": 100 + member, "attempt": attempt, "patience_s": 60, "heartbeat_s": 0.5}
-    return roster.come(member, {"id": 1, "role": role, "task": task, "addresses": [["h", 1]], **about}, now_s)
+    return membership.come(member, {"id": 1, "role": role, "task": task, "addresses": [["h", 1]], **about}, now_s)
 
 
-def began(limits: Limits = LIMITS) -> Roster:
+def began(limits: Limits = LIMITS) -> Membership:
     """Members 0 and 1 are the workers, 2 is the server; it is time 0."""
-    roster = Roster(limits)
+    membership = Membership(limits)
     for member, (role, task) in enumerate([("worker", 0), ("worker", 1), ("server", 0)]):
-        output = come(roster, member, role, task, 0.0)
+        output = come(membership, member, role, task, 0.0)
     assert sum(isinstance(one, Tell) and one.message["kind"] == "world" for one in output) == 3
-    return roster
+    return membership
 
 
 def told(output: list[object], kind: str) -> list[int]:
     return [one.member for one in output if isinstance(one, Tell) and one.message["kind"] == kind]
 
 
-def beat(roster: Roster, members: list[int], now_s: float) -> None:
+def beat(membership: Membership, members: list[int], now_s: float) -> None:
     for member in members:
-        roster.hear(member, {"kind": "beat"}, now_s)
+        membership.hear(member, {"kind": "beat"}, now_s)
 
 
 def test_a_silent_process_is_expelled_after_the_timeout_and_the_others_hear_of_it_at_once():
-    roster = began()
+    membership = began()
     for tenths in range(31):
-        beat(roster, [0, 2], tenths / 10)
-        assert not told(roster.tick(tenths / 10), "expelled")
-    output = roster.tick(3.05)
+        beat(membership, [0, 2], tenths / 10)
+        assert not told(membership.tick(tenths / 10), "expelled")
+    output = membership.tick(3.05)
     assert told(output, "expelled") == [1] and Drop(1) in output
     assert told(output, "lost") == [0, 2] and told(output, "fenced") == [2]
 
 
 def test_with_a_time_to_rejoin_only_servers_hear_at_once_that_a_worker_is_lost():
-    roster = began(LIMITS._replace(rejoin_s=5.0))
-    output = roster.lose(1, "its process has ended", 1.0)
+    membership = began(LIMITS._replace(rejoin_s=5.0))
+    output = membership.lose(1, "its process has ended", 1.0)
     assert told(output, "fenced") == [2] and told(output, "lost") == []
-    beat(roster, [0, 2], 5.9)
-    assert told(roster.tick(5.9), "lost") == []
-    assert told(roster.tick(6.1), "lost") == [0, 2]
+    beat(membership, [0, 2], 5.9)
+    assert told(membership.tick(5.9), "lost") == []
+    assert told(membership.tick(6.1), "lost") == [0, 2]
 
 
 def test_a_server_that_comes_back_does_not_prolong_the_wait_for_workers():
@@ -364,10 +364,10 @@ def test_a_worker_that_comes_back_ends_the_wait_for_workers():
 
 
 def test_each_process_in_a_place_has_a_term_of_its_own():
-    roster = began(LIMITS._replace(rejoin_s=50.0))
+    membership = began(LIMITS._replace(rejoin_s=50.0))
     for term, member in [(1, 3), (2, 4)]:
-        roster.lose(1 if term == 1 else 3, "its process has ended", 1.0)
-        output = come(roster, member, "worker", 1, 2.0, attempt=term)
+        membership.lose(1 if term == 1 else 3, "its process has ended", 1.0)
+        output = come(membership, member, "worker", 1, 2.0, attempt=term)
         world = next(one.message for one in output if isinstance(one, Tell) and one.message["kind"] == "world")
         assert world["terms"] == {"0": 0, "1": term} and world["gone"] == {}
         backs = [one.message["term"] for one in output if isinstance(one, Tell) and one.message["kind"] == "back"]
@@ -375,24 +375,24 @@ def test_each_process_in_a_place_has_a_term_of_its_own():
 
 
 def test_a_process_that_comes_is_told_which_workers_are_gone():
-    roster = began()
-    roster.lose(0, "its process has ended", 1.0)
-    roster.lose(1, "its process has ended", 1.0)
-    output = come(roster, 3, "worker", 1, 2.0, attempt=1)
+    membership = began()
+    membership.lose(0, "its process has ended", 1.0)
+    membership.lose(1, "its process has ended", 1.0)
+    output = come(membership, 3, "worker", 1, 2.0, attempt=1)
     world = next(one.message for one in output if isinstance(one, Tell) and one.message["kind"] == "world")
     assert world["gone"] == {"0": "worker 0 (h, pid 100) has died: its process has ended"}
 
 
 def test_a_vacant_place_ends_a_job_that_has_not_begun_after_the_timeout():
-    roster = Roster(LIMITS)
-    come(roster, 0, "worker", 0, 0.0)
-    come(roster, 1, "worker", 1, 0.0)
-    roster.lose(1, "its process has ended", 1.0)
-    beat(roster, [0], 3.9)
-    assert roster.tick(3.9) == []
-    output = roster.tick(4.1)
+    membership = Membership(LIMITS)
+    come(membership, 0, "worker", 0, 0.0)
+    come(membership, 1, "worker", 1, 0.0)
+    membership.lose(1, "its process has ended", 1.0)
+    beat(membership, [0], 3.9)
+    assert membership.tick(3.9) == []
+    output = membership.tick(4.1)
     assert told(output, "failed") == [0] and any(isinstance(one, Over) and one.failure for one in output)
-    other = Roster(LIMITS)
+    other = Membership(LIMITS)
     come(other, 0, "worker", 0, 0.0)
     come(other, 1, "worker", 1, 0.0)
     other.lose(1, "its process has ended", 1.0)

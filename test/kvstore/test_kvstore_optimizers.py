@@ -10,8 +10,8 @@ import pytest
 from harness.rooms import TEST_FOLDER
 
 from ringtrain import _core
-from ringtrain.kvstore import recipes, states
-from ringtrain.kvstore.optimizers import updater_for
+from ringtrain.kvstore import states, update_rules
+from ringtrain.kvstore.updaters import updater_for
 from ringtrain.optim import SGD, Adam, AdamW
 
 START = np.array([1.0, -2.0, 0.5, 0.0], np.float32)
@@ -353,18 +353,18 @@ def test_updates_are_those_of_mxnet(case):
 
 def updated_by_formula(recipe, start, gradients):
     """As on a GPU, where the kernels of the core do not reach."""
-    formula, weight = recipes.formula_of(recipe), start.copy()
+    formula, weight = update_rules.formula_of(recipe), start.copy()
     remembered = [np.zeros_like(weight) for _ in formula.state_names]
     for number, gradient in enumerate(gradients, start=1):
-        formula.update(weight, gradient, remembered, recipes.Rates(number, recipe.lr, recipe.wd))
+        formula.update(weight, gradient, remembered, update_rules.Rates(number, recipe.lr, recipe.wd))
     return weight
 
 
 @OF_MXNET
 def test_the_formulas_for_gpus_are_those_of_mxnet(case):
     """They are made of whole steps, and round in other places."""
-    recipe = recipes.from_name(case["name"], case["numbers"])
-    assert recipes.formula_of(recipe).state_names == tuple(_core.UpdateRule(*rule_of(recipe)).state_names)
+    recipe = update_rules.from_name(case["name"], case["numbers"])
+    assert update_rules.formula_of(recipe).state_names == tuple(_core.UpdateRule(*rule_of(recipe)).state_names)
     gradients = [np.array(gradient, np.float32) for gradient in MXNET["gradients"]]
     weight = updated_by_formula(recipe, np.array(MXNET["start"], np.float32), gradients)
     np.testing.assert_allclose(weight, case["after"][-1], rtol=1e-3 if case["dtype"] == "float16" else 5e-7, atol=5e-7)
@@ -372,30 +372,30 @@ def test_the_formulas_for_gpus_are_those_of_mxnet(case):
 
 def updated_tensor(recipe):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    formula, weight = recipes.formula_of(recipe), torch.from_numpy(START.copy())
+    formula, weight = update_rules.formula_of(recipe), torch.from_numpy(START.copy())
     remembered = [torch.zeros_like(weight) for _ in formula.state_names]
     for number, gradient in enumerate(GRADIENTS, start=1):
-        rates = recipes.Rates(number, recipe.lr, recipe.wd)
+        rates = update_rules.Rates(number, recipe.lr, recipe.wd)
         formula.update(weight, torch.from_numpy(gradient), remembered, rates)
     return weight.numpy()
 
 
 @OF_MXNET
 def test_the_formulas_for_gpus_take_tensors(case):
-    recipe = recipes.from_name(case["name"], case["numbers"])
+    recipe = update_rules.from_name(case["name"], case["numbers"])
     np.testing.assert_allclose(updated_tensor(recipe), updated_by_formula(recipe, START, GRADIENTS), rtol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", OF_OPTIM, ids=IDS)
 def test_the_formulas_for_gpus_that_are_ringtrains_take_tensors(optimizer):
-    recipe = recipes.from_optim(optimizer)
+    recipe = update_rules.from_optim(optimizer)
     np.testing.assert_allclose(updated_tensor(recipe), updated_by_formula(recipe, START, GRADIENTS), rtol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", OF_OPTIM, ids=IDS)
 def test_the_formulas_for_gpus_are_those_of_ringtrain(optimizer):
-    recipe = recipes.from_optim(optimizer)
-    assert recipes.formula_of(recipe).state_names == tuple(_core.UpdateRule(*rule_of(recipe)).state_names)
+    recipe = update_rules.from_optim(optimizer)
+    assert update_rules.formula_of(recipe).state_names == tuple(_core.UpdateRule(*rule_of(recipe)).state_names)
     weight = updated_by_formula(recipe, START, GRADIENTS)
     assert np.array_equal(weight, updated(updater_for(fresh(optimizer)), START.copy()))
 

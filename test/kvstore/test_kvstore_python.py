@@ -7,7 +7,7 @@ import pytest
 from harness.ringrun_job import wait_until
 from kvstore_jobs import job
 
-from ringtrain.kvstore.servers.serve import Snapshots
+from ringtrain.kvstore.servers.server import Snapshots
 
 ALLOWED = {"RINGTRAIN_KV_PYTHON_UPDATERS": "on"}
 BEGIN = """
@@ -208,7 +208,7 @@ def test_a_server_writes_a_snapshot_at_each_interval_and_not_before(tmp_path):
     now = SimpleNamespace(s=1000.0)
     clock = SimpleNamespace(monotonic=lambda: now.s)
     with (
-        mock.patch("ringtrain.kvstore.servers.serve.time", clock),
+        mock.patch("ringtrain.kvstore.servers.server.time", clock),
         mock.patch.object(Snapshots, "write") as write,
     ):
 

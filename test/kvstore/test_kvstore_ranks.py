@@ -10,7 +10,7 @@ from harness.ringrun_job import needs_mpi, on_each_network, ringrun
 
 import ringtrain as hvd
 from ringtrain import kvstore
-from ringtrain.kvstore.servers.ranks import choose_servers
+from ringtrain.kvstore.servers.server_ranks import choose_servers
 
 TRAIN = """
 import numpy as np

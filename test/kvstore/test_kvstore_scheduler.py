@@ -13,7 +13,7 @@ from ringtrain.kvstore.servers import roles
 from ringtrain.kvstore.servers.keys import Placement
 
 # A worker or server that has a place and nothing else.
-SEAT = """
+CLIENT = """
 import os, sys, time
 os.environ["RINGTRAIN_NO_AUTOSERVE"] = "1"
 from ringtrain.kvstore.servers import roles
@@ -26,9 +26,9 @@ try:
     world = arrival.world()
 except Exception as error:
     sys.exit(f"{type(error).__name__}: {error}")
-seat = arrival.seat
+scheduler = arrival.scheduler_client
 notices = []
-seat.listen_with(notices.append)
+scheduler.listen_with(notices.append)
 print("here", arrival.name, arrival.number, flush=True)
 
 def wait_for(kind):
@@ -37,7 +37,7 @@ def wait_for(kind):
     return next(one for one in notices if one["kind"] == kind)
 
 """
-SERVER = SEAT + "wait_for('over'); seat.leave(0)"
+SERVER = CLIENT + "wait_for('over'); scheduler.leave(0)"
 FAST = {"RINGTRAIN_KV_HEARTBEAT_S": "0.2", "RINGTRAIN_KV_TIMEOUT_S": "1.5"}
 
 
@@ -86,14 +86,14 @@ def test_a_role_is_what_mxnets_variables_say():
 
 
 def test_all_meet_and_say_things_and_end(tmp_path):
-    program = SEAT + (
+    program = CLIENT + (
         "print(world.number, world.workers, len(world.servers), sorted(world.names), world.is_recovery)\n"
-        "print(seat.say('round', world.number * 10, 5))\n"
-        "print(seat.say('round', world.number * 100, 5))\n"
-        "seat.publish(0, {'a': {'version': 1, 'x': 5}}) if world.number == 0 else None\n"
-        "print(seat.find(0, {'a': 1, 'no': 0}, 5))\n"
-        "print('dead', seat.count_dead(6, 60))\n"
-        "seat.leave(5)"
+        "print(scheduler.say('round', world.number * 10, 5))\n"
+        "print(scheduler.say('round', world.number * 100, 5))\n"
+        "scheduler.publish(0, {'a': {'version': 1, 'x': 5}}) if world.number == 0 else None\n"
+        "print(scheduler.find(0, {'a': 1, 'no': 0}, 5))\n"
+        "print('dead', scheduler.count_dead(6, 60))\n"
+        "scheduler.leave(5)"
     )
     with job(tmp_path, 2, 2) as of_two:
         scheduler = of_two.scheduler()
@@ -116,7 +116,7 @@ def test_all_meet_and_say_things_and_end(tmp_path):
 def test_the_scheduler_gives_roles_to_who_has_none(tmp_path):
     with job(tmp_path, 1, 2) as of_three:
         of_three.scheduler()
-        program = SEAT + "wait_for('over') if arrival.name == 'server' else None\nseat.leave(5)"
+        program = CLIENT + "wait_for('over') if arrival.name == 'server' else None\nscheduler.leave(5)"
         said = sorted(one.end().strip() for one in [of_three.start("", ["-c", program]) for _ in range(3)])
         assert said == ["here server 0", "here server 1", "here worker 0"]
 
@@ -124,7 +124,7 @@ def test_the_scheduler_gives_roles_to_who_has_none(tmp_path):
 def test_missing_processes_are_named(tmp_path):
     with job(tmp_path, 2, 1, RINGTRAIN_START_TIMEOUT_S="1") as of_three:
         scheduler = of_three.scheduler()
-        said = of_three.worker(SEAT, DMLC_TASK_ID="0").end(1)
+        said = of_three.worker(CLIENT, DMLC_TASK_ID="0").end(1)
         assert "StalledError" in said
         assert "(start_timeout_s): worker 1, server 0 did not come" in said
         assert "worker 1, server 0 did not come" in scheduler.end(1)
@@ -132,19 +132,19 @@ def test_missing_processes_are_named(tmp_path):
 
 def test_without_a_scheduler_nobody_waits_for_ever(tmp_path):
     with job(tmp_path, 1, 1, RINGTRAIN_START_TIMEOUT_S="0.5") as of_two:
-        said = of_two.worker(SEAT).end(1)
+        said = of_two.worker(CLIENT).end(1)
         assert "nobody who is the scheduler of this job was at 127.0.0.1" in said
 
 
 def test_two_processes_cannot_be_one_worker(tmp_path):
     with job(tmp_path, 1, 0) as of_one:
         of_one.scheduler()
-        first = of_one.worker(SEAT + "time.sleep(60)", DMLC_TASK_ID="0")
+        first = of_one.worker(CLIENT + "time.sleep(60)", DMLC_TASK_ID="0")
         first.wait_for("here")
-        said = of_one.worker(SEAT, DMLC_TASK_ID="0").end(1)
+        said = of_one.worker(CLIENT, DMLC_TASK_ID="0").end(1)
         assert "ValueError: two processes are worker 0 (DMLC_TASK_ID)" in said
         assert f"pid {first.pid}" in said
-        assert "has come to a job that has all its 1 workers" in of_one.worker(SEAT).end(1)
+        assert "has come to a job that has all its 1 workers" in of_one.worker(CLIENT).end(1)
 
 
 def test_a_stranger_is_not_let_in(tmp_path):
@@ -153,19 +153,19 @@ def test_a_stranger_is_not_let_in(tmp_path):
         (tmp_path / "other").write_bytes(os.urandom(32))
         (tmp_path / "other").chmod(0o600)
         assert "does not know this job's secret" in of_one.worker(
-            SEAT, RINGTRAIN_SECRET_FILE=str(tmp_path / "other")
+            CLIENT, RINGTRAIN_SECRET_FILE=str(tmp_path / "other")
         ).end(1)
 
 
-WAITS = SEAT + (
+WAITS = CLIENT + (
     "try:\n"
-    "    print('said', seat.say('barrier', None, 30))\n"
+    "    print('said', scheduler.say('barrier', None, 30))\n"
     "except Exception as error:\n"
     "    print(type(error).__name__, error)\n"
-    "print('dead', seat.count_dead(4, 60))\n"
+    "print('dead', scheduler.count_dead(4, 60))\n"
     "while not notices: time.sleep(0.01)\n"
     "print([(one['kind'], one['role'], one['number']) for one in notices])\n"
-    "seat.leave(5)"
+    "scheduler.leave(5)"
 )
 
 
@@ -174,7 +174,7 @@ def test_a_worker_that_dies_ends_the_rounds_of_the_others(tmp_path):
         scheduler = of_three.scheduler()
         server = of_three.start("server", ["-c", SERVER])
         waits = of_three.worker(WAITS, DMLC_TASK_ID="0")
-        dies = of_three.worker(SEAT + "time.sleep(60)", DMLC_TASK_ID="1")
+        dies = of_three.worker(CLIENT + "time.sleep(60)", DMLC_TASK_ID="1")
         dies.wait_for("here")
         waits.wait_for("here")
         dies.kill()
@@ -191,7 +191,7 @@ def test_a_worker_that_is_stopped_is_dead_after_a_while(tmp_path):
     with job(tmp_path, 2, 0, **FAST) as of_two:
         of_two.scheduler()
         waits = of_two.worker(WAITS, DMLC_TASK_ID="0")
-        stops = of_two.worker(SEAT + "print(seat.say('barrier', None, 30))", DMLC_TASK_ID="1")
+        stops = of_two.worker(CLIENT + "print(scheduler.say('barrier', None, 30))", DMLC_TASK_ID="1")
         stops.wait_for("here")
         os.kill(stops.pid, signal.SIGSTOP)
         said = waits.end(within_s=10)
@@ -205,7 +205,7 @@ def test_a_worker_that_does_not_come_is_named(tmp_path):
     with job(tmp_path, 2, 0) as of_two:
         of_two.scheduler()
         waits = of_two.worker(WAITS.replace("None, 30", "None, 0.5"), DMLC_TASK_ID="0")
-        of_two.worker(SEAT + "time.sleep(60)", DMLC_TASK_ID="1")
+        of_two.worker(CLIENT + "time.sleep(60)", DMLC_TASK_ID="1")
         waits.wait_for("StalledError barrier: worker 1 did not come in 0.")
 
 
@@ -214,12 +214,13 @@ def test_another_process_takes_the_place_of_a_dead_worker(tmp_path):
         scheduler = of_three.scheduler()
         of_three.start("server", ["-c", SERVER])
         waits = of_three.worker(WAITS, DMLC_TASK_ID="0")
-        dies = of_three.worker(SEAT + "time.sleep(60)", DMLC_TASK_ID="1")
+        dies = of_three.worker(CLIENT + "time.sleep(60)", DMLC_TASK_ID="1")
         dies.wait_for("here")
         waits.wait_for("here")
         dies.kill()
         again = of_three.worker(
-            SEAT + "print('again', world.is_recovery)\nseat.say('barrier', 7, 5)\nseat.leave(5)", DMLC_TASK_ID="1"
+            CLIENT + "print('again', world.is_recovery)\nscheduler.say('barrier', 7, 5)\nscheduler.leave(5)",
+            DMLC_TASK_ID="1",
         )
         assert "again True" in again.end()
         said = waits.end()
@@ -233,16 +234,16 @@ def test_a_worker_that_has_failed_is_lost_with_its_error(tmp_path):
     with job(tmp_path, 2, 0) as of_two:
         of_two.scheduler()
         waits = of_two.worker(WAITS, DMLC_TASK_ID="0")
-        of_two.worker(SEAT + "seat.fail('ValueError: no')", DMLC_TASK_ID="1")
+        of_two.worker(CLIENT + "scheduler.fail('ValueError: no')", DMLC_TASK_ID="1")
         assert "has died: ValueError: no" in waits.end()
 
 
 def test_without_the_scheduler_rounds_are_errors_and_all_are_told(tmp_path):
     with job(tmp_path, 1, 1) as of_two:
         scheduler = of_two.scheduler()
-        server = of_two.start("server", ["-c", SEAT + "wait_for('gone'); print('alone')"])
+        server = of_two.start("server", ["-c", CLIENT + "wait_for('gone'); print('alone')"])
         worker = of_two.worker(
-            SEAT + "wait_for('gone')\ntry:\n  seat.say('x')\nexcept Exception as e: print(type(e), e)"
+            CLIENT + "wait_for('gone')\ntry:\n  scheduler.say('x')\nexcept Exception as e: print(type(e), e)"
         )
         worker.wait_for("here")
         scheduler.kill()
@@ -254,7 +255,7 @@ def test_when_no_worker_is_left_the_servers_end(tmp_path):
     with job(tmp_path, 1, 1, **FAST) as of_two:
         scheduler = of_two.scheduler()
         server = of_two.start("server", ["-c", SERVER])
-        worker = of_two.worker(SEAT + "time.sleep(60)")
+        worker = of_two.worker(CLIENT + "time.sleep(60)")
         worker.wait_for("here")
         began_s = time.monotonic()
         worker.kill()
@@ -278,7 +279,7 @@ def test_a_server_does_not_wait_for_a_scheduler_that_is_stopped(tmp_path):
 def test_a_process_that_comes_to_a_stopping_scheduler_gets_an_error(tmp_path):
     with job(tmp_path, 2, 0, **FAST, RINGTRAIN_START_TIMEOUT_S="3") as of_two:
         scheduler = of_two.scheduler()
-        comes = of_two.worker(SEAT.replace("    world = ", "    print('came', flush=True)\n    world = "))
+        comes = of_two.worker(CLIENT.replace("    world = ", "    print('came', flush=True)\n    world = "))
         comes.wait_for("came")
         scheduler.popen.send_signal(signal.SIGSTOP)
         assert "PeerLostError: the scheduler of this job is gone: it has said nothing for" in comes.end(1, within_s=30)

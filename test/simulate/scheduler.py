@@ -1,5 +1,5 @@
-"""The world of the scheduler of stores: the real Scheduler, Roster, Rounds and Directory, the Seats and Memberships of
-workers, and what servers do with notices, while processes stop, die and come back, and connections break.
+"""The world of the scheduler of stores: the real Scheduler, Membership, Rounds and Directory, the SchedulerClients and
+Workers of processes, and what servers do with notices, while processes stop, die and come back, and connections break.
 
 Simulated are the connections, the script of each worker, and the values: a client knows how often each worker has
 pushed, and its pulls wait for rounds as those of a StoreClient do. The work of C++ on values has a world of its own
@@ -20,13 +20,13 @@ from typing import Any
 
 from ringtrain import errors
 from ringtrain.job.rendezvous.member import Place
-from ringtrain.kvstore.servers import membership, scheduler, seat, serve
+from ringtrain.kvstore.servers import scheduler, scheduler_client, server, worker
 from ringtrain.kvstore.servers.arrival import Arrival
-from ringtrain.kvstore.servers.membership import Membership
+from ringtrain.kvstore.servers.membership import Limits
 from ringtrain.kvstore.servers.roles import SERVER, WORKER
-from ringtrain.kvstore.servers.roster import Limits
 from ringtrain.kvstore.servers.scheduler import Scheduler
-from ringtrain.kvstore.servers.seat import Seat
+from ringtrain.kvstore.servers.scheduler_client import SchedulerClient
+from ringtrain.kvstore.servers.worker import Worker
 from simulate.story import Story, TimeIsUp, replaced
 from simulate.threads import Killed, Threads, modules
 
@@ -358,21 +358,21 @@ class _World:
 
     def _arrive(self, process: _Process) -> None:
         process.waits_for = "the scheduler"
-        own = Seat(Place("scheduler", [1]), b"", self.start_timeout_s, self.heartbeat_s, self.timeout_s)
+        own = SchedulerClient(Place("scheduler", [1]), b"", self.start_timeout_s, self.heartbeat_s, self.timeout_s)
         role, number = own.come(process.role, process.number, process.attempt, [("10.0.0.1", process.pid)])
         arrival = Arrival(role, number, own, [], b"", self.settings())
         process.waits_for = "the others"
         if process.role == SERVER:
-            serve.serve(arrival)
+            server.serve(arrival)
         else:
             self._work(process, arrival)
 
     def _work(self, process: _Process, arrival: Arrival) -> None:
-        job = Membership(arrival)
+        job = Worker(arrival)
         try:
             if self.is_elastic:
                 job.is_elastic = True
-                job.seat.be_elastic()
+                job.scheduler_client.be_elastic()
             for step in range(self.steps):
                 process.waits_for = f"step {step}"
                 self.threads.wait(None, self.story.now + self.story.random.uniform(0, self.pause_s))
@@ -384,7 +384,7 @@ class _World:
                 job._give_up(error)
             raise
 
-    def _step(self, process: _Process, job: Membership, step: int) -> None:
+    def _step(self, process: _Process, job: Worker, step: int) -> None:
         kind = ("push", "round", "directory", "push")[(step * 7 + self.workers) % 4]
         if kind == "push":
             process.waits_for = f"the push of step {step}"
@@ -401,12 +401,12 @@ class _World:
         else:
             self._look_up(process, job, step)
 
-    def _look_up(self, process: _Process, job: Membership, step: int) -> None:
+    def _look_up(self, process: _Process, job: Worker, step: int) -> None:
         process.waits_for = f"the key of step {step}"
         name = f"key/{step}"
         if job.number == 0:
-            job.seat.publish(0, {name: {"version": 1, "id": step}})
-        entry = job.seat.find(0, {name: 1}, self.stall_s)[name]
+            job.scheduler_client.publish(0, {name: {"version": 1, "id": step}})
+        entry = job.scheduler_client.find(0, {name: 1}, self.stall_s)[name]
         if entry is None or entry["version"] < 1:
             self.story.find(f"the directory gives {entry} for a key of version 1")
 
@@ -531,7 +531,7 @@ class _World:
 
     # ------------------------------------------------------------------------------------------------------- checks
 
-    def _check_round(self, process: _Process, job: Membership, label: str, said: dict[int, Any]) -> None:
+    def _check_round(self, process: _Process, job: Worker, label: str, said: dict[int, Any]) -> None:
         for number, value in said.items():
             if value != [number, int(label.split()[1])]:
                 self.story.find(f"{process.name} hears in {label} that worker {number} has said {value}")
@@ -595,24 +595,24 @@ def tell(seed: int, without: Sequence[int] = (), trace: bool = False) -> Story:
         with replaced(
             *(
                 (module, name, fake)
-                for module in (seat, scheduler)
+                for module in (scheduler_client, scheduler)
                 for name, fake in fakes.items()
                 if name in vars(module)
             ),
-            (seat, "os", system),
-            (seat, "connect", world.connect),
-            (seat, "socket", SimpleNamespace(gethostname=lambda: "host")),
+            (scheduler_client, "os", system),
+            (scheduler_client, "connect", world.connect),
+            (scheduler_client, "socket", SimpleNamespace(gethostname=lambda: "host")),
             (scheduler, "Hub", hub),
-            (membership, "os", system),
-            (membership, "make_client", client_of),
-            (membership, "metrics", count),
-            (membership, "serve_metrics", lambda *_: None),
-            (serve, "queue", fakes["queue"]),
-            (serve, "make_server", lambda *_: _Server()),
-            (serve, "serve_metrics", lambda *_: None),
-            (serve, "metrics", count),
-            (serve, "_snapshots", lambda _: _Nothing()),
-            (serve, "PythonUpdates", lambda *_: _Nothing()),
+            (worker, "os", system),
+            (worker, "make_client", client_of),
+            (worker, "metrics", count),
+            (worker, "serve_metrics", lambda *_: None),
+            (server, "queue", fakes["queue"]),
+            (server, "make_server", lambda *_: _Server()),
+            (server, "serve_metrics", lambda *_: None),
+            (server, "metrics", count),
+            (server, "_snapshots", lambda _: _Nothing()),
+            (server, "PythonUpdates", lambda *_: _Nothing()),
         ):
             try:
                 world.run()

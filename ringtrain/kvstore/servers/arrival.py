@@ -15,10 +15,10 @@ from ringtrain.job.rendezvous.member import Place
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.sockets import Listeners
 from ringtrain.job.world import node_name
+from ringtrain.kvstore.servers.membership import Limits
 from ringtrain.kvstore.servers.roles import WORKER, Role
-from ringtrain.kvstore.servers.roster import Limits
 from ringtrain.kvstore.servers.scheduler import Scheduler, say
-from ringtrain.kvstore.servers.seat import Seat, World
+from ringtrain.kvstore.servers.scheduler_client import SchedulerClient, World
 from ringtrain.record import metrics
 
 KEEP_VARIABLE = "RINGTRAIN_KV_KEEP"
@@ -41,14 +41,14 @@ class Arrival(NamedTuple):
 
     name: str
     number: int
-    seat: Seat
+    scheduler_client: SchedulerClient
     listeners: list[int]  # descriptors, for a server of this process
     secret: bytes
     settings: dict[str, str]
 
     def world(self) -> World:
-        """Wait for all others. Raises as `Seat.world`."""
-        return self.seat.world()
+        """Wait for all others. Raises as `SchedulerClient.world`."""
+        return self.scheduler_client.world()
 
     def say(self, text: str) -> None:
         say(int(float(self.settings["kv_verbose"])), f"{self.name} {self.number}", text)
@@ -70,20 +70,20 @@ def require_times(settings: Mapping[str, str]) -> None:
 
 
 def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
-    """Raises as `Seat` and `Seat.come`, ValueError as `require_times`, and OSError where this process cannot listen."""
+    """Raises as `SchedulerClient` and its `come`, ValueError as `require_times`, OSError if it cannot listen."""
     require_times(settings)
-    seat = Seat(
+    client = SchedulerClient(
         *(Place(role.host, [role.port]), secret, float(settings["start_timeout_s"])),
         *(float(settings["kv_heartbeat_s"]), float(settings["kv_timeout_s"])),
     )
     with Listeners() as listeners:
-        hosts = addresses_of(settings["kv_interface"]) or [numbers_of(role.address) or seat.own_address]
+        hosts = addresses_of(settings["kv_interface"]) or [numbers_of(role.address) or client.own_address]
         is_server = role.name != WORKER or role.servers == 0
         addresses = [(host, port) for host, port in listeners.open(hosts)] if is_server else []
-        name, number = seat.come(role.name, role.task, role.attempt, addresses)
+        name, number = client.come(role.name, role.task, role.attempt, addresses)
         if name == WORKER and role.servers:
-            return Arrival(name, number, seat, [], secret, settings)
-        arrival = Arrival(name, number, seat, listeners.take(), secret, settings)
+            return Arrival(name, number, client, [], secret, settings)
+        arrival = Arrival(name, number, client, listeners.take(), secret, settings)
     arrival.say(f"listens at {', '.join(f'{host}:{port}' for host, port in addresses)}")
     return arrival
 

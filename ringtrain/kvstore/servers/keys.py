@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import ringtrain._core as _core
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import MismatchError
-from ringtrain.kvstore.servers.membership import Membership
+from ringtrain.kvstore.servers.membership import KEY
 from ringtrain.kvstore.servers.python_updates import NUMBER
-from ringtrain.kvstore.servers.roster import KEY
+from ringtrain.kvstore.servers.worker import Worker
 
 # Borders of pieces: what codes of one or two bits have in a word.
 _ELEMENTS = 32
@@ -80,11 +80,11 @@ class KeyTable:
         cuts_keys: whether large keys are cut over all servers.
     """
 
-    def __init__(self, job: Membership, store: int, cuts_keys: bool = True) -> None:
-        self._job = job
+    def __init__(self, worker: Worker, store: int, cuts_keys: bool = True) -> None:
+        self._worker = worker
         self._store = store
-        bound = int(job.seconds("kv_bound")) if cuts_keys else None
-        self._placement = Placement(len(job.world.servers), bound)
+        bound = int(worker.seconds("kv_bound")) if cuts_keys else None
+        self._placement = Placement(len(worker.world.servers), bound)
         self._next_id = 0
         self._pieces: dict[str, Pieces] = {}
         self._rule_version = 0
@@ -99,9 +99,9 @@ class KeyTable:
         """
         names = [str(key) for key in arrays]
         wanted = dict(zip(names, arrays.values(), strict=True))
-        found = self._find(names, 0) if self._job.is_recovery else {}
+        found = self._find(names, 0) if self._worker.is_recovery else {}
         new = {name: wanted[name] for name in names if found.get(name) is None}
-        is_first = self._job.number == 0
+        is_first = self._worker.number == 0
         if new and is_first:
             self._create(new, has_ints=isinstance(next(iter(arrays)), int))
         known = self._find(names, 1)
@@ -110,8 +110,8 @@ class KeyTable:
 
     def replace(self, name: str, number: int, array: Any, version: int) -> int:
         """Give a key another value, that of worker 0. Returns its version."""
-        if self._job.number == 0:
-            self._job.client.assign(self._store, [number], [adapter_for(array).view(array)])
+        if self._worker.number == 0:
+            self._worker.client.assign(self._store, [number], [adapter_for(array).view(array)])
             entry = self._find([name], version)[name]
             self._publish({name: {**entry, "version": version + 1}})
         return int(self._find([name], version + 1)[name]["version"])
@@ -121,18 +121,18 @@ class KeyTable:
 
     def has_rule_already(self) -> bool:
         """Whether the others have set up an optimizer that this worker, which was not there, has not."""
-        if not self._job.is_recovery or self._rule_version:
+        if not self._worker.is_recovery or self._rule_version:
             return False
         self._rule_version = 1
-        return self._job.seat.find(self._store, {_RULE: 0}, 0)[_RULE] is not None
+        return self._worker.scheduler_client.find(self._store, {_RULE: 0}, 0)[_RULE] is not None
 
     def publish_rule(self) -> None:
         self._rule_version += 1
-        self._job.seat.publish(self._store, {_RULE: {"version": self._rule_version}})
+        self._worker.scheduler_client.publish(self._store, {_RULE: {"version": self._rule_version}})
 
     def _create(self, arrays: Mapping[str, Any], has_ints: bool) -> None:
-        if self._job.is_recovery:
-            before = self._job.seat.find(self._store, {_NEXT: 0}, 0)[_NEXT]
+        if self._worker.is_recovery:
+            before = self._worker.scheduler_client.find(self._store, {_NEXT: 0}, 0)[_NEXT]
             self._next_id = max(self._next_id, before["id"] if before else 0)
         sizes = [(prod(array.shape), int(array.nbytes) // max(1, prod(array.shape))) for array in arrays.values()]
         entries = {}
@@ -147,13 +147,13 @@ class KeyTable:
             self._next_id += 1
         prepared = [adapter_for(array).prepare(array) for array in arrays.values()]
         views = [adapter_for(array).view(array) for array in prepared]
-        self._job.client.create_keys(self._store, self._core_keys(entries), views)
-        self._job.publish_memory()
+        self._worker.client.create_keys(self._store, self._core_keys(entries), views)
+        self._worker.publish_memory()
         by_number = {
             f"{NUMBER}{entry['id']}": {"version": 1, "key": name, "is_int": has_ints, "shape": entry["shape"]}
             for name, entry in entries.items()
         }
-        self._job.seat.publish(self._store, {_NEXT: {"version": 1, "id": self._next_id}, **by_number})
+        self._worker.scheduler_client.publish(self._store, {_NEXT: {"version": 1, "id": self._next_id}, **by_number})
         self._publish(entries)
 
     def _attach(self, entries: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
@@ -163,11 +163,11 @@ class KeyTable:
             if own != (entry["dtype"], entry["shape"]):
                 raise MismatchError(
                     f'key "{name}" is {entry["dtype"]}{entry["shape"]} on worker 0, but {own[0]}{own[1]} on worker '
-                    f"{self._job.number}; give all workers the same shape and dtype"
+                    f"{self._worker.number}; give all workers the same shape and dtype"
                 )
         if entries:
-            self._job.client.attach_keys(self._store, self._core_keys(entries))
-            self._job.publish_memory()
+            self._worker.client.attach_keys(self._store, self._core_keys(entries))
+            self._worker.publish_memory()
 
     def _core_keys(self, entries: Mapping[str, Any]) -> list[_core.StoreKey]:
         keys = []
@@ -177,11 +177,11 @@ class KeyTable:
         return keys
 
     def _publish(self, entries: Mapping[str, Any]) -> None:
-        self._job.seat.publish(self._store, {KEY + name: entry for name, entry in entries.items()})
+        self._worker.scheduler_client.publish(self._store, {KEY + name: entry for name, entry in entries.items()})
 
     def _find(self, names: list[str], version: int) -> dict[str, Any]:
         if not names:
             return {}
-        patience_s = self._job.seconds("stall_shutdown_time_s")
-        found = self._job.seat.find(self._store, {KEY + name: version for name in names}, patience_s)
+        patience_s = self._worker.seconds("stall_shutdown_time_s")
+        found = self._worker.scheduler_client.find(self._store, {KEY + name: version for name in names}, patience_s)
         return {name: found[KEY + name] for name in names}

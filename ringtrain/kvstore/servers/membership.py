@@ -1,361 +1,724 @@
-"""A worker's part in a job of servers: its place, its client, and its server where servers are in the workers."""
+"""Who takes part in a job of workers and servers. Knows no sockets, no threads and no clock: time is an argument.
+
+A place is a role and a number. Every message that is answered has an id, and the answer the same one; a request that
+waits says how long.
+
+States of a place, what ends each, and by when:
+
+    empty     a process comes. Before the job has begun: at the latest when the patience of the others ends
+              (start_timeout_s: StalledError); after a death, kv_timeout_s or kv_rejoin_s (PeerLostError for all).
+    here      done: the process says so, at the end of its script.
+              lost: its connection ends, or it says that it fails, at once; it says nothing for kv_timeout_s: expelled.
+    lost      here: another process comes in its place, with the next term.
+              announced: at once, or for a worker after kv_rejoin_s.
+    announced here: as from lost. All rounds that wait for it fail, and its other workers' pulls.
+    done      nothing, but with servers that stay.
+
+States of the job: gathering, until every place has a process; running, until all workers are done, none has been here
+for kv_timeout_s, or the scheduler is told to end; over. A process without its scheduler has no part in the job any
+more, see `scheduler_client.Standing`: so whatever the scheduler knows last is true for everybody.
+"""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import os
+import itertools
 import secrets
-import sys
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import ringtrain._core as _core
-from ringtrain.errors import NotInitializedError, RingtrainError
-from ringtrain.job import launched_by, session
-from ringtrain.job.interfaces import usual_address
-from ringtrain.job.network import Meeting
-from ringtrain.job.rendezvous.listener import bound
-from ringtrain.kvstore.servers import roles
-from ringtrain.kvstore.servers.arrival import (
-    Arrival,
-    arrive,
-    make_client,
-    make_scheduler,
-    make_server,
-    name_what_is_needless,
-    numbers_of,
-    require_times,
-    secret_of,
-    serve_metrics,
-)
-from ringtrain.kvstore.servers.ranks import has_plan, take_plan
-from ringtrain.kvstore.servers.roles import SERVER, WORKER, Role
-from ringtrain.kvstore.servers.roster import MEMORY
-from ringtrain.kvstore.servers.scheduler import Scheduler
-from ringtrain.kvstore.servers.seat import Notice
-from ringtrain.kvstore.servers.serve import KEPT, NO_AUTOSERVE_VARIABLE, memory_entry, memory_name, take_worker
-from ringtrain.objects import broadcast_object
-from ringtrain.options import table
-from ringtrain.process_sets import ProcessSet
-from ringtrain.record import metrics
-from ringtrain.record.logger import logger
+from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.kvstore.servers.roles import SERVER, WORKER
+
+Message = dict[str, Any]
+# Told of the round before the end of a worker, in which all may be missing.
+END = "end"
+
+
+class Failure(NamedTuple):
+    """A worker that says nothing any more."""
+
+    is_done: bool  # it has ended well
+    name: str
+    text: str
 
 
 @dataclass
-class Counts:
-    """Of all stores of a worker."""
-
-    pushes: int = 0  # values
-    push_bytes: int = 0
-    pulls: int = 0
-    pull_bytes: int = 0
-    waiting_s: float = 0.0
-
-    def pushed(self, arrays: Iterable[Any]) -> None:
-        """They are on their way."""
-        for array in arrays:
-            self.pushes += 1
-            self.push_bytes += array.nbytes
-
-    def pulled(self, arrays: Iterable[Any]) -> None:
-        """They are asked for."""
-        for array in arrays:
-            self.pulls += 1
-            self.pull_bytes += array.nbytes
-
-    def with_traffic(self, traffic: dict[str, float]) -> dict[str, float]:
-        """All that there is to tell."""
-        return {**asdict(self), **traffic}
+class _Said:
+    value: Any
+    member: int
+    id: int
+    began_s: float
+    end_s: float
 
 
-_DAY_S = 86400.0
-_LOOPBACK = "127.0.0.1"
+@dataclass
+class _Round:
+    said: dict[int, _Said] = field(default_factory=dict)
+
+
+class Rounds:
+    """Rounds of workers: each says something, and all hear what all have said. A label has one open round at a time."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Round] = {}
+
+    def say(self, message: Message, number: int, member: int, now_s: float) -> list[tuple[int, Message]]:
+        """The answer to who only joins a round that others wait in, if nobody does."""
+        label = str(message["label"])
+        if message["joins_only"] and label not in self._open:
+            return [(member, {"kind": "answer", "id": message["id"], "value": {str(number): message["value"]}})]
+        patience_s = float(message["patience_s"]) or float("inf")
+        said = _Said(message["value"], member, message["id"], now_s, now_s + patience_s)
+        self._open.setdefault(label, _Round()).said[number] = said
+        return []
+
+    def close(
+        self, workers: Mapping[int, Any], gone: Mapping[int, Failure], is_elastic: bool
+    ) -> list[tuple[int, Message]]:
+        """The answers of rounds in which all workers have spoken, and the failures of those in which one never will."""
+        answers = []
+        ending = self._open[END].said if END in self._open else {}
+        for label, of_label in list(self._open.items()):
+            said = of_label.said
+            for number in [number for number in said if number in gone]:
+                del said[number]  # of one that has died since
+            missed: dict[int, Failure] = {}
+            awaited = set(workers)
+            if label != END:
+                awaited -= ending.keys()
+                missed = {**gone, **{number: Failure(True, f"worker {number}", "") for number in ending}}
+            if missed and not is_elastic:
+                answers += [
+                    (one.member, _failure_of_round(one.id, "PeerLostError", _why(label, missed)))
+                    for one in said.values()
+                ]
+            elif awaited <= said.keys():
+                values = {str(number): said[number].value for number in sorted(said)}
+                answers += [(one.member, {"kind": "answer", "id": one.id, "value": values}) for one in said.values()]
+            else:
+                continue
+            del self._open[label]
+        return answers
+
+    def overdue(self, now_s: float, workers: Mapping[int, Any]) -> list[tuple[int, Message]]:
+        failures = []
+        for label, of_label in self._open.items():
+            for number, one in list(of_label.said.items()):
+                if one.end_s < now_s:
+                    missing = list_of_ranks([other for other in workers if other not in of_label.said])
+                    text = f"{label}: {missing.replace('rank', 'worker')} did not come in {now_s - one.began_s:.1f} s"
+                    failures.append((one.member, _failure_of_round(one.id, "StalledError", text)))
+                    del of_label.said[number]
+        self._open = {label: one for label, one in self._open.items() if one.said}
+        return failures
+
+
+def _why(label: str, missed: Mapping[int, Failure]) -> str:
+    one = missed[min(missed)]
+    how = "has ended, so it does not come" if one.is_done else f"has died: {one.text}"
+    return f"{label}: {one.name} {how}"
+
+
+def _failure_of_round(number: int, error: str, text: str) -> Message:
+    return {"kind": "error", "id": number, "error": error, "text": text}
+
+
+# Names of keys begin so.
+KEY = "key/"
+# In the place of a store: where workers have memory that they share with servers. Every worker tells of its own.
+MEMORY = -1
+
+
+@dataclass
+class _Wait:
+    member: int
+    message: Message
+    began_s: float
+    end_s: float
+
+
+@dataclass
+class _Store:
+    entries: dict[str, Any] = field(default_factory=dict)
+    waits: list[_Wait] = field(default_factory=list)
+
+
+class Directory:
+    """What worker 0 has told of the keys of each store, by store and name, and the workers that wait to hear of them.
+
+    An entry has a version, from 1 on.
+    """
+
+    def __init__(self) -> None:
+        self._stores: dict[int, _Store] = {}
+        self._lost = ""  # why nobody publishes any more
+
+    def publish(self, store: int, entries: dict[str, Any]) -> list[tuple[int, Message]]:
+        """New entries, or later versions. Returns the answers to who has waited for them."""
+        if store != MEMORY:
+            self._lost = ""
+        of_store = self._store(store)
+        of_store.entries |= entries
+        return self._answers(of_store)
+
+    def find(self, member: int, message: Message, now_s: float) -> list[tuple[int, Message]]:
+        """`versions` is, by name, the least version that is wanted; 0 is an entry or None."""
+        of_store = self._store(message["store"])
+        patience_s = float(message["patience_s"]) or float("inf")
+        of_store.waits.append(_Wait(member, message, now_s, now_s + patience_s))
+        answers = self._answers(of_store)
+        return answers if answers or not self._lost else self.lose(Place("worker", 0), self._lost)
+
+    def lose(self, _who: Place, text: str) -> list[tuple[int, Message]]:
+        """Who publishes is lost."""
+        self._lost = text
+        failures = []
+        for of_store in self._stores.values():
+            for wait in of_store.waits:
+                key = ", ".join(_names_of_keys(self._missing(of_store, wait)))
+                whole = f'{text}; nobody else gives key "{key}" a value'
+                failures.append((wait.member, _failure_of_wait(wait, "PeerLostError", whole)))
+            of_store.waits.clear()
+        return failures
+
+    def overdue(self, now_s: float) -> list[tuple[int, Message]]:
+        failures = []
+        for of_store in self._stores.values():
+            for wait in [one for one in of_store.waits if one.end_s < now_s]:
+                of_store.waits.remove(wait)
+                names = ", ".join(_names_of_keys(self._missing(of_store, wait)))
+                text = (
+                    f'key "{names}" has no value after {now_s - wait.began_s:.1f} s '
+                    "(stall_shutdown_time_s): worker 0, whose value counts, has not called init or broadcast with it"
+                )
+                failures.append((wait.member, _failure_of_wait(wait, "StalledError", text)))
+        return failures
+
+    def _store(self, number: int) -> _Store:
+        return self._stores.setdefault(int(number), _Store())
+
+    def _answers(self, of_store: _Store) -> list[tuple[int, Message]]:
+        done = [wait for wait in of_store.waits if not self._missing(of_store, wait)]
+        of_store.waits = [wait for wait in of_store.waits if wait not in done]
+        return [(wait.member, self._answer(of_store, wait)) for wait in done]
+
+    def _missing(self, of_store: _Store, wait: _Wait) -> list[str]:
+        versions: dict[str, int] = wait.message["versions"]
+        known = of_store.entries
+        return [name for name, version in versions.items() if known.get(name, {"version": 0})["version"] < version]
+
+    def _answer(self, of_store: _Store, wait: _Wait) -> Message:
+        entries = {name: of_store.entries.get(name) for name in wait.message["versions"]}
+        return {"kind": "answer", "id": wait.message["id"], "value": entries}
+
+
+def _names_of_keys(names: list[str]) -> list[str]:
+    return [name.removeprefix(KEY) for name in names]
+
+
+def _failure_of_wait(wait: _Wait, error: str, text: str) -> Message:
+    return {"kind": "error", "id": wait.message["id"], "error": error, "text": text}
+
+
+class Place(NamedTuple):
+    role: str
+    number: int
+
+
+@dataclass
+class Process:
+    """`member` is its connection."""
+
+    member: int
+    host: str
+    pid: int
+    attempt: int
+    addresses: list[list[Any]]  # host and port of its server, several with several interfaces; none: it has no server
+    waits_until_s: float  # for the others to come
+    heartbeat_s: float
+    came_s: float
+    heard_s: float
+    term: int = 0  # how many processes had the place before
+    is_recovery: bool = False
+    is_done: bool = False
+    lost_s: float | None = None
+    text: str = ""  # of what it was lost
+    snapshot_age_s: float | None = None  # of a server that goes on from one: how old that was
+    is_announced: bool = False  # whether the others know that it is lost
+
+    @staticmethod
+    def of(member: int, message: dict[str, Any], now_s: float) -> Process:
+        """Of what it says when it comes."""
+        addresses = [[str(host), int(port)] for host, port in message["addresses"]]
+        waits_until_s = now_s + float(message["patience_s"]) if message["patience_s"] else float("inf")
+        return Process(
+            *(member, str(message["host"]), int(message["pid"]), int(message["attempt"])),
+            *(addresses, waits_until_s),
+            *(float(message["heartbeat_s"]), now_s, now_s),
+        )
+
+    def is_here(self) -> bool:
+        return not self.is_done and self.lost_s is None
+
+    def may_come_back(self) -> bool:
+        return self.lost_s is not None and not self.is_announced
+
+    def is_overdue(self, now_s: float, rejoin_s: float) -> bool:
+        """Whether the others have waited long enough for another one in its place."""
+        return self.may_come_back() and self.lost_s is not None and now_s - self.lost_s > rejoin_s
+
+    def is_dead(self, now_s: float, silent_s: float) -> bool:
+        return not self.is_done and (self.lost_s is not None or now_s - self.heard_s > silent_s)
+
+    def name(self) -> str:
+        return f"{self.host}, pid {self.pid}"
+
+
+def in_words(place: Place, process: Process) -> str:
+    return f"{place.role} {place.number} ({process.name()})"
+
+
+class Limits(NamedTuple):
+    """What the scheduler was told."""
+
+    workers: int
+    servers: int  # 0: one in each worker
+    capacity: int  # most workers that there may ever be
+    timeout_s: float  # of silence, after which a process is dead
+    rejoin_s: float  # before the others hear of a dead worker
+    keeps: bool  # whether the servers stay when all workers are done
+
+
+class Tell(NamedTuple):
+    """To be sent to a process."""
+
+    member: int
+    message: Message
+
+
+class Drop(NamedTuple):
+    """A process of which nothing is expected any more."""
+
+    member: int
+
+
+class Over(NamedTuple):
+    """All are done; or, with a text, the job has never begun."""
+
+    failure: str = ""
+
+
+class Note(NamedTuple):
+    """For people."""
+
+    text: str
+
+
+Output = Tell | Drop | Over | Note
+
+
+@dataclass
+class _Order:
+    """A command that servers carry out."""
+
+    member: int
+    id: int
+    missing: set[Place]
+    failure: Message | None = None
+
+
+class _Vacancy(NamedTuple):
+    """A place whose process has died before the job has begun."""
+
+    text: str
+    since_s: float
+
+
+@dataclass
+class _State:
+    is_running: bool = False
+    is_elastic: bool = False
+    is_over: bool = False
+    lonely_s: float | None = None  # since when no worker lives, though not all are done
 
 
 class Membership:
-    """Until close(). One thread makes and uses the stores; a thread of the seat brings notices.
+    """The state machine. Every method returns what is to be done now, in this order."""
 
-    Args:
-        scheduler: that of this process, if it has it.
-    """
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self._token = secrets.token_hex(8)
+        self._processes: dict[Place, Process] = {}
+        self._places: dict[int, Place] = {}  # of who is connected
+        self._vacancies: dict[Place, _Vacancy] = {}
+        self._directory = Directory()
+        self._rounds = Rounds()
+        self._orders: dict[int, _Order] = {}
+        self._numbers = itertools.count()
+        self._state = _State()
 
-    def __init__(self, arrival: Arrival, scheduler: Scheduler | None = None) -> None:
-        self.seat, self.settings = arrival.seat, arrival.settings
-        self._arrival, self._scheduler = arrival, scheduler
-        self._is_closed = False
-        self._held: set[str] = set()  # labels of rounds
-        self._published: dict[int, int] = {}  # by server, the number of the last memory that the directory knows
-        self._process = os.getpid()
-        self._server: _core.StoreServer | None = None
-        self.stores = 0  # that were made
-        self.counts = Counts()
-        self.waits_before_exit = True
-        self.is_elastic = False
+    # --------------------------------------------------------------------------------------------------- processes
+
+    def come(self, member: int, message: Message, now_s: float) -> list[Output]:
+        """A process wants a place: the one of its role and task, or any."""
+        process = Process.of(member, message, now_s)
         try:
-            self.world = arrival.world()
-            if arrival.listeners:
-                self._server = make_server(arrival, self.world)
-            self.client = make_client(arrival, self.world)
-            self.living = set(self.world.living)
-            # servers, and how old their snapshots were
-            self.restored = {server: age_s for server, age_s in self.world.restored.items() if age_s != KEPT}
-            for number, text in self.world.gone.items():  # before this process came
-                self.client.lost(number, text, self.world.terms[number] + 1)
-            # Before it meets the servers: one that comes back has another address.
-            self.seat.listen_with(self._notice)
-            self.client.meet()
-            self._ends = self._begin_to_count()
-        except BaseException as error:
-            self._give_up(error)
-            raise
-        self.number, self.is_recovery = self.world.number, self.world.is_recovery
-        arrival.say(f"is one of {self.world.workers} workers, with {len(self.world.servers)} servers")
+            self._require_heartbeat(process)
+            place = self._place_for(str(message["role"]), message["task"], process)
+        except ValueError as error:
+            failure = {"kind": "error", "id": message["id"], "error": "ValueError", "text": str(error)}
+            return [Tell(member, failure), Note(str(error))]
+        output: list[Output] = []
+        if place in self._processes and self._processes[place].is_here():
+            text = f"another process has taken its place ({process.name()})"
+            output += self._expel(place, text, f"was expelled: {text}", now_s)
+        before = self._processes.get(place)
+        process.term = before.term + 1 if before is not None else 0
+        self._processes[place], self._places[member] = process, place
+        self._vacancies.pop(place, None)
+        process.is_recovery = self._state.is_running
+        output += [
+            Note(f"{in_words(place, process)} has come"),
+            Tell(member, {"kind": "place", "id": message["id"], "role": place.role, "number": place.number}),
+        ]
+        if not self._state.is_running:
+            return output + self._begin_if_all_are_here()
+        if place.role == WORKER:  # a server says when it is ready
+            self._state.lonely_s = None
+            output += self._announce_return(place)
+        return [*output, Tell(member, self._world(place))]
 
-    @property
-    def workers(self) -> int:
-        """How many there are; in an elastic job, those that live."""
-        return len(self.living) if self.is_elastic else self.world.workers
+    def lose(self, member: int, text: str, now_s: float) -> list[Output]:
+        """A process has died, or is taken for dead."""
+        place = self._places.pop(member, None)
+        if place is None:
+            return []
+        process = self._processes[place]
+        process.lost_s, process.text = now_s, text
+        output: list[Output] = [Note(f"{in_words(place, process)} is lost: {text}"), Drop(member)]
+        if not self._state.is_running:
+            del self._processes[place]  # another one may come before the others begin
+            self._vacancies[place] = _Vacancy(f"{in_words(place, process)} has died: {text}", now_s)
+            return output
+        output += self._forget_orders(place)
+        if place.role == WORKER:
+            output += self._fence(place)
+        if place.role == SERVER or self._limits.rejoin_s == 0 or self._state.is_elastic:
+            output += self._announce(place)
+        return output + self._end_if_done(now_s)
 
-    def on_this_host(self) -> list[int]:
-        """The numbers of its workers."""
-        hosts = self.world.hosts
-        return sorted(number for number, host in hosts.items() if host == hosts[self.number])
+    def done(self, member: int, now_s: float) -> list[Output]:
+        """A process ends well."""
+        place = self._places.pop(member, None)
+        if place is None:
+            return []
+        process = self._processes[place]
+        process.is_done = True
+        output: list[Output] = [Note(f"{in_words(place, process)} is done"), Drop(member)]
+        text = _how_it_is_gone(place, process)
+        left = {"kind": "left", "role": place.role, "number": place.number, "text": text, "term": process.term}
+        output += [Tell(one.member, left) for one in self._here()]
+        return output + self._close_rounds() + self._end_if_done(now_s)
 
-    def has_servers_of_their_own(self) -> bool:
-        return self._server is None
+    def tick(self, now_s: float) -> list[Output]:
+        """What time alone brings."""
+        output: list[Output] = []
+        for place in list(self._places.values()):
+            silent_s = now_s - self._processes[place].heard_s
+            if silent_s > self._limits.timeout_s:
+                text = f"it has said nothing for {silent_s:.1f} s (kv_timeout_s)"
+                told = (
+                    f"was expelled after {silent_s:.1f} s of silence (kv_timeout_s): it was stopped or kept from "
+                    "running, and the others take this process for dead; start it again"
+                )
+                output += self._expel(place, text, told, now_s)
+        for place, process in self._processes.items():
+            if process.is_overdue(now_s, self._limits.rejoin_s):
+                output += self._announce(place)
+        output += [Tell(member, failure) for member, failure in self._directory.overdue(now_s)]
+        output += [Tell(member, failure) for member, failure in self._rounds.overdue(now_s, self._workers_here())]
+        output += self._say_who_has_not_come(now_s)
+        output += self._give_up_vacancies(now_s)
+        lonely_s = self._state.lonely_s
+        if lonely_s is not None and now_s - lonely_s > self._limits.timeout_s and not self._limits.keeps:
+            output += self._end("no worker is left")
+        return output
 
-    def runs_python(self) -> bool:
-        """Whether its servers run optimizers in Python that workers send them."""
-        return self.has_servers_of_their_own() and self.settings["kv_python_updaters"] == "on"
+    def _expel(self, place: Place, text: str, told: str, now_s: float) -> list[Output]:
+        """The process may still run, or run again later: it is told so itself. `text` is for the others."""
+        process = self._processes[place]
+        expelled = {"kind": "expelled", "text": f"{in_words(place, process)} {told}"}
+        return [Tell(process.member, expelled), *self.lose(process.member, text, now_s)]
 
-    def command(self, head: int, body: str) -> None:
-        """Have all servers carry it out. Raises as `Seat.command`."""
-        self.seat.command(head, body, self.seconds("stall_shutdown_time_s"))
+    def end(self, text: str, error: str) -> list[Output]:
+        """The scheduler ends before its job. Processes that are here raise this error."""
+        return self._end(text, error)
 
-    def publish_memory(self) -> None:
-        """Tell the directory where this process has memory of servers, with which a successor of a lost one goes on."""
-        new = self.client.take_shared_parts()
-        if not self.has_servers_of_their_own() or self.seconds("kv_rejoin_s") == 0:
-            return
-        for server, store, number, spec, ticket in new:
-            place = self._published[server] = self._published.get(server, -1) + 1
-            entry = memory_entry(store, number, spec, ticket)
-            self.seat.publish(MEMORY, {memory_name(server, self.number, place): entry})
+    # ---------------------------------------------------------------------------------------------------- messages
 
-    def seconds(self, option: str) -> float:
-        return float(self.settings[option])
+    def hear(self, member: int, message: Message, now_s: float) -> list[Output]:
+        """Of a process that has a place. KeyError, TypeError and ValueError are its mistakes."""
+        place = self._places[member]
+        self._processes[place].heard_s = now_s
+        kind = message["kind"]
+        if kind == "say":
+            return self._say(place, message, now_s)
+        if kind == "publish":
+            return [Tell(*one) for one in self._directory.publish(message["store"], message["entries"])]
+        if kind == "find":
+            return [Tell(*one) for one in self._directory.find(member, message, now_s)]
+        if kind == "dead":
+            return [self._answer(member, message, self._count_dead(message["who"], message["silent_s"], now_s))]
+        if kind == "command":
+            return self._order(member, message)
+        if kind == "obeyed":
+            return self._obeyed(place, message)
+        if kind == "ready":
+            self._processes[place].snapshot_age_s = float(message["snapshot_age_s"])
+            return self._announce_return(place)
+        if kind == "elastic":
+            self._state.is_elastic = True
+            return self._close_rounds()
+        return []  # a sign of life
 
-    def say(self, label: str, value: Any = None) -> dict[int, Any]:
-        """A round of the workers, which ends after stall_shutdown_time_s. Raises as `Seat.say`."""
-        return self.seat.say(label, value, self.seconds("stall_shutdown_time_s"))
+    def _say(self, place: Place, message: Message, now_s: float) -> list[Output]:
+        member = self._processes[place].member
+        answers = [Tell(*one) for one in self._rounds.say(message, place.number, member, now_s)]
+        return answers + self._close_rounds()
 
-    def say_unless_missed(self, label: str, value: Any = None) -> dict[int, Any]:
-        """The same. Who has come in the place of another one may have missed a round: it holds the first one of this
-        label alone, unless the others wait in it."""
-        may_have_missed = self.is_recovery and label not in self._held
-        self._held.add(label)
-        return self.seat.say(label, value, self.seconds("stall_shutdown_time_s"), joins_only=may_have_missed)
+    def _close_rounds(self) -> list[Output]:
+        """Of those that are expected all have said something, or one of them will not."""
+        gone = {
+            place.number: Failure(process.is_done, in_words(place, process), process.text)
+            for place, process in self._processes.items()
+            if place.role == WORKER and not process.is_here() and (process.is_done or process.is_announced)
+        }
+        return [Tell(*one) for one in self._rounds.close(self._workers_here(), gone, self._state.is_elastic)]
 
-    def require_usable(self) -> None:
-        """Raises NotInitializedError where this process has left the job, or is a forked child."""
-        if self._process != os.getpid():
-            raise NotInitializedError("this process was forked from a worker of a store; make a store of its own")
-        if self._is_closed:
-            raise NotInitializedError("this store was made before the last init() or shutdown(); make a new one")
-
-    def close(self) -> None:
-        """Leave the job: after all others have come to their end, too, or with the error of which the script ends."""
-        if self._is_closed or self._process != os.getpid():
-            return
-        self._is_closed = True
-        for end in self._ends:
-            end()
-        error = getattr(sys, "last_value", None)  # what the script ends of, if nobody has caught it
-        if error is not None and not hasattr(sys, "ps1"):  # at a prompt the process has lived on
-            self._give_up(error)
-            return
-        # The others need a process with a server or the scheduler until they are done.
-        is_needed = self._server is not None or self._scheduler is not None
-        longest_s = _DAY_S if is_needed else self.seconds("kv_timeout_s")
-        self.client.close()
-        with contextlib.suppress(KeyboardInterrupt):
-            self.seat.leave(longest_s if self.waits_before_exit or is_needed else 0)
-        if self._server is not None:
-            self._server.close()
-        if self._scheduler is not None:
-            self._scheduler.close()
-
-    def _begin_to_count(self) -> list[Callable[[], None]]:
-        """What is to be called at the end."""
-        ends = []
-        if not session.is_initialized():
-            serve_metrics(self._arrival, self._arrival.number)
-            ends.append(metrics.stop_serving)
-        ends.append(metrics.count_store("kvstore", lambda: self.counts.with_traffic(self.client.metrics())))
-        if self._server is not None:
-            ends.append(metrics.count_store("kvstore_server", self._server.metrics))
-        return ends
-
-    def _give_up(self, error: BaseException) -> None:
-        self._is_closed = True
-        text = f"{type(error).__name__}: {error}"
-        self.seat.fail(text)
-        if self._scheduler is not None:
-            self._scheduler.end(
-                f"worker {self._arrival.number}, which runs the scheduler, has died: {text}", "PeerLostError"
-            )
-        for one in (self._server, self._scheduler):
-            if one is not None:
-                one.close()
-
-    def _notice(self, notice: Notice) -> None:
-        kind, role, number = notice["kind"], notice.get("role"), int(notice.get("number", 0))
-        if kind in ("gone", "over"):
-            self._arrival.say(notice["text"])
-            self.client.end(notice["text"], is_lost=notice["error"] != "ShutDownError")
-        elif role == WORKER and kind in ("lost", "left"):
-            self.living.discard(number)
-            text, first_term = notice["text"], int(notice["term"]) + 1
-            self.client.lost(number, text, first_term)
-            if self._server is not None:
-                self._server.lost(number, first_term)
-                self.client.lost_server(number, text)
-        elif role == WORKER and kind == "back":
-            self.living.add(number)
-            self.client.back(number)
-            if self._server is not None:
-                self._server.back(number, int(notice["term"]))
-        elif role == SERVER and kind == "lost":
-            self.client.lost_server(number, notice["text"])
-        elif role == SERVER and kind == "back":
-            age_s = float(notice["snapshot_age_s"])
-            if age_s != KEPT:
-                self.restored[number] = age_s
-            addresses = [(str(host), int(port)) for host, port in notice["addresses"]]
-            self.client.back_server(number, addresses, keeps_memory=age_s == KEPT)
-
-
-_of_environment: Membership | None = None
-_meetings = 0  # how often init() has met the other workers
-_of_sets: dict[int, Membership] = {}
-
-
-def is_worker_by_environment() -> bool:
-    """Whether MXNet's variables make this process a worker."""
-    return roles.of_environment() is not None
-
-
-def count_workers_by_environment() -> int:
-    """How many workers the job has of which MXNet's variables make this process a worker; 0 if they do not."""
-    role = roles.of_environment()
-    return role.workers if role is not None and role.name in (WORKER, "") else 0
-
-
-def meet_by_environment(settings: dict[str, str]) -> Meeting:
-    """For init(): the workers meet through the scheduler, and have as ranks the numbers that they have there.
-
-    Raises as `membership_by_environment`, and RingtrainError where this worker has taken the place of a lost one.
-    """
-    global _meetings
-    role = roles.of_environment()
-    assert role is not None
-    job = membership_by_environment(settings)
-    if job.is_recovery:
-        raise RingtrainError(
-            f"worker {job.number} has taken the place of a lost one, and the init() of the other workers is over: "
-            "start the whole job again, or use only stores with servers (dist_sync, dist_async)"
+    def _count_dead(self, who: int, silent_s: float, now_s: float) -> int:
+        """`who`: 1 is the scheduler, which answers, 2 the servers and 4 the workers."""
+        bits = {SERVER: 2, WORKER: 4}
+        dead = sum(
+            bool(bits[place.role] & who) and process.is_dead(now_s, silent_s)
+            for place, process in self._processes.items()
         )
-    _meetings += 1
-    label = f"init() number {_meetings}"
+        # Where they are in the workers, servers die with them.
+        with_workers = who & 6 == 2 and self._limits.servers == 0
+        return self._count_dead(4, silent_s, now_s) if with_workers else dead
 
-    def exchange(value: Any) -> list[Any]:
-        said = job.seat.say(label, value, float(settings["start_timeout_s"]))
-        return [said[number] for number in range(job.world.workers)]
+    def _order(self, member: int, message: Message) -> list[Output]:
+        servers = {place: one for place, one in self._processes.items() if place.role == SERVER and one.is_here()}
+        number = next(self._numbers)
+        self._orders[number] = _Order(member, message["id"], set(servers))
+        order = {"kind": "command", "order": number, "head": message["head"], "body": message["body"]}
+        return [Tell(one.member, order) for one in servers.values()] + self._finish_order(number)
 
-    address = numbers_of(role.address) or job.seat.own_address
-    return Meeting(job.number, exchange, address, secret_of(role))
+    def _obeyed(self, place: Place, message: Message) -> list[Output]:
+        order = self._orders.get(message["order"])
+        if order is None:
+            return []
+        order.missing.discard(place)
+        if message["text"] and order.failure is None:
+            order.failure = {"kind": "error", "id": order.id, "error": "RemoteError", "text": message["text"]}
+        return self._finish_order(message["order"])
 
+    def _forget_orders(self, place: Place) -> list[Output]:
+        for order in self._orders.values():
+            if place in order.missing:
+                order.missing.discard(place)
+                text = f"{in_words(place, self._processes[place])} has died: {self._processes[place].text}"
+                order.failure = {"kind": "error", "id": order.id, "error": "PeerLostError", "text": text}
+        return [one for number in list(self._orders) for one in self._finish_order(number)]
 
-def membership_by_environment(of_init: dict[str, str] | None = None) -> Membership:
-    """That which MXNet's variables describe; there is one in a process.
+    def _finish_order(self, number: int) -> list[Output]:
+        order = self._orders[number]
+        if order.missing:
+            return []
+        del self._orders[number]
+        return [Tell(order.member, order.failure or {"kind": "answer", "id": order.id, "value": None})]
 
-    Args:
-        of_init: the options of an init() that is under way.
+    # ------------------------------------------------------------------------------------------------------ places
 
-    Raises:
-        ValueError: a variable is missing or wrong, the job has no place for this process, or it is no worker.
-        RuntimeError: a worker has started this process.
-        StalledError: not all workers and servers came in time (start_timeout_s).
-        PeerLostError: the scheduler or a server is gone.
-    """
-    global _of_environment
-    if _of_environment is None or _of_environment._is_closed:
-        role = roles.of_environment()
-        assert role is not None
-        if role.name not in (WORKER, ""):
+    def _place_for(self, role: str, task: int | None, process: Process) -> Place:
+        if self._state.is_over:
+            raise ValueError("the job is over")
+        if not role:
+            has_all_servers = len(list(self._of(SERVER))) >= self._limits.servers
+            role = WORKER if has_all_servers and not self._lost(SERVER) else SERVER
+        most = self._limits.workers if role == WORKER else self._limits.servers
+        if self._state.is_running and role == WORKER and (self._state.is_elastic or self._limits.keeps):
+            most = self._limits.capacity
+        if role == SERVER and most == 0:
+            raise ValueError("a server has come to a job without any (DMLC_NUM_SERVER=0): they are in the workers")
+        if task is not None:
+            return self._place_of_task(Place(role, int(task)), most, process)
+        if self._lost(role):
+            return min(self._lost(role))
+        for number in range(most):
+            place = Place(role, number)
+            if place not in self._processes or (self._limits.keeps and not self._processes[place].is_here()):
+                return self._checked(place, process)
+        raise ValueError(f"a {role} has come to a job that has all its {most} {role}s (DMLC_NUM_{role.upper()})")
+
+    def _place_of_task(self, place: Place, most: int, process: Process) -> Place:
+        if not 0 <= place.number < most:
+            raise ValueError(f"{place.role} {place.number} (DMLC_TASK_ID) has come to a job of {most} {place.role}s")
+        before = self._processes.get(place)
+        if before is not None and before.is_here() and process.attempt <= before.attempt:
             raise ValueError(
-                f"this process is the {role.name} of its job (DMLC_ROLE), and {NO_AUTOSERVE_VARIABLE} keeps it from "
-                "serving by itself; call kvstore.run_server(): only workers make stores"
+                f"two processes are {place.role} {place.number} (DMLC_TASK_ID): {before.name()} and {process.name()}"
             )
-        if of_init is None:
-            launched_by.own_place("kvstore.create()")
-        settings = of_init or (session.settings() if session.is_initialized() else table.resolve({}))
-        name_what_is_needless(int(float(settings["kv_verbose"])))
-        arrival = take_worker() or arrive(role._replace(name=WORKER), secret_of(role), settings)
-        _of_environment = Membership(arrival)
-        atexit.register(_of_environment.close)  # at the end of the script, while the core still works
-        _warn_of_collectives(role)
-    return _of_environment
+        return self._checked(place, process)
 
+    def _checked(self, place: Place, process: Process) -> Place:
+        """Raises ValueError where the values of a server that was in a lost worker are gone."""
+        if place in self._processes and self._limits.servers == 0 and self._state.is_running:
+            raise ValueError(
+                f"worker {place.number} cannot come back: a part of the values was in it; start servers of their own "
+                "(DMLC_NUM_SERVER)"
+            )
+        return place
 
-def membership_of(process_set: ProcessSet) -> Membership:
-    """That of the ranks of a process set, with a server in each; its first rank has the scheduler.
+    def _require_heartbeat(self, process: Process) -> None:
+        """Raises ValueError where a process is expelled before it gives the next sign of life."""
+        if process.heartbeat_s >= self._limits.timeout_s:
+            raise ValueError(
+                f"kv_timeout_s of the scheduler must be more than kv_heartbeat_s of all others, not "
+                f"{self._limits.timeout_s:g} and {process.heartbeat_s:g}"
+            )
 
-    All of them call it together. Raises as `membership_by_environment`.
-    """
-    number = process_set.process_set_id
-    assert number is not None
-    known = _of_sets.get(number)
-    if known is not None:
-        return known
-    require_times(session.settings())
-    if number == 0 and has_plan():
-        planned = take_plan()
-        arrival = arrive(planned.role, planned.secret, session.settings())
-        membership = _of_sets[number] = Membership(arrival, planned.scheduler)
-        return membership
-    ranks, rank = list(process_set.ranks or []), process_set.rank()
-    assert rank is not None
-    settings = session.settings()
-    scheduler: Scheduler | None = None
-    told: tuple[str, int, bytes] | None = None
-    if rank == 0:
-        is_one_node = all(session.is_on_node_of(one) for one in ranks)
-        host, secret = _LOOPBACK if is_one_node else usual_address(), secrets.token_bytes(32)
-        listener = bound(host, 0)
-        role = Role(WORKER, host, listener.getsockname()[1], len(ranks), 0, rank, 0, "")
-        scheduler = make_scheduler(role, listener, secret, settings)
-        told = host, role.port, secret
-    host, port, secret = broadcast_object(told, ranks[0], process_set=process_set)
-    role = Role(WORKER, host, port, len(ranks), 0, rank, 0, "")
-    membership = _of_sets[number] = Membership(arrive(role, secret, settings), scheduler)
-    return membership
+    def _lost(self, role: str) -> list[Place]:
+        return [place for place, one in self._of(role) if not one.is_here() and not one.is_done]
 
+    def _of(self, role: str) -> Iterator[tuple[Place, Process]]:
+        return ((place, one) for place, one in self._processes.items() if place.role == role)
 
-def _close_those_of_sets() -> None:
-    for membership in list(_of_sets.values()):
-        membership.close()
-    _of_sets.clear()
+    def _here(self) -> list[Process]:
+        return [one for one in self._processes.values() if one.is_here()]
 
+    def _workers_here(self) -> dict[int, Process]:
+        """Also those of whose loss nobody has heard yet."""
+        return {place.number: one for place, one in self._of(WORKER) if one.is_here() or one.may_come_back()}
 
-def _warn_of_collectives(role: Role) -> None:
-    if session.is_initialized() and session.size() == 1 and role.workers > 1:
-        logger.warning(
-            f"DMLC_* variables make this process one of {role.workers} workers of a store, but rank 0 of 1 of "
-            "ringtrain.init(): nothing but the store knows of the others; start with ringrun or mpirun for both"
+    # ------------------------------------------------------------------------------------------- beginning and end
+
+    def _begin_if_all_are_here(self) -> list[Output]:
+        if len(self._processes) < self._limits.workers + self._limits.servers:
+            return []
+        self._state.is_running = True
+        return [Tell(one.member, self._world(place)) for place, one in self._processes.items()]
+
+    def _world(self, own: Place) -> Message:
+        servers = dict(self._of(SERVER if self._limits.servers else WORKER))
+        workers = dict(self._of(WORKER))
+        return {
+            "kind": "world",
+            "number": own.number,
+            "workers": self._limits.workers,
+            "capacity": self._limits.capacity,
+            "servers": [servers[place].addresses for place in sorted(servers)],
+            "names": {str(place.number): one.name() for place, one in workers.items()},
+            "hosts": {str(place.number): one.host for place, one in workers.items()},
+            "living": [place.number for place, one in workers.items() if one.is_here()],
+            "restored": {
+                str(place.number): one.snapshot_age_s
+                for place, one in self._of(SERVER)
+                if one.snapshot_age_s is not None
+            },
+            "lost_servers": [place.number for place in self._lost(SERVER)],
+            "token": self._token,
+            "is_recovery": self._processes[own].is_recovery,
+            "terms": {str(place.number): one.term for place, one in workers.items()},
+            "gone": {
+                str(place.number): _how_it_is_gone(place, one)
+                for place, one in workers.items()
+                if one.is_done or one.is_announced
+            },
+        }
+
+    def _say_who_has_not_come(self, now_s: float) -> list[Output]:
+        overdue = [one for one in self._here() if one.waits_until_s < now_s]
+        if self._state.is_running or not overdue:
+            return []
+        wanted = [(WORKER, self._limits.workers), (SERVER, self._limits.servers)]
+        missing = [
+            f"{role} {number}"
+            for role, count in wanted
+            for number in range(count)
+            if Place(role, number) not in self._processes
+        ]
+        text = f"the store has waited for all workers and servers (start_timeout_s): {', '.join(missing)} did not come"
+        failure = {"kind": "failed", "error": "StalledError", "text": text}
+        output: list[Output] = [Tell(one.member, failure) for one in overdue]
+        for one in overdue:
+            place = self._places.pop(one.member)
+            del self._processes[place]
+            output.append(Drop(one.member))
+        if not self._processes:
+            self._state.is_over = True
+            output.append(Over(text))
+        return output
+
+    def _give_up_vacancies(self, now_s: float) -> list[Output]:
+        """The others have waited long enough for another process in the place of one that died while they gathered."""
+        if self._state.is_running or self._state.is_over or not self._vacancies or not self._here():
+            return []
+        patience_s = max(self._limits.timeout_s, self._limits.rejoin_s)
+        waits_since_s = min(one.came_s for one in self._here())
+        given_up = [one for one in self._vacancies.values() if now_s - max(one.since_s, waits_since_s) > patience_s]
+        if not given_up:
+            return []
+        text = (
+            f"the job has not begun: {given_up[0].text}; no other process came in its place within {patience_s:g} s "
+            "(kv_timeout_s, kv_rejoin_s)"
         )
+        self._state.is_over = True
+        failure = {"kind": "failed", "error": "PeerLostError", "text": text}
+        return [*(Tell(one.member, failure) for one in self._here()), Note(text), Over(text)]
+
+    def _fence(self, place: Place) -> list[Output]:
+        """The servers take nothing more of a process that is lost, though others may not hear of it yet."""
+        fenced = {"kind": "fenced", "role": place.role, "number": place.number, "term": self._processes[place].term}
+        return [Tell(one.member, fenced) for _, one in self._of(SERVER) if one.is_here()]
+
+    def _announce_return(self, place: Place) -> list[Output]:
+        process = self._processes[place]
+        back = {"kind": "back", "role": place.role, "number": place.number, "addresses": process.addresses}
+        back["term"] = process.term
+        if process.snapshot_age_s is not None:
+            back["snapshot_age_s"] = process.snapshot_age_s
+        return [Tell(one.member, back) for one in self._here() if one is not process]
+
+    def _announce(self, place: Place) -> list[Output]:
+        """All hear that a process is lost."""
+        process = self._processes[place]
+        process.is_announced = True
+        text = _how_it_is_gone(place, process)
+        lost = {"kind": "lost", "role": place.role, "number": place.number, "text": text, "term": process.term}
+        found = [Tell(*one) for one in self._directory.lose(place, text)] if place == Place(WORKER, 0) else []
+        return [*(Tell(one.member, lost) for one in self._here()), *found, *self._close_rounds()]
+
+    def _end_if_done(self, now_s: float) -> list[Output]:
+        workers = dict(self._of(WORKER))
+        if any(one.is_here() for one in workers.values()):
+            return []
+        if all(one.is_done for one in workers.values()) and not self._limits.keeps:
+            return self._end("all workers are done")
+        self._state.lonely_s = now_s
+        return []
+
+    def _end(self, text: str, error: str = "ShutDownError") -> list[Output]:
+        if self._state.is_over:
+            return []
+        self._state.is_over = True
+        over = {"kind": "over", "text": text, "error": error}
+        return [Note(f"the job is over: {text}"), *(Tell(one.member, over) for one in self._here()), Over()]
+
+    def _answer(self, member: int, message: Message, value: Any) -> Tell:
+        return Tell(member, {"kind": "answer", "id": message["id"], "value": value})
 
 
-session.at_shutdown(_close_those_of_sets)
+def _how_it_is_gone(place: Place, process: Process) -> str:
+    how = "has ended" if process.is_done else f"has died: {process.text}"
+    return f"{in_words(place, process)} {how}"

@@ -69,7 +69,7 @@ class PythonUpdates:
     """Of one server, on its main thread.
 
     Args:
-        find: asks the directory, as `Seat.find`.
+        find: asks the directory, as `SchedulerClient.find`.
         is_allowed: option kv_python_updaters.
     """
 

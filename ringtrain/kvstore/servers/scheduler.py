@@ -1,4 +1,4 @@
-"""The scheduler: the connections of all workers and servers, and what `Roster` makes of what they say."""
+"""The scheduler: the connections of all workers and servers, and what `Membership` makes of what they say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from ringtrain.job.rendezvous.listener import Hub, Line
-from ringtrain.kvstore.servers.roster import Drop, Limits, Note, Output, Over, Roster, Tell
+from ringtrain.kvstore.servers.membership import Drop, Limits, Membership, Note, Output, Over, Tell
 
 
 def say(verbose: int, who: str, text: str) -> None:
@@ -38,7 +38,7 @@ class Scheduler:
     """
 
     def __init__(self, listener: socket.socket, secret: bytes, limits: Limits, verbose: int):
-        self._roster = Roster(limits)
+        self._membership = Membership(limits)
         self._lines: dict[int, Line] = {}
         self._members: dict[Line, int] = {}
         self._numbers = itertools.count()
@@ -61,7 +61,7 @@ class Scheduler:
 
     def end(self, text: str = "the scheduler was told to end", error: str = "ShutDownError") -> None:
         """Tell all that the job is over, and of which error."""
-        self._hub.call(lambda: self._do(self._roster.end(text, error)))
+        self._hub.call(lambda: self._do(self._membership.end(text, error)))
 
     def close(self) -> None:
         """Cut all connections, once the processes have taken what they were told."""
@@ -73,27 +73,27 @@ class Scheduler:
     # The hub's thread.
 
     def _now_s(self) -> float:
-        """For how long this process has run. All times of the roster are of this clock."""
+        """For how long this process has run. All times of the membership are of this clock."""
         now_s = time.monotonic()
         self._ran_s += min(now_s - self._looked_s, self._longest_pause_s)
         self._looked_s = now_s
         return self._ran_s
 
     def tick(self) -> None:
-        self._do(self._roster.tick(self._now_s()))
+        self._do(self._membership.tick(self._now_s()))
 
     def hear(self, line: Line, message: dict[str, Any]) -> None:
         now_s = self._now_s()
         if message["kind"] == "come":
             member = next(self._numbers)
             self._lines[member], self._members[line] = line, member
-            self._do(self._roster.come(member, message, now_s))
+            self._do(self._membership.come(member, message, now_s))
         elif message["kind"] == "done":
-            self._do(self._roster.done(self._members[line], now_s))
+            self._do(self._membership.done(self._members[line], now_s))
         elif message["kind"] == "failed":
-            self._do(self._roster.lose(self._members[line], str(message["text"]), now_s))
+            self._do(self._membership.lose(self._members[line], str(message["text"]), now_s))
         else:
-            self._do(self._roster.hear(self._members[line], message, now_s))
+            self._do(self._membership.hear(self._members[line], message, now_s))
         if message["kind"] == "beat":
             self._hub.send(line, {"kind": "beat"})
 
@@ -101,7 +101,7 @@ class Scheduler:
         member = self._members.pop(line, None)
         if member is not None:
             self._lines.pop(member, None)
-            self._do(self._roster.lose(member, text, self._now_s()))
+            self._do(self._membership.lose(member, text, self._now_s()))
 
     def _do(self, output: list[Output]) -> None:
         for one in output:

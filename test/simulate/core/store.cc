@@ -4,7 +4,7 @@
 //
 // A worker is a fibre `script`, one for what the scheduler tells it (`seat`), and the threads of its client. A server
 // has `serve`, which follows the scheduler and writes snapshots, and its threads. The scheduler is a model: it knows
-// who is lost as roster.py does. Its real code has a world of its own (scheduler.py).
+// who is lost as membership.py does. Its real code has a world of its own (scheduler.py).
 //
 // Each push adds a power of four of its own to all elements of a key, so that a value says which pushes are in it, and
 // how often. Rules. No push is in a value twice, and none that was never made. A push that was acknowledged stays in

@@ -16,7 +16,7 @@ from ringtrain.job.rendezvous.listener import bound
 from ringtrain.kvstore.servers.arrival import arrive, make_scheduler
 from ringtrain.kvstore.servers.roles import SERVER, WORKER, Role
 from ringtrain.kvstore.servers.scheduler import Scheduler
-from ringtrain.kvstore.servers.serve import serve
+from ringtrain.kvstore.servers.server import serve
 
 _LOOK_S = 0.005
 

@@ -11,10 +11,10 @@ import numpy as np
 
 import ringtrain._core as _core
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.kvstore import recipes
+from ringtrain.kvstore import update_rules
 from ringtrain.kvstore.entries import ServedEntry
-from ringtrain.kvstore.recipes import Recipe
 from ringtrain.kvstore.states import Arrays, parts_of
+from ringtrain.kvstore.update_rules import Recipe
 from ringtrain.optim import namespace_of
 
 _WEIGHTS = ("float16", "bfloat16", "float32", "float64")
@@ -37,13 +37,13 @@ def updater_for(optimizer: Any, numbers: Mapping[str, Any] | None = None) -> Upd
         TypeError: no optimizer.
     """
     if isinstance(optimizer, str):
-        return BuiltInUpdater(recipes.from_name(optimizer, numbers or {}))
+        return BuiltInUpdater(update_rules.from_name(optimizer, numbers or {}))
     if numbers:
         raise ValueError(f"{', '.join(numbers)}: numbers come with the name of an optimizer, this is an object")
-    if recipes.is_of_optim(optimizer):
-        return BuiltInUpdater(recipes.from_optim(optimizer))
-    if recipes.is_of_mxnet(optimizer):
-        return BuiltInUpdater(recipes.from_mxnet(optimizer))
+    if update_rules.is_of_optim(optimizer):
+        return BuiltInUpdater(update_rules.from_optim(optimizer))
+    if update_rules.is_of_mxnet(optimizer):
+        return BuiltInUpdater(update_rules.from_mxnet(optimizer))
     if isinstance(optimizer, type) or not all(hasattr(optimizer, name) for name in ("create_state", "update")):
         kind = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__qualname__
         raise TypeError(
@@ -223,7 +223,7 @@ class BuiltInUpdater(Updater):
     def _use(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._rule = _core.UpdateRule(recipe.name, recipe.form, recipe.numbers)
-        self._formula = recipes.formula_of(recipe)  # for GPUs
+        self._formula = update_rules.formula_of(recipe)  # for GPUs
         self.can_rescale = "rescale_grad" in recipe.numbers
         self.rescale_grad = recipe.numbers.get("rescale_grad", 1.0)
         self.learning_rate = recipe.lr if recipe.schedule is None else None
@@ -253,7 +253,7 @@ class BuiltInUpdater(Updater):
     def _update(self, key: str, weight: Any, grad: Any, kept: _Key) -> None:
         self._most_updates = max(self._most_updates, kept.num_update)
         recipe = self._recipe
-        rates = recipes.Rates(kept.num_update, recipe.lr_of(key, self._most_updates), recipe.wd_of(key))
+        rates = update_rules.Rates(kept.num_update, recipe.lr_of(key, self._most_updates), recipe.wd_of(key))
         adapter, states = adapter_for(weight), list(kept.remembered.values())
         if adapter.device(weight) >= 0:
             self._formula.update(weight, grad, states, rates)

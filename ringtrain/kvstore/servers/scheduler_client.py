@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ringtrain import errors
 from ringtrain.job.rendezvous.member import Place, connect
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
-from ringtrain.kvstore.servers.roster import END
+from ringtrain.kvstore.servers.membership import END
 
 _SEND_S = 5.0
 _LOOK_S = 0.2
@@ -108,7 +108,7 @@ class World(NamedTuple):
     gone: dict[int, str]  # the workers that nobody waits for any more, and why
 
 
-class Seat:
+class SchedulerClient:
     """Until leave() or close(). Any thread, but `place` and `world`, which come first.
 
     Args:
@@ -141,7 +141,7 @@ class Seat:
         self._is_closed = False
         self._process = os.getpid()
         os.register_at_fork(after_in_child=self._close_in_child)
-        threading.Thread(target=self._listen, name="ringtrain seat", daemon=True).start()
+        threading.Thread(target=self._listen, name="ringtrain scheduler client", daemon=True).start()
 
     def come(self, role: str, task: int | None, attempt: int, addresses: list[tuple[str, int]]) -> tuple[str, int]:
         """Take a place. Returns its role and number.
@@ -175,7 +175,7 @@ class Seat:
                 raise errors.StalledError(f"the scheduler has not answered for {self._timeout_s + _GRACE_S:g} s")
 
     def listen_with(self, on_notice: Callable[[Notice], None]) -> None:
-        """Have this called with each notice from now on, and those that have come: on a thread of the seat."""
+        """Call this with each notice, also with those that have arrived already, on a thread of the client."""
         self._on_notice = on_notice
         self._handing = threading.Thread(target=self._hand_on, name="ringtrain notices", daemon=True)
         self._handing.start()

@@ -31,10 +31,10 @@ from ringtrain.kvstore.servers.arrival import (
     serve_metrics,
     socket_of_scheduler,
 )
+from ringtrain.kvstore.servers.membership import MEMORY
 from ringtrain.kvstore.servers.python_updates import COMMAND, PythonUpdates
 from ringtrain.kvstore.servers.roles import SCHEDULER, SERVER, WORKER
-from ringtrain.kvstore.servers.roster import MEMORY
-from ringtrain.kvstore.servers.seat import Notice, World
+from ringtrain.kvstore.servers.scheduler_client import Notice, World
 from ringtrain.options import table
 from ringtrain.record import metrics
 from ringtrain.record.logger import logger
@@ -251,27 +251,27 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
         _start_timeline(arrival, server)
         forget = metrics.count_store("kvstore_server", server.metrics)
         snapshots = _snapshots(arrival)
-        updates = PythonUpdates(server, arrival.seat.find, arrival.settings["kv_python_updaters"] == "on")
+        updates = PythonUpdates(server, arrival.scheduler_client.find, arrival.settings["kv_python_updaters"] == "on")
         if world.is_recovery:
             _take_over(arrival, world, server, snapshots, updates)
     except ShutDownError:  # no worker wants a server
-        arrival.seat.leave(0)
+        arrival.scheduler_client.leave(0)
         return
     except BaseException as error:
-        arrival.seat.fail(f"{type(error).__name__}: {error}")
+        arrival.scheduler_client.fail(f"{type(error).__name__}: {error}")
         raise
     notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
-    arrival.seat.listen_with(notices.put)
+    arrival.scheduler_client.listen_with(notices.put)
     try:
         _follow(arrival, server, snapshots, updates, notices, controller)
     except BaseException as error:
-        arrival.seat.fail("".join(traceback.format_exception(error)).rstrip())
+        arrival.scheduler_client.fail("".join(traceback.format_exception(error)).rstrip())
         raise
     finally:
         forget()
         metrics.stop_serving()
         server.close()
-    arrival.seat.leave(0)
+    arrival.scheduler_client.leave(0)
 
 
 def _start_timeline(arrival: Arrival, server: _core.StoreServer) -> None:
@@ -293,7 +293,7 @@ def _take_over(
     patience_s = float(arrival.settings["kv_timeout_s"])
     # Where nobody waits for another server, its workers end now, and their memory with them.
     may_adopt = float(arrival.settings["kv_rejoin_s"]) > 0 and arrival.settings["shared_memory"] == "auto"
-    if may_adopt and adopt_memory(server, arrival.number, world.living, arrival.seat.find, patience_s):
+    if may_adopt and adopt_memory(server, arrival.number, world.living, arrival.scheduler_client.find, patience_s):
         age_s, source = KEPT, "the memory that it shared with workers"
     else:
         age_s = snapshots.restore(server, updates)
@@ -303,7 +303,7 @@ def _take_over(
     for worker in world.living:
         server.back(worker, world.terms[worker])
     arrival.say(f"goes on from {source}")
-    arrival.seat.be_ready(age_s)
+    arrival.scheduler_client.be_ready(age_s)
 
 
 def _follow(
@@ -334,7 +334,7 @@ def _obey(
 ) -> None:
     kind = notice["kind"]
     if kind == "command":
-        arrival.seat.obeyed(notice["order"], _carry_out(notice, updates, controller))
+        arrival.scheduler_client.obeyed(notice["order"], _carry_out(notice, updates, controller))
     elif kind == "gone":
         raise PeerLostError(notice["text"])
     elif notice["role"] == WORKER and kind in ("lost", "fenced"):
