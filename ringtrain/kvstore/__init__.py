@@ -7,22 +7,17 @@ kv.init(3, weights)
 kv.push(3, gradient)
 kv.pull(3, out=weights)
 
-by_name      the store of a name
-base         the interface, and stores of your own
+store        what users call: create, KVStore and its checks, stores of your own
+backend      what carries out the calls of a KVStore, and the backend of one process
+collective   the backend of many workers, by allreduce
+served       the backend of many workers, with servers
 entries      the types, the keys that have values, and what fits them
-agreement    what all workers have to have given alike
-store        what users call, checked
-engine       what carries it out
-local        the store of one process
-collective   the store of many workers, by allreduce
-served       the store of many workers, with servers
 sparse       some rows of a value
 places       copies and sums of arrays anywhere
 gradient_compression
              gradients in fewer bits
 updaters     what updates values, on this worker or on servers
 update_rules the formulas of built-in optimizers
-snapshot     all that a store keeps
 states       what a store keeps, in files
 trainer      a training of PyTorch's parameters, and shares of the data
 servers/     workers, servers and their scheduler
@@ -31,11 +26,9 @@ servers/     workers, servers and their scheduler
 import inspect
 import typing
 
-from ringtrain.kvstore.base import KVStoreBase as KVStoreBase
-from ringtrain.kvstore.by_name import create as create
 from ringtrain.kvstore.servers.server import run_server as run_server, serve_if_told as _serve_if_told
 from ringtrain.kvstore.sparse import RowSparse as RowSparse
-from ringtrain.kvstore.store import KVStore as KVStore, Pushes as Pushes
+from ringtrain.kvstore.store import KVStore as KVStore, KVStoreBase as KVStoreBase, Pushes as Pushes, create as create
 from ringtrain.kvstore.trainer import (
     Trainer as Trainer,
     part as part,

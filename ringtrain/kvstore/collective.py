@@ -15,12 +15,11 @@ from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import NotInitializedError
 from ringtrain.failure.call_sites import call_site
-from ringtrain.handles import Handle, OnGpu
+from ringtrain.handles import Handle, OnGpu, Pending
 from ringtrain.job import session
 from ringtrain.kvstore import places
-from ringtrain.kvstore.agreement import require_same
+from ringtrain.kvstore.backend import Backend, Groups, require_same
 from ringtrain.kvstore.entries import Entry, Key, Kind
-from ringtrain.kvstore.store import KVStore
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.process_sets import ProcessSet
 
@@ -51,7 +50,7 @@ def _begin_generation(_settings: dict[str, str]) -> None:
 session.at_init(_begin_generation)
 
 
-class CollectiveStore(KVStore):
+class CollectiveBackend(Backend):
     """All workers make their stores in the same order."""
 
     def __init__(self, kind: Kind, process_set: ProcessSet, averages: bool = False) -> None:
@@ -63,18 +62,23 @@ class CollectiveStore(KVStore):
         self._prefix = f"kv/{_generation.stores[of_set]}/"
         _generation.stores[of_set] += 1
         self._op = ReduceOp.Average if averages else ReduceOp.Sum
-        self._rank = process_set.rank() or 0
+        self.rank = process_set.rank() or 0
         self._ranks = list(process_set.ranks or [])
-        self._nodes = [rank for rank in self._ranks if session.is_on_node_of(rank)]
-        self._sends_codes = 1 < len(self._ranks) < _TOO_MANY_FOR_CODES and len(self._nodes) < len(self._ranks)
+        nodes = [rank for rank in self._ranks if session.is_on_node_of(rank)]
+        self.local_rank, self.num_local_workers = nodes.index(self._ranks[self.rank]), len(nodes)
+        self._sends_codes = 1 < len(self._ranks) < _TOO_MANY_FOR_CODES and len(nodes) < len(self._ranks)
         self._operations: dict[tuple[OpKind, str], _Named] = {}
         self._beginning: list[tuple[Entry, Handle[Any], bool]] = []
 
     # ---------------------------------------------------------------------------------------------------- values
 
+    def begin(self, arrays: dict[Key, Any]) -> None:
+        for key, array in arrays.items():
+            self.entries[key] = self._begin(key, array)
+
     def _begin(self, key: Key, array: Any) -> Entry:
-        here = array if self._kind.on_device else places.in_host_memory(array)
-        known = self._entries.get(key)
+        here = array if self.kind.on_device else places.in_host_memory(array)
+        known = self.entries.get(key)
         if known is None:
             entry = Entry(key, places.shared_like(here))
         else:
@@ -96,14 +100,17 @@ class CollectiveStore(KVStore):
             except Exception as error:
                 first_error = first_error or error
                 if is_new:
-                    self._entries.pop(entry.key, None)
+                    self.entries.pop(entry.key, None)
         if first_error is not None:
             raise first_error
 
-    def _push(self, entry: Entry, values: list[Any], priority: int, copies: bool) -> Handle[Any] | None:
+    def push(self, groups: Groups, priority: int, copies: bool) -> list[Pending[Any]]:
+        return [self._push(entry, values, priority, copies) for entry, values in groups]
+
+    def _push(self, entry: Entry, values: list[Any], priority: int, copies: bool) -> Handle[Any]:
         self._finish_what_is_done(entry)
         total, is_own = self._total(entry, values)
-        if self._compression is None:
+        if self.compression is None:
             target = total if is_own else self._memory_for(entry, total)
             if copies and not is_own:
                 places.copy_into(target, total)
@@ -115,7 +122,7 @@ class CollectiveStore(KVStore):
         return handle
 
     def _push_compressed(self, entry: Entry, total: Any, priority: int) -> tuple[Handle[Any], Any]:
-        compression = self._compression
+        compression = self.compression
         assert compression is not None
         if compression.dtype is not None:
             sent = places.cast(total, compression.dtype)
@@ -133,18 +140,18 @@ class CollectiveStore(KVStore):
 
     def _decode_all(self, done: _core.Handle, target: Any) -> None:
         """Add up what all workers mean, in the order of their ranks."""
-        assert self._compression is not None
+        assert self.compression is not None
         ((memory, _, _),) = done.tensors()
         there = places.in_host_memory(target)
         values = adapter_for(there).on_host(there)
         for place, codes in enumerate(memory.reshape(len(self._ranks), -1)):
-            self._compression.decode(codes, values, add=place > 0)
+            self.compression.decode(codes, values, add=place > 0)
         if self._op is ReduceOp.Average:
             values /= len(self._ranks)
         if there is not target:
             places.copy_into(target, values)
 
-    def _pushpull(self, groups: list[tuple[Entry, list[Any], list[Any]]], priority: int) -> None:
+    def pushpull(self, groups: list[tuple[Entry, list[Any], list[Any]]], priority: int) -> None:
         self._settle()
         waiting = [self._start_pushpull(*group, priority) for group in groups]
         first_error = None
@@ -158,7 +165,7 @@ class CollectiveStore(KVStore):
 
     def _start_pushpull(self, entry: Entry, values: list[Any], outs: list[Any], priority: int) -> Handle[Any] | None:
         """The Handle of an allreduce from where the value lies to where it is wanted; None for any other push."""
-        if not self._updates() and self._compression is None:
+        if not self._updates() and self.compression is None:
             handle = self._start_direct(entry, values, outs, priority)
             if handle is not None:
                 return handle
@@ -166,7 +173,7 @@ class CollectiveStore(KVStore):
         return None
 
     def _finish_pushpull(self, entry: Entry, outs: list[Any], handle: Handle[Any] | None) -> None:
-        self._finish(entry)
+        self.finish(entry)
         if handle is not None:
             handle.wait()
             adapter_for(outs[0]).note_change(outs[0])
@@ -186,11 +193,11 @@ class CollectiveStore(KVStore):
         if view is None or adapter is not adapter_for(value) or value.dtype != out.dtype:
             return None
         device = view[3] if len(view) == 5 else -1
-        if adapter.device(value) != device or (device >= 0 and not self._kind.on_device):
+        if adapter.device(value) != device or (device >= 0 and not self.kind.on_device):
             return None
         return self._submit(self._operation(OpKind.ALLREDUCE, entry), value, out, priority, is_awaited=True)
 
-    def _finish(self, entry: Entry) -> None:
+    def finish(self, entry: Entry) -> None:
         self._settle()
         while entry.rounds:
             self._finish_one(entry)
@@ -204,7 +211,7 @@ class CollectiveStore(KVStore):
     def _finish_one(self, entry: Entry) -> None:
         handle, total = entry.rounds.popleft()
         handle.wait()
-        if self._compression is not None:
+        if self.compression is not None:
             total = places.cast(total, "float32")
         if entry.stored is None and not self._updates():
             entry.stored = places.cast(total, entry.dtype_name)
@@ -220,7 +227,7 @@ class CollectiveStore(KVStore):
 
     def _total(self, entry: Entry, values: list[Any]) -> tuple[Any, bool]:
         """The sum of this worker's values, and whether it is the store's own array."""
-        here = values if self._kind.on_device else [places.in_host_memory(one) for one in values]
+        here = values if self.kind.on_device else [places.in_host_memory(one) for one in values]
         if len(here) == 1:
             return here[0], here[0] is not values[0]
         return places.sum_of(here, here[0]), True
@@ -266,30 +273,16 @@ class CollectiveStore(KVStore):
     # --------------------------------------------------------------------------------------------------- workers
 
     @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
     def num_workers(self) -> int:
         return len(self._ranks)
 
-    @property
-    def local_rank(self) -> int:
-        return self._nodes.index(self._ranks[self._rank])
-
-    @property
-    def num_local_workers(self) -> int:
-        return len(self._nodes)
-
     def barrier(self) -> None:
-        self._require_usable()
         ops.barrier(self._process_set)
 
     def join(self) -> None:
-        self.wait()
-        if self._sends_codes and self._compression is not None and self._compression.dtype is None:
+        if self._sends_codes and self.compression is not None and self.compression.dtype is None:
             raise ValueError(
-                f"join: the others' pushes wait for the codes of this worker, since {self._compression.kind} is sent "
+                f"join: the others' pushes wait for the codes of this worker, since {self.compression.kind} is sent "
                 'between hosts; use "fp16" or "bf16", or give all workers as many batches'
             )
         last = ops.join(process_set=self._process_set)
@@ -297,11 +290,11 @@ class CollectiveStore(KVStore):
 
     def _take_over(self, last: int) -> None:
         """What the last worker to join has: those before it did not see its last sums."""
-        entries = sorted(self._entries.values(), key=lambda entry: entry.name)
-        own = self._updater.states() if self._updater is not None and self._ranks[self._rank] == last else None
+        entries = sorted(self.entries.values(), key=lambda entry: entry.name)
+        own = self.updater.states() if self.updater is not None and self._ranks[self.rank] == last else None
         remembered = broadcast_object(own, last, process_set=self._process_set)
-        if self._updater is not None and own is None:
-            self._updater.load_states(remembered)
+        if self.updater is not None and own is None:
+            self.updater.load_states(remembered)
         # What one worker has given away by its last pushpull is gone for all.
         with_value = {entry.name for entry in entries if entry.stored is not None}
         kept = set.intersection(*allgather_object(with_value, process_set=self._process_set))
@@ -314,21 +307,21 @@ class CollectiveStore(KVStore):
         for handle in handles:
             handle.wait()
 
-    def _require_usable(self) -> None:
+    def require_usable(self) -> None:
         _core.require_initialized()  # in a forked child it says that
         if self._generation is not _generation:
             raise NotInitializedError(
-                f'this "{self.type}" store was made before the last init() or the last change of the ranks; make a new '
-                "one after it, such as at the beginning of the function that hvd.elastic.run calls"
+                f'this "{self.kind.name}" store was made before the last init() or the last change of the ranks; make '
+                "a new one after it, such as at the beginning of the function that hvd.elastic.run calls"
             )
 
-    def _require_same(self, call: str, given: dict[str, Any]) -> None:
+    def require_same(self, call: str, given: dict[str, Any]) -> None:
         everybody = allgather_object(given, process_set=self._process_set)
         require_same(call, dict(zip(self._ranks, everybody, strict=True)))
 
     def _of_rank_0(self, read: Any) -> Any:
         result: Any = None
-        if self._rank == 0:
+        if self.rank == 0:
             try:
                 result = read()
             except (OSError, ValueError) as error:

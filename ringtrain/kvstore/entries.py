@@ -205,7 +205,7 @@ class Holder(Protocol):
 class ServedEntry(Entry):
     """`replica` is None, or the value on this worker, where its updates are made here."""
 
-    __slots__ = ("dtype_of_numpy", "holder", "id", "num_update", "replica", "under_way", "version")
+    __slots__ = ("dtype_of_numpy", "holder", "id", "num_update", "replica", "request", "version")
 
     def __init__(self, holder: Holder, number: int, key: Key, like: Any, version: int) -> None:
         super().__init__(key, like)
@@ -216,7 +216,7 @@ class ServedEntry(Entry):
         self.num_update = 0  # of a synchronous store: the rounds that this worker has pushed
         self.dtype_of_numpy = numpy_adapter.cast(np.empty(0, np.float32), self.dtype_name).dtype
         self.replica: Any = None
-        self.under_way: Any = None  # the latest push
+        self.request: Any = None  # the latest push
 
     def value(self) -> Any:
         """A new array of NumPy, or the replica."""

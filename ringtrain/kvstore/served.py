@@ -16,14 +16,12 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import PeerLostError, StalledError
 from ringtrain.handles import Pending, report_failure
 from ringtrain.kvstore import places
-from ringtrain.kvstore.agreement import require_same
-from ringtrain.kvstore.engine import Function, Groups
+from ringtrain.kvstore.backend import Backend, Function, Groups, require_same
 from ringtrain.kvstore.entries import Entry, Key, Kind, ServedEntry
 from ringtrain.kvstore.servers.keys import KeyTable
 from ringtrain.kvstore.servers.python_updates import COMMAND, words_of_change, words_of_updater
 from ringtrain.kvstore.servers.worker import Counts, Worker
 from ringtrain.kvstore.sparse import Array, RowSparse, sum_of as sparse_sum
-from ringtrain.kvstore.store import KVStore
 from ringtrain.kvstore.update_rules import Recipe
 from ringtrain.kvstore.updaters import BuiltInUpdater, SentUpdater, ServedUpdater, Updater
 from ringtrain.record.logger import logger
@@ -31,19 +29,19 @@ from ringtrain.record.logger import logger
 _LOOK_S = 0.2
 
 
-class Limits(NamedTuple):
+class WaitLimits(NamedTuple):
     """For how long somebody waits before a warning, and before an error; 0 is for ever."""
 
     warning_s: float
     shutdown_s: float
 
 
-class UnderWay:
+class Request:
     """A request to servers, which reads or writes `arrays` until it is over."""
 
     __slots__ = ("_arrays", "_core", "_counts", "_limits")
 
-    def __init__(self, core: _core.StoreHandle, arrays: Any, limits: Limits, counts: Counts) -> None:
+    def __init__(self, core: _core.StoreHandle, arrays: Any, limits: WaitLimits, counts: Counts) -> None:
         self._core = core
         self._arrays = arrays
         self._limits = limits
@@ -88,88 +86,10 @@ class UnderWay:
 _FIRST_COMMAND = 16
 
 
-class StoreOfJob(KVStore):
-    """The part of a `ServedStore` that has no values."""
-
-    def __init__(self, kind: Kind, worker: Worker) -> None:
-        super().__init__(kind)
-        self._worker = worker
-        self._number = worker.stores
-        worker.stores += 1
-
-    @property
-    def rank(self) -> int:
-        return self._worker.number
-
-    @property
-    def num_workers(self) -> int:
-        return self._worker.workers
-
-    @property
-    def local_rank(self) -> int:
-        return self._worker.on_this_host().index(self._worker.number)
-
-    @property
-    def num_local_workers(self) -> int:
-        return len(self._worker.on_this_host())
-
-    @property
-    def is_recovery(self) -> bool:
-        return self._worker.is_recovery
-
-    def get_num_dead_node(self, node_id: int = 7, timeout: int = 60) -> int:
-        """How many processes the scheduler has not heard of for so long, or knows to be dead.
-
-        Args:
-            node_id: the sum of 1 for the scheduler, 2 for the servers and 4 for the workers.
-            timeout: in seconds.
-        """
-        try:
-            return self._worker.scheduler_client.count_dead(node_id & 6, float(timeout))
-        except PeerLostError:
-            return node_id & 1
-
-    def barrier(self) -> None:
-        self._require_usable()
-        self._worker.say_unless_missed("barrier")
-
-    def set_barrier_before_exit(self, barrier_before_exit: bool = True) -> None:
-        """Whether this worker waits for the others at its end, for kv_timeout_s at most. With servers in the workers it
-        always does, since they need this one.
-        """
-        self._worker.waits_before_exit = barrier_before_exit
-
-    def send_command_to_servers(self, head: int, body: str) -> None:
-        """Have the controllers of all servers called with it, and wait until they are done.
-
-        Raises:
-            ValueError: a number that is one of MXNet's own, or servers in the workers, which have no controller.
-            RemoteError: a controller has failed; with its traceback.
-        """
-        self._require_usable()
-        if head < _FIRST_COMMAND:
-            raise ValueError(f"send_command_to_servers: {head} is one of MXNet's own; take {_FIRST_COMMAND} or more")
-        if not self._worker.has_servers_of_their_own():
-            raise ValueError(
-                "send_command_to_servers: the servers are threads of the workers; start servers of their own "
-                "(DMLC_NUM_SERVER) with kvstore.run_server(controller)"
-            )
-        self._worker.command(head, str(body))
-
-    def _require_usable(self) -> None:
-        self._worker.require_usable()
-
-    def _require_same(self, call: str, given: dict[str, Any]) -> None:
-        require_same(call, self._worker.say_unless_missed(self._label(call), given))
-
-    def _label(self, call: str) -> str:
-        return f"{call} of store {self._number}"
-
-
 _NO_RATES = (0.0, 0.0)
 
 
-class ServedStore(StoreOfJob):
+class ServedBackend(Backend):
     """All workers make their stores in the same order.
 
     Args:
@@ -182,42 +102,41 @@ class ServedStore(StoreOfJob):
     def __init__(
         self, kind: Kind, worker: Worker, max_staleness: int | None, elastic: bool, atomic: bool = False
     ) -> None:
-        super().__init__(kind, worker)
+        super().__init__(kind)
+        self._worker = worker
+        self._number = worker.stores
+        worker.stores += 1
+        self.rank, self.is_recovery = worker.number, worker.is_recovery
+        neighbours = worker.on_this_host()
+        self.local_rank, self.num_local_workers = neighbours.index(worker.number), len(neighbours)
         self._client = worker.client
         self._client.open(self._number, not kind.is_asynchronous, max_staleness, atomic)
         self._is_atomic = atomic
         self._keys = KeyTable(worker, self._number, cuts_keys=not atomic)
-        self._under_way: deque[UnderWay] = deque()
-        self._limits = Limits(worker.seconds("stall_warning_time_s"), worker.seconds("stall_shutdown_time_s"))
+        self._pending: deque[Request] = deque()
+        self._limits = WaitLimits(worker.seconds("stall_warning_time_s"), worker.seconds("stall_shutdown_time_s"))
         if elastic:
             worker.is_elastic = True
             worker.scheduler_client.be_elastic()
 
     # ---------------------------------------------------------------------------------------------------- values
 
-    def _begin(self, key: Key, array: Any) -> Entry:
-        self._begin_all({key: array})
-        return self._entries[key]
-
-    def _begin_all(self, arrays: dict[Key, Any]) -> None:
-        new = {key: places.in_host_memory(array) for key, array in arrays.items() if key not in self._entries}
+    def begin(self, arrays: dict[Key, Any]) -> None:
+        new = {key: places.in_host_memory(array) for key, array in arrays.items() if key not in self.entries}
         for key, array in new.items() if self._is_atomic else ():
             _require_fits_atomic(key, array)
-        known = {key: places.in_host_memory(array) for key, array in arrays.items() if key in self._entries}
+        known = {key: places.in_host_memory(array) for key, array in arrays.items() if key in self.entries}
         for key, array in zip(new, self._keys.begin(new), strict=True):
-            self._entries[key] = ServedEntry(self, array.id, key, new[key], array.version)
+            self.entries[key] = ServedEntry(self, array.id, key, new[key], array.version)
         for key, array in known.items():
             entry = self._served(key)
-            self._finish(entry)
+            self.finish(entry)
             entry.version = self._keys.replace(entry.name, entry.id, array, entry.version)
         for key in arrays:
             if self._replicates():
                 self._renew(self._served(key))
 
-    def _push(self, entry: Entry, values: list[Any], priority: int, copies: bool) -> Pending[Any] | None:
-        return self._push_all([(entry, values)], priority, copies)[0]
-
-    def _push_all(self, groups: Groups, priority: int, copies: bool) -> list[Pending[Any]]:
+    def push(self, groups: Groups, priority: int, copies: bool) -> list[Pending[Any]]:
         entries, totals = self._totals(groups)
         views = [adapter_for(total).view(total) for total in totals]
         ids, rates = [entry.id for entry in entries], self._rates(entries)
@@ -225,9 +144,9 @@ class ServedStore(StoreOfJob):
         self._worker.counts.pushed(totals)
         return [self._keep(entries, self._handle(core, None if copies else totals))]
 
-    def _pull_all(self, groups: Groups, priority: int) -> None:
+    def pull(self, groups: Groups, priority: int) -> None:
         if self._replicates():
-            super()._pull_all(groups, priority)
+            super().pull(groups, priority)
             return
         entries = [self._served(entry.key) for entry, _ in groups]
         targets = [_target(entry, outs) for entry, (_, outs) in zip(entries, groups, strict=True)]
@@ -237,12 +156,12 @@ class ServedStore(StoreOfJob):
         self._wait_for(core, targets)
         _hand_out(targets, [outs for _, outs in groups])
 
-    def _pushpull(self, groups: list[tuple[Entry, list[Any], list[Any]]], priority: int) -> None:
+    def pushpull(self, groups: list[tuple[Entry, list[Any], list[Any]]], priority: int) -> None:
         given: Groups = [(entry, values) for entry, values, _ in groups]
         wanted: Groups = [(entry, outs) for entry, _, outs in groups]
         if self._replicates():
-            self._push_all(given, priority, copies=False)
-            self._pull_all(wanted, priority)
+            self.push(given, priority, copies=False)
+            self.pull(wanted, priority)
             return
         entries, totals = self._totals(given)
         targets = [_target(entry, outs) for entry, (_, outs) in zip(entries, wanted, strict=True)]
@@ -255,23 +174,23 @@ class ServedStore(StoreOfJob):
         self._wait_for(core, (totals, targets))
         _hand_out(targets, [outs for _, outs in wanted])
 
-    def _finish(self, entry: Entry) -> None:
+    def finish(self, entry: Entry) -> None:
         served = self._served(entry.key)
-        under_way, served.under_way = served.under_way, None
-        if under_way is None:
+        request, served.request = served.request, None
+        if request is None:
             return
         if self._replicates():
             self._apply(served, self._sum_of(served))
-        under_way.wait()
-        if self._kind.is_asynchronous and isinstance(self._updater, SentUpdater):
+        request.wait()
+        if self.kind.is_asynchronous and isinstance(self.updater, SentUpdater):
             # it is at the server, whose Python may not have come to it
             self.read_into(served, np.empty(served.shape, served.dtype_of_numpy))
 
     # ------------------------------------------------------------------------------------------------------- rows
 
-    def _push_rows(self, entry: Entry, values: Sequence[RowSparse], priority: int) -> list[Pending[Any]]:
+    def push_rows(self, entry: Entry, values: Sequence[RowSparse], priority: int) -> list[Pending[Any]]:
         if self._replicates():
-            return super()._push_rows(entry, values, priority)
+            return super().push_rows(entry, values, priority)
         self._require_updates()
         served = self._served(entry.key)
         total = sparse_sum(served.key, values, served.shape, served.dtype_of_numpy)
@@ -281,9 +200,9 @@ class ServedStore(StoreOfJob):
         self._worker.counts.pushed([total.rows])
         return [self._keep([served], self._handle(core, total))]
 
-    def _pull_rows(self, entry: Entry, numbers: Array, priority: int) -> Array:
+    def pull_rows(self, entry: Entry, numbers: Array, priority: int) -> Array:
         if self._replicates():
-            return super()._pull_rows(entry, numbers, priority)
+            return super().pull_rows(entry, numbers, priority)
         served = self._served(entry.key)
         rows = np.empty((numbers.size, *served.shape[1:]), served.dtype_of_numpy)
         views = numpy_adapter.view(numbers), prod(served.shape[1:]), numpy_adapter.view(rows)
@@ -294,10 +213,10 @@ class ServedStore(StoreOfJob):
     # ---------------------------------------------------------------------------------------------------- totals
 
     def _require_updates(self) -> None:
-        if self._kind.is_asynchronous and self._updater is None:
+        if self.kind.is_asynchronous and self.updater is None:
             raise ValueError(
-                f'a "{self.type}" store without an optimizer would replace weights by gradients; call set_optimizer '
-                "first"
+                f'a "{self.kind.name}" store without an optimizer would replace weights by gradients; call '
+                "set_optimizer first"
             )
 
     def _totals(self, groups: Groups) -> tuple[list[ServedEntry], list[Any]]:
@@ -306,51 +225,51 @@ class ServedStore(StoreOfJob):
         entries = [self._served(entry.key) for entry, _ in groups]
         if self._replicates():
             for entry in entries:
-                self._finish(entry)  # each sum is an update of its own
+                self.finish(entry)  # each sum is an update of its own
         totals = []
         for entry, (_, values) in zip(entries, groups, strict=True):
-            here = values if self._kind.on_device else [places.in_host_memory(one) for one in values]
+            here = values if self.kind.on_device else [places.in_host_memory(one) for one in values]
             total = places.in_host_memory(here[0] if len(here) == 1 else places.sum_of(here, here[0]))
-            if self._compression is None:
+            if self.compression is None:
                 totals.append(total)
-            elif self._compression.dtype is not None:
-                totals.append(places.cast(total, self._compression.dtype))
+            elif self.compression.dtype is not None:
+                totals.append(places.cast(total, self.compression.dtype))
             else:
-                totals.append(self._compression.encode(total, entry.residuals))
+                totals.append(self.compression.encode(total, entry.residuals))
         return entries, totals
 
     def _codes(self) -> tuple[str, float]:
         """What the servers are to make of what is pushed: its codes' kind and threshold, or nothing."""
-        compression = self._compression
+        compression = self.compression
         return ("", 0.0) if compression is None or compression.dtype is not None else compression
 
     def _rates(self, entries: Sequence[ServedEntry]) -> list[tuple[float, float]]:
         rates = [_NO_RATES] * len(entries)
-        if isinstance(self._updater, ServedUpdater):
-            rates = self._updater.rates(entries)
+        if isinstance(self.updater, ServedUpdater):
+            rates = self.updater.rates(entries)
         for entry in entries:
             entry.num_update += 1
         return rates
 
-    def _handle(self, core: _core.StoreHandle, arrays: Any) -> UnderWay:
-        return UnderWay(core, arrays, self._limits, self._worker.counts)
+    def _handle(self, core: _core.StoreHandle, arrays: Any) -> Request:
+        return Request(core, arrays, self._limits, self._worker.counts)
 
-    def _keep(self, entries: Sequence[ServedEntry], under_way: UnderWay) -> UnderWay:
+    def _keep(self, entries: Sequence[ServedEntry], request: Request) -> Request:
         for entry in entries:
-            entry.under_way = under_way
-        while self._under_way and self._under_way[0].is_over():
-            self._under_way.popleft()
-        self._under_way.append(under_way)
-        return under_way
+            entry.request = request
+        while self._pending and self._pending[0].is_over():
+            self._pending.popleft()
+        self._pending.append(request)
+        return request
 
     def _wait_for(self, core: _core.StoreHandle, arrays: Any) -> None:
-        under_way = self._handle(core, arrays)
-        self._under_way.append(under_way)  # if the wait is interrupted, servers still write to the arrays
-        under_way.wait()
-        self._under_way.remove(under_way)
+        request = self._handle(core, arrays)
+        self._pending.append(request)  # if the wait is interrupted, servers still write to the arrays
+        request.wait()
+        self._pending.remove(request)
 
     def _served(self, key: Key) -> ServedEntry:
-        entry = self._entries[key]
+        entry = self.entries[key]
         assert isinstance(entry, ServedEntry)
         return entry
 
@@ -368,7 +287,7 @@ class ServedStore(StoreOfJob):
 
     def _replicates(self) -> bool:
         """Whether every worker updates a value of its own with the sums, which all make the same."""
-        return self._function is not None or (self._updater is not None and not self._updater.is_built_in)
+        return self.function is not None or (self.updater is not None and not self.updater.is_built_in)
 
     def _renew(self, entry: ServedEntry) -> None:
         """Take over the value of the servers, before they hold sums in its place."""
@@ -380,28 +299,28 @@ class ServedStore(StoreOfJob):
         self.read_into(entry, total)
         return total
 
-    def _use(self, updater: Updater | None, function: Function | None) -> None:
+    def use(self, updater: Updater | None, function: Function | None) -> None:
         replicated = self._replicates()
         is_built_in = isinstance(updater, BuiltInUpdater)
         is_sent = not is_built_in and self._worker.runs_python()
-        if self._kind.is_asynchronous and not is_built_in and not is_sent:
+        if self.kind.is_asynchronous and not is_built_in and not is_sent:
             raise ValueError(
-                f'a "{self.type}" store updates on its servers, with the optimizers that are built in: a name such as '
-                '"sgd", or one of ringtrain.optim or MXNet; for any other one use "dist_sync", or servers of their own '
-                "(DMLC_NUM_SERVER) and RINGTRAIN_KV_PYTHON_UPDATERS=on for all processes"
+                f'a "{self.kind.name}" store updates on its servers, with the optimizers that are built in: a name '
+                'such as "sgd", or one of ringtrain.optim or MXNet; for any other one use "dist_sync", or servers of '
+                "their own (DMLC_NUM_SERVER) and RINGTRAIN_KV_PYTHON_UPDATERS=on for all processes"
             )
         if replicated and (is_built_in or is_sent):
             self._give_back_replicas()
         if is_sent:
             sent = SentUpdater(updater, function, self._change_sent)
             words = words_of_updater(self._number, sent.for_servers)
-            super()._use(sent, None)
-            numbers = {"keeps_gradient": float(self._kind.is_asynchronous)}
+            super().use(sent, None)
+            numbers = {"keeps_gradient": float(self.kind.is_asynchronous)}
             self._set_rule("program", "server", numbers, 0, keeps_states=False, program=words)
             return
-        super()._use(updater, function)
+        super().use(updater, function)
         if isinstance(updater, BuiltInUpdater):
-            self._updater = ServedUpdater(updater, self)
+            self.updater = ServedUpdater(updater, self)
             self.set_rule(updater.recipe, keeps_states=False)
         elif not replicated:
             self._take_rule_away()
@@ -412,27 +331,27 @@ class ServedStore(StoreOfJob):
         self._worker.say_unless_missed(self._label("change"))
 
     def _give_back_replicas(self) -> None:
-        for entry in self.entries():
+        for entry in self.all_entries():
             if self.rank == 0:
                 self.write(entry, entry.replica)
             entry.replica = None
         self._worker.say(self._label("values"))
 
     def _take_rule_away(self) -> None:
-        for entry in self.entries():
+        for entry in self.all_entries():
             self._renew(entry)
         self._worker.say(self._label("replicas"))  # nobody pushes before all have the value
         self._set_rule("", "", {}, 0, keeps_states=False)
 
     # Of rules.
 
-    def entries(self) -> Sequence[ServedEntry]:
-        return [self._served(key) for key in self._entries]
+    def all_entries(self) -> Sequence[ServedEntry]:
+        return [self._served(key) for key in self.entries]
 
     def set_rule(self, recipe: Recipe, keeps_states: bool) -> None:
         self._set_rule(recipe.name, recipe.form, recipe.numbers, recipe.begin_num_update, keeps_states)
         if not keeps_states:
-            for entry in self.entries():
+            for entry in self.all_entries():
                 entry.num_update = recipe.begin_num_update
 
     def _set_rule(
@@ -452,7 +371,7 @@ class ServedStore(StoreOfJob):
             self._client.set_rule(*given, keeps_states, tells_servers=False)
 
     def num_updates(self, entries: Sequence[ServedEntry]) -> list[int]:
-        if self._kind.is_asynchronous or self._worker.is_recovery:
+        if self.kind.is_asynchronous or self._worker.is_recovery:
             return self._client.num_updates(self._number, [entry.id for entry in entries])
         return [entry.num_update for entry in entries]
 
@@ -470,16 +389,16 @@ class ServedStore(StoreOfJob):
 
     # ----------------------------------------------------------------------------------------------------- files
 
-    def _load(self, fname: str) -> None:
-        self._on_rank_0("load", lambda: super(ServedStore, self)._load(fname))
-        for entry in self.entries() if self._replicates() else ():
+    def load(self, fname: str) -> None:
+        self._on_rank_0("load", lambda: super(ServedBackend, self).load(fname))
+        for entry in self.all_entries() if self._replicates() else ():
             self._renew(entry)
 
-    def _load_states(self, updater: Updater, fname: str) -> None:
+    def load_states(self, updater: Updater, fname: str) -> None:
         if updater.is_built_in:
-            self._on_rank_0("load_optimizer_states", lambda: super(ServedStore, self)._load_states(updater, fname))
+            self._on_rank_0("load_optimizer_states", lambda: super(ServedBackend, self).load_states(updater, fname))
         else:
-            super()._load_states(updater, fname)
+            super().load_states(updater, fname)
 
     def _on_rank_0(self, call: str, body: Callable[[], None]) -> None:
         """What it raises there, all workers raise."""
@@ -494,21 +413,55 @@ class ServedStore(StoreOfJob):
         if first:
             raise (ValueError if first[0] == "ValueError" else OSError)(first[1])
 
-    def placement(self) -> dict[Key, list[tuple[int, int, int]]]:
-        """By key its pieces: number of the server, first element, elements."""
-        return {key: self._keys.pieces(str(key)) for key in self._entries}
+    # --------------------------------------------------------------------------------------------------- workers
 
     @property
+    def num_workers(self) -> int:
+        return self._worker.workers
+
+    def require_usable(self) -> None:
+        self._worker.require_usable()
+
+    def require_same(self, call: str, given: dict[str, Any]) -> None:
+        require_same(call, self._worker.say_unless_missed(self._label(call), given))
+
+    def _label(self, call: str) -> str:
+        return f"{call} of store {self._number}"
+
+    def barrier(self) -> None:
+        self._worker.say_unless_missed("barrier")
+
+    def count_dead(self, node_id: int, timeout_s: float) -> int:
+        try:
+            return self._worker.scheduler_client.count_dead(node_id & 6, timeout_s)
+        except PeerLostError:
+            return node_id & 1
+
+    def wait_before_exit(self, waits: bool) -> None:
+        self._worker.waits_before_exit = waits
+
+    def command(self, head: int, body: str) -> None:
+        if head < _FIRST_COMMAND:
+            raise ValueError(f"send_command_to_servers: {head} is one of MXNet's own; take {_FIRST_COMMAND} or more")
+        if not self._worker.has_servers_of_their_own():
+            raise ValueError(
+                "send_command_to_servers: the servers are threads of the workers; start servers of their own "
+                "(DMLC_NUM_SERVER) with kvstore.run_server(controller)"
+            )
+        self._worker.command(head, body)
+
+    def placement(self) -> dict[Key, list[tuple[int, int, int]]]:
+        return {key: self._keys.pieces(str(key)) for key in self.entries}
+
     def restored(self) -> dict[Key, float]:
         ages_s = self._worker.restored
         by_key = {
             key: [ages_s[server] for server, _, _ in self._keys.pieces(str(key)) if server in ages_s]
-            for key in self._entries
+            for key in self.entries
         }
         return {key: max(of_key) for key, of_key in by_key.items() if of_key}
 
     def join(self) -> None:
-        self.wait()
         self._client.join(self._number)
         self._worker.say(self._label("join"))
 

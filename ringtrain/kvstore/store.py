@@ -1,31 +1,158 @@
-"""A store as users see it: keys and values are checked here, and an engine carries out what is left."""
+"""A store as users see it: `create` makes a KVStore, which checks keys and values; its Backend does the rest."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeVar, cast
 
-import numpy as np
-
-from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.handles import Pending
+from ringtrain.job import session
 from ringtrain.kvstore import places, states
-from ringtrain.kvstore.base import KVStoreBase
-from ringtrain.kvstore.engine import Engine
-from ringtrain.kvstore.entries import Entry, Key, grouped, listed, require_fitting
+from ringtrain.kvstore.backend import Backend, Groups, LocalBackend
+from ringtrain.kvstore.collective import CollectiveBackend
+from ringtrain.kvstore.entries import KINDS, Entry, Key, grouped, listed, require_fitting
 from ringtrain.kvstore.gradient_compression import GradientCompression, require_compressible
-from ringtrain.kvstore.sparse import (
-    Array,
-    RowSparse,
-    as_rows,
-    is_sparse,
-    numbers_of,
-    put_rows,
-    require_place,
-    sum_of,
-)
-from ringtrain.kvstore.updaters import updater_for
+from ringtrain.kvstore.served import ServedBackend
+from ringtrain.kvstore.servers.server_ranks import has_plan
+from ringtrain.kvstore.servers.worker import is_worker_by_environment, worker_by_environment, worker_of
+from ringtrain.kvstore.sparse import RowSparse, as_rows, is_sparse, numbers_of, put_rows, require_place
+from ringtrain.kvstore.updaters import Updater, updater_for
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+AnyStore = TypeVar("AnyStore", bound="type[KVStoreBase]")
+
+
+def create(
+    name: str = "local",
+    *,
+    average: bool = False,
+    process_set: ProcessSet = global_process_set,
+    max_staleness: int | None = None,
+    elastic: bool = False,
+    atomic: bool = False,
+) -> KVStore:
+    """Make a store. Mirrors `mxnet.kvstore.create`.
+
+    Args:
+        name: its type, in letters of any size. local, local_update_cpu and local_allreduce_cpu add up the values of one
+            process in the host's memory; device, local_allreduce_device and nccl where they lie. dist and dist_sync add
+            up those of all workers in the host's memory, dist_sync_device and dist_device_sync where they lie; horovod
+            and ringtrain do, too, and update nothing. dist_async and dist_async_device update with each worker's push
+            at once, on servers. Or the name of a class that is registered.
+        average: of horovod and ringtrain: whether sums are divided by the number of workers.
+        process_set: of distributed stores: the ranks that are its workers.
+        max_staleness: of asynchronous stores: a pull waits while the slowest worker is that many pushes of the key
+            behind this one; 0 keeps all in step, None never waits.
+        elastic: of asynchronous stores: workers may come and go, and `num_workers` is how many there are.
+        atomic: of asynchronous stores: a push to a key is applied as a whole or, if its worker dies, not at all, and a
+            pull reads a key as a whole. Such a key is on one server and has at most 256 MiB.
+
+    Returns:
+        A KVStore, or an object of a registered class, made without arguments. A distributed store calls
+        `ringtrain.init()` if nobody has. All workers make their distributed stores in the same order.
+
+    Raises:
+        ValueError: an unknown name, or an argument that this type does not take.
+        StalledError: of stores with servers: not all processes of the job came in time.
+        PeerLostError: of stores with servers: the scheduler or a server is gone.
+        TypeError: the name is no str.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a store is a str, not {name!r}")
+    name = name.lower()
+    if name in KVStoreBase.kv_registry:
+        return cast("KVStore", KVStoreBase.kv_registry[name]())
+    kind = KINDS.get(name)
+    if kind is None:
+        known = ", ".join([*KINDS, *KVStoreBase.kv_registry])
+        raise ValueError(f'there is no type "{name}" of store; there are {known}')
+    if average and kind.can_update:
+        raise ValueError(f'a "{name}" store adds up; average=True is for "horovod" and "ringtrain"')
+    if not kind.is_asynchronous and (max_staleness is not None or elastic or atomic):
+        raise ValueError(f'max_staleness, elastic and atomic are for "dist_async" stores, not for a "{name}" one')
+    if max_staleness is not None and max_staleness < 0:
+        raise ValueError(f"max_staleness is a number of pushes from 0 on, or None, not {max_staleness}")
+    if not kind.is_distributed:
+        if process_set is not global_process_set:
+            raise ValueError(f'a "{name}" store has one worker; a process set is for the distributed ones')
+        return KVStore(LocalBackend(kind))
+    if kind.can_update and process_set is global_process_set and is_worker_by_environment():
+        return KVStore(ServedBackend(kind, worker_by_environment(), max_staleness, elastic, atomic))
+    if not session.is_initialized():
+        session.init()
+    has_servers = process_set is global_process_set and has_plan()
+    if kind.is_asynchronous or (kind.can_update and has_servers):
+        return KVStore(ServedBackend(kind, worker_of(process_set), max_staleness, elastic, atomic))
+    return KVStore(CollectiveBackend(kind, process_set, average))
+
+
+class KVStoreBase:
+    """The interface of a store. Mirrors `mxnet.kvstore.KVStoreBase`.
+
+    A store of your own derives from it and is registered:
+
+        @kvstore.KVStoreBase.register
+        class MyStore(kvstore.KVStoreBase): ...
+
+        kv = kvstore.create("mystore")
+    """
+
+    OPTIMIZER = "optimizer"
+
+    kv_registry: ClassVar[dict[str, type[KVStoreBase]]] = {}
+
+    @staticmethod
+    def register(klass: AnyStore) -> AnyStore:
+        """Let `create` find a class by its name in lower case, before all types of ringtrain. For a decorator."""
+        if not isinstance(klass, type):
+            raise TypeError(f"register takes a class, not {klass!r}")
+        name = klass.__name__.lower()
+        before = KVStoreBase.kv_registry.get(name)
+        if before is not None and before is not klass:
+            warnings.warn(f'the store "{name}" was {before} and is {klass} now', stacklevel=2)
+        KVStoreBase.kv_registry[name] = klass
+        return klass
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Give the value of rank 0 to all workers, in `out`."""
+        raise NotImplementedError
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Push `value` and pull the result into `out`; without one into `value`."""
+        raise NotImplementedError
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Have the store update its values with what is pushed."""
+        raise NotImplementedError
+
+    def is_capable(self, capability: str) -> bool:
+        """Whether the store can do it: `KVStoreBase.OPTIMIZER`, to update its values by itself."""
+        raise NotImplementedError
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write down what the optimizer remembers."""
+        raise NotImplementedError
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Go on from what `save_optimizer_states` has written."""
+        raise NotImplementedError
+
+    @property
+    def type(self) -> str:
+        """The name of its type."""
+        raise NotImplementedError
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+        raise NotImplementedError
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        raise NotImplementedError
 
 
 class Pushes:
@@ -44,13 +171,16 @@ class Pushes:
             handle.wait()
 
 
-class KVStore(Engine):
+class KVStore(KVStoreBase):
     """Holds an array for each key; `create` makes one. Mirrors `mxnet.kvstore.KVStore`.
 
     Keys are of one kind, int or str. A key is given alone, with an array, or with a list of arrays that belong to it,
     such as one for each device. A list of keys comes with a list of as many of either. Arrays are those of NumPy,
     PyTorch and CuPy, and what else lies on a CUDA device and knows DLPack. Called by one thread at a time.
     """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     # --------------------------------------------------------------------------------------------------- values
 
@@ -63,15 +193,15 @@ class KVStore(Engine):
             ValueError: a key has a value already, or comes with several.
             TypeError: no array, a dtype that cannot be sent, or a key of another kind.
         """
-        self._require_usable()
+        self._backend.require_usable()
         groups = grouped("init", key, value)
-        self._entries.require_kind("init", groups)
+        self._backend.entries.require_kind("init", groups)
         for one, values in groups.items():
-            if one in self._entries:
+            if one in self._backend.entries:
                 raise ValueError(f"init: key {one!r} has a value already; broadcast gives it another one")
             if len(values) > 1:
                 raise ValueError(f"init: key {one!r} comes with {len(values)} values, but takes one")
-        self._begin_all({one: self._first_value(one, values[0]) for one, values in groups.items()})
+        self._backend.begin({one: self._first_value(one, values[0]) for one, values in groups.items()})
 
     def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> Pushes | None:
         """Add up the values of each key, of all workers, and give the sum to the updater; without one, to the key.
@@ -98,16 +228,16 @@ class KVStore(Engine):
         groups = grouped("push", key, value)
         with_rows = {one: values for one, values in groups.items() if any(map(is_sparse, values))}
         if not with_rows:
-            handles = self._push_all(self._given("push", key, value), priority, copy)
+            handles = self._backend.push(self._given("push", key, value), priority, copy)
             return None if copy else Pushes(handles)
-        self._require_usable()
+        self._backend.require_usable()
         handles = []
         for one, values in with_rows.items():
             entry = self._with_rows("push", one)
-            handles += self._push_rows(entry, [as_rows("push", one, value) for value in values], priority)
+            handles += self._backend.push_rows(entry, [as_rows("push", one, value) for value in values], priority)
         dense = {one: values for one, values in groups.items() if one not in with_rows}
         if dense:
-            handles += self._push_all(self._given("push", list(dense), list(dense.values())), priority, copy)
+            handles += self._backend.push(self._given("push", list(dense), list(dense.values())), priority, copy)
         return None if copy else Pushes(handles)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> Any:
@@ -129,11 +259,14 @@ class KVStore(Engine):
                 away.
             RingtrainError: a push has failed: workers disagree, one of them is lost or does not come.
         """
-        self._require_usable()
+        self._backend.require_usable()
         if out is None:
-            values = [places.for_reading(self._current(self._entries.find("pull", one))) for one in listed("pull", key)]
+            values = [
+                places.for_reading(self._backend.value(self._backend.entries.find("pull", one)))
+                for one in listed("pull", key)
+            ]
             return values if isinstance(key, list | tuple) else values[0]
-        self._pull_all(self._entries.pulled("pull", key, out), priority)
+        self._backend.pull(self._backend.entries.pulled("pull", key, out), priority)
         return None
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -143,30 +276,30 @@ class KVStore(Engine):
         and the store does not keep them. `pull` refuses such a key until it is pushed again.
         """
         groups = self._given("pushpull", key, value)
-        outs = dict(self._entries.pulled("pushpull", key, value if out is None else out))
+        outs = dict(self._backend.entries.pulled("pushpull", key, value if out is None else out))
         if len(outs) != len(groups) or any(entry not in outs for entry, _ in groups):
             raise ValueError("pushpull: value and out are of different keys")
-        self._pushpull([(entry, values, outs[entry]) for entry, values in groups], priority)
+        self._backend.pushpull([(entry, values, outs[entry]) for entry, values in groups], priority)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give the value of rank 0 to all workers: to the keys, and to `out`. For keys with or without a value.
 
         Raises as `init` and `pull`.
         """
-        self._require_usable()
+        self._backend.require_usable()
         groups = grouped("broadcast", key, value)
-        self._entries.require_kind("broadcast", groups)
+        self._backend.entries.require_kind("broadcast", groups)
         ready = {one: self._first_value(one, values[0]) for one, values in groups.items()}
         for one, array in ready.items():
-            if one in self._entries:
-                require_fitting("broadcast", self._entries[one], array)
+            if one in self._backend.entries:
+                require_fitting("broadcast", self._backend.entries[one], array)
         for one in ready:
-            if one in self._entries:
-                self._finish(self._entries[one])
-        self._begin_all(ready)
-        if self._updater is not None:
+            if one in self._backend.entries:
+                self._backend.finish(self._backend.entries[one])
+        self._backend.begin(ready)
+        if self._backend.updater is not None:
             for one in ready:
-                self._updater.replaced(str(one), self._current(self._entries[one]))
+                self._backend.updater.replaced(str(one), self._backend.value(self._backend.entries[one]))
         self.pull(key, out, priority)
 
     # --------------------------------------------------------------------------------------------------- updates
@@ -176,12 +309,12 @@ class KVStore(Engine):
 
         In a distributed store it runs on every rank, on equal sums, when the key is pulled or pushed again.
         """
-        self._require_usable()
+        self._backend.require_usable()
         self._require_can_update()
         if not callable(updater):
             raise TypeError(f"set_updater takes a function of key, sum and stored value, not {updater!r}")
         self.wait()
-        self._use(None, updater)
+        self._backend.use(None, updater)
 
     def set_optimizer(self, optimizer: Any, **numbers: Any) -> None:
         """Have the store update its values. All workers call it, with the same optimizer.
@@ -198,12 +331,12 @@ class KVStore(Engine):
             TypeError: no optimizer.
             MismatchError: workers set different ones; the message names what differs.
         """
-        self._require_usable()
+        self._backend.require_usable()
         self._require_can_update()
         updater = updater_for(optimizer, numbers)
-        self._require_same("set_optimizer", updater.configuration())
+        self._backend.require_same("set_optimizer", updater.configuration())
         self.wait()
-        self._use(updater, None)
+        self._backend.use(updater, None)
 
     def update_optimizer(self, **numbers: Any) -> None:
         """Go on with other numbers, such as `lr=0.01`, and what the optimizer remembers. All workers call it.
@@ -212,9 +345,9 @@ class KVStore(Engine):
             ValueError: no optimizer is set, or it has no such number.
             MismatchError: workers give different ones.
         """
-        self._require_usable()
+        self._backend.require_usable()
         updater = self._require_optimizer("update_optimizer")
-        self._require_same("update_optimizer", numbers)
+        self._backend.require_same("update_optimizer", numbers)
         self.wait()
         updater.change(**numbers)
 
@@ -222,12 +355,12 @@ class KVStore(Engine):
         """Whether the store can update its values: the only capability there is, `KVStoreBase.OPTIMIZER`."""
         if capability.lower() != KVStoreBase.OPTIMIZER:
             raise ValueError(f'unknown capability "{capability}"; there is "{KVStoreBase.OPTIMIZER}"')
-        return self._kind.can_update
+        return self._backend.kind.can_update
 
     @property
     def update_on_kvstore_default(self) -> bool:
         """Whether trainers have the store update the weights unless they are told."""
-        return self._kind.can_update and self._kind.updates_by_default
+        return self._backend.kind.can_update and self._backend.kind.updates_by_default
 
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Send float32 gradients in fewer bits from now on. All workers call it after the same pushes.
@@ -241,17 +374,17 @@ class KVStore(Engine):
             MismatchError: workers give different ones.
             RingtrainError: a push of before has failed.
         """
-        self._require_usable()
+        self._backend.require_usable()
         compression = GradientCompression.of(compression_params)
-        if not self._kind.is_distributed and not self._kind.on_device:
+        if not self._backend.kind.is_distributed and not self._backend.kind.on_device:
             raise ValueError(f'a "{self.type}" store sends nothing, so there is nothing to compress')
-        for entry in self._entries.values():
+        for entry in self._backend.entries.values():
             require_compressible(entry.key, entry.dtype_name)
-        if self._compression not in (None, compression):
-            raise ValueError(f"gradient compression is {self._compression} already, and stays so")
-        self._require_same("set_gradient_compression", compression._asdict())
+        if self._backend.compression not in (None, compression):
+            raise ValueError(f"gradient compression is {self._backend.compression} already, and stays so")
+        self._backend.require_same("set_gradient_compression", compression._asdict())
         self.wait()  # what is on its way is read as it was sent
-        self._compression = compression
+        self._backend.compression = compression
 
     # --------------------------------------------------------------------------------------------------- files
 
@@ -275,15 +408,15 @@ class KVStore(Engine):
         """
         updater = self._require_optimizer("load_optimizer_states")
         self.wait()
-        self._load_states(updater, fname)
+        self._backend.load_states(updater, fname)
 
     def save(self, fname: str) -> None:
         """Write all values, and what the optimizer remembers: rank 0 does, alone."""
         self.wait()
-        for entry in self._entries.values():
+        for entry in self._backend.entries.values():
             entry.value()  # raises on all workers alike
         if self.rank == 0:
-            self._save(fname)
+            self._backend.save(fname)
 
     def load(self, fname: str) -> None:
         """Go on from what `save` has written: its keys are to have values already. Others keep theirs.
@@ -293,51 +426,64 @@ class KVStore(Engine):
         Raises:
             OSError, ValueError: the file cannot be read, or does not fit the keys or the optimizer; on all workers.
         """
-        self._require_usable()
+        self._backend.require_usable()
         self.wait()
-        self._load(fname)
+        self._backend.load(fname)
 
     # --------------------------------------------------------------------------------------------------- workers
 
     @property
     def type(self) -> str:
         """The name that `create` was given, in lower case."""
-        return self._kind.name
+        return self._backend.kind.name
 
     @property
     def rank(self) -> int:
         """This worker's number, from 0."""
-        return 0
+        return self._backend.rank
 
     @property
     def num_workers(self) -> int:
         """How many workers there are."""
-        return 1
+        return self._backend.num_workers
 
     @property
     def local_rank(self) -> int:
         """This worker's number among those of its node."""
-        return 0
+        return self._backend.local_rank
 
     @property
     def num_local_workers(self) -> int:
         """How many workers this node has."""
-        return 1
+        return self._backend.num_local_workers
 
     @property
     def is_recovery(self) -> bool:
-        """Whether this worker has come in the place of one that was lost: never, since the others do not go on."""
-        return False
+        """Whether this worker has taken the place of a lost one: never without servers, where the others end, too."""
+        return self._backend.is_recovery
 
     def get_num_dead_node(self, node_id: int = 7, timeout: int = 60) -> int:
-        """How many workers are dead: none, since the loss of one ends the operations of the others with an error."""
-        return 0
+        """Return how many processes the scheduler has not heard of for that long, or knows to be dead.
+
+        Without servers it is 0: the loss of a worker ends the operations of the others with an error.
+
+        Args:
+            node_id: the sum of 1 for the scheduler, 2 for the servers and 4 for the workers.
+            timeout: in seconds.
+        """
+        return self._backend.count_dead(node_id, float(timeout))
 
     def barrier(self) -> None:
         """Wait until all workers have come here."""
+        self._backend.require_usable()
+        self._backend.barrier()
 
     def set_barrier_before_exit(self, barrier_before_exit: bool = True) -> None:
-        """Whether workers with servers wait for each other at their end; accepted by stores without."""
+        """Set whether this worker waits for the others at its end, for kv_timeout_s at most.
+
+        With servers in the workers it always does, since they need this one; without servers never.
+        """
+        self._backend.wait_before_exit(barrier_before_exit)
 
     def wait(self, keys: Any = None) -> None:
         """Wait until all own pushes are in the values, or those of some keys.
@@ -345,14 +491,14 @@ class KVStore(Engine):
         Raises:
             RingtrainError: a push has failed: workers disagree, one of them is lost or does not come.
         """
-        self._require_usable()
+        self._backend.require_usable()
         entries = (
-            self._entries.values()
+            self._backend.entries.values()
             if keys is None
-            else [self._entries.find("wait", one) for one in listed("wait", keys)]
+            else [self._backend.entries.find("wait", one) for one in listed("wait", keys)]
         )
         for entry in list(entries):
-            self._finish(entry)
+            self._backend.finish(entry)
 
     def join(self) -> None:
         """Say that this worker has no more data, and wait until all have said so.
@@ -360,13 +506,18 @@ class KVStore(Engine):
         Until then it counts with zeros in the pushes of the others; afterwards all have the same values again.
         """
         self.wait()
+        self._backend.join()
+
+    def placement(self) -> dict[Key, list[tuple[int, int, int]]]:
+        """Return the pieces of each key: number of the server, first element, elements. Empty without servers."""
+        return self._backend.placement()
 
     @property
     def restored(self) -> dict[Key, float]:
         """The keys that a server has brought back from a snapshot, and how many seconds old that was then: what was
         pushed since is gone. None where no server has died.
         """
-        return {}
+        return self._backend.restored()
 
     # ---------------------------------------------------------------------------------------------------- rows
 
@@ -383,7 +534,7 @@ class KVStore(Engine):
         Returns:
             Without `out`, a RowSparse of a key, or a list of those of a list of keys.
         """
-        self._require_usable()
+        self._backend.require_usable()
         keys = listed("row_sparse_pull", key)
         outs = [RowSparse() for _ in keys] if out is None else out if isinstance(out, (list, tuple)) else [out]
         ids = row_ids if isinstance(row_ids, (list, tuple)) and len(row_ids) == len(outs) > 1 else [row_ids] * len(outs)
@@ -393,33 +544,49 @@ class KVStore(Engine):
             entry = self._with_rows("row_sparse_pull", one)
             require_place("row_sparse_pull", one, target, entry.shape)
             numbers = numbers_of("row_sparse_pull", one, wanted, entry.shape[0])
-            put_rows(target, numbers, self._pull_rows(entry, numbers, priority))
+            put_rows(target, numbers, self._backend.pull_rows(entry, numbers, priority))
         return None if out is not None else outs if isinstance(key, (list, tuple)) else outs[0]
 
     def _with_rows(self, call: str, key: Key) -> Entry:
-        entry = self._entries.find(call, key)
+        entry = self._backend.entries.find(call, key)
         if not entry.shape:
             raise ValueError(f"{call}: key {key!r} has no rows; use pushes and pulls of the whole value")
         return entry
 
-    def _push_rows(self, entry: Entry, values: Sequence[RowSparse], priority: int) -> list[Pending[Any]]:
-        """All of the value, with zeros."""
-        dtype = numpy_adapter.cast(np.empty(0, np.float32), entry.dtype_name).dtype
-        total = sum_of(entry.key, values, entry.shape, dtype)
-        whole = np.zeros(entry.shape, dtype)
-        whole[total.indices] = total.rows
-        return self._push_all(self._given("push", entry.key, whole), priority, copies=False)
+    def send_command_to_servers(self, head: int, body: str) -> None:
+        """Have the controllers of all servers called with it, and wait until they are done.
 
-    def _pull_rows(self, entry: Entry, numbers: Array, priority: int) -> Array:
-        """A new array, of rows that the key has."""
-        value = self._current(entry)
-        return np.ascontiguousarray(adapter_for(value).on_host(value)[numbers])
+        Raises:
+            ValueError: a number that is one of MXNet's own, no servers, or servers in the workers, which have no
+                controller.
+            RemoteError: a controller has failed; with its traceback.
+        """
+        self._backend.require_usable()
+        self._backend.command(head, str(body))
+
+    def _given(self, call: str, key: Any, value: Any) -> Groups:
+        self._backend.require_usable()
+        return self._backend.entries.pushed(call, key, value)
+
+    def _first_value(self, key: Key, value: Any) -> Any:
+        array = places.readable(value)
+        if self._backend.compression is not None:
+            require_compressible(key, adapter_for(array).dtype_name(array))
+        return array
+
+    def _require_can_update(self) -> None:
+        if not self._backend.kind.can_update:
+            raise ValueError(
+                f'a "{self.type}" store only adds up: update the weights yourself, or use "dist_sync_device"'
+            )
+
+    def _require_optimizer(self, call: str) -> Updater:
+        self._backend.require_usable()
+        if self._backend.updater is None:
+            raise ValueError(f"{call}: the store has no optimizer; call set_optimizer first")
+        return self._backend.updater
 
     # For MXNet's scripts.
-
-    def send_command_to_servers(self, head: int, body: str) -> None:
-        """Raises ValueError: there are no servers."""
-        raise ValueError("send_command_to_servers: there are no servers; every worker has all values")
 
     def _barrier(self) -> None:
         self.barrier()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.kvstore import states
-from ringtrain.kvstore.by_name import create
+from ringtrain.kvstore.store import create
 from ringtrain.kvstore.updaters import Updater, updater_for
 
 _VARIABLE = "MXNET_UPDATE_ON_KVSTORE"

@@ -300,7 +300,7 @@ _WIDE = {"float64": np.dtype(np.float64)}
 class Rules(Protocol):
     """The servers' side of an optimizer."""
 
-    def entries(self) -> Sequence[ServedEntry]: ...
+    def all_entries(self) -> Sequence[ServedEntry]: ...
 
     def set_rule(self, recipe: Recipe, keeps_states: bool) -> None: ...
 
@@ -363,7 +363,7 @@ class ServedUpdater(Updater):
 
     def states(self) -> Arrays:
         arrays: Arrays = {}
-        entries = self._rules.entries()
+        entries = self._rules.all_entries()
         for entry, count in zip(entries, self._rules.read_num_updates(entries), strict=True):
             if count == self.recipe.begin_num_update:
                 continue  # as elsewhere, what was never updated has no state
@@ -378,7 +378,7 @@ class ServedUpdater(Updater):
         counts = {
             name.rpartition("/")[0]: int(array) for name, array in states.items() if name.endswith(f"/{_NUM_UPDATE}")
         }
-        entries = [entry for entry in self._rules.entries() if entry.name in counts]
+        entries = [entry for entry in self._rules.all_entries() if entry.name in counts]
         for entry in entries:
             for name in self._names(entry):
                 array = states.get(f"{entry.name}/{name}")

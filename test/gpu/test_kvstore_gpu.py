@@ -63,7 +63,7 @@ def test_keys_are_spread_over_the_devices_the_largest_first():
         for device, value in enumerate(values[key]):
             assert value.device.id == device
             require_equal(value.get(), np.full(sizes[key], 3, "float32"))
-    assert {key: kv._entries[key].stored.device.id for key in sizes} == {"b": 0, "c": 1, "d": 1, "a": 1}
+    assert {key: kv._backend.entries[key].stored.device.id for key in sizes} == {"b": 0, "c": 1, "d": 1, "a": 1}
 
 
 @pytest.mark.ranks(1, env=TWO_GPUS)

@@ -935,9 +935,9 @@ for call, text in [
         assert text in str(error), error
     else:
         raise AssertionError(text)
-before = kv._client.metrics()
+before = kv._backend._client.metrics()
 kv.row_sparse_pull("e", row_ids=np.arange(10))
-after = kv._client.metrics()
+after = kv._backend._client.metrics()
 print("moved", sum(after[name] - before[name] for name in after if name.endswith("_bytes")))
 """
 
