@@ -1,4 +1,9 @@
-"""What an optimizer was told, in plain numbers: read from ringtrain's optimizers, from MXNet's, or from a name."""
+"""The updates that are built in: recipes, which hold what an optimizer was told, and formulas on whole arrays.
+
+A recipe is made from an optimizer of ringtrain.optim, from one of MXNet, or from a name. The formulas update arrays on
+GPUs, and are what the kernels of the core must equal: those of torch are in ringtrain.optim, those of MXNet here. In
+them g is the gradient and w the weight; the names of the numbers are those of MXNet's arguments.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +17,6 @@ import numpy as np
 from ringtrain import optim
 from ringtrain.optim import namespace_of
 
-# The updates of MXNet by the names under which it creates them, with their own numbers. Some names of 1.9.1 are
-# missing: what needs norms of whole arrays, or random numbers, is no update of each element by itself.
-_MXNET: dict[str, dict[str, Any]] = {
-    "sgd": {"momentum": 0.0},
-    "nag": {"momentum": 0.0},
-    "adam": {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
-    "adamw": {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "correct_bias": True},
-    "rmsprop": {
-        "learning_rate": 0.001,
-        "gamma1": 0.9,
-        "gamma2": 0.9,
-        "epsilon": 1e-8,
-        "centered": False,
-        "clip_weights": None,
-    },
-    "adagrad": {"eps": 1e-7},
-    "signum": {"momentum": 0.9, "wd_lh": 0.0},
-    "test": {},
-}
 _OF_EACH_KEY = ("lr_mult", "wd_mult", "param_idx2name", "param_dict")
 _COMMON: dict[str, Any] = {
     "learning_rate": 0.01,
@@ -112,11 +98,6 @@ def from_optim(optimizer: optim.Optimizer) -> Recipe:
     return _from_hyperparameters(_OPTIM[type(optimizer)], optimizer.hyperparameters())
 
 
-def optim_of(recipe: Recipe) -> optim.Optimizer:
-    """The optimizer of ringtrain.optim that computes a recipe in the form of torch."""
-    return _make_optim(recipe.name, recipe.given)
-
-
 def _make_optim(name: str, given: dict[str, Any]) -> optim.Optimizer:
     kind: Callable[..., optim.Optimizer] = next(kind for kind, kind_name in _OPTIM.items() if kind_name == name)
     return kind(**given)
@@ -163,7 +144,7 @@ def from_name(name: str, given: Mapping[str, Any]) -> Recipe:
             f'there is no optimizer "{name}" in the store; it knows {", ".join(_MXNET)} in the form of MXNet, the '
             "optimizers of ringtrain.optim, and any object with create_state and update"
         )
-    known = {**_COMMON, **_MXNET[name]}
+    known = {**_COMMON, **_MXNET[name].defaults}
     _refuse_unknown(name, given, [*known, *_WITHOUT_EFFECT])
     told = {key: _plain(given.get(key, default)) for key, default in known.items()}
     schedule = told["lr_scheduler"]
@@ -359,12 +340,6 @@ def _test(w: Any, g: Any, states: _Arrays, numbers: Mapping[str, float], rates: 
     w += numbers["rescale_grad"] * g
 
 
-@dataclass(frozen=True)
-class _Formula:
-    update: Callable[[Any, Any, _Arrays, Mapping[str, float], Rates], None]
-    state_names: Callable[[Mapping[str, float]], tuple[str, ...]]
-
-
 def _if_momentum(name: str) -> Callable[[Mapping[str, float]], tuple[str, ...]]:
     return lambda numbers: (name,) if numbers["momentum"] else ()
 
@@ -373,45 +348,63 @@ def _two_means(numbers: Mapping[str, float]) -> tuple[str, ...]:
     return ("mean", "mean_square")
 
 
-_FORMULAS = {
-    "sgd": _Formula(_sgd, _if_momentum("momentum")),
-    "nag": _Formula(_nag, _if_momentum("momentum")),
-    "adam": _Formula(_adam, _two_means),
-    "adamw": _Formula(_adamw, _two_means),
-    "rmsprop": _Formula(
-        _rmsprop, lambda numbers: ("mean_square", "mean", "direction") if numbers["centered"] else ("mean_square",)
+class _Rule(NamedTuple):
+    """An update of MXNet's."""
+
+    update: Callable[[Any, Any, _Arrays, Mapping[str, float], Rates], None]
+    state_names: Callable[[Mapping[str, float]], tuple[str, ...]]
+    defaults: dict[str, Any]  # of its own numbers
+
+
+# The updates of MXNet by the names under which it creates them. Some names of 1.9.1 are missing: an update that needs
+# norms of whole arrays, or random numbers, does not treat each element by itself.
+_MXNET = {
+    "sgd": _Rule(_sgd, _if_momentum("momentum"), {"momentum": 0.0}),
+    "nag": _Rule(_nag, _if_momentum("momentum"), {"momentum": 0.0}),
+    "adam": _Rule(_adam, _two_means, {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}),
+    "adamw": _Rule(
+        _adamw,
+        _two_means,
+        {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "correct_bias": True},
     ),
-    "adagrad": _Formula(_adagrad, lambda numbers: ("square_sum",)),
-    "signum": _Formula(_signum, _if_momentum("direction")),
-    "test": _Formula(_test, lambda numbers: ()),
+    "rmsprop": _Rule(
+        _rmsprop,
+        lambda numbers: ("mean_square", "mean", "direction") if numbers["centered"] else ("mean_square",),
+        {
+            "learning_rate": 0.001,
+            "gamma1": 0.9,
+            "gamma2": 0.9,
+            "epsilon": 1e-8,
+            "centered": False,
+            "clip_weights": None,
+        },
+    ),
+    "adagrad": _Rule(_adagrad, lambda numbers: ("square_sum",), {"eps": 1e-7}),
+    "signum": _Rule(_signum, _if_momentum("direction"), {"momentum": 0.9, "wd_lh": 0.0}),
+    "test": _Rule(_test, lambda numbers: (), {}),
 }
 
 
-class MxnetFormula:
-    """The update of a recipe in the form of MXNet."""
+class Formula(NamedTuple):
+    """The update of a recipe, for arrays of one library, dtype and shape."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._numbers = recipe.numbers
-        self._formula = _FORMULAS[recipe.name]
-        self.state_names = self._formula.state_names(recipe.numbers)
-
-    def update(self, weight: Any, grad: Any, states: _Arrays, rates: Rates) -> None:
-        self._formula.update(weight, grad, states, self._numbers, rates)
+    state_names: tuple[str, ...]  # arrays of the shape of the weight, which begin as zeros
+    update: Callable[[Any, Any, _Arrays, Rates], None]  # of a weight by a gradient, in place, with its states
 
 
-class TorchFormula:
-    """The update of a recipe in the form of torch."""
+def formula_of(recipe: Recipe) -> Formula:
+    """Returns what updates a weight in place as the core does, on any device."""
+    if recipe.form == "mxnet":
+        rule, numbers = _MXNET[recipe.name], recipe.numbers
+        return Formula(
+            rule.state_names(numbers),
+            lambda weight, grad, states, rates: rule.update(weight, grad, states, numbers, rates),
+        )
+    optimizer = _make_optim(recipe.name, recipe.given)
+    names = optimizer.remembers()
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._optimizer = optim_of(recipe)
-        self.state_names = self._optimizer.remembers()
+    def update(weight: Any, grad: Any, states: _Arrays, rates: Rates) -> None:
+        optimizer.lr, optimizer.weight_decay = rates.lr, rates.wd
+        optimizer.apply(weight, grad, {"step": rates.num_update, **dict(zip(names, states, strict=True))})
 
-    def update(self, weight: Any, grad: Any, states: _Arrays, rates: Rates) -> None:
-        self._optimizer.lr, self._optimizer.weight_decay = rates.lr, rates.wd
-        named = dict(zip(self.state_names, states, strict=True))
-        self._optimizer.apply(weight, grad, {"step": rates.num_update, **named})
-
-
-def formula_of(recipe: Recipe) -> MxnetFormula | TorchFormula:
-    """What updates a weight and its states in place. All have one library, dtype and shape; states begin as zeros."""
-    return MxnetFormula(recipe) if recipe.form == "mxnet" else TorchFormula(recipe)
+    return Formula(names, update)
