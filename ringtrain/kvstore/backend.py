@@ -17,7 +17,7 @@ from ringtrain.kvstore.entries import Entries, Entry, Key, Kind
 from ringtrain.kvstore.gradient_compression import GradientCompression
 from ringtrain.kvstore.sparse import Array, RowSparse, sum_of
 from ringtrain.kvstore.states import Arrays
-from ringtrain.kvstore.updaters import Updater
+from ringtrain.kvstore.updaters import LocalUpdater, Updater
 
 # A function of key, sum and stored value, which it changes.
 Function = Callable[[Key, Any, Any], object]
@@ -86,7 +86,7 @@ class Backend:
 
     # -------------------------------------------------------------------------------------------------- updates
 
-    def use(self, updater: Updater | None, function: Function | None) -> None:
+    def use(self, updater: LocalUpdater | None, function: Function | None) -> None:
         """Updates values with one of both from now on, on all workers alike; all own pushes are done."""
         self.updater, self.function = updater, function
 
@@ -97,7 +97,7 @@ class Backend:
         stored = entry.value()
         gradient = places.like(total, stored)
         with adapter_for(stored).at_device_of(stored):
-            if self.updater is not None:
+            if isinstance(self.updater, LocalUpdater):
                 self.updater(entry.name, gradient, stored)
             elif self.function is not None:
                 self.function(entry.key, gradient, stored)

@@ -23,7 +23,7 @@ from ringtrain.kvstore.servers.python_updates import COMMAND, words_of_change, w
 from ringtrain.kvstore.servers.worker import Counts, Worker
 from ringtrain.kvstore.sparse import Array, RowSparse, sum_of as sparse_sum
 from ringtrain.kvstore.update_rules import Recipe
-from ringtrain.kvstore.updaters import BuiltInUpdater, SentUpdater, ServedUpdater, Updater
+from ringtrain.kvstore.updaters import BuiltInUpdater, LocalUpdater, SentUpdater, ServedUpdater, Updater
 from ringtrain.record.logger import logger
 
 _LOOK_S = 0.2
@@ -299,7 +299,7 @@ class ServedBackend(Backend):
         self.read_into(entry, total)
         return total
 
-    def use(self, updater: Updater | None, function: Function | None) -> None:
+    def use(self, updater: LocalUpdater | None, function: Function | None) -> None:
         replicated = self._replicates()
         is_built_in = isinstance(updater, BuiltInUpdater)
         is_sent = not is_built_in and self._worker.runs_python()
@@ -314,7 +314,7 @@ class ServedBackend(Backend):
         if is_sent:
             sent = SentUpdater(updater, function, self._change_sent)
             words = words_of_updater(self._number, sent.for_servers)
-            super().use(sent, None)
+            self.updater, self.function = sent, None
             numbers = {"keeps_gradient": float(self.kind.is_asynchronous)}
             self._set_rule("program", "server", numbers, 0, keeps_states=False, program=words)
             return

@@ -10,7 +10,7 @@ from typing import Any
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.kvstore import states
 from ringtrain.kvstore.store import create
-from ringtrain.kvstore.updaters import Updater, updater_for
+from ringtrain.kvstore.updaters import LocalUpdater, updater_for
 
 _VARIABLE = "MXNET_UPDATE_ON_KVSTORE"
 
@@ -186,7 +186,7 @@ class Trainer:
         if self._updates_on_store:
             raise ValueError(f"{call}: the store updates the weights; make the Trainer with update_on_kvstore=False")
 
-    def _require_updater(self, call: str) -> Updater:
+    def _require_updater(self, call: str) -> LocalUpdater:
         if self._updater is None:
             raise ValueError(f"{call}: the optimizer is one of torch, which has this itself")
         return self._updater

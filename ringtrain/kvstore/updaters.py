@@ -23,7 +23,7 @@ _MASTER = {"float16": "float32", "bfloat16": "float32"}
 _NUM_UPDATE, _MASTER_NAME = "num_update", "master"
 
 
-def updater_for(optimizer: Any, numbers: Mapping[str, Any] | None = None) -> Updater:
+def updater_for(optimizer: Any, numbers: Mapping[str, Any] | None = None) -> LocalUpdater:
     """What a store calls for each sum of gradients.
 
     Args:
@@ -63,7 +63,7 @@ class _Key:
 
 
 class Updater(ABC):
-    """Updates the value of a key in place with a gradient. One thread at a time."""
+    """The optimizer of a store, which runs on this worker or on servers. One thread at a time."""
 
     is_built_in: bool  # runs in the core where the arrays are in the host's memory
     # What it multiplies gradients by, and whether `change` can give it another factor.
@@ -71,6 +71,34 @@ class Updater(ABC):
     can_rescale = False
     # None where it has none, or where a schedule decides it.
     learning_rate: float | None = None
+
+    @abstractmethod
+    def configuration(self) -> dict[str, Any]:
+        """What the ranks compare: texts, numbers, and lists and dicts of them."""
+
+    @abstractmethod
+    def change(self, **numbers: Any) -> None:
+        """Go on with other numbers, such as `lr`, and the same state. Raises ValueError for what cannot change."""
+
+    @abstractmethod
+    def replaced(self, key: str, stored: Any) -> None:
+        """The value of the key is `stored` now, by something else than an update, which its master has to follow."""
+
+    @abstractmethod
+    def states(self) -> Arrays:
+        """A copy of all that is kept, by "key/name": "num_update", "master", and the arrays of the optimizer."""
+
+    @abstractmethod
+    def load_states(self, states: Arrays) -> None:
+        """Go on from what `states` returned, here or elsewhere; what was kept before is forgotten.
+
+        Raises:
+            ValueError: these are no states, or those of another optimizer; nothing has changed then.
+        """
+
+
+class LocalUpdater(Updater):
+    """Updates the value of a key in place with a gradient, on this worker."""
 
     def __init__(self) -> None:
         self._keys: dict[str, _Key] = {}
@@ -102,21 +130,11 @@ class Updater(ABC):
             adapter.assign(stored, kept.master)
         adapter.note_change(stored)
 
-    @abstractmethod
-    def configuration(self) -> dict[str, Any]:
-        """What the ranks compare: texts, numbers, and lists and dicts of them."""
-
-    @abstractmethod
-    def change(self, **numbers: Any) -> None:
-        """Go on with other numbers, such as `lr`, and the same state. Raises ValueError for what cannot change."""
-
     def replaced(self, key: str, stored: Any) -> None:
-        """The value of the key is `stored` now, by something else than an update, which its master has to follow."""
         if key in self._keys and self._keys[key].master is not None:
             adapter_for(stored).assign(self._keys[key].master, stored)
 
     def states(self) -> Arrays:
-        """A copy of all that is kept, by "key/name": "num_update", "master", and the arrays of the optimizer."""
         arrays: Arrays = {}
         for key, kept in self._keys.items():
             named: dict[str, Any] = {_NUM_UPDATE: kept.num_update}
@@ -129,11 +147,6 @@ class Updater(ABC):
         return arrays
 
     def load_states(self, states: Arrays) -> None:
-        """Go on from what `states` returned, here or elsewhere; what was kept before is forgotten.
-
-        Raises:
-            ValueError: these are no states, or those of another optimizer; nothing has changed then.
-        """
         by_key: dict[str, Arrays] = {}
         for name, array in states.items():
             key, separator, part = name.rpartition("/")
@@ -192,7 +205,7 @@ def _fill(key: str, kept: _Key, loaded: Arrays) -> None:
         adapter_for(kept.master).assign_host(kept.master, loaded[_MASTER_NAME])
 
 
-class BuiltInUpdater(Updater):
+class BuiltInUpdater(LocalUpdater):
     """An update of each element by itself, as a recipe says."""
 
     is_built_in = True
@@ -265,7 +278,7 @@ class BuiltInUpdater(Updater):
             adapter.assign(weight, plain)
 
 
-class ObjectUpdater(Updater):
+class ObjectUpdater(LocalUpdater):
     """Any object with `create_state(key, weight)` and `update(key, weight, grad, state)`, as it is."""
 
     is_built_in = False
@@ -323,7 +336,6 @@ class ServedUpdater(Updater):
     is_built_in = True
 
     def __init__(self, built_in: BuiltInUpdater, rules: Rules) -> None:
-        super().__init__()
         self._built_in = built_in
         self._rules = rules
         self._most_updates = built_in.recipe.begin_num_update
@@ -398,12 +410,6 @@ class ServedUpdater(Updater):
         master = [_MASTER_NAME] if entry.dtype_name in ("float16", "bfloat16") else []
         return [*self._built_in.state_names, *master]
 
-    def _create_state(self, key: str, weight: Any) -> Any:
-        raise AssertionError("values are updated on the servers")
-
-    def _update(self, key: str, weight: Any, grad: Any, kept: Any) -> None:
-        raise AssertionError("values are updated on the servers")
-
 
 class SentUpdater(Updater):
     """The worker's. `tell` brings the servers other numbers, on all workers alike.
@@ -417,11 +423,10 @@ class SentUpdater(Updater):
 
     def __init__(
         self,
-        updater: Updater | None,
+        updater: LocalUpdater | None,
         function: Callable[[Any, Any, Any], object] | None,
         tell: Callable[[dict[str, Any]], None],
     ) -> None:
-        super().__init__()
         self._updater = updater
         self.for_servers = UpdaterOfServers(updater, function)
         self._tell = tell
@@ -447,17 +452,11 @@ class SentUpdater(Updater):
     def load_states(self, states: Arrays) -> None:
         self.states()
 
-    def _create_state(self, key: str, weight: Any) -> Any:
-        raise AssertionError("values are updated on the servers")
-
-    def _update(self, key: str, weight: Any, grad: Any, kept: Any) -> None:
-        raise AssertionError("values are updated on the servers")
-
 
 class UpdaterOfServers:
     """What is pickled."""
 
-    def __init__(self, updater: Updater | None, function: Callable[[Any, Any, Any], object] | None) -> None:
+    def __init__(self, updater: LocalUpdater | None, function: Callable[[Any, Any, Any], object] | None) -> None:
         self._updater = updater
         self._function = function
 
