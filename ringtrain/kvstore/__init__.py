@@ -45,4 +45,4 @@ if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
         return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
-_serve_if_told()  # a server or the scheduler does not come back from here
+_serve_if_told()  # does not return in a server or the scheduler

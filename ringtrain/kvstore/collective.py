@@ -1,7 +1,7 @@
-"""The store of many workers without servers: sums by allreduce, and the same values on every rank.
+"""The backend of many workers without servers: sums by allreduce, and the same values on every rank.
 
-Operations are called `kv/<number of the store in its process set>/<key>`. A key has one operation in flight; the next
-one of the same key waits in the core for the one before it.
+Operations are named `kv/<number of the store in its process set>/<key>`. A key has one operation in flight; the next
+operation of the same key waits for it in the core.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from ringtrain.kvstore.entries import Entry, Key, Kind
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.process_sets import ProcessSet
 
-# From this many workers on the codes of all of them are more bytes than an allreduce of what they mean.
+# With this many workers their codes take more bytes than an allreduce of the decoded values.
 _TOO_MANY_FOR_CODES = 32
 
 
-# And under which name the place of its first call is remembered.
+# An operation, and the name under which the place of its first call is kept.
 _Named = tuple[_core.Operation, str]
 
 
 class _Generation:
-    """Of ranks, from one init() to the next. The stores of each process set are numbered as they are made: of those of
-    other sets a rank may not know."""
+    """The time from one init() to the next.
+
+    Stores are numbered within their process set, since a rank may not know the stores of other sets.
+    """
 
     def __init__(self) -> None:
         self.stores: Counter[int] = Counter()  # by process set
@@ -91,7 +93,7 @@ class CollectiveBackend(Backend):
         return entry
 
     def _settle(self) -> None:
-        """Wait for the values that init has begun to send: so that its order need not be the same on all ranks."""
+        """Waits for the values that init has begun to send: its order may differ between ranks."""
         beginning, self._beginning = self._beginning, []
         first_error = None
         for entry, handle, is_new in beginning:
@@ -139,7 +141,7 @@ class CollectiveBackend(Backend):
         return Handle(core, (codes, target), lambda done: self._decode_all(done, target)), target
 
     def _decode_all(self, done: _core.Handle, target: Any) -> None:
-        """Add up what all workers mean, in the order of their ranks."""
+        """Adds up the decoded values of all workers, in the order of their ranks."""
         assert self.compression is not None
         ((memory, _, _),) = done.tensors()
         there = places.in_host_memory(target)
@@ -164,7 +166,7 @@ class CollectiveBackend(Backend):
             raise first_error
 
     def _start_pushpull(self, entry: Entry, values: list[Any], outs: list[Any], priority: int) -> Handle[Any] | None:
-        """The Handle of an allreduce from where the value lies to where it is wanted; None for any other push."""
+        """Returns the Handle of an allreduce from the value to its target; None if it pushes in another way."""
         if not self._updates() and self.compression is None:
             handle = self._start_direct(entry, values, outs, priority)
             if handle is not None:
@@ -181,7 +183,7 @@ class CollectiveBackend(Backend):
             for one in outs:
                 places.copy_into(one, entry.value())
         if not self._updates():
-            # On all ranks and for all arrays alike, also where the store has the sum, whose memory the next one takes.
+            # On all ranks and for all arrays alike, also if the store has the sum, whose memory the next sum takes.
             entry.free, entry.stored = entry.stored if handle is None else None, None
 
     def _start_direct(self, entry: Entry, values: list[Any], outs: list[Any], priority: int) -> Handle[Any] | None:
@@ -203,7 +205,7 @@ class CollectiveBackend(Backend):
             self._finish_one(entry)
 
     def _finish_what_is_done(self, entry: Entry) -> None:
-        """So that who pushes and never pulls does not keep what all workers have pushed."""
+        """Frees the sums of completed pushes, which a worker that never pulls would accumulate."""
         self._settle()
         while entry.rounds and entry.rounds[0][0].poll():
             self._finish_one(entry)
@@ -219,21 +221,21 @@ class CollectiveBackend(Backend):
             entry.free = total
 
     def _assign(self, entry: Entry, total: Any) -> bool:
-        """The sum becomes the value, and where the value was is free for the next sum."""
+        """Makes the sum the value, and the memory of the old value free for the next sum."""
         if adapter_for(total) is not adapter_for(entry.stored) or total.dtype != entry.stored.dtype:
             return super()._assign(entry, total)
         entry.free, entry.stored = entry.stored, total
         return True
 
     def _total(self, entry: Entry, values: list[Any]) -> tuple[Any, bool]:
-        """The sum of this worker's values, and whether it is the store's own array."""
+        """Returns the sum of this worker's values, and whether the array belongs to the store."""
         here = values if self.kind.on_device else [places.in_host_memory(one) for one in values]
         if len(here) == 1:
             return here[0], here[0] is not values[0]
         return places.sum_of(here, here[0]), True
 
     def _memory_for(self, entry: Entry, total: Any) -> Any:
-        """An array like `total` for the sum over the workers."""
+        """Returns an array like `total` for the sum over the workers."""
         free, entry.free = entry.free, None
         fits = free is not None and adapter_for(free) is adapter_for(total) and free.dtype == total.dtype
         return free if fits and places.is_same_place(free, total) else places.shared_like(total)
@@ -267,7 +269,7 @@ class CollectiveBackend(Backend):
     def _number(self) -> int:
         number = self._process_set.process_set_id
         if number is None:
-            raise ValueError(f"the process set of this store is not registered any more: {self._process_set}")
+            raise ValueError(f"the process set of this store is no longer registered: {self._process_set}")
         return number
 
     # --------------------------------------------------------------------------------------------------- workers
@@ -289,13 +291,13 @@ class CollectiveBackend(Backend):
         self._take_over(last)
 
     def _take_over(self, last: int) -> None:
-        """What the last worker to join has: those before it did not see its last sums."""
+        """Takes the values and states of the last worker to join, whose last sums the others have missed."""
         entries = sorted(self.entries.values(), key=lambda entry: entry.name)
         own = self.updater.states() if self.updater is not None and self._ranks[self.rank] == last else None
         remembered = broadcast_object(own, last, process_set=self._process_set)
         if self.updater is not None and own is None:
             self.updater.load_states(remembered)
-        # What one worker has given away by its last pushpull is gone for all.
+        # A value that one worker has given away by its last pushpull is lost for all.
         with_value = {entry.name for entry in entries if entry.stored is not None}
         kept = set.intersection(*allgather_object(with_value, process_set=self._process_set))
         handles = []

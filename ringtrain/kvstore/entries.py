@@ -1,4 +1,4 @@
-"""The keys that have values, and whether what a call gives fits them."""
+"""The types of stores, and keys: as a call gives them, and those of a store with their values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ringtrain.kvstore import places
 from ringtrain.kvstore.gradient_compression import Residuals
 
 Key = int | str
-# The values of each key, in the order in which the keys came first.
+# The values of each key, in the order of the first use of the keys.
 Groups = dict[Key, list[Any]]
 
 
 def grouped(call: str, key: Any, value: Any) -> Groups:
-    """What one call gives: a value or a list of them for a key, or for each of a list of keys.
+    """Groups the arguments of a call: a value or a list of values for a key, or for each of a list of keys.
 
-    Repeated keys have the values of all their places.
+    A repeated key has the values of all its places.
 
     Raises:
-        TypeError: a key that is neither int nor str, or both in one list.
-        ValueError: another number of values than of keys, or a key without a value.
+        TypeError: a key is neither int nor str, or one list has both.
+        ValueError: the numbers of keys and values differ, or a key has no value.
     """
     if isinstance(key, list | tuple):
         if not isinstance(value, list | tuple) or len(value) != len(key):
@@ -42,12 +42,12 @@ def grouped(call: str, key: Any, value: Any) -> Groups:
         groups = {_checked_key(call, key): list(value) if isinstance(value, list | tuple) else [value]}
     for one, values in groups.items():
         if not values:
-            raise ValueError(f"{call}: key {one!r} comes without a value")
+            raise ValueError(f"{call}: key {one!r} has no value in this call")
     return groups
 
 
 def listed(call: str, key: Any) -> list[Key]:
-    """The keys of a call that has no values."""
+    """Returns the keys of a call without values."""
     keys = [_checked_key(call, one) for one in key] if isinstance(key, list | tuple) else [_checked_key(call, key)]
     _require_one_kind(call, keys)
     return keys
@@ -72,13 +72,13 @@ def _require_one_kind(call: str, keys: Any) -> None:
 
 
 class Kind(NamedTuple):
-    """What the name of a type says."""
+    """A type of store."""
 
     name: str
     is_distributed: bool = False
-    on_device: bool = False  # sums are made, and values kept, where the arrays lie
+    on_device: bool = False  # sums and values are on the devices of the arrays
     can_update: bool = True
-    updates_by_default: bool = True  # what trainers do unless they are told
+    updates_by_default: bool = True  # the default of trainers
     is_asynchronous: bool = False  # each push is an update of its own
 
 
@@ -115,13 +115,13 @@ class Entry:
         self.shape = tuple(stored.shape)
         self.dtype_name = adapter_for(stored).dtype_name(stored)
         self.dtype = stored.dtype  # of the library; quicker to compare
-        self.stored: Any = stored  # None where pushpull has given it away
-        self.free: Any = None  # memory of the size of the value that nobody uses
-        self.rounds: deque[tuple[Handle[Any], Any]] = deque()  # pushed, not in the value yet; and where the sums are
+        self.stored: Any = stored  # None after pushpull has given it away
+        self.free: Any = None  # unused memory of the size of the value
+        self.rounds: deque[tuple[Handle[Any], Any]] = deque()  # pending pushes, and their sums
         self.residuals: Residuals = {}
 
     def value(self) -> Any:
-        """The array of the value. Raises ValueError where the store has none."""
+        """Returns the array of the value. Raises ValueError if the store has none."""
         if self.stored is None:
             raise ValueError(
                 f"key {self.key!r}: pushpull without an updater has put its value where it was wanted, and the store "
@@ -130,16 +130,16 @@ class Entry:
         return self.stored
 
     def overwrite(self, array: Any) -> None:
-        """Give the key another value. Raises as `value`."""
+        """Gives the key another value. Raises as `value`."""
         places.copy_into(self.value(), array)
 
     def move_to(self, stored: Any) -> None:
-        """Keep the value in another array, of the same shape and dtype."""
+        """Keeps the value in another array, of the same shape and dtype."""
         self.stored, self.dtype = stored, stored.dtype
 
 
 class Entries(dict[Key, Entry]):
-    """By key; all keys are of one kind. Each error names the call."""
+    """The entries of a store by key; all keys are of one kind. Each error names the call."""
 
     def find(self, call: str, key: Key) -> Entry:
         entry = self.get(key)
@@ -149,7 +149,7 @@ class Entries(dict[Key, Entry]):
         return entry
 
     def require_kind(self, call: str, keys: Iterable[Key]) -> None:
-        """Raises TypeError unless keys are of the same kind, int or str, as those that are there."""
+        """Raises TypeError unless keys are of the same kind, int or str, as those of the store."""
         known, first = next(iter(self), None), next(iter(keys), None)
         if known is not None and first is not None and type(known) is not type(first):
             raise TypeError(
@@ -158,7 +158,7 @@ class Entries(dict[Key, Entry]):
             )
 
     def pushed(self, call: str, key: Any, value: Any) -> list[tuple[Entry, list[Any]]]:
-        """The values of each key, as arrays that can be read."""
+        """Returns the entry and the readable values of each key."""
         groups = []
         for one, values in grouped(call, key, value).items():
             entry = self.find(call, one)
@@ -169,7 +169,7 @@ class Entries(dict[Key, Entry]):
         return groups
 
     def pulled(self, call: str, key: Any, out: Any) -> list[tuple[Entry, list[Any]]]:
-        """The arrays that get the value of each key."""
+        """Returns the entry of each key and the arrays that get its value."""
         groups = []
         for one, outs in grouped(call, key, out).items():
             entry = self.find(call, one)
@@ -184,7 +184,7 @@ class Entries(dict[Key, Entry]):
 
 
 def require_fitting(call: str, entry: Entry, array: Any) -> None:
-    """Raises ValueError for another shape or dtype than the key has."""
+    """Raises ValueError unless the array has the shape and dtype of the key."""
     if array.shape != entry.shape:
         raise ValueError(f"{call}: key {entry.key!r} has shape {entry.shape}, but the value has {tuple(array.shape)}")
     if array.dtype == entry.dtype:
@@ -195,7 +195,7 @@ def require_fitting(call: str, entry: Entry, array: Any) -> None:
 
 
 class Holder(Protocol):
-    """Who asks the servers for a key."""
+    """Reads and writes values at the servers."""
 
     def read_into(self, entry: ServedEntry, array: Any) -> None: ...
 
@@ -203,7 +203,7 @@ class Holder(Protocol):
 
 
 class ServedEntry(Entry):
-    """`replica` is None, or the value on this worker, where its updates are made here."""
+    """A key whose value servers hold. `replica` is None, or the value on this worker if updates are made here."""
 
     __slots__ = ("dtype_of_numpy", "holder", "id", "num_update", "replica", "request", "version")
 
@@ -212,14 +212,14 @@ class ServedEntry(Entry):
         self.stored = None
         self.holder = holder
         self.id = number
-        self.version = version  # how often the directory has been told of a value
-        self.num_update = 0  # of a synchronous store: the rounds that this worker has pushed
+        self.version = version  # how many values of it were published
+        self.num_update = 0  # of a synchronous store: rounds that this worker has pushed
         self.dtype_of_numpy = numpy_adapter.cast(np.empty(0, np.float32), self.dtype_name).dtype
         self.replica: Any = None
         self.request: Any = None  # the latest push
 
     def value(self) -> Any:
-        """A new array of NumPy, or the replica."""
+        """Returns a new array of NumPy, or the replica."""
         if self.replica is not None:
             return self.replica
         array = np.empty(self.shape, self.dtype_of_numpy)

@@ -1,4 +1,4 @@
-"""What becomes of a gradient that a store sends in fewer bits."""
+"""Gradients that a store sends in fewer bits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _QUANTIZERS = ("2bit", "1bit")
 _THRESHOLD = 0.5
 
 Array = np.ndarray[Any, Any]
-# What was left of each value when it was sent the last time, by its place among the values of the key.
+# The error of the last encoding of each value, by its position among the values of the key.
 Residuals = dict[int, Array]
 
 
 class GradientCompression(NamedTuple):
-    """From the parameters of `set_gradient_compression`."""
+    """The parameters of `set_gradient_compression`."""
 
     kind: str
     threshold: float = 0.0  # of the quantizers
@@ -35,7 +35,7 @@ class GradientCompression(NamedTuple):
             )
         kind = params["type"]
         if kind not in _CASTS and kind not in _QUANTIZERS:
-            raise ValueError(f'gradient compression "{kind}" is none of {", ".join((*_QUANTIZERS, *_CASTS))}')
+            raise ValueError(f'gradient compression must be one of {", ".join((*_QUANTIZERS, *_CASTS))}, not "{kind}"')
         takes = {"type", "threshold"} if kind in _QUANTIZERS else {"type"}
         unknown = sorted(set(params) - takes)
         if unknown:
@@ -50,11 +50,11 @@ class GradientCompression(NamedTuple):
 
     @property
     def dtype(self) -> str | None:
-        """In which dtype values travel; None for codes."""
+        """The dtype in which values are sent; None for codes."""
         return _CASTS.get(self.kind)
 
     def encode(self, value: Any, residuals: Residuals, place: int = 0) -> Array:
-        """The codes of a float32 value of any library. What they do not say is added to the next one."""
+        """Returns the codes of a float32 value of any library. Their error is added to the next value."""
         values = np.ascontiguousarray(adapter_for(value).on_host(value))
         if place not in residuals:
             residuals[place] = np.zeros_like(values)
@@ -64,11 +64,11 @@ class GradientCompression(NamedTuple):
         return codes
 
     def decode(self, codes: Array, values: Array, add: bool = False) -> None:
-        """What the codes say, written to float32 values in the host's memory or added to them."""
+        """Writes decoded values to float32 values in the host's memory, or adds them."""
         _core.dequantize(self.kind, self.threshold, numpy_adapter.view(codes), numpy_adapter.view(values), add)
 
     def rounded(self, value: Any, residuals: Residuals, place: int = 0) -> Any:
-        """A new array of the same dtype and library, in the same place: the value as whoever receives it sees it."""
+        """Returns the value as its receivers decode it: a new array of the same dtype, library and device."""
         adapter = adapter_for(value)
         if self.dtype is not None:
             return adapter.cast(adapter.cast(value, self.dtype), adapter.dtype_name(value))
@@ -77,7 +77,7 @@ class GradientCompression(NamedTuple):
         return new
 
     def round_into(self, target: Any, value: Any, residuals: Residuals, place: int = 0) -> None:
-        """Write there what whoever receives the codes of the value sees. Of the types that have codes."""
+        """Writes the value as its receivers decode it. For the types with codes."""
         adapter, codes = adapter_for(target), self.encode(value, residuals, place)
         if adapter.device(target) < 0:
             self.decode(codes, adapter.on_host(target))

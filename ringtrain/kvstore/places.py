@@ -1,4 +1,4 @@
-"""Copies and sums of arrays, wherever they lie and whoever made them."""
+"""Copies and sums of arrays of any library on any device."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ SIXTEEN_BITS = ("float16", "bfloat16")
 
 
 def readable(array: Any) -> Any:
-    """The array, or a contiguous copy, as one of NumPy, PyTorch or CuPy.
-
-    Raises TypeError for what cannot be sent.
-    """
+    """Returns the array, or a contiguous copy, as one of NumPy, PyTorch or CuPy. Raises TypeError for other types."""
     adapter = adapter_for(array)
     prepared = adapter.prepare(array)
     return adapter.at_place_of(prepared, prepared) if isinstance(prepared, Borrowed) else prepared
@@ -36,7 +33,7 @@ def in_host_memory(array: Any) -> Any:
 
 
 def copy_into(target: Any, source: Any) -> None:
-    """Give `target` the values of `source`, in its own dtype. They may be of different libraries and devices."""
+    """Copies values in the dtype of `target`. The arrays may be of different libraries and devices."""
     adapter, of_source = adapter_for(target), adapter_for(source)
     if adapter.MAKES == of_source.MAKES:
         adapter.assign(target, adapter.at_place_of(source, target))
@@ -46,14 +43,14 @@ def copy_into(target: Any, source: Any) -> None:
 
 
 def copy_of(array: Any) -> Any:
-    """A new array of the same values in the same place."""
+    """Returns a new array of the same values on the same device."""
     new = adapter_for(array).empty_like(array)
     adapter_for(new).assign(new, array)
     return new
 
 
 def like(array: Any, other: Any) -> Any:
-    """The array if `other` is of the same library and place; else a copy, of another library in the other's dtype."""
+    """Returns the array if `other` has the same library and device; else a copy like `other`."""
     adapter, of_array = adapter_for(other), adapter_for(array)
     if adapter is of_array:
         return adapter.at_place_of(array, other)
@@ -63,13 +60,13 @@ def like(array: Any, other: Any) -> Any:
 
 
 def cast(array: Any, dtype_name: str) -> Any:
-    """A copy in another dtype, or the array itself if that is its own."""
+    """Returns a copy in another dtype, or the array itself if it has that dtype."""
     adapter = adapter_for(array)
     return array if adapter.dtype_name(array) == dtype_name else adapter.cast(array, dtype_name)
 
 
 def sum_of(arrays: Sequence[Any], place: Any) -> Any:
-    """A new array of the dtype of the first: the sum of several, where `place` lies.
+    """Returns the sum as a new array, of the dtype of the first, on the device of `place`.
 
     16-bit floats are summed in float32, which may be among them.
     """
@@ -89,7 +86,7 @@ def sum_of(arrays: Sequence[Any], place: Any) -> Any:
 
 
 def _sum_on_host(arrays: Sequence[Any]) -> Any:
-    """Of arrays of one library."""
+    """Sums arrays of one library."""
     adapter = adapter_for(arrays[0])
     dtypes = [adapter.dtype_name(one) for one in arrays]
     if len(set(dtypes)) > 1:
@@ -101,7 +98,7 @@ def _sum_on_host(arrays: Sequence[Any]) -> Any:
 
 
 def shared_like(array: Any) -> Any:
-    """A new array of the same dtype and shape, in memory that the ranks of a node share if there is such memory."""
+    """Returns a new array of the same dtype and shape, if possible in memory that the ranks of a node share."""
     adapter = adapter_for(array)
     if adapter.device(array) >= 0:
         return adapter.empty_like(array)
@@ -114,7 +111,7 @@ def _core_shape(array: Any) -> list[int]:
 
 
 def for_reading(array: Any) -> Any:
-    """The array as one that its holder cannot change: a read-only view of NumPy's, a copy elsewhere."""
+    """Returns a read-only view of an array of NumPy, or a copy of another array."""
     if not isinstance(array, np.ndarray):
         return copy_of(array)
     view = array.view()

@@ -1,4 +1,4 @@
-"""The store of many workers with servers: they hold the values, sum what is pushed, and update."""
+"""The backend of many workers with servers, which hold the values, sum the pushes and update."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _LOOK_S = 0.2
 
 
 class WaitLimits(NamedTuple):
-    """For how long somebody waits before a warning, and before an error; 0 is for ever."""
+    """How long a request waits before a warning and before an error; 0 is for ever."""
 
     warning_s: float
     shutdown_s: float
 
 
 class Request:
-    """A request to servers, which reads or writes `arrays` until it is over."""
+    """A request to servers, which read or write `arrays` until it has ended."""
 
     __slots__ = ("_arrays", "_core", "_counts", "_limits")
 
@@ -52,7 +52,7 @@ class Request:
         return self._core.wait(0.0)
 
     def wait(self) -> None:
-        """Wait until the arrays may be changed. Ctrl-C interrupts it. Raises RingtrainError where it has failed."""
+        """Waits until the arrays may be changed. Ctrl-C interrupts it. Raises RingtrainError if the request failed."""
         began_s = time.monotonic()
         try:
             if not self._core.wait(_LOOK_S):
@@ -65,11 +65,11 @@ class Request:
         self._arrays = None
 
     def is_over(self) -> bool:
-        """Whether nobody needs the arrays any more."""
+        """Whether the servers have finished with the arrays."""
         return self._core.is_memory_free()
 
     def _wait_long(self) -> None:
-        """Come back to Python now and then, which looks for signals."""
+        """Waits, and returns to Python regularly, so that it handles signals."""
         began_s = time.monotonic()
         warn_s = began_s + self._limits.warning_s
         while not self._core.wait(_LOOK_S):
@@ -94,7 +94,7 @@ class ServedBackend(Backend):
 
     Args:
         max_staleness: of an asynchronous store: a pull waits while the slowest worker is that many pushes of the key
-            behind this one. None never waits.
+            behind this one; None never waits.
         elastic: workers may come and go.
         atomic: of an asynchronous store: pushes and pulls of a key are whole.
     """
@@ -183,7 +183,7 @@ class ServedBackend(Backend):
             self._apply(served, self._sum_of(served))
         request.wait()
         if self.kind.is_asynchronous and isinstance(self.updater, SentUpdater):
-            # it is at the server, whose Python may not have come to it
+            # the server has the gradient, but its Python may not have applied it
             self.read_into(served, np.empty(served.shape, served.dtype_of_numpy))
 
     # ------------------------------------------------------------------------------------------------------- rows
@@ -220,7 +220,7 @@ class ServedBackend(Backend):
             )
 
     def _totals(self, groups: Groups) -> tuple[list[ServedEntry], list[Any]]:
-        """What this worker pushes of each key: the sum of its values, in the host's memory."""
+        """Returns what this worker pushes of each key: the sum of its values, in the host's memory."""
         self._require_updates()
         entries = [self._served(entry.key) for entry, _ in groups]
         if self._replicates():
@@ -239,7 +239,7 @@ class ServedBackend(Backend):
         return entries, totals
 
     def _codes(self) -> tuple[str, float]:
-        """What the servers are to make of what is pushed: its codes' kind and threshold, or nothing."""
+        """Returns how servers decode pushes: the kind of the codes and the threshold, or nothing."""
         compression = self.compression
         return ("", 0.0) if compression is None or compression.dtype is not None else compression
 
@@ -273,7 +273,7 @@ class ServedBackend(Backend):
         assert isinstance(entry, ServedEntry)
         return entry
 
-    # Of a holder of entries.
+    # Called by entries.
 
     def read_into(self, entry: ServedEntry, array: Any) -> None:
         core = self._client.pull(self._number, [entry.id], [numpy_adapter.view(array)], 0)
@@ -286,11 +286,11 @@ class ServedBackend(Backend):
     # --------------------------------------------------------------------------------------------------- updates
 
     def _replicates(self) -> bool:
-        """Whether every worker updates a value of its own with the sums, which all make the same."""
+        """Whether every worker updates its own copy of a value with the sums, all in the same way."""
         return self.function is not None or (self.updater is not None and not self.updater.is_built_in)
 
     def _renew(self, entry: ServedEntry) -> None:
-        """Take over the value of the servers, before they hold sums in its place."""
+        """Copies the value of the servers, which hold sums instead from then on."""
         entry.replica = None
         entry.replica = entry.value()
 
@@ -340,10 +340,10 @@ class ServedBackend(Backend):
     def _take_rule_away(self) -> None:
         for entry in self.all_entries():
             self._renew(entry)
-        self._worker.say(self._label("replicas"))  # nobody pushes before all have the value
+        self._worker.say(self._label("replicas"))  # no worker pushes before all have the value
         self._set_rule("", "", {}, 0, keeps_states=False)
 
-    # Of rules.
+    # Called by a ServedUpdater.
 
     def all_entries(self) -> Sequence[ServedEntry]:
         return [self._served(key) for key in self.entries]
@@ -357,7 +357,7 @@ class ServedBackend(Backend):
     def _set_rule(
         self, name: str, form: str, numbers: dict[str, float], begin: int, keeps_states: bool, program: str = ""
     ) -> None:
-        """Worker 0 tells the servers, and then the others know that they know. `program`: see `words_of_updater`."""
+        """Worker 0 tells the servers; the others wait until it has. `program`: see `words_of_updater`."""
         given = (self._number, name, form, numbers, begin)
         has_rule = self._keys.has_rule_already()
         if self.rank == 0 and not has_rule:
@@ -401,7 +401,7 @@ class ServedBackend(Backend):
             super().load_states(updater, fname)
 
     def _on_rank_0(self, call: str, body: Callable[[], None]) -> None:
-        """What it raises there, all workers raise."""
+        """Runs on rank 0. All workers raise its error."""
         outcome: list[str] = []
         if self.rank == 0:
             try:
@@ -478,7 +478,7 @@ def _require_fits_atomic(key: Key, array: Any) -> None:
 
 
 def _target(entry: ServedEntry, outs: list[Any]) -> Any:
-    """Where the value of a key is written to: one of the arrays that are to have it, if it can be."""
+    """Returns the array that gets the value of a key from the servers: one of `outs`, if possible."""
     for out in outs:
         adapter = adapter_for(out)
         if adapter.device(out) < 0 and adapter.dtype_name(out) == entry.dtype_name and adapter.view_in_place(out):

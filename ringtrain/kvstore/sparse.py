@@ -13,10 +13,10 @@ Array = np.ndarray[Any, Any]
 
 
 class RowSparse:
-    """Rows of a key: what `row_sparse_pull` gives, and what `push` takes, where all other rows are zero.
+    """Rows of a key: the result of `row_sparse_pull`, and an argument of `push`, where all other rows are zero.
 
     Args:
-        indices: numbers of the rows, integers. In what is pulled each is there once, in order.
+        indices: numbers of the rows, integers. Pulled ones are sorted and unique.
         rows: as many, each of the shape of a row of the key.
     """
 
@@ -34,19 +34,19 @@ def is_sparse(value: Any) -> bool:
 
 
 def as_rows(call: str, key: Any, value: Any) -> RowSparse:
-    """What is_sparse() has found. Raises ValueError for a tensor that is sparse in another way than by rows."""
+    """Returns the rows of a sparse value. Raises ValueError for a tensor with other sparse dimensions than the rows."""
     if isinstance(value, RowSparse):
         return value
     if not is_sparse(value):
-        raise ValueError(f"{call}: key {key!r} comes with rows and with whole values; give it one kind")
+        raise ValueError(f"{call}: key {key!r} has both rows and whole values; give it one kind")
     whole = value.detach().coalesce()
     if whole.sparse_dim() != 1:
-        raise ValueError(f"{call}: key {key!r} comes with a tensor of {whole.sparse_dim()} sparse dimensions, not 1")
+        raise ValueError(f"{call}: key {key!r} needs a tensor with 1 sparse dimension, not {whole.sparse_dim()}")
     return RowSparse(whole.indices()[0], whole.values())
 
 
 def require_place(call: str, key: Any, out: Any, shape: tuple[int, ...]) -> None:
-    """Raises TypeError and ValueError for what cannot have rows of a key."""
+    """Raises TypeError or ValueError unless `out` can hold rows of a key."""
     if not is_sparse(out):
         raise TypeError(f"{call}: out is a RowSparse or a sparse_coo tensor of PyTorch, not {type(out).__qualname__}")
     if not isinstance(out, RowSparse) and tuple(out.shape) != shape:
@@ -54,7 +54,7 @@ def require_place(call: str, key: Any, out: Any, shape: tuple[int, ...]) -> None
 
 
 def put_rows(out: Any, numbers: Array, rows: Array) -> None:
-    """Give them what require_place() has taken."""
+    """Writes rows into `out`, which require_place() has checked."""
     if isinstance(out, RowSparse):
         out.indices, out.rows = numbers, rows
     else:
@@ -62,9 +62,9 @@ def put_rows(out: Any, numbers: Array, rows: Array) -> None:
 
 
 def numbers_of(call: str, key: Any, row_ids: Any, rows: int) -> Array:
-    """Each of the rows that are asked for once, in order. Raises ValueError for one that the key does not have."""
+    """Returns the sorted unique numbers of rows. Raises ValueError for a row that the key does not have."""
     if row_ids is None:
-        raise ValueError(f"{call}: key {key!r} comes without row_ids, the numbers of the rows")
+        raise ValueError(f"{call}: key {key!r} needs row_ids, the numbers of the rows")
     numbers = np.unique(np.asarray(_on_host(row_ids), np.int64))
     if numbers.size and not (numbers[0] >= 0 and numbers[-1] < rows):
         raise ValueError(f"{call}: key {key!r} has rows 0 to {rows - 1}, not {numbers[0]} to {numbers[-1]}")
@@ -72,10 +72,7 @@ def numbers_of(call: str, key: Any, row_ids: Any, rows: int) -> Array:
 
 
 def sum_of(key: Any, values: Sequence[RowSparse], shape: tuple[int, ...], dtype: Any) -> RowSparse:
-    """One of several, with each row once.
-
-    Raises ValueError for rows that the key does not have, or of another shape.
-    """
+    """Returns the sum, with each row once. Raises ValueError for rows outside of the key, or of another shape."""
     indices = np.concatenate([value.indices for value in values])
     for value in values:
         if value.rows.shape != (value.indices.size, *shape[1:]):

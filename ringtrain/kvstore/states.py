@@ -1,4 +1,4 @@
-"""What a store keeps, as named arrays of NumPy, and in files: .npz without pickle."""
+"""The contents of a store as named arrays of NumPy, and in files: .npz without pickle."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ringtrain.record.whole_file import whole_file
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _FORMAT = "ringtrain kvstore 1"
-# The one entry that is no array of a key, whose names all have a slash.
+# The one entry that does not belong to a key. The names of the others have a slash.
 _HEAD = "head"
-# NumPy's format has no word for it, so it is written as integers.
+# NumPy's format does not know it, so it is written as integers.
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True)
 class Part:
-    """An array or a number within the state that an optimizer made, by where it is in it."""
+    """An array or a number within the state of an optimizer, with its path as name."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,10 +35,10 @@ class Part:
 
 
 def parts_of(state: Any, name: str = "state") -> Iterator[Part]:
-    """All parts of a state of arrays, numbers and None in dicts, lists and tuples, nested as you like.
+    """Yields the parts of a state of arrays, numbers and None in nested dicts, lists and tuples.
 
     Raises:
-        TypeError: it has something else in it, or a number where it cannot be written.
+        TypeError: it has an object of another type, or a number in a tuple, which cannot be written.
     """
     if isinstance(state, (dict, list, tuple)):
         for place, value in state.items() if isinstance(state, dict) else enumerate(state):
@@ -70,14 +70,14 @@ def _array(name: str, array: Any) -> Part:
 
 
 class Saved(NamedTuple):
-    """What was in a file. `configuration` is None where the optimizer was not saved with its states."""
+    """The contents of a file. `configuration` is None if the optimizer was not saved with its states."""
 
     arrays: Arrays
     configuration: dict[str, Any] | None
 
 
 def save(path: str | Path, arrays: Arrays, configuration: dict[str, Any] | None = None) -> None:
-    """Write the arrays, whose names have a slash; the file is there when it is whole, and the old one until then."""
+    """Writes arrays, whose names have a slash. The old file is replaced when the new one is complete."""
     stored = {name: array.view(np.uint16) if array.dtype == _BFLOAT16 else array for name, array in arrays.items()}
     bfloat16 = [name for name, array in arrays.items() if array.dtype == _BFLOAT16]
     head = json.dumps({"format": _FORMAT, "bfloat16": bfloat16, "configuration": configuration})
@@ -88,14 +88,14 @@ def save(path: str | Path, arrays: Arrays, configuration: dict[str, Any] | None 
 
 
 def load(path: str | Path) -> Saved:
-    """Read what `save` has written.
+    """Reads a file of `save`.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file cannot be read.
         ValueError: it is another kind of file.
     """
     try:
-        # As a file, since what is no .npz at all would be unpickled, or refused as a pickle.
+        # Not with np.load, which would try to unpickle a file of another format.
         with zipfile.ZipFile(path) as members:
             arrays = {name.removesuffix(".npy"): _read(members, name) for name in members.namelist()}
         head = json.loads(str(arrays.pop(_HEAD)))
@@ -105,7 +105,7 @@ def load(path: str | Path) -> Saved:
             arrays[name] = arrays[name].view(_BFLOAT16)
         return Saved(arrays, head["configuration"])
     except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no file that a store has written: {error}") from None
+        raise ValueError(f"{path} was not written by a store: {error}") from None
 
 
 def _read(members: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:

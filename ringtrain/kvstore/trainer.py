@@ -1,4 +1,4 @@
-"""Training PyTorch's parameters through a store, as `mxnet.gluon.Trainer` trains those of MXNet."""
+"""Training PyTorch's parameters through a store, as mxnet.gluon does for MXNet: a Trainer, and shares of the data."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _VARIABLE = "MXNET_UPDATE_ON_KVSTORE"
 
 
 class Trainer:
-    """Sums the gradients of all workers through a store, and has the weights updated: by the store, or on each worker.
+    """Sums the gradients of all workers through a store, and updates the weights in the store or on each worker.
 
     Call `step` after `backward`. Making a Trainer gives all workers the weights of rank 0. All workers make and call it
     together, with the same parameters in the same order.
 
     Args:
-        params: tensors with gradients, pairs of names and tensors, or a dict; those that want no gradient are left out.
-        optimizer: as for `set_optimizer` of a store; or one of torch.optim, which updates on each worker.
+        params: tensors with gradients, pairs of names and tensors, or a dict; those without requires_grad are left out.
+        optimizer: as for `set_optimizer` of a store; or an optimizer of torch.optim, which updates on each worker.
         optimizer_params: with a name, MXNet's arguments, such as {"learning_rate": 0.1}.
         kvstore: a store, or the name of one.
         compression_params: as for `set_gradient_compression` of a store.
-        update_on_kvstore: whether the store updates the weights, or each worker does with the sums of the gradients.
-            Unless given, what the environment variable MXNET_UPDATE_ON_KVSTORE or else the type of the store says.
+        update_on_kvstore: whether the store updates the weights, or each worker with the sums of the gradients. By
+            default the environment variable MXNET_UPDATE_ON_KVSTORE or else the type of the store decides.
 
     Raises:
-        ValueError: nothing to train, or a store that cannot update has to.
-        TypeError: an optimizer that is none.
+        ValueError: no parameter has requires_grad, or update_on_kvstore needs another store.
+        TypeError: the object is not an optimizer.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Trainer:
     ) -> None:
         self._params = [param for param in _tensors(params) if param.requires_grad]
         if not self._params:
-            raise ValueError("Trainer: there is no parameter that wants a gradient")
+            raise ValueError("Trainer: no parameter has requires_grad=True")
         self._keys = list(range(len(self._params)))
         self._store = create(kvstore) if isinstance(kvstore, str) else kvstore
         self._of_torch = optimizer if hasattr(optimizer, "param_groups") else None
         self._updates_on_store = self._decide(update_on_kvstore)
         self._updater = None if self._of_torch is not None else updater_for(optimizer, dict(optimizer_params or {}))
         if self._of_torch is not None and optimizer_params:
-            raise ValueError("optimizer_params come with the name of an optimizer, this is an object")
+            raise ValueError("optimizer_params need the name of an optimizer, not an object")
         if compression_params is not None:
             self._store.set_gradient_compression(compression_params)
         if self._updates_on_store:
@@ -64,23 +64,23 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """Raises ValueError where a schedule decides it, or an optimizer that has none of that name."""
+        """The learning rate. Raises ValueError if a schedule decides it, or the optimizer has no such attribute."""
         rate = self._require_updater("learning_rate").learning_rate
         if rate is None:
-            raise ValueError("learning_rate: a schedule decides it, or the optimizer itself; ask that")
+            raise ValueError("learning_rate: a schedule or the optimizer itself decides it; ask that object")
         return rate
 
     def set_learning_rate(self, lr: float) -> None:
-        """Go on with another learning rate; all workers together. Raises ValueError where a schedule decides it."""
+        """Change the learning rate. Called by all workers together. Raises ValueError if a schedule decides it."""
         self._change("set_learning_rate", lr=lr)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients of all workers, divide them by `batch_size`, and update the weights.
 
         Args:
-            batch_size: of all workers together, where a loss is the sum over its batch; the number of workers, where it
-                is the mean.
-            ignore_stale_grad: whether parameters without a gradient count with zeros.
+            batch_size: if the loss is a sum over the batch, the batch size of all workers together; if it is a mean,
+                the number of workers.
+            ignore_stale_grad: use zeros for parameters without a gradient.
 
         Raises:
             ValueError: a parameter has no gradient.
@@ -93,7 +93,7 @@ class Trainer:
             self._update(self._divided(grads, batch_size))
 
     def allreduce_grads(self) -> None:
-        """Sum the gradients of all workers where they are, for who changes them before `update`, such as clips them.
+        """Sum the gradients of all workers in place, so that they can be changed, such as clipped, before `update`.
 
         Raises:
             ValueError: the store updates the weights, or a parameter has no gradient.
@@ -102,7 +102,7 @@ class Trainer:
         self._store.pushpull(self._keys, self._grads(False))
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
-        """Divide the gradients by `batch_size` as they are, and update the weights; after `allreduce_grads`.
+        """Divide the gradients by `batch_size` and update the weights; called after `allreduce_grads`.
 
         Raises as `allreduce_grads`.
         """
@@ -110,7 +110,7 @@ class Trainer:
         self._update(self._divided(self._grads(ignore_stale_grad), batch_size))
 
     def save_states(self, fname: str) -> None:
-        """Write what the optimizer remembers, on rank 0: an .npz without pickle. Raises ValueError for torch's."""
+        """Write the states of the optimizer, on rank 0: an .npz without pickle. Raises ValueError with torch.optim."""
         if self._updates_on_store:
             self._store.save_optimizer_states(fname, dump_optimizer=True)
             return
@@ -119,10 +119,10 @@ class Trainer:
             states.save(fname, updater.states(), updater.configuration())
 
     def load_states(self, fname: str) -> None:
-        """Go on from what `save_states` has written, where all workers find it.
+        """Load a file of `save_states`, which all workers can read.
 
         Raises:
-            OSError, ValueError: the file cannot be read, or is that of another optimizer.
+            OSError, ValueError: the file cannot be read, or belongs to another optimizer.
         """
         if self._updates_on_store:
             self._store.load_optimizer_states(fname)
@@ -145,7 +145,7 @@ class Trainer:
         return [param.grad for param in self._params]
 
     def _divided(self, grads: list[Any], batch_size: float) -> list[Any]:
-        """The gradients to update with. MXNet's optimizers divide them themselves, torch's take them where they are."""
+        """Returns the gradients to update with. MXNet's optimizers divide themselves, torch's read param.grad."""
         scale = self._given_scale / batch_size
         if self._of_torch is not None:
             return [grad.mul_(scale) for grad in grads] if scale != 1 else grads
@@ -188,7 +188,7 @@ class Trainer:
 
     def _require_updater(self, call: str) -> LocalUpdater:
         if self._updater is None:
-            raise ValueError(f"{call}: the optimizer is one of torch, which has this itself")
+            raise ValueError(f"{call}: use the method of the optimizer of torch")
         return self._updater
 
 
@@ -198,12 +198,12 @@ def _tensors(params: Iterable[Any] | Mapping[str, Any]) -> list[Any]:
 
 
 def part(n: int, num_parts: int, part_index: int) -> slice:
-    """The share of a worker in `n` examples: all parts together are everything, and differ by one at most.
+    """Return the share of a worker in `n` examples. The sizes of the parts differ by at most one.
 
         mine = data[part(len(data), kv.num_workers, kv.rank)]
 
     Raises:
-        ValueError: there is no such part.
+        ValueError: part_index is out of range.
     """
     if n < 0 or not 0 <= part_index < num_parts:
         raise ValueError(f"part: {n} examples have no part {part_index} of {num_parts}")

@@ -27,10 +27,10 @@ _COMMON: dict[str, Any] = {
     "begin_num_update": 0,
     **dict.fromkeys(_OF_EACH_KEY),
 }
-# Both say how MXNet does it, and neither changes a number here: weights of 16 bits always have a float32 master, and
-# no gradient is sparse.
+# Options of MXNet's implementation that change no number here: weights of 16 bits always have a float32 master, and no
+# gradient is sparse.
 _WITHOUT_EFFECT = ("multi_precision", "lazy_update")
-# MXNet's attributes whose names differ from those of the arguments, and those that tell nothing about an update.
+# Attributes of MXNet whose names differ from the arguments, and attributes that do not describe an update.
 _ARGUMENT_OF = {"lr": "learning_rate", "idx2name": "param_idx2name", "float_stable_eps": "eps"}
 _NOT_OF_THE_UPDATE = ("num_update", "aggregate_num", "allow_np_array", "sym_info", "use_fused_step")
 _SYNONYMS = {"mxnet": {"lr": "learning_rate"}, "torch": {"learning_rate": "lr", "wd": "weight_decay"}}
@@ -39,7 +39,7 @@ _OPTIM = {optim.SGD: "sgd", optim.Adam: "adam", optim.AdamW: "adamw"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """One update of each element, and the rates of each key. `given` are the arguments from which it was made."""
+    """An update rule of each element, and the rates of each key. `given` are the arguments that it was made from."""
 
     name: str
     form: str
@@ -53,7 +53,7 @@ class Recipe:
     begin_num_update: int = 0
 
     def lr_of(self, key: str, num_update: int) -> float:
-        """The learning rate of a key; `num_update` is that of the key with the most updates, as in MXNet."""
+        """Returns the learning rate of a key; `num_update` is that of the key with the most updates, as in MXNet."""
         lr = self.lr if self.schedule is None else float(self.schedule(num_update))
         return lr * self.lr_mult.get(key, 1.0)
 
@@ -61,10 +61,10 @@ class Recipe:
         return self.wd * self.wd_mult.get(key, 1.0)
 
     def changed(self, **numbers: Any) -> Recipe:
-        """The same with other numbers; `lr` and `learning_rate` mean the same.
+        """Returns the recipe with other numbers; `lr` and `learning_rate` mean the same.
 
         Raises:
-            ValueError: it has no such number, or the number is out of range.
+            ValueError: a number is unknown or out of range.
         """
         renamed = {_SYNONYMS[self.form].get(name, name): value for name, value in numbers.items()}
         if self.schedule is not None and "learning_rate" in renamed and "lr_scheduler" not in renamed:
@@ -74,7 +74,7 @@ class Recipe:
         return from_name(self.name, given) if self.form == "mxnet" else _from_hyperparameters(self.name, given)
 
     def described(self) -> dict[str, Any]:
-        """What can be compared with another rank's, and written down: numbers, texts and dicts of them."""
+        """Returns numbers, texts and dicts of them, to compare with another rank or to save."""
         told = {name: value for name, value in self.given.items() if name not in _OF_EACH_KEY}
         if self.schedule is not None:
             told["lr_scheduler"] = _description_of(self.schedule)
@@ -84,17 +84,17 @@ class Recipe:
 
 
 def is_of_optim(optimizer: Any) -> bool:
-    """Whether it is one of ringtrain.optim itself. What is derived from one may compute something else."""
+    """Whether it is an optimizer of ringtrain.optim. A derived class may compute something else."""
     return type(optimizer) in _OPTIM
 
 
 def is_of_mxnet(optimizer: Any) -> bool:
-    """Whether it is one of MXNet itself, which is not imported for this."""
+    """Whether it is an optimizer of MXNet, which is not imported to find out."""
     return type(optimizer).__module__.partition(".")[0] == "mxnet"
 
 
 def from_optim(optimizer: optim.Optimizer) -> Recipe:
-    """That of an optimizer of ringtrain.optim, which follows the formulas of torch."""
+    """Returns the recipe of an optimizer of ringtrain.optim, which follows the formulas of torch."""
     return _from_hyperparameters(_OPTIM[type(optimizer)], optimizer.hyperparameters())
 
 
@@ -113,11 +113,11 @@ def _from_hyperparameters(name: str, given: dict[str, Any]) -> Recipe:
 
 
 def from_mxnet(optimizer: Any) -> Recipe:
-    """That of an optimizer of MXNet, by the name of its class and its public attributes.
+    """Returns the recipe of an optimizer of MXNet, by the name of its class and its public attributes.
 
     Raises:
-        TypeError: it is none of those that the store knows.
-        ValueError: it has an attribute that the store does not know.
+        TypeError: the store does not know its class.
+        ValueError: the store does not know one of its attributes.
     """
     name = type(optimizer).__name__.lower()
     if name not in _MXNET:
@@ -133,10 +133,10 @@ def from_mxnet(optimizer: Any) -> Recipe:
 
 
 def from_name(name: str, given: Mapping[str, Any]) -> Recipe:
-    """That of a name of MXNet, which follows MXNet's formulas, with MXNet's arguments and their defaults.
+    """Returns the recipe of a name of MXNet, with MXNet's formulas, arguments and defaults.
 
     Raises:
-        ValueError: there is no such name or argument, or a number is out of range.
+        ValueError: the name or an argument is unknown, or a number is out of range.
     """
     name = name.lower()
     if name not in _MXNET:
@@ -175,7 +175,7 @@ def _refuse_unknown(name: str, given: Mapping[str, Any], known: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy as one of Python, which can be compared and written down."""
+    """Converts a number of NumPy to Python."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -200,7 +200,7 @@ def _check(name: str, told: Mapping[str, Any]) -> None:
 
 
 def _factors(told: Mapping[str, Any], which: str) -> dict[str, float]:
-    """The factors of a rate by the names that the store has for the keys; found as MXNet finds them."""
+    """Returns the factors of a rate by the names of the keys in the store; found as MXNet finds them."""
     names, given, parameters = told["param_idx2name"] or {}, told[which] or {}, told["param_dict"] or {}
     if which == "wd_mult":
         spared = {name: 0.0 for name in names.values() if not name.endswith(("_weight", "_gamma"))}
@@ -222,7 +222,7 @@ _Arrays = Sequence[Any]
 
 
 class Rates(NamedTuple):
-    """What comes with each update. `num_update` counts from 1."""
+    """The numbers of one update. `num_update` begins with 1."""
 
     num_update: int
     lr: float
@@ -238,7 +238,7 @@ def _clipped(values: Any, limit: float | None) -> Any:
 
 
 def _rest(share: float) -> float:
-    """1 - share as MXNet has it, in float32: of 0.999 that leaves four digits."""
+    """Returns 1 - share in float32, as MXNet does: of 0.999 that leaves four digits."""
     return float(np.float32(1) - np.float32(share))
 
 
@@ -262,7 +262,7 @@ def _nag(w: Any, g: Any, states: _Arrays, numbers: Mapping[str, float], rates: R
     g = _prepared(g, numbers)
     momentum *= kept
     w += (kept + 1) * (momentum - rates.lr * (g + rates.wd * w)) - momentum
-    # The decay of the weight that was just changed, as MXNet's kernel has it.
+    # With the weight that was just changed, as in MXNet's kernel.
     momentum -= rates.lr * (g + rates.wd * w)
 
 
@@ -280,7 +280,7 @@ def _adam_direction(states: _Arrays, numbers: Mapping[str, float]) -> Any:
 
 
 def _without_bias(numbers: Mapping[str, float], num_update: int) -> float:
-    """Both means start at zero; this factor of the learning rate takes that bias away."""
+    """Returns the factor of the learning rate that removes the bias of means that start at zero."""
     return math.sqrt(1 - numbers["beta2"] ** num_update) / (1 - numbers["beta1"] ** num_update)
 
 
@@ -349,7 +349,7 @@ def _two_means(numbers: Mapping[str, float]) -> tuple[str, ...]:
 
 
 class _Rule(NamedTuple):
-    """An update of MXNet's."""
+    """An update rule of MXNet."""
 
     update: Callable[[Any, Any, _Arrays, Mapping[str, float], Rates], None]
     state_names: Callable[[Mapping[str, float]], tuple[str, ...]]

@@ -1,4 +1,4 @@
-"""What updates the values of a store: an optimizer, and what it remembers of each key."""
+"""Updaters of the values of a store: an optimizer and its state for each key, on this worker or on servers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ringtrain.kvstore.update_rules import Recipe
 from ringtrain.optim import namespace_of
 
 _WEIGHTS = ("float16", "bfloat16", "float32", "float64")
-# Rounding a weight after each update would lose the small ones, so the sum of all updates is kept beside it.
+# Rounding a weight after each update would lose small updates, so a master in float32 is kept beside it.
 _MASTER = {"float16": "float32", "bfloat16": "float32"}
 _NUM_UPDATE, _MASTER_NAME = "num_update", "master"
 
 
 def updater_for(optimizer: Any, numbers: Mapping[str, Any] | None = None) -> LocalUpdater:
-    """What a store calls for each sum of gradients.
+    """Returns what a store calls for each sum of gradients.
 
     Args:
         optimizer: one of ringtrain.optim, by torch's formulas; a name such as "sgd" or an optimizer of MXNet, by
@@ -39,7 +39,7 @@ def updater_for(optimizer: Any, numbers: Mapping[str, Any] | None = None) -> Loc
     if isinstance(optimizer, str):
         return BuiltInUpdater(update_rules.from_name(optimizer, numbers or {}))
     if numbers:
-        raise ValueError(f"{', '.join(numbers)}: numbers come with the name of an optimizer, this is an object")
+        raise ValueError(f"{', '.join(numbers)}: numbers need the name of an optimizer, not an object")
     if update_rules.is_of_optim(optimizer):
         return BuiltInUpdater(update_rules.from_optim(optimizer))
     if update_rules.is_of_mxnet(optimizer):
@@ -55,7 +55,7 @@ def updater_for(optimizer: Any, numbers: Mapping[str, Any] | None = None) -> Loc
 
 @dataclass
 class _Key:
-    """What is kept of one key. `remembered` is the optimizer's."""
+    """The state of one key. `remembered` is that of the optimizer."""
 
     num_update: int
     master: Any
@@ -66,34 +66,34 @@ class Updater(ABC):
     """The optimizer of a store, which runs on this worker or on servers. One thread at a time."""
 
     is_built_in: bool  # runs in the core where the arrays are in the host's memory
-    # What it multiplies gradients by, and whether `change` can give it another factor.
+    # The factor of gradients, and whether `change` can change it.
     rescale_grad = 1.0
     can_rescale = False
-    # None where it has none, or where a schedule decides it.
+    # None without a learning rate, or if a schedule decides it.
     learning_rate: float | None = None
 
     @abstractmethod
     def configuration(self) -> dict[str, Any]:
-        """What the ranks compare: texts, numbers, and lists and dicts of them."""
+        """Returns what the ranks compare: texts, numbers, and lists and dicts of them."""
 
     @abstractmethod
     def change(self, **numbers: Any) -> None:
-        """Go on with other numbers, such as `lr`, and the same state. Raises ValueError for what cannot change."""
+        """Changes numbers, such as `lr`, and keeps the state. Raises ValueError for a number that cannot change."""
 
     @abstractmethod
     def replaced(self, key: str, stored: Any) -> None:
-        """The value of the key is `stored` now, by something else than an update, which its master has to follow."""
+        """Called when the value of a key has become `stored` without an update; its master follows."""
 
     @abstractmethod
     def states(self) -> Arrays:
-        """A copy of all that is kept, by "key/name": "num_update", "master", and the arrays of the optimizer."""
+        """Returns a copy of all states by "key/name": "num_update", "master", and the arrays of the optimizer."""
 
     @abstractmethod
     def load_states(self, states: Arrays) -> None:
-        """Go on from what `states` returned, here or elsewhere; what was kept before is forgotten.
+        """Replaces all states by a result of `states`, of this or another updater.
 
         Raises:
-            ValueError: these are no states, or those of another optimizer; nothing has changed then.
+            ValueError: they are not states, or belong to another optimizer; then nothing has changed.
         """
 
 
@@ -102,7 +102,7 @@ class LocalUpdater(Updater):
 
     def __init__(self) -> None:
         self._keys: dict[str, _Key] = {}
-        # What `load_states` brought for keys that have not been updated since.
+        # States from `load_states` of keys that were not updated since.
         self._loaded: dict[str, Arrays] = {}
 
     def __call__(self, key: str, grad: Any, stored: Any) -> None:
@@ -151,7 +151,7 @@ class LocalUpdater(Updater):
         for name, array in states.items():
             key, separator, part = name.rpartition("/")
             if not separator:
-                raise ValueError(f'"{name}" is no state of a key: it should be "key/name"')
+                raise ValueError(f'"{name}" is not the name of a state; it must be "key/name"')
             by_key.setdefault(key, {})[part] = array
         for key, arrays in by_key.items():
             self._require_own(key, arrays)
@@ -162,7 +162,7 @@ class LocalUpdater(Updater):
         dtype = adapter.dtype_name(stored)
         if dtype not in _WEIGHTS:
             raise TypeError(f'key "{key}" is {dtype}, but an optimizer updates floating-point values only')
-        adapter.is_in_place(stored)  # raises if nobody may write to it
+        adapter.is_in_place(stored)  # raises if it is read-only
         master = adapter.cast(stored, _MASTER[dtype]) if dtype in _MASTER else None
         kept = _Key(self._first_num_update(), master, self._create_state(key, stored if master is None else master))
         if key in self._loaded:
@@ -180,15 +180,15 @@ class LocalUpdater(Updater):
 
     @abstractmethod
     def _create_state(self, key: str, weight: Any) -> Any:
-        """What the optimizer remembers of a key."""
+        """Returns a new state of the optimizer for a key."""
 
     @abstractmethod
     def _update(self, key: str, weight: Any, grad: Any, kept: _Key) -> None:
-        """Weight and grad have one dtype; `kept.num_update` counts this update already."""
+        """Updates a weight. Weight and grad have one dtype; `kept.num_update` includes this update."""
 
 
 def _fill(key: str, kept: _Key, loaded: Arrays) -> None:
-    """The master is missing where another dtype was saved, and of no use where this one needs none."""
+    """Fills a new state with a loaded one. The master is optional, since the saved key may have had another dtype."""
     parts = {part.name: part for part in parts_of(kept.remembered)}
     found = {name: array for name, array in loaded.items() if name not in (_NUM_UPDATE, _MASTER_NAME)}
     if parts.keys() != found.keys():
@@ -206,7 +206,7 @@ def _fill(key: str, kept: _Key, loaded: Arrays) -> None:
 
 
 class BuiltInUpdater(LocalUpdater):
-    """An update of each element by itself, as a recipe says."""
+    """An update of each element by itself, by a recipe."""
 
     is_built_in = True
 
@@ -279,7 +279,7 @@ class BuiltInUpdater(LocalUpdater):
 
 
 class ObjectUpdater(LocalUpdater):
-    """Any object with `create_state(key, weight)` and `update(key, weight, grad, state)`, as it is."""
+    """Calls any object with `create_state(key, weight)` and `update(key, weight, grad, state)`."""
 
     is_built_in = False
 
@@ -311,17 +311,17 @@ _WIDE = {"float64": np.dtype(np.float64)}
 
 
 class Rules(Protocol):
-    """The servers' side of an optimizer."""
+    """The optimizer on the servers."""
 
     def all_entries(self) -> Sequence[ServedEntry]: ...
 
     def set_rule(self, recipe: Recipe, keeps_states: bool) -> None: ...
 
     def num_updates(self, entries: Sequence[ServedEntry]) -> list[int]:
-        """How often each value was updated, as far as this worker knows."""
+        """Returns how often each value was updated, as far as this worker knows."""
 
     def read_num_updates(self, entries: Sequence[ServedEntry]) -> list[int]:
-        """The same, as the servers know it."""
+        """Returns the same, as the servers know it."""
 
     def write_num_updates(self, entries: Sequence[ServedEntry], counts: Sequence[int]) -> None: ...
 
@@ -331,7 +331,7 @@ class Rules(Protocol):
 
 
 class ServedUpdater(Updater):
-    """What a store asks of its optimizer, of one that is built in."""
+    """A built-in optimizer that runs on servers: the worker sends the rates with each push and reads states back."""
 
     is_built_in = True
 
@@ -350,7 +350,7 @@ class ServedUpdater(Updater):
         return self._built_in.recipe
 
     def rates(self, entries: Sequence[ServedEntry]) -> list[tuple[float, float]]:
-        """The learning rate and the decay of the next update of each key."""
+        """Returns the learning rate and the decay of the next update of each key."""
         recipe = self.recipe
         if recipe.schedule is None:
             return [(recipe.lr_of(entry.name, 0), recipe.wd_of(entry.name)) for entry in entries]
@@ -367,18 +367,18 @@ class ServedUpdater(Updater):
         before = self.recipe.numbers
         self._built_in.change(**numbers)
         self._take_over()
-        if self.recipe.numbers != before:  # the rates go with each push
+        if self.recipe.numbers != before:  # rates are sent with each push
             self._rules.set_rule(self.recipe, keeps_states=True)
 
     def replaced(self, key: str, stored: Any) -> None:
-        """The servers have given their masters the value themselves."""
+        """Does nothing: servers have updated their masters themselves."""
 
     def states(self) -> Arrays:
         arrays: Arrays = {}
         entries = self._rules.all_entries()
         for entry, count in zip(entries, self._rules.read_num_updates(entries), strict=True):
             if count == self.recipe.begin_num_update:
-                continue  # as elsewhere, what was never updated has no state
+                continue  # a key that was never updated has no state
             arrays[f"{entry.name}/{_NUM_UPDATE}"] = np.array(count)
             for name in self._names(entry):
                 array = arrays[f"{entry.name}/{name}"] = np.empty(entry.shape, _WIDE.get(entry.dtype_name, np.float32))
@@ -412,11 +412,12 @@ class ServedUpdater(Updater):
 
 
 class SentUpdater(Updater):
-    """The worker's. `tell` brings the servers other numbers, on all workers alike.
+    """An optimizer or function in Python that runs on servers.
 
     Args:
         updater: of `set_optimizer`, or None.
-        function: of `set_updater`, where there is no updater.
+        function: of `set_updater`, if there is no updater.
+        tell: sends the servers other numbers; called by all workers alike.
     """
 
     is_built_in = True
@@ -441,7 +442,7 @@ class SentUpdater(Updater):
         self._tell(numbers)
 
     def replaced(self, key: str, stored: Any) -> None:
-        """The servers have given their masters the value themselves."""
+        """Does nothing: servers have updated their masters themselves."""
 
     def states(self) -> Arrays:
         raise ValueError(
@@ -454,7 +455,7 @@ class SentUpdater(Updater):
 
 
 class UpdaterOfServers:
-    """What is pickled."""
+    """The object that servers are sent as a pickle."""
 
     def __init__(self, updater: LocalUpdater | None, function: Callable[[Any, Any, Any], object] | None) -> None:
         self._updater = updater

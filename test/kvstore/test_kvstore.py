@@ -586,7 +586,7 @@ def test_sparse_tensors_of_torch_are_rows(dtype):
     expected = weight.detach() - weight.grad.to_dense()
     assert torch.equal(out.coalesce().values(), expected[[1, 3]])
     kv.push("e", out, copy=True)
-    with pytest.raises(ValueError, match="a tensor of 2 sparse dimensions, not 1"):
+    with pytest.raises(ValueError, match="a tensor with 1 sparse dimension, not 2"):
         kv.push("e", weight.detach().to_sparse())
     with pytest.raises(ValueError, match=r"key 'e' has shape \(4, 3\), but out has \(4, 4\)"):
         kv.row_sparse_pull("e", out=torch.zeros(4, 4).to_sparse(1), row_ids=[1])

@@ -205,7 +205,7 @@ def test_states_of_another_optimizer_are_refused_and_nothing_changes():
     updated(other, START.copy())
     with pytest.raises(ValueError, match="sgd remembers momentum: it is that of another optimizer"):
         updater.load_states(other.states())
-    with pytest.raises(ValueError, match='"w" is no state of a key'):
+    with pytest.raises(ValueError, match='"w" is not the name of a state'):
         updater.load_states({"w": START})
     assert np.array_equal(updater.states()["w/momentum"], -GRADIENTS[0])
 
@@ -241,7 +241,7 @@ def test_numbers_that_change_the_states_cannot_be_changed():
         ("adam", {"epsilon": float("nan")}, ValueError, "epsilon of adam must be a number"),
         ("sgd", {"momentum": -0.5}, ValueError, "must not be negative"),
         ("sgd", {"clip_gradient": 0}, ValueError, "None is without"),
-        pytest.param(SGD(lr=0.1), {"momentum": 0.9}, ValueError, "this is an object", id="an SGD object"),
+        pytest.param(SGD(lr=0.1), {"momentum": 0.9}, ValueError, "not an object", id="an SGD object"),
         (SGD, {}, TypeError, "cannot update with SGD"),
         (3, {}, TypeError, r"an object with create_state\(key, weight\)"),
     ],
@@ -323,13 +323,13 @@ def test_a_file_is_always_whole(tmp_path):
 def test_a_file_of_something_else_is_refused(tmp_path):
     path = tmp_path / "other"
     path.write_bytes(b"nothing of ours")
-    with pytest.raises(ValueError, match=r"other is no file that a store has written"):
+    with pytest.raises(ValueError, match=r"other was not written by a store"):
         states.load(path)
     np.savez(tmp_path / "other.npz", value=START)
-    with pytest.raises(ValueError, match="no file that a store has written"):
+    with pytest.raises(ValueError, match="was not written by a store"):
         states.load(tmp_path / "other.npz")
     np.savez(tmp_path / "pickled.npz", head=np.array([{}], dtype=object))
-    with pytest.raises(ValueError, match="no file that a store has written"):
+    with pytest.raises(ValueError, match="was not written by a store"):
         states.load(tmp_path / "pickled.npz")
     with pytest.raises(FileNotFoundError):
         states.load(tmp_path / "nothing")

@@ -926,7 +926,7 @@ rows = kv.row_sparse_pull("e", row_ids=[5, 999])
 assert (rows.rows == first[[5, 999]]).all()
 for call, text in [
     (lambda: kv.row_sparse_pull("e", row_ids=[1000]), "has rows 0 to 999"),
-    (lambda: kv.row_sparse_pull("e"), "comes without row_ids"),
+    (lambda: kv.row_sparse_pull("e"), "needs row_ids"),
     (lambda: kv.push("e", kvstore.RowSparse([1], np.ones((1, 4), np.float32))), "has rows of shape"),
 ]:
     try:

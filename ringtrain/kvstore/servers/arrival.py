@@ -1,4 +1,4 @@
-"""A process comes to its job: it listens where it may be a server, and takes its place at the scheduler."""
+"""A process takes its place in a job: it listens if it may be a server, and connects to the scheduler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ringtrain.kvstore.servers.scheduler_client import SchedulerClient, World
 from ringtrain.record import metrics
 
 KEEP_VARIABLE = "RINGTRAIN_KV_KEEP"
-# Variables of ps-lite that are not needed here, and why.
+# Variables of ps-lite that have no effect here, and why.
 _NEEDLESS = {
     "PS_RESEND": "what gets no answer is always sent again",
     "DMLC_LOCAL": "processes of one host share memory wherever they can",
@@ -32,22 +32,22 @@ _NEEDLESS = {
     "MXNET_KVSTORE_USETREE": "NCCL decides about that",
     "MXNET_KVSTORE_SERIAL_PUSH": "a worker's pushes of a key are always in order",
 }
-# Workers that may come to a job beside those that it has begun with.
+# Workers that may join a job beside those that it began with.
 _LEAST_CAPACITY = 8
 
 
 class Arrival(NamedTuple):
-    """This process at its place; `name` and `number` are those of its place."""
+    """The place of this process: the name of its role and its number, and its connection to the scheduler."""
 
     name: str
     number: int
     scheduler_client: SchedulerClient
-    listeners: list[int]  # descriptors, for a server of this process
+    listeners: list[int]  # descriptors of sockets, for a server in this process
     secret: bytes
     settings: dict[str, str]
 
     def world(self) -> World:
-        """Wait for all others. Raises as `SchedulerClient.world`."""
+        """Waits for all other processes. Raises as `SchedulerClient.world`."""
         return self.scheduler_client.world()
 
     def say(self, text: str) -> None:
@@ -55,12 +55,12 @@ class Arrival(NamedTuple):
 
 
 def secret_of(role: Role) -> bytes:
-    """What the processes of a job with this scheduler know. Raises as `job_secret`."""
+    """Returns the secret of the job with this scheduler. Raises as `job_secret`."""
     return job_secret(f"kvstore {role.host}:{role.port}")
 
 
 def require_times(settings: Mapping[str, str]) -> None:
-    """Raises ValueError where silence would end healthy processes."""
+    """Raises ValueError if healthy processes would count as silent."""
     timeout_s, heartbeat_s = float(settings["kv_timeout_s"]), float(settings["kv_heartbeat_s"])
     if timeout_s <= heartbeat_s:
         raise ValueError(
@@ -70,7 +70,7 @@ def require_times(settings: Mapping[str, str]) -> None:
 
 
 def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
-    """Raises as `SchedulerClient` and its `come`, ValueError as `require_times`, OSError if it cannot listen."""
+    """Takes a place. Raises as `SchedulerClient`, its `come` and `require_times`, and OSError if it cannot listen."""
     require_times(settings)
     client = SchedulerClient(
         *(Place(role.host, [role.port]), secret, float(settings["start_timeout_s"])),
@@ -89,19 +89,19 @@ def arrive(role: Role, secret: bytes, settings: dict[str, str]) -> Arrival:
 
 
 def numbers_of(host: str) -> str:
-    """The address of a host that others know by this name; "" of none."""
+    """Returns the IP address of a host name; "" of an empty name."""
     return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]) if host else ""
 
 
 def serve_metrics(arrival: Arrival, number: int) -> None:
-    """For option metrics_port: workers and then servers have the ports from there on. Raises as `metrics.serve`."""
+    """Serves metrics: workers and then servers at the ports from metrics_port on. Raises as `metrics.serve`."""
     port = int(float(arrival.settings["metrics_port"]))
     if port:
         metrics.serve(arrival.settings["metrics_address"] or "127.0.0.1", port + number, arrival.number)
 
 
 def make_scheduler(role: Role, sock: socket.socket, secret: bytes, settings: dict[str, str]) -> Scheduler:
-    """In this process. Raises as `require_times`."""
+    """Starts the scheduler in this process. Raises as `require_times`."""
     require_times(settings)
     limits = Limits(
         *(role.workers, role.servers, max(_LEAST_CAPACITY, 2 * role.workers)),
@@ -112,7 +112,7 @@ def make_scheduler(role: Role, sock: socket.socket, secret: bytes, settings: dic
 
 
 def socket_of_scheduler(role: Role) -> socket.socket:
-    """Where the others look for it. Raises OSError where another process is there."""
+    """Returns the listening socket of the scheduler. Raises OSError if its port is in use."""
     sock = listen(role.host, [role.port])
     if sock is None:
         raise OSError(f"another process listens at {role.host}:{role.port} (DMLC_PS_ROOT_PORT); take another port")
@@ -120,18 +120,18 @@ def socket_of_scheduler(role: Role) -> socket.socket:
 
 
 def name_what_is_needless(verbose: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Of the variables that a script for ps-lite sets."""
+    """Prints which variables for ps-lite have no effect."""
     for name, reason in _NEEDLESS.items():
         if name in environ:
             say(verbose, os.path.basename(sys.argv[0]) or "python", f"{name} is not needed: {reason}")
 
 
-# Where nobody has chosen: more threads than cores only wait for each other.
+# The default: more threads than cores only wait for each other.
 _MOST_THREADS = 2
 
 
 def make_server(arrival: Arrival, world: World) -> _core.StoreServer:
-    """Owns the listeners of the arrival from here on."""
+    """Returns a server, which owns the listeners of the arrival."""
     settings = arrival.settings
     return _core.StoreServer(
         number=arrival.number,
@@ -143,7 +143,7 @@ def make_server(arrival: Arrival, world: World) -> _core.StoreServer:
 
 
 def make_client(arrival: Arrival, world: World) -> _core.StoreClient:
-    """Dials all servers; `meet()` of it waits for them, and raises PeerLostError where one of them is not there."""
+    """Returns a client that dials all servers. Its `meet()` waits for them; PeerLostError if one is missing."""
     return _core.StoreClient(
         worker=arrival.number,
         term=world.terms[arrival.number],

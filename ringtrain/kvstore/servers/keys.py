@@ -1,4 +1,4 @@
-"""The keys of one store as its workers know them: worker 0 places them and tells the directory, the others ask it."""
+"""The keys of a store as its workers know them: worker 0 places them and publishes them in the directory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ringtrain.kvstore.servers.membership import KEY
 from ringtrain.kvstore.servers.python_updates import NUMBER
 from ringtrain.kvstore.servers.worker import Worker
 
-# Borders of pieces: what codes of one or two bits have in a word.
+# Pieces are multiples of this: a word of one-bit codes.
 _ELEMENTS = 32
 
 
 class Piece(NamedTuple):
-    """Some elements of a key, at one server."""
+    """Consecutive elements of a key at one server."""
 
     server: int
     begin: int
@@ -26,10 +26,10 @@ class Piece(NamedTuple):
 
 
 class Placement:
-    """Where each key goes: the bytes are spread evenly, as far as they are known when a key comes.
+    """Chooses the server of each key, so that the bytes are spread evenly over the keys known so far.
 
     Args:
-        bound: from so many elements on a key is cut over all servers; None: none is.
+        bound: keys with at least this many elements are cut over all servers; None cuts none.
     """
 
     def __init__(self, servers: int, bound: int | None):
@@ -37,10 +37,10 @@ class Placement:
         self._bytes = [0] * servers
 
     def place(self, sizes: Sequence[tuple[int, int]]) -> list[list[Piece]]:
-        """The pieces of keys that come together.
+        """Returns the pieces of keys that are created together.
 
         Args:
-            sizes: of each key its elements and their bytes.
+            sizes: of each key the number of elements and the bytes of one.
         """
         pieces: list[list[Piece]] = [[] for _ in sizes]
         for number in sorted(range(len(sizes)), key=lambda one: -sizes[one][0] * sizes[one][1]):
@@ -62,7 +62,7 @@ class Placement:
 
 
 Pieces = list[tuple[int, int, int]]
-# Of a store, beside its keys, whose names begin otherwise.
+# Entries of a store beside its keys.
 _RULE, _NEXT = "rule", "next"
 
 
@@ -74,7 +74,7 @@ class Known(NamedTuple):
 
 
 class KeyTable:
-    """One of each store on each worker.
+    """The keys of one store on one worker.
 
     Args:
         cuts_keys: whether large keys are cut over all servers.
@@ -90,7 +90,7 @@ class KeyTable:
         self._rule_version = 0
 
     def begin(self, arrays: Mapping[Any, Any]) -> list[Known]:
-        """Give keys their first value, that of worker 0, and return when the servers have it.
+        """Gives keys their first value, that of worker 0. Returns when the servers have it.
 
         Raises:
             MismatchError: worker 0 gives another shape or dtype.
@@ -109,7 +109,7 @@ class KeyTable:
         return [Known(known[name]["id"], known[name]["version"]) for name in names]
 
     def replace(self, name: str, number: int, array: Any, version: int) -> int:
-        """Give a key another value, that of worker 0. Returns its version."""
+        """Gives a key another value, that of worker 0. Returns its version."""
         if self._worker.number == 0:
             self._worker.client.assign(self._store, [number], [adapter_for(array).view(array)])
             entry = self._find([name], version)[name]
@@ -120,7 +120,7 @@ class KeyTable:
         return self._pieces[name]
 
     def has_rule_already(self) -> bool:
-        """Whether the others have set up an optimizer that this worker, which was not there, has not."""
+        """Whether the others have set an optimizer before this worker took its place."""
         if not self._worker.is_recovery or self._rule_version:
             return False
         self._rule_version = 1

@@ -1,22 +1,21 @@
-"""Who takes part in a job of workers and servers. Knows no sockets, no threads and no clock: time is an argument.
+"""The members of a job of workers and servers. Uses no sockets, threads or clock: time is an argument.
 
-A place is a role and a number. Every message that is answered has an id, and the answer the same one; a request that
-waits says how long.
+A place is a role and a number. A request has an id, which its answer repeats, and says how long it may wait.
 
 States of a place, what ends each, and by when:
 
-    empty     a process comes. Before the job has begun: at the latest when the patience of the others ends
-              (start_timeout_s: StalledError); after a death, kv_timeout_s or kv_rejoin_s (PeerLostError for all).
-    here      done: the process says so, at the end of its script.
-              lost: its connection ends, or it says that it fails, at once; it says nothing for kv_timeout_s: expelled.
-    lost      here: another process comes in its place, with the next term.
+    empty     here: a process takes the place. Before the job has begun: within start_timeout_s of the other processes,
+              else StalledError; after a death within kv_timeout_s or kv_rejoin_s, else PeerLostError for all.
+    here      done: the process has reached the end of its script.
+              lost: its connection has ended, it has reported a failure, or it was silent for kv_timeout_s (expelled).
+    lost      here: another process takes its place, with the next term.
               announced: at once, or for a worker after kv_rejoin_s.
-    announced here: as from lost. All rounds that wait for it fail, and its other workers' pulls.
-    done      nothing, but with servers that stay.
+    announced here: as from lost. All rounds that wait for it fail, and so do the pulls of other workers.
+    done      final, except with servers that stay.
 
 States of the job: gathering, until every place has a process; running, until all workers are done, none has been here
-for kv_timeout_s, or the scheduler is told to end; over. A process without its scheduler has no part in the job any
-more, see `scheduler_client.Standing`: so whatever the scheduler knows last is true for everybody.
+for kv_timeout_s, or the scheduler is told to end; over. A process that has lost its scheduler has left the job
+(`scheduler_client.Standing`), so the last state of the scheduler holds for everybody.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.kvstore.servers.roles import SERVER, WORKER
 
 Message = dict[str, Any]
-# Told of the round before the end of a worker, in which all may be missing.
+# The label of the round before the end of a worker, from which all others may be missing.
 END = "end"
 
 
 class Failure(NamedTuple):
-    """A worker that says nothing any more."""
+    """A worker that has ended or died."""
 
     is_done: bool  # it has ended well
     name: str
@@ -64,7 +63,7 @@ class Rounds:
         self._open: dict[str, _Round] = {}
 
     def say(self, message: Message, number: int, member: int, now_s: float) -> list[tuple[int, Message]]:
-        """The answer to who only joins a round that others wait in, if nobody does."""
+        """Adds to the round of a label. A worker that only joins open rounds is answered at once if none is open."""
         label = str(message["label"])
         if message["joins_only"] and label not in self._open:
             return [(member, {"kind": "answer", "id": message["id"], "value": {str(number): message["value"]}})]
@@ -76,13 +75,13 @@ class Rounds:
     def close(
         self, workers: Mapping[int, Any], gone: Mapping[int, Failure], is_elastic: bool
     ) -> list[tuple[int, Message]]:
-        """The answers of rounds in which all workers have spoken, and the failures of those in which one never will."""
+        """Ends rounds that are complete, with answers, and rounds that a worker will never join, with failures."""
         answers = []
         ending = self._open[END].said if END in self._open else {}
         for label, of_label in list(self._open.items()):
             said = of_label.said
             for number in [number for number in said if number in gone]:
-                del said[number]  # of one that has died since
+                del said[number]  # it has died since
             missed: dict[int, Failure] = {}
             awaited = set(workers)
             if label != END:
@@ -124,9 +123,9 @@ def _failure_of_round(number: int, error: str, text: str) -> Message:
     return {"kind": "error", "id": number, "error": error, "text": text}
 
 
-# Names of keys begin so.
+# The prefix of the names of keys.
 KEY = "key/"
-# In the place of a store: where workers have memory that they share with servers. Every worker tells of its own.
+# Instead of the number of a store: the memory that workers share with servers. Every worker publishes its own.
 MEMORY = -1
 
 
@@ -145,17 +144,17 @@ class _Store:
 
 
 class Directory:
-    """What worker 0 has told of the keys of each store, by store and name, and the workers that wait to hear of them.
+    """What worker 0 has published about the keys of each store, by store and name, and the requests that wait for it.
 
-    An entry has a version, from 1 on.
+    Versions of an entry begin with 1.
     """
 
     def __init__(self) -> None:
         self._stores: dict[int, _Store] = {}
-        self._lost = ""  # why nobody publishes any more
+        self._lost = ""  # why worker 0 publishes no more
 
     def publish(self, store: int, entries: dict[str, Any]) -> list[tuple[int, Message]]:
-        """New entries, or later versions. Returns the answers to who has waited for them."""
+        """Adds entries or later versions. Returns the answers to requests that waited for them."""
         if store != MEMORY:
             self._lost = ""
         of_store = self._store(store)
@@ -163,7 +162,7 @@ class Directory:
         return self._answers(of_store)
 
     def find(self, member: int, message: Message, now_s: float) -> list[tuple[int, Message]]:
-        """`versions` is, by name, the least version that is wanted; 0 is an entry or None."""
+        """Requests entries. `versions` has the least version of each name; 0 also accepts a missing entry, as None."""
         of_store = self._store(message["store"])
         patience_s = float(message["patience_s"]) or float("inf")
         of_store.waits.append(_Wait(member, message, now_s, now_s + patience_s))
@@ -171,7 +170,7 @@ class Directory:
         return answers if answers or not self._lost else self.lose(Place("worker", 0), self._lost)
 
     def lose(self, _who: Place, text: str) -> list[tuple[int, Message]]:
-        """Who publishes is lost."""
+        """Fails all requests: the worker that publishes is lost."""
         self._lost = text
         failures = []
         for of_store in self._stores.values():
@@ -228,14 +227,14 @@ class Place(NamedTuple):
 
 @dataclass
 class Process:
-    """`member` is its connection."""
+    """A process of the job; `member` is the number of its connection."""
 
     member: int
     host: str
     pid: int
     attempt: int
-    addresses: list[list[Any]]  # host and port of its server, several with several interfaces; none: it has no server
-    waits_until_s: float  # for the others to come
+    addresses: list[list[Any]]  # host and port of its server, one for each interface; empty without a server
+    waits_until_s: float  # for the other processes
     heartbeat_s: float
     came_s: float
     heard_s: float
@@ -243,13 +242,13 @@ class Process:
     is_recovery: bool = False
     is_done: bool = False
     lost_s: float | None = None
-    text: str = ""  # of what it was lost
-    snapshot_age_s: float | None = None  # of a server that goes on from one: how old that was
+    text: str = ""  # why it was lost
+    snapshot_age_s: float | None = None  # age of the snapshot that a server has restored
     is_announced: bool = False  # whether the others know that it is lost
 
     @staticmethod
     def of(member: int, message: dict[str, Any], now_s: float) -> Process:
-        """Of what it says when it comes."""
+        """Made from the message with which it asks for a place."""
         addresses = [[str(host), int(port)] for host, port in message["addresses"]]
         waits_until_s = now_s + float(message["patience_s"]) if message["patience_s"] else float("inf")
         return Process(
@@ -265,7 +264,7 @@ class Process:
         return self.lost_s is not None and not self.is_announced
 
     def is_overdue(self, now_s: float, rejoin_s: float) -> bool:
-        """Whether the others have waited long enough for another one in its place."""
+        """Whether the time to wait for a replacement is over."""
         return self.may_come_back() and self.lost_s is not None and now_s - self.lost_s > rejoin_s
 
     def is_dead(self, now_s: float, silent_s: float) -> bool:
@@ -280,37 +279,37 @@ def in_words(place: Place, process: Process) -> str:
 
 
 class Limits(NamedTuple):
-    """What the scheduler was told."""
+    """The options of the scheduler."""
 
     workers: int
     servers: int  # 0: one in each worker
-    capacity: int  # most workers that there may ever be
+    capacity: int  # the most workers at any time
     timeout_s: float  # of silence, after which a process is dead
     rejoin_s: float  # before the others hear of a dead worker
     keeps: bool  # whether the servers stay when all workers are done
 
 
 class Tell(NamedTuple):
-    """To be sent to a process."""
+    """A message to send to a process."""
 
     member: int
     message: Message
 
 
 class Drop(NamedTuple):
-    """A process of which nothing is expected any more."""
+    """Forget the connection of a process."""
 
     member: int
 
 
 class Over(NamedTuple):
-    """All are done; or, with a text, the job has never begun."""
+    """The job is over. With a text it has never begun."""
 
     failure: str = ""
 
 
 class Note(NamedTuple):
-    """For people."""
+    """A line of the log."""
 
     text: str
 
@@ -320,7 +319,7 @@ Output = Tell | Drop | Over | Note
 
 @dataclass
 class _Order:
-    """A command that servers carry out."""
+    """A command that servers are carrying out."""
 
     member: int
     id: int
@@ -329,7 +328,7 @@ class _Order:
 
 
 class _Vacancy(NamedTuple):
-    """A place whose process has died before the job has begun."""
+    """A place whose process died before the job began."""
 
     text: str
     since_s: float
@@ -340,17 +339,17 @@ class _State:
     is_running: bool = False
     is_elastic: bool = False
     is_over: bool = False
-    lonely_s: float | None = None  # since when no worker lives, though not all are done
+    lonely_s: float | None = None  # since when no worker has lived although not all are done
 
 
 class Membership:
-    """The state machine. Every method returns what is to be done now, in this order."""
+    """The state machine. Every method returns what to do now, in this order."""
 
     def __init__(self, limits: Limits):
         self._limits = limits
         self._token = secrets.token_hex(8)
         self._processes: dict[Place, Process] = {}
-        self._places: dict[int, Place] = {}  # of who is connected
+        self._places: dict[int, Place] = {}  # by connection
         self._vacancies: dict[Place, _Vacancy] = {}
         self._directory = Directory()
         self._rounds = Rounds()
@@ -361,7 +360,7 @@ class Membership:
     # --------------------------------------------------------------------------------------------------- processes
 
     def come(self, member: int, message: Message, now_s: float) -> list[Output]:
-        """A process wants a place: the one of its role and task, or any."""
+        """A process asks for a place: that of its role and task, or any."""
         process = Process.of(member, message, now_s)
         try:
             self._require_heartbeat(process)
@@ -384,7 +383,7 @@ class Membership:
         ]
         if not self._state.is_running:
             return output + self._begin_if_all_are_here()
-        if place.role == WORKER:  # a server says when it is ready
+        if place.role == WORKER:  # a server reports when it is ready
             self._state.lonely_s = None
             output += self._announce_return(place)
         return [*output, Tell(member, self._world(place))]
@@ -398,7 +397,7 @@ class Membership:
         process.lost_s, process.text = now_s, text
         output: list[Output] = [Note(f"{in_words(place, process)} is lost: {text}"), Drop(member)]
         if not self._state.is_running:
-            del self._processes[place]  # another one may come before the others begin
+            del self._processes[place]  # another process may take it before the job begins
             self._vacancies[place] = _Vacancy(f"{in_words(place, process)} has died: {text}", now_s)
             return output
         output += self._forget_orders(place)
@@ -409,7 +408,7 @@ class Membership:
         return output + self._end_if_done(now_s)
 
     def done(self, member: int, now_s: float) -> list[Output]:
-        """A process ends well."""
+        """A process has ended without an error."""
         place = self._places.pop(member, None)
         if place is None:
             return []
@@ -422,7 +421,7 @@ class Membership:
         return output + self._close_rounds() + self._end_if_done(now_s)
 
     def tick(self, now_s: float) -> list[Output]:
-        """What time alone brings."""
+        """Handles everything that is due: silent processes, lost ones, requests, vacancies."""
         output: list[Output] = []
         for place in list(self._places.values()):
             silent_s = now_s - self._processes[place].heard_s
@@ -446,19 +445,19 @@ class Membership:
         return output
 
     def _expel(self, place: Place, text: str, told: str, now_s: float) -> list[Output]:
-        """The process may still run, or run again later: it is told so itself. `text` is for the others."""
+        """Loses a process that may still run or run again later, and tells it so. `text` is for the others."""
         process = self._processes[place]
         expelled = {"kind": "expelled", "text": f"{in_words(place, process)} {told}"}
         return [Tell(process.member, expelled), *self.lose(process.member, text, now_s)]
 
     def end(self, text: str, error: str) -> list[Output]:
-        """The scheduler ends before its job. Processes that are here raise this error."""
+        """The scheduler ends before its job. The processes raise this error."""
         return self._end(text, error)
 
     # ---------------------------------------------------------------------------------------------------- messages
 
     def hear(self, member: int, message: Message, now_s: float) -> list[Output]:
-        """Of a process that has a place. KeyError, TypeError and ValueError are its mistakes."""
+        """Handles a message of a process that has a place. Raises KeyError, TypeError or ValueError if malformed."""
         place = self._places[member]
         self._processes[place].heard_s = now_s
         kind = message["kind"]
@@ -480,7 +479,7 @@ class Membership:
         if kind == "elastic":
             self._state.is_elastic = True
             return self._close_rounds()
-        return []  # a sign of life
+        return []  # a heartbeat
 
     def _say(self, place: Place, message: Message, now_s: float) -> list[Output]:
         member = self._processes[place].member
@@ -488,7 +487,7 @@ class Membership:
         return answers + self._close_rounds()
 
     def _close_rounds(self) -> list[Output]:
-        """Of those that are expected all have said something, or one of them will not."""
+        """Ends rounds that are complete, or that a lost worker will never join."""
         gone = {
             place.number: Failure(process.is_done, in_words(place, process), process.text)
             for place, process in self._processes.items()
@@ -503,7 +502,7 @@ class Membership:
             bool(bits[place.role] & who) and process.is_dead(now_s, silent_s)
             for place, process in self._processes.items()
         )
-        # Where they are in the workers, servers die with them.
+        # Servers in workers die with them.
         with_workers = who & 6 == 2 and self._limits.servers == 0
         return self._count_dead(4, silent_s, now_s) if with_workers else dead
 
@@ -572,7 +571,7 @@ class Membership:
         return self._checked(place, process)
 
     def _checked(self, place: Place, process: Process) -> Place:
-        """Raises ValueError where the values of a server that was in a lost worker are gone."""
+        """Raises ValueError if the lost worker had a server, whose values are gone."""
         if place in self._processes and self._limits.servers == 0 and self._state.is_running:
             raise ValueError(
                 f"worker {place.number} cannot come back: a part of the values was in it; start servers of their own "
@@ -581,7 +580,7 @@ class Membership:
         return place
 
     def _require_heartbeat(self, process: Process) -> None:
-        """Raises ValueError where a process is expelled before it gives the next sign of life."""
+        """Raises ValueError if a process would be expelled between two of its heartbeats."""
         if process.heartbeat_s >= self._limits.timeout_s:
             raise ValueError(
                 f"kv_timeout_s of the scheduler must be more than kv_heartbeat_s of all others, not "
@@ -598,7 +597,7 @@ class Membership:
         return [one for one in self._processes.values() if one.is_here()]
 
     def _workers_here(self) -> dict[int, Process]:
-        """Also those of whose loss nobody has heard yet."""
+        """Includes workers whose loss is not announced yet."""
         return {place.number: one for place, one in self._of(WORKER) if one.is_here() or one.may_come_back()}
 
     # ------------------------------------------------------------------------------------------- beginning and end
@@ -661,7 +660,7 @@ class Membership:
         return output
 
     def _give_up_vacancies(self, now_s: float) -> list[Output]:
-        """The others have waited long enough for another process in the place of one that died while they gathered."""
+        """Ends a job that has not begun if a process has died and was not replaced in time."""
         if self._state.is_running or self._state.is_over or not self._vacancies or not self._here():
             return []
         patience_s = max(self._limits.timeout_s, self._limits.rejoin_s)
@@ -678,7 +677,7 @@ class Membership:
         return [*(Tell(one.member, failure) for one in self._here()), Note(text), Over(text)]
 
     def _fence(self, place: Place) -> list[Output]:
-        """The servers take nothing more of a process that is lost, though others may not hear of it yet."""
+        """Makes servers refuse requests of a lost process, whose loss may not be announced yet."""
         fenced = {"kind": "fenced", "role": place.role, "number": place.number, "term": self._processes[place].term}
         return [Tell(one.member, fenced) for _, one in self._of(SERVER) if one.is_here()]
 
@@ -691,7 +690,7 @@ class Membership:
         return [Tell(one.member, back) for one in self._here() if one is not process]
 
     def _announce(self, place: Place) -> list[Output]:
-        """All hear that a process is lost."""
+        """Tells all processes that this one is lost."""
         process = self._processes[place]
         process.is_announced = True
         text = _how_it_is_gone(place, process)

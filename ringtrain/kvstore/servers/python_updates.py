@@ -1,7 +1,7 @@
-"""Optimizers and updaters in Python that a server runs: workers send them, and the core has gradients for them.
+"""Optimizers and updaters in Python that workers send and a server runs, on gradients that the core collects.
 
-What is sent is a pickle, which can do anything where it is read. It comes from workers, who know the secret of the job,
-and is read only where option kv_python_updaters allows that.
+They are sent as pickles, which can run any code when they are loaded. They come from workers, which know the secret of
+the job, and are loaded only if option kv_python_updaters allows it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 import ringtrain._core as _core
 from ringtrain.pickling import pickler
 
-# The number of the command that brings them, as in MXNet.
+# The number of the command that sends an optimizer, as in MXNet.
 COMMAND = 0
-# Of the directory: entries that begin so tell of a key by its number.
+# The prefix of the entries of the directory that describe a key by its number.
 NUMBER = "number/"
 _DTYPES = {_core.DTYPES[name]: np.dtype(name) for name in ("float32", "float64")}
-# So long updates go on before somebody looks for anything else.
+# The longest time of updates before the server looks for commands.
 _TURN_S = 0.05
 
 Array = np.ndarray[Any, Any]
@@ -33,26 +33,23 @@ Update = Callable[[Any, Array, Array], object]
 
 
 class Sent(Protocol):
-    """What is in a pickle."""
+    """The object in a pickle."""
 
     def __call__(self, key: Any, grad: Array, stored: Array) -> object: ...
 
     def change(self, **numbers: Any) -> None:
-        """Go on with other numbers."""
+        """Changes numbers, such as the learning rate."""
 
 
 class _Known(NamedTuple):
-    """A key, as its workers call it."""
+    """A key as the workers know it."""
 
     key: int | str
     shape: tuple[int, ...]
 
 
 def words_of_updater(store: int, sent: Sent) -> str:
-    """The text of a command: from now on the values of a store are updated by this.
-
-    Raises TypeError for what cannot be sent.
-    """
+    """Returns the command that makes servers update a store with this. Raises TypeError if it cannot be pickled."""
     try:
         data = pickler().dumps(sent)
     except Exception as error:
@@ -61,12 +58,12 @@ def words_of_updater(store: int, sent: Sent) -> str:
 
 
 def words_of_change(store: int, numbers: dict[str, Any]) -> str:
-    """The text of a command: go on with other numbers. Raises TypeError for what is none."""
+    """Returns the command that changes numbers. Raises TypeError for other values."""
     return json.dumps({"store": store, "numbers": numbers})
 
 
 class PythonUpdates:
-    """Of one server, on its main thread.
+    """Runs on the main thread of a server.
 
     Args:
         find: asks the directory, as `SchedulerClient.find`.
@@ -86,7 +83,7 @@ class PythonUpdates:
         return bool(self._updaters)
 
     def obey(self, words: str) -> None:
-        """A command has come. Raises what it raises where the pickle is read, and PermissionError."""
+        """Carries out a command. Raises PermissionError, and what loading the pickle raises."""
         self._require_allowed()
         said = json.loads(words)
         store = int(said["store"])
@@ -96,17 +93,17 @@ class PythonUpdates:
             self._updaters[store].change(**said["numbers"])
 
     def saved(self) -> bytes:
-        """What is sent and remembered, for `restore`. Raises what pickle raises."""
+        """Returns the optimizers with their states, for `restore`. Raises what pickle raises."""
         data: bytes = pickler().dumps(self._updaters)
         return data
 
     def restore(self, saved: bytes) -> None:
-        """Go on with that. Raises as `obey`."""
+        """Continues with the result of `saved`. Raises as `obey`."""
         self._require_allowed()
         self._updaters = pickle.loads(saved)
 
     def carry_out(self) -> None:
-        """Update what there is to update, or wait a moment for some. Raises what an updater raises."""
+        """Updates with all gradients that have arrived, or waits a moment for some. Raises what an updater raises."""
         end_s = time.monotonic() + _TURN_S
         while (left_s := end_s - time.monotonic()) > 0:
             taken = self._server.take(left_s)

@@ -1,4 +1,4 @@
-"""What this process is in a job of servers and workers, as MXNet's variables say it."""
+"""The role of this process in a job of servers and workers, by MXNet's variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROLES = (WORKER, SERVER, SCHEDULER)
 
 
 class Role(NamedTuple):
-    """`name` is "" where the scheduler is to decide between worker and server."""
+    """`name` is "" if the scheduler decides between worker and server."""
 
     name: str
     host: str  # of the scheduler
@@ -20,17 +20,17 @@ class Role(NamedTuple):
     servers: int  # 0: one in each worker
     task: int | None  # which worker or server
     attempt: int  # how often it was started before
-    address: str  # by which others know this host, or ""
+    address: str  # the name of this host for other processes, or ""
 
 
 def of_environment(environ: Mapping[str, str] = os.environ, name: str | None = None) -> Role | None:
-    """None where there is no scheduler.
+    """Returns None without a scheduler.
 
     Args:
         name: the role, where the caller knows it.
 
     Raises:
-        ValueError: a variable that is missing, or is no number or role.
+        ValueError: a variable is missing, or is not a number or role.
     """
     given = environ.get("DMLC_ROLE", "") if name is None else name
     if "DMLC_PS_ROOT_URI" not in environ:

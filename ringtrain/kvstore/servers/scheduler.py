@@ -1,4 +1,4 @@
-"""The scheduler: the connections of all workers and servers, and what `Membership` makes of what they say."""
+"""The scheduler: the connections of all workers and servers, whose messages go to a `Membership`."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ringtrain.kvstore.servers.membership import Drop, Limits, Membership, Note,
 
 
 def say(verbose: int, who: str, text: str) -> None:
-    """A line on standard error, from level 1 on."""
+    """Prints a line on standard error, from level 1 on (option kv_verbose, PS_VERBOSE)."""
     if verbose >= 1:
         print(f"ringtrain kvstore {who}: {text}", file=sys.stderr, flush=True)
 
 
 _TICK_S = 0.1
-# The directory of a large model in one message.
+# One message may have the directory of a large model.
 _MOST_BYTES = 1 << 26
-# What counts of a longer pause, in which this process was stopped: what the others said meanwhile is not read yet. A
-# part of kv_timeout_s where that is short.
+# A longer pause of this process counts as this much silence of the others, whose messages are still unread. With a
+# short kv_timeout_s it is a part of that.
 _LONGEST_PAUSE_S, _PART_OF_PAUSE = 1.0, 1 / 4
-# For the others to take what they were told at the end.
+# The time for the other processes to read their last messages.
 _FAREWELL_S = 2.0
 
 
 class Scheduler:
-    """Threads of this process, until close().
+    """Runs on threads of this process until close().
 
     Args:
-        listener: where the processes connect; belongs to the scheduler.
+        listener: the socket to which processes connect; owned by the scheduler.
         verbose: option kv_verbose.
     """
 
@@ -46,34 +46,34 @@ class Scheduler:
         self._longest_pause_s = max(2 * _TICK_S, min(_LONGEST_PAUSE_S, _PART_OF_PAUSE * limits.timeout_s))
         self._verbose = verbose
         self._is_over = threading.Event()
-        self.failure = ""  # why a job that is over has never begun
+        self.failure = ""  # why the job never began
         self._hub = Hub(listener, secret, self, limits.timeout_s, _TICK_S, _MOST_BYTES)
         self.port = self._hub.port
         self._hub.start()
 
     def wait(self, longest_s: float) -> bool:
-        """Whether the job is over, at the latest after so many seconds."""
+        """Waits at most this long. Returns whether the job is over."""
         return self._is_over.wait(longest_s)
 
     def has(self, processes: int) -> bool:
-        """Whether so many have come."""
+        """Whether this many processes are connected."""
         return len(self._lines) >= processes
 
     def end(self, text: str = "the scheduler was told to end", error: str = "ShutDownError") -> None:
-        """Tell all that the job is over, and of which error."""
+        """Ends the job; its processes raise this error."""
         self._hub.call(lambda: self._do(self._membership.end(text, error)))
 
     def close(self) -> None:
-        """Cut all connections, once the processes have taken what they were told."""
+        """Closes all connections, once the processes have read their last messages."""
         end_s = time.monotonic() + _FAREWELL_S
         while self._lines and time.monotonic() < end_s:
             time.sleep(0.01)
         self._hub.close()
 
-    # The hub's thread.
+    # Called on the hub's thread.
 
     def _now_s(self) -> float:
-        """For how long this process has run. All times of the membership are of this clock."""
+        """Returns for how long this process has run, the clock of the membership."""
         now_s = time.monotonic()
         self._ran_s += min(now_s - self._looked_s, self._longest_pause_s)
         self._looked_s = now_s

@@ -1,4 +1,4 @@
-"""A process's side of the scheduler: its place in the job, what it asks and hears there."""
+"""The connection of a process to the scheduler: its place in the job, its requests and the notices it gets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringtrain.kvstore.servers.membership import END
 
 _SEND_S = 5.0
 _LOOK_S = 0.2
-# How much longer than the scheduler, which knows who is missing.
+# Added to a timeout, so that the scheduler, which knows the missing processes, reports first.
 _GRACE_S = 5.0
 _KINDS = {
     "StalledError": errors.StalledError,
@@ -29,23 +29,22 @@ _KINDS = {
 }
 
 Notice = dict[str, Any]
-# Between two looks at the silence of the scheduler; and what counts of a longer pause, in which this process was
-# stopped itself. Both are parts of kv_timeout_s where that is short.
+# The interval of checks for silence of the scheduler; and how much of a longer pause counts, in which this process was
+# stopped itself. With a short kv_timeout_s both are parts of that.
 _WATCH_S, _PART_OF_WATCH = 0.25, 1 / 8
 _LONGEST_WATCH_S, _PART_OF_LONGEST_WATCH = 1.0, 1 / 4
 
 
 class Standing:
-    """Whether this process still has a part in its job. Knows no sockets, no threads and no clock: time is an argument.
+    """Whether this process still belongs to its job. Uses no sockets, threads or clock: time is an argument.
 
-    It has one until the first of these, which `end` describes from then on:
+    It belongs to the job until the first of these events, which `end` describes from then on:
 
     - The connection to the scheduler ends: PeerLostError, at once.
-    - The scheduler says nothing for longer than `silent_s`: PeerLostError. Time in which this process did not run
-      does not count.
-    - The scheduler says that this process was expelled, since it said nothing for kv_timeout_s, or another one has its
-      place: PeerLostError.
-    - The scheduler says that the job is over: ShutDownError, or the error that ended the job.
+    - The scheduler is silent for longer than `silent_s`: PeerLostError. Time in which this process did not run does not
+      count.
+    - The scheduler has expelled this process, which was silent for kv_timeout_s or was replaced: PeerLostError.
+    - The scheduler reports that the job is over: ShutDownError, or the error that ended the job.
     """
 
     def __init__(self, silent_s: float, now_s: float):
@@ -53,10 +52,10 @@ class Standing:
         self._silent_s = 0.0
         self._looked_s = now_s
         self.end: tuple[str, str] | None = None  # the name of the error, and its text
-        self.is_over = False  # the scheduler has said so; the connection is still used to leave
+        self.is_over = False  # the connection is still used to leave
 
     def hear(self, message: Notice, now_s: float) -> None:
-        """The scheduler has said something."""
+        """Handles a message of the scheduler."""
         self._silent_s, self._looked_s = 0.0, now_s
         if message["kind"] == "expelled":
             self._finish("PeerLostError", message["text"])
@@ -65,7 +64,7 @@ class Standing:
             self._finish(message.get("error", "ShutDownError"), f"the job of this store is over: {message['text']}")
 
     def look(self, now_s: float) -> None:
-        """Nothing has come. What exceeds a second since the last call does not count."""
+        """Called when no message has arrived. At most a second since the last call counts as silence."""
         longest_s = min(_LONGEST_WATCH_S, _PART_OF_LONGEST_WATCH * self._silent_limit_s)
         self._silent_s += min(now_s - self._looked_s, longest_s)
         self._looked_s = now_s
@@ -73,7 +72,7 @@ class Standing:
             self.cut(f"it has said nothing for {self._silent_s:.1f} s (kv_timeout_s)")
 
     def cut(self, text: object) -> None:
-        """The scheduler cannot be reached any more."""
+        """The connection to the scheduler has ended."""
         self._finish(
             "PeerLostError",
             f"the scheduler of this job is gone: {text}; nothing else knows which processes live, so the job has "
@@ -81,7 +80,7 @@ class Standing:
         )
 
     def require(self) -> None:
-        """Raises the error of the end."""
+        """Raises the error that has ended the part of this process in the job, if any."""
         if self.end is not None:
             kind, text = self.end
             raise _KINDS[kind](text)
@@ -91,7 +90,7 @@ class Standing:
 
 
 class World(NamedTuple):
-    """The job, when this process has its place in it."""
+    """The job as it is when this process has got its place."""
 
     number: int
     workers: int
@@ -101,21 +100,21 @@ class World(NamedTuple):
     hosts: dict[int, str]
     living: list[int]  # workers
     lost_servers: list[int]
-    restored: dict[int, float]  # servers that go on from a snapshot, and how many seconds old that was
+    restored: dict[int, float]  # servers that have restored a snapshot, and its age in seconds
     token: str
     is_recovery: bool
     terms: dict[int, int]  # of the workers: how many processes had the place of each before
-    gone: dict[int, str]  # the workers that nobody waits for any more, and why
+    gone: dict[int, str]  # workers that are done or lost for good, and why
 
 
 class SchedulerClient:
-    """Until leave() or close(). Any thread, but `place` and `world`, which come first.
+    """Until leave() or close(). Called by any thread; `come` and `world` are called first.
 
     Args:
         place: of the scheduler.
-        timeout_s: for the scheduler and all others to come; 0 waits for ever.
-        heartbeat_s: between signs of life.
-        silent_s: the scheduler is lost when it has said nothing for so long.
+        timeout_s: how long to wait for the scheduler and all other processes; 0 waits for ever.
+        heartbeat_s: the interval of heartbeats.
+        silent_s: after this silence the scheduler counts as lost.
     """
 
     def __init__(self, place: Place, secret: bytes, timeout_s: float, heartbeat_s: float, silent_s: float):
@@ -134,7 +133,7 @@ class SchedulerClient:
         self._world: queue.SimpleQueue[Notice] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
         self._handing: threading.Thread | None = None
-        self._heard = 0  # how many notices have come, and how many of them are handed on
+        self._heard = 0  # notices that have arrived, and those of them that were handed on
         self._handed = 0  # under _catching_up
         self._catching_up = threading.Condition()
         self._on_notice: Callable[[Notice], None] | None = None
@@ -144,10 +143,10 @@ class SchedulerClient:
         threading.Thread(target=self._listen, name="ringtrain scheduler client", daemon=True).start()
 
     def come(self, role: str, task: int | None, attempt: int, addresses: list[tuple[str, int]]) -> tuple[str, int]:
-        """Take a place. Returns its role and number.
+        """Takes a place. Returns its role and number.
 
         Raises:
-            ValueError: there is none for this process.
+            ValueError: the job has no place for this process.
             PeerLostError: the scheduler is gone.
         """
         about = {"host": socket.gethostname(), "pid": os.getpid(), "attempt": attempt, "patience_s": self._timeout_s}
@@ -156,10 +155,10 @@ class SchedulerClient:
         return str(answer["role"]), int(answer["number"])
 
     def world(self) -> World:
-        """Wait for all workers and servers.
+        """Waits for all workers and servers.
 
         Raises:
-            StalledError: they have not come in time, and says who; or the scheduler itself does not answer.
+            StalledError: a process, which the error names, did not come in time; or the scheduler does not answer.
             ShutDownError: the job is over before it has begun.
             PeerLostError: the scheduler is gone.
         """
@@ -181,26 +180,26 @@ class SchedulerClient:
         self._handing.start()
 
     def say(self, label: str, value: Any = None, patience_s: float = 0, joins_only: bool = False) -> dict[int, Any]:
-        """A round of the workers: what all of them have said, by number. Of a label there is one at a time.
+        """Holds a round of the workers. Returns the values of all, by number. A label has one round at a time.
 
         Args:
             patience_s: how long to wait for the others; 0 is for ever.
-            joins_only: if nobody waits in such a round, hold it alone.
+            joins_only: hold the round alone if no other worker waits in it.
 
         Raises:
             StalledError: not all have come in time.
-            PeerLostError: one is lost, or has ended; or the scheduler has.
+            PeerLostError: a worker is lost or has ended, or the scheduler is lost.
         """
         said = {"label": label, "value": value, "patience_s": patience_s, "joins_only": joins_only}
         answer = self._ask({"kind": "say", **said}, patience_s)
         return {int(number): said for number, said in answer["value"].items()}
 
     def publish(self, store: int, entries: dict[str, Any]) -> None:
-        """Tell the directory of keys; an entry has at least a "version"."""
+        """Publishes entries in the directory; an entry has at least a "version"."""
         self._send({"kind": "publish", "store": store, "entries": entries})
 
     def find(self, store: int, versions: dict[str, int], patience_s: float) -> dict[str, Any]:
-        """The entries of keys in the directory, at least of these versions; None for what need not be there.
+        """Returns entries of the directory, at least of these versions; None for a missing entry of version 0.
 
         Raises StalledError and PeerLostError.
         """
@@ -209,27 +208,27 @@ class SchedulerClient:
         return entries
 
     def count_dead(self, who: int, silent_s: float) -> int:
-        """Of whom the scheduler has heard nothing for so long. `who`: 2 for servers, 4 for workers, 6 for both."""
+        """Returns how many processes were silent for that long. `who`: 2 for servers, 4 for workers, 6 for both."""
         return int(self._ask({"kind": "dead", "who": who, "silent_s": silent_s}, _GRACE_S)["value"])
 
     def command(self, head: int, body: str, patience_s: float) -> None:
-        """Wait until all servers have carried it out. Raises RemoteError with the traceback of one that has not."""
+        """Has all servers carry it out and waits. Raises RemoteError with the traceback of a server that failed."""
         self._ask({"kind": "command", "head": head, "body": body}, patience_s)
 
     def obeyed(self, order: int, text: str) -> None:
-        """A command is carried out, or has failed."""
+        """Reports that a command is carried out, or the error `text` with which it has failed."""
         self._send({"kind": "obeyed", "order": order, "text": text})
 
     def be_ready(self, snapshot_age_s: float) -> None:
-        """A server that has come in the place of another one has what that had: the workers may come to it."""
+        """Reports that a replacement of a server has the values of its predecessor, so workers may connect."""
         self._send({"kind": "ready", "snapshot_age_s": snapshot_age_s})
 
     def be_elastic(self) -> None:
-        """Workers may come and go from now on."""
+        """Lets workers come and go from now on."""
         self._send({"kind": "elastic"})
 
     def leave(self, patience_s: float) -> None:
-        """This process ends well. First it waits for the other workers, unless the scheduler is gone."""
+        """Leaves the job without an error. Waits for the other workers first, unless the scheduler is lost."""
         with contextlib.suppress(errors.RingtrainError):
             if patience_s > 0:
                 self.say(END, None, patience_s)
@@ -238,18 +237,18 @@ class SchedulerClient:
         self.close()
 
     def fail(self, text: str) -> None:
-        """This process ends of an error."""
+        """Leaves the job with an error."""
         with contextlib.suppress(OSError):
             self._transmit({"kind": "failed", "text": text})
         self.close()
 
     def close(self) -> None:
-        """Cut the connection, and hand on no notice any more."""
+        """Closes the connection and hands on no further notices."""
         self._is_closed = True
         self._incoming.shut()
         self._notices.put(None)
         if self._handing is not None and self._handing is not threading.current_thread():
-            # A thread that comes back from the core after the interpreter has ended would take the process with it.
+            # A thread that returns from the core after the interpreter has ended would crash the process.
             self._handing.join(_SEND_S)
 
     def _ask(self, request: Notice, patience_s: float) -> Notice:
@@ -275,7 +274,7 @@ class SchedulerClient:
             del self._answers[number]
 
     def _catch_up(self, heard: int) -> None:
-        """What the scheduler told before an answer is known with it, such as whose death has ended a round."""
+        """Waits for the notices that preceded an answer, such as the death that has ended a round."""
         if self._handing is not None and self._handing.is_alive():
             with self._catching_up:
                 self._catching_up.wait_for(lambda: self._handed >= heard or self._is_closed, _SEND_S)
@@ -292,7 +291,7 @@ class SchedulerClient:
             self._outgoing.send(message, time.monotonic() + _SEND_S)
 
     def _await_end(self, error: OSError) -> None:
-        """Raises why nothing can be sent: the thread that reads knows it soon, and perhaps better than `error`."""
+        """Raises why sending has failed. The reading thread may soon know a better reason than `error`."""
         end_s = time.monotonic() + _LOOK_S
         while self._standing.end is None and time.monotonic() < end_s:
             time.sleep(0.01)
@@ -314,7 +313,7 @@ class SchedulerClient:
                     self._transmit({"kind": "beat"})
                 if self._incoming.has_come(min(watch_s, max(0.0, beat_s - time.monotonic()))):
                     self._hear(self._incoming.receive(MOST_BYTES, time.monotonic() + _SEND_S))
-                elif not self._incoming.has_come(0):  # a process that was stopped has missed the end of the wait
+                elif not self._incoming.has_come(0):  # a stopped process has missed the end of the wait
                     self._standing.look(time.monotonic())
         except (OSError, StrangerError, ValueError) as error:
             self._read_last_words()
@@ -326,7 +325,7 @@ class SchedulerClient:
         self._outgoing.close()
 
     def _read_last_words(self) -> None:
-        """What the scheduler said before it closed the connection, such as why."""
+        """Reads the last messages before the scheduler closed the connection, such as the reason."""
         with contextlib.suppress(OSError, StrangerError, ValueError):
             while self._incoming.has_come(0):
                 self._hear(self._incoming.receive(MOST_BYTES, time.monotonic() + _LOOK_S))
@@ -363,7 +362,7 @@ class SchedulerClient:
                 self._catching_up.notify_all()
 
     def _close_in_child(self) -> None:
-        """Else nobody would notice that this process has died."""
+        """Closes the copies of the sockets, which would hide the death of this process from the scheduler."""
         self._sending = threading.Lock()  # another thread may have held it
         self._incoming.close()
         self._outgoing.close()

@@ -1,4 +1,4 @@
-"""Processes that are servers or the scheduler of their job, and nothing else."""
+"""Processes that are only a server or the scheduler of their job."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from ringtrain.record.logger import logger
 from ringtrain.record.whole_file import whole_file
 from ringtrain.timeline.files import FIRST_SERVER, part_of_server
 
-# So many chunks are read at once: others change no more than these meanwhile.
+# Chunks that are read at once: others change no more than these meanwhile.
 _CHUNKS = 64
 _FORMAT = b"ringtrain kvstore server 1"
-# The member with optimizers in Python, where there are some.
+# The member with optimizers in Python, if any.
 _PYTHON = "python"
-# In the place of the age of a snapshot: the server goes on with the memory of the one before, so nothing is lost.
+# Instead of the age of a snapshot: the server continues with the memory of its predecessor, so nothing is lost.
 KEPT = -1.0
 _ENTRIES_AT_ONCE = 16
 _IDENTITY_BITS = 40  # of a ticket, below the number of the descriptor
@@ -55,19 +55,20 @@ Find = Callable[[int, dict[str, int], float], dict[str, Any]]
 
 
 def memory_name(server: int, worker: int, place: int) -> str:
-    """Of the entry of the directory for the `place`-th part of a server that a worker shares, from 0 on."""
+    """Returns the name of the directory's entry for the `place`-th part of a server that a worker shares, from 0 on."""
     return f"{server}/{worker}/{place}"
 
 
 def memory_entry(store: int, number: int, spec: bytes, ticket: int) -> dict[str, Any]:
-    """What the directory has of it, told by the process that shares it."""
+    """Returns the entry of the directory for memory that this process shares."""
     about = {"store": store, "number": number, "spec": spec.hex(), "ticket": ticket}
     return {"version": 1, "pid": os.getpid(), "node": node_name(), **about}
 
 
 def adopt_memory(server: _core.StoreServer, number: int, workers: list[int], find: Find, patience_s: float) -> bool:
-    """Have a new server go on with the memory of the one that it replaces, if living workers of this host have it all.
-    Every push that a worker was told of is in it. Returns whether it does.
+    """Makes a new server continue with the memory of its predecessor, if living workers of this host have all of it.
+
+    The memory has every push that a worker knows to be complete. Returns whether the server uses it.
     """
     found: dict[tuple[int, int], tuple[int, int, bytes, int, int]] = {}
     for worker in workers:
@@ -86,7 +87,7 @@ def adopt_memory(server: _core.StoreServer, number: int, workers: list[int], fin
 
 
 def _is_there(pid: int, ticket: int) -> bool:
-    """Whether that process still has the file; see `SharedSegment::ticket`."""
+    """Whether that process still has the file open; see `SharedSegment::ticket`."""
     return os.path.exists(f"/proc/{pid}/fd/{ticket >> _IDENTITY_BITS}")
 
 
@@ -102,20 +103,20 @@ def _memory_of(server: int, worker: int, find: Find, patience_s: float) -> list[
 
 
 class Snapshots:
-    """Of one server. Each is written beside the one before, which it then replaces.
+    """The snapshots of one server. Each is written beside the previous one, which it then replaces.
 
     Args:
-        interval_s: between two of them; 0 writes none.
+        interval_s: the time between two snapshots; 0 writes none.
     """
 
     def __init__(self, folder: str, server: int, interval_s: float) -> None:
         self._path = Path(folder) / f"store.{server}.snapshot"
         self._interval_s = interval_s if folder else 0.0
         self._due_s = time.monotonic() + self._interval_s
-        self._has_failed = False  # the last time
+        self._has_failed = False  # at the last attempt
 
     def write_if_due(self, server: _core.StoreServer, updates: PythonUpdates) -> None:
-        """A disk that is full ends no training: it is told once, and again when it has been mended since."""
+        """Writes a snapshot if one is due. Warns of a full disk once, and again after a snapshot that was written."""
         if self._interval_s == 0 or time.monotonic() < self._due_s:
             return
         try:
@@ -146,9 +147,9 @@ class Snapshots:
                         member.write(len(data).to_bytes(8, "big") + data)
 
     def restore(self, server: _core.StoreServer, updates: PythonUpdates) -> float:
-        """Give a new server what the last snapshot has. Returns how old that is, in seconds.
+        """Gives a new server the values of the last snapshot. Returns its age in seconds.
 
-        Raises ValueError where there is none, or the file is something else.
+        Raises ValueError without a snapshot, or if the file is not a snapshot.
         """
         if self._interval_s == 0 or not self._path.exists():
             raise ValueError(
@@ -178,17 +179,17 @@ class Snapshots:
             part += 1
 
 
-# What MXNet's servers do with a command of the user: head and body are those of send_command_to_servers.
+# Called with a command of the user: head and body of send_command_to_servers.
 Controller = Callable[[int, str], object]
 
 NO_AUTOSERVE_VARIABLE = "RINGTRAIN_NO_AUTOSERVE"
 _LOOK_S = 0.2
-# The place of a worker that did not know what it was until the scheduler said so.
+# The place of a worker whose role the scheduler has chosen.
 _worker: Arrival | None = None
 
 
 def serve_if_told() -> None:
-    """At the import of the package: a server or the scheduler serves, and then ends. Others go on."""
+    """Called at the import of the package: a server or the scheduler serves and ends. Other processes go on."""
     global _worker
     if os.environ.get(NO_AUTOSERVE_VARIABLE, "") not in ("", "0") or "DMLC_PS_ROOT_URI" not in os.environ:
         return
@@ -207,7 +208,7 @@ def serve_if_told() -> None:
 
 
 def take_worker() -> Arrival | None:
-    """The place that this process has already, if it has one; it belongs to the caller now."""
+    """Returns the place that this process already has, if any; owned by the caller now."""
     global _worker
     taken, _worker = _worker, None
     return taken
@@ -221,7 +222,7 @@ def run_server(controller: Controller | None = None, *, role: str | None = None)
         role: "server" or "scheduler"; by default DMLC_ROLE.
 
     Raises:
-        ValueError: the environment does not say where the scheduler is, or the job has no place for this process.
+        ValueError: a variable for the scheduler is missing, or the job has no place for this process.
         StalledError: not all workers and servers came in time (start_timeout_s).
         PeerLostError: the scheduler has died, or has expelled this process.
     """
@@ -243,10 +244,10 @@ def run_server(controller: Controller | None = None, *, role: str | None = None)
 
 
 def serve(arrival: Arrival, controller: Controller | None = None) -> None:
-    """Be the server of this place until the job is over."""
+    """Serves until the job is over."""
     try:
         world = arrival.world()
-        serve_metrics(arrival, world.workers + arrival.number)  # before anybody can ask for them
+        serve_metrics(arrival, world.workers + arrival.number)  # before the first request for them
         server = make_server(arrival, world)
         _start_timeline(arrival, server)
         forget = metrics.count_store("kvstore_server", server.metrics)
@@ -254,7 +255,7 @@ def serve(arrival: Arrival, controller: Controller | None = None) -> None:
         updates = PythonUpdates(server, arrival.scheduler_client.find, arrival.settings["kv_python_updaters"] == "on")
         if world.is_recovery:
             _take_over(arrival, world, server, snapshots, updates)
-    except ShutDownError:  # no worker wants a server
+    except ShutDownError:  # no worker needs a server
         arrival.scheduler_client.leave(0)
         return
     except BaseException as error:
@@ -289,9 +290,9 @@ def _snapshots(arrival: Arrival) -> Snapshots:
 def _take_over(
     arrival: Arrival, world: World, server: _core.StoreServer, snapshots: Snapshots, updates: PythonUpdates
 ) -> None:
-    """Go on with what a lost server has left; then the workers may hear where this one is."""
+    """Continues with the values of a lost server, and then tells the workers where this one is."""
     patience_s = float(arrival.settings["kv_timeout_s"])
-    # Where nobody waits for another server, its workers end now, and their memory with them.
+    # Without kv_rejoin_s the workers end with a lost server, and their memory with them.
     may_adopt = float(arrival.settings["kv_rejoin_s"]) > 0 and arrival.settings["shared_memory"] == "auto"
     if may_adopt and adopt_memory(server, arrival.number, world.living, arrival.scheduler_client.find, patience_s):
         age_s, source = KEPT, "the memory that it shared with workers"
@@ -344,7 +345,7 @@ def _obey(
 
 
 def _carry_out(notice: Notice, updates: PythonUpdates, controller: Controller | None) -> str:
-    """The traceback of what went wrong, or nothing."""
+    """Carries out a command. Returns the traceback of its error, or an empty string."""
     head, body = int(notice["head"]), str(notice["body"])
     if head != COMMAND and controller is None:
         return "send_command_to_servers: this server has no controller; start servers with run_server(controller)"

@@ -1,4 +1,4 @@
-"""Ranks that become servers (option kv_servers): init() sets them aside, and never returns there."""
+"""Ranks that become servers (option kv_servers): init() sets them aside and never returns in them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOK_S = 0.005
 
 
 class Plan(NamedTuple):
-    """What a worker knows of the servers from init() on."""
+    """What init() tells a worker about the servers."""
 
     role: Role
     secret: bytes
@@ -35,12 +35,12 @@ _is_used = False
 
 
 def has_plan() -> bool:
-    """Whether ranks were set aside."""
+    """Whether init() has set ranks aside."""
     return _plan is not None
 
 
 def take_plan() -> Plan:
-    """For who takes part in the job of workers and servers; the scheduler belongs to the caller now."""
+    """Returns the plan for the first store; its scheduler is owned by the caller now."""
     global _is_taken
     assert _plan is not None
     _is_taken = True
@@ -48,12 +48,12 @@ def take_plan() -> Plan:
 
 
 def set_aside(count: int, settings: dict[str, str]) -> list[int]:
-    """The ranks of all that were started that go on as workers. A server serves until the job is over and ends.
+    """Returns the ranks that go on as workers. In a server it serves until the job is over, and ends the process.
 
     All ranks call it together. Rank 0 is always a worker.
 
     Raises:
-        ValueError: so many servers leave no worker; a second init().
+        ValueError: no worker would be left; a second init().
     """
     global _plan, _is_used
     if _is_used:
@@ -71,7 +71,7 @@ def set_aside(count: int, settings: dict[str, str]) -> list[int]:
     host, port, secret = str(said[0][1][0]), int(said[0][1][1]), bytes.fromhex(said[0][1][2])
     if rank in servers:
         role = Role(SERVER, host, port, len(workers), count, servers.index(rank), 0, "")
-        # The workers are in init() already, and make their stores when it suits them.
+        # The workers make their stores at any time after init().
         serve(arrive(role, secret, {**settings, "start_timeout_s": "0"}))
         sys.exit(0)
     role = Role(WORKER, host, port, len(workers), count, workers.index(rank), 0, "")
@@ -83,7 +83,7 @@ def set_aside(count: int, settings: dict[str, str]) -> list[int]:
 
 
 def _await_servers(scheduler: Scheduler, count: int, timeout_s: float) -> None:
-    """So that they hear of the end, however soon it comes. Raises StalledError."""
+    """Waits for the servers, so that they hear of the end however early it is. Raises StalledError."""
     end_s = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
     while not scheduler.has(count):
         if time.monotonic() > end_s:
@@ -92,10 +92,10 @@ def _await_servers(scheduler: Scheduler, count: int, timeout_s: float) -> None:
 
 
 def choose_servers(hosts: Sequence[str], count: int) -> list[int]:
-    """The last rank of each host in turn, from the last host on; never rank 0.
+    """Chooses the last rank of each host in turn, from the last host on; never rank 0.
 
     Args:
-        hosts: of each rank.
+        hosts: the host of each rank.
     """
     if count >= len(hosts):
         raise ValueError(f"kv_servers={count} of {len(hosts)} ranks leaves no worker; start more of them")
@@ -109,7 +109,7 @@ def choose_servers(hosts: Sequence[str], count: int) -> list[int]:
 
 
 def _forget() -> None:
-    """At shutdown(): if no store was made, the servers still wait for one."""
+    """Ends the servers at shutdown() if no store was made, for which they still wait."""
     global _plan
     if _plan is not None and _plan.scheduler is not None and not _is_taken:
         _plan.scheduler.end()

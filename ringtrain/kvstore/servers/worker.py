@@ -1,4 +1,4 @@
-"""A worker's part in a job of servers: its place, its client, and its server where servers are in the workers."""
+"""A worker of a job: its place, its client of the servers, and its own server if servers are in the workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from ringtrain.record.logger import logger
 
 @dataclass
 class Counts:
-    """Of all stores of a worker."""
+    """What all stores of a worker have requested, for `hvd.metrics()`."""
 
     pushes: int = 0  # values
     push_bytes: int = 0
@@ -54,19 +54,19 @@ class Counts:
     waiting_s: float = 0.0
 
     def pushed(self, arrays: Iterable[Any]) -> None:
-        """They are on their way."""
+        """Counts arrays that are being pushed."""
         for array in arrays:
             self.pushes += 1
             self.push_bytes += array.nbytes
 
     def pulled(self, arrays: Iterable[Any]) -> None:
-        """They are asked for."""
+        """Counts arrays that are being pulled."""
         for array in arrays:
             self.pulls += 1
             self.pull_bytes += array.nbytes
 
     def with_traffic(self, traffic: dict[str, float]) -> dict[str, float]:
-        """All that there is to tell."""
+        """Returns these counts and those of the connections."""
         return {**asdict(self), **traffic}
 
 
@@ -75,10 +75,10 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Worker:
-    """Until close(). One thread makes and uses the stores; a thread of the scheduler client brings notices.
+    """Until close(). One thread makes and uses the stores; notices arrive on a thread of the scheduler client.
 
     Args:
-        scheduler: that of this process, if it has it.
+        scheduler: the scheduler of the job, if it runs in this process.
     """
 
     def __init__(self, arrival: Arrival, scheduler: Scheduler | None = None) -> None:
@@ -86,10 +86,10 @@ class Worker:
         self._arrival, self._scheduler = arrival, scheduler
         self._is_closed = False
         self._held: set[str] = set()  # labels of rounds
-        self._published: dict[int, int] = {}  # by server, the number of the last memory that the directory knows
+        self._published: dict[int, int] = {}  # by server, the number of the last memory in the directory
         self._process = os.getpid()
         self._server: _core.StoreServer | None = None
-        self.stores = 0  # that were made
+        self.stores = 0  # made so far
         self.counts = Counts()
         self.waits_before_exit = True
         self.is_elastic = False
@@ -99,11 +99,11 @@ class Worker:
                 self._server = make_server(arrival, self.world)
             self.client = make_client(arrival, self.world)
             self.living = set(self.world.living)
-            # servers, and how old their snapshots were
+            # servers that have restored a snapshot, and its age
             self.restored = {server: age_s for server, age_s in self.world.restored.items() if age_s != KEPT}
-            for number, text in self.world.gone.items():  # before this process came
+            for number, text in self.world.gone.items():  # before this process joined
                 self.client.lost(number, text, self.world.terms[number] + 1)
-            # Before it meets the servers: one that comes back has another address.
+            # Before it meets the servers: a replaced server has another address.
             self.scheduler_client.listen_with(self._notice)
             self.client.meet()
             self._ends = self._begin_to_count()
@@ -115,7 +115,7 @@ class Worker:
 
     @property
     def workers(self) -> int:
-        """How many there are; in an elastic job, those that live."""
+        """The number of workers; in an elastic job of those that live."""
         return len(self.living) if self.is_elastic else self.world.workers
 
     def on_this_host(self) -> list[int]:
@@ -127,15 +127,15 @@ class Worker:
         return self._server is None
 
     def runs_python(self) -> bool:
-        """Whether its servers run optimizers in Python that workers send them."""
+        """Whether the servers run optimizers in Python."""
         return self.has_servers_of_their_own() and self.settings["kv_python_updaters"] == "on"
 
     def command(self, head: int, body: str) -> None:
-        """Have all servers carry it out. Raises as `SchedulerClient.command`."""
+        """Has all servers carry out a command. Raises as `SchedulerClient.command`."""
         self.scheduler_client.command(head, body, self.seconds("stall_shutdown_time_s"))
 
     def publish_memory(self) -> None:
-        """Tell the directory where this process has memory of servers, with which a successor of a lost one goes on."""
+        """Publishes the memory that servers share with this process, for the successors of lost servers."""
         new = self.client.take_shared_parts()
         if not self.has_servers_of_their_own() or self.seconds("kv_rejoin_s") == 0:
             return
@@ -152,8 +152,10 @@ class Worker:
         return self.scheduler_client.say(label, value, self.seconds("stall_shutdown_time_s"))
 
     def say_unless_missed(self, label: str, value: Any = None) -> dict[int, Any]:
-        """The same. Who has come in the place of another one may have missed a round: it holds the first one of this
-        label alone, unless the others wait in it."""
+        """The same, except that a worker that has replaced a lost one may have missed a round.
+
+        It holds the first round of a label alone, unless the others wait in it.
+        """
         may_have_missed = self.is_recovery and label not in self._held
         self._held.add(label)
         return self.scheduler_client.say(
@@ -161,24 +163,24 @@ class Worker:
         )
 
     def require_usable(self) -> None:
-        """Raises NotInitializedError where this process has left the job, or is a forked child."""
+        """Raises NotInitializedError if this process has left the job or is a forked child."""
         if self._process != os.getpid():
             raise NotInitializedError("this process was forked from a worker of a store; make a store of its own")
         if self._is_closed:
             raise NotInitializedError("this store was made before the last init() or shutdown(); make a new one")
 
     def close(self) -> None:
-        """Leave the job: after all others have come to their end, too, or with the error of which the script ends."""
+        """Leaves the job: when all others have ended, too, or with the error that ends the script."""
         if self._is_closed or self._process != os.getpid():
             return
         self._is_closed = True
         for end in self._ends:
             end()
-        error = getattr(sys, "last_value", None)  # what the script ends of, if nobody has caught it
-        if error is not None and not hasattr(sys, "ps1"):  # at a prompt the process has lived on
+        error = getattr(sys, "last_value", None)  # the uncaught error that ends the script
+        if error is not None and not hasattr(sys, "ps1"):  # at a prompt the process lives on
             self._give_up(error)
             return
-        # The others need a process with a server or the scheduler until they are done.
+        # The others need a server or the scheduler of this process until they are done.
         is_needed = self._server is not None or self._scheduler is not None
         longest_s = _DAY_S if is_needed else self.seconds("kv_timeout_s")
         self.client.close()
@@ -190,7 +192,7 @@ class Worker:
             self._scheduler.close()
 
     def _begin_to_count(self) -> list[Callable[[], None]]:
-        """What is to be called at the end."""
+        """Returns functions to call at the end."""
         ends = []
         if not session.is_initialized():
             serve_metrics(self._arrival, self._arrival.number)
@@ -250,15 +252,15 @@ def is_worker_by_environment() -> bool:
 
 
 def count_workers_by_environment() -> int:
-    """How many workers the job has of which MXNet's variables make this process a worker; 0 if they do not."""
+    """Returns the number of workers of the job in MXNet's variables; 0 if this process is not one of them."""
     role = roles.of_environment()
     return role.workers if role is not None and role.name in (WORKER, "") else 0
 
 
 def meet_by_environment(settings: dict[str, str]) -> Meeting:
-    """For init(): the workers meet through the scheduler, and have as ranks the numbers that they have there.
+    """Returns the meeting of an init(): the workers exchange values through the scheduler, and their numbers are ranks.
 
-    Raises as `worker_by_environment`, and RingtrainError where this worker has taken the place of a lost one.
+    Raises as `worker_by_environment`, and RingtrainError if this worker has replaced a lost one.
     """
     global _meetings
     role = roles.of_environment()
@@ -281,13 +283,13 @@ def meet_by_environment(settings: dict[str, str]) -> Meeting:
 
 
 def worker_by_environment(of_init: dict[str, str] | None = None) -> Worker:
-    """That which MXNet's variables describe; there is one in a process.
+    """Returns the worker that MXNet's variables describe; a process has one.
 
     Args:
-        of_init: the options of an init() that is under way.
+        of_init: the options of the init() that calls this.
 
     Raises:
-        ValueError: a variable is missing or wrong, the job has no place for this process, or it is no worker.
+        ValueError: a variable is missing or wrong, the job has no place for this process, or it is not a worker.
         RuntimeError: a worker has started this process.
         StalledError: not all workers and servers came in time (start_timeout_s).
         PeerLostError: the scheduler or a server is gone.
@@ -313,7 +315,7 @@ def worker_by_environment(of_init: dict[str, str] | None = None) -> Worker:
 
 
 def worker_of(process_set: ProcessSet) -> Worker:
-    """That of the ranks of a process set, with a server in each; its first rank has the scheduler.
+    """Returns the worker of a rank of a process set, with a server in each rank; the first has the scheduler.
 
     All of them call it together. Raises as `worker_by_environment`.
     """
