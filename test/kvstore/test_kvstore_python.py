@@ -81,6 +81,33 @@ def test_an_optimizer_of_the_script_runs_on_the_servers(tmp_path, kind, memory):
         assert all("exact" in said for said in run(one, 2, [OPTIMIZER.replace("KIND", kind)] * 2))
 
 
+SLOW = """
+class Slow(Counting):
+    def update(self, key, weight, grad, state):
+        time.sleep(0.03)
+        super().update(key, weight, grad, state)
+
+kv = kvstore.create("dist_async")
+kv.init("w", np.zeros((2, 2), np.float32))
+kv.set_optimizer(Slow(1.0))
+"""
+# Each worker pushes twelve times at once, and repeats a push before the server comes to it.
+MANY_PUSHES = """
+for turn in range(12):
+    kv.push("w", np.ones((2, 2), np.float32))
+kv.wait()
+kv.barrier()
+value = kv.pull("w")
+assert (value == 2 * 12 + 1000).all(), value
+print("exact")
+"""
+
+
+def test_no_push_is_lost_while_a_slow_optimizer_runs(tmp_path):
+    with job(tmp_path, 2, 1, RINGTRAIN_SHARED_MEMORY="off", RINGTRAIN_KV_RESEND_MS="5", **ALLOWED) as one:
+        assert all("exact" in said for said in run(one, 1, [SLOW + MANY_PUSHES] * 2))
+
+
 # That of MXNet's pages: the key is what it was in init.
 UPDATER = """
 kv = kvstore.create("dist_async")

@@ -4,7 +4,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -285,15 +287,20 @@ void Session::defer(const Request& request, std::deque<Request>& queue) {
   queue.push_back(request);
 }
 
+// The requests of a chunk stay in order, because its pushes are counted one by one.
 bool Session::try_again() {
+  std::set<std::pair<const Actor*, uint32_t>> still_busy;  // chunks
   for (size_t left = busy_.size(); left > 0; --left) {
     const Request request = std::move(busy_.front());
     busy_.pop_front();
-    Result result = Result::over;
     deferred_.erase(request.id);
-    const auto error = error_of([&] { result = carry_out(request); });
+    const std::pair<const Actor*, uint32_t> chunk(request.actor, request.head.chunk);
+    Result result = Result::over;
+    const auto error = error_of([&] { result = still_busy.count(chunk) != 0 ? Result::busy : carry_out(request); });
     if (error) refuse(request.id, *error);
-    if (result == Result::busy) defer(request, busy_);
+    if (result != Result::busy) continue;
+    still_busy.insert(chunk);
+    defer(request, busy_);
   }
   return !busy_.empty();
 }
