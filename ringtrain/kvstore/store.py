@@ -334,8 +334,8 @@ class KVStore(KVStoreBase):
         self._backend.require_usable()
         self._require_can_update()
         updater = updater_for(optimizer, numbers)
+        self.wait()  # before the round, so that no worker's pushes meet the new optimizer
         self._backend.require_same("set_optimizer", updater.configuration())
-        self.wait()
         self._backend.use(updater, None)
 
     def update_optimizer(self, **numbers: Any) -> None:
@@ -347,8 +347,8 @@ class KVStore(KVStoreBase):
         """
         self._backend.require_usable()
         updater = self._require_optimizer("update_optimizer")
-        self._backend.require_same("update_optimizer", numbers)
         self.wait()
+        self._backend.require_same("update_optimizer", numbers)
         updater.change(**numbers)
 
     def is_capable(self, capability: str) -> bool:

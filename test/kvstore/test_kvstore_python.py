@@ -101,11 +101,31 @@ value = kv.pull("w")
 assert (value == 2 * 12 + 1000).all(), value
 print("exact")
 """
+# Worker 0 has nothing to wait for while the server works on the pushes of worker 1.
+CHANGES = """
+for turn in range(5 if kv.rank == 1 else 0):
+    kv.push("w", np.ones((2, 2), np.float32))
+kv.update_optimizer(rate=10.0)
+kv.barrier()
+assert (kv.pull("w") == 5).all(), kv.pull("w")
+kv.barrier()
+for turn in range(5 if kv.rank == 1 else 0):
+    kv.push("w", np.ones((2, 2), np.float32))
+kv.set_optimizer("test")
+kv.barrier()
+assert (kv.pull("w") == 55).all(), kv.pull("w")
+print("exact")
+"""
 
 
 def test_no_push_is_lost_while_a_slow_optimizer_runs(tmp_path):
     with job(tmp_path, 2, 1, RINGTRAIN_SHARED_MEMORY="off", RINGTRAIN_KV_RESEND_MS="5", **ALLOWED) as one:
         assert all("exact" in said for said in run(one, 1, [SLOW + MANY_PUSHES] * 2))
+
+
+def test_an_optimizer_changes_after_the_pushes_of_all_workers(tmp_path):
+    with job(tmp_path, 2, 1, **ALLOWED) as one:
+        assert all("exact" in said for said in run(one, 1, [SLOW + CHANGES] * 2))
 
 
 # That of MXNet's pages: the key is what it was in init.
