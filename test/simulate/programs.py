@@ -60,6 +60,12 @@ _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
         ),
     ),
 }
+# What the product of earlier commits had in further files: see former.py.
+_FORMER: Mapping[str, Sequence[str]] = {
+    "negotiation": tuple(
+        f"coordination/{name}.cc" for name in ("blobs", "fusion", "mismatch", "node_channel", "ready")
+    ),
+}
 # System calls that the world's own functions take the place of: see core/kernel.h.
 _CALLS_OF_SOCKETS = (
     *("accept4", "bind", "close", "connect", "epoll_create1", "epoll_ctl", "epoll_wait", "freeaddrinfo"),
@@ -143,20 +149,24 @@ class Program(ABC):
         return [fault for fault in range(count) if fault not in without]
 
 
-def program(world: str, patches: Sequence[Patch] = (), product: Path = _PRODUCT) -> Program:
+def program(world: str, patches: Sequence[Patch] = (), product: Path = _PRODUCT, own: Path = _OWN) -> Program:
     """The world of this name, with the bugs that are to be planted in it.
+
+    `product`, `own`: for a world in C++, another csrc/ and another core/.
 
     Raises DoubleUnavailable where there is no compiler, and RuntimeError with what it says where it fails.
     """
-    return _Module(world, patches) if world in _PYTHON_WORLDS else _Compiled(world, patches, product)
+    return _Module(world, patches) if world in _PYTHON_WORLDS else _Compiled(world, patches, product, own)
 
 
 class _Compiled(Program):
-    def __init__(self, world: str, patches: Sequence[Patch], product: Path):
-        own, of_product = _SOURCES[world]
-        sources = [*(_OWN / name for name in own), *(product / name for name in of_product)]
-        headers = sorted([*_OWN.rglob("*.h"), *product.rglob("*.h")])
-        flags = [*_FLAGS, f"-I{_OWN / world / 'seam'}", f"-I{_OWN / 'seam'}", f"-I{_OWN}"]
+    def __init__(self, world: str, patches: Sequence[Patch], product: Path, own: Path):
+        of_world, of_product = _SOURCES[world]
+        if product != _PRODUCT:
+            of_product = [name for name in (*of_product, *_FORMER.get(world, ())) if (product / name).exists()]
+        sources = [*(own / name for name in of_world), *(product / name for name in of_product)]
+        headers = sorted([*own.rglob("*.h"), *product.rglob("*.h")])
+        flags = [*_FLAGS, f"-I{own / world / 'seam'}", f"-I{own / 'seam'}", f"-I{own}"]
         linking = _LINKING.get(world, ())
         patches = [*_SCALES.get(world, ()), *patches]
         folder = folder_of(f"simulate-{world}", [*flags, *linking, *map(str, patches)], [*sources, *headers])
