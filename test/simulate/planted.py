@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from simulate.programs import Patch
 
 _COORDINATOR, _LEDGER = "coordination/coordinator.cc", "coordination/ledger.cc"
+_CONNECTOR, _DIALLING, _NETWORK = "network/connector.cc", "network/dialling.cc", "network/sockets.cc"
 
 NEGOTIATION = {
     "a cached operation is not announced again when another rank announces it": Patch(
@@ -54,4 +57,67 @@ NEGOTIATION = {
         "    wire_.send(child, Tag::call, &round_, sizeof(round_));",
         "",
     ),
+}
+
+# A bug that has several places has several patches.
+SOCKETS = {
+    "one refused address loses a rank although another one works": (
+        Patch(_DIALLING, "  dial_next_address(stream, now);\n}", "  stream.state = State::given_up;\n}"),
+        Patch(_DIALLING, "return std::all_of(streams_", "return std::any_of(streams_"),
+    ),
+    "a rank that ends a connection before it begins is not dialled again": (
+        Patch(_DIALLING, "if (!is_final && is_patient) return dial_again(stream, now);", ""),
+    ),
+    "a listener without file descriptors is looked at again at once": (
+        Patch(_CONNECTOR, "else if (!refuse_one(listener.socket()))\n      break;", "else\n      return;"),
+    ),
+    "a rank that fails in init() keeps its listeners open": (
+        Patch(
+            _NETWORK, "std::vector<Descriptor> listeners, int rank,", "std::vector<Descriptor>&& listeners, int rank,"
+        ),
+        Patch(
+            _NETWORK, "std::vector<Descriptor> listeners;  //", "auto& listeners = *new std::vector<Descriptor>;  //"
+        ),
+    ),
+    "a rank that leaves does not wait for room for its bye": (
+        Patch(_NETWORK, "Waiter::comes_true([&] { return has_written_all(); }, kByeWithin_s);", ""),
+    ),
+    "a rank that leaves does not take what has come": (
+        Patch(_NETWORK, "::shutdown(frames.socket(), SHUT_WR);\n    drop_what_has_come(frames);", "(void)frames;"),
+    ),
+    "a rank that leaves says no bye on connections without a welcome": (
+        Patch(
+            _NETWORK,
+            "for (Descriptor& socket : connector_.take_proved()) leave(FrameStream(std::move(socket)));",
+            "connector_.take_proved();",
+        ),
+    ),
+    "an address that refuses tells more than one that accepts": (
+        Patch(
+            _CONNECTOR,
+            "{DialFailure::turned_away, DialFailure::no_descriptor, DialFailure::refused}",
+            "{DialFailure::refused, DialFailure::turned_away, DialFailure::no_descriptor}",
+        ),
+    ),
+    "nobody dials a rank that is waited for": (Patch(_CONNECTOR, "  wanted_.push_back(rank);\n}", "}"),),
+    "a receive that was given up keeps its memory": (Patch(_NETWORK, "if (in) in->place = nullptr;", ""),),
+    "a send that was given up keeps the memory of its caller": (Patch(_NETWORK, "if (out) out->keep_data();", ""),),
+    "a stream that is full is not written to again": (
+        Patch(_NETWORK, "stream, stream.frames.queued_bytes() > 0);", "stream, false);"),
+    ),
+    "the proof of a rank that dials is not checked": (
+        Patch(
+            "network/handshake.cc",
+            "if (!are_equal(Reader(in_).get<Sha256>(), proof(kDials))) return false;",
+            "",
+        ),
+    ),
+    "a frame is complete when its header has come": (
+        Patch("network/frame_stream.cc", "if (incoming_->came < incoming_->header.bytes) return;\n  const", "const"),
+    ),
+}
+
+PLANTED: Mapping[str, Mapping[str, Sequence[Patch]]] = {
+    "negotiation": {bug: (patch,) for bug, patch in NEGOTIATION.items()},
+    "sockets": SOCKETS,
 }

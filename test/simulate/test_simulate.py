@@ -7,7 +7,7 @@ import pytest
 from harness.compiling import DoubleUnavailable
 
 from simulate import __main__ as command
-from simulate.planted import NEGOTIATION
+from simulate.planted import NEGOTIATION, PLANTED
 from simulate.programs import NAMES, program
 
 _KEPT = [line.split(maxsplit=2) for line in Path(__file__).with_name("kept.txt").read_text().splitlines()]
@@ -75,9 +75,9 @@ def first_finding(world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", NEGOTIATION)
-def test_a_planted_bug_is_found(bug):
-    assert first_finding(built("negotiation", NEGOTIATION[bug])) is not None
+@pytest.mark.parametrize(("world", "bug"), [(world, bug) for world in PLANTED for bug in PLANTED[world]])
+def test_a_planted_bug_is_found(world, bug):
+    assert first_finding(built(world, *PLANTED[world][bug])) is not None
 
 
 def test_a_finding_is_told_with_the_faults_that_it_needs(monkeypatch, capfd):
