@@ -253,6 +253,12 @@ std::vector<Descriptor> Connector::take_proved() {
   return sockets;
 }
 
+bool Connector::has_proved_itself_to(int rank) const {
+  return std::any_of(beginnings_.begin(), beginnings_.end(), [rank](const std::unique_ptr<Beginning>& one) {
+    return one->handshake.has_proved_itself() && one->handshake.peer() == rank;
+  });
+}
+
 // A rank that dials waits as long as the other one takes, which may be busy. One that answers does not know whom.
 void Connector::look() {
   if (wanted_.empty() && beginnings_.empty() && waiting_.empty() && closed_ == 0) return;

@@ -62,8 +62,10 @@ class Connector {
   void want(int rank);
   // Does what is due by now.
   void look();
-  // Those that were dialled and that the other rank may take for made, though this one has not been welcomed yet.
+  // Connections that were dialled and that the other rank may take for made, though this one has not been welcomed yet:
+  // takes all of them; and returns whether there is one to this rank.
   std::vector<Descriptor> take_proved();
+  bool has_proved_itself_to(int rank) const;
 
  private:
   class Listener;

@@ -66,7 +66,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     for (Descriptor& socket : connector_.take_proved()) leave(FrameStream(std::move(socket)));
     for (Peer& peer : peers_)
       for (const auto& stream : peer.streams) say_bye(stream->frames);
-    Waiter::comes_true([&] { return has_said_all(); }, kByeWithin_s);
+    Waiter::comes_true([&] { return has_written_all(); }, kByeWithin_s);
     for (Peer& peer : peers_)
       for (const auto& stream : peer.streams) take_rest(stream->frames);
   }
@@ -166,7 +166,8 @@ class SocketNetwork final : public Network, Connector::Owner {
     std::unordered_map<uint32_t, Lane> lanes;
     size_t next_stream = 0;
     bool is_lost = false;
-    bool has_left = false;  // all its streams have said bye
+    bool is_leaving = false;  // a stream has said bye
+    bool has_left = false;    // all have, and there is no unfinished one on which it may have sent messages
     double left_at_s = 0;
     std::string why_lost;
   };
@@ -247,6 +248,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   void progress() {
     poller_.run();
     connector_.look();
+    if (!leaving_.empty()) note_left();
   }
 
   void serve(Stream& stream, uint32_t events) {
@@ -311,9 +313,8 @@ class SocketNetwork final : public Network, Connector::Owner {
     Peer& peer = stream.peer;
     if (header.tag == kByeTag) {
       stream.has_said_bye = true;
-      peer.has_left =
-          std::all_of(peer.streams.begin(), peer.streams.end(), [](const auto& one) { return one->has_said_bye; });
-      peer.left_at_s = now_s();
+      if (!std::exchange(peer.is_leaving, true)) leaving_.push_back(&peer);
+      note_left();
       return std::make_shared<IncomingFrame>(IncomingFrame{header, nullptr, 0, nullptr, false});
     }
     if (header.bytes > kLongestFrame) return nullptr;
@@ -338,6 +339,20 @@ class SocketNetwork final : public Network, Connector::Owner {
     return frame;
   }
 
+  void note_left() {
+    for (auto next = leaving_.begin(); next != leaving_.end();) {
+      Peer& peer = **next;
+      peer.has_left = !peer.is_lost && has_said_all(peer);
+      peer.left_at_s = now_s();
+      next = peer.has_left || peer.is_lost ? leaving_.erase(next) : std::next(next);
+    }
+  }
+
+  bool has_said_all(const Peer& peer) const {
+    return !connector_.has_proved_itself_to(peer.rank) &&
+           std::all_of(peer.streams.begin(), peer.streams.end(), [](const auto& one) { return one->has_said_bye; });
+  }
+
   void complete(const IncomingFrame& frame) {
     if (frame.own) ++unclaimed_[frame.header.tag];
   }
@@ -350,7 +365,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   }
 
   // Whether nothing is left to write to those that still read. They may wait for room, too.
-  bool has_said_all() {
+  bool has_written_all() {
     bool has_rest = false;
     for (Peer& peer : peers_) {
       if (peer.is_lost) continue;
@@ -381,7 +396,7 @@ class SocketNetwork final : public Network, Connector::Owner {
 
   bool is_connected(int rank) const override {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
-    return !peer.streams.empty() || peer.is_lost || peer.has_left;
+    return !peer.streams.empty() || peer.is_lost || peer.is_leaving;
   }
 
   // Those that the lower rank has dialled come first on both sides.
@@ -409,6 +424,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   const int streams_;
   Poller poller_;
   std::vector<Peer> peers_;                         // by rank
+  std::vector<Peer*> leaving_;                      // have said bye on a stream, and may have more to say
   std::unordered_map<uint32_t, size_t> unclaimed_;  // messages of a tag that are there and not asked for
   const Peer* first_lost_ = nullptr;
   std::string why_broken_;
