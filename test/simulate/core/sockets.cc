@@ -9,8 +9,9 @@
 // Rules. A message comes to the rank that it was sent to, once, unchanged, in the order of its tag and its sender. The
 // memory of a receive that was given up is not written to. No stranger is welcomed, and none of its messages taken. An
 // error of a rank names another one only if that was killed, has failed itself, was out of reach for longer than the
-// timeout, or if their connection was reset. "has left the job" is only said of ranks that have failed. No rank makes
-// system calls without end. In the end no rank waits.
+// timeout, if their connection was reset, if it has no address, or if it has ended the connection of a rank that has
+// none and so is lost. "has left the job" is only said of ranks that have failed. No rank makes system calls without
+// end. In the end no rank waits.
 #include "network/sockets.h"
 
 #include <algorithm>
@@ -527,7 +528,9 @@ class World {
     } else if (text.find("has left the job") != std::string::npos) {
       if (!other.has_failed) story_.find("a rank that has not failed is said to have left: " + what);
     } else if (text.find("is gone") != std::string::npos) {
-      if (!is_at_fault(rank, named) && kernel_.has_an_address(named) && !(other.has_ended && was_deaf(rank, named)))
+      const bool was_connected = text.find("no connection to") == std::string::npos;
+      const bool is_reachable = kernel_.has_an_address(named) && (!was_connected || kernel_.has_an_address(rank));
+      if (!is_at_fault(rank, named) && is_reachable && !(other.has_ended && was_deaf(rank, named)))
         story_.find("a rank that lives is said to be gone: " + what);
     } else if (text.find("out of reach") != std::string::npos) {
       if (!kernel_.was_out_of_reach(rank, named) && kernel_.has_an_address(named))
