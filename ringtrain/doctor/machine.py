@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtrain.doctor import gpus
-from ringtrain.doctor.gpus import Data, Finding
+from ringtrain.doctor import gpu_facts
+from ringtrain.doctor.gpu_facts import Data, Finding
 from ringtrain.errors import RingtrainError
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.job import launched_by, network as job_network, sockets
@@ -84,7 +84,7 @@ def topology(exchange: Exchange, rank: int, node: Any, driver: Data) -> Data:
         {
             "host": socket.gethostname(),
             "cpus": sorted(os.sched_getaffinity(0)),
-            "gpu": gpus.usual_gpu(nodes[:rank].count(node), driver),
+            "gpu": gpu_facts.usual_gpu(nodes[:rank].count(node), driver),
             "visible_gpus": len(driver["gpus"]),
         }
     )
@@ -141,7 +141,7 @@ SMALL_SHARED_MEMORY_MB = 64
 
 def examine(launch: launched_by.Launch | None) -> Data:
     """Gather every topic. Under a launcher all ranks must call this together, since they meet."""
-    network, driver = describe_network(launch), gpus.cuda()
+    network, driver = describe_network(launch), gpu_facts.cuda()
     library = mpi(launch, network["over_mpi"])
     topology = find_topology(launch, library, driver, network)
     report: Data = {
@@ -153,7 +153,7 @@ def examine(launch: launched_by.Launch | None) -> Data:
         "cpu": cpu(),
         "shared_memory": shared_memory(SHARED_MEMORY),
         "cuda": driver,
-        "nccl": gpus.nccl(),
+        "nccl": gpu_facts.nccl(),
         "packages": packages(PACKAGES),
     }
     report["findings"] = [finding._asdict() for finding in judge(report)]
@@ -247,7 +247,7 @@ def judge(report: Data) -> list[Finding]:
         *_judge_launch(report),
         *_judge_cpus(report),
         *_judge_shared_memory(report["shared_memory"]),
-        *gpus.judge(report["cuda"], report["nccl"], report["packages"], report["topology"]),
+        *gpu_facts.judge(report["cuda"], report["nccl"], report["packages"], report["topology"]),
         *_judge_packages(report["packages"]),
     ]
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
@@ -395,7 +395,7 @@ def _rows(report: Data) -> Iterator[tuple[str, str]]:
     yield "CPU", f"{processor['machine']}, {processor['cpus']} CPUs{quota}, kernels: {own['simd'] or 'none'}"
     memory = report["shared_memory"]
     yield memory["path"], memory["error"] or f"{memory['free_mb']} MB free of {memory['size_mb']} MB"
-    yield from gpus.rows(report["cuda"], report["nccl"])
+    yield from gpu_facts.rows(report["cuda"], report["nccl"])
     for name, package in report["packages"].items():
         yield name, f"{package['version'] or 'version unknown'}, {package['path']}" if package else "none"
 

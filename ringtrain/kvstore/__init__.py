@@ -12,13 +12,13 @@ backend      what carries out the calls of a KVStore, and the backend of one pro
 collective   the backend of many workers, by allreduce
 served       the backend of many workers, with servers
 entries      the types, the keys that have values, and what fits them
-sparse       some rows of a value
+row_sparse   some rows of a value
 places       copies and sums of arrays anywhere
 gradient_compression
              gradients in fewer bits
 updaters     what updates values, on this worker or on servers
 update_rules the formulas of built-in optimizers
-states       what a store keeps, in files
+state_files  what a store keeps, in files
 trainer      a training of PyTorch's parameters, and shares of the data
 servers/     workers, servers and their scheduler
 """
@@ -26,8 +26,8 @@ servers/     workers, servers and their scheduler
 import inspect
 import typing
 
+from ringtrain.kvstore.row_sparse import RowSparse as RowSparse
 from ringtrain.kvstore.servers.server import run_server as run_server, serve_if_told as _serve_if_told
-from ringtrain.kvstore.sparse import RowSparse as RowSparse
 from ringtrain.kvstore.store import KVStore as KVStore, KVStoreBase as KVStoreBase, Pushes as Pushes, create as create
 from ringtrain.kvstore.trainer import (
     Trainer as Trainer,

@@ -12,11 +12,11 @@ from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import MismatchError
 from ringtrain.handles import Pending
-from ringtrain.kvstore import places, states
+from ringtrain.kvstore import places, state_files
 from ringtrain.kvstore.entries import Entries, Entry, Key, Kind
 from ringtrain.kvstore.gradient_compression import GradientCompression
-from ringtrain.kvstore.sparse import Array, RowSparse, sum_of
-from ringtrain.kvstore.states import Arrays
+from ringtrain.kvstore.row_sparse import Array, RowSparse, sum_of
+from ringtrain.kvstore.state_files import Arrays
 from ringtrain.kvstore.updaters import LocalUpdater, Updater
 
 # A function of key, sum and stored value, which it changes.
@@ -118,11 +118,11 @@ class Backend:
         arrays = {name: adapter_for(value).on_host(value) for name, value in values.items()}
         if self.updater is not None:
             arrays |= {_STATE + name: array for name, array in self.updater.states().items()}
-        states.save(fname, arrays)
+        state_files.save(fname, arrays)
 
     def load(self, fname: str) -> None:
         """Raises OSError and ValueError on all workers alike, which have no operation pending. Then nothing changed."""
-        arrays = self._of_rank_0(lambda: states.load(fname)).arrays
+        arrays = self._of_rank_0(lambda: state_files.load(fname)).arrays
         by_name = {entry.name: entry for entry in self.entries.values()}
         values, remembered = _part(arrays, _VALUE), _part(arrays, _STATE)
         for name, array in values.items():
@@ -140,7 +140,7 @@ class Backend:
 
     def load_states(self, updater: Updater, fname: str) -> None:
         """Raises as `load`."""
-        updater.load_states(self._of_rank_0(lambda: states.load(fname)).arrays)
+        updater.load_states(self._of_rank_0(lambda: state_files.load(fname)).arrays)
 
     def _of_rank_0(self, read: Callable[[], Any]) -> Any:
         """Returns or raises on every worker what `read` does on rank 0."""

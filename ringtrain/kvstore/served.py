@@ -18,10 +18,10 @@ from ringtrain.handles import Pending, report_failure
 from ringtrain.kvstore import places
 from ringtrain.kvstore.backend import Backend, Function, Groups, require_same
 from ringtrain.kvstore.entries import Entry, Key, Kind, ServedEntry
+from ringtrain.kvstore.row_sparse import Array, RowSparse, sum_of as sparse_sum
 from ringtrain.kvstore.servers.keys import KeyTable
 from ringtrain.kvstore.servers.python_updates import COMMAND, words_of_change, words_of_updater
 from ringtrain.kvstore.servers.worker import Counts, Worker
-from ringtrain.kvstore.sparse import Array, RowSparse, sum_of as sparse_sum
 from ringtrain.kvstore.update_rules import Recipe
 from ringtrain.kvstore.updaters import BuiltInUpdater, LocalUpdater, SentUpdater, ServedUpdater, Updater
 from ringtrain.record.logger import logger

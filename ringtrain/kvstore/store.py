@@ -9,15 +9,15 @@ from typing import Any, ClassVar, TypeVar, cast
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.handles import Pending
 from ringtrain.job import session
-from ringtrain.kvstore import places, states
+from ringtrain.kvstore import places, state_files
 from ringtrain.kvstore.backend import Backend, Groups, LocalBackend
 from ringtrain.kvstore.collective import CollectiveBackend
 from ringtrain.kvstore.entries import KINDS, Entry, Key, grouped, listed, require_fitting
 from ringtrain.kvstore.gradient_compression import GradientCompression, require_compressible
+from ringtrain.kvstore.row_sparse import RowSparse, as_rows, is_sparse, numbers_of, put_rows, require_place
 from ringtrain.kvstore.served import ServedBackend
 from ringtrain.kvstore.servers.server_ranks import has_plan
 from ringtrain.kvstore.servers.worker import is_worker_by_environment, worker_by_environment, worker_of
-from ringtrain.kvstore.sparse import RowSparse, as_rows, is_sparse, numbers_of, put_rows, require_place
 from ringtrain.kvstore.updaters import Updater, updater_for
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -398,7 +398,7 @@ class KVStore(KVStoreBase):
         updater = self._require_optimizer("save_optimizer_states")
         self.wait()
         if self.rank == 0:
-            states.save(fname, updater.states(), updater.configuration() if dump_optimizer else None)
+            state_files.save(fname, updater.states(), updater.configuration() if dump_optimizer else None)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Go on from what `save_optimizer_states` has written. All workers call it; rank 0 reads the file.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.kvstore import states
+from ringtrain.kvstore import state_files
 from ringtrain.kvstore.store import create
 from ringtrain.kvstore.updaters import LocalUpdater, updater_for
 
@@ -116,7 +116,7 @@ class Trainer:
             return
         updater = self._require_updater("save_states")
         if self._store.rank == 0:
-            states.save(fname, updater.states(), updater.configuration())
+            state_files.save(fname, updater.states(), updater.configuration())
 
     def load_states(self, fname: str) -> None:
         """Load a file of `save_states`, which all workers can read.
@@ -127,7 +127,7 @@ class Trainer:
         if self._updates_on_store:
             self._store.load_optimizer_states(fname)
         else:
-            self._require_updater("load_states").load_states(states.load(fname).arrays)
+            self._require_updater("load_states").load_states(state_files.load(fname).arrays)
 
     def _weights(self) -> list[Any]:
         return [param.detach() for param in self._params]

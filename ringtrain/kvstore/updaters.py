@@ -13,7 +13,7 @@ import ringtrain._core as _core
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.kvstore import update_rules
 from ringtrain.kvstore.entries import ServedEntry
-from ringtrain.kvstore.states import Arrays, parts_of
+from ringtrain.kvstore.state_files import Arrays, parts_of
 from ringtrain.kvstore.update_rules import Recipe
 from ringtrain.optim import namespace_of
 

@@ -10,7 +10,7 @@ import pytest
 from harness.rooms import TEST_FOLDER
 
 from ringtrain import _core
-from ringtrain.kvstore import states, update_rules
+from ringtrain.kvstore import state_files, update_rules
 from ringtrain.kvstore.updaters import updater_for
 from ringtrain.optim import SGD, Adam, AdamW
 
@@ -139,8 +139,8 @@ def test_loaded_states_continue_the_same_way(optimizer, dtype, tmp_path):
     make = (lambda: updater_for(optimizer)) if isinstance(optimizer, str) else (lambda: updater_for(fresh(optimizer)))
     first = make()
     weight = updated(first, START.astype(dtype))
-    states.save(tmp_path / "states.npz", first.states(), first.configuration())
-    saved = states.load(tmp_path / "states.npz")
+    state_files.save(tmp_path / "states.npz", first.states(), first.configuration())
+    saved = state_files.load(tmp_path / "states.npz")
     assert saved.configuration == json.loads(json.dumps(first.configuration()))
     second, continued = make(), weight.copy()
     second.load_states(saved.arrays)
@@ -180,9 +180,9 @@ def test_any_object_with_the_two_methods_updates():
 def test_the_state_of_any_object_is_saved_and_loaded(tmp_path):
     first, weight = updater_for(Lazy()), START.copy()
     updated(first, weight)
-    states.save(tmp_path / "states.npz", first.states())
+    state_files.save(tmp_path / "states.npz", first.states())
     second, continued = updater_for(Lazy()), weight.copy()
-    second.load_states(states.load(tmp_path / "states.npz").arrays)
+    second.load_states(state_files.load(tmp_path / "states.npz").arrays)
     assert np.array_equal(updated(second, continued), updated(first, weight))
     assert second.states()["w/calls"] == 6
 
@@ -297,26 +297,26 @@ def test_names_of_keys_may_be_anything(tmp_path):
     updater = updater_for(SGD(lr=1.0, momentum=0.5))
     for key in ("a/b/c", "../w", "file", "ключ", "0"):
         updater(key, GRADIENTS[0], START.copy())
-    states.save(tmp_path / "states.npz", updater.states())
-    loaded = states.load(tmp_path / "states.npz").arrays
+    state_files.save(tmp_path / "states.npz", updater.states())
+    loaded = state_files.load(tmp_path / "states.npz").arrays
     assert loaded.keys() == updater.states().keys()
     assert all(np.array_equal(loaded[name], array) for name, array in updater.states().items())
 
 
 def test_values_of_every_dtype_are_saved(tmp_path):
     arrays = {f"{name}/value": np.arange(5).astype(name) for name in ("float16", "int8", "float64", "bool", "bfloat16")}
-    states.save(tmp_path / "values.npz", arrays)
-    loaded = states.load(tmp_path / "values.npz").arrays
+    state_files.save(tmp_path / "values.npz", arrays)
+    loaded = state_files.load(tmp_path / "values.npz").arrays
     for name, array in arrays.items():
         assert loaded[name].dtype == array.dtype and np.array_equal(loaded[name], array)
 
 
 def test_a_file_is_always_whole(tmp_path):
     path = tmp_path / "values.npz"
-    states.save(path, {"a/value": START})
+    state_files.save(path, {"a/value": START})
     with pytest.raises(ValueError, match="Object arrays cannot be saved"):
-        states.save(path, {"a/value": np.array([None])})
-    assert np.array_equal(states.load(path).arrays["a/value"], START)
+        state_files.save(path, {"a/value": np.array([None])})
+    assert np.array_equal(state_files.load(path).arrays["a/value"], START)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -324,15 +324,15 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     path = tmp_path / "other"
     path.write_bytes(b"nothing of ours")
     with pytest.raises(ValueError, match=r"other was not written by a store"):
-        states.load(path)
+        state_files.load(path)
     np.savez(tmp_path / "other.npz", value=START)
     with pytest.raises(ValueError, match="was not written by a store"):
-        states.load(tmp_path / "other.npz")
+        state_files.load(tmp_path / "other.npz")
     np.savez(tmp_path / "pickled.npz", head=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match="was not written by a store"):
-        states.load(tmp_path / "pickled.npz")
+        state_files.load(tmp_path / "pickled.npz")
     with pytest.raises(FileNotFoundError):
-        states.load(tmp_path / "nothing")
+        state_files.load(tmp_path / "nothing")
 
 
 MXNET = json.loads((TEST_FOLDER / "training" / "mxnet_vectors.json").read_text())
