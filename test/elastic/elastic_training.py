@@ -1,6 +1,7 @@
 """One process of an elastic training in NumPy: the same steps on the same samples, on whichever ranks.
 
-Arguments: steps, seconds of each, file for the parameters, MB of further state.
+Arguments: steps, seconds of each, file for the parameters, MB of further state. With RANKS_WANTED the last 20 steps
+wait until there are so many ranks.
 """
 
 import os
@@ -13,6 +14,7 @@ import ringtrain as hvd
 from ringtrain.optim import SGD
 
 STEPS, PAUSE_S, FILE, EXTRA_MB = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+RANKS_WANTED = int(os.environ.get("RANKS_WANTED", "1"))
 SAMPLES, PIXELS, HIDDEN, BATCH = 2400, 64, 32, 48
 
 random = np.random.default_rng(1)
@@ -36,6 +38,10 @@ def note(*words):
 def train(state):
     note("synced", state.step, hvd.rank(), hvd.size(), hvd.elastic.generation())
     while state.step < STEPS:
+        if state.step == STEPS - 20 and hvd.size() < RANKS_WANTED:
+            time.sleep(PAUSE_S)
+            state.commit()
+            continue
         begin = state.step * BATCH % SAMPLES
         batch = np.arange(begin, begin + BATCH)[hvd.rank() :: hvd.size()]
         time.sleep(PAUSE_S)

@@ -54,20 +54,20 @@ def test_no_committed_step_is_lost_whoever_is_killed(tmp_path, clean, victims, m
 
 @OPTIONS
 def test_newcomers_go_on_where_the_others_are(tmp_path, clean, memory):
-    with elastic_job(training(tmp_path, 150), tmp_path, 2, RINGTRAIN_SHARED_MEMORY=memory) as job:
+    with elastic_job(training(tmp_path), tmp_path, 2, RINGTRAIN_SHARED_MEMORY=memory, RANKS_WANTED="3") as job:
         job.processes[0].wait_for("step 20")
         job.processes[1].kill()
         job.start(2)
         for process in (job.processes[0], *job.processes[2:]):
-            assert "well 150" in process.ends()
+            assert "well 60" in process.ends()
         assert job.formed(2)
-        assert "step 150 3" in job.processes[2].output()
-    require_same_weights(tmp_path, clean(150))
+        assert "step 60 3" in job.processes[2].output()
+    require_same_weights(tmp_path, clean(60))
 
 
 def test_ranks_that_wait_for_a_newcomer_to_train_are_told_of_and_counted(tmp_path, clean, monkeypatch):
     monkeypatch.setattr(generations, "_REPORTED_AFTER_S", 1.0)
-    with elastic_job(training(tmp_path, 150), tmp_path, 2) as job:
+    with elastic_job(training(tmp_path), tmp_path, 2, RANKS_WANTED="3") as job:
         job.processes[0].wait_for("step 20")
         (newcomer,) = job.start(LOADING_S="4")
         report = job.wait_for(lambda one: isinstance(one, Waiting) and one.what == "train")
@@ -76,7 +76,7 @@ def test_ranks_that_wait_for_a_newcomer_to_train_are_told_of_and_counted(tmp_pat
         assert "which is between init() and the training: do what takes long before init()" in newcomer.output()
         assert all(3.5 < float(output.split("seconds lost: ")[1]) < 30 for output in outputs)
         assert job.server.summary().seconds_lost > 3.5
-    require_same_weights(tmp_path, clean(150))
+    require_same_weights(tmp_path, clean(60))
 
 
 def test_a_training_that_begins_anew_is_told_of(tmp_path, clean):
@@ -290,16 +290,17 @@ def test_a_storm_of_all_faults_loses_no_step_and_hangs_nowhere(tmp_path, clean, 
 
 
 def test_a_host_may_be_lost_with_all_its_ranks_and_another_may_come(tmp_path, clean):
-    with hosts_or_skip(2) as hosts, elastic_job(training(tmp_path, 200), tmp_path, 4, hosts=hosts) as job:
+    program = training(tmp_path)
+    with hosts_or_skip(2) as hosts, elastic_job(program, tmp_path, 4, hosts=hosts, RANKS_WANTED="4") as job:
         job.processes[0].wait_for("step 20 ")
         for process in job.processes[1::2]:
             process.popen.kill()
         job.formed(2)
         job.start(2)
         for process in (*job.processes[:4:2], *job.processes[4:]):
-            assert "well 200" in process.ends()
-        assert "step 200 4" in process.output()
-    require_same_weights(tmp_path, clean(200))
+            assert "well 60" in process.ends()
+        assert "step 60 4" in process.output()
+    require_same_weights(tmp_path, clean(60))
 
 
 def test_a_host_whose_link_is_silent_is_left_behind(tmp_path, clean):
