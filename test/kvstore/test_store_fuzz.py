@@ -34,7 +34,6 @@ def test_random_messages_of_a_worker_do_not_harm_a_server(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 5))
-@pytest.mark.parametrize("way", ["shared", "tcp"])
-def test_random_messages_for_a_minute_do_not_harm_a_server(seed, way):
+@pytest.mark.parametrize(("seed", "way"), [(2, "shared"), (3, "tcp")])
+def test_other_random_messages_do_not_harm_a_server(seed, way):
     survives(10, seed, way)
