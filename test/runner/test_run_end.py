@@ -56,8 +56,11 @@ def start(script: str, folder: Path, mark: str, *more: str) -> Iterator[subproce
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("script", [SLEEP, WITH_CHILD], ids=["sleeping", "with a child"])
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("sent", "code", "script"),
+    [(signal.SIGINT, 130, SLEEP), (signal.SIGTERM, 143, WITH_CHILD)],
+    ids=["SIGINT", "SIGTERM with a child"],
+)
 @on_each_network
 def test_a_signal_ends_all_ranks(sent: signal.Signals, code: int, script: str, tmp_path: Path, mark: str) -> None:
     with start(script, tmp_path, mark) as process:
