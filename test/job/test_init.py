@@ -28,8 +28,7 @@ def test_place_in_the_world():
     assert hvd.global_process_set.ranks == list(range(size))
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3, initialised=False)
+@pytest.mark.ranks(1, 2, 3, fast=[2], initialised=False)
 def test_init_and_shutdown_many_times():
     for round_ in range(10):
         hvd.init()

@@ -36,8 +36,7 @@ def require_moved(params, by):
         assert np.array_equal(values, np.array(start, np.float32) - by)
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 2, 3, fast=[2])
 @pytest.mark.parametrize("updates_on_store", [True, False])
 @pytest.mark.parametrize("optimizer", ["name", "object"])
 def test_a_step_moves_all_workers_by_the_sum_of_the_gradients(optimizer, updates_on_store):

@@ -236,7 +236,6 @@ def test_a_cancelled_job_is_no_success_and_leaves_nothing(
     assert "done" not in job.printed
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("words", [BY_SRUN, BY_MPIRUN], ids=["srun", "mpirun"])
 def test_a_host_that_is_lost_is_no_success(cluster: SlurmCluster, process_manager: str, words: tuple[str, ...]) -> None:
     job = Job(cluster, words)

@@ -97,8 +97,10 @@ def rounds_of(x, other):
     return jax.lax.scan(body, x, None, length=3)[1]
 
 
-@pytest.mark.ranks(2, fast=[2])
-@pytest.mark.parametrize("program", [failing_beside_a_loop, failing_behind_a_loop, failing_in_a_loop])
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "program", [failing_beside_a_loop, failing_behind_a_loop, pytest.param(failing_in_a_loop, marks=pytest.mark.fast)]
+)
 def test_after_a_mismatch_beside_a_loop_no_rank_takes_an_operation_for_one_of_another_step(program):
     step = jax.jit(program)
     fails, own = np.random.default_rng(0), np.random.default_rng(hvd.rank())

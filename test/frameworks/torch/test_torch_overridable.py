@@ -56,8 +56,7 @@ def _made_of_methods(model: torch.nn.Module, source: type, **arguments: Any) -> 
     return made(own.param_groups, list(model.named_parameters()), hvd.Compression.none, **arguments)
 
 
-@pytest.mark.fast
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(1, 2, fast=[2])
 @pytest.mark.parametrize("is_overridden", [False, True], ids=["as it is", "overridden"])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_an_optimizer_of_the_methods_trains_as_the_distributed_one(is_overridden, passes):
