@@ -210,7 +210,7 @@ void bind_store_handle(nb::module_& module) {
           nb::arg("timeout_s"), Release(), "Whether it is done now; raises what it has failed with.")
       .def(
           "missing", [](const SharedStoreHandle& shared) { return shared.client->missing(*shared.handle); }, Release(),
-          "For whom it waits, for a message.");
+          "The process it waits for, for a message.");
 }
 
 std::shared_ptr<StoreServer> make_server(int number, int capacity, const std::vector<int>& listeners,

@@ -126,7 +126,7 @@ class WaitingCallers {
   bool any() const { return count_.load(std::memory_order_seq_cst) > 0; }
   // Those whose Handles are done.
   void call_done() REQUIRES(turn);
-  // One to go on with the work, unless there is none or one keeps the bell; whether one comes. For who has just let go
+  // One to go on with the work, unless there is none or one keeps the bell; whether one comes. For a thread that let go
   // of the turn.
   bool call_next();
 

@@ -1,4 +1,4 @@
-"""Operations on arrays of libraries that show DLPack or `__cuda_array_interface__` only. On the doubles."""
+"""Operations on arrays of libraries that show DLPack or `__cuda_array_interface__` only. On fakes."""
 
 import sys
 

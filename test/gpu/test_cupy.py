@@ -1,4 +1,4 @@
-"""Every operation on CuPy arrays: exact, on the GPU, and with a sentence for what cannot be. On the doubles."""
+"""Every operation on CuPy arrays: exact, on the GPU, and with a sentence for what cannot be. On fakes."""
 
 import exact_cupy
 import numpy as np

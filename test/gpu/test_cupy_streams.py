@@ -1,6 +1,6 @@
 """CuPy's streams: ringtrain reads after what was put into them, they go on after its result, and the host never waits.
 
-The kernels here sleep, so what does not wait for them sees rubbish. On the doubles.
+The kernels here sleep, so what does not wait for them sees rubbish. On fakes.
 """
 
 import os

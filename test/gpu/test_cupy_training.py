@@ -1,4 +1,4 @@
-"""Training on CuPy arrays: optimizers, gradients, parameters and checks. On the doubles."""
+"""Training on CuPy arrays: optimizers, gradients, parameters and checks. On fakes."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Ranks that die or stop while GPUs work, where NCCL and who waits for the GPU would wait for ever. On the doubles."""
+"""Ranks that die or stop while GPUs work, where NCCL and who waits for the GPU would wait for ever. On fakes."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Which way arrays on GPUs take, by where the ranks are: NCCL, host memory, or both in a hierarchy. On the doubles."""
+"""Which way arrays on GPUs take, by where the ranks are: NCCL, host memory, or both in a hierarchy. On fakes."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Arrays on GPUs in memory that NCCL knows, and who may give it back. On the doubles."""
+"""Arrays on GPUs in memory that NCCL knows, and who may give it back. On fakes."""
 
 import os
 import time

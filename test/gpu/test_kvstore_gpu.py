@@ -1,4 +1,4 @@
-"""Stores of arrays on GPUs, of CuPy and of what knows DLPack. On the doubles."""
+"""Stores of arrays on GPUs, of CuPy and of what knows DLPack. On fakes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Operations and training on PyTorch tensors on GPUs: exact, in place, in order. On the doubles.
+"""Operations and training on PyTorch tensors on GPUs: exact, in place, in order. On fakes.
 
 The PyTorch here is one for CPUs; harness/gpu_tensors.py says what its tensors "on CUDA" cannot show.
 """

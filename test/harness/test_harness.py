@@ -287,7 +287,7 @@ def _bytes_sent():
 def _wait_until(condition, timeout_s=30):
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the wait failed"
         time.sleep(0.05)
 
 

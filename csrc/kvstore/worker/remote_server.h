@@ -199,7 +199,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   Dialler dialler_;
   std::unique_ptr<Connection> connection_;
   const RemoteReplyPtr hello_ = std::make_shared<RemoteReply>();
-  std::optional<ServerWords> words_;       // of who was there last
+  std::optional<ServerWords> words_;       // of the last server there
   bool is_met_ = false, is_open_ = false;  // it has said who it is; it may be sent what waits
   bool is_closed_ = false;
   std::optional<Error> lost_;

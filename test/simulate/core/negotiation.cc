@@ -1018,7 +1018,7 @@ class World {
   const Draw& draw_;
   const Telling& telling_;
   Story& story_;
-  Random random_;  // of delays and of who goes on
+  Random random_;  // of delays and of the next fibre
   std::vector<Fault> faults_;
   std::vector<std::unique_ptr<SimulatedWire>> wires_;
   std::vector<std::vector<int>> nodes_;
