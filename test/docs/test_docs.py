@@ -145,17 +145,23 @@ def test_the_hints_of_the_demo_need_only_what_the_demo_installs() -> None:
 
 CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"[\w./-]+(?:/|\.(?:py|h|cc|md|toml|yml))")
+FOLDERS = (".github", "csrc", "docs", "examples", "release", "ringtrain", "test")
 
 
-def test_every_file_that_contributing_names_exists() -> None:
-    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip("this is no checkout")
-    files = "".join(f"/{file}\n" for file in done.stdout.splitlines())
-    named = {code for code in CODE.findall((ROOT / "CONTRIBUTING.md").read_text()) if FILE.fullmatch(code)}
-    made = {"dist/", "/dev/shm", "/tmp"}
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+def test_every_file_that_a_page_for_developers_names_exists(page: str) -> None:
+    paths = [*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
+    known = {f"/{path.relative_to(ROOT)}{'/' if path.is_dir() else ''}" for path in paths}
+    named = {code for code in CODE.findall((ROOT / page).read_text()) if FILE.fullmatch(code)}
+    made = {"dist/"}
     assert len(named) > 20
-    assert [code for code in named - made if f"/{code}{'' if code.endswith('/') else chr(10)}" not in files] == []
+    assert [code for code in named - made if not any(path.endswith(f"/{code}") for path in known)] == []
+
+
+def test_the_design_can_be_read_in_twenty_minutes() -> None:
+    lines = (ROOT / "docs" / "design.md").read_text().splitlines()
+    assert len(lines) <= 500
+    assert all(len(line) <= 120 for line in lines if not line.startswith("|"))
 
 
 # --- command lines ----------------------------------------------------------------------------------------------------
