@@ -1,4 +1,4 @@
-"""What of the core XLA calls: registered with jaxlib once, in a version of XLA's interface that this jaxlib takes."""
+"""Registers with jaxlib once what XLA calls of the core, in a version of XLA's interface that this jaxlib takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ try:
 except ImportError:  # before jax 0.5
     import jax.extend.ffi as jax_ffi  # type: ignore[no-redef]
 
-# A jaxlib takes versions that are a year old and older. What is used has been there since this one.
+# A jaxlib takes versions that are a year old and older. All that is used exists since this one.
 _OWN_MINOR = 1
 ffi_lowering: Callable[..., Any] = jax_ffi.ffi_lowering
 

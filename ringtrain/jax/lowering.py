@@ -1,6 +1,6 @@
 """The operations inside a compiled program: a call of the core for each array, and one that waits for all of them.
 
-What starts an operation never waits, so that each array is on its way as soon as it has its values. XLA may carry out
+Starting an operation never waits, so that each array is on its way as soon as it has its values. XLA may carry out
 the calls of a program in any order, and in a small one does so one after the other, waiting in each. So where the
 script calls several operations of which none needs another one's result, all of them start before the program waits for
 any: then the ranks need not have them in the same order.
@@ -40,8 +40,8 @@ from ringtrain.process_sets import global_process_set
 # other: two ranks, one of which has more to do before its first loop, would each wait in another loop. And where an
 # operation fails while a loop goes on, some ranks would have begun an operation of the loop that others never come to,
 # which would then be taken for one of the next step. So a loop begins when all operations before it have ended, and
-# what comes after it begins when it has ended. What is in one round of a loop, or in one branch, is in an order only
-# with what is there.
+# what comes after it begins when it has ended. Operations in one round of a loop, or in one branch, are ordered only
+# with those there.
 
 _TICKET = jax.core.ShapedArray((1,), np.dtype(np.uint32))
 
@@ -92,7 +92,7 @@ def _register_regions(
 
 
 def _calls() -> set[Primitive]:
-    """What calls a jitted function, or one with derivatives of its own, within a program."""
+    """Returns the primitives that call a jitted function, or one with derivatives of its own, within a program."""
     with_jvp, with_vjp = jax.custom_jvp(_identity), jax.custom_vjp(_identity)
     with_jvp.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
     with_vjp.defvjp(lambda x: (x, None), lambda _, gradient: (gradient,))
@@ -105,7 +105,7 @@ def _identity(x: Any) -> Any:
 
 
 def _primitive_of(function: Callable[[Any], Any]) -> Primitive:
-    """What a call of the function is in a program; its name differs between the versions of JAX."""
+    """Returns the primitive of a call of the function; its name differs between the versions of JAX."""
     primitive: Primitive = jax.make_jaxpr(function)(_TICKET).jaxpr.eqns[0].primitive
     return primitive
 
@@ -188,7 +188,7 @@ def _is_of_xla(aval: Any) -> bool:
 
 
 def _after(ctx: Any, given: Typed, ends: Sequence[Typed]) -> Any:
-    """What is given, once the ends are there: by a call that does nothing, since XLA sees through its own barriers."""
+    """Returns its arguments once the ends exist: by an empty call, since XLA sees through its own barriers."""
     call = ffi_lowering("ringtrain_finish", has_side_effect=True, operand_output_aliases={0: 0})
     avals = [given.aval, *(end.aval for end in ends)]
     kind = np.int64(OpKind.BARRIER.value)
@@ -200,7 +200,7 @@ def _after(ctx: Any, given: Typed, ends: Sequence[Typed]) -> Any:
 # --------------------------------------------------------------------------------------------------- the end of the job
 # Programs of JAX that are still under way may need the other ranks, and these may need this one.
 
-# What JAX was told to compute has so long before this rank leaves.
+# How long computations of JAX may go on before this rank leaves.
 _LONGEST_S = 5.0
 _PAUSE_S = 0.002
 
@@ -283,7 +283,7 @@ class _Operation(NamedTuple):
 
 
 class _Program:
-    """What is known of a program while it is built. It is kept with what the program itself keeps."""
+    """The state of a program while it is built. It is kept with what the program itself keeps."""
 
     def __init__(self) -> None:
         self.names: Counter[str] = Counter()
@@ -402,7 +402,7 @@ def _number_of(how: How) -> Any:
 
 
 class _Started(NamedTuple):
-    """What one `_finish` is for. On a GPU nobody can read a ticket, and what was started is found by its name."""
+    """The purpose of one `_finish`. On a GPU no host can read a ticket, so started operations are found by name."""
 
     tickets: list[Any]
     names: list[str]
@@ -415,7 +415,7 @@ class _Started(NamedTuple):
 
 
 def _start(ctx: Any, kind: OpKind, given: Typed, attributes: dict[str, Any], ends: Sequence[Typed]) -> tuple[Any, Any]:
-    """What is to be finished, and the ticket, once the ends are there. What is only read stays as it is until then."""
+    """Returns the array to finish, and its ticket, once the ends exist. An array that is only read stays until then."""
     avals_in, values = [given.aval, *(end.aval for end in ends)], [given.value, *(end.value for end in ends)]
     if kind in _IN_PLACE:
         call = ffi_lowering("ringtrain_start", has_side_effect=True, operand_output_aliases={0: 0})
@@ -472,7 +472,7 @@ class _Independent:
             self._place.__exit__(*error)
 
     def wait_for(self, tickets: list[Any]) -> None:
-        """Have all of these operations finished only after what has these tickets was started."""
+        """Makes all of these operations finish only after those with these tickets were started."""
         for operation in self._operations:
             operands = operation.finish.operands
             last = len(operands) - 1
@@ -483,7 +483,7 @@ class _Independent:
             operands[last] = joined
 
     def ends(self) -> list[Typed]:
-        """What must be there before it starts: the end of the loop, or condition, before it."""
+        """Returns what it must wait for before it starts: the end of the loop, or condition, before it."""
         return self._region.place.ends if self._region else []
 
     def tickets(self) -> list[Any]:

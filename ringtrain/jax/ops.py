@@ -280,7 +280,7 @@ def _names(name: str | None, tree: Tree) -> Names:
 
 
 def _as(given: Arrays, result: Any) -> Arrays:
-    """What the checker of types knows of it: a pytree of the same structure."""
+    """The type for type checkers: a pytree of the same structure."""
     whole: Arrays = result
     return whole
 

@@ -139,7 +139,7 @@ def _reduction(
     prefix: str | None,
     process_set: ProcessSet,
 ) -> Callable[[Any], Any]:
-    """What makes averages of the gradients of one optimizer."""
+    """Returns the function that averages the gradients of one optimizer."""
     if not predivide > 0:
         raise ValueError(f"gradient_predivide_factor must be positive, but is {predivide}")
     if predivide != 1 and op != Average:

@@ -79,7 +79,7 @@ def on_host(leaf: Any, path: str) -> np.ndarray[Any, Any]:
 
 
 def as_leaf(array: np.ndarray[Any, Any], like: Any) -> Any:
-    """What `on_host` has made of a leaf as one again, where the old one lies."""
+    """Makes a leaf again of the result of `on_host`, in the place of the old one."""
     if is_key(like):
         data = jax.device_put(array, next(iter(like.sharding.device_set)))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))

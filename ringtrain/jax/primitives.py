@@ -24,7 +24,7 @@ from ringtrain.process_sets import ProcessSet
 
 
 class Names(NamedTuple):
-    """What the ranks match the arrays by: `given`, or where the script calls the operation, and a part for each."""
+    """The names by which ranks match the arrays: `given`, or the place of the call, and a part for each."""
 
     given: str | None
     place: str
@@ -37,7 +37,7 @@ class Names(NamedTuple):
 
 
 class How(NamedTuple):
-    """What all arrays of an operation have in common, but for their priorities."""
+    """The arguments that all arrays of an operation share, except their priorities."""
 
     process_set: ProcessSet
     op: ReduceOp = ReduceOp.Sum
@@ -281,7 +281,7 @@ def _of_alltoall(cotangents: Sequence[Any], names: Names, how: How) -> Sequence[
 
 
 def _of_barrier(cotangents: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
-    """What comes after a barrier forwards comes before it backwards."""
+    """Work after a barrier forwards is before it backwards."""
     return list(barrier_p.bind(*cotangents, names=names, how=how))
 
 

@@ -44,7 +44,7 @@ def _text(key: Any) -> str:
 
 
 class Carried(NamedTuple):
-    """What is sent of an array, and what makes a result of the array's kind of what comes back."""
+    """An array to send, and the function that makes the received one an array of its kind."""
 
     array: Any
     back: Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""What carries out the calls of a KVStore: the interface, and the backend of one process."""
+"""Backends carry out the calls of a KVStore: the interface, and the backend of one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VALUE, _STATE = "value/", "state/"
 class Backend:
     """Holds the values of a KVStore, which has checked the arguments. One thread at a time.
 
-    What concerns other workers is, in this class, that of a store with one worker.
+    Methods that concern other workers are those of a store with one worker.
     """
 
     rank = local_rank = 0

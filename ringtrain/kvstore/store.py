@@ -124,7 +124,7 @@ class KVStoreBase:
         raise NotImplementedError
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Have the store update its values with what is pushed."""
+        """Make the store update its values with what is pushed."""
         raise NotImplementedError
 
     def is_capable(self, capability: str) -> bool:
@@ -317,7 +317,7 @@ class KVStore(KVStoreBase):
         self._backend.use(None, updater)
 
     def set_optimizer(self, optimizer: Any, **numbers: Any) -> None:
-        """Have the store update its values. All workers call it, with the same optimizer.
+        """Make the store update its values. All workers call it, with the same optimizer.
 
         Another one that was set before is forgotten, with all that it remembers. Workers compare what they set.
 
@@ -554,7 +554,7 @@ class KVStore(KVStoreBase):
         return entry
 
     def send_command_to_servers(self, head: int, body: str) -> None:
-        """Have the controllers of all servers called with it, and wait until they are done.
+        """Call the controllers of all servers with it, and wait until they are done.
 
         Raises:
             ValueError: a number that is one of MXNet's own, no servers, or servers in the workers, which have no

@@ -24,7 +24,7 @@ from ringtrain.process_sets import ProcessSet, global_process_set
 # As the core's own names of what has none: a name that comes again is known to all ranks.
 _NAMES_OF_UNNAMED = 256
 _FEW_SECONDS = 10.0
-# Who asks an enumeration for a name pays more than for anything else here.
+# Asking an enumeration for a name costs more than anything else here.
 _TITLES = {kind: kind.name.lower() for kind in (OpKind.ALLREDUCE, OpKind.BROADCAST)}
 # To ask an array for its storage type is a call of libmxnet.so; its class tells, too.
 _DENSE = (mxnet.nd.NDArray, mxnet.np.ndarray)
@@ -128,7 +128,7 @@ def _begin_anew(process_set: ProcessSet) -> None:
 
 
 def _finish() -> None:
-    """What is under way, for so long as others may need to come. The core fails what is left."""
+    """Waits for pending operations, as long as others may need to come. The core fails the rest."""
     deadline = time.monotonic() + _FEW_SECONDS
     while _core.mxnet_pending() and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -1,8 +1,8 @@
 """The operations under the names and with the arguments of `horovod.mxnet` (horovod/mxnet/mpi_ops.py).
 
-What knows the shape of its result returns at once: MXNet's engine begins it when its arrays are computed, and whoever
-reads the result waits, as for any NDArray. An error is raised there, on all ranks: what they disagree about as
-MismatchError, the loss of one as PeerLostError. Elsewhere than in the host's memory, and with
+An operation whose result has a known shape returns at once: MXNet's engine begins it when its arrays are computed, and
+a thread that reads the result waits, as for any NDArray. An error is raised there, on all ranks: what they disagree
+about as MismatchError, the loss of one as PeerLostError. Elsewhere than in the host's memory, and with
 MXNET_ENGINE_TYPE=NaiveEngine, each operation waits.
 """
 
@@ -54,7 +54,7 @@ def allreduce(
         NotInitializedError: before init().
         ValueError: this rank is not in the process set, or an argument is out of its range.
         TypeError: no NDArray.
-        RingtrainError: a rank is lost. What becomes of this operation is told to who reads the result.
+        RingtrainError: a rank is lost. Reading the result raises the error of this operation.
     """
     return _reduce([tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op)[0]
 

@@ -85,7 +85,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 class _Kind(NamedTuple):
-    """What the others have to know of an array before its elements come."""
+    """The description of an array that the others need before its elements come."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -33,7 +33,7 @@ _KINDS = {"dist_ringtrain": "ringtrain", "dist_horovod": "horovod"}
 
 
 class Store(KVStoreBase):  # type: ignore[misc]
-    """A store of `ringtrain.kvstore` that takes NDArrays, and waits for them. What they are called is what that has."""
+    """A store of `ringtrain.kvstore` that takes NDArrays, and waits for them. Its methods are those of that store."""
 
     name = ""
 
@@ -218,7 +218,7 @@ session.at_init(_begin_generation)
 
 
 class _Updater:
-    """What gluon asks for the optimizer of a store."""
+    """Holds the optimizer of a store, for gluon."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer

@@ -64,7 +64,7 @@ class Averaging:
         self._process_set = process_set
 
     def average(self, gradients: Sequence[Gradient]) -> None:
-        """Begin it for all of a step; whoever reads a gradient waits.
+        """Begin it for all of a step; reading a gradient waits.
 
         Raises RingtrainError where the engine has ended, as when another rank is lost.
         """
@@ -195,7 +195,7 @@ class DistributedOptimizer(mxnet.optimizer.Optimizer):  # type: ignore[misc]
     def __reduce__(self) -> Any:
         return DistributedOptimizer, (self._optimizer, *self._arguments)
 
-    # What the base class has is found before __getattr__ is asked.
+    # Python finds attributes of the base class before it calls __getattr__.
 
     @property
     def learning_rate(self) -> Any:
@@ -338,8 +338,8 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
         """Average the gradients and update the parameters, divided by the batch of this rank.
 
         Raises:
-            RingtrainError: a rank is lost, or has failed: as soon as this rank knows. Whoever reads a parameter or what
-                is computed of it gets it, too.
+            RingtrainError: a rank is lost, or has failed: as soon as this rank knows. Reading a parameter or what
+                is computed of it raises it, too.
             NonFiniteError, ReplicaError: see nan_check and check_every.
         """
         recording.next_step(self._process_set is global_process_set)

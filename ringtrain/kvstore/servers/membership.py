@@ -144,7 +144,7 @@ class _Store:
 
 
 class Directory:
-    """What worker 0 has published about the keys of each store, by store and name, and the requests that wait for it.
+    """The keys of each store, by store and name, as worker 0 has published them, and the requests that wait for it.
 
     Versions of an entry begin with 1.
     """

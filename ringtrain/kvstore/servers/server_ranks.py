@@ -22,7 +22,7 @@ _LOOK_S = 0.005
 
 
 class Plan(NamedTuple):
-    """What init() tells a worker about the servers."""
+    """The facts that init() tells a worker about the servers."""
 
     role: Role
     secret: bytes

@@ -45,7 +45,7 @@ from ringtrain.record.logger import logger
 
 @dataclass
 class Counts:
-    """What all stores of a worker have requested, for `hvd.metrics()`."""
+    """Counters of the requests of all stores of a worker, for `hvd.metrics()`."""
 
     pushes: int = 0  # values
     push_bytes: int = 0
