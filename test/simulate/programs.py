@@ -60,7 +60,7 @@ _SOURCES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
         ),
     ),
 }
-# What the product of earlier commits had in further files: see former.py.
+# Code that the product of earlier commits had in further files: see former.py.
 _FORMER: Mapping[str, Sequence[str]] = {
     "negotiation": tuple(
         f"coordination/{name}.cc" for name in ("blobs", "fusion", "mismatch", "node_channel", "ready")
