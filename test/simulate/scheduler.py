@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -388,7 +389,8 @@ class _World:
         kind = ("push", "round", "directory", "push")[(step * 7 + self.workers) % 4]
         if kind == "push":
             process.waits_for = f"the push of step {step}"
-            job.client.push(self.is_synchronous)
+            client: Any = job.client  # a _Client
+            client.push(self.is_synchronous)
         elif kind == "round":
             process.waits_for = f"the round of step {step}"
             label = f"round {step}"
@@ -473,7 +475,7 @@ class _World:
                 if kind == "late":
                     late[role, number] = lasts
                     continue
-                self.story.at(at, lambda k=kind, r=role, n=number, s=lasts, b=back_s: self._strike(k, r, n, s, b))
+                self.story.at(at, partial(self._strike, kind, role, number, lasts, back_s))
         for role, number in places:
             self.start(role, number, late_s=late.get((role, number), 0.0))
             if (role, number) in late:
@@ -493,7 +495,7 @@ class _World:
                 for one in self.processes:
                     for connection in one.connections:
                         error = ConnectionResetError("its process has ended")
-                        story.at(connection.arrival_s(False), lambda c=connection, e=error: c.end(e))
+                        story.at(connection.arrival_s(False), partial(connection.end, error))
             else:
                 self.scheduler.stopped_until = until
             return
@@ -512,7 +514,7 @@ class _World:
             self._cuts.append((process, until))
             if until - story.now > self.timeout_s:
                 for connection in process.connections:
-                    story.after(self.timeout_s, lambda c=connection: self._time_out(c))
+                    story.after(self.timeout_s, partial(self._time_out, connection))
         elif kind == "slow":
             self._slow_until[process.name] = until
         elif kind == "reset":
