@@ -1,10 +1,10 @@
-"""Includes and imports point down, and no file has grown too long."""
+"""Includes and imports point down, no file has grown too long, and no sentence has to be read twice."""
 
 from pathlib import Path
 
 import pytest
 
-from harness import floors
+from harness import floors, wording
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SUFFIXES = {"csrc": {".h", ".cc"}, "ringtrain": {".py", ".pyi"}}
@@ -135,3 +135,61 @@ def test_a_module_that_can_only_be_run_hides_nothing():
 
 def test_the_ground_plan_is_small():
     assert len(list((_ROOT / "ringtrain").glob("*.py"))) <= 14
+
+
+_WRITTEN = ("csrc", "docs", "examples", "release", "ringtrain", "test")
+_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "Makefile", "setup.py")
+_WITH_EXAMPLES = {"test/harness/wording.py", "test/harness/test_floors.py"}
+
+
+def _written():
+    """Yields every file with sentences, as a path from the root."""
+    yield from _PAGES
+    for folder in _WRITTEN:
+        for path in sorted((_ROOT / folder).rglob("*")):
+            file = path.relative_to(_ROOT).as_posix()
+            if path.suffix in {".py", ".pyi", ".h", ".cc", ".md"} and file not in _WITH_EXAMPLES:
+                yield file
+
+
+def test_no_sentence_has_to_be_read_twice():
+    hard = [
+        f"{file}:{line}: {message}"
+        for file in _written()
+        for line, message in wording.check(file, (_ROOT / file).read_text())
+    ]
+    assert not hard, "\n".join(hard)
+
+
+HARD = [
+    ("docs/a.md", "A page.\n\nWhat is left waits\nfor the next step.\n", 3),
+    ("docs/a.md", "| option | What it does |\n", 1),
+    ("docs/a.md", "The value is 1.04858e+06.\n", 1),
+    ("csrc/a.h", "#pragma once\n// Tells the others. Who waits\n// is told.\n", 2),
+    ("csrc/a.cc", 'throw invalid("waited in vain");\n', 1),
+    ("csrc/a.h", "// Arithmetic. Knows no rank.\n", 1),
+    ("ringtrain/a.py", 'def f():\n    """Have the engine stop."""\n', 2),
+    ("ringtrain/a.py", 'raise ValueError(f"{name}: whoever serves it is gone")\n', 1),
+    ("ringtrain/a.py", "x = 1\n# Read by the scheduler,\n# and kept for who comes later.\n", 3),
+    ("test/test_a.py", "def test_what_cannot_be_is_refused():\n    pass\n", 1),
+    ("Makefile", "all:  # for whoever builds\n", 1),
+]
+
+
+@pytest.mark.parametrize("file, text, line", HARD)
+def test_a_sentence_that_has_to_be_read_twice_is_found(file, text, line):
+    ((found, _),) = wording.check(file, text)
+    assert found == line
+
+
+PLAIN = {
+    "docs/a.md": "## What limits a job\n\n**What does it cost?** Nothing.\n\n```\nWhat it prints\n```\n`Have the`\n",
+    "csrc/a.h": "// Returns what was pushed, and who pushed it.\n",
+    "ringtrain/a.py": 'print("Let us see: those who wait are told")\nwhat, who = 1e6, 2  # and whose\n',
+    "test/test_a.py": "def test_a_killed_rank_fails_every_pending_handle():\n    pass\n",
+}
+
+
+@pytest.mark.parametrize("file", PLAIN)
+def test_a_plain_sentence_is_allowed(file):
+    assert list(wording.check(file, PLAIN[file])) == []
