@@ -253,7 +253,10 @@ class SocketNetwork final : public Network, Connector::Owner {
 
   void serve(Stream& stream, uint32_t events) {
     const bool may_write = (events & EPOLLOUT) != 0, may_read = (events & ~uint32_t{EPOLLOUT}) != 0;
-    if ((!may_write || stream.frames.write()) && (!may_read || stream.frames.read(stream)))
+    const bool has_written = !may_write || stream.frames.write();
+    // Where it cannot be written, what came before the connection ended can still be read, such as a bye.
+    const bool has_to_read = may_read || !has_written;
+    if ((!has_to_read || stream.frames.read(stream)) && has_written)
       wait_for_writing(stream);
     else
       end(stream);
