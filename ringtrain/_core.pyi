@@ -33,6 +33,9 @@ class OpKind(_Enum):
     JOIN: OpKind
     ADD_PROCESS_SET: OpKind
     REMOVE_PROCESS_SET: OpKind
+    OPEN_PROCESS_SET: OpKind
+    TRANSFER: OpKind
+    FIND_SENDER: OpKind
 
 class ReduceOp(_Enum):
     Average: ReduceOp

@@ -334,7 +334,7 @@ AgreementPtr Coordinator::apply(Agreement agreement) {
     cache_.forget_plans();
   }
   if (agreement.error == ErrorKind::none) {
-    if (operation.kind == OpKind::add_process_set)
+    if (operation.kind == OpKind::add_process_set || operation.kind == OpKind::open_process_set)
       agreement.result = membership_.add({operation.numbers.begin(), operation.numbers.end()});
     if (operation.kind == OpKind::remove_process_set) forget_process_set(static_cast<int>(operation.numbers.front()));
   }

@@ -113,6 +113,9 @@ void Ledger::announce(int rank, const Request& request, double since) {
   entry.announced[rank] = request;
   entry.last = rank;
   changed_.insert(key);
+  if (operation.kind == OpKind::transfer)
+    for (const auto& [other, waiting] : entries_)
+      if (waiting.announced.begin()->second.operation.kind == OpKind::find_sender) changed_.insert(other);
   if (!is_join(key)) return;
   for (const auto& [other, waiting] : entries_)
     if (other.first == operation.process_set) changed_.insert(other);
@@ -137,8 +140,27 @@ void Ledger::note_progress(int process_set, double now) {
   }
 }
 
+std::vector<int> Ledger::members_of(const Entry& entry) const {
+  const Operation& operation = entry.announced.begin()->second.operation;
+  return is_of_participants(operation.kind) ? participants_of(operation) : membership_.ranks(operation.process_set);
+}
+
+const Ledger::Entry* Ledger::find_transfer(const Operation& question) const {
+  const Entry* first = nullptr;
+  for (const auto& [key, entry] : entries_) {
+    const Operation& operation = entry.announced.begin()->second.operation;
+    const bool is_meant = operation.kind == OpKind::transfer && key.first == question.process_set &&
+                          operation.numbers[1] == question.numbers[0] && operation.numbers[2] == question.numbers[1];
+    const bool waits = is_meant && entry.announced.count(static_cast<int>(question.numbers[0])) == 0;
+    if (waits && (!first || entry.order < first->order)) first = &entry;
+  }
+  return first;
+}
+
 bool Ledger::is_complete(const Key& key, const Entry& entry) const {
-  const std::vector<int>& members = membership_.ranks(key.first);
+  const Operation& operation = entry.announced.begin()->second.operation;
+  if (operation.kind == OpKind::find_sender && !find_transfer(operation)) return false;
+  const std::vector<int> members = members_of(entry);
   return std::all_of(members.begin(), members.end(),
                      [&](int rank) { return entry.announced.count(rank) || has_joined(key.first, rank); });
 }
@@ -173,7 +195,7 @@ Agreement Ledger::agree(const Entry& entry) const {
   agreement.operation = first.operation;
   agreement.priority = first.priority;
   const Operation& operation = agreement.operation;
-  const std::vector<int>& members = membership_.ranks(operation.process_set);
+  const std::vector<int> members = members_of(entry);
   std::vector<int> joined;
   for (const int rank : members)
     if (!entry.announced.count(rank)) joined.push_back(rank);
@@ -188,6 +210,8 @@ Agreement Ledger::agree(const Entry& entry) const {
     agreement.error = ErrorKind::mismatch;
     return agreement;
   }
+  if (operation.kind == OpKind::find_sender)
+    agreement.result = find_transfer(operation)->announced.begin()->second.operation.numbers[0];
   agreement.operation.is_registered =
       joined.empty() && std::all_of(entry.announced.begin(), entry.announced.end(),
                                     [](const auto& announced) { return announced.second.operation.is_registered; });
@@ -216,7 +240,9 @@ std::vector<int> Ledger::ranks_of(const Entry& entry) {
 
 std::vector<int> Ledger::missing(const Key& key, const Entry& entry) const {
   std::vector<int> ranks;
-  for (const int rank : membership_.ranks(key.first))
+  // Any other rank of the set could send something.
+  const bool is_question = entry.announced.begin()->second.operation.kind == OpKind::find_sender;
+  for (const int rank : is_question ? membership_.ranks(key.first) : members_of(entry))
     if (!entry.announced.count(rank) && !has_joined(key.first, rank)) ranks.push_back(rank);
   return ranks;
 }

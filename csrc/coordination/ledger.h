@@ -88,7 +88,11 @@ class Ledger {
     bool is_told = false;
   };
   using Entries = std::map<Key, Entry>;
+  std::vector<int> members_of(const Entry& entry) const;  // that have to announce it, ascending
   bool is_complete(const Key& key, const Entry& entry) const;
+  // The transfer that its destination has not announced, the one announced first, to which a find_sender is the
+  // question; null if there is none.
+  const Entry* find_transfer(const Operation& question) const;
   bool has_joined(int process_set, int rank) const;
   Agreement agree(const Entry& entry) const;
   static Agreement agree_on_join(const Entry& entry);

@@ -92,6 +92,10 @@ Announcement read_announcement(const Bytes& bytes, int rank, int world_size, con
       const int set = announcement.requests.back().request.operation.process_set;
       require(!membership.has(set) || membership.contains(set, rank),
               "it does not belong to process set " + std::to_string(set));
+      const Operation& operation = announcement.requests.back().request.operation;
+      const std::vector<int> participants = participants_of(operation);
+      require(!is_of_participants(operation.kind) || std::binary_search(participants.begin(), participants.end(), rank),
+              title_of(operation) + " is not for it");
     }
     reader.get(announcement.is_leaving);
     reader.get(announcement.has_been_blocked);

@@ -7,8 +7,9 @@
 namespace ringtrain {
 
 const char* name_of(OpKind kind) {
-  constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast",       "alltoall",          "reducescatter",
-                                    "barrier",   "join",      "add_process_set", "remove_process_set"};
+  constexpr const char* kNames[] = {"allreduce",          "allgather",        "broadcast", "alltoall",
+                                    "reducescatter",      "barrier",          "join",      "add_process_set",
+                                    "remove_process_set", "open_process_set", "transfer",  "find_sender"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -28,7 +29,8 @@ size_t Operation::bytes() const {
 }
 
 std::string title_of(const Operation& operation) {
-  if (operation.kind >= OpKind::join) return name_of(operation.kind);  // these have no name of the user
+  const bool is_named = operation.kind < OpKind::join || operation.kind > OpKind::open_process_set;
+  if (!is_named) return name_of(operation.kind);  // these have no name of the user
   return std::string(name_of(operation.kind)) + " \"" + operation.name + "\"";
 }
 
@@ -37,6 +39,15 @@ std::string tensors_text(const std::vector<TensorSpec>& tensors) {
   std::string text = "sent ";
   for (size_t i = 0; i < tensors.size(); ++i) text += (i ? " and " : "") + to_string(tensors[i]);
   return text;
+}
+
+std::vector<int> participants_of(const Operation& operation) {
+  const std::vector<int64_t>& numbers = operation.numbers;
+  if (operation.kind == OpKind::open_process_set) return {numbers.begin(), numbers.end()};
+  if (operation.kind == OpKind::find_sender) return {static_cast<int>(numbers[0])};
+  if (operation.kind != OpKind::transfer) return {};
+  const auto [first, second] = std::minmax(numbers[0], numbers[1]);
+  return {static_cast<int>(first), static_cast<int>(second)};
 }
 
 std::string process_sets_text(const std::vector<int64_t>& numbers) {
@@ -130,15 +141,24 @@ void require_valid(const Operation& operation, int world_size) {
       return require(is_rank(operation.root), "a root that is not a rank of the job");
     case OpKind::join:
       return require(numbers.size() == 1 && numbers.front() >= 0, "no count of operations without a name");
+    case OpKind::open_process_set:
     case OpKind::add_process_set: {
       const bool are_ranks = std::all_of(numbers.begin(), numbers.end(), is_rank);
       const bool ascend = std::adjacent_find(numbers.begin(), numbers.end(), std::greater_equal<>()) == numbers.end();
-      return require(are_ranks && ascend && operation.process_set == 0, "ranks that are not an ascending list");
+      const bool has_enough = operation.kind == OpKind::add_process_set || !numbers.empty();
+      return require(are_ranks && ascend && has_enough && operation.process_set == 0,
+                     "ranks that are not an ascending list");
     }
     case OpKind::remove_process_set: {
       const bool is_one = numbers.size() == 1 && numbers.front() > 0 && numbers.front() <= INT32_MAX;
       return require(is_one && operation.process_set == 0, "no id of a process set");
     }
+    case OpKind::transfer:
+      require(operation.tensors.size() == 1 && !operation.is_on_gpu, "other tensors than one in host memory");
+      return require(numbers.size() == 3 && is_rank(numbers[0]) && is_rank(numbers[1]) && numbers[0] != numbers[1],
+                     "no two ranks and a tag");
+    case OpKind::find_sender:
+      return require(numbers.size() == 2 && is_rank(numbers[0]) && operation.tensors.empty(), "no rank and no tag");
     default:
       return;
   }

@@ -53,8 +53,12 @@ enum class OpKind : uint8_t {
   join,
   add_process_set,
   remove_process_set,
+  // Of the ranks in `numbers` alone:
+  open_process_set,  // those that belong to the new set
+  transfer,          // one tensor from one rank to another
+  find_sender,       // one rank: from whom a transfer to it waits
 };
-constexpr OpKind kLastOpKind = OpKind::remove_process_set;
+constexpr OpKind kLastOpKind = OpKind::find_sender;
 const char* name_of(OpKind kind);
 
 // An average is a sum divided by the number of ranks; for adasum see collectives/adasum.h.
@@ -74,9 +78,10 @@ struct Operation {
   int32_t process_set = 0;
   std::string name;
   std::vector<TensorSpec> tensors;  // more than one for a group that is done together or not at all
-  std::vector<int64_t> numbers;  // add_process_set: its ranks; remove_process_set: its id; join: operations without a
-                                 // name that this rank has submitted
-  bool is_on_gpu = false;        // all tensors lie on a GPU
+  // add_process_set, open_process_set: its ranks; remove_process_set: its id; join: operations without a name that this
+  // rank has submitted; transfer: source, destination and tag; find_sender: destination and tag. Ranks of the world.
+  std::vector<int64_t> numbers;
+  bool is_on_gpu = false;  // all tensors lie on a GPU
   ReduceOp op = ReduceOp::sum;
   int32_t root = 0;  // rank of the world, for broadcast
   Factors factors;
@@ -139,6 +144,10 @@ template <typename Predicate>
 bool holds_for_all_fields(Predicate is_true) {
   return std::apply([&](const auto&... field) { return (is_true(field) && ...); }, kFields);
 }
+
+// The ranks of the world that such an operation is for, ascending; nothing for what all ranks of a process set do.
+std::vector<int> participants_of(const Operation& operation);
+inline bool is_of_participants(OpKind kind) { return kind >= OpKind::open_process_set; }
 
 // Names that ringtrain itself gives begin with "<", which names of users may not.
 constexpr const char* kJoinName = "<join>";

@@ -90,7 +90,10 @@ void bind_words(nb::module_& module) {
       .value("BARRIER", OpKind::barrier)
       .value("JOIN", OpKind::join)
       .value("ADD_PROCESS_SET", OpKind::add_process_set)
-      .value("REMOVE_PROCESS_SET", OpKind::remove_process_set);
+      .value("REMOVE_PROCESS_SET", OpKind::remove_process_set)
+      .value("OPEN_PROCESS_SET", OpKind::open_process_set)
+      .value("TRANSFER", OpKind::transfer)
+      .value("FIND_SENDER", OpKind::find_sender);
 
   nb::enum_<ReduceOp>(module, "ReduceOp", "How the values of all ranks become one.")
       .value("Average", ReduceOp::average)

@@ -47,6 +47,7 @@ struct Submission {
   std::shared_ptr<Request> request;
   Few<void*> inputs;            // one for each tensor of the request
   Few<void*> outputs;           // as many, or none where the operation allocates them; may be the inputs
+  Few<size_t> output_bytes;     // how long they are, where that is not what the inputs are
   std::vector<int64_t> splits;  // alltoall: for each tensor the rows for each rank
   bool waits_for_name = false;  // while it is in flight, where another one would be refused
   bool is_awaited = false;      // the submitting thread does nothing else until it is done
@@ -59,6 +60,10 @@ struct Submission {
   Progress progress;    // guarded by the Inbox
 
   const Operation& operation() const { return request->operation; }
+  // Whether the caller wants the result in memory of its own, which has this size.
+  bool has_room_for(size_t tensor, const TensorSpec& spec) const {
+    return outputs.size() > tensor && output_bytes.size() > tensor && output_bytes[tensor] == spec.bytes();
+  }
   // To change it, before it is announced: of what is shared with other submissions a copy.
   Request& own_request() {
     if (request.use_count() > 1) request = std::make_shared<Request>(*request);

@@ -92,13 +92,21 @@ void Executor::run(const Plan& plan, double agreed_s, double now, const std::vec
   if (!sets_.membership().has(first.operation.process_set)) return;
   const Submissions submissions = inbox_.find(plan, rank_, agreed_s, now, name_of_group(first));
   if (first.error != ErrorKind::none) return fail(submissions, first.error, first.message);
-  if (sets_.contains_this_rank(first.operation.process_set)) require_own(plan, submissions);
-  if (first.operation.kind == OpKind::add_process_set) return add_process_set(first, submissions.front());
-  if (first.operation.kind == OpKind::remove_process_set) return remove_process_set(first, submissions.front());
+  const OpKind kind = first.operation.kind;
+  if (is_for_this_rank(first.operation)) require_own(plan, submissions);
+  if (kind == OpKind::add_process_set || kind == OpKind::open_process_set)
+    return add_process_set(first, submissions.front());
+  if (kind == OpKind::remove_process_set) return remove_process_set(first, submissions.front());
   if (first.operation.is_on_gpu) return carry_out_on_gpu(plan, submissions);
   if (!values.empty() && are_summed_here(first.operation.process_set))
     return reduce_values(values, submissions.front());
-  if (sets_.contains_this_rank(first.operation.process_set)) carry_out(plan, submissions, host_);
+  if (is_for_this_rank(first.operation)) carry_out(plan, submissions, host_);
+}
+
+bool Executor::is_for_this_rank(const Operation& operation) const {
+  if (!is_of_participants(operation.kind)) return sets_.contains_this_rank(operation.process_set);
+  const std::vector<int> participants = participants_of(operation);
+  return std::binary_search(participants.begin(), participants.end(), rank_);
 }
 
 // Not where the user wants another algorithm.
@@ -193,7 +201,13 @@ void Executor::finish(const Submissions& submissions, std::vector<Result> result
   inbox_.remove(submissions);
   for (size_t i = 0; i < submissions.size(); ++i) {
     const std::shared_ptr<Handle> handle = std::move(submissions[i]->handle);
-    handle->finish(std::move(results[i]));
+    const bool had_no_room = submissions[i]->outputs.size() > 0 && !results[i].tensors.empty();
+    if (had_no_room)
+      handle->fail(ErrorKind::mismatch, title_of(submissions[i]->operation()) +
+                                            ": the result does not fit where this rank wants it. Do all ranks send "
+                                            "equally many elements?");
+    else
+      handle->finish(std::move(results[i]));
   }
 }
 
@@ -266,12 +280,23 @@ void Executor::run_one(const Plan& plan, const SubmissionPtr& submission, Loan& 
     case OpKind::reducescatter:
       reducescatter(*submission, loan);
       break;
+    case OpKind::transfer:
+      transfer(*submission);
+      break;
     default:
       result.number = agreement.result;
       break;
   }
   result.done = loan.memory->done(plan.title);
   finish({submission}, std::move(loan.results));
+}
+
+// Returns the memory of the caller if the result fits there, else memory of its own: then finish() fails the Handle of
+// this rank, and the other ranks go on.
+void* Executor::place_of_result(const Submission& submission, size_t tensor, const TensorSpec& spec, Result& result,
+                                Memory& memory) {
+  if (submission.has_room_for(tensor, spec)) return submission.outputs[tensor];
+  return result.tensors.emplace_back(memory.allocate(spec)).memory.get();
 }
 
 void Executor::allgather(const Plan& plan, const Submissions& submissions, Loan& loan) {
@@ -284,8 +309,8 @@ void Executor::allgather(const Plan& plan, const Submissions& submissions, Loan&
       const std::vector<int64_t>& rows = plan.parts[i]->rows[t];
       TensorSpec spec = submission.operation().tensors[t];
       spec.shape[0] = std::accumulate(rows.begin(), rows.end(), int64_t{0});
-      const OwnedTensor& output = loan.results[i].tensors.emplace_back(loan.memory->allocate(spec));
-      arrays.push_back({submission.inputs[t], output.memory.get(), to_bytes(rows, spec.row_bytes())});
+      arrays.push_back({submission.inputs[t], place_of_result(submission, t, spec, loan.results[i], *loan.memory),
+                        to_bytes(rows, spec.row_bytes())});
     }
   }
   group.allgather_all(arrays);
@@ -344,21 +369,40 @@ void Executor::reducescatter(const Submission& submission, Loan& loan) {
     Counts counts;
     for (int64_t r = 0; r < ranks; ++r) counts.push_back(static_cast<size_t>(rows / ranks + (r < rows % ranks)) * row);
     spec.shape[0] = rows / ranks + (group.rank() < rows % ranks);
-    const OwnedTensor& output = loan.results.front().tensors.emplace_back(memory.allocate(spec));
+    void* const output = place_of_result(submission, t, spec, loan.results.front(), memory);
 
     const void* source = submission.inputs[t];
     if (operation.factors.prescale != 1.0 && !takes_prescale_at_the_end(operation, spec.dtype)) {
       loan.scaled = memory.allocate(operation.tensors[t]);
       source = prescaled(memory, operation, spec.dtype, source, loan.scaled.memory.get(), total_of(counts));
     }
-    group.reduce_scatter(reduction_of(operation, spec.dtype, group.size()), source, output.memory.get(), counts);
+    group.reduce_scatter(reduction_of(operation, spec.dtype, group.size()), source, output, counts);
   }
+}
+
+// Plans come in one order on all ranks, so one tag is enough for all transfers.
+void Executor::transfer(const Submission& submission) {
+  constexpr size_t kMost = size_t{16} << 20;
+  const Operation& operation = submission.operation();
+  const bool sends = operation.numbers[0] == rank_;
+  const int peer = static_cast<int>(operation.numbers[sends ? 1 : 0]);
+  char* const memory = static_cast<char*>(sends ? submission.inputs[0] : submission.outputs[0]);
+  const size_t bytes = operation.bytes();
+  Endpoint pair = sets_.transfers({rank_, peer});
+  std::vector<NetworkRequest> messages;
+  for (size_t i = 0; i < chunks_of(bytes, kMost); ++i) {
+    const Chunk chunk = chunk_of(bytes, kMost, i);
+    messages.push_back(sends ? pair.send(1, memory + chunk.offset, chunk.count)
+                             : pair.receive(1, memory + chunk.offset, chunk.count));
+  }
+  for (NetworkRequest& message : messages) pair.wait(std::move(message));
 }
 
 void Executor::add_process_set(const Agreement& agreement, const SubmissionPtr& submission) {
   const int id = static_cast<int>(agreement.result);
   sets_.open(id);
   if (sets_.contains_this_rank(id)) inbox_.allow(id);
+  if (!submission) return;  // it was opened by others
   Result result;
   result.number = id;
   finish({submission}, {result});

@@ -64,6 +64,8 @@ class Executor {
   const char* name_of_group(const Agreement& agreement) const REQUIRES(turn);
   void require_own(const Plan& plan, const Submissions& submissions) const REQUIRES(turn);
   void fail(const Submissions& submissions, ErrorKind kind, const std::string& message) REQUIRES(turn);
+  // Whether this rank takes part in it.
+  bool is_for_this_rank(const Operation& operation) const REQUIRES(turn);
   bool are_summed_here(int process_set) const REQUIRES(turn);
   void reduce_values(const std::vector<const void*>& values, const SubmissionPtr& submission) REQUIRES(turn);
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
@@ -79,6 +81,10 @@ class Executor {
   // Its result goes to the Loan.
   void alltoall(const Submission& submission, Loan& loan) REQUIRES(turn);
   void reducescatter(const Submission& submission, Loan& loan) REQUIRES(turn);
+  static void* place_of_result(const Submission& submission, size_t tensor, const TensorSpec& spec, Result& result,
+                               Memory& memory);
+  // Within the memory of both ranks.
+  void transfer(const Submission& submission) REQUIRES(turn);
 
   // Frees the names and finishes the Handles of a plan whose results lie in its tensors.
   void finish_all(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);

@@ -108,6 +108,7 @@ class ArrivalBell {
 
 // Tags of messages: the negotiation's wires have their own, each process set has one from kFirstGroupTag on.
 constexpr int kWorldWireTag = 0, kLeaderWireTag = 8, kAlarmTag = 15, kFirstGroupTag = 16, kGroupTags = 16000;
+constexpr int kTransferTag = kFirstGroupTag + kGroupTags;
 
 class Fabric {
  public:

@@ -32,6 +32,10 @@ class ProcessSets {
   Group& group(int id) { return *groups_.at(id); }
   std::shared_ptr<Group> shared_group(int id) { return groups_.at(id); }
   Network* network() { return fabric_.network(); }  // null in a world of one rank
+  // For messages between two ranks of the world, this one first.
+  Endpoint transfers(std::vector<int> ranks) {
+    return {*fabric_.network(), std::move(ranks), 0, kTransferTag, &fabric_.watch()};
+  }
 
  private:
   // All ranks of the world call this, too. Without mailboxes where they are of no use or cannot be had.

@@ -276,6 +276,49 @@ def test_process_sets_get_their_plans_in_one_order_on_all_ranks():
     assert simulation.round(everybody(size)) == [[]] * size
 
 
+def test_members_alone_open_a_process_set_that_all_ranks_know():
+    simulation = Simulation(4)
+    opened = Request(OpKind.OPEN_PROCESS_SET, "open 1,3", numbers=[1, 3])
+    assert simulation.round([[], [opened], [], []]) == [[]] * 4
+    assert simulation.round([[], [], [], [opened]]) == [[[("open 1,3", "", [], 1, [])]]] * 4
+    odd = gradient("odd", process_set=1)
+    assert all(names(plans) == [["odd"]] for plans in simulation.round([[], [odd], [], [odd]]))
+    added = Request(OpKind.ADD_PROCESS_SET, "add", numbers=[0, 1])
+    assert simulation.round(everybody(4, added))[2] == [[("add", "", [], 2, [])]]
+
+
+def transfer(source, destination, tag=0, number=0):
+    name = f"{source}->{destination} {tag} {number}"
+    return Request(OpKind.TRANSFER, name, shape=[4], numbers=[source, destination, tag])
+
+
+def test_a_transfer_waits_for_its_two_ranks_alone():
+    simulation = Simulation(3)
+    assert simulation.round([[transfer(0, 2)], [], []]) == [[]] * 3
+    rounds = simulation.round([[], [], [transfer(0, 2), transfer(1, 2)]])
+    assert all(names(plans) == [["0->2 0 0"]] for plans in rounds)
+    assert names(simulation.round([[], [transfer(1, 2)], []])[0]) == [["1->2 0 0"]]
+
+
+def test_ranks_that_disagree_on_what_is_transferred_are_told():
+    simulation = Simulation(3)
+    longer = Request(OpKind.TRANSFER, "0->2 0 0", shape=[5], numbers=[0, 2, 0])
+    (message,) = errors(simulation.round([[transfer(0, 2)], [], [longer]])[2])
+    assert 'transfer "0->2 0 0": rank 0 sent float32[4], rank 2 sent float32[5]' in message
+
+
+def test_a_receiver_learns_who_sends_with_its_tag():
+    simulation = Simulation(4)
+    question = Request(OpKind.FIND_SENDER, "any", numbers=[3, 7])
+    assert simulation.round([[transfer(0, 3, tag=6)], [], [], [question]]) == [[]] * 4
+    assert simulation.round([[transfer(0, 1, tag=7)], [], [], []]) == [[]] * 4
+    rounds = simulation.round([[], [transfer(1, 3, tag=7)], [transfer(2, 3, tag=7)], []])
+    assert rounds == [[[("any", "", [], 1, [])]]] * 4
+    # One that is received in the same round is not asked about any more.
+    rounds = simulation.round([[], [], [], [transfer(1, 3, tag=7), question]])
+    assert [[part[0::3] for part in plan] for plan in rounds[3]] == [[("1->3 7 0", 0)], [("any", 2)]]
+
+
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_a_stalled_operation_is_reported_and_then_fails_everywhere(is_cached, capfd):
     simulation = Simulation(3, stall_warning_s=0.1, stall_shutdown_s=0.4)

@@ -29,8 +29,11 @@ struct Counts {
 RequestPtr drawn_request(Draw& draw, const std::string& name) {
   auto request = std::make_shared<Request>();
   Operation& operation = request->operation;
-  operation.kind = static_cast<OpKind>(draw.below(static_cast<uint64_t>(kLastOpKind) + 1));
+  // Both ranks have the same request, and find_sender is for one rank alone.
+  static_assert(kLastOpKind == OpKind::find_sender);
+  operation.kind = static_cast<OpKind>(draw.below(static_cast<uint64_t>(kLastOpKind)));
   operation.name = operation.kind == OpKind::join ? kJoinName : name;
+  if (operation.kind == OpKind::transfer) operation.tensors = {{DType::float32, {4}}};
   if (operation.kind <= OpKind::reducescatter)
     for (uint64_t tensors = 1 + draw.below(2); tensors > 0; --tensors)
       operation.tensors.push_back({static_cast<DType>(draw.below(kDTypes)), {4, static_cast<int64_t>(draw.below(6))}});
@@ -39,6 +42,8 @@ RequestPtr drawn_request(Draw& draw, const std::string& name) {
   if (operation.kind == OpKind::join) operation.numbers = {static_cast<int64_t>(draw.below(3))};
   if (operation.kind == OpKind::add_process_set) operation.numbers = {0, 1};
   if (operation.kind == OpKind::remove_process_set) operation.numbers = {1};
+  if (operation.kind == OpKind::open_process_set) operation.numbers = {0, 1};
+  if (operation.kind == OpKind::transfer) operation.numbers = {0, 1, 0};
   if (draw.one_in(2)) request->site = std::make_shared<const std::string>("train.py:31");
   return request;
 }

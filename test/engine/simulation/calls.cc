@@ -65,7 +65,7 @@ void* request_new(int kind, const char* name, int dtype, const int64_t* shape, s
   Operation& operation = request->operation;
   operation.kind = static_cast<OpKind>(kind);
   operation.name = name;
-  if (operation.kind <= OpKind::reducescatter)
+  if (operation.kind <= OpKind::reducescatter || operation.kind == OpKind::transfer)
     operation.tensors = {{static_cast<DType>(dtype), Shape(shape, shape + dimensions)}};
   operation.op = static_cast<ReduceOp>(op);
   operation.root = root;
