@@ -140,8 +140,16 @@ class Handle(Generic[Result]):
             _abandoned.append((point.is_over, self._arrays))
 
     def __del__(self) -> None:
-        if not self._is_ordered and not self._core.is_memory_free():
-            _abandoned.append((self._core.is_memory_free, self._arrays))
+        if not self._is_ordered:
+            keep_until_free(self._core, self._arrays)
+
+
+def keep_until_free(core: _core.Handle, arrays: Any) -> None:
+    """Keep the arrays of an operation for which nobody waits any more as long as they may be read or written."""
+    if not core.is_memory_free():
+        _abandoned.append((core.is_memory_free, arrays))
+    if len(_abandoned) > 1:
+        _forget_done()
 
 
 def current_point(adapter: Adapter, array: Any) -> _core.GpuPoint | None:

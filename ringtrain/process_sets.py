@@ -197,6 +197,22 @@ def _register(added: ProcessSet, ranks: list[int]) -> None:
     _registered[added.process_set_id] = added
 
 
+def open_among(ranks: list[int]) -> Any:
+    """Begin to open a process set that only its members ask for; ranks outside of it take no part.
+
+    Args:
+        ranks: of the job, ascending, this one among them. The same ranks may be opened again after that has ended: it
+            is another set.
+
+    Returns:
+        The Handle of the core, whose number() is that of the set once it is done. `add_process_set` does not know the
+        set, and `remove_process_set` neither.
+    """
+    name = f"<open_process_set {','.join(map(str, ranks))}>"
+    operation = _core.Operation(_core.OpKind.OPEN_PROCESS_SET, name, numbers=ranks)
+    return _core.submit(operation, [], [], is_awaited=True, site=call_site())
+
+
 def _register_parts(mine: ProcessSet) -> None:
     """Every rank has the communicator of its own part, and all register all parts."""
     own = _ranks_of(mine.mpi_comm)

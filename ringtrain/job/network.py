@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ringtrain.failure import exceptions
@@ -37,6 +38,28 @@ def meet_workers_with(count: Callable[[], int], meet: Callable[[dict[str, str]],
     """
     global _count_workers, _meet_workers
     _count_workers, _meet_workers = count, meet
+
+
+class Exchanged(NamedTuple):
+    """How the ranks of a job meet that have a way of their own to tell each other where they are."""
+
+    rank: int
+    size: int
+    exchange: Exchange  # nobody else may hear it
+
+
+_exchanged: Exchanged | None = None
+
+
+@contextmanager
+def met_by(exchanged: Exchanged) -> Iterator[None]:
+    """Within, init() makes a job over sockets of these ranks, whatever has started them."""
+    global _exchanged
+    _exchanged = exchanged
+    try:
+        yield
+    finally:
+        _exchanged = None
 
 
 def workers() -> int:
@@ -100,6 +123,11 @@ def connect(
 
     Raises as `mpi.connect`, `sockets.connect` and `elastic_client.connect`.
     """
+    if _exchanged is not None:
+        if _exchanged.size == 1:
+            return single_world(), {}
+        exceptions.tell_exceptions()
+        return sockets.connect_over(_exchanged.exchange, _exchanged.rank, settings, read_tuned)
     launch = launched_by.detect()
     network = choose(settings["network"], comm, launch).network
     if network == "none":
