@@ -1,0 +1,818 @@
+"""A process group of torch.distributed whose operations are those of ringtrain's engine."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ringtrain._core as _core
+from ringtrain._core import OpKind, ReduceOp
+from ringtrain.errors import RingtrainError, ShutDownError, StalledError
+from ringtrain.failure.call_sites import call_site
+from ringtrain.handles import report_failure
+from ringtrain.torch.distributed import meeting
+from ringtrain.torch.distributed.naming import Names
+from ringtrain.torch.distributed.views import (
+    BITWISE,
+    RedOp,
+    Tensor,
+    View,
+    assign,
+    bytes_view_of,
+    contiguous,
+    copies_back,
+    deliver,
+    elements_of,
+    gathered_rows,
+    list_of,
+    needs_all_values,
+    op_of,
+    reduction_of,
+    view_of,
+)
+from ringtrain.torch.distributed.work import Work, complete, is_done_by
+
+# Its methods have other forms from version to version.
+_OfTorch: Any = dist.ProcessGroup
+
+
+class ProcessGroup(_OfTorch):  # type: ignore[misc]
+    """A group that `torch.distributed.init_process_group("ringtrain")` or `new_group()` makes.
+
+    Its operations may be called by name, too, as those of any ProcessGroup: `group.allreduce([tensor]).wait()`. Each
+    returns a Work. Tensors are dense and in host memory, of any dtype that is not quantized; those that are not
+    contiguous are copied on their way.
+
+    Raised by the call: ShutDownError after destroy_process_group(); ValueError for a tensor on another device, shapes
+    that do not fit together, a rank that the group does not have; TypeError for an op that the dtype does not have.
+    Raised by `Work.wait()`: what ringtrain.errors lists.
+
+    Args:
+        store: torch's, for the group alone.
+        ranks: of the job, ascending.
+        rank: of this process, in the group.
+        timeout: of each operation.
+        name: of the group, the same on all its ranks.
+    """
+
+    def __init__(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str) -> None:
+        super().__init__(rank, len(ranks))
+        self._open(store, ranks, rank, timeout, name)
+
+    def _open(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str) -> None:
+        self._store, self._ranks, self._rank, self._size = store, ranks, rank, len(ranks)
+        self._timeout_s = timeout.total_seconds()
+        self._set, number = meeting.open_set(ranks, timeout)
+        self._job = meeting.current_job()
+        self._names = Names(self._set, number)
+        self._title = f'group "{name}"'
+        self._lock = threading.RLock()  # names and submissions are in one order
+        self._is_open = True
+        self._group_name, self._group_desc = name, ""
+        self._transfers: dict[tuple[int, int, int], int] = {}  # by source, destination and tag: how many there were
+        self._questions = 0
+        self._open_questions: dict[int, _core.Handle] = {}  # by tag: who sends to this rank
+        self._barriers = 0
+        self._coalesced: list[Work] | None = None
+        meeting.note_opened()
+
+    # ------------------------------------------------------------------------------------- what torch asks of a group
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def getRank(self) -> int:  # by this name from C++
+        return self._rank
+
+    def getSize(self) -> int:
+        return self._size
+
+    def name(self) -> str:
+        return "ringtrain"
+
+    def getBackendName(self) -> str:
+        return "ringtrain"
+
+    def _get_backend_name(self) -> str:
+        return "ringtrain"
+
+    @property
+    def group_name(self) -> str:
+        return self._group_name
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+        super()._set_group_name(name)
+
+    @property
+    def group_desc(self) -> str:
+        return self._group_desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._group_desc = desc
+        super()._set_group_desc(desc)
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"ringtrain's groups are for tensors in host memory, not on {device}")
+        return self
+
+    supports_coalescing = False
+    supports_splitting = False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of each operation from now on."""
+        self._timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Calls are counted from the beginning."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._names.calls
+
+    def shutdown(self) -> None:
+        """No operation can be called any more. With its last group a job that began with torch's ends, too."""
+        if self._is_open:
+            self._is_open = False
+            meeting.note_closed(self._job, self._timeout_s)
+
+    def abort(self) -> None:
+        """As shutdown()."""
+        self.shutdown()
+
+    # --------------------------------------------------------------------------------------------------- submitting
+
+    def _require_open(self, kind: str) -> None:
+        if not self._is_open or self._job != meeting.current_job():
+            raise ShutDownError(
+                f"{kind} of {self._title}: the group is gone, by destroy_process_group() or with its job; make another "
+                "one with init_process_group() or new_group()"
+            )
+
+    def _submit(
+        self,
+        kind: str,
+        core: OpKind,
+        signature: Hashable,
+        inputs: Sequence[View],
+        outputs: Sequence[View] = (),
+        op: ReduceOp = ReduceOp.Sum,
+        root: int = 0,
+        splits: Sequence[int] = (),
+        opts: Any = None,
+        arrays: Any = None,
+        results: Any = None,
+        finish: Callable[[_core.Handle], None] | None = None,
+    ) -> Work:
+        """The Work of one operation of all ranks of the group. `finish` gets its handle when it is done."""
+        self._require_open(kind)
+        with self._lock:
+            name = self._names.next(kind, (kind, signature, op, root))
+            call = self._names.calls
+            operation = _core.Operation(core, name, self._set, op, root)
+            is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
+            handle = _submitted(operation, inputs, outputs, splits, is_awaited)
+        then = None if finish is None else functools.partial(finish, handle)
+        work = Work(
+            f"{kind} #{call} of {self._title}",
+            (handle,),
+            arrays,
+            results,
+            then,
+            self._timeout_of(opts),
+        )
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _timeout_of(self, opts: Any) -> float:
+        given = getattr(opts, "timeout", None)
+        seconds = given.total_seconds() if isinstance(given, timedelta) else -1.0
+        return seconds if seconds > 0 else self._timeout_s
+
+    def _join(self, works: list[Work], results: Any) -> Work:
+        """One Work of several."""
+        handles = [handle for work in works for handle in work._handles]
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+
+        longest = max((work._timeout_s for work in works), default=self._timeout_s)
+        title = works[0]._title if works else f"nothing of {self._title}"
+        return Work(title, handles, works, results, finish, longest)
+
+    def _start_coalescing(self, device: Any) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: Any) -> Work:
+        works, self._coalesced = self._coalesced or [], None
+        return self._join(works, [])
+
+    # ------------------------------------------------------------------------------------------------ reductions
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        return self._allreduce("all_reduce", list_of(tensors), opts)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
+        return self._allreduce("all_reduce", list_of(tensors), opts)
+
+    def _allreduce(self, kind: str, tensors: list[Tensor], opts: Any) -> Work:
+        op = op_of(opts)
+        if any(tensor.layout is torch.sparse_coo for tensor in tensors):
+            return self._join([self._allreduce_sparse(tensor, op, opts) for tensor in tensors], tensors)
+        if needs_all_values(op, tensors):
+            works = [self._reduce_bitwise(kind, tensor, op, opts) for tensor in tensors]
+            return self._join(works, tensors)
+        memory = [contiguous(tensor, kind) for tensor in tensors]
+        views = [view_of(one, kind) for one in memory]
+        reduction = reduction_of(op, tensors, kind)
+        signature = tuple(view[1:] for view in views)
+        return self._submit(
+            *(kind, OpKind.ALLREDUCE, signature, views, views, reduction),
+            opts=opts,
+            arrays=memory,
+            results=tensors,
+            finish=copies_back(tensors, memory),
+        )
+
+    def _reduce_bitwise(self, kind: str, tensor: Tensor, op: Any, opts: Any) -> Work:
+        """The engine has no such reduction, so all ranks get all values and reduce them."""
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            raise TypeError(f"{kind} of {self._title}: {op.name} is for integers and bool, not for {tensor.dtype}")
+        gathered = torch.empty((self._size, *tensor.shape), dtype=tensor.dtype)
+
+        def finish(_: _core.Handle) -> None:
+            assign(tensor, functools.reduce(BITWISE[op], gathered.unbind(0)))
+
+        return self._gather_into(kind, gathered, tensor, opts, tensor, finish, (op,))
+
+    def _allreduce_sparse(self, tensor: Tensor, op: Any, opts: Any) -> Work:
+        if op != RedOp.SUM:
+            raise TypeError(f"all_reduce of {self._title}: sparse tensors have SUM alone, not {op.name}")
+        own = tensor.detach().coalesce()
+        indices, values = own.indices().t().contiguous(), own.values().contiguous()
+        all_indices = self._gather_rows("all_reduce", indices, opts)
+        all_values = self._gather_rows("all_reduce", values, opts)
+
+        def finish() -> None:
+            of_indices, of_values = (
+                gathered_rows(all_indices._handles[0], indices),
+                gathered_rows(all_values._handles[0], values),
+            )
+            total = torch.sparse_coo_tensor(of_indices.t(), of_values, tensor.shape).coalesce()
+            with torch.no_grad():
+                tensor.copy_(total)
+
+        handles = [*all_indices._handles, *all_values._handles]
+        arrays = (indices, values)
+        return Work(all_values._title, handles, arrays, [tensor], finish, all_values._timeout_s)
+
+    def _gather_rows(self, kind: str, rows: Tensor, opts: Any) -> Work:
+        """Of each rank as many as it has."""
+        view = view_of(rows, kind, tuple(rows.shape))
+        return self._submit(kind, OpKind.ALLGATHER, (view[1], view[2][1:], "rows"), [view], opts=opts, arrays=rows)
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
+        """Only the root's tensor changes."""
+        given = list_of(tensors)
+        root, op = (opts.rootRank, op_of(opts)) if hasattr(opts, "rootRank") else (int(opts or 0), op_of(op))
+        place = meeting.place(self._ranks, root)
+        if root != self._rank:
+            given = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in given]
+        if needs_all_values(op, given):
+            return self._join([self._reduce_bitwise("reduce", tensor, op, opts) for tensor in given], given)
+        memory = [contiguous(tensor, "reduce") for tensor in given]
+        views = [view_of(one, "reduce") for one in memory]
+        signature = (place, *(view[1:] for view in views))
+        return self._submit(
+            *("reduce", OpKind.ALLREDUCE, signature, views, views, reduction_of(op, given, "reduce")),
+            opts=opts,
+            arrays=memory,
+            results=given,
+            finish=copies_back(given, memory),
+        )
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        outputs = list_of(outputs)
+        inputs = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs]
+        works = []
+        for output, parts in zip(outputs, inputs, strict=True):
+            if len(parts) != self._size or any(part.numel() != output.numel() for part in parts):
+                raise ValueError(
+                    f"reduce_scatter of {self._title}: {self._size} tensors of {output.numel()} elements are needed, "
+                    f"one for each rank, not {[tuple(part.shape) for part in parts]}"
+                )
+            together = torch.cat([part.detach().reshape(-1) for part in parts])
+            works.append(self._reduce_scatter_into("reduce_scatter", output, together, opts))
+        return works[0] if len(works) == 1 else self._join(works, outputs)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        return self._reduce_scatter_into("reduce_scatter_tensor", output, input, opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        return self._join(
+            [
+                self._reduce_scatter_into("reduce_scatter_tensor", output, given, opts)
+                for output, given in zip(outputs, inputs, strict=True)
+            ],
+            outputs,
+        )
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter_into(self, kind: str, output: Tensor, given: Tensor, opts: Any) -> Work:
+        op = op_of(opts)
+        self._require_fitting(kind, given, output, "input", "output")
+        if needs_all_values(op, [given]):
+            own = given.detach().reshape(self._size, -1).clone()
+            whole = self._reduce_bitwise(kind, own, op, opts)
+
+            def take_part() -> None:
+                whole.wait()
+                assign(output, own[self._rank].reshape(output.shape))
+
+            return Work(whole._title, whole._handles, whole, [output], take_part, whole._timeout_s)
+        source = contiguous(given, kind)
+        target = contiguous(output, kind)
+        out = view_of(target, kind)
+        view = view_of(source, kind, (self._size, *out[2]))
+        return self._submit(
+            *(kind, OpKind.REDUCESCATTER, view[1:], [view], [out], reduction_of(op, [given], kind)),
+            opts=opts,
+            arrays=(source, target),
+            results=[output],
+            finish=copies_back([output], [target]),
+        )
+
+    # ------------------------------------------------------------------------------------------- moving values
+
+    def broadcast(self, tensors: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None) -> Work:
+        given = list_of(tensors)
+        source = opts.rootRank if hasattr(opts, "rootRank") else int(root if opts is None else opts)
+        place = meeting.place(self._ranks, source)
+        memory = [contiguous(tensor, "broadcast") for tensor in given]
+        views = [bytes_view_of(one, "broadcast") for one in memory]
+        return self._submit(
+            *("broadcast", OpKind.BROADCAST, tuple(view[1:] for view in views), views, views),
+            root=place,
+            opts=opts,
+            arrays=memory,
+            results=given,
+            finish=copies_back(given, memory),
+        )
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        inputs = list_of(inputs)
+        outputs = outputs if outputs and not isinstance(outputs[0], Tensor) else [outputs]
+        works = [
+            self._gather_list("all_gather", targets, given, opts)
+            for targets, given in zip(outputs, inputs, strict=True)
+        ]
+        return works[0] if len(works) == 1 else self._join(works, outputs)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        """`outputs` has a list for each rank, with a tensor for each input."""
+        works = [
+            self._gather_list("all_gather_coalesced", [of_rank[i] for of_rank in outputs], given, opts)
+            for i, given in enumerate(inputs)
+        ]
+        return self._join(works, outputs)
+
+    def _gather_list(self, kind: str, outputs: list[Tensor], given: Tensor, opts: Any) -> Work:
+        if len(outputs) != self._size:
+            raise ValueError(f"{kind} of {self._title}: {self._size} outputs are needed, not {len(outputs)}")
+        if any(output.dtype != given.dtype for output in outputs):
+            raise TypeError(f"{kind} of {self._title}: input and outputs have different dtypes")
+        if outputs[self._rank].numel() != given.numel():
+            raise ValueError(
+                f"{kind} of {self._title}: the input has shape {tuple(given.shape)}, its place in the outputs "
+                f"{tuple(outputs[self._rank].shape)}"
+            )
+        counts = [output.numel() for output in outputs]
+        if len(set(counts)) > 1:
+            return self._gather_uneven(kind, outputs, given, opts)
+        gathered = torch.empty(self._size * given.numel(), dtype=given.dtype)
+
+        def finish(_: _core.Handle) -> None:
+            for output, values in zip(outputs, gathered.split(counts), strict=True):
+                assign(output, values.reshape(output.shape))
+
+        return self._gather_into(kind, gathered, given, opts, outputs, finish)
+
+    def _gather_uneven(self, kind: str, outputs: list[Tensor], given: Tensor, opts: Any) -> Work:
+        source = contiguous(given, kind)
+        view = bytes_view_of(source, kind)
+
+        def finish(handle: _core.Handle) -> None:
+            deliver(kind, outputs, handle, given)
+
+        return self._submit(
+            *(kind, OpKind.ALLGATHER, (view[1], "uneven"), [view]),
+            opts=opts,
+            arrays=source,
+            results=outputs,
+            finish=finish,
+        )
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        self._require_fitting("all_gather_into_tensor", output, input, "output", "input")
+        target = contiguous(output, "all_gather_into_tensor")
+        finish = copies_back([output], [target])
+        return self._gather_into("all_gather_into_tensor", target, input, opts, [output], finish)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        works = [self.all_gather_single(output, given, opts) for output, given in zip(outputs, inputs, strict=True)]
+        return self._join(works, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _gather_into(
+        self,
+        kind: str,
+        target: Tensor,
+        given: Tensor,
+        opts: Any,
+        results: Any,
+        finish: Callable[[_core.Handle], None] | None,
+        signature: tuple[Hashable, ...] = (),
+    ) -> Work:
+        """`target` is contiguous. One row for each rank, so that ranks with different ones are told."""
+        source = contiguous(given, kind)
+        address, dtype, shape = bytes_view_of(source, kind)
+        return self._submit(
+            *(kind, OpKind.ALLGATHER, (dtype, shape, *signature), [(address, dtype, (1, *shape))]),
+            outputs=[bytes_view_of(target, kind)],
+            opts=opts,
+            arrays=(source, target),
+            results=results,
+            finish=finish,
+        )
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        given = list_of(inputs)[0]
+        root = opts.rootRank if hasattr(opts, "rootRank") else int(opts or 0)
+        meeting.place(self._ranks, root)
+        targets: list[Tensor] = []
+        if root == self._rank:
+            targets = list(outputs if isinstance(outputs[0], Tensor) else outputs[0])
+            self._require_list("gather", targets, given)
+        splits = [given.numel() if one == root else 0 for one in range(self._size)]
+        return self._exchange("gather", (root,), [given.detach().reshape(-1)], splits, targets, given, opts)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        target = list_of(outputs)[0]
+        root = opts.rootRank if hasattr(opts, "rootRank") else int(opts or 0)
+        meeting.place(self._ranks, root)
+        sent = [target.detach().reshape(-1)[:0]]
+        splits = [0] * self._size
+        if root == self._rank:
+            parts = list(inputs if isinstance(inputs[0], Tensor) else inputs[0])
+            self._require_list("scatter", parts, target)
+            sent = [part.detach().reshape(-1) for part in parts]
+            splits = [part.numel() for part in parts]
+        targets = [target if one == root else target.detach().reshape(-1)[:0] for one in range(self._size)]
+        return self._exchange("scatter", (root,), sent, splits, targets, target, opts, results=[target])
+
+    def _require_list(self, kind: str, tensors: list[Tensor], like: Tensor) -> None:
+        if len(tensors) != self._size or any(tensor.numel() != like.numel() for tensor in tensors):
+            raise ValueError(
+                f"{kind} of {self._title}: {self._size} tensors of shape {tuple(like.shape)} are needed, one for each "
+                f"rank, not {[tuple(tensor.shape) for tensor in tensors]}"
+            )
+        if any(tensor.dtype != like.dtype for tensor in tensors):
+            raise TypeError(f"{kind} of {self._title}: input and outputs have different dtypes")
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        outputs, inputs = list(outputs), list(inputs)
+        if len(outputs) != self._size or len(inputs) != self._size:
+            raise ValueError(
+                f"all_to_all of {self._title}: {self._size} inputs and outputs are needed, not {len(inputs)} and "
+                f"{len(outputs)}"
+            )
+        sent = [one.detach().reshape(-1) for one in inputs]
+        splits = [one.numel() for one in inputs]
+        return self._exchange("all_to_all", (), sent, splits, outputs, inputs[0], opts)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Sequence[int] = (),
+        input_splits: Sequence[int] = (),
+        opts: Any = None,
+    ) -> Work:
+        kind = "all_to_all_single"
+        sent = self._splits_of(kind, input, input_splits, "input")
+        received = self._splits_of(kind, output, output_splits, "output")
+        row = math.prod(input.shape[1:])
+        if row != math.prod(output.shape[1:]):
+            raise ValueError(
+                f"{kind} of {self._title}: rows of the input have shape {tuple(input.shape[1:])}, those of the output "
+                f"{tuple(output.shape[1:])}"
+            )
+        target = contiguous(output, kind)
+        parts = list(target.detach().reshape(-1).split([count * row for count in received]))
+        copy = copies_back([output], [target])
+        splits = [count * row for count in sent]
+        return self._exchange(kind, (), [input.detach().reshape(-1)], splits, parts, input, opts, [output], copy)
+
+    alltoall_base = all_to_all_single
+
+    def _splits_of(self, kind: str, tensor: Tensor, splits: Sequence[int], what: str) -> list[int]:
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not splits:
+            if rows % self._size:
+                raise ValueError(
+                    f"{kind} of {self._title}: {rows} rows of the {what} cannot be split evenly over {self._size} ranks"
+                )
+            return [rows // self._size] * self._size
+        if len(splits) != self._size or sum(splits) != rows or min(splits) < 0:
+            raise ValueError(
+                f"{kind} of {self._title}: the {what} splits {list(splits)} must be {self._size} numbers that add up "
+                f"to its {rows} rows"
+            )
+        return list(splits)
+
+    def _exchange(
+        self,
+        kind: str,
+        signature: tuple[Hashable, ...],
+        sent: list[Tensor],
+        splits: list[int],
+        targets: list[Tensor],
+        like: Tensor,
+        opts: Any,
+        results: Any = None,
+        then: Callable[[_core.Handle], None] | None = None,
+    ) -> Work:
+        """Elements go to the ranks by `splits`, and those that come go to `targets`, one for each rank or none."""
+        together = sent[0] if len(sent) == 1 else torch.cat(sent)
+        source = contiguous(together, kind)
+        address, dtype, (count,) = bytes_view_of(source, kind)
+        factor = count // together.numel() if together.numel() else elements_of(like, kind)
+        expected = [target.numel() * factor for target in targets] if targets else [0] * self._size
+
+        def finish(handle: _core.Handle) -> None:
+            received = handle.received_splits()
+            if received != expected:
+                raise ValueError(
+                    f"{kind} of {self._title}: the ranks sent {[one // factor for one in received]} elements, but this "
+                    f"rank has room for {[one // factor for one in expected]}"
+                )
+            if targets:
+                deliver(kind, targets, handle, like)
+            if then is not None:
+                then(handle)
+
+        return self._submit(
+            *(kind, OpKind.ALLTOALL, (dtype, *signature), [(address, dtype, (count,))]),
+            splits=[split * factor for split in splits],
+            opts=opts,
+            arrays=(source, targets),
+            results=targets if results is None else results,
+            finish=finish,
+        )
+
+    def _require_fitting(self, kind: str, large: Tensor, small: Tensor, of_large: str, of_small: str) -> None:
+        if large.dtype != small.dtype:
+            raise TypeError(f"{kind} of {self._title}: the {of_large} is {large.dtype}, the {of_small} {small.dtype}")
+        if large.numel() != small.numel() * self._size:
+            raise ValueError(
+                f"{kind} of {self._title}: the {of_large} has {large.numel()} elements, which is not {self._size} "
+                f"times the {small.numel()} of the {of_small}"
+            )
+
+    # ---------------------------------------------------------------------------------------------- synchronizing
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        return self._submit("barrier", OpKind.BARRIER, (), [], opts=opts, results=[])
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that tells which ranks did not come, through torch's store.
+
+        Args:
+            timeout: by default that of the group.
+            wait_all_ranks: wait for every rank before the error names all that are missing, instead of the first.
+
+        Raises:
+            StalledError: ranks did not come within the timeout.
+        """
+        self._require_open("monitored_barrier")
+        self._barriers += 1
+        seconds = self._timeout_s if timeout is None else timeout.total_seconds()
+        end = time.monotonic() + seconds
+        prefix = f"ringtrain/monitored_barrier/{self._barriers}"
+        self._store.set(f"{prefix}/{self._rank}", "here")
+        if self._rank == 0:
+            missing: list[int] = []
+            for rank in range(1, self._size):
+                if not _comes(self._store, f"{prefix}/{rank}", end):
+                    missing.append(rank)
+                    if not wait_all_ranks:
+                        break
+            said = ""
+            if missing:
+                which = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+                said = f"{which} failed to pass monitored_barrier of {self._title} in {seconds * 1000:.0f} ms"
+            self._store.set(f"{prefix}/said", said or "-")
+        elif not _comes(self._store, f"{prefix}/said", end + min(5.0, seconds)):
+            said = f"rank 0 failed to pass monitored_barrier of {self._title} in {seconds * 1000:.0f} ms"
+        else:
+            answer = self._store.get(f"{prefix}/said").decode()
+            said = "" if answer == "-" else answer
+        if said:
+            raise StalledError(said)
+
+    # ---------------------------------------------------------------------------------------------- point to point
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        place = meeting.place(self._ranks, dst)
+        return self._transfer("send", list_of(tensors), self._ranks[self._rank], place, tag, dst)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        place = meeting.place(self._ranks, src)
+        return self._transfer("recv", list_of(tensors), place, self._ranks[self._rank], tag, src)
+
+    def _transfer(self, kind: str, tensors: list[Tensor], source: int, destination: int, tag: int, peer: int) -> Work:
+        if source == destination:
+            raise ValueError(f"{kind} of {self._title}: rank {peer} is this one; a rank cannot send to itself")
+        if len(tensors) != 1:
+            raise ValueError(f"{kind} of {self._title}: one tensor at a time, not {len(tensors)}")
+        self._require_open(kind)
+        (tensor,) = tensors
+        memory = contiguous(tensor, kind)
+        view = bytes_view_of(memory, kind)
+        with self._lock:
+            name, title = self._name_of_transfer(source, destination, tag)
+            operation = _core.Operation(OpKind.TRANSFER, name, self._set, numbers=[source, destination, tag])
+            handle = _submitted(operation, [view], [] if kind == "send" else [view], (), False)
+        copies = None if kind == "send" else copies_back([tensor], [memory])
+        finish = None if copies is None else functools.partial(copies, handle)
+        work = Transfer(f"{kind} ({title})", (handle,), memory, [tensor], finish, self._timeout_s)
+        work.peer = peer
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _name_of_transfer(self, source: int, destination: int, tag: int) -> tuple[str, str]:
+        key = (source, destination, tag)
+        number = self._transfers[key] = self._transfers.get(key, 0) + 1
+        title = f"from rank {source} to {destination}, tag {tag}, #{number} of {self._title}"
+        return f"{self._names.group} {source}->{destination} tag {tag} #{number}", title
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        tensors = list_of(tensors)
+        if len(tensors) != 1:
+            raise ValueError(f"recv of {self._title}: one tensor at a time, not {len(tensors)}")
+        self._require_open("recv")
+        view_of(contiguous(tensors[0], "recv"), "recv")
+        return AnySource(self, tensors, tag)
+
+
+class Transfer(Work):
+    """A message between two ranks."""
+
+    peer = -1
+
+    def source_rank(self) -> int:
+        """The rank of the group that this is a message from, or to."""
+        return self.peer
+
+    _source_rank = source_rank
+
+
+class AnySource(Transfer):
+    """A message from any rank: first the question who sends one, and then that message.
+
+    Questions of one rank are asked one after the other. Else two of them would have the same answer.
+    """
+
+    def __init__(self, group: ProcessGroup, tensors: list[Tensor], tag: int) -> None:
+        title = f"recv (from any rank, tag {tag}, of {group._title})"
+        super().__init__(title, (), tensors, tensors, None, group._timeout_s)
+        self._group, self._tag = group, tag
+        self._received: Work | None = None
+        self._turn = threading.Lock()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        seconds = timeout.total_seconds()
+        end = time.monotonic() + seconds if seconds > 0 else self._deadline
+        while not self._advance(end):
+            pass
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        if not self._is_done:
+            self._advance(0.0)
+        return self._is_done
+
+    def _watch(self) -> None:
+        threading.Thread(target=self._wait_for_future, name="ringtrain-futures", daemon=True).start()
+
+    def _wait_for_future(self) -> None:
+        with suppress(Exception):  # the Future has it
+            self.wait()
+        complete(self)
+
+    def _advance(self, end: float) -> bool:
+        """Whether it is done; comes back after a moment if not. `end` 0: only looks."""
+        with self._turn:
+            if self._is_done:
+                return True
+            try:
+                if self._received is None:
+                    self._received = self._ask(end)
+                if self._received is not None:
+                    if end > 0:
+                        self._received._wait_until(end, self._timeout_s)
+                    if self._received.is_completed():
+                        self._error, self._is_done, self._arrays = self._received._error, True, None
+                if end > 0 and not self._is_done and time.monotonic() >= end:
+                    raise StalledError(f"{self._title}: not complete within the timeout")
+            except RingtrainError as error:
+                self._error, self._is_done = error, True
+                report_failure(error)
+            return self._is_done
+
+    def _ask(self, end: float) -> Work | None:
+        """The message of the rank that sends one, or None if there is none yet."""
+        group = self._group
+        with group._lock:
+            group._require_open("recv")
+            handle = group._open_questions.get(self._tag)
+            if handle is None:
+                group._questions += 1
+                name = f"{group._names.group} any->{group._ranks[group._rank]} tag {self._tag} #{group._questions}"
+                numbers = [group._ranks[group._rank], self._tag]
+                operation = _core.Operation(OpKind.FIND_SENDER, name, group._set, numbers=numbers)
+                handle = group._open_questions[self._tag] = _submitted(operation, [], [], (), False)
+        try:
+            if not (is_done_by(handle, end) if end > 0 else _core.wait(handle, 0)):
+                return None
+        except Exception:
+            with group._lock:
+                if group._open_questions.get(self._tag) is handle:
+                    del group._open_questions[self._tag]
+            raise
+        with group._lock:
+            if group._open_questions.get(self._tag) is not handle:
+                return None  # another thread has the answer
+            del group._open_questions[self._tag]
+            source, destination = handle.number(), group._ranks[group._rank]
+            self.peer = group._ranks.index(source)
+            return group._transfer("recv", self._results, source, destination, self._tag, self.peer)
+
+
+def _submitted(
+    operation: _core.Operation, inputs: Sequence[View], outputs: Sequence[View], splits: Sequence[int], awaited: bool
+) -> _core.Handle:
+    try:
+        return _core.submit(
+            operation,
+            list(inputs),
+            list(outputs),
+            list(splits),
+            is_awaited=awaited,
+            site=call_site(),
+            waits_for_name=True,
+        )
+    except Exception as error:
+        report_failure(error)
+        raise
+
+
+def _comes(store: Any, key: str, end: float) -> bool:
+    """Whether the key is set in time."""
+    try:
+        store.wait([key], timedelta(seconds=max(0.001, end - time.monotonic())))
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,215 @@
+"""How the ranks of torch's default group become those of a ringtrain job, and its other groups process sets."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+import ringtrain._core as _core
+from ringtrain.errors import RingtrainError, StalledError
+from ringtrain.job import elastic_client, launched_by, network, session
+from ringtrain.job.interfaces import addresses_of, usual_address
+from ringtrain.objects import broadcast_object
+from ringtrain.options import table
+from ringtrain.process_sets import open_among
+from ringtrain.torch.distributed.work import is_done_by
+
+SCHEME = "ringtrain"
+# How long a rank that leaves waits for the others, which may still need it: all ranks take part in every round.
+_LONGEST_FAREWELL_S = 300.0
+# Of the option stall_shutdown_time_s.
+_USUAL_STALL_S, _LONGEST_STALL_S = 600.0, 86_400.0
+
+_lock = threading.Lock()
+_sets: dict[tuple[int, ...], int] = {}  # of the current job, by their ranks
+_groups: dict[tuple[int, ...], int] = {}  # how many had the same ranks, but for the first
+_is_ours = False  # the job was joined here, so it ends with the last group
+_open_groups = 0
+_jobs = itertools.count(1)
+_job = 0  # the number of the current one in this process; 0 for none
+
+
+def current_job() -> int:
+    """A number that differs from job to job in this process; 0 outside of one."""
+    return _job if _core.is_initialized() else 0
+
+
+def join_world(store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    """Join the job of these ranks, or use the one that the script has joined. All of them call it together.
+
+    Raises:
+        ValueError: the script has joined a job in which this process has another rank.
+        StalledError: not all ranks came within the timeout.
+    """
+    global _is_ours, _job
+    if _core.is_initialized():
+        place = (session.rank(), session.size())
+        if place != (rank, size):
+            raise ValueError(
+                f"torch says that this is rank {rank} of {size}, but in the job that hvd.init() has joined it is rank "
+                f"{place[0]} of {place[1]}; start torch's default group with the same ranks, or leave out hvd.init()"
+            )
+        if _job == 0:
+            _begin_job(is_ours=False)
+        return
+    if _is_launched_as(rank, size):
+        _init(timeout)
+    else:
+        exchange = functools.partial(_exchange, store, rank, size, timeout, itertools.count(), _generation(store, size))
+        with network.met_by(network.Exchanged(rank, size, exchange)):
+            _init(timeout)
+    _begin_job(is_ours=True)
+
+
+def _init(timeout: timedelta) -> None:
+    """Join the job, in which operations may wait for as long as the timeout, unless the user has set the option."""
+    if "stall_shutdown_time_s" in table.set_by_user({}):
+        session.init()
+    else:
+        session.init(stall_shutdown_time_s=min(max(timeout.total_seconds(), _USUAL_STALL_S), _LONGEST_STALL_S))
+
+
+def _begin_job(is_ours: bool) -> None:
+    global _is_ours, _job
+    _sets.clear()
+    _groups.clear()
+    _is_ours = is_ours
+    _job = next(_jobs)
+
+
+def _end_job() -> None:
+    global _is_ours, _job
+    _sets.clear()
+    _groups.clear()
+    _is_ours = False
+    _job = 0
+
+
+session.at_shutdown(_end_job)
+
+
+def _is_launched_as(rank: int, size: int) -> bool:
+    """Whether a launcher other than torch's has given this process the same place: then its way to meet is used."""
+    launch = launched_by.detect()
+    if elastic_client.is_elastic():
+        return True
+    of_torch = (launched_by.Torchrun.NAME, launched_by.ByHand.NAME)
+    return launch is not None and launch.launcher not in of_torch and (launch.rank, launch.size) == (rank, size)
+
+
+def _generation(store: Any, size: int) -> int:
+    """Of the jobs that meet in this store: all ranks of one arrive before any of them arrives for the next one."""
+    return (int(store.add("ringtrain/arrivals", 1)) - 1) // size
+
+
+def _exchange(
+    store: Any, rank: int, size: int, timeout: timedelta, steps: Iterator[int], generation: int, value: Any
+) -> list[Any]:
+    """Returns the values of all ranks, by rank. Rank 0 collects them: a key for each pair would be too many."""
+    step = f"ringtrain/{generation}/{next(steps)}"
+    store.set(f"{step}/{rank}", json.dumps(value))
+    end = time.monotonic() + timeout.total_seconds()
+    if rank == 0:
+        everybody = [json.loads(_get(store, f"{step}/{one}", end, one)) for one in range(size)]
+        store.set(f"{step}/all", json.dumps(everybody))
+    told: list[Any] = json.loads(_get(store, f"{step}/all", end, 0))
+    return told
+
+
+def _get(store: Any, key: str, end: float, rank: int) -> bytes:
+    try:
+        store.wait([key], timedelta(seconds=max(0.001, end - time.monotonic())))
+        value: bytes = store.get(key)
+    except Exception as error:
+        raise StalledError(
+            f"init_process_group: rank {rank} did not come within the timeout; has it failed to start? ({error})"
+        ) from None
+    return value
+
+
+def open_set(ranks: list[int], timeout: timedelta) -> tuple[int, int]:
+    """The number of the process set of these ranks, which its members open together, and how many groups it had before.
+
+    A set stays open for the next group of the same ranks, until the job ends.
+
+    Raises:
+        StalledError: not all members came within the timeout.
+    """
+    key = tuple(ranks)
+    if key not in _sets:
+        _sets[key] = 0 if len(ranks) == session.size() else _opened(ranks, timeout)
+    number = _groups[key] = _groups.get(key, -1) + 1
+    return _sets[key], number
+
+
+def _opened(ranks: list[int], timeout: timedelta) -> int:
+    handle = open_among(ranks)
+    if not is_done_by(handle, time.monotonic() + timeout.total_seconds()):
+        raise StalledError(
+            f"new_group: the ranks {ranks} did not all make this group within the timeout of "
+            f"{timeout.total_seconds():g} s. new_group() is called by all ranks of it, in the same order"
+        )
+    number: int = handle.number()
+    return number
+
+
+def note_opened() -> None:
+    """A group of the current job begins."""
+    global _open_groups
+    with _lock:
+        _open_groups += 1
+
+
+def note_closed(job: int, timeout_s: float) -> None:
+    """A group has ended; with the last one of a job that was joined here, the job."""
+    global _open_groups
+    with _lock:
+        _open_groups -= 1
+        is_last = _open_groups == 0
+    if not is_last or not _is_ours or job != current_job() or elastic_client.is_elastic():
+        return
+    with suppress(RingtrainError):
+        _bid_farewell(min(timeout_s, _LONGEST_FAREWELL_S))
+    session.shutdown()
+
+
+def _bid_farewell(longest_s: float) -> None:
+    handle = _core.submit(_core.Operation(_core.OpKind.BARRIER, "<destroy_process_group>"), [], [], is_awaited=True)
+    is_done_by(handle, time.monotonic() + longest_s)
+
+
+def rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """For init_method="ringtrain://": the ranks are those that mpirun, srun or ringrun has started."""
+    if not _core.is_initialized():
+        _init(timeout)
+        _begin_job(is_ours=True)
+    elif _job == 0:
+        _begin_job(is_ours=False)
+    rank, size = session.rank(), session.size()
+    here = (addresses_of(session.settings()["socket_interfaces"]) or [usual_address()])[0]
+    if size == 1:
+        yield dist.HashStore(), 0, 1
+        return
+    store = None
+    if rank == 0:
+        store = dist.TCPStore(here, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
+    host, port = broadcast_object((here, store.port) if store is not None else None, 0)
+    if store is None:
+        store = dist.TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+    yield store, rank, size
+
+
+def place(ranks: list[int], rank: int) -> int:
+    """The rank of the job that has this rank in a group. Raises ValueError where there is none."""
+    if not 0 <= rank < len(ranks):
+        raise ValueError(f"the group has no rank {rank}: it has ranks 0 to {len(ranks) - 1}")
+    return ranks[rank]

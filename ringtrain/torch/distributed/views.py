@@ -1,0 +1,148 @@
+"""Tensors of torch as the engine has to know them, and results as torch wants them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ringtrain._core as _core
+from ringtrain._core import ReduceOp
+
+Tensor = torch.Tensor
+View = tuple[int, int, tuple[int, ...]]  # address, dtype, shape
+
+_DTYPES: dict[torch.dtype, int] = {
+    getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
+}
+_BYTE = _core.DTYPES["uint8"]
+_PARTS = {torch.complex64: _core.DTYPES["float32"], torch.complex128: _core.DTYPES["float64"]}
+
+RedOp: Any = dist.ReduceOp.RedOpType
+_OPS = {
+    RedOp.SUM: ReduceOp.Sum,
+    RedOp.AVG: ReduceOp.Average,
+    RedOp.MIN: ReduceOp.Min,
+    RedOp.MAX: ReduceOp.Max,
+    RedOp.PRODUCT: ReduceOp.Product,
+}
+BITWISE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    RedOp.BAND: torch.bitwise_and,
+    RedOp.BOR: torch.bitwise_or,
+    RedOp.BXOR: torch.bitwise_xor,
+}
+
+
+def list_of(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def op_of(opts: Any) -> Any:
+    """The RedOpType of what torch gives: options, a ReduceOp, or nothing."""
+    given = getattr(opts, "reduceOp", opts)
+    if given is None or isinstance(given, timedelta):
+        return RedOp.SUM
+    op = getattr(given, "op", given)
+    if op == RedOp.PREMUL_SUM:
+        raise ValueError("ringtrain has no PREMUL_SUM; multiply the tensor and use SUM, or use AVG")
+    return op
+
+
+def needs_all_values(op: Any, tensors: list[Tensor]) -> bool:
+    """Whether the engine has no such reduction. Of bool it has AND and OR as smallest and largest."""
+    return op == RedOp.BXOR or (op in BITWISE and any(tensor.dtype is not torch.bool for tensor in tensors))
+
+
+def reduction_of(op: Any, tensors: list[Tensor], kind: str) -> ReduceOp:
+    """The engine's op. Raises TypeError where a dtype does not have it."""
+    for tensor in tensors:
+        if tensor.dtype is torch.bool and op in (RedOp.BAND, RedOp.BOR):
+            return ReduceOp.Min if op == RedOp.BAND else ReduceOp.Max
+        if tensor.dtype is torch.bool and op == RedOp.AVG:
+            raise TypeError(f"{kind}: bool has no AVG; convert to a float")
+        if tensor.dtype in _PARTS and op not in (RedOp.SUM, RedOp.AVG):
+            raise TypeError(f"{kind}: {tensor.dtype} has SUM and AVG, not {op.name}")
+        if tensor.dtype not in _DTYPES and tensor.dtype not in _PARTS:
+            raise TypeError(f"{kind}: ringtrain cannot reduce {tensor.dtype}; convert it to float32 or bfloat16")
+    return _OPS[op]
+
+
+def contiguous(tensor: Tensor, kind: str) -> Tensor:
+    """The tensor, or a contiguous copy. Raises ValueError for what is not in host memory."""
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"{kind}: the tensor is on {tensor.device}; a ringtrain group takes tensors in host memory: use .cpu(), or "
+            "another backend for this device"
+        )
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{kind}: the tensor has the layout {tensor.layout}; make it dense with to_dense()")
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def view_of(tensor: Tensor, kind: str, shape: tuple[int, ...] | None = None) -> View:
+    """Returns the view that the core needs of a contiguous tensor: one dimension, unless `shape` says otherwise."""
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is not None:
+        return tensor.data_ptr(), dtype, (tensor.numel(),) if shape is None else shape
+    dtype = _PARTS.get(tensor.dtype)
+    if dtype is None:
+        raise TypeError(f"{kind}: ringtrain cannot send {tensor.dtype}")
+    doubled = (
+        (2 * tensor.numel(),) if shape is None else (*shape[:-1], 2 * tensor.numel() // max(1, math.prod(shape[:-1])))
+    )
+    return tensor.data_ptr(), dtype, doubled
+
+
+def bytes_view_of(tensor: Tensor, kind: str) -> View:
+    """As view_of, of any dtype: what is only moved may be bytes."""
+    if tensor.dtype in _DTYPES or tensor.dtype in _PARTS:
+        return view_of(tensor, kind)
+    return tensor.data_ptr(), _BYTE, (tensor.numel() * tensor.element_size(),)
+
+
+def elements_of(tensor: Tensor, kind: str) -> int:
+    """How many elements of the core one of its elements is."""
+    if tensor.dtype in _PARTS:
+        return 2
+    return 1 if tensor.dtype in _DTYPES else tensor.element_size()
+
+
+def assign(target: Tensor, values: Tensor) -> None:
+    with torch.no_grad():
+        target.detach().copy_(values)
+
+
+def copies_back(targets: list[Tensor], memory: list[Tensor]) -> Callable[[_core.Handle], None] | None:
+    """Of those whose result is in a copy."""
+    copied = [(target, one) for target, one in zip(targets, memory, strict=True) if target is not one]
+    if not copied:
+        return None
+
+    def finish(_: _core.Handle) -> None:
+        for target, one in copied:
+            assign(target, one)
+
+    return finish
+
+
+def gathered_rows(handle: _core.Handle, like: Tensor) -> Tensor:
+    """The rows of all ranks, which are as those of `like`."""
+    ((memory, _, _),) = handle.tensors()
+    return torch.from_numpy(memory).view(like.dtype).reshape(-1, *like.shape[1:])
+
+
+def deliver(kind: str, targets: list[Tensor], handle: _core.Handle, like: Tensor) -> None:
+    """From the memory of the result, one after the other."""
+    ((memory, _, _),) = handle.tensors()
+    values = torch.from_numpy(memory).view(like.dtype) if len(memory) else torch.empty(0, dtype=like.dtype)
+    counts = [target.numel() for target in targets]
+    if sum(counts) != values.numel():
+        raise ValueError(f"{kind}: {values.numel()} elements came, but the outputs have {sum(counts)}")
+    for target, part in zip(targets, values.split(counts), strict=True):
+        assign(target, part.reshape(target.shape))

@@ -1,0 +1,261 @@
+"""Operations of a group that are under way, as torch wants them.
+
+`wait()` waits for the engine's handle in the thread of the caller, which so takes part in the work. A thread completes
+Futures, only where torch asks for them, as DistributedDataParallel does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ringtrain._core as _core
+from ringtrain.errors import RingtrainError, StalledError
+from ringtrain.failure import deadlock
+from ringtrain.handles import keep_until_free, report_failure
+from ringtrain.torch.distributed.naming import in_words
+
+_LOOK_S = 0.2  # how often a wait comes back to Python, for signals
+_NO_TIMEOUT = timedelta(0)
+_settling = threading.RLock()
+
+
+def is_done_by(handle: _core.Handle, deadline: float) -> bool:
+    """Waits for what the engine does until a time of time.monotonic(). Raises the error with which it failed."""
+    if _core.wait(handle, min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+        return True
+    with deadlock.waiting(handle):
+        while time.monotonic() < deadline:
+            if _core.wait(handle, min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+                return True
+            _core.require_initialized()  # a forked child would wait for ever
+    return False
+
+
+class Work(dist.Work):
+    """One operation, or several that belong together.
+
+    Args:
+        title: for messages: `all_reduce #17 of group "0"`.
+        handles: those of the core.
+        arrays: kept until the engine is through with them.
+        results: the tensors that have the result.
+        finish: called once when all handles are done, before the results are used.
+        timeout_s: how long it may take from now on.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        handles: Sequence[_core.Handle],
+        arrays: Any,
+        results: Any,
+        finish: Callable[[], None] | None,
+        timeout_s: float,
+    ) -> None:
+        super().__init__()
+        self._title = title
+        self._handles = handles
+        self._arrays = arrays
+        self._results = results
+        self._finish = finish
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._is_done = False
+        self._error: Exception | None = None
+        self._future: torch.futures.Future[Any] | None = None
+        self._ended: torch.futures.Future[None] | None = None
+        self._is_future_complete = False
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Wait for the result. Returns True.
+
+        Raises:
+            RingtrainError: the operation failed; see ringtrain.errors. StalledError after the timeout.
+        """
+        if not self._is_done:
+            seconds = timeout.total_seconds()
+            if seconds > 0:
+                self._wait_until(time.monotonic() + seconds, seconds)
+            else:
+                self._wait_until(self._deadline, self._timeout_s)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _wait_until(self, deadline: float, timeout_s: float) -> None:
+        try:
+            for handle in self._handles:
+                self._wait_for(handle, deadline, timeout_s)
+        except RingtrainError as error:
+            self._end_with(error)
+            return
+        self._settle()
+
+    def _wait_for(self, handle: _core.Handle, deadline: float, timeout_s: float) -> None:
+        if not is_done_by(handle, deadline):
+            raise StalledError(
+                f"{self._title}: not complete within the timeout of {timeout_s:g} s. Do all ranks of the group call "
+                "it, or is one stuck in something else?"
+            )
+
+    def _settle(self) -> None:
+        """All handles are done: makes the results, once."""
+        with _settling:
+            if self._is_done:
+                return
+            try:
+                for handle in self._handles:
+                    _core.wait(handle, 0)  # raises if it failed
+                if self._finish is not None:
+                    self._finish()
+            except Exception as error:
+                self._end_with(error)
+                return
+            self._finish = self._arrays = None
+            self._is_done = True
+        if self._future is not None:
+            complete(self)
+
+    def _end_with(self, error: Exception) -> None:
+        with _settling:
+            if self._is_done:
+                return
+            text = in_words(str(error))
+            self._error = type(error)(text) if isinstance(error, RingtrainError) and text != str(error) else error
+            self._finish = None
+            self._is_done = True
+        report_failure(self._error)
+        if self._future is not None:
+            complete(self)
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        if not self._is_done and all(handle.is_done() for handle in self._handles):
+            self._settle()
+        return self._is_done
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """Returns the error that wait() raises, or None."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> Any:
+        """The tensors with the result, after wait()."""
+        return self._results
+
+    def synchronize(self) -> None:
+        """As wait()."""
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A Future of the results, which completes without wait().
+
+        Where Python waits for it and where C++ does, as DistributedDataParallel's backward(), an error is a
+        RuntimeError that has class and text of what wait() raises: torch keeps no other.
+        """
+        with _settling:
+            if self._future is not None:
+                return self._future
+            self._ended = torch.futures.Future()
+            future = self._future = self._ended.then(lambda _: self._outcome())
+            is_done = self._is_done
+        if is_done:
+            complete(self)
+        else:
+            self._watch()
+        return future
+
+    def _watch(self) -> None:
+        """Has the Future completed when this is."""
+        _completer.watch(self)
+
+    def _outcome(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+    def __del__(self) -> None:
+        if self._arrays is not None:
+            for handle in self._handles:
+                keep_until_free(handle, self._arrays)
+
+
+def complete(work: Work) -> None:
+    """Once for each Work that has ended."""
+    with _settling:
+        if work._is_future_complete:
+            return
+        work._is_future_complete = True
+    assert work._ended is not None
+    work._ended.set_result(None)
+
+
+class _Completer:
+    """Threads that complete Futures, in the order in which their operations end.
+
+    The engine must not wait for Python, so it only counts up a semaphore: `sem_post` takes one pointer, as what a
+    handle calls when it is done. The callbacks of a Future run in the thread that completes it, and may wait for
+    another Future, as PowerSGD's hook does. So one thread is always left to complete that one.
+    """
+
+    _MOST_IDLE = 2
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: list[Work] = []
+        self._semaphore: Any = None
+        self._idle = 0
+
+    def watch(self, work: Work) -> None:
+        with self._lock:
+            self._watched.append(work)
+            if self._semaphore is None:
+                self._start()
+        for handle in work._handles:
+            handle.on_done(self._post, self._semaphore)
+
+    def _start(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._memory = ctypes.create_string_buffer(64)  # more than any sem_t; never freed
+        self._semaphore = ctypes.addressof(self._memory)
+        libc.sem_init(ctypes.c_void_p(self._semaphore), 0, 0)
+        self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p).value or 0
+        self._wait = libc.sem_wait
+        self._start_thread()
+
+    def _start_thread(self) -> None:
+        self._idle += 1
+        threading.Thread(target=self._run, name="ringtrain-futures", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._wait(ctypes.c_void_p(self._semaphore))
+            with self._lock:
+                ended = [work for work in self._watched if all(handle.is_done() for handle in work._handles)]
+                if not ended:
+                    continue
+                self._watched = [work for work in self._watched if work not in ended]
+                self._idle -= 1
+                if self._idle == 0:
+                    self._start_thread()
+            for work in ended:
+                work._settle()
+            del ended, work
+            with self._lock:
+                if self._idle == self._MOST_IDLE:
+                    return
+                self._idle += 1
+
+
+_completer = _Completer()

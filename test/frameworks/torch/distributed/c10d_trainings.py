@@ -1,0 +1,244 @@
+"""Trainings as torch's documentation writes them: `python c10d_trainings.py FOLDER [WHICH...]`, as a rank of torchrun.
+
+Each comes to a number, which has to be the same with gloo and with ringtrain.
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import ringtrain.torch.distributed  # noqa: F401
+
+torch.set_num_threads(1)
+FOLDER = sys.argv[1]
+
+
+def make_model(width=32):
+    torch.manual_seed(0)
+    layers = [module for _ in range(3) for module in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(width, 4))
+
+
+def batches(count=5, width=32):
+    torch.manual_seed(100 + dist.get_rank())
+    for _ in range(count):
+        yield torch.randint(-4, 5, (8, width)).float(), torch.randint(0, 4, (8,))
+
+
+def train(model, optimizer, steps=None):
+    loss = torch.zeros(())
+    for inputs, targets in steps or batches():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return total.item()
+
+
+def ddp():
+    model = DDP(make_model(), bucket_cap_mb=0.004)
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def ddp_accumulate():
+    model = DDP(make_model(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first, *others = list(batches(3))
+    with model.no_sync():
+        F.cross_entropy(model(first[0]), first[1]).backward()
+    return train(model, optimizer, others)
+
+
+def ddp_unused():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = make_model(), make_model()
+
+        def forward(self, x):
+            return self.a(x) if dist.get_rank() % 2 else self.b(x)
+
+    model = DDP(Branches(), find_unused_parameters=True)
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def ddp_buffers():
+    torch.manual_seed(0)
+    model = DDP(nn.Sequential(nn.Linear(32, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4)))
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def fp16_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    model = DDP(make_model(), bucket_cap_mb=0.004)
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def power_sgd():
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    model = DDP(make_model())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def join():
+    model = DDP(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join():
+        for inputs, targets in batches(3 + dist.get_rank()):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    total = sum(p.detach().double().sum() for p in model.parameters())
+    dist.broadcast(total, dist.get_world_size() - 1)
+    return total.item()
+
+
+def zero():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DDP(make_model())
+    return train(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01))
+
+
+def fsdp2():
+    from torch.distributed.fsdp import fully_shard
+
+    model = make_model()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    return train(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+
+
+def hsdp():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    model = make_model()
+    fully_shard(model, mesh=mesh)
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def fsdp1():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(make_model(), device_id=torch.device("cpu"))
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def tensor_parallel():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
+    model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(7)
+    loss = torch.zeros(())
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(torch.randint(-4, 5, (8, 32)).float()), torch.randint(0, 4, (8,)))
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def dtensor():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    values = torch.arange(float(4 * size * size)).reshape(2 * size, 2 * size)
+    tensor = distribute_tensor(values, mesh, [Shard(0)])
+    assert torch.equal(tensor.redistribute(mesh, [Shard(1)]).full_tensor(), values)
+    assert torch.equal(tensor.redistribute(mesh, [Replicate()]).to_local(), values)
+    product = tensor.redistribute(mesh, [Shard(1)]) @ tensor
+    assert torch.equal(product.full_tensor(), values @ values)
+    return product.full_tensor().sum().item()
+
+
+def checkpoint():
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(make_model())
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=f"{FOLDER}/{dist.get_backend()}")
+    expected = [p.full_tensor().clone() for p in model.parameters()]
+    torch.manual_seed(5)
+    other = make_model()
+    for parameter in other.parameters():
+        nn.init.zeros_(parameter)
+    other = fully_shard(other)
+    state = {"model": get_model_state_dict(other)}
+    dcp.load(state, checkpoint_id=f"{FOLDER}/{dist.get_backend()}")
+    set_model_state_dict(other, state["model"])
+    for got, want in zip(other.parameters(), expected, strict=True):
+        assert torch.equal(got.full_tensor(), want)
+    return sum(one.double().sum().item() for one in expected)
+
+
+def pipeline():
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)
+    stage = PipelineStage(nn.Linear(16, 16), rank, size, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=lambda out, target: F.mse_loss(out, target))
+    torch.manual_seed(3)
+    inputs, targets = torch.randn(8, 16), torch.randn(8, 16)
+    losses = []
+    if rank == 0:
+        schedule.step(inputs)
+    elif rank == size - 1:
+        schedule.step(target=targets, losses=losses)
+    else:
+        schedule.step()
+    loss = torch.stack(losses).sum() if losses else torch.zeros(())
+    dist.all_reduce(loss)
+    return loss.item()
+
+
+def compiled():
+    model = torch.compile(DDP(make_model()), backend="eager")
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+ALL = (
+    *(ddp, ddp_accumulate, ddp_unused, ddp_buffers, fp16_hook, power_sgd, join, zero, fsdp1, fsdp2, hsdp),
+    *(tensor_parallel, dtensor, checkpoint, pipeline, compiled),
+)
+
+
+def main():
+    chosen = [one for one in ALL if not sys.argv[2:] or one.__name__ in sys.argv[2:]]
+    losses = {}
+    for backend in ("gloo", "ringtrain", "ringtrain"):  # the second time all is made anew
+        dist.init_process_group(backend)
+        losses[backend] = {one.__name__: one() for one in chosen}
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+        torch._dynamo.reset()
+    assert losses["ringtrain"] == losses["gloo"], losses
+    print(f"rank {rank}: {len(chosen)} trainings are the same", flush=True)
+
+
+if __name__ == "__main__":
+    main()

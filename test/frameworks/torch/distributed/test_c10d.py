@@ -1,0 +1,336 @@
+"""The backend "ringtrain" of torch.distributed: every call, trainings beside gloo, ways to start, and errors."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from harness.frameworks import need, on_demand, version_of
+from harness.socket_ranks import free_port
+
+need("torch")
+if version_of("torch") < (2, 13):
+    pytest.skip("the backend is tested with PyTorch 2.13", allow_module_level=True)
+
+torch = on_demand("torch")
+dist = on_demand("torch.distributed")
+hvd = on_demand("ringtrain.torch")
+naming = on_demand("ringtrain.torch.distributed.naming")
+c10d_calls = on_demand("c10d_calls")
+
+HERE = Path(__file__).resolve().parent
+LIMIT_S = 240
+
+
+@contextlib.contextmanager
+def default_group(timeout_s=60):
+    """Of all ranks of the job that the test has joined; as its value the rank."""
+    import ringtrain.torch.distributed  # noqa: F401
+
+    torch.set_num_threads(1)
+    dist.init_process_group("ringtrain", init_method="ringtrain://", timeout=timedelta(seconds=timeout_s))
+    try:
+        yield dist.get_rank()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def run(launcher, script, *arguments, **variables):
+    """Returns the output of a job of ranks."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore", **variables}
+    command = [*launcher, str(HERE / script), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, timeout=LIMIT_S, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def torchrun(ranks):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+
+
+# --------------------------------------------------------------------------------------------------------- names
+
+
+def names_of(names, signatures):
+    return [names.next("all_reduce", signature) for signature in signatures]
+
+
+def test_a_repeated_step_has_the_same_names_again():
+    step = ["a", "b", "a", "c", "a", "a"]
+    names = naming.Names(0, 0)
+    of_steps = [names_of(names, step) for _ in range(20)]
+    assert len({name for of_step in of_steps for name in of_step}) <= 8 * (len(step) + 4)
+    last = dict(zip(of_steps[-1], step, strict=True))
+    for of_step in of_steps[2:]:
+        assert all(last.get(name, signature) == signature for name, signature in zip(of_step, step, strict=True))
+
+
+def test_ranks_that_have_agreed_so_far_have_one_name_for_what_they_disagree_about():
+    one, other = naming.Names(0, 0), naming.Names(0, 0)
+    assert names_of(one, "abcab") == names_of(other, "abcab")
+    assert one.next("all_reduce", "c") == other.next("broadcast", "d")
+
+
+def test_names_in_errors_are_those_of_torch():
+    names = naming.Names(7, 1)
+    name = [names.next("barrier", ()), names.next("all_reduce", 3)][1]
+    assert (
+        naming.in_words(f'allreduce "{name}": lost; group 9.0 #1.1')
+        == 'allreduce "all_reduce #2": lost; group 9.0 #1.1'
+    )
+
+
+# ------------------------------------------------------------------------------------------------ what it can do
+
+
+@pytest.mark.ranks(1, 2, 3, 4, slow=[4], timeout=120)
+def test_every_call_gives_exact_results_in_every_group():
+    c10d_calls.check("ringtrain", "ringtrain://")
+
+
+@pytest.mark.slow
+def test_every_call_that_is_checked_is_right_with_gloo():
+    assert run(torchrun(3), "c10d_calls.py", "gloo").count("every call is right") == 3
+
+
+@pytest.mark.slow
+def test_trainings_have_the_loss_that_they_have_with_gloo(tmp_path):
+    assert run(torchrun(2), "c10d_trainings.py", tmp_path).count("trainings are the same") == 2
+
+
+@pytest.mark.slow
+def test_the_examples_learn():
+    examples = HERE.parents[3] / "examples"
+    printed = run(torchrun(2), examples / "torch_ddp.py")
+    assert float(re.findall(r"accuracy ([\d.]+)", printed)[-1]) > 0.95, printed
+    mpirun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "2", sys.executable]
+    printed = run(mpirun, examples / "torch_fsdp.py", "--init-method", "ringtrain://")
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
+    assert len(losses) == 3 and losses[-1] < losses[0] / 2, printed
+    assert re.search(r"this rank has (\d+) of \d+ parameters", printed), printed
+
+
+# -------------------------------------------------------------------------------------------- how the ranks meet
+
+
+def test_under_torchrun_the_ranks_meet_in_its_store():
+    assert run(torchrun(2), "c10d_calls.py", "ringtrain").count("every call is right") == 2
+
+
+_SPAWNED = """
+import sys
+import torch, torch.distributed as dist, torch.multiprocessing
+import ringtrain.torch.distributed
+
+def work(rank, address):
+    dist.init_process_group("ringtrain", init_method=address, rank=rank, world_size=2)
+    dist.all_reduce(tensor := torch.ones(3))
+    assert tensor.tolist() == [2.0] * 3
+    dist.destroy_process_group()
+    print("summed", flush=True)
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_spawned_processes_meet_at_the_address_of_the_script(tmp_path):
+    script = tmp_path / "spawned.py"
+    script.write_text(_SPAWNED)
+    assert run([sys.executable], script, f"tcp://127.0.0.1:{free_port()}").count("summed") == 2
+
+
+@pytest.mark.slow
+def test_a_program_that_asks_for_gloo_gets_ringtrain():
+    printed = run(torchrun(3), "c10d_calls.py", "gloo", RINGTRAIN_AS_GLOO="1")
+    assert printed.count("every call is right") == 3
+
+
+@pytest.mark.slow
+def test_ringrun_starts_ranks_without_a_master_address():
+    launcher = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "2", sys.executable]
+    assert run(launcher, "c10d_calls.py", "ringtrain", "ringtrain://").count("every call is right") == 2
+
+
+@pytest.mark.ranks(2)
+def test_the_job_that_init_has_joined_is_used_and_stays():
+    for _ in range(2):
+        with default_group():
+            dist.all_reduce(tensor := torch.ones(3))
+            assert tensor.tolist() == [2.0] * 3
+            assert hvd.allreduce(torch.ones(3), name="beside").tolist() == [1.0] * 3
+        assert hvd.is_initialized()
+
+
+@pytest.mark.ranks(2, initialised=False)
+def test_a_job_that_began_with_the_group_ends_with_it():
+    for _ in range(2):
+        assert not hvd.is_initialized()
+        with default_group():
+            dist.all_reduce(tensor := torch.ones(3))
+            assert tensor.tolist() == [2.0] * 3
+        assert not hvd.is_initialized()
+
+
+@pytest.mark.ranks(2)
+def test_another_rank_than_that_of_the_job_is_refused():
+    import ringtrain.torch.distributed  # noqa: F401
+
+    with pytest.raises(
+        ValueError, match=r"rank \d of 2, but in the job that hvd.init\(\) has joined it is rank \d of 2"
+    ):
+        dist.init_process_group("ringtrain", store=dist.HashStore(), rank=1 - hvd.rank(), world_size=2)
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.ranks(2)
+def test_a_disagreement_is_named_and_the_next_group_works():
+    with default_group() as rank:
+        for _ in range(3):
+            dist.all_reduce(torch.ones(2))
+        title = r'"all_reduce #4": rank 0 sent float32\[4\], rank 1 sent float32\[5\]'
+        with pytest.raises(hvd.MismatchError, match=title):
+            dist.all_reduce(torch.ones(4 + rank))
+    with default_group(), pytest.raises(hvd.MismatchError, match=r"rank 0 called broadcast, rank 1 called allreduce"):
+        if rank:
+            dist.all_reduce(torch.ones(2))
+        else:
+            dist.broadcast(torch.ones(2), 0)
+    dtype = torch.float32 if rank else torch.float64
+    with default_group(), pytest.raises(hvd.MismatchError, match=r"rank 0 sent float64\[2\], rank 1 sent float32\[2\]"):
+        dist.all_reduce(torch.ones(2, dtype=dtype))
+    with default_group(), pytest.raises(hvd.MismatchError, match=r"rank 0 sent float32\[2\], rank 1 sent float32\[3\]"):
+        if rank:
+            dist.recv(torch.ones(3), 0)
+        else:
+            dist.send(torch.ones(2), 1)
+
+
+@pytest.mark.ranks(2)
+def test_a_future_has_the_error_too():
+    with default_group() as rank:
+        future = dist.all_reduce(torch.ones(4 + rank), async_op=True).get_future()
+        with pytest.raises(RuntimeError, match=r'MismatchError: allreduce "all_reduce #1": rank 0 sent'):
+            future.wait()
+
+
+@pytest.mark.ranks(2)
+def test_a_timeout_is_that_of_the_call_or_of_the_group():
+    with default_group(timeout_s=1) as rank:
+        if rank == 0:
+            with pytest.raises(hvd.StalledError, match=r"all_reduce #1 of group .* within the timeout of 0\.2 s"):
+                dist.all_reduce(torch.ones(2), async_op=True).wait(timedelta(seconds=0.2))
+            with pytest.raises(hvd.StalledError, match=r"all_reduce #2 .* within the timeout of 1 s"):
+                dist.all_reduce(torch.ones(3))
+        else:
+            time.sleep(2)
+            works = [dist.all_reduce(torch.ones(count), async_op=True) for count in (2, 3)]
+            for work in works:
+                work.wait(timedelta(seconds=60))
+        hvd.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_monitored_barrier_names_who_does_not_come():
+    with default_group() as rank:
+        if rank:
+            time.sleep(2)
+        with pytest.raises(hvd.StalledError, match=r"rank 1 failed to pass monitored_barrier of group .* in 300 ms"):
+            dist.monitored_barrier(timeout=timedelta(seconds=0.3))
+        hvd.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_mistake_that_one_rank_can_see_is_refused_by_the_call():
+    with default_group() as rank:
+        group = dist.group.WORLD
+        with pytest.raises(ValueError, match=r"the tensor is on meta; a ringtrain group takes tensors in host memory"):
+            dist.all_reduce(torch.ones(2, device="meta"))
+        with pytest.raises(ValueError, match=r"3 elements, which is not 2 times the 2 of the input"):
+            group.all_gather_single(torch.ones(3), torch.ones(2))
+        with pytest.raises(TypeError, match=r"the output is torch\.float32, the input torch\.float64"):
+            group.all_gather_single(torch.ones(4), torch.ones(2, dtype=torch.float64))
+        with pytest.raises(ValueError, match=r"no PREMUL_SUM"):
+            dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(2.0))
+        with pytest.raises(TypeError, match=r"BAND is for integers and bool, not for torch\.float32"):
+            dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND)
+        with pytest.raises(ValueError, match=r"the group has no rank 7: it has ranks 0 to 1"):
+            group.send([torch.ones(2)], 7, 0)
+        with pytest.raises(ValueError, match=r"a rank cannot send to itself"):
+            group.send([torch.ones(2)], rank, 0)
+        with pytest.raises(ValueError, match=r"splits .* must be 2 numbers that add up to its 4 rows"):
+            group.all_to_all_single(torch.ones(4), torch.ones(4), [], [1, 1])
+        dist.all_reduce(tensor := torch.ones(2))
+        assert tensor.tolist() == [2.0, 2.0]
+    with pytest.raises(hvd.ShutDownError, match=r"the group is gone, by destroy_process_group"):
+        group.allreduce([torch.ones(2)])
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_without_room_for_what_comes_is_told():
+    with default_group() as rank:
+        if rank == 0:
+            with pytest.raises(ValueError, match=r"the ranks sent \[3, 2\] elements, but .* room for \[2, 2\]"):
+                dist.all_to_all_single(torch.empty(4), torch.ones(6), [2, 2], [3, 3])
+        else:
+            dist.all_to_all_single(torch.empty(5), torch.ones(4), [3, 2], [2, 2])
+
+
+_LOST = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+import ringtrain.torch as hvd, ringtrain.torch.distributed
+torch.set_num_threads(1)
+dist.init_process_group("ringtrain")
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01)
+for _ in range(2):
+    model(torch.ones(2, 64)).sum().backward()
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+begin = time.monotonic()
+try:
+    model(torch.ones(2, 64)).sum().backward()
+except RuntimeError as error:
+    assert isinstance(error, hvd.PeerLostError) or "PeerLostError" in str(error), error
+    assert "rank 1" in str(error), error
+try:
+    dist.all_reduce(torch.ones(2))
+except hvd.PeerLostError as error:
+    assert "rank 1" in str(error), error
+    print(f"named after {time.monotonic() - begin:.1f} s", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_killed_rank_is_named_by_the_backward_of_ddp_and_by_each_later_call(tmp_path):
+    script = tmp_path / "lost.py"
+    script.write_text(_LOST)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(script)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **place, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        texts = [process.communicate(timeout=LIMIT_S)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert ranks[1].returncode == -signal.SIGKILL
+    for rank in (0, 2):
+        assert ranks[rank].returncode == 0 and "named after" in texts[rank], texts[rank]
