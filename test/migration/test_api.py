@@ -229,6 +229,8 @@ def names_used(path):
             modules.update({alias.asname or alias.name: alias.name for alias in node.names})
         elif isinstance(node, ast.ImportFrom):
             yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("on_demand("):
+            modules[ast.unparse(node.targets[0])] = node.value.args[0].value
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in modules:
             yield modules[ast.unparse(node.value)], node.attr
