@@ -1,6 +1,7 @@
 #include "fibres.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -41,10 +42,7 @@ void Fibres::end() {
     rank.stopped_until = 0;
   }
   for (const auto& fibre : fibres_) {
-    while (!fibre->has_ended) {
-      running_ = fibre.get();
-      swapcontext(&scheduler_, &fibre->context);
-    }
+    while (!fibre->has_ended) resume(*fibre);
     free_stacks.push_back(std::move(fibre->stack));
   }
   fibres_.clear();
@@ -64,6 +62,21 @@ void Fibres::enter() {
     }
   }
   self.has_ended = true;
+  _longjmp(fibres.scheduler_, 1);
+}
+
+// swapcontext() makes a system call each time, to keep the mask of signals, which no fibre changes.
+void Fibres::resume(Fibre& fibre) {
+  running_ = &fibre;
+  if (_setjmp(scheduler_) == 0) {
+    if (std::exchange(fibre.has_begun, true)) _longjmp(fibre.place, 1);
+    setcontext(&fibre.context);
+  }
+  running_ = nullptr;
+}
+
+void Fibres::give_way(Fibre& self) {
+  if (_setjmp(self.place) == 0) _longjmp(scheduler_, 1);
 }
 
 void Fibres::start(int rank, std::string role, std::function<void()> body) {
@@ -81,7 +94,7 @@ void Fibres::start(int rank, std::string role, std::function<void()> body) {
   getcontext(&fibre->context);
   fibre->context.uc_stack.ss_sp = fibre->stack.get();
   fibre->context.uc_stack.ss_size = kStackBytes;
-  fibre->context.uc_link = &scheduler_;
+  fibre->context.uc_link = nullptr;
   makecontext(&fibre->context, &Fibres::enter, 0);
   fibres_.push_back(std::move(fibre));
 }
@@ -127,11 +140,10 @@ void Fibres::run(double until) {
       now_ = std::max(now_, next);
       continue;
     }
-    running_ = fibres_[random_.one_of(ready_)].get();
+    Fibre& next = *fibres_[random_.one_of(ready_)];
     if (++story_.events > kMostEvents) return story_.find("no end of events: some rank goes on without waiting");
-    story_.mix(static_cast<uint64_t>(running_->rank) * 8 + static_cast<uint64_t>(now_ * 1e9) * 1024);
-    swapcontext(&scheduler_, &running_->context);
-    running_ = nullptr;
+    story_.mix(static_cast<uint64_t>(next.rank) * 8 + static_cast<uint64_t>(now_ * 1e9) * 1024);
+    resume(next);
   }
 }
 
@@ -139,7 +151,7 @@ void Fibres::wait(std::function<bool()> is_ready, double deadline) {
   Fibre& self = *running_;
   self.is_ready = std::move(is_ready);
   self.deadline = deadline;
-  swapcontext(&self.context, &scheduler_);
+  give_way(self);
   if (is_killed(self.rank)) throw Killed();
 }
 

@@ -6,6 +6,7 @@
 // off.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <functional>
@@ -66,7 +67,9 @@ class Fibres {
 
  private:
   struct Fibre {
-    ucontext_t context;
+    ucontext_t context;  // where it begins
+    jmp_buf place;       // where it goes on
+    bool has_begun = false;
     std::unique_ptr<char[]> stack;
     std::function<void()> body;
     std::function<bool()> is_ready;
@@ -87,6 +90,8 @@ class Fibres {
   };
 
   static void enter();
+  void resume(Fibre& fibre);
+  void give_way(Fibre& self);
   bool can_go_on(const Fibre& fibre) const;
   double next_time() const;
 
@@ -98,7 +103,7 @@ class Fibres {
   uint64_t action_count_ = 0;
   std::priority_queue<double, std::vector<double>, std::greater<>> looks_;
   std::vector<size_t> ready_;  // of run(), kept to allocate it once
-  ucontext_t scheduler_;
+  jmp_buf scheduler_;
   Fibre* running_ = nullptr;
   double now_ = 0;
 };
