@@ -135,7 +135,10 @@ void RemoteServer::take_hello() {
   words_ = words;
   is_met_ = true;
   dials_ = 0;
-  if (is_another) ask_again_for_parts();
+  if (is_another) {
+    let_go();
+    ask_again_for_parts();
+  }
   ask_next();
 }
 
@@ -144,6 +147,12 @@ void RemoteServer::take_refusal(ErrorKind kind) {
   const std::string text(answer_body_.begin(), answer_body_.end());
   if (kind != ErrorKind::peer_lost) return give_up(text);
   fail(Error(kind, text));
+}
+
+// What the server before has held, the one in its place may not have: it is sent again, as if it had never been held.
+void RemoteServer::let_go() {
+  for (auto& [id, request] : requests_)
+    if (std::exchange(request.is_held, false)) ++unanswered_;
 }
 
 // Another server has taken its place, with what was kept of it: pushes that it has not are sent again, and what comes

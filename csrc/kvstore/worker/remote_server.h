@@ -166,6 +166,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void say_hello();
   void take_hello();
   void take_refusal(ErrorKind kind);
+  void let_go();
   void ask_again_for_parts();
   void take_parts(uint32_t store);
   void take_part(const PartWords& part, uint32_t store);
