@@ -148,6 +148,20 @@ def test_a_server_can_take_the_place_of_another_one() -> None:
             assert after.ask("read_updates").number == 2
 
 
+def test_a_create_that_the_server_before_has_carried_out_is_answered_by_its_successor() -> None:
+    with served() as server, Worker(server, 0) as worker, served() as successor:
+        worker.ask("create", part_spec((COUNT,)), chunk=2, number=77)
+        successor.ask("restored", server.ask("copies"))
+        with Worker(successor, 0) as after:
+            words = after.ask("create", part_spec((COUNT,)), chunk=2, number=77).body
+            assert words == after.ask("create", part_spec((COUNT,)), chunk=2, number=78).body
+            after.ask("rule", rule("test"))
+            after.ask("assign", _ones().tobytes())
+            require_equal(after.pull(), _ones())
+            after.say("create", part_spec((COUNT, 1)), chunk=2, number=79)
+            assert after.hear().said == "refused"
+
+
 def test_a_question_that_comes_twice_has_one_effect() -> None:
     with served() as server, Worker(server, 0) as worker:
         number = 77

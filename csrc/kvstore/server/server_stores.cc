@@ -175,12 +175,27 @@ Bytes ServerStores::create(int worker, const Head& question, const Bytes& body) 
   if (workers < 0 || workers > spec.capacity)
     throw invalid("a store for " + std::to_string(spec.capacity) + " workers cannot begin with " +
                   std::to_string(workers));
+  const Store& store = stores_[question.store];
+  if (const auto known = number_of_kept(store, spec))
+    return bytes_of(words_of_part(*known, store.actors[*known]->part(), worker));
   Actor& actor = add(question.store, spec, workers);
   for (const int dead : gone_)
     if (dead < workers) actor.part().presence(static_cast<size_t>(dead)).store(Presence::gone);
-  const Store& store = stores_[question.store];
   if (store.rule) put_rule(actor, *store.rule, false);
   return bytes_of(words_of_part(static_cast<uint32_t>(store.actors.size() - 1), actor.part(), worker));
+}
+
+// The server before this one may have made these keys, and died before its answer arrived: the worker asks again.
+std::optional<uint32_t> ServerStores::number_of_kept(const Store& store, const PartSpec& spec) {
+  const auto bytes = [](const PartSpec& one) {
+    Writer writer;
+    one.put(writer);
+    return writer.take();
+  };
+  const Bytes wanted = bytes(spec);
+  for (size_t i = 0; i < store.kept; ++i)
+    if (bytes(store.actors[i]->part().spec()) == wanted) return static_cast<uint32_t>(i);
+  return std::nullopt;
 }
 
 Actor& ServerStores::add(uint32_t store, const PartSpec& spec, int workers) {
@@ -321,6 +336,7 @@ void ServerStores::restore(uint32_t number, const Bytes& description) {
   const PartSpec spec = PartSpec::get(reader);
   const Lock lock(mutex_);
   Actor& actor = add(number, spec, 0);
+  ++stores_[number].kept;
   for (size_t i = 0; i < actor.part().layout().capacity(); ++i) actor.part().presence(i).store(reader.get<Presence>());
   if (reader.get<uint8_t>() == 0) return;
   stores_[number].rule = RuleWords::read(reader);
@@ -342,6 +358,7 @@ void ServerStores::adopt(const std::vector<Found>& all) {
   for (const auto& [number, part] : parts) {
     Store& store = stores_[number];
     keep(number, part);
+    ++store.kept;
     part->header().has_parked.store(0);  // those that waited at the server before are to ask again
     if (const std::optional<RuleWords> rule = rule_words(*part)) store.rule = rule;
   }

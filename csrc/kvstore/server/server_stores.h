@@ -75,6 +75,7 @@ class ServerStores {
   struct Store {
     std::optional<RuleWords> rule;
     std::vector<std::unique_ptr<Actor>> actors;  // the server's, by part
+    size_t kept = 0;                             // parts that were taken over from the server before: the first ones
   };
 
   Actor& actor_of(size_t part) REQUIRES(mutex_);
@@ -83,6 +84,8 @@ class ServerStores {
   Actor& keep(uint32_t store, const std::shared_ptr<Part>& part) REQUIRES(mutex_);
   Bytes answer_now(int worker, const Head& question, const Bytes& body) REQUIRES(mutex_);
   Bytes create(int worker, const Head& question, const Bytes& body) REQUIRES(mutex_);
+  // Of the part with just these keys that was taken over from the server before; none where there is none.
+  static std::optional<uint32_t> number_of_kept(const Store& store, const PartSpec& spec);
   Bytes attach(int worker, const Head& question) REQUIRES(mutex_);
   void set_rule(uint32_t store, const RuleWords& rule) REQUIRES(mutex_);
   void put_rule(Actor& actor, const RuleWords& rule, bool keeps_states);
