@@ -383,6 +383,13 @@ def test_a_process_that_comes_is_told_which_workers_are_gone():
     assert world["gone"] == {"0": "worker 0 (h, pid 100) has died: its process has ended"}
 
 
+def test_a_process_that_was_refused_a_place_may_still_give_signs_of_life():
+    roster = began()
+    assert told(come(roster, 3, "worker", 2, 1.0), "error") == [3]
+    assert roster.hear(3, {"kind": "beat"}, 1.5) == []
+    assert roster.lose(3, "its process has ended", 2.0) == []
+
+
 def test_a_vacant_place_ends_a_job_that_has_not_begun_after_the_timeout():
     membership = Membership(LIMITS)
     come(membership, 0, "worker", 0, 0.0)

@@ -457,8 +457,10 @@ class Membership:
     # ---------------------------------------------------------------------------------------------------- messages
 
     def hear(self, member: int, message: Message, now_s: float) -> list[Output]:
-        """Handles a message of a process that has a place. Raises KeyError, TypeError or ValueError if malformed."""
-        place = self._places[member]
+        """Handles a message of a process that has come. Raises KeyError, TypeError or ValueError if malformed."""
+        place = self._places.get(member)
+        if place is None:  # the process was refused a place, and still gives signs of life until it has ended
+            return []
         self._processes[place].heard_s = now_s
         kind = message["kind"]
         if kind == "say":
