@@ -162,6 +162,18 @@ def test_a_create_that_the_server_before_has_carried_out_is_answered_by_its_succ
             assert after.hear().said == "refused"
 
 
+def test_what_is_newer_than_the_snapshot_of_a_server_is_lost_with_the_server() -> None:
+    peer_lost = 4
+    with served() as server, Worker(server, 0) as worker, served() as successor:
+        worker.ask("create", part_spec((COUNT,)), chunk=2)
+        successor.ask("restored", server.ask("copies"))
+        with Worker(successor, 0) as after:
+            for said, part in (("push", 0), ("assign", 1)):
+                after.say(said, _ones().tobytes(), number=1, part=part)
+                answer = after.hear()
+                assert (answer.said, answer.number) == ("refused", peer_lost) and b"snapshot" in answer.body
+
+
 def test_a_question_that_comes_twice_has_one_effect() -> None:
     with served() as server, Worker(server, 0) as worker:
         number = 77

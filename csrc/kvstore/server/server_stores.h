@@ -1,6 +1,7 @@
 // The stores of a server, and requests of workers about more than one chunk.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -65,6 +66,9 @@ class ServerStores {
   void adopt(const std::vector<Found>& all);
   // Makes the next Part from its description; then it is given the chunks. put() returns the number of the next one.
   void restore(uint32_t store, const Bytes& description);
+  // What a worker is told that asks for `what`, which is not here. A snapshot may be older than it: then it is lost.
+  Error lacking(const std::string& what) const;
+  bool is_restored() const { return is_restored_.load(std::memory_order_relaxed); }
   size_t put(size_t part, size_t first, const Bytes& chunks);
 
  private:
@@ -97,6 +101,7 @@ class ServerStores {
   const bool shares_memory_;
   const double timeout_s_;
   const std::shared_ptr<PartTable> table_ = std::make_shared<PartTable>();
+  std::atomic<bool> is_restored_ = false;  // from a snapshot
   Mutex mutex_;
   std::map<uint32_t, Store> stores_ GUARDED_BY(mutex_);
   std::map<int, uint32_t> first_terms_ GUARDED_BY(mutex_);             // by worker

@@ -259,7 +259,7 @@ Actor& Session::actor_of(const Head& head) {
   auto& actor = actors_[{head.store, head.part}];
   if (!actor) {
     auto part = home_.stores().part(head.store, head.part);
-    if (!part) throw failure("this server has no such keys");
+    if (!part) throw home_.stores().lacking("keys");
     if (static_cast<size_t>(worker_) >= part->layout().capacity()) throw failure("the store is for fewer workers");
     actor = std::make_unique<Actor>(std::move(part), static_cast<uint32_t>(worker_), home_.timeout_s(), term_);
   }
@@ -339,6 +339,9 @@ Session::Result Session::carry_out(const Request& request) {
 
 Session::Result Session::push(const Request& request) {
   const Head& head = request.head;
+  Part& part = request.actor->part();
+  if (home_.stores().is_restored() && !part.spec().is_synchronous && part.header().rule.load() == 0)
+    throw home_.stores().lacking("optimizer");
   const Source source{
       request.body.get() + ranges_bytes(head), head.dtype, {static_cast<Quantizer::Kind>(head.codes), head.threshold}};
   const bool pulls = head.said == Said::push_pull;
