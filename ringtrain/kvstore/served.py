@@ -464,6 +464,7 @@ class ServedBackend(Backend):
     def join(self) -> None:
         self._client.join(self._number)
         self._worker.say(self._label("join"))
+        self._client.note_end_of_join(self._number)
 
 
 def _require_fits_atomic(key: Key, array: Any) -> None:

@@ -119,6 +119,19 @@ def test_a_joined_worker_holds_up_no_round() -> None:
         require_equal(np.frombuffer(worker.hear().body, np.float32), _ones())
 
 
+def test_who_has_joined_waits_for_a_dead_worker_and_is_not_waited_for_when_that_comes_back() -> None:
+    with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
+        _store(worker, staleness=0)
+        other.ask("attach")
+        server.tell("lost", 1)
+        worker.ask("join")
+        server.tell("back", 1)
+        with Worker(server, 1) as after:
+            after.ask("attach")
+            assert after.push(_ones(), 1, "push_pull").said == "done"
+            assert after.push(_ones(), 2, "push_pull").said == "done"
+
+
 def test_codes_are_read_by_the_server() -> None:
     with served() as server, Worker(server, 0) as worker:
         _store(worker, (32,))

@@ -263,7 +263,7 @@ void ServerStores::join(Actor& actor, int worker) {
   std::vector<int> joined;
   for (size_t i = 0; i < part.layout().capacity(); ++i) {
     const Presence presence = part.presence(i).load(std::memory_order_seq_cst);
-    if (presence == Presence::here) return;
+    if (presence == Presence::here || presence == Presence::gone) return;
     if (presence == Presence::joined) joined.push_back(static_cast<int>(i));
   }
   for (const int other : joined) set_presence(actor, other, Presence::here);

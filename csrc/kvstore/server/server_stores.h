@@ -94,7 +94,8 @@ class ServerStores {
   void set_rule(uint32_t store, const RuleWords& rule) REQUIRES(mutex_);
   void put_rule(Actor& actor, const RuleWords& rule, bool keeps_states);
   void set_presence(Actor& actor, int worker, Presence presence);
-  // Once all have joined, rounds are those of all again.
+  // Once all have joined, rounds are those of all again. The others wait in join() for a worker that is gone, as it may
+  // come back.
   void join(Actor& actor, int worker);
   PartWords words_of_part(uint32_t number, Part& part, int worker) const;
 

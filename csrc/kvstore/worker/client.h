@@ -99,8 +99,9 @@ class StoreClient {
   void write_state(uint32_t store, uint32_t id, const std::string& name, const HostArray& values);
   void write_num_updates(uint32_t store, const Ids& ids, const std::vector<int64_t>& counts);
 
-  // This worker has no more data: rounds close without it.
+  // This worker has no more data: nobody waits for its pushes until note_end_of_join(), when all workers have joined.
   void join(uint32_t store);
+  void note_end_of_join(uint32_t store) { remote_.note_end_of_join(store); }
   // News from others. A lost worker holds up only rounds, which fail.
   // `first_term`: from now on only processes of this term or a later one act in its name, see WorkerPlace.
   void lost(int worker, const std::string& text, uint32_t first_term);

@@ -203,6 +203,11 @@ std::vector<PartWords> Remote::parts_of(RemoteReply& reply) {
   return read_list<PartWords>(reader);
 }
 
+void Remote::note_end_of_join(uint32_t store) {
+  for (int server = 0; server < static_cast<int>(thread_->options().servers.size()); ++server)
+    thread_->tell(server, [store](RemoteServer& there) { there.note_end_of_join(store); });
+}
+
 void Remote::poke(int server, uint32_t store, uint32_t part, uint32_t chunk) {
   Head head;
   head.said = Said::poke;

@@ -98,6 +98,8 @@ class Remote {
   RemoteReplyPtr attach(int server, uint32_t store, uint32_t first_part);
   RemoteReplyPtr set_rule(int server, uint32_t store, const RuleWords& rule);
   RemoteReplyPtr join(int server, uint32_t store);
+  // All workers have joined this store, as this one has.
+  void note_end_of_join(uint32_t store);
   static PartWords part_of(RemoteReply& reply) { return words_of<PartWords>(reply.take()); }
   static std::vector<PartWords> parts_of(RemoteReply& reply);
 

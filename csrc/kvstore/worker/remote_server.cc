@@ -156,16 +156,32 @@ void RemoteServer::let_go() {
 }
 
 // Another server has taken its place, with what was kept of it: pushes that it has not are sent again, and what comes
-// after them is counted on from there.
+// after them is counted on from there. It takes all workers for such as push.
 void RemoteServer::ask_again_for_parts() {
   for (const uint32_t store : stores_) {
-    RemoteQuestion question;
-    question.head.said = Said::attach;
-    question.head.store = store;
-    question.reply = std::make_shared<RemoteReply>();
-    question.asks_again = true;
-    questions_.push_front(std::move(question));
+    if (joined_.count(store)) ask_again_first(Said::join, store);
+    ask_again_first(Said::attach, store);
   }
+}
+
+void RemoteServer::ask_again_first(Said said, uint32_t store) {
+  RemoteQuestion question;
+  question.head.said = said;
+  question.head.store = store;
+  question.reply = std::make_shared<RemoteReply>();
+  question.asks_again = true;
+  questions_.push_front(std::move(question));
+}
+
+// Servers let workers in again that have joined when all have. One that came back later than that, or a worker that is
+// gone, may have kept them from it.
+void RemoteServer::note_end_of_join(uint32_t store) {
+  if (joined_.erase(store) == 0 || lost_) return;
+  RemoteQuestion question;
+  question.head.said = Said::attach;
+  question.head.store = store;
+  question.reply = std::make_shared<RemoteReply>();
+  add(std::move(question));
 }
 
 void RemoteServer::take_parts(uint32_t store) {
@@ -217,6 +233,7 @@ void RemoteServer::begin_piece(const RemoteOperation& operation) {
 void RemoteServer::add(RemoteQuestion question) {
   if (lost_) return question.reply->fail(*lost_);
   stores_.insert(question.head.store);
+  if (question.head.said == Said::join) joined_.insert(question.head.store);
   questions_.push_back(std::move(question));
   if (is_met_) ask_next();
 }
@@ -253,7 +270,7 @@ void RemoteServer::answer_question(const Head& head) {
     question.reply->fail(
         Error(static_cast<ErrorKind>(head.number), std::string(answer_body_.begin(), answer_body_.end())));
   } else {
-    if (question.asks_again) take_parts(question.head.store);
+    if (question.asks_again && question.head.said == Said::attach) take_parts(question.head.store);
     question.reply->finish(std::move(answer_body_));
   }
   answer_body_ = Bytes();

@@ -42,6 +42,7 @@ constexpr double kHealed_s = 25, kEnd_s = 160, kSlice_s = 0.25;
 constexpr double kLook_s = 0.2;
 constexpr int kMostPushes = 26;  // of a key: powers of four in a float64
 constexpr size_t kChunkElements = 16;
+constexpr const char* kHasEnded = " has ended";
 
 // ----------------------------------------------------------------------------------------------------- what is drawn
 
@@ -106,6 +107,7 @@ class Drawing {
     draw_keys();
     draw_scripts();
     draw_faults();
+    if (waits_for_others() && has_returning_worker()) push_all_keys_in_all_steps();
     return std::move(draw_);
   }
 
@@ -160,6 +162,22 @@ class Drawing {
       }
       draw_.scripts.push_back(std::move(script));
     }
+  }
+
+  bool has_returning_worker() const {
+    return std::any_of(draw_.faults.begin(), draw_.faults.end(), [&](const Fault& fault) {
+      return fault.kind == Fault::kill && fault.rank < draw_.workers && fault.back_s > 0;
+    });
+  }
+
+  // A worker that comes back begins its script again, and is in another step than the others. That they do not wait for
+  // each other without end is up to the script: none waits for another in a key before it has pushed the other keys.
+  void push_all_keys_in_all_steps() {
+    for (std::vector<Step>& script : draw_.scripts)
+      for (Step& step : script) {
+        step.keys.clear();
+        for (const StoreKey& key : draw_.keys) step.keys.push_back(key.id);
+      }
   }
 
   Step draw_step() {
@@ -261,9 +279,11 @@ struct Process {
   int rank = 0, number = 0;  // of its place
   bool is_worker = false, is_recovery = false;
   uint32_t term = 0;
-  bool is_lost = false;      // for the scheduler
-  bool is_told_off = false;  // it knows that it has no part in the job any more
-  bool is_over = false;      // it has ended by itself
+  bool is_lost = false;       // for the scheduler
+  bool is_told_off = false;   // it knows that it has no part in the job any more
+  bool is_over = false;       // it has ended by itself
+  bool is_announced = false;  // all have heard that it is lost
+  bool has_joined = false;    // it has no more data
   std::string waits_for;
   std::deque<std::function<void()>> notices;
   double noticed_at = 0;
@@ -420,6 +440,7 @@ class World {
 
   void announce(Process& process, const std::string& why) {
     if (is_scheduler_dead_) return;
+    process.is_announced = true;
     const std::string text = name_of(process) + " has died: " + why;
     if (process.is_worker)
       tell_all(true, true, [this, &process, text](Process& to) {
@@ -563,6 +584,9 @@ class World {
       if (one->is_worker && one->is_lost && one->number != self.number && of_place(true, one->number) == one.get() &&
           draw_.return_s == 0)
         client.lost(one->number, name_of(*one) + " has died before", one->term + 1);
+    for (const auto& one : processes_)
+      if (one->is_worker && one->is_over && one->has_joined && of_place(true, one->number) == one.get())
+        hear_end(self, *one);
     fibres_.start(self.rank, "seat", [this, &self] { follow(self); });
     self.waits_for = "all servers";
     client.meet();
@@ -573,9 +597,26 @@ class World {
     // Others do not wait for a worker that has no more data.
     self.waits_for = "joining";
     client.join(0);
+    self.has_joined = true;
+    self.waits_for = "the others to join";
+    fibres_.wait([&] { return self.is_told_off || have_all_joined(); });
+    client.note_end_of_join(0);
     self.waits_for.clear();
     self.is_over = true;
     say(self, "is done");
+    tell_all(true, false, [this, &self](Process& to) { hear_end(to, self); });
+  }
+
+  bool have_all_joined() {
+    for (int number = 0; number < draw_.workers; ++number) {
+      const Process& one = *of_place(true, number);
+      if (!one.has_joined && !one.is_over && !one.is_announced) return false;
+    }
+    return true;
+  }
+
+  void hear_end(Process& to, const Process& of) {
+    if (to.client && &to != &of) to.client->lost(of.number, name_of(of) + kHasEnded, of.term + 1);
   }
 
   void follow(Process& self) {
@@ -774,7 +815,7 @@ class World {
     }
     for (int worker = 0; worker < draw_.workers; ++worker) {
       Process& one = *of_place(true, worker);
-      if (one.is_lost)
+      if (one.is_lost || one.is_over)
         fence(self, one);
       else
         self.server->back(worker, one.term);
@@ -815,6 +856,20 @@ class World {
     const auto back = heard.find(server);
     // It was in the server before, or on its way to it.
     return back == heard.end() || push.begun_at <= back->second || draw_.is_synchronous;
+  }
+
+  // A worker in the place of one that died takes the numbers of those pushes that this one did not bring to an end.
+  // Chunks that have them drop its own.
+  bool has_others_instead(const StoreKey& key, const std::vector<int>& digits, const Process& self) {
+    int missing = 0, others = 0;
+    for (size_t slot = 0; slot < digits.size(); ++slot) {
+      const Push& push = pushes_[slots_[key.id][slot]];
+      const Process& its = process(push.rank);
+      if (its.number != self.number) continue;
+      if (its.term < self.term && push.acknowledged_at == kNever && digits[slot] > 0) ++others;
+      if (its.term > 0 && push.acknowledged_at < kNever && digits[slot] == 0) ++missing;
+    }
+    return std::max(missing, 1) <= others;
   }
 
   template <typename Check>
@@ -860,7 +915,8 @@ class World {
         const size_t number = slots_[key.id][slot];
         const bool is_own =
             own != one.acknowledged.end() && std::count(own->second.begin(), own->second.end(), number) > 0;
-        if (is_own && digits[slot] == 0 && !pushes_[number].has_failed && !may_be_missing(pushes_[number], server))
+        if (is_own && digits[slot] == 0 && !pushes_[number].has_failed && !may_be_missing(pushes_[number], server) &&
+            !has_others_instead(key, digits, process(pushes_[number].rank)))
           story_.find(name_of_push(key.id, slot) + " is not in what its worker pulls");
       }
       if (draw_.is_synchronous) check_round(self, key, server, digits);
@@ -903,7 +959,8 @@ class World {
     for (const char* const role : {"worker ", "server "})
       for (int number = 0; number < 3; ++number) {
         const std::string name = role + std::to_string(number);
-        if (text.find(name) != std::string::npos && !disturbed_.count(name) && weather().drop == 0)
+        if (text.find(name) != std::string::npos && !disturbed_.count(name) && weather().drop == 0 &&
+            text.find(name + kHasEnded) == std::string::npos)
           story_.find("an error of " + name_of(self) + " names " + name + ", which was not disturbed: " + text);
       }
   }
@@ -941,7 +998,8 @@ class World {
     for (size_t slot = 0; slot < digits.size(); ++slot) {
       const Push& push = pushes_[slots_[key.id][slot]];
       const bool is_acknowledged = push.acknowledged_at < kNever;
-      if (is_acknowledged && digits[slot] == 0 && !may_be_missing(push, server.number) && !draw_.is_synchronous)
+      if (is_acknowledged && digits[slot] == 0 && !may_be_missing(push, server.number) && !draw_.is_synchronous &&
+          !has_others_instead(key, digits, process(push.rank)))
         story_.find(name_of_push(key.id, slot) + " was acknowledged, and is lost");
     }
   }
