@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from simulate.programs import NAMES, Finding, Program, Total, program
+from simulate.programs import NAMES, SEEDS_AT_A_TIME, Finding, Program, Total, program
 
-_AT_A_TIME = 500
 _MOST_SHOWN = 10
 
 
@@ -92,7 +91,7 @@ def _runs(world: Program, seeds: range, seconds: float | None) -> Iterator[tuple
         while first < seeds.stop:
             parts = []
             for _ in range(2 * cores):
-                parts.append(range(first, min(first + _AT_A_TIME, seeds.stop)))
+                parts.append(range(first, min(first + SEEDS_AT_A_TIME, seeds.stop)))
                 first = parts[-1].stop
             results = [one for one in pool.map(run, parts) if one is not None]
             yield from results
