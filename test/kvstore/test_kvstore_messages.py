@@ -119,7 +119,7 @@ def test_a_joined_worker_holds_up_no_round() -> None:
         require_equal(np.frombuffer(worker.hear().body, np.float32), _ones())
 
 
-def test_who_has_joined_waits_for_a_dead_worker_and_is_not_waited_for_when_that_comes_back() -> None:
+def test_joined_workers_wait_for_a_dead_worker_and_nobody_waits_for_them_when_it_comes_back() -> None:
     with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
         _store(worker, staleness=0)
         other.ask("attach")
@@ -175,7 +175,7 @@ def test_a_create_that_the_server_before_has_carried_out_is_answered_by_its_succ
             assert after.hear().said == "refused"
 
 
-def test_what_is_newer_than_the_snapshot_of_a_server_is_lost_with_the_server() -> None:
+def test_keys_and_optimizers_newer_than_the_snapshot_of_a_server_are_lost_with_it() -> None:
     peer_lost = 4
     with served() as server, Worker(server, 0) as worker, served() as successor:
         worker.ask("create", part_spec((COUNT,)), chunk=2)

@@ -76,7 +76,7 @@ _LINKING: Mapping[str, Sequence[str]] = {"sockets": [f"-Wl,--wrap={name}" for na
 _PYTHON_WORLDS = ("elastic", "scheduler")
 NAMES = (*_SOURCES, *_PYTHON_WORLDS)
 _PROGRAM = "simulate"
-# What the command tells in one process.
+# Stories that the command tells in one process.
 SEEDS_AT_A_TIME = 500
 
 

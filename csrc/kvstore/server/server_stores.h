@@ -66,7 +66,7 @@ class ServerStores {
   void adopt(const std::vector<Found>& all);
   // Makes the next Part from its description; then it is given the chunks. put() returns the number of the next one.
   void restore(uint32_t store, const Bytes& description);
-  // What a worker is told that asks for `what`, which is not here. A snapshot may be older than it: then it is lost.
+  // The error for a worker that asks for `what`, which is not here. A snapshot may be older than it: then it is lost.
   Error lacking(const std::string& what) const;
   bool is_restored() const { return is_restored_.load(std::memory_order_relaxed); }
   size_t put(size_t part, size_t first, const Bytes& chunks);

@@ -149,7 +149,7 @@ void RemoteServer::take_refusal(ErrorKind kind) {
   fail(Error(kind, text));
 }
 
-// What the server before has held, the one in its place may not have: it is sent again, as if it had never been held.
+// Requests that the server before has held are sent again, as if none had: the server in its place may not have them.
 void RemoteServer::let_go() {
   for (auto& [id, request] : requests_)
     if (std::exchange(request.is_held, false)) ++unanswered_;
