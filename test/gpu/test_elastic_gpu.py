@@ -22,6 +22,10 @@ def train(state):
     assert len(set(on)) == hvd.size(), on
     ranks = np.full(1000, hvd.size() * (hvd.size() + 1) / 2, np.float32)
     while state.step < STEPS:
+        if state.step == STEPS - 20 and hvd.size() < 3:  # until the newcomer has come
+            time.sleep(0.005)
+            state.commit()
+            continue
         total = hvd.allreduce(gradient, op=hvd.Sum, name="gradient")
         is_right = (total.get() == ranks).all()
         state.weights += total / total[0]

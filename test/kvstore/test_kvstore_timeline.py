@@ -32,6 +32,7 @@ for _ in range({ROUNDS}):
     kv.pull("w")
     kv.push(["w", 'with "quotes"'], [np.ones({3 * CHUNK}, np.float32), np.ones(5, np.float32)])
     optimizer.step([np.zeros(2)], [np.ones(2)])
+kv.wait()
 kv.barrier()
 assert (kv.pull("w") == 2 * hvd.size() * {ROUNDS}).all()
 """
