@@ -1,6 +1,7 @@
 """Operations on PyTorch tensors: every form, dtype and layout; what is refused, and how."""
 
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -541,6 +542,8 @@ def test_a_distributed_tensor_is_refused_and_its_local_one_is_not():
         require_tensor(hvd.allreduce(tensor.to_local(), op=hvd.Sum), torch.full((4,), float(hvd.size())))
     finally:
         torch.distributed.destroy_process_group()
+        # Cycles keep the group, which has threads: a forked child that collected it would abort.
+        gc.collect()
 
 
 DISAGREEMENTS = {

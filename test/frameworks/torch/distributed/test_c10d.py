@@ -1,6 +1,7 @@
 """The backend "ringtrain" of torch.distributed: every call, trainings beside gloo, ways to start, and errors."""
 
 import contextlib
+import gc
 import os
 import re
 import signal
@@ -40,6 +41,8 @@ def default_group(timeout_s=60):
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        # Cycles keep a group and its store, which have threads: a forked child that collected them would abort.
+        gc.collect()
 
 
 def run(launcher, script, *arguments, **variables):
