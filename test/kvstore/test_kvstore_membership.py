@@ -5,6 +5,7 @@ a process that the others take for dead.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -171,7 +172,8 @@ def test_a_process_whose_place_another_one_has_taken_is_told_so(tmp_path):
         program = TRAINS.replace("kv.barrier()\n", "")
         again = one.start("worker", ["-c", program, "dist_async"], DMLC_TASK_ID="1", DMLC_NUM_ATTEMPT="1")
         again.wait_for("pushed", 3)
-        assert "was expelled: another process has taken its place (" in failure_of(workers[1])[1]
+        # the scheduler names the other process; a server that refuses a push before that knows both reasons only
+        assert re.search("was expelled.*another process has taken its place", failure_of(workers[1])[1])
         assert "failed" not in workers[0].output()
 
 
@@ -273,7 +275,7 @@ def test_a_worker_that_comes_later_is_told_that_init_is_over(tmp_path):
 @pytest.mark.alike
 @pytest.mark.parametrize("shares", [True, False], ids=["shared", "tcp"])
 def test_nothing_of_an_expelled_worker_counts(shares):
-    expelled = r"^worker 0 was expelled from its job after a silence \(kv_timeout_s\), so its changes are refused"
+    expelled = r"^worker 0 was expelled from its job, after a silence \(kv_timeout_s\) or because another process has"
 
     def body(worker):
         worker.make([("float32", 40_000)])

@@ -105,9 +105,10 @@ void Actor::require_term() const {
 }
 
 Error expelled(uint32_t worker) {
-  return Error(ErrorKind::peer_lost, "worker " + std::to_string(worker) +
-                                         " was expelled from its job after a silence (kv_timeout_s), so its changes "
-                                         "are refused; start it again");
+  return Error(ErrorKind::peer_lost,
+               "worker " + std::to_string(worker) +
+                   " was expelled from its job, after a silence (kv_timeout_s) or because another "
+                   "process has taken its place: its changes are refused; start it again");
 }
 
 Outcome Actor::push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer) {
