@@ -13,13 +13,21 @@ _FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", "-ffp-contract=off", "-fsaniti
 _FOLDERS = ("base", "kernels", "network", "gpu", "memory", "coordination", "record", "collectives", "runtime")
 
 
+def test_a_handle_calls_each_callback_once_while_it_is_finished(tmp_path):
+    run(tmp_path, "handles")
+
+
 @pytest.mark.parametrize("how", range(5), ids=["well", "tuned", "failure", "loss", "shutdown"])
 @pytest.mark.parametrize("way", ["sockets", "shared"])
 def test_threads_of_engines_have_no_races(way, how, tmp_path):
-    of_core = [path for folder in _FOLDERS for path in sorted((CORE / folder).rglob("*.cc"))]
+    run(tmp_path, way, str(how))
+
+
+def run(folder, *words):
+    of_core = [path for name in _FOLDERS for path in sorted((CORE / name).rglob("*.cc"))]
     built = program("engine-threads", _FLAGS, [_SOURCE, *of_core], CORE.rglob("*.h"))
     # its own maps are at fixed places, which a kernel with more random bits takes for others
-    command = ["setarch", os.uname().machine, "-R", str(built), way, str(how)]
+    command = ["setarch", os.uname().machine, "-R", str(built), *words]
     settings = {**os.environ, "TSAN_OPTIONS": "exitcode=66"}
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=settings)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, env=settings)
     assert ended.returncode == 0 and ended.stdout == "well\n", ended.stderr[:6000]

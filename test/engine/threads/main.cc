@@ -1,6 +1,7 @@
 // Engines of three ranks under ThreadSanitizer, with several threads each that submit, watch and record, and an end of
 // each kind: test/engine/test_engine_threads.py.
 //
+// engine_threads handles: one thread finishes Handles while another asks to be called.
 // engine_threads sockets|shared HOW...: over sockets, as threads of this process, or over shared memory, as processes.
 // HOW: 0 and 1 end well, 1 with two streams and autotune; 2 a script fails; 3 a rank is lost; 4 a rank shuts down.
 #include <arpa/inet.h>
@@ -223,9 +224,35 @@ void run_as_processes(Job& job, Shared& shared) {
   }
 }
 
+// Nothing but the Handle itself orders its two threads, and each callback is called once.
+void finish_while_asking() {
+  constexpr size_t kHandles = 20'000;
+  std::vector<Handle> handles(kHandles);
+  std::vector<std::atomic<int>> calls(kHandles);
+  std::atomic<size_t> asked{0}, finished{0};
+  const auto keep_step = [](std::atomic<size_t>& own, const std::atomic<size_t>& other) {
+    own.fetch_add(1, std::memory_order_relaxed);
+    while (other.load(std::memory_order_relaxed) < own.load(std::memory_order_relaxed)) std::this_thread::yield();
+  };
+  std::thread finisher([&] {
+    for (Handle& handle : handles) {
+      keep_step(finished, asked);
+      handle.finish({});
+    }
+  });
+  for (size_t i = 0; i < kHandles; ++i) {
+    keep_step(asked, finished);
+    for (int times = 0; times < 2; ++times) handles[i].on_done([&calls, i] { ++calls[i]; });
+  }
+  finisher.join();
+  for (const auto& count : calls)
+    if (count != 2) fail("a Handle has called " + std::to_string(count) + " of 2 callbacks");
+}
+
 }  // namespace
 
 int main(int count, char** words) {
+  if (std::strcmp(words[1], "handles") == 0) finish_while_asking();
   for (int i = 2; i < count; ++i) {
     void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     Shared& shared = *new (memory) Shared();
