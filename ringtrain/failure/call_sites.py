@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from threading import get_ident
 from types import CodeType, FrameType
 
 from ringtrain._core import Site
@@ -23,7 +22,7 @@ _by_place: dict[tuple[int, int], tuple[CodeType, Site]] = {}  # id of the code, 
 
 def call_site(name: str = "") -> Site:
     """Returns the place that called ringtrain; the first one that did so with this name, which is quick to find."""
-    if get_ident() not in deadlock.submitters:
+    if deadlock.of_thread.submitter is None:
         deadlock.note_submitter()
     known = _by_name.get(name)
     if known is not None:

@@ -15,15 +15,32 @@ import ringtrain._core as _core
 
 _lock = threading.RLock()  # a signal handler may come here in the middle
 _waiting: dict[int, _core.Handle] = {}  # by thread
-submitters: set[int] = set()  # threads that have submitted something; for callers that submit often, to look at
+_submitters: set[int] = set()  # threads that live and have submitted something
+
+
+class _Submitter:
+    """A thread that has submitted something, until it ends: its number may be another thread's then."""
+
+    def __init__(self) -> None:
+        self._number, self._all = threading.get_ident(), _submitters
+        self._all.add(self._number)
+
+    def __del__(self) -> None:
+        self._all.discard(self._number)
+
+
+class _OfThread(threading.local):
+    submitter: _Submitter | None = None
+
+
+of_thread = _OfThread()  # for callers that submit often, to look at
 
 
 def note_submitter() -> None:
     """The calling thread submits operations; if that is new, what was said without counting it was too early."""
-    me = threading.get_ident()
-    if me not in submitters:
+    if of_thread.submitter is None:
         with _lock:
-            submitters.add(me)
+            of_thread.submitter = _Submitter()
             _core.say_blocked([])
 
 
@@ -44,6 +61,6 @@ def waiting(handle: _core.Handle) -> Iterator[None]:
 
 def _are_all_waiting() -> bool:
     return all(
-        thread.ident in _waiting or (thread.daemon and thread.ident not in submitters)
+        thread.ident in _waiting or (thread.daemon and thread.ident not in _submitters)
         for thread in threading.enumerate()
     )
