@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -24,8 +26,8 @@ class Exchange {
   static std::optional<Exchange> of(nb::handle capsule);
 
   // Where a tensor of torch, of exactly that class, begins if it lies in host memory, is dense and its elements are
-  // these.
-  std::optional<void*> address_of_same(nb::handle tensor, const TensorSpec& spec) const;
+  // these: in this shape, or in any.
+  std::optional<void*> address_of_same(nb::handle tensor, const TensorSpec& spec, bool is_flat) const;
 
  private:
   // As DLPack writes it down, from its version 1.3 on. nanobind has the rest.
@@ -78,15 +80,23 @@ std::optional<Exchange> Exchange::of(nb::handle capsule) {
   return api != nullptr && api->look != nullptr ? std::optional(Exchange(*api)) : std::nullopt;
 }
 
-std::optional<void*> Exchange::address_of_same(nb::handle tensor, const TensorSpec& spec) const {
+bool has_shape(const nb::dlpack::dltensor& seen, const TensorSpec& spec) {
+  return static_cast<size_t>(seen.ndim) == spec.shape.size() &&
+         std::equal(spec.shape.begin(), spec.shape.end(), seen.shape);
+}
+
+bool has_count(const nb::dlpack::dltensor& seen, const TensorSpec& spec) {
+  return std::accumulate(seen.shape, seen.shape + seen.ndim, int64_t{1}, std::multiplies<>()) == spec.count();
+}
+
+std::optional<void*> Exchange::address_of_same(nb::handle tensor, const TensorSpec& spec, bool is_flat) const {
   nb::dlpack::dltensor seen;
   if (api_->look(tensor.ptr(), &seen) != 0) {
     PyErr_Clear();
     return std::nullopt;
   }
   const bool is_same = seen.device.device_type == nb::device::cpu::value && is_dtype(seen.dtype, spec.dtype) &&
-                       static_cast<size_t>(seen.ndim) == spec.shape.size() &&
-                       std::equal(spec.shape.begin(), spec.shape.end(), seen.shape) && is_dense(seen) &&
+                       (is_flat ? has_count(seen, spec) : has_shape(seen, spec)) && is_dense(seen) &&
                        !is_negative(tensor);
   return is_same ? std::optional<void*>(static_cast<char*>(seen.data) + seen.byte_offset) : std::nullopt;
 }
@@ -117,9 +127,10 @@ thread_local bool is_known_to_submit = false;
 class PreparedArray {
  public:
   // `look`: a function that makes a view of such an array, or None, for the buffer protocol. `exchange`: torch's
-  // capsule, with which that is not needed, or None.
-  PreparedArray(Prepared prepared, nb::type_object type, nb::object look, nb::handle exchange)
-      : prepared_(std::move(prepared)), type_(std::move(type)), look_(std::move(look)) {
+  // capsule, with which that is not needed, or None. `is_flat`: with the capsule, an array may have another shape with
+  // as many elements.
+  PreparedArray(Prepared prepared, nb::type_object type, nb::object look, nb::handle exchange, bool is_flat)
+      : prepared_(std::move(prepared)), type_(std::move(type)), look_(std::move(look)), is_flat_(is_flat) {
     if (!exchange.is_none()) exchange_ = Exchange::of(exchange);
   }
 
@@ -160,7 +171,7 @@ class PreparedArray {
   // Of every gradient in every step.
   std::optional<void*> address_of(nb::handle array) const {
     if (Py_TYPE(array.ptr()) != reinterpret_cast<PyTypeObject*>(type_.ptr())) return std::nullopt;
-    if (exchange_) return exchange_->address_of_same(array, prepared_.spec());
+    if (exchange_) return exchange_->address_of_same(array, prepared_.spec(), is_flat_);
     if (look_.is_none()) return address_of_same(array, prepared_.spec());
     const nb::object view = look_(array);
     return view.is_none() ? std::nullopt : address_of_same(view, prepared_.spec());
@@ -169,6 +180,7 @@ class PreparedArray {
   Prepared prepared_;
   const nb::type_object type_;
   const nb::object look_;
+  const bool is_flat_;
   std::optional<Exchange> exchange_;
   std::shared_ptr<Handle> begun_;
   nb::object array_;
@@ -176,12 +188,12 @@ class PreparedArray {
 
 void prepare(PreparedArray* place, const nb::tuple& view, std::string name, ReduceOp op, double prescale,
              double postscale, int process_set, int priority, const Site& site, nb::type_object type, nb::object look,
-             nb::handle exchange) {
+             nb::handle exchange, bool is_flat, bool waits_for_name) {
   TensorView tensor = to_view(view);
   if (tensor.device != TensorView::kHost) throw invalid("only what lies in host memory can be prepared");
   new (place) PreparedArray(Prepared(request_of(std::move(name), op, prescale, postscale, process_set, priority, site),
-                                     std::move(tensor.spec)),
-                            std::move(type), std::move(look), exchange);
+                                     std::move(tensor.spec), waits_for_name),
+                            std::move(type), std::move(look), exchange, is_flat);
 }
 
 }  // namespace
@@ -197,7 +209,8 @@ void bind_in_place(nb::module_& module) {
       "or not of the dtype and shape that were prepared.")
       .def("__init__", &prepare, nb::arg("view"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
            nb::arg("postscale"), nb::arg("process_set"), nb::arg("priority"), nb::arg("site"), nb::arg("type"),
-           nb::arg("look").none(), nb::arg("exchange").none())
+           nb::arg("look").none(), nb::arg("exchange").none(), nb::arg("is_flat") = false,
+           nb::arg("waits_for_name") = false)
       .def("start", &PreparedArray::start, "(array): as allreduce_in_place; None if nothing has happened.")
       .def("begin", &PreparedArray::begin,
            "(array, is_awaited): submits it and keeps Handle and array until they are taken. Whether it has: not while "

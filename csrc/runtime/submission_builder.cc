@@ -48,7 +48,8 @@ void SubmissionBuilder::note_stream(const TensorView& view) {
   submission_->ready.emplace_back(view.stream, gpu->record_of_user(view.stream));
 }
 
-Prepared::Prepared(Request request, TensorSpec spec) : request_(std::make_shared<Request>(std::move(request))) {
+Prepared::Prepared(Request request, TensorSpec spec, bool waits_for_name)
+    : request_(std::make_shared<Request>(std::move(request))), waits_for_name_(waits_for_name) {
   request_->operation.tensors.push_back(std::move(spec));
 }
 
@@ -58,6 +59,7 @@ std::shared_ptr<Handle> Prepared::submit(void* address, Engine::Caller caller) {
   submission->request = request_;
   submission->inputs.push_back(address);
   submission->outputs.push_back(address);
+  submission->waits_for_name = waits_for_name_;
   std::shared_ptr<Handle> handle = require_engine()->submit(submission, caller);
   request_ = submission->request;  // another one where the memory is registered now, or is no more
   return handle;

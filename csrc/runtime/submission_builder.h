@@ -52,8 +52,8 @@ class SubmissionBuilder {
 // One thread at a time. Outlives engines: each submission goes to the current one.
 class Prepared {
  public:
-  // `request` lacks the tensor, and has a name of the user.
-  Prepared(Request request, TensorSpec spec);
+  // `request` lacks the tensor, and has a name of the user. `waits_for_name`: see Submission.
+  Prepared(Request request, TensorSpec spec, bool waits_for_name);
 
   const TensorSpec& spec() const { return request_->operation.tensors.front(); }
   // As SubmissionBuilder::submit, for the tensor at this address. Throws not_initialized.
@@ -61,6 +61,7 @@ class Prepared {
 
  private:
   std::shared_ptr<Request> request_;
+  bool waits_for_name_;
 };
 
 }  // namespace ringtrain

@@ -14,23 +14,38 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Hashable
+from typing import Any
 
 # Operations of one name are carried out one after the other, so each place in the step has several names in turn.
 _TURNS = 8
 _MOST_PLACES = 4096
+_NOTHING = (0, 0, 0, 0)  # before the first operation
 _PATTERN = re.compile(r"(group \d+\.\d+) #(\d+)\.(\d+)")
+
+
+class Call:
+    """An operation of a group that comes in each step: one of the names of its place."""
+
+    __slots__ = ("kind", "name", "number", "prepared")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kind = ""  # of the last operation of this name, "" before there was one
+        self.number = 0  # of that operation among the calls of the group, from 1
+        self.prepared: Any = None  # what a group keeps to submit the operation again
 
 
 class _Place:
     """A place in the step: after the same four operations."""
 
-    __slots__ = ("labels", "names", "number", "turn")
+    __slots__ = ("before", "calls", "following", "number", "turn")
 
-    def __init__(self, group: str, number: int) -> None:
+    def __init__(self, group: str, number: int, before: tuple[int, ...]) -> None:
         self.number = number
-        self.names = [f"{group} #{number}.{turn}" for turn in range(_TURNS)]
-        self.labels = [("", 0)] * _TURNS
+        self.before = before
+        self.calls = [Call(f"{group} #{number}.{turn}") for turn in range(_TURNS)]
         self.turn = 0
+        self.following: dict[int, _Place] = {}  # by the operation that is carried out here
 
 
 class Names:
@@ -43,36 +58,71 @@ class Names:
 
     def __init__(self, process_set: int, number: int) -> None:
         self.group = f"group {process_set}.{number}"
-        self._places: dict[tuple[Hashable, ...], _Place] = {}
-        self._before: tuple[Hashable, ...] = (None, None, None, None)
         self.calls = 0
+        self._signatures: dict[Hashable, int] = {}
+        self._places: dict[tuple[int, ...], _Place] = {}
+        self._begin()
         _all.add(self)
 
-    def next(self, kind: str, signature: Hashable) -> str:
-        """The name of the next operation.
+    def _begin(self) -> None:
+        """All ranks forget what they know at the same call."""
+        self._signatures.clear()
+        self._places.clear()
+        self._place = self._places[_NOTHING] = _Place(self.group, 0, _NOTHING)
+
+    def upcoming(self) -> Call:
+        """Returns the call that the next operation is."""
+        place = self._place
+        return place.calls[place.turn]
+
+    def next(self, kind: str, signature: Hashable) -> Call:
+        """Returns the call that the next operation is, and goes on to the one after it.
 
         Args:
             kind: what torch calls it, such as "all_reduce".
             signature: what tells it from other operations, the same on all ranks.
         """
-        place = self._places.get(self._before)
-        if place is None:
-            if len(self._places) == _MOST_PLACES:
-                self._places.clear()
-            place = self._places[self._before] = _Place(self.group, len(self._places))
-        turn = place.turn
-        place.turn = (turn + 1) % _TURNS
-        self._before = (*self._before[1:], signature)
+        return self.advance(kind, self.number_of(signature))
+
+    def number_of(self, signature: Hashable) -> int:
+        """Returns the number of the signature, for advance()."""
+        number = self._signatures.get(signature)
+        if number is None:
+            if len(self._signatures) >= _MOST_PLACES:
+                self._begin()
+            number = self._signatures[signature] = len(self._signatures) + 1
+        return number
+
+    def advance(self, kind: str, number: int) -> Call:
+        """As next(), by the number of the signature."""
+        place = self._place
+        call = place.calls[place.turn]
+        place.turn = (place.turn + 1) % _TURNS
+        following = place.following.get(number)
+        if following is None:
+            self._add_place(place, number)
+        else:
+            self._place = following
         self.calls += 1
-        place.labels[turn] = (kind, self.calls)
-        return place.names[turn]
+        call.kind, call.number = kind, self.calls
+        return call
+
+    def _add_place(self, place: _Place, number: int) -> None:
+        if len(self._places) >= _MOST_PLACES:
+            self._begin()
+            return
+        before = (*place.before[1:], number)
+        following = self._places.get(before)
+        if following is None:
+            following = self._places[before] = _Place(self.group, len(self._places), before)
+        self._place = place.following[number] = following
 
     def _label(self, number: int, turn: int) -> str:
         """Returns the last operation of a name as `all_reduce #17`, the kind and which call of the group. Or ""."""
         for place in self._places.values():
             if place.number == number:
-                kind, call = place.labels[turn]
-                return f"{kind} #{call}" if kind else ""
+                call = place.calls[turn]
+                return f"{call.kind} #{call.number}" if call.kind else ""
         return ""
 
 

@@ -22,18 +22,18 @@ from ringtrain.failure import deadlock
 from ringtrain.handles import keep_until_free, report_failure
 from ringtrain.torch.distributed.naming import in_words
 
-_LOOK_S = 0.2  # how often a wait comes back to Python, for signals
+LOOK_S = 0.2  # how often a wait comes back to Python, for signals
 _NO_TIMEOUT = timedelta(0)
 _settling = threading.RLock()
 
 
 def is_done_by(handle: _core.Handle, deadline: float) -> bool:
     """Waits for what the engine does until a time of time.monotonic(). Raises the error with which it failed."""
-    if _core.wait(handle, min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+    if _core.wait(handle, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
         return True
     with deadlock.waiting(handle):
         while time.monotonic() < deadline:
-            if _core.wait(handle, min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+            if _core.wait(handle, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
                 return True
             _core.require_initialized()  # a forked child would wait for ever
     return False
@@ -50,6 +50,15 @@ class Work(dist.Work):
         finish: called once when all handles are done, before the results are used.
         timeout_s: how long it may take from now on.
     """
+
+    _handles: Sequence[_core.Handle] = ()
+    _arrays: Any = None
+    _finish: Callable[[], None] | None = None
+    _is_done = False
+    _error: Exception | None = None
+    _future: torch.futures.Future[Any] | None = None
+    _ended: torch.futures.Future[None] | None = None
+    _is_future_complete = False
 
     def __init__(
         self,
@@ -68,11 +77,15 @@ class Work(dist.Work):
         self._finish = finish
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
-        self._is_done = False
-        self._error: Exception | None = None
-        self._future: torch.futures.Future[Any] | None = None
-        self._ended: torch.futures.Future[None] | None = None
-        self._is_future_complete = False
+
+    @classmethod
+    def done(cls, results: Any) -> Work:
+        """Returns the Work of an operation that is done."""
+        work: Work = cls.__new__(cls)
+        dist.Work.__init__(work)
+        work._results = results
+        work._is_done = True
+        return work
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Wait for the result. Returns True.

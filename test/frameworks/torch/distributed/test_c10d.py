@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -62,7 +63,7 @@ def torchrun(ranks):
 
 
 def names_of(names, signatures):
-    return [names.next("all_reduce", signature) for signature in signatures]
+    return [names.next("all_reduce", signature).name for signature in signatures]
 
 
 def test_a_repeated_step_has_the_same_names_again():
@@ -78,12 +79,12 @@ def test_a_repeated_step_has_the_same_names_again():
 def test_ranks_that_have_agreed_so_far_have_one_name_for_what_they_disagree_about():
     one, other = naming.Names(0, 0), naming.Names(0, 0)
     assert names_of(one, "abcab") == names_of(other, "abcab")
-    assert one.next("all_reduce", "c") == other.next("broadcast", "d")
+    assert one.next("all_reduce", "c").name == other.next("broadcast", "d").name
 
 
 def test_names_in_errors_are_those_of_torch():
     names = naming.Names(7, 1)
-    name = [names.next("barrier", ()), names.next("all_reduce", 3)][1]
+    name = [names.next("barrier", ()), names.next("all_reduce", 3)][1].name
     assert (
         naming.in_words(f'allreduce "{name}": lost; group 9.0 #1.1')
         == 'allreduce "all_reduce #2": lost; group 9.0 #1.1'
@@ -190,6 +191,89 @@ def test_another_rank_than_that_of_the_job_is_refused():
         ValueError, match=r"rank \d of 2, but in the job that hvd.init\(\) has joined it is rank \d of 2"
     ):
         dist.init_process_group("ringtrain", store=dist.HashStore(), rank=1 - hvd.rank(), world_size=2)
+
+
+# --------------------------------------------------------------------------------------------- repeated allreduces
+
+
+def summed(values, op=None, **options):
+    """The result of all_reduce, of a tensor that is made of the values."""
+    tensor = torch.tensor(values, **options)
+    dist.all_reduce(tensor, op=op or dist.ReduceOp.SUM)
+    return tensor
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(1, 2, 3)
+def test_a_repeated_allreduce_may_change_in_every_way():
+    with default_group() as rank:
+        size = dist.get_world_size()
+        rising = sum(range(size))
+        for step in range(40):
+            assert summed([rank, step]).tolist() == [rising, size * step]
+            assert summed([[rank], [step]]).tolist() == [[rising], [size * step]]
+            assert summed([rank, 0.5], op=dist.ReduceOp.MAX if step % 3 else None)[0] == (
+                size - 1 if step % 3 else rising
+            )
+            assert summed([rank, step], dtype=torch.float64 if step % 5 else torch.float32)[0] == rising
+            assert summed([rank] * (1 + step % 2)).tolist() == [rising] * (1 + step % 2)
+            parameter = torch.nn.Parameter(torch.full((3,), float(rank)))
+            dist.all_reduce(parameter.data if step % 4 == 0 else parameter.detach())
+            assert parameter.tolist() == [rising] * 3
+            # One rank alone leaves the way of what is repeated.
+            rows = torch.full((2, 2), float(rank))
+            tensor = rows.t()[:, :1] if step % 7 == 0 and rank == 0 else torch.full((2, 1), float(rank))
+            dist.all_reduce(tensor)
+            assert tensor.tolist() == [[rising]] * 2
+            work = dist.all_reduce(tensor := torch.full((4,), rank), async_op=True)
+            assert work.get_future().wait()[0].tolist() == [rising] * 4
+            assert tensor.tolist() == [rising] * 4 and work.is_success()
+
+
+@pytest.mark.ranks(2)
+def test_threads_repeat_allreduces_in_groups_of_their_own():
+    with default_group() as rank:
+        groups = [dist.new_group() for _ in range(3)]
+        failures = []
+
+        def work(group, count):
+            for _ in range(100):
+                dist.all_reduce(tensor := torch.full((count,), float(rank)), group=group)
+                if tensor.tolist() != [1.0] * count:
+                    failures.append(tensor)
+
+        threads = [threading.Thread(target=work, args=(group, 1 + i)) for i, group in enumerate(groups)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+
+
+@pytest.mark.ranks(2)
+def test_a_repeated_allreduce_fails_as_the_first_does():
+    with default_group() as rank:
+        for _ in range(40):
+            dist.all_reduce(torch.ones(2))
+        with pytest.raises(
+            hvd.MismatchError, match=r'"all_reduce #41": rank 0 sent float32\[2\], rank 1 sent float32\[3\]'
+        ):
+            dist.all_reduce(torch.ones(2 + rank))
+    with pytest.raises(ValueError, match="Default process group has not been initialized"):
+        dist.all_reduce(torch.ones(2))
+    with default_group(timeout_s=1) as rank:
+        group = dist.group.WORLD
+        for _ in range(40):
+            dist.all_reduce(torch.ones(2))
+        if rank == 0:
+            with pytest.raises(hvd.StalledError, match=r"all_reduce #41 of group .* within the timeout of 1 s"):
+                dist.all_reduce(torch.ones(2))
+        else:
+            time.sleep(2)
+            dist.all_reduce(torch.ones(2), async_op=True).wait(timedelta(seconds=60))
+        hvd.barrier()
+    with pytest.raises(hvd.ShutDownError, match=r"the group is gone"):
+        group.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
 
 
 # ------------------------------------------------------------------------------------------------------- errors

@@ -1,0 +1,68 @@
+"""Allreduces of one tensor that come again in each step: what the core needs to know of them is told once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ringtrain._core as _core
+from ringtrain._core import ReduceOp
+from ringtrain.errors import RingtrainError
+from ringtrain.failure.call_sites import call_site
+from ringtrain.handles import keep_until_free, report_failure
+from ringtrain.torch.distributed.naming import Call
+from ringtrain.torch.distributed.views import Tensor, View
+from ringtrain.torch.distributed.work import LOOK_S
+
+
+class Prepared(_core.Prepared):
+    """The operation of a call. It is submitted again with any tensor of the same class, dtype and number of elements.
+
+    Attributes:
+        op: torch's reduction.
+        signature: the number by which the names of the group know it.
+    """
+
+    __slots__ = ("op", "signature")
+    op: Any
+    signature: int
+
+    def submit(self, tensor: Tensor, is_async: bool) -> _core.Handle | bool:
+        """Returns the Handle, True for what is to be awaited at once, or False: then nothing has happened."""
+        try:
+            return (self.start(tensor) or False) if is_async else self.begin(tensor, True)
+        except Exception as error:
+            report_failure(error)
+            raise
+
+    def run(self) -> _core.Handle | None:
+        """Wait for what was begun. Returns its Handle if it has failed or takes long, and None if it is done."""
+        try:
+            if self.finish(LOOK_S) is not None:
+                return None
+        except RingtrainError:
+            pass
+        except BaseException:  # what a signal handler has raised
+            keep_until_free(*self.take())
+            raise
+        return self.take()[0]
+
+
+def prepare(
+    tensor: Tensor, view: View, process_set: int, reduction: ReduceOp, op: Any, call: Call, signature: int
+) -> _core.Handle | None:
+    """Submit an allreduce so that its call can be submitted again. None, and nothing has happened, where it cannot."""
+    kind: Any = type(tensor)
+    exchange = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if exchange is None:
+        return None
+    agreed = call.name, reduction, 1.0, 1.0, process_set, 0
+    prepared = Prepared(view, *agreed, call_site(), kind, None, exchange, is_flat=True, waits_for_name=True)
+    prepared.op, prepared.signature = op, signature
+    try:
+        handle = prepared.start(tensor)
+    except Exception as error:
+        report_failure(error)
+        raise
+    if handle is not None:
+        call.prepared = prepared
+    return handle
