@@ -1,4 +1,5 @@
 // A worker's side of key-value stores that servers keep.
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/vector.h>
 
 #include "base/clock.h"
@@ -343,7 +344,7 @@ void bind_store_client(nb::module_& module) {
       .def("read_state", &read_state, nb::arg("store"), nb::arg("id"), nb::arg("name"), nb::arg("out"))
       .def("write_state", &write_state, nb::arg("store"), nb::arg("id"), nb::arg("name"), nb::arg("values"))
       .def("join", &StoreClient::join, nb::arg("store"), Release())
-      .def("note_end_of_join", &StoreClient::note_end_of_join, nb::arg("store"), Release())
+      .def("resume", &StoreClient::resume, nb::arg("store"), nb::arg("joins"), Release())
       .def("lost", &StoreClient::lost, nb::arg("worker"), nb::arg("text"), nb::arg("first_term") = 0, Release())
       .def("back", &StoreClient::back, nb::arg("worker"), Release())
       .def("lost_server", &StoreClient::lost_server, nb::arg("server"), nb::arg("text"), Release())

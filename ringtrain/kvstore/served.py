@@ -462,9 +462,8 @@ class ServedBackend(Backend):
         return {key: max(of_key) for key, of_key in by_key.items() if of_key}
 
     def join(self) -> None:
-        self._client.join(self._number)
-        self._worker.say(self._label("join"))
-        self._client.note_end_of_join(self._number)
+        number = self._client.join(self._number)
+        self._client.resume(self._number, self._worker.say(self._label("join"), number))
 
 
 def _require_fits_atomic(key: Key, array: Any) -> None:

@@ -25,6 +25,7 @@ SAID = [
     "attach",
     "rule",
     "join",
+    "resume",
     "push",
     "pull",
     "push_pull",
@@ -173,10 +174,20 @@ def head(said: str | int, **fields: float) -> bytes:
     return HEAD.pack(number, *(values.get(name, 0) for name in names))
 
 
-def part_spec(counts: Sequence[int], is_sync: bool = False, staleness: int = -1, dtype: str = "float32") -> bytes:
-    """Keys 0, 1, ... of so many elements, wholly at one server."""
-    pieces = b"".join(struct.pack("<IIQQ", key, DTYPES[dtype], 0, count) for key, count in enumerate(counts))
+def part_spec(
+    counts: Sequence[int], is_sync: bool = False, staleness: int = -1, dtype: str = "float32", first: int = 0
+) -> bytes:
+    """Keys `first`, `first` + 1, ... of so many elements, wholly at one server."""
+    pieces = b"".join(struct.pack("<IIQQ", key, DTYPES[dtype], 0, count) for key, count in enumerate(counts, first))
     return struct.pack("<IqiQ", is_sync, staleness, CAPACITY, len(counts)) + pieces
+
+
+def join(worker: int, number: int) -> bytes:
+    return struct.pack("<Iq", worker, number)
+
+
+def joins(*of_workers: tuple[int, int]) -> bytes:
+    return struct.pack("<Q", len(of_workers)) + b"".join(join(*one) for one in of_workers)
 
 
 def rule(name: str, form: str = "mxnet", **numbers: float) -> bytes:
@@ -232,7 +243,7 @@ class Worker:
 
     def ask(self, said: str, body: bytes = b"", **fields: float) -> Message:
         """A question with its answer, which must not be a refusal."""
-        if said in ("create", "attach", "rule", "join"):
+        if said in ("create", "attach", "rule", "join", "resume"):
             self._question += 1
             fields = {"number": self._question} | fields
         sent = self.say(said, body, **fields)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from harness.exact import require_equal
-from store_wire import BODY_TAG, FRAME, HEAD, HEAD_TAG, SAID, Server, Worker, head, part_spec, rule, served
+from store_wire import BODY_TAG, FRAME, HEAD, HEAD_TAG, SAID, Server, Worker, head, join, joins, part_spec, rule, served
 
 from ringtrain._core import DTYPES
 
@@ -115,21 +115,47 @@ def test_a_joined_worker_holds_up_no_round() -> None:
     with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
         _store(worker, is_sync=True)
         assert worker.push(_ones(), 1, "push_pull").said == "held"
-        other.ask("join")
+        other.ask("join", join(1, 1))
         require_equal(np.frombuffer(worker.hear().body, np.float32), _ones())
 
 
-def test_joined_workers_wait_for_a_dead_worker_and_nobody_waits_for_them_when_it_comes_back() -> None:
+@pytest.mark.parametrize("has_joined", [False, True])
+def test_nobody_waits_for_joined_workers_when_one_that_died_comes_back(has_joined: bool) -> None:
     with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
         _store(worker, staleness=0)
         other.ask("attach")
+        worker.ask("join", join(0, 1))
+        if has_joined:
+            other.ask("join", join(1, 1))
         server.tell("lost", 1)
-        worker.ask("join")
         server.tell("back", 1)
         with Worker(server, 1) as after:
             after.ask("attach")
             assert after.push(_ones(), 1, "push_pull").said == "done"
             assert after.push(_ones(), 2, "push_pull").said == "done"
+
+
+def test_a_worker_that_has_left_a_round_of_joins_lets_in_those_of_that_round_only() -> None:
+    with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
+        _store(worker, is_sync=True)
+        worker.ask("join", join(0, 10))
+        other.ask("join", join(1, 20))
+        worker.ask("resume", joins((0, 10), (1, 20)))
+        assert worker.push(_ones(), 1, "push_pull").said == "held"
+        other.ask("join", join(1, 20))  # again, as a worker says it that has found another server
+        assert worker.has_heard_nothing()
+        other.ask("join", join(1, 21))
+        assert worker.hear().said == "done"
+        other.ask("resume", joins((0, 10), (1, 20)))
+        assert worker.push(_ones(), 2, "push_pull").said == "done"
+
+
+def test_a_joined_worker_holds_up_no_key_that_is_made_later() -> None:
+    with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
+        _store(worker, is_sync=True)
+        other.ask("join", join(1, 1))
+        worker.ask("create", part_spec((COUNT,), is_sync=True, first=1), chunk=2)
+        assert worker.push(_ones(), 1, "push_pull", part=1).said == "done"
 
 
 def test_codes_are_read_by_the_server() -> None:

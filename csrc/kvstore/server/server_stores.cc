@@ -161,7 +161,10 @@ Bytes ServerStores::answer_now(int worker, const Head& question, const Bytes& bo
       set_rule(question.store, words_of<RuleWords>(body));
       return {};
     case Said::join:
-      for (const auto& actor : stores_[question.store].actors) join(*actor, worker);
+      join(stores_[question.store], {static_cast<uint32_t>(worker), words_of<JoinWords>(body).number});
+      return {};
+    case Said::resume:
+      resume(stores_[question.store], words_of<EndedJoins>(body));
       return {};
     default:
       throw failure("a server cannot answer this");
@@ -181,6 +184,7 @@ Bytes ServerStores::create(int worker, const Head& question, const Bytes& body) 
   Actor& actor = add(question.store, spec, workers);
   for (const int dead : gone_)
     if (dead < workers) actor.part().presence(static_cast<size_t>(dead)).store(Presence::gone);
+  for (const auto& [joined, number] : store.joins) set_presence(actor, static_cast<int>(joined), Presence::joined);
   if (store.rule) put_rule(actor, *store.rule, false);
   return bytes_of(words_of_part(static_cast<uint32_t>(store.actors.size() - 1), actor.part(), worker));
 }
@@ -216,6 +220,7 @@ Actor& ServerStores::keep(uint32_t store, const std::shared_ptr<Part>& part) {
 
 Bytes ServerStores::attach(int worker, const Head& question) {
   Store& store = stores_[question.store];
+  store.joins.erase(static_cast<uint32_t>(worker));
   std::vector<PartWords> words;
   for (size_t i = question.part; i < store.actors.size(); ++i) {
     set_presence(*store.actors[i], worker, Presence::here);
@@ -257,16 +262,22 @@ void ServerStores::put_rule(Actor& actor, const RuleWords& rule, bool keeps_stat
   });
 }
 
-void ServerStores::join(Actor& actor, int worker) {
-  set_presence(actor, worker, Presence::joined);
-  Part& part = actor.part();
-  std::vector<int> joined;
-  for (size_t i = 0; i < part.layout().capacity(); ++i) {
-    const Presence presence = part.presence(i).load(std::memory_order_seq_cst);
-    if (presence == Presence::here || presence == Presence::gone) return;
-    if (presence == Presence::joined) joined.push_back(static_cast<int>(i));
+// One whose round is over comes again where its worker has found another server, and has not heard of the end yet.
+void ServerStores::join(Store& store, const JoinWords& join) {
+  const auto ended = store.ended_joins.find(join.worker);
+  if (ended != store.ended_joins.end() && ended->second == join.number) return;
+  store.joins[join.worker] = join.number;
+  for (const auto& actor : store.actors) set_presence(*actor, static_cast<int>(join.worker), Presence::joined);
+}
+
+void ServerStores::resume(Store& store, const EndedJoins& ended) {
+  for (const JoinWords& join : ended.joins) {
+    store.ended_joins[join.worker] = join.number;
+    const auto joined = store.joins.find(join.worker);
+    if (joined == store.joins.end() || joined->second != join.number) continue;
+    store.joins.erase(joined);
+    for (const auto& actor : store.actors) set_presence(*actor, static_cast<int>(join.worker), Presence::here);
   }
-  for (const int other : joined) set_presence(actor, other, Presence::here);
 }
 
 void ServerStores::set_presence(int worker, Presence presence) {
@@ -275,8 +286,10 @@ void ServerStores::set_presence(int worker, Presence presence) {
     gone_.insert(worker);
   else
     gone_.erase(worker);
-  for (auto& [number, store] : stores_)
+  for (auto& [number, store] : stores_) {
+    store.joins.erase(static_cast<uint32_t>(worker));
     for (const auto& actor : store.actors) set_presence(*actor, worker, presence);
+  }
 }
 
 bool ServerStores::admit(int worker, uint32_t term) {

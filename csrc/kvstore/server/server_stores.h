@@ -80,6 +80,8 @@ class ServerStores {
     std::optional<RuleWords> rule;
     std::vector<std::unique_ptr<Actor>> actors;  // the server's, by part
     size_t kept = 0;                             // parts that were taken over from the server before: the first ones
+    std::map<uint32_t, int64_t> joins;           // by worker that has joined: the number of this join
+    std::map<uint32_t, int64_t> ended_joins;     // by worker: its last join whose round is over
   };
 
   Actor& actor_of(size_t part) REQUIRES(mutex_);
@@ -94,9 +96,9 @@ class ServerStores {
   void set_rule(uint32_t store, const RuleWords& rule) REQUIRES(mutex_);
   void put_rule(Actor& actor, const RuleWords& rule, bool keeps_states);
   void set_presence(Actor& actor, int worker, Presence presence);
-  // Once all have joined, rounds are those of all again. The others wait in join() for a worker that is gone, as it may
-  // come back.
-  void join(Actor& actor, int worker);
+  void join(Store& store, const JoinWords& join);
+  // A worker that has left the round of joins has heard whose joins were in it.
+  void resume(Store& store, const EndedJoins& ended);
   PartWords words_of_part(uint32_t number, Part& part, int worker) const;
 
   const bool shares_memory_;

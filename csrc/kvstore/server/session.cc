@@ -250,7 +250,7 @@ void Session::answer_question(uint32_t id, const Head& head) {
       error_of([&] { body = head.said == Said::hello ? greet(head) : home_.stores().answer(worker_, head, question); });
   if (error) return refuse(id, *error);
   connection_->send(id, answer, std::move(body));
-  if (head.said == Said::join || head.said == Said::attach || head.said == Said::rule) home_.has_changed();
+  if (head.said != Said::hello && head.said != Said::create) home_.has_changed();
 }
 
 // ----------------------------------------------------------------------------------------------------------- requests

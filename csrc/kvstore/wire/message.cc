@@ -36,6 +36,22 @@ PartWords PartWords::read(Reader& reader) {
   return words;
 }
 
+void JoinWords::write(Writer& writer) const {
+  writer.put(worker);
+  writer.put(number);
+}
+
+JoinWords JoinWords::read(Reader& reader) {
+  JoinWords words;
+  reader.get(words.worker);
+  reader.get(words.number);
+  return words;
+}
+
+void EndedJoins::write(Writer& writer) const { write_list(writer, joins); }
+
+EndedJoins EndedJoins::read(Reader& reader) { return {read_list<JoinWords>(reader)}; }
+
 void RuleWords::write(Writer& writer) const {
   writer.put(name);
   writer.put(form);

@@ -20,7 +20,8 @@ enum class Said : uint16_t {
   create,  // PartSpec, for `chunk` workers from the beginning -> PartWords
   attach,  // of a store, the parts from `part` on -> a list of PartWords
   rule,    // RuleWords
-  join,
+  join,    // JoinWords: nobody waits for the pushes of this worker
+  resume,  // EndedJoins: these workers push again
   // A worker, of one chunk of a Part. `number`: of its pushes of that key, with the one that this is.
   push,
   pull,
@@ -42,9 +43,10 @@ enum class Said : uint16_t {
 constexpr auto kLastSaid = Said::early;
 
 constexpr const char* name_of(Said said) {
-  constexpr const char* kNames[] = {"hello",         "create",    "attach", "rule",       "join",        "push",
-                                    "pull",          "push_pull", "assign", "read_state", "write_state", "read_updates",
-                                    "write_updates", "poke",      "held",   "done",       "refused",     "early"};
+  constexpr const char* kNames[] = {"hello",      "create",      "attach",       "rule",          "join",
+                                    "resume",     "push",        "pull",         "push_pull",     "assign",
+                                    "read_state", "write_state", "read_updates", "write_updates", "poke",
+                                    "held",       "done",        "refused",      "early"};
   return kNames[static_cast<size_t>(said)];
 }
 constexpr bool is_of_chunk(Said said) { return said >= Said::push && said <= Said::poke; }
@@ -90,6 +92,23 @@ struct PartWords {
 
   void write(Writer& writer) const;
   static PartWords read(Reader& reader);
+};
+
+// One join of a worker; its number is one that this worker has given to no other join of the store.
+struct JoinWords {
+  uint32_t worker = 0;
+  int64_t number = 0;
+
+  void write(Writer& writer) const;
+  static JoinWords read(Reader& reader);
+};
+
+// Those of a round that is over.
+struct EndedJoins {
+  std::vector<JoinWords> joins;
+
+  void write(Writer& writer) const;
+  static EndedJoins read(Reader& reader);
 };
 
 struct RuleWords {

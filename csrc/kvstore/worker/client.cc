@@ -130,6 +130,17 @@ void StoreClient::await(RemoteReply& reply) {
   while (!reply.wait(kBetweenLooks_s)) interrupt_();
 }
 
+// Asks each server, and waits until all have answered.
+template <typename Ask>
+void StoreClient::await_all(Ask ask) {
+  std::vector<RemoteReplyPtr> replies;
+  for (int server = 0; server < static_cast<int>(servers_.size()); ++server) replies.push_back(ask(server));
+  for (const RemoteReplyPtr& reply : replies) {
+    await(*reply);
+    reply->take();
+  }
+}
+
 void StoreClient::create_keys(uint32_t store, const std::vector<StoreKey>& keys, const std::vector<HostArray>& values) {
   require_one_of_each(keys.size(), values.size());
   std::vector<Reply> replies;
@@ -223,24 +234,19 @@ void StoreClient::set_rule(uint32_t store, const RuleWords& rule, bool tells_ser
     const Lock lock(mutex_);
     store_of(store).set_state_names(std::move(names));
   }
-  if (!tells_servers) return;
-  std::vector<RemoteReplyPtr> replies;
-  for (int server = 0; server < static_cast<int>(servers_.size()); ++server)
-    replies.push_back(remote_.set_rule(server, store, rule));
-  for (const RemoteReplyPtr& reply : replies) {
-    await(*reply);
-    reply->take();
-  }
+  if (tells_servers) await_all([&](int server) { return remote_.set_rule(server, store, rule); });
 }
 
-void StoreClient::join(uint32_t store) {
-  std::vector<RemoteReplyPtr> replies;
-  for (int server = 0; server < static_cast<int>(servers_.size()); ++server)
-    replies.push_back(remote_.join(server, store));
-  for (const RemoteReplyPtr& reply : replies) {
-    await(*reply);
-    reply->take();
-  }
+int64_t StoreClient::join(uint32_t store) {
+  const int64_t number = remote_.next_join();
+  await_all([&](int server) { return remote_.join(server, store, number); });
+  return number;
+}
+
+void StoreClient::resume(uint32_t store, const std::map<uint32_t, int64_t>& joins) {
+  EndedJoins ended;
+  for (const auto& [worker, number] : joins) ended.joins.push_back({worker, number});
+  await_all([&](int server) { return remote_.resume(server, store, ended); });
 }
 
 // ----------------------------------------------------------------------------------------------------- push and pull

@@ -99,9 +99,11 @@ class StoreClient {
   void write_state(uint32_t store, uint32_t id, const std::string& name, const HostArray& values);
   void write_num_updates(uint32_t store, const Ids& ids, const std::vector<int64_t>& counts);
 
-  // This worker has no more data: nobody waits for its pushes until note_end_of_join(), when all workers have joined.
-  void join(uint32_t store);
-  void note_end_of_join(uint32_t store) { remote_.note_end_of_join(store); }
+  // This worker has no more data: nobody waits for its pushes until resume(). Returns a number of this join.
+  int64_t join(uint32_t store);
+  // All workers have joined, and from now on push again: those of these joins are waited for. A worker that joined and
+  // then died has another number in its next process.
+  void resume(uint32_t store, const std::map<uint32_t, int64_t>& joins);
   // News from others. A lost worker holds up only rounds, which fail.
   // `first_term`: from now on only processes of this term or a later one act in its name, see WorkerPlace.
   void lost(int worker, const std::string& text, uint32_t first_term);
@@ -142,6 +144,8 @@ class StoreClient {
   void require_workers(const ClientStore& store) REQUIRES(mutex_);
   void note_round(const std::shared_ptr<StoreHandle>& handle) REQUIRES(mutex_);
   void await(RemoteReply& reply);
+  template <typename Ask>
+  void await_all(Ask ask);
   std::vector<PartWords> ask_for_parts(int server, uint32_t store, uint32_t first);
   std::shared_ptr<Part> shared_part(int server, uint32_t store, const PartWords& words);
   void add_part(int server, uint32_t store, const PartWords& words) EXCLUDES(mutex_);

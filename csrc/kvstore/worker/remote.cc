@@ -190,22 +190,26 @@ RemoteReplyPtr Remote::set_rule(int server, uint32_t store, const RuleWords& rul
   return ask(server, head, bytes_of(rule));
 }
 
-RemoteReplyPtr Remote::join(int server, uint32_t store) {
+int64_t Remote::next_join() { return thread_->next_question(); }
+
+RemoteReplyPtr Remote::join(int server, uint32_t store, int64_t number) {
   Head head;
   head.said = Said::join;
   head.store = store;
-  return ask(server, head, {});
+  return ask(server, head, bytes_of(JoinWords{static_cast<uint32_t>(thread_->options().worker), number}));
+}
+
+RemoteReplyPtr Remote::resume(int server, uint32_t store, const EndedJoins& ended) {
+  Head head;
+  head.said = Said::resume;
+  head.store = store;
+  return ask(server, head, bytes_of(ended));
 }
 
 std::vector<PartWords> Remote::parts_of(RemoteReply& reply) {
   const Bytes body = reply.take();
   Reader reader(body);
   return read_list<PartWords>(reader);
-}
-
-void Remote::note_end_of_join(uint32_t store) {
-  for (int server = 0; server < static_cast<int>(thread_->options().servers.size()); ++server)
-    thread_->tell(server, [store](RemoteServer& there) { there.note_end_of_join(store); });
 }
 
 void Remote::poke(int server, uint32_t store, uint32_t part, uint32_t chunk) {

@@ -97,9 +97,10 @@ class Remote {
   RemoteReplyPtr create(int server, uint32_t store, int workers, const PartSpec& spec);
   RemoteReplyPtr attach(int server, uint32_t store, uint32_t first_part);
   RemoteReplyPtr set_rule(int server, uint32_t store, const RuleWords& rule);
-  RemoteReplyPtr join(int server, uint32_t store);
-  // All workers have joined this store, as this one has.
-  void note_end_of_join(uint32_t store);
+  // `number`: of next_join().
+  RemoteReplyPtr join(int server, uint32_t store, int64_t number);
+  RemoteReplyPtr resume(int server, uint32_t store, const EndedJoins& ended);
+  int64_t next_join();
   static PartWords part_of(RemoteReply& reply) { return words_of<PartWords>(reply.take()); }
   static std::vector<PartWords> parts_of(RemoteReply& reply);
 

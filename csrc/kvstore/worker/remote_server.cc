@@ -159,29 +159,20 @@ void RemoteServer::let_go() {
 // after them is counted on from there. It takes all workers for such as push.
 void RemoteServer::ask_again_for_parts() {
   for (const uint32_t store : stores_) {
-    if (joined_.count(store)) ask_again_first(Said::join, store);
-    ask_again_first(Said::attach, store);
+    const auto join = joins_.find(store);
+    if (join != joins_.end()) ask_again_first(join->second.first, store, join->second.second);
+    ask_again_first(Said::attach, store, {});
   }
 }
 
-void RemoteServer::ask_again_first(Said said, uint32_t store) {
+void RemoteServer::ask_again_first(Said said, uint32_t store, Bytes body) {
   RemoteQuestion question;
   question.head.said = said;
   question.head.store = store;
+  question.body = std::move(body);
   question.reply = std::make_shared<RemoteReply>();
   question.asks_again = true;
   questions_.push_front(std::move(question));
-}
-
-// Servers let workers in again that have joined when all have. One that came back later than that, or a worker that is
-// gone, may have kept them from it.
-void RemoteServer::note_end_of_join(uint32_t store) {
-  if (joined_.erase(store) == 0 || lost_) return;
-  RemoteQuestion question;
-  question.head.said = Said::attach;
-  question.head.store = store;
-  question.reply = std::make_shared<RemoteReply>();
-  add(std::move(question));
 }
 
 void RemoteServer::take_parts(uint32_t store) {
@@ -233,7 +224,8 @@ void RemoteServer::begin_piece(const RemoteOperation& operation) {
 void RemoteServer::add(RemoteQuestion question) {
   if (lost_) return question.reply->fail(*lost_);
   stores_.insert(question.head.store);
-  if (question.head.said == Said::join) joined_.insert(question.head.store);
+  const Said said = question.head.said;
+  if (said == Said::join || said == Said::resume) joins_[question.head.store] = {said, question.body};
   questions_.push_back(std::move(question));
   if (is_met_) ask_next();
 }

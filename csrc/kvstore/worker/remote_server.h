@@ -116,8 +116,6 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void add(RemoteFlightPtr flight);
   void add(RemoteQuestion question);
   void poke(const Head& head);
-  // All workers have joined a store: rounds are those of all again.
-  void note_end_of_join(uint32_t store);
   // Another process says so.
   void lose(const std::string& text);
   void come_back(std::vector<SocketAddress> addresses);
@@ -170,7 +168,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void take_refusal(ErrorKind kind);
   void let_go();
   void ask_again_for_parts();
-  void ask_again_first(Said said, uint32_t store);
+  void ask_again_first(Said said, uint32_t store, Bytes body);
   void take_parts(uint32_t store);
   void take_part(const PartWords& part, uint32_t store);
   void begin_piece(const RemoteOperation& operation);
@@ -222,8 +220,9 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   // Of pieces of which nothing has gone this way before: what another server in the place of the first one has of them.
   std::map<PieceName, std::vector<uint64_t>> untold_;
   std::unordered_map<uint32_t, Request> requests_;
-  std::set<uint32_t> stores_;                 // that it was asked for
-  std::set<uint32_t> joined_;                 // those of them that this worker has joined, and not all others yet
+  std::set<uint32_t> stores_;  // that it was asked for
+  // By store: the last join or resume of this worker, with its body.
+  std::map<uint32_t, std::pair<Said, Bytes>> joins_;
   size_t window_bytes_ = 0, unanswered_ = 0;  // of what it has not said that it has
   uint32_t next_id_ = 1;
   uint64_t orders_ = 0, answered_order_ = 0;

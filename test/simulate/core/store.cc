@@ -284,6 +284,7 @@ struct Process {
   bool is_over = false;       // it has ended by itself
   bool is_announced = false;  // all have heard that it is lost
   bool has_joined = false;    // it has no more data
+  int64_t join = 0;           // the number of this join
   std::string waits_for;
   std::deque<std::function<void()>> notices;
   double noticed_at = 0;
@@ -596,11 +597,12 @@ class World {
     run_script(self);
     // Others do not wait for a worker that has no more data.
     self.waits_for = "joining";
-    client.join(0);
+    self.join = client.join(0);
     self.has_joined = true;
     self.waits_for = "the others to join";
     fibres_.wait([&] { return self.is_told_off || have_all_joined(); });
-    client.note_end_of_join(0);
+    self.waits_for = "leaving the joins";
+    client.resume(0, joins());
     self.waits_for.clear();
     self.is_over = true;
     say(self, "is done");
@@ -613,6 +615,13 @@ class World {
       if (!one.has_joined && !one.is_over && !one.is_announced) return false;
     }
     return true;
+  }
+
+  std::map<uint32_t, int64_t> joins() {
+    std::map<uint32_t, int64_t> all;
+    for (int number = 0; number < draw_.workers; ++number)
+      if (const Process& one = *of_place(true, number); one.has_joined) all[static_cast<uint32_t>(number)] = one.join;
+    return all;
   }
 
   void hear_end(Process& to, const Process& of) {
