@@ -108,7 +108,7 @@ class Sweep:
         )
         array.fill(0)  # sums of sums would overflow
         size = count * dtype.itemsize
-        iterations = max(1, min(_MOST_ITERATIONS, _BYTES_OF_TIMING // size))
+        iterations = iterations_for(size)
 
         def sample(contestant: Contestant) -> dict[str, float]:
             return cost_for_all(job, contestant.run, iterations)
@@ -142,6 +142,11 @@ class Sweep:
                 cells += [f"{1e6 * used.median:.1f}", *_ratios(row, peers, "cpu")]
             table.add(cells)
         return [*lines_of(table), *(["A peer's column: its time / ringtrain's, median [min-max]."] if peers else [])]
+
+
+def iterations_for(size: int) -> int:
+    """How often an operation of so many bytes is repeated in one timing."""
+    return max(1, min(_MOST_ITERATIONS, _BYTES_OF_TIMING // size))
 
 
 def _ratios(row: Row, peers: list[str], quantity: str) -> list[str]:

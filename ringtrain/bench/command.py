@@ -19,6 +19,7 @@ import numpy as np
 import ringtrain
 import ringtrain._core as _core
 from ringtrain.bench import results
+from ringtrain.bench.c10d import C10d
 from ringtrain.bench.collectives import COLLECTIVES, Sweep
 from ringtrain.bench.flags import EXAMPLES, build_parser, launching_flags
 from ringtrain.bench.jax_step import JaxStep
@@ -131,6 +132,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Overlap(),
     Scaling(),
     TorchStep(),
+    C10d(),
     JaxStep(),
 )
 

@@ -7,6 +7,7 @@ processor then, too. The time by which a step is longer than one without communi
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from ringtrain.bench import ringtrain_competitor
@@ -23,17 +24,17 @@ class TorchStep:
     help = "a training step of torch models, beside DDP and beside the same step without communication"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--models", type=_models, default=",".join(MODELS), metavar="LIST", help="%(default)s")
-        parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="of a rank (default: %(default)s)")
-        parser.add_argument("--image-size", type=int, default=64, metavar="PIXELS", help="default: %(default)s")
-        parser.add_argument("--sequence-length", type=int, default=64, metavar="TOKENS", help="default: %(default)s")
-        parser.add_argument("--steps", type=int, default=3, metavar="N", help="in each timing (default: %(default)s)")
+        add_training_flags(parser, ",".join(MODELS))
 
     def measure(self, session: Session) -> list[Row]:
         session.init()
-        distributions = [one for peer in session.peers() for one in peer.training()]
+        of_peers = [one for peer in session.peers() for one in peer.training()]
         session.expect(len(session.arguments.models))
-        return [_measure_model(session, name, distributions) for name in session.arguments.models]
+        # torch need not be installed for the other measurements
+        from ringtrain.bench.torch import training
+
+        distributions = [*training.distributions(), *of_peers]
+        return [measure_model(session, name, distributions) for name in session.arguments.models]
 
     def table(self, result: Result) -> list[str]:
         lines = []
@@ -42,7 +43,16 @@ class TorchStep:
         return lines[:-1]
 
 
-def _measure_model(session: Session, name: str, of_peers: list[Distribution]) -> Row:
+def add_training_flags(parser: argparse.ArgumentParser, models: str) -> None:
+    parser.add_argument("--models", type=_models, default=models, metavar="LIST", help="%(default)s")
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="of a rank (default: %(default)s)")
+    parser.add_argument("--image-size", type=int, default=64, metavar="PIXELS", help="default: %(default)s")
+    parser.add_argument("--sequence-length", type=int, default=64, metavar="TOKENS", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="in each timing (default: %(default)s)")
+
+
+def measure_model(session: Session, name: str, distributions: Sequence[Distribution]) -> Row:
+    """A model that is trained in these ways in turn, the first of them ringtrain's, and without communication."""
     # torch need not be installed for the other measurements
     from ringtrain.bench.torch import training
 
@@ -50,7 +60,7 @@ def _measure_model(session: Session, name: str, of_peers: list[Distribution]) ->
     alone = Contestant(ALONE, task.train(Distribution(ALONE, lambda model, optimizer: (model, optimizer))))
     averages = training.averages_of(alone.run())
     admitted = session.admit(
-        [_competitor(task, one) for one in (*training.distributions(), *of_peers)],
+        [_competitor(task, one) for one in distributions],
         [],
         lambda: None,
         lambda gradients: training.are_close(gradients, averages),

@@ -17,7 +17,7 @@ from harness.socket_ranks import free_port
 
 import ringtrain as hvd
 from ringtrain import _core, bench
-from ringtrain.bench import command, flags, job, peers, results, ringtrain_competitor
+from ringtrain.bench import c10d, command, flags, job, peers, results, ringtrain_competitor
 from ringtrain.bench.arithmetic import ComputeThread, floor, scaling
 from ringtrain.bench.collectives import COLLECTIVES
 from ringtrain.bench.command import busy_core
@@ -432,6 +432,36 @@ def test_a_training_step_is_measured_beside_one_without_communication(tmp_path):
     require_sane(result, ["ringtrain", "no communication", shared, *ddp], rounds=1)
     assert result.rows[0].key == {"model": "resnet18", "tensors": 62, "bytes": 46_758_048, "inputs": [2, 3, 32, 32]}
     assert "exposed ms" in printed and "2x3x32x32 on each rank" in printed
+
+
+@pytest.mark.slow
+@needs_mpi
+def test_operations_and_trainings_of_torch_distributed_are_measured_beside_gloo(tmp_path):
+    pytest.importorskip("torch", reason="a backend of torch is measured")
+    sizes = ["--sizes", "4,1K", "--models", "resnet18", "--batch-size", "2", "--image-size", "32", "--steps", "1"]
+    result, printed = run(["c10d", "-np", "2", "--rounds", "1", "--warmup", "0", *sizes], tmp_path)
+    operations, trainings = result.rows[:-2], result.rows[-2:]
+    expected = [{"operation": one, "bytes": size} for one in c10d.OPERATIONS for size in (4, 1024)]
+    split = [one for one in c10d.OPERATIONS if one not in ("all_reduce", "broadcast", "send_recv")]
+    for key in expected:
+        if key["operation"] in split:
+            key["bytes"] = max(8, key["bytes"])  # a value for each rank
+    assert [row.key for row in operations] == expected
+    for row in operations:
+        peers = ["gloo"] if row.key["operation"] == "send_recv" else ["gloo", "mpi"]
+        require_sane(Result("c10d", {}, {}, [row]), ["ringtrain", *peers], rounds=1)
+    assert [(row.key["training"], row.key["model"]) for row in trainings] == [("ddp", "resnet18"), ("fsdp", "resnet18")]
+    require_sane(Result("c10d", {}, {}, trainings), ["ringtrain", "no communication", "gloo"], rounds=1)
+    assert "all_to_all_single" in printed and "fsdp, resnet18: 62 gradients" in printed
+
+
+def test_a_group_of_one_rank_is_not_measured(capsys):
+    pytest.importorskip("torch", reason="a backend of torch is measured")
+    with pytest.raises(SystemExit):
+        command.main(["c10d", "--operations", "all_reduce,scan"])
+    assert "scan: must be some of all_reduce, all_gather_into_tensor" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="c10d needs at least two ranks: use -np 2"):
+        command.main(["c10d"])
 
 
 def test_torch_models_have_their_parameters():

@@ -134,6 +134,7 @@ class Task:
         whole = self._build()
         parameters = list(whole.parameters())
         model, optimizer = distribution.distribute(whole, torch.optim.SGD(parameters, lr=_SMALL_RATE, momentum=0.9))
+        parameters = list(model.parameters())  # those that are sharded are others
 
         def step() -> list[Tensor]:
             optimizer.zero_grad()
@@ -179,5 +180,6 @@ def averages_of(gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 def are_close(gradients: Sequence[Tensor], averages: Sequence[Tensor], tolerance: float = _TOLERANCE) -> bool:
-    distance = sum(float((ours - right).square().sum()) for ours, right in zip(gradients, averages, strict=True))
+    whole = [getattr(gradient, "full_tensor", lambda gradient=gradient: gradient)() for gradient in gradients]
+    distance = sum(float((ours - right).square().sum()) for ours, right in zip(whole, averages, strict=True))
     return distance <= tolerance**2 * sum(float(right.square().sum()) for right in averages)
