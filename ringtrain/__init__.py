@@ -131,6 +131,11 @@ def __getattr__(name: str) -> object:
     return value
 
 
+def load_ipython_extension(shell: object) -> None:
+    """IPython calls it for `%load_ext ringtrain`, which gives the notebook the cell magic `%%ringtrain -np 4`."""
+    importlib.import_module("ringtrain.runner.notebook").register(shell)
+
+
 def __dir__() -> list[str]:
     """Lists the public names, which completion shows, and none of the modules that importing them has left here."""
     return sorted({*__all__, "elastic", *(name for name in globals() if name.startswith("__"))})
