@@ -31,7 +31,7 @@ void SubmissionBuilder::add_output(const TensorView& view) {
   require_memory(view.address, view.spec);
   submission_->outputs.push_back(view.address);
   const OpKind kind = submission_->operation().kind;
-  if (kind == OpKind::allgather || kind == OpKind::reducescatter)
+  if (kind == OpKind::allgather || kind == OpKind::alltoall || kind == OpKind::reducescatter)
     submission_->output_bytes.push_back(view.spec.bytes());
 }
 

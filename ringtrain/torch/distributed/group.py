@@ -38,6 +38,7 @@ from ringtrain.torch.distributed.views import (
     needs_all_values,
     op_of,
     reduction_of,
+    shares_memory,
     view_of,
 )
 from ringtrain.torch.distributed.work import Work, complete, is_done_by
@@ -535,7 +536,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             sent = [part.detach().reshape(-1) for part in parts]
             splits = [part.numel() for part in parts]
         targets = [target if one == root else target.detach().reshape(-1)[:0] for one in range(self._size)]
-        return self._exchange("scatter", (root,), sent, splits, targets, target, opts, results=[target])
+        into = target if contiguous(target, "scatter") is target else None
+        return self._exchange("scatter", (root,), sent, splits, targets, target, opts, results=[target], into=into)
 
     def _require_list(self, kind: str, tensors: list[Tensor], like: Tensor) -> None:
         if len(tensors) != self._size or any(tensor.numel() != like.numel() for tensor in tensors):
@@ -578,7 +580,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         parts = list(target.detach().reshape(-1).split([count * row for count in received]))
         copy = copies_back([output], [target])
         splits = [count * row for count in sent]
-        return self._exchange(kind, (), [input.detach().reshape(-1)], splits, parts, input, opts, [output], copy)
+        sent_rows = [input.detach().reshape(-1)]
+        return self._exchange(kind, (), sent_rows, splits, parts, input, opts, [output], copy, target)
 
     alltoall_base = all_to_all_single
 
@@ -608,13 +611,19 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         opts: Any,
         results: Any = None,
         then: Callable[[_core.Handle], None] | None = None,
+        into: Tensor | None = None,
     ) -> Work:
-        """Elements go to the ranks by `splits`, and those that come go to `targets`, one for each rank or none."""
+        """Elements go to the ranks by `splits`, and those that come go to `targets`, one for each rank or none.
+
+        `into` has the memory of all targets, one after the other. The engine writes there, unless it is the input's.
+        """
         together = sent[0] if len(sent) == 1 else torch.cat(sent)
         source = contiguous(together, kind)
         address, dtype, (count,) = bytes_view_of(source, kind)
         factor = count // together.numel() if together.numel() else elements_of(like, kind)
         expected = [target.numel() * factor for target in targets] if targets else [0] * self._size
+        is_apart = into is not None and not shares_memory(into, source)
+        outputs = [bytes_view_of(into, kind)] if into is not None and is_apart else []
 
         def finish(handle: _core.Handle) -> None:
             received = handle.received_splits()
@@ -623,13 +632,14 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
                     f"{kind} of {self._title}: the ranks sent {[one // factor for one in received]} elements, but this "
                     f"rank has room for {[one // factor for one in expected]}"
                 )
-            if targets:
+            if targets and not outputs:
                 deliver(kind, targets, handle, like)
             if then is not None:
                 then(handle)
 
         return self._submit(
             *(kind, OpKind.ALLTOALL, (dtype, *signature), [(address, dtype, (count,))]),
+            outputs=outputs,
             splits=[split * factor for split in splits],
             opts=opts,
             arrays=(source, targets),

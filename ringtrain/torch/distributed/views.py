@@ -113,6 +113,11 @@ def elements_of(tensor: Tensor, kind: str) -> int:
     return 1 if tensor.dtype in _DTYPES else tensor.element_size()
 
 
+def shares_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors may have elements in common."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
 def assign(target: Tensor, values: Tensor) -> None:
     with torch.no_grad():
         target.detach().copy_(values)

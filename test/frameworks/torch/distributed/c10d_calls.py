@@ -165,6 +165,12 @@ def all_to_all(group, ranks, me):
     dist.all_to_all_single(output, sent, [(rank + me) % 3 for rank in range(size)], splits, group=group)
     same(output, torch.cat([torch.full(((rank + me) % 3, 2), float(10 * rank + me)) for rank in range(size)]))
     if not IS_GLOO:
+        values = torch.tensor([float(10 * me + to) for to in range(size)])
+        dist.all_to_all_single(values, values, group=group)
+        same(values, torch.tensor([float(10 * rank + me) for rank in range(size)]))
+        columns = torch.empty(2, size).t()  # not contiguous
+        dist.all_to_all_single(columns, torch.full((size, 2), float(me)), group=group)
+        same(columns, torch.arange(float(size)).unsqueeze(1).expand(size, 2))
         outputs = [torch.empty(rank + 1) for rank in range(size)]
         dist.all_to_all(outputs, [torch.full((me + 1,), float(10 * me + to)) for to in range(size)], group=group)
         for rank, got in enumerate(outputs):
