@@ -68,9 +68,8 @@ void GpuGroups::make_hierarchy(int process_set, const Placement& placement) {
   parts.node = connect(process_set, on_node);
   parts.cross = make_cross(process_set, placement, across);
   if (placement.own < 0) return;
-  tensors_->set_group(process_set,
-                      std::make_unique<GpuHierarchy>(std::move(parts), make_staged_group(process_set, false),
-                                                     tensors_->gpu(), tensors_->pool()));
+  tensors_->set_group(process_set, std::make_unique<GpuHierarchy>(std::move(parts), sets_.shared_group(process_set),
+                                                                  tensors_->relay(), tensors_->pool()));
 }
 
 std::unique_ptr<Group> GpuGroups::make_cross(int process_set, const Placement& placement, const Seat& seat) {
@@ -81,13 +80,13 @@ std::unique_ptr<Group> GpuGroups::make_cross(int process_set, const Placement& p
     ranks.push_back(placement.ranks[static_cast<size_t>(placement.on_node(node)[static_cast<size_t>(seat.color)])]);
   const int tag = kFirstGroupTag + process_set % kGroupTags;
   const auto peers = [&] { return Endpoint(*fabric_.network(), ranks, seat.place, tag, &watch_); };
-  auto staged = std::make_unique<StagedGroup>(
-      make_network_group(options_.cross_algorithm, peers(), tuning_, wire_dtype(options_)), tensors_->relay(), false);
-  if (options_.gpu_cross_algorithm == "mpi") return staged;
+  auto host = make_network_group(options_.cross_algorithm, peers(), tuning_, wire_dtype(options_));
+  if (options_.gpu_cross_algorithm == "mpi")
+    return std::make_unique<StagedGroup>(std::move(host), tensors_->relay(), false);
   const LibraryCollectives* const library = fabric_.network()->collectives();
   if (library && library->denies_cuda() && placement.own == 0)
     warn("gpu_cross_algorithm is cuda_aware_mpi, but this MPI says that it takes no addresses of GPUs: it may crash");
-  return std::make_unique<CudaMpiGroup>(peers(), tensors_->gpu(), std::move(staged));
+  return std::make_unique<CudaMpiGroup>(peers(), std::move(host), tensors_->relay());
 }
 
 // On one node the parts lie where all of its ranks can read them, if all have room there.

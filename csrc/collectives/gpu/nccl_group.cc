@@ -362,7 +362,7 @@ void NcclGroup::barrier() {
 // Tensors that cannot be cut into equal slices in place are packed first: NCCL is fast with equal ones only, and every
 // call costs as much as copying some hundred kilobytes on the GPU.
 void GpuHierarchy::allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) {
-  if (!NcclGroup::can(reduction)) return fallback().allreduce(reduction, pieces);
+  if (!NcclGroup::can(reduction)) return StagedGroup::allreduce(reduction, pieces);
   const size_t element = size_of(reduction.dtype), unit = 64 * static_cast<size_t>(parts_.owners);
   size_t total = 0;
   for (const Piece& piece : pieces) total += piece.count;
@@ -372,14 +372,14 @@ void GpuHierarchy::allreduce(const Reduction& reduction, const std::vector<Piece
   const GpuBlockPtr block = pool_->take(padded * element);
   char* next = block->data();
   for (const Piece& piece : pieces) {
-    gpu_->copy(next, piece.source, piece.count * element, gpu_->stream());
+    gpu().copy(next, piece.source, piece.count * element, gpu().stream());
     next += piece.count * element;
   }
-  gpu_->clear(next, (padded - total) * element, gpu_->stream());
+  gpu().clear(next, (padded - total) * element, gpu().stream());
   allreduce_array(reduction, {block->data(), block->data(), padded});
   next = block->data();
   for (const Piece& piece : pieces) {
-    gpu_->copy(piece.destination, next, piece.count * element, gpu_->stream());
+    gpu().copy(piece.destination, next, piece.count * element, gpu().stream());
     next += piece.count * element;
   }
 }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "collectives/gpu/staged_group.h"
 #include "collectives/group.h"
 #include "gpu/nccl_comm.h"
 #include "memory/gpu_memory.h"
@@ -96,19 +97,16 @@ class NcclGroup final : public Group {
 // As HierarchicalGroup, whose stages in shared memory these are not: a value is reduced to its owner on the node,
 // between the owners of the same place on all nodes, and gathered on the node. All of it in the order of the GPU's own
 // stream.
-class GpuHierarchy final : public GroupWithFallback {
+class GpuHierarchy final : public StagedGroup {
  public:
   struct Parts {
     std::unique_ptr<Group> node;   // the ranks of this node
     std::unique_ptr<Group> cross;  // those with this rank's place on every node; null when it owns nothing
     int owners = 0;                // ranks of a node that own something
   };
-  // `fallback`: all ranks, for what has no hierarchical form, or NCCL cannot do.
-  GpuHierarchy(Parts parts, std::unique_ptr<Group> fallback, GpuPtr gpu, std::shared_ptr<GpuPool> pool)
-      : GroupWithFallback(std::move(fallback)),
-        parts_(std::move(parts)),
-        gpu_(std::move(gpu)),
-        pool_(std::move(pool)) {}
+  // `host`: all ranks, for what has no hierarchical form, or NCCL cannot do. `relay` outlives this.
+  GpuHierarchy(Parts parts, std::shared_ptr<Group> host, Relay& relay, std::shared_ptr<GpuPool> pool)
+      : StagedGroup(std::move(host), relay, false), parts_(std::move(parts)), pool_(std::move(pool)) {}
   const char* name() const override { return "nccl on nodes"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
@@ -118,7 +116,6 @@ class GpuHierarchy final : public GroupWithFallback {
   void allreduce_array(const Reduction& reduction, const Piece& piece);
 
   const Parts parts_;
-  const GpuPtr gpu_;
   const std::shared_ptr<GpuPool> pool_;
 };
 

@@ -77,7 +77,7 @@ class Relay {
   std::array<GpuEventPtr, kSlots> loaded_, stored_;
 };
 
-class StagedGroup final : public Group {
+class StagedGroup : public Group {
  public:
   // `host` does the work. `use_arena`, the same on all ranks: the relay's memory lies in the Arena everywhere. `relay`
   // outlives this.
@@ -96,6 +96,9 @@ class StagedGroup final : public Group {
   void alltoall(const void* source, const Counts& send_bytes, void* destination, const Counts& receive_bytes) override;
   void barrier() override { host_->barrier(); }
 
+ protected:
+  const Gpu& gpu() const { return gpu_; }
+
  private:
   // Between the GPU and the host: counts[r] bytes for each rank, laid end to end here and `offset` further on there.
   void load(char* slot, const void* source, const Counts& all, const Counts& part, size_t offset) const;
@@ -110,19 +113,19 @@ class StagedGroup final : public Group {
 
 // Sums between GPUs by an MPI that takes their addresses itself ("CUDA-aware"): no copies through host memory.
 //
-// MPI knows nothing of streams, so the host waits for what is in the GPU's own one before it calls MPI. Everything that
-// MPI lacks (factors, 16-bit floats) and what only moves data takes the other way.
-class CudaMpiGroup final : public GroupWithFallback {
+// MPI knows nothing of streams, so the host waits for what is in the GPU's own one before it calls MPI. What MPI lacks
+// (factors, 16-bit floats) and what only moves data passes through the host.
+class CudaMpiGroup final : public StagedGroup {
  public:
-  // All ranks at the same time.
-  CudaMpiGroup(Endpoint peers, GpuPtr gpu, std::unique_ptr<Group> fallback);
+  // All ranks at the same time. `host` and `relay` as for StagedGroup.
+  CudaMpiGroup(Endpoint peers, std::shared_ptr<Group> host, Relay& relay)
+      : StagedGroup(std::move(host), relay, false), peers_(std::move(peers)), library_(peers_) {}
   const char* name() const override { return "cuda-aware mpi"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
 
  private:
   Endpoint peers_;
-  const GpuPtr gpu_;
   Library library_;
 };
 

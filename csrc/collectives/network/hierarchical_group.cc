@@ -59,6 +59,62 @@ void for_each_block(const std::vector<Piece>& pieces, Visit visit) {
 
 constexpr int64_t kLongBytes = 16 << 10;
 
+// The counts of all ranks, cut into runs of whole nodes, for the stages in the shared memory of one node.
+//
+// Nodes that follow each other, and what of some counts is theirs. Every node has as many ranks.
+class NodeRun {
+ public:
+  // From node `begin` on, as many nodes as have kShort elements together, but at least one: so that what is long is cut
+  // where it needs no copy, and what is short takes few steps.
+  NodeRun(const std::vector<std::vector<int>>& ranks, const Counts& counts, size_t begin)
+      : ranks_(ranks), begin_(begin), end_(begin), lanes_(ranks.front().size()) {
+    size_t total = 0;
+    do {
+      for (size_t place = 0; place < lanes_.size(); ++place) {
+        const size_t count = counts[static_cast<size_t>(ranks[end_][place])];
+        lanes_[place] += count;
+        total += count;
+      }
+      ++end_;
+    } while (end_ < ranks.size() && total < kShort);
+  }
+
+  size_t end() const { return end_; }
+  // By place: the counts of the ranks with that place.
+  const Counts& lanes() const { return lanes_; }
+  // Whether in the order of lanes the ranks are in their own order, without another between.
+  bool is_in_order() const {
+    int next = ranks_[begin_][0];
+    bool is = true;
+    for_each([&](size_t rank) { is = is && static_cast<int>(rank) == next++; });
+    return is;
+  }
+  size_t first_rank() const { return static_cast<size_t>(ranks_[begin_][0]); }
+  // Calls visit(rank) by place, and for a place by node.
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    for (size_t place = 0; place < lanes_.size(); ++place)
+      for (size_t node = begin_; node < end_; ++node) visit(static_cast<size_t>(ranks_[node][place]));
+  }
+
+ private:
+  static constexpr size_t kShort = 64 << 10;
+
+  const std::vector<std::vector<int>>& ranks_;
+  size_t begin_, end_;
+  Counts lanes_;
+};
+
+// Calls visit(run) for all nodes, in order.
+template <typename Visit>
+void for_each_run(const std::vector<std::vector<int>>& ranks, const Counts& counts, Visit visit) {
+  for (size_t node = 0; node < ranks.size();) {
+    const NodeRun run(ranks, counts, node);
+    visit(run);
+    node = run.end();
+  }
+}
+
 }  // namespace
 
 // One allreduce with its three stages at work at the same time, each on another block.
@@ -220,7 +276,7 @@ void HierarchicalGroup::reduce_array(const Reduction& reduction, const Piece& ar
 // their lanes have gathered.
 
 void HierarchicalGroup::allgather(const void* source, void* destination, const Counts& bytes) {
-  if (!parts_.is_even()) return fallback().allgather(source, destination, bytes);
+  if (!parts_.is_even()) return flat_->allgather(source, destination, bytes);
   const Counts own_lane = parts_.of_own_lane(bytes), offsets = offsets_of(bytes);
   char* own = own_lane_.get(total_of(own_lane));
   parts_.cross->allgather(source, own, own_lane);
@@ -248,7 +304,7 @@ void HierarchicalGroup::allgather_all(const std::vector<Gathering>& arrays) {
 
 void HierarchicalGroup::reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                                        const Counts& counts) {
-  if (!parts_.is_even()) return fallback().reduce_scatter(reduction, source, destination, counts);
+  if (!parts_.is_even()) return flat_->reduce_scatter(reduction, source, destination, counts);
   const bool is_wide = is_half(reduction.dtype);
   const DType dtype = is_wide ? DType::float32 : reduction.dtype;
   const size_t given = size_of(reduction.dtype), element = size_of(dtype);
@@ -306,7 +362,7 @@ void HierarchicalGroup::broadcast_all(const std::vector<Piece>& pieces, int root
 
 void HierarchicalGroup::alltoall(const void* source, const Counts& send_bytes, void* destination,
                                  const Counts& receive_bytes) {
-  const auto straight = [&] { fallback().alltoall(source, send_bytes, destination, receive_bytes); };
+  const auto straight = [&] { flat_->alltoall(source, send_bytes, destination, receive_bytes); };
   if (!parts_.is_even()) return straight();
   auto longest = static_cast<int64_t>(std::max(*std::max_element(send_bytes.begin(), send_bytes.end()),
                                                *std::max_element(receive_bytes.begin(), receive_bytes.end())));

@@ -8,7 +8,6 @@
 // above each in hierarchical_group.cc; where nodes have different numbers of ranks, some are left to the flat Group.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,63 +18,7 @@
 
 namespace ringtrain {
 
-// The counts of all ranks, cut into runs of whole nodes, for the stages in the shared memory of one node.
-//
-// Nodes that follow each other, and what of some counts is theirs. Every node has as many ranks.
-class NodeRun {
- public:
-  // From node `begin` on, as many nodes as have kShort elements together, but at least one: so that what is long is cut
-  // where it needs no copy, and what is short takes few steps.
-  NodeRun(const std::vector<std::vector<int>>& ranks, const Counts& counts, size_t begin)
-      : ranks_(ranks), begin_(begin), end_(begin), lanes_(ranks.front().size()) {
-    size_t total = 0;
-    do {
-      for (size_t place = 0; place < lanes_.size(); ++place) {
-        const size_t count = counts[static_cast<size_t>(ranks[end_][place])];
-        lanes_[place] += count;
-        total += count;
-      }
-      ++end_;
-    } while (end_ < ranks.size() && total < kShort);
-  }
-
-  size_t end() const { return end_; }
-  // By place: the counts of the ranks with that place.
-  const Counts& lanes() const { return lanes_; }
-  // Whether in the order of lanes the ranks are in their own order, without another between.
-  bool is_in_order() const {
-    int next = ranks_[begin_][0];
-    bool is = true;
-    for_each([&](size_t rank) { is = is && static_cast<int>(rank) == next++; });
-    return is;
-  }
-  size_t first_rank() const { return static_cast<size_t>(ranks_[begin_][0]); }
-  // Calls visit(rank) by place, and for a place by node.
-  template <typename Visit>
-  void for_each(Visit visit) const {
-    for (size_t place = 0; place < lanes_.size(); ++place)
-      for (size_t node = begin_; node < end_; ++node) visit(static_cast<size_t>(ranks_[node][place]));
-  }
-
- private:
-  static constexpr size_t kShort = 64 << 10;
-
-  const std::vector<std::vector<int>>& ranks_;
-  size_t begin_, end_;
-  Counts lanes_;
-};
-
-// Calls visit(run) for all nodes, in order.
-template <typename Visit>
-void for_each_run(const std::vector<std::vector<int>>& ranks, const Counts& counts, Visit visit) {
-  for (size_t node = 0; node < ranks.size();) {
-    const NodeRun run(ranks, counts, node);
-    visit(run);
-    node = run.end();
-  }
-}
-
-class HierarchicalGroup final : public GroupWithFallback {
+class HierarchicalGroup final : public Group {
  public:
   struct Parts {
     std::unique_ptr<StreamWatch> watch;   // of `node`
@@ -102,7 +45,7 @@ class HierarchicalGroup final : public GroupWithFallback {
   };
   // `flat`: all ranks, for what suits no hierarchy.
   HierarchicalGroup(Parts parts, std::shared_ptr<Group> flat)
-      : GroupWithFallback(std::move(flat)), parts_(std::move(parts)) {}
+      : Group(flat->rank(), flat->size()), parts_(std::move(parts)), flat_(std::move(flat)) {}
   const char* name() const override { return "hierarchical"; }
 
   void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) override;
@@ -123,6 +66,7 @@ class HierarchicalGroup final : public GroupWithFallback {
   void reduce_array(const Reduction& reduction, const Piece& array);
 
   const Parts parts_;
+  const std::shared_ptr<Group> flat_;
   Scratch packed_, wide_, wide_slices_, run_, own_lane_, arrived_;
 };
 
