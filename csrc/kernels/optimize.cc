@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "kernels/independent.h"
+#include "kernels/variant.h"
 
 namespace ringtrain {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "kernels/independent.h"
+#include "kernels/variant.h"
 
 namespace ringtrain {
 namespace {

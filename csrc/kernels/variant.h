@@ -3,6 +3,13 @@
 
 #include "kernels/reduce.h"
 
+// Before a loop: none of its rounds needs what another one stores.
+#if defined(__clang__)
+#define RINGTRAIN_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define RINGTRAIN_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace ringtrain {
 
 struct Arrays {

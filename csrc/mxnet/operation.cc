@@ -1,15 +1,102 @@
 #include "mxnet/operation.h"
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <utility>
 
-#include "mxnet/lines.h"
+#include "base/thread_annotations.h"
+#include "coordination/operation.h"
 #include "runtime/submission_builder.h"
 
 namespace ringtrain {
 namespace {
+
+// Operations of one name go to the engine in the order in which they were pushed. MXNet's workers run what is ready in
+// any order, and ranks that took two operations of one name for each other would sum what does not belong together.
+class Lines {
+ public:
+  // Stays where it is until it was called or has left.
+  struct Waiting {
+    std::function<void()> begin;  // may destroy this object
+    bool is_ready = false;
+  };
+
+  // Any thread, as all else. Keys are copies: a callback may destroy the original.
+  void join(const Key& key, Waiting* waiting);
+  // It is called once all before it in its line were called or have left: here, or on another thread. No lock is held
+  // then.
+  void ready(Key key, Waiting* waiting);
+  // Does nothing if it was called.
+  void leave(Key key, const Waiting* waiting);
+
+ private:
+  struct Line {
+    std::deque<Waiting*> waiting;
+    bool is_served = false;  // by a thread that looks again when it has called one
+  };
+
+  void serve(const Key& key);
+  std::function<void()> next(const Key& key);
+
+  Mutex mutex_;
+  std::map<Key, Line> lines_ GUARDED_BY(mutex_);
+};
+
+void Lines::join(const Key& key, Waiting* waiting) {
+  const Lock lock(mutex_);
+  lines_[key].waiting.push_back(waiting);
+}
+
+void Lines::ready(Key key, Waiting* waiting) {
+  {
+    const Lock lock(mutex_);
+    waiting->is_ready = true;
+    Line& line = lines_.at(key);
+    if (std::exchange(line.is_served, true)) return;
+  }
+  serve(key);
+}
+
+void Lines::leave(Key key, const Waiting* waiting) {
+  {
+    const Lock lock(mutex_);
+    const auto it = lines_.find(key);
+    if (it == lines_.end()) return;
+    Line& line = it->second;
+    const auto place = std::find(line.waiting.begin(), line.waiting.end(), waiting);
+    if (place == line.waiting.end()) return;
+    line.waiting.erase(place);
+    if (std::exchange(line.is_served, true)) return;
+  }
+  serve(key);
+}
+
+void Lines::serve(const Key& key) {
+  while (const std::function<void()> begin = next(key)) begin();
+}
+
+// Null where there is nothing to call: then the line is left to the next operation.
+std::function<void()> Lines::next(const Key& key) {
+  const Lock lock(mutex_);
+  const auto it = lines_.find(key);
+  Line& line = it->second;
+  if (line.waiting.empty()) {
+    lines_.erase(it);
+    return nullptr;
+  }
+  Waiting* first = line.waiting.front();
+  if (!first->is_ready) {
+    line.is_served = false;
+    return nullptr;
+  }
+  line.waiting.pop_front();
+  return std::move(first->begin);
+}
 
 MxnetLibrary mxnet;  // constant once it is used
 Lines lines;

@@ -7,7 +7,7 @@
 #include "base/dtype.h"
 #include "base/dynlib.h"
 #include "base/error.h"
-#include "network/library_collectives.h"
+#include "network/network.h"
 
 namespace ringtrain {
 namespace {

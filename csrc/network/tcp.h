@@ -1,7 +1,9 @@
-// Connections of TCP, before anything is said over them.
+// Addresses, and connections of TCP before anything is said over them.
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/descriptor.h"
 
@@ -23,5 +25,8 @@ Descriptor begin_connection(const std::string& from, const SocketAddress& to, do
 
 // Returns the text of errno.
 std::string text_of(int error);
+
+// Returns (interface, address) of this host's interfaces that are up, in the system's order: numbers of IPv4 and IPv6.
+std::vector<std::pair<std::string, std::string>> interface_addresses();
 
 }  // namespace ringtrain

@@ -1,15 +1,60 @@
 // The end of the process, where MPI may keep it from ending.
+#include <unistd.h>
+
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "base/error.h"
-#include "base/exit_timer.h"
 #include "base/fork.h"
+#include "base/signals.h"
+#include "base/thread_annotations.h"
 #include "python/bind.h"
 
 namespace ringtrain {
 namespace {
+
+// The last resort where a library call may block for ever.
+//
+// Ends the process with exit status 1 after some seconds, whatever its threads are stuck in, unless cancelled before.
+class ExitTimer {
+ public:
+  // `message` is then written to standard error.
+  ExitTimer(double seconds, std::string message);
+  // Any thread. Nothing happens from then on.
+  void cancel();
+
+ private:
+  struct State {
+    Mutex mutex;
+    std::condition_variable_any has_changed;
+    bool is_cancelled GUARDED_BY(mutex) = false;
+  };
+
+  // Shared with the timer's thread, which may outlive this.
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+ExitTimer::ExitTimer(double seconds, std::string message) {
+  start_thread([state = state_, seconds, message = std::move(message)] {
+    const Lock lock(state->mutex);
+    const auto is_cancelled = [&]() REQUIRES(state->mutex) { return state->is_cancelled; };
+    if (state->has_changed.wait_for(state->mutex, std::chrono::duration<double>(seconds), is_cancelled)) return;
+    const ssize_t written = ::write(STDERR_FILENO, message.data(), message.size());
+    static_cast<void>(written);
+    _exit(1);
+  }).detach();
+}
+
+void ExitTimer::cancel() {
+  const Lock lock(state_->mutex);
+  state_->is_cancelled = true;
+  state_->has_changed.notify_all();
+}
 
 std::atomic<double> exit_limit_s{0};
 

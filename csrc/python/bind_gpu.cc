@@ -3,7 +3,7 @@
 #include "gpu/cuda.h"
 #include "gpu/nccl.h"
 #include "python/bind.h"
-#include "runtime/current_engine.h"
+#include "runtime/engine.h"
 
 namespace ringtrain {
 namespace {

@@ -14,7 +14,7 @@
 #include "base/thread_annotations.h"
 #include "base/wait.h"
 #include "python/bind.h"
-#include "runtime/current_engine.h"
+#include "runtime/engine.h"
 
 namespace ringtrain {
 namespace {

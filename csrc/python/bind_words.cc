@@ -4,7 +4,7 @@
 #include "base/options.h"
 #include "coordination/operation.h"
 #include "kernels/reduce.h"
-#include "network/interfaces.h"
+#include "network/tcp.h"
 #include "python/bind.h"
 
 namespace ringtrain {

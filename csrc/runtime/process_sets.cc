@@ -4,7 +4,7 @@
 
 #include "collectives/choose.h"
 #include "collectives/shm/shm_group.h"
-#include "network/library_collectives.h"
+#include "network/network.h"
 #include "runtime/fabric.h"
 
 namespace ringtrain {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "runtime/current_engine.h"
+#include "runtime/engine.h"
 
 namespace ringtrain {
 

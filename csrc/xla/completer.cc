@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/signals.h"
 #include "base/wait.h"
-#include "runtime/current_engine.h"
+#include "runtime/engine.h"
 #include "xla/call.h"
 
 namespace ringtrain::xla {
@@ -92,6 +92,40 @@ void Completion::copy_results() {
     const OwnedTensor& tensor = result_of(started, copy.bytes);
     if (copy.bytes > 0) std::memcpy(copy.to, tensor.memory.get(), copy.bytes);
   }
+}
+
+uint32_t Tickets::add(Started started) {
+  const Lock lock(mutex_);
+  started_.emplace(++last_, std::move(started));
+  return last_;
+}
+
+Started Tickets::at(uint32_t ticket) const {
+  const Lock lock(mutex_);
+  const auto found = started_.find(ticket);
+  if (found == started_.end()) throw failure("XLA has finished an operation twice, or one that was never started");
+  return found->second;
+}
+
+void Tickets::forget(uint32_t ticket) {
+  const Lock lock(mutex_);
+  started_.erase(ticket);
+}
+
+bool Tickets::are_done() const {
+  const Lock lock(mutex_);
+  return std::all_of(started_.begin(), started_.end(), [](const auto& entry) { return entry.second.is_done(); });
+}
+
+bool Tickets::are_free() const {
+  const Lock lock(mutex_);
+  return std::all_of(started_.begin(), started_.end(), [](const auto& entry) { return entry.second.is_memory_free(); });
+}
+
+// Never destroyed: threads of XLA may be at work when the process ends.
+Tickets& tickets() {
+  static Tickets& all = *new Tickets;
+  return all;
 }
 
 void Completer::post(Completion completion) {

@@ -1,5 +1,3 @@
-#include "xla/gpu_handlers.h"
-
 #include <map>
 #include <string>
 #include <utility>
@@ -8,10 +6,10 @@
 #include "base/thread_annotations.h"
 #include "base/wait.h"
 #include "gpu/cuda.h"
-#include "runtime/current_engine.h"
+#include "runtime/engine.h"
 #include "xla/completer.h"
+#include "xla/handlers.h"
 #include "xla/operations.h"
-#include "xla/tickets.h"
 
 namespace ringtrain::xla::on_gpu {
 namespace {

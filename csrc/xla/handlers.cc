@@ -6,7 +6,6 @@
 #include "base/wait.h"
 #include "xla/completer.h"
 #include "xla/operations.h"
-#include "xla/tickets.h"
 
 namespace ringtrain::xla {
 namespace {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "collectives/group.h"
-#include "kernels/half.h"
 
 namespace ringtrain {
 namespace {

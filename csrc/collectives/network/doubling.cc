@@ -16,10 +16,9 @@
 // floats travel as float32, and are rounded at the end.
 //
 // Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
-#include "collectives/network/doubling.h"
-
 #include <vector>
 
+#include "collectives/network/algorithms.h"
 #include "kernels/copy.h"
 
 namespace ringtrain {

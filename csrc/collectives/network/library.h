@@ -7,7 +7,7 @@
 
 #include "collectives/group.h"
 #include "network/endpoint.h"
-#include "network/library_collectives.h"
+#include "network/network.h"
 
 namespace ringtrain {
 

@@ -4,11 +4,10 @@
 #include <utility>
 
 #include "collectives/group.h"
-#include "collectives/network/doubling.h"
+#include "collectives/network/algorithms.h"
 #include "collectives/network/exchange.h"
 #include "collectives/network/packing.h"
 #include "collectives/network/ring.h"
-#include "collectives/network/tree.h"
 #include "collectives/piece_layout.h"
 #include "kernels/copy.h"
 

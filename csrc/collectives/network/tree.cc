@@ -1,10 +1,9 @@
-#include "collectives/network/tree.h"
-
 #include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
 
+#include "collectives/network/algorithms.h"
 #include "kernels/copy.h"
 
 namespace ringtrain {

@@ -1,9 +1,11 @@
-// Operations of MXNet's engine.
+// What frameworks call, and what calls them: operations of MXNet's engine, and handlers that JAX registers with XLA.
 #include <utility>
 
 #include "mxnet/operation.h"
 #include "python/bind.h"
-#include "runtime/current_engine.h"
+#include "runtime/engine.h"
+#include "xla/handlers.h"
+#include "xla/operations.h"
 
 namespace ringtrain {
 namespace {
@@ -56,6 +58,36 @@ void bind_mxnet(nb::module_& module) {
   module.def("mxnet_pending", &pending_in_mxnet, "How many of them are not done.");
   module.def("mxnet_raise_failure", &raise_failure, "Raises with what the engine ended, if one of them has met it.");
   module.def("mxnet_forget_failure", &forget_mxnet_failure);
+}
+
+namespace {
+
+nb::capsule capsule_of(xla::Failure* (*handler)(xla::CallFrame*)) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+nb::dict xla_handlers(int minor_version) {
+  xla::set_api_version(minor_version);
+  nb::dict on_cpu, on_gpu, all;
+  on_cpu["ringtrain_start"] = capsule_of(&xla::start);
+  on_cpu["ringtrain_finish"] = capsule_of(&xla::finish);
+  on_cpu["ringtrain_require_finite"] = capsule_of(&xla::require_finite);
+  on_gpu["ringtrain_start"] = capsule_of(&xla::on_gpu::start);
+  on_gpu["ringtrain_finish"] = capsule_of(&xla::on_gpu::finish);
+  on_gpu["ringtrain_require_finite"] = capsule_of(&xla::on_gpu::require_finite);
+  all["cpu"] = on_cpu;
+  all["CUDA"] = on_gpu;
+  return all;
+}
+
+}  // namespace
+
+void bind_xla(nb::module_& module) {
+  module.def(
+      "xla_handlers", &xla_handlers, nb::arg("minor_version"),
+      "By platform and name the functions that XLA calls, which tell it that they are written for version 0.minor.");
+  module.def("wait_for_xla", &xla::wait_for_all, nb::arg("timeout_s"), nb::call_guard<ReleasedGil>(),
+             "Whether all that programs of XLA have started is over, after at most so many seconds.");
 }
 
 }  // namespace ringtrain

@@ -1,5 +1,5 @@
-// Moves small data in the fewest steps one after the other, by a tree; and along a chain data that
-// is large.
+// The algorithms of a NetworkGroup that take no Pipeline (see pipeline.h): doubling.cc has the first one, with its
+// essay, and tree.cc the others.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,15 @@
 #include "collectives/piece_layout.h"
 
 namespace ringtrain {
+
+// Where it works: of this rank's sums, and of those that come in.
+struct DoublingMemory {
+  Scratch &mine, &theirs;
+};
+
+// A message has at most `chunk_bytes`.
+void allreduce_by_doubling(Endpoint& peers, const Reduction& reduction, const Piece& array, size_t chunk_bytes,
+                           const DoublingMemory& memory);
 
 // From rank `data.peer`, in a binomial tree: log2(n) steps, each with all of the data.
 void broadcast_by_tree(Endpoint& peers, const Message& data);
