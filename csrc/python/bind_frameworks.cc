@@ -1,4 +1,4 @@
-// What frameworks call, and what calls them: operations of MXNet's engine, and handlers that JAX registers with XLA.
+// Operations of MXNet's engine, and the handlers that JAX registers with XLA.
 #include <utility>
 
 #include "mxnet/operation.h"

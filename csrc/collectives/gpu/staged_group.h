@@ -113,8 +113,8 @@ class StagedGroup : public Group {
 
 // Sums between GPUs by an MPI that takes their addresses itself ("CUDA-aware"): no copies through host memory.
 //
-// MPI knows nothing of streams, so the host waits for what is in the GPU's own one before it calls MPI. What MPI lacks
-// (factors, 16-bit floats) and what only moves data passes through the host.
+// MPI knows nothing of streams, so the host waits for what is in the GPU's own one before it calls MPI. Factors, 16-bit
+// floats and operations that only move data pass through the host.
 class CudaMpiGroup final : public StagedGroup {
  public:
   // All ranks at the same time. `host` and `relay` as for StagedGroup.
