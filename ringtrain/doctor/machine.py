@@ -18,13 +18,12 @@ from ringtrain.doctor import gpu_facts
 from ringtrain.doctor.gpu_facts import Data, Finding
 from ringtrain.errors import RingtrainError
 from ringtrain.failure.ranks_in_words import list_of_ranks
-from ringtrain.job import launched_by, network as job_network, sockets
+from ringtrain.job import launched_by, libmpi, network as job_network, sockets
 from ringtrain.job.cores import cgroup_quota
 from ringtrain.job.rendezvous.member import meet
 from ringtrain.job.rendezvous.secret import job_secret
 from ringtrain.job.world import Exchange, node_name
 from ringtrain.options import table
-from ringtrain.runner import mpi_probe
 from ringtrain.runner.hosts import UsageError
 from ringtrain.runner.launchers import choose_network
 from ringtrain.runner.mpi_library import MpiNotFound, find_launcher, probe
@@ -181,7 +180,7 @@ def mpi(launch: launched_by.Launch | None, is_used: bool) -> Data:
     except MpiNotFound as error:
         return {"error": error.what, "remedy": error.remedy}
     if launch is not None and is_used and not launched_by.is_of_another_mpi(launch, data["library"]):
-        data = mpi_probe.describe(initialize=True)
+        data = libmpi.describe(initialize=True)
     return {**data, "mpirun": find_launcher(data["library"], data["path"]), "error": None}
 
 

@@ -19,14 +19,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 import ringtrain._core as _core
-from ringtrain.job import gpus
-from ringtrain.runner import mpi_probe
-from ringtrain.runner.hosts import Host, is_this_host
+from ringtrain.job import gpus, libmpi
+from ringtrain.runner.hosts import Host, is_this_host, remote_shell
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers import Launcher, Srun, find_srun, is_without_mpi, ssh_options
 from ringtrain.runner.mpi_library import MpiNotFound, probe
-from ringtrain.runner.remote import remote_shell
-from ringtrain.runner.supervise.screen import Screen
+from ringtrain.runner.supervise.output import Screen
 from ringtrain.runner.supervise.supervisor import Settings, Supervisor, signals_handled
 from ringtrain.version import __version__
 
@@ -49,7 +47,7 @@ class HostReport(NamedTuple):
 def describe_host(initialize: bool = False) -> HostReport:
     """Describe this host; with `initialize`, MPI is initialised on the way. A host may have none."""
     try:
-        mpi = mpi_probe.describe(initialize)
+        mpi = libmpi.describe(initialize)
         words = f"{mpi['library']} {mpi['version']}"
     except (ImportError, RuntimeError):
         words = "none"

@@ -13,7 +13,6 @@ from pathlib import Path
 from ringtrain.job import launched_by
 from ringtrain.runner import horovod_flags, installed
 from ringtrain.runner.batch_scripts import again_as_ringrun, sge_script, slurm_script, submit_to_sge, submit_to_slurm
-from ringtrain.runner.elastic_args import FLAGS, Asked, elastic_job, over_sockets, refuse_without_least
 from ringtrain.runner.flags import option_variables, parse
 from ringtrain.runner.hosts import (
     Allocation,
@@ -25,11 +24,20 @@ from ringtrain.runner.hosts import (
     read_hostfile,
     total_slots,
 )
-from ringtrain.runner.job import Job, environment_of_ranks, require_program
+from ringtrain.runner.job import (
+    FLAGS,
+    Asked,
+    Job,
+    elastic_job,
+    environment_of_ranks,
+    over_sockets,
+    refuse_without_least,
+    require_program,
+)
 from ringtrain.runner.launchers import Launcher, choose, choose_elastic
 from ringtrain.runner.mpi_library import MpiNotFound
 from ringtrain.runner.supervise.failures import spoken
-from ringtrain.runner.supervise.screen import Screen, StandardStreams, terminal
+from ringtrain.runner.supervise.output import Screen, StandardStreams, terminal
 from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Settings, Supervisor, signals_handled
 
 # what a shell gives for a program whose reader has gone

@@ -24,12 +24,20 @@ from typing import Any, TypeVar
 from ringtrain.job import launched_by
 from ringtrain.pickling import pickler
 from ringtrain.runner import horovod_flags
-from ringtrain.runner.elastic_args import ARGUMENTS, Asked, elastic_job, over_sockets, refuse_without_least
 from ringtrain.runner.hosts import Host, UsageError, existing_file, parse_hosts, read_hostfile, total_slots
-from ringtrain.runner.job import START_TIMEOUT_S, Job, environment_of_ranks
+from ringtrain.runner.job import (
+    ARGUMENTS,
+    START_TIMEOUT_S,
+    Asked,
+    Job,
+    elastic_job,
+    environment_of_ranks,
+    over_sockets,
+    refuse_without_least,
+)
 from ringtrain.runner.launchers import choose, choose_elastic
+from ringtrain.runner.supervise.output import Screen, print_to_python, terminal_or_notebook
 from ringtrain.runner.supervise.rank_wrapper import PROCESS_VARIABLE
-from ringtrain.runner.supervise.screen import Screen, print_to_python, terminal_or_notebook
 from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Outcome, Settings, Supervisor
 
 Result = TypeVar("Result")

@@ -28,7 +28,7 @@ from ringtrain.runner.flags import (
     shell_words,
     whole,
 )
-from ringtrain.runner.hosts import Host, UsageError, detect_allocation, is_this_host
+from ringtrain.runner.hosts import Host, UsageError, detect_allocation, is_this_host, remote_shell
 from ringtrain.runner.job import (
     SCHEDULER,
     Address,
@@ -41,7 +41,6 @@ from ringtrain.runner.job import (
     require_program,
 )
 from ringtrain.runner.launchers import OwnStarter, Yarn, choose
-from ringtrain.runner.remote import remote_shell
 from ringtrain.runner.supervise.output import RANKS
 from ringtrain.runner.supervise.supervisor import RoleSupervisor, Settings, Supervisor
 

@@ -17,7 +17,7 @@ from ringtrain.job.cores import physical_cores
 from ringtrain.job.launched_by import NetworkChoice
 from ringtrain.options import table
 from ringtrain.runner import start
-from ringtrain.runner.hosts import Host, UsageError
+from ringtrain.runner.hosts import Host, UsageError, agents_of_launchers, travelling
 from ringtrain.runner.job import Job, name_of
 from ringtrain.runner.mpi_library import (
     INTEL_MPI,
@@ -30,7 +30,6 @@ from ringtrain.runner.mpi_library import (
     probe,
     with_home,
 )
-from ringtrain.runner.remote import agents_of_launchers, travelling
 from ringtrain.runner.start.links import ANY_HOST
 from ringtrain.runner.supervise.rank_wrapper import END_RANK
 

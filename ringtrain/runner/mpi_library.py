@@ -43,11 +43,11 @@ def family_of(library: str) -> Family:
 
 
 def probe(initialize: bool = False, timeout_s: float = 60) -> dict[str, Any]:
-    """Returns what `mpi_probe.describe` says in a process of its own. Raises MpiNotFound."""
+    """Returns what `libmpi.describe` says in a process of its own. Raises MpiNotFound."""
     arguments = [
         sys.executable,
         "-m",
-        "ringtrain.runner.mpi_probe",
+        "ringtrain.job.libmpi",
         *(["--initialize"] if initialize else []),
     ]
     try:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ringtrain.runner.hosts import Host
-from ringtrain.runner.start.fleet import RESTARTS, WITHIN_S, Fleet
+from ringtrain.runner.start.elastic_starter import RESTARTS, WITHIN_S, Fleet
 
 
 def fleet_on(hosts: list[Host], first: int, most: float = math.inf, **more: tuple[float, float]) -> Fleet:

@@ -18,7 +18,7 @@ from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi, on_each_network, pro
 
 from ringtrain.runner.job import Job
 from ringtrain.runner.supervise import supervisor
-from ringtrain.runner.supervise.screen import Screen
+from ringtrain.runner.supervise.output import Screen
 from ringtrain.runner.supervise.supervisor import Outcome, Settings, Supervisor
 
 pytestmark = needs_mpi

@@ -18,9 +18,8 @@ from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.runner.supervise import rank_wrapper
 from ringtrain.runner.supervise.failures import FailureLog, report, spoken
 from ringtrain.runner.supervise.frames import Ended, FrameReader, LauncherSaid, Started, Written
-from ringtrain.runner.supervise.output import LastLines, Output, RankFiles
+from ringtrain.runner.supervise.output import LastLines, Output, RankFiles, Screen
 from ringtrain.runner.supervise.rank_wrapper import Sender
-from ringtrain.runner.supervise.screen import Screen
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: bad\n'
 

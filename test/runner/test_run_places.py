@@ -13,10 +13,9 @@ from ringtrain.job.launched_by import expand_counts, expand_node_list
 from ringtrain.options import table
 from ringtrain.runner import batch_scripts, command, flags
 from ringtrain.runner.batch_scripts import again_as_ringrun
-from ringtrain.runner.hosts import Host, Lsf, Pbs, Sge, Slurm, UsageError, detect_allocation
+from ringtrain.runner.hosts import Host, Lsf, Pbs, Sge, Slurm, UsageError, detect_allocation, remote_shell
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers import Hydra, IntelHydra, Launcher, OpenMpi, Srun
-from ringtrain.runner.remote import remote_shell
 
 TRAIN = ["python", "train.py"]
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[01-02],m5", "SLURM_TASKS_PER_NODE": "4(x2),2"}

@@ -21,8 +21,7 @@ from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi
 
 from ringtrain.runner.job import Job
 from ringtrain.runner.supervise.frames import Written
-from ringtrain.runner.supervise.output import MAX_LINE_BYTES, Output, Rows
-from ringtrain.runner.supervise.screen import Screen, Surface, cut
+from ringtrain.runner.supervise.output import MAX_LINE_BYTES, Output, Rows, Screen, Surface, cut
 from ringtrain.runner.supervise.supervisor import Settings, Supervisor
 
 # --- rows -------------------------------------------------------------------------------------------------------------

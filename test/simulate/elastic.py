@@ -18,8 +18,7 @@ from ringtrain.job.rendezvous.elastic_server import ElasticServer
 from ringtrain.job.rendezvous.generations import Arrival, Limits
 from ringtrain.runner.hosts import Host
 from ringtrain.runner.start import elastic_starter, starter
-from ringtrain.runner.start.elastic_starter import ElasticStarter
-from ringtrain.runner.start.fleet import Fleet
+from ringtrain.runner.start.elastic_starter import ElasticStarter, Fleet
 from simulate.story import Story, TimeIsUp, replaced
 
 _HEALED_S = 60.0

@@ -1,10 +1,9 @@
 """Starting processes: what ringrun and ringlaunch have in the place of mpirun. Run by the path of this folder.
 
 main             the command lines of the starters
-starter          one process, which ringrun starts like any launcher: has an agent on each host, and ends the job
-elastic_starter  the same for elastic jobs; fleet: which processes such a job should have, and where
+starter          one process, which ringrun starts like any launcher: has an agent on each host, ends the job
+elastic_starter  the same for elastic jobs, and which processes such a job should have
 role_starter     the same for jobs with servers
 agent            on each host: the parent of its processes; links: the way from the starter to its agents
-job_log          what has happened in a job, in words
 yarn             containers of YARN; yarn_container: the agent of each
 """

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, NamedTuple, Protocol
 
-from ringtrain.runner.remote import remote_shell
+from ringtrain.runner.hosts import remote_shell
 from ringtrain.runner.start import agent
 from ringtrain.runner.start.agent import REPORT, Lines, write_lines
 

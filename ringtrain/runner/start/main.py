@@ -18,7 +18,7 @@ from ringtrain.job.interfaces import INTERFACES_VARIABLE, address_towards, addre
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.rendezvous.secret import FILE_VARIABLE, read
 from ringtrain.job.rendezvous.server import Server
-from ringtrain.runner.hosts import Host, is_this_host, parse_hosts
+from ringtrain.runner.hosts import Host, is_this_host, parse_hosts, travelling
 from ringtrain.runner.job import (
     SCHEDULER,
     Address,
@@ -30,7 +30,6 @@ from ringtrain.runner.job import (
     host_of,
     role_terms_of,
 )
-from ringtrain.runner.remote import travelling
 from ringtrain.runner.start.agent import Order
 from ringtrain.runner.start.links import (
     ContainerLink,
@@ -213,8 +212,7 @@ def _elastic() -> int:
     from ringtrain.job.rendezvous.elastic_server import ElasticServer
     from ringtrain.job.rendezvous.generations import Limits
     from ringtrain.job.sockets import PLACE_VARIABLE
-    from ringtrain.runner.start.elastic_starter import Discovery, DiscoveryError, ElasticStarter, Mail
-    from ringtrain.runner.start.fleet import Fleet
+    from ringtrain.runner.start.elastic_starter import Discovery, DiscoveryError, ElasticStarter, Fleet, Mail
 
     parser = _parser("--ssh-option", "--agent-word")
     parser.add_argument("--num-proc", type=int, required=True)

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from ringtrain.job.interfaces import address_towards, addresses_of, usual_address
 from ringtrain.runner.hosts import is_this_host
 from ringtrain.runner.job import SERVER, WORKER, Address, RoleProcess, RoleTerms
-from ringtrain.runner.start.job_log import end_of
 from ringtrain.runner.start.links import Link
-from ringtrain.runner.start.starter import MAX_GRACE_S, Starter, report_to_ringrun, say
+from ringtrain.runner.start.starter import MAX_GRACE_S, Starter, end_of, report_to_ringrun, say
 
 # Servers and the scheduler end by themselves when the workers have. This is how long they may take.
 _SERVERS_END_S = 5.0

@@ -31,9 +31,8 @@ from ringtrain.runner.supervise.failures import (
     report,
 )
 from ringtrain.runner.supervise.frames import Ended, Event, FrameReader, LauncherSaid, Reported, Started, Written
-from ringtrain.runner.supervise.output import RANKS, Names, Output, RankFiles
+from ringtrain.runner.supervise.output import RANKS, Names, Output, RankFiles, Screen
 from ringtrain.runner.supervise.rank_wrapper import JOB_VARIABLE
-from ringtrain.runner.supervise.screen import Screen
 
 # --- what a launcher has left behind on this host ---------------------------------------------------------------------
 

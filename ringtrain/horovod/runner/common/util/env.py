@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ringtrain.job import launched_by
-from ringtrain.runner.remote import travelling
+from ringtrain.runner.hosts import travelling
 
 KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
 _REMOTE_SHELL_VARIABLE = "OMPI_MCA_plm_rsh_agent"
