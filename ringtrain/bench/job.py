@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ringtrain.job import launched_by, network, sockets
-from ringtrain.job.rendezvous.member import meet
 from ringtrain.job.rendezvous.secret import job_secret
+from ringtrain.job.rendezvous.server import meet
 from ringtrain.job.world import node_name
 
 _MEETING_S = 300.0

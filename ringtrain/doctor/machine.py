@@ -19,9 +19,9 @@ from ringtrain.doctor.gpu_facts import Data, Finding
 from ringtrain.errors import RingtrainError
 from ringtrain.failure.ranks_in_words import list_of_ranks
 from ringtrain.job import launched_by, libmpi, network as job_network, sockets
-from ringtrain.job.cores import cgroup_quota
-from ringtrain.job.rendezvous.member import meet
+from ringtrain.job.host import cgroup_quota
 from ringtrain.job.rendezvous.secret import job_secret
+from ringtrain.job.rendezvous.server import meet
 from ringtrain.job.world import Exchange, node_name
 from ringtrain.options import table
 from ringtrain.runner.hosts import UsageError

@@ -17,11 +17,11 @@ import ringtrain._core as _core
 from ringtrain import errors
 from ringtrain.errors import PeerLostError
 from ringtrain.job import sockets
-from ringtrain.job.interfaces import addresses_of
+from ringtrain.job.host import addresses_of
 from ringtrain.job.rendezvous.generations import Arrival
-from ringtrain.job.rendezvous.member import Place, connect as connect_to
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
 from ringtrain.job.rendezvous.secret import job_secret
+from ringtrain.job.rendezvous.server import Place, connect as connect_to
 from ringtrain.job.sockets import UnreachableError
 from ringtrain.job.world import SettingsError, World, introduce, node_name
 from ringtrain.record.logger import logger

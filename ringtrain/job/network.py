@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ringtrain.failure import exceptions
 from ringtrain.job import elastic_client, launched_by, mpi, sockets
-from ringtrain.job.interfaces import addresses_of
+from ringtrain.job.host import addresses_of
 from ringtrain.job.launched_by import NetworkChoice
 from ringtrain.job.world import Exchange, World, single_world
 from ringtrain.record.logger import logger

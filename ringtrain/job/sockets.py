@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ringtrain.errors import PeerLostError
-from ringtrain.job.interfaces import address_towards, addresses_of, usual_address
+from ringtrain.job.host import address_towards, addresses_of, usual_address
 from ringtrain.job.launched_by import ByHand, Launch, Ringrun, SlurmStep, Torchrun, expand_node_list
 from ringtrain.job.rendezvous.listener import bound
-from ringtrain.job.rendezvous.member import Place, meet
 from ringtrain.job.rendezvous.secret import job_secret
+from ringtrain.job.rendezvous.server import Place, meet
 from ringtrain.job.world import Address, Exchange, Sockets, World, introduce, node_name
 
 PLACE_VARIABLE = "RINGTRAIN_RENDEZVOUS"

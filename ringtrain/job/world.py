@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ringtrain.job import cores, gpus
+from ringtrain.job import gpus
+from ringtrain.job.host import Share, own_share, usable_together
 
 # Options of which that of rank 0 counts: tests, for example, give each rank a folder of its own.
 _OF_FIRST_RANK = ("timeline_filename",)
@@ -80,7 +81,7 @@ class World(NamedTuple):
 
 def single_world() -> World:
     """A job of one rank: no network, and on the GPU that the script takes."""
-    here = cores.usable_together([cores.own_share()])
+    here = usable_together([own_share()])
     return World(0, [(socket.gethostname(), os.getpid())], [0], [0], here, secrets.token_hex(8), None, [gpus.NO_CHOICE])
 
 
@@ -125,7 +126,7 @@ def introduce(
     digest = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
     myself = {
         "name": (socket.gethostname(), os.getpid()),
-        "share": cores.own_share(),
+        "share": own_share(),
         "gpu": gpu,
         "settings": digest,
         "token": secrets.token_hex(8),
@@ -140,15 +141,13 @@ def introduce(
     if error:
         raise ValueError(error)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    shares = [
-        cores.Share(cpus, tuple(container), quota) for cpus, container, quota in (one["share"] for one in everybody)
-    ]
+    shares = [Share(cpus, tuple(container), quota) for cpus, container, quota in (one["share"] for one in everybody)]
     world = World(
         rank=rank,
         names=[tuple(one["name"]) for one in everybody],
         nodes=[numbers[place] for place in places],
         local_ranks=local_ranks,
-        cores=cores.usable_together(share for share, place in zip(shares, places, strict=True) if place == node),
+        cores=usable_together(share for share, place in zip(shares, places, strict=True) if place == node),
         token=everybody[0]["token"],
         network=None,
         gpus=[gpus.Choice(*one["gpu"]) for one in everybody],

@@ -13,7 +13,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import NamedTuple, Protocol
 
-from ringtrain.job.cores import physical_cores
+from ringtrain.job.host import physical_cores
 from ringtrain.job.launched_by import NetworkChoice
 from ringtrain.options import table
 from ringtrain.runner import start

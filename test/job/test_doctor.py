@@ -18,7 +18,7 @@ from harness import gpu_double
 
 from ringtrain.doctor import machine
 from ringtrain.job import launched_by
-from ringtrain.job.cores import cgroup_quota, physical_cores
+from ringtrain.job.host import cgroup_quota, physical_cores
 from ringtrain.job.launched_by import Launch
 
 ROOT = str(Path(machine.__file__).parents[2])

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ringtrain import errors
-from ringtrain.job.rendezvous.member import Place
+from ringtrain.job.rendezvous.server import Place
 from ringtrain.kvstore.servers import scheduler, scheduler_client, server, worker
 from ringtrain.kvstore.servers.arrival import Arrival
 from ringtrain.kvstore.servers.membership import Limits

@@ -3,8 +3,7 @@
 secret          what the processes of one job know and nobody else
 protocol        proofs and messages over a connection
 listener        lets in processes that know the secret, and listens to many of them
-server          gathers what the ranks say; knows nothing of arrays
-member          a rank's side
+server          gathers what the ranks say, and knows nothing of arrays; a rank's side
 
 Of an elastic job, whose ranks stay connected with the starter (their side is job/elastic_client.py):
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import ringtrain._core as _core
-from ringtrain.job.interfaces import addresses_of
+from ringtrain.job.host import addresses_of
 from ringtrain.job.rendezvous.listener import listen
-from ringtrain.job.rendezvous.member import Place
 from ringtrain.job.rendezvous.secret import job_secret
+from ringtrain.job.rendezvous.server import Place
 from ringtrain.job.sockets import Listeners
 from ringtrain.job.world import node_name
 from ringtrain.kvstore.servers.membership import Limits

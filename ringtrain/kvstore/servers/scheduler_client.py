@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ringtrain import errors
-from ringtrain.job.rendezvous.member import Place, connect
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, StrangerError
+from ringtrain.job.rendezvous.server import Place, connect
 from ringtrain.kvstore.servers.membership import END
 
 _SEND_S = 5.0

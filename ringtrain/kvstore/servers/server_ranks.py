@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ringtrain.errors import StalledError
 from ringtrain.job import network, session
-from ringtrain.job.interfaces import usual_address
+from ringtrain.job.host import usual_address
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.kvstore.servers.arrival import arrive, make_scheduler
 from ringtrain.kvstore.servers.roles import SERVER, WORKER, Role

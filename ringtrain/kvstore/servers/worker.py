@@ -14,7 +14,7 @@ from typing import Any
 import ringtrain._core as _core
 from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.job import launched_by, session
-from ringtrain.job.interfaces import usual_address
+from ringtrain.job.host import usual_address
 from ringtrain.job.network import Meeting
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.kvstore.servers import roles

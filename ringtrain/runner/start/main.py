@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringtrain.job.interfaces import INTERFACES_VARIABLE, address_towards, addresses_of, usual_address
+from ringtrain.job.host import INTERFACES_VARIABLE, address_towards, addresses_of, usual_address
 from ringtrain.job.rendezvous.listener import bound
 from ringtrain.job.rendezvous.secret import FILE_VARIABLE, read
 from ringtrain.job.rendezvous.server import Server

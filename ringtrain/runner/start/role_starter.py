@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ringtrain.job.interfaces import address_towards, addresses_of, usual_address
+from ringtrain.job.host import address_towards, addresses_of, usual_address
 from ringtrain.runner.hosts import is_this_host
 from ringtrain.runner.job import SERVER, WORKER, Address, RoleProcess, RoleTerms
 from ringtrain.runner.start.links import Link

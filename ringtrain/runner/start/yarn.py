@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtrain.job.interfaces import INTERFACES_VARIABLE, addresses_of, usual_address
+from ringtrain.job.host import INTERFACES_VARIABLE, addresses_of, usual_address
 from ringtrain.job.rendezvous.listener import ANSWER_S, Listener, bound
 from ringtrain.job.rendezvous.protocol import Connection, StrangerError
 from ringtrain.runner.hosts import UsageError

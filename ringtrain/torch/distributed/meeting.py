@@ -17,7 +17,7 @@ import torch.distributed as dist
 import ringtrain._core as _core
 from ringtrain.errors import RingtrainError, StalledError
 from ringtrain.job import elastic_client, launched_by, network, session
-from ringtrain.job.interfaces import addresses_of, usual_address
+from ringtrain.job.host import addresses_of, usual_address
 from ringtrain.objects import broadcast_object
 from ringtrain.options import table
 from ringtrain.process_sets import open_among

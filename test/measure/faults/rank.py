@@ -23,7 +23,7 @@ import numpy as np
 import ringtrain as hvd
 import ringtrain._core as _core
 from measure.faults.injection import FROM_OUTSIDE, Injection
-from ringtrain.job import cores, launched_by
+from ringtrain.job import launched_by, world
 
 _LARGE = 4_000_000
 _VICTIM_WAITS_S = 60.0
@@ -121,7 +121,7 @@ def _start(striker: Striker) -> None:
         striker.enter("start")
         if striker.is_victim:
             striker.strike_or_wait()
-    _strikes_inside(striker, "connect", cores, "own_share")
+    _strikes_inside(striker, "connect", world, "own_share")
     _strikes_inside(striker, "share", _core, "init")
     hvd.init()
 
