@@ -45,7 +45,7 @@ def limit_exit() -> None:
 def tell(error: BaseException) -> None:
     """Makes the operations of the other ranks fail with RemoteError, and with this error's traceback."""
     limit_exit()
-    _core.give_up(_text(error), _TELLING_S)
+    _core.give_up(_traceback_of(error), _TELLING_S)
 
 
 def last_words() -> str:
@@ -58,13 +58,13 @@ def _tell(kind: type[BaseException], error: BaseException, frames: TracebackType
     assert _previous is not None
     try:
         if not hasattr(sys, "ps1"):  # at a prompt the process lives on
-            _last_words = _text(error).partition("\n")[0]
+            _last_words = _traceback_of(error).partition("\n")[0]
             tell(error.with_traceback(frames))
     finally:
         _previous(kind, error, frames)
 
 
-def _text(error: BaseException) -> str:
+def _traceback_of(error: BaseException) -> str:
     """The error in a line, and the whole traceback; the type alone where its own text cannot be had."""
     try:
         lines = traceback.format_exception(error)

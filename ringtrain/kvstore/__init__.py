@@ -8,8 +8,7 @@ kv.push(3, gradient)
 kv.pull(3, out=weights)
 
 store        what users call: create, KVStore and its checks, stores of your own
-backend      what carries out the calls of a KVStore, and the backend of one process
-collective   the backend of many workers, by allreduce
+backend      what carries out the calls of a KVStore: in one process, and in many workers by allreduce
 served       the backend of many workers, with servers
 entries      the types, the keys that have values, and what fits them
 row_sparse   some rows of a value

@@ -1,4 +1,4 @@
-"""Backends carry out the calls of a KVStore: the interface, and the backend of one process."""
+"""Backends carry out the calls of a KVStore: the interface, and those that need no servers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import Any
 
 import numpy as np
 
+import ringtrain._core as _core
+from ringtrain import ops
+from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.errors import MismatchError
-from ringtrain.handles import Pending
+from ringtrain.errors import MismatchError, NotInitializedError
+from ringtrain.failure.call_sites import call_site
+from ringtrain.handles import Handle, OnGpu, Pending
+from ringtrain.job import session
 from ringtrain.kvstore import places, state_files
 from ringtrain.kvstore.entries import Entries, Entry, Key, Kind
 from ringtrain.kvstore.gradient_compression import GradientCompression
 from ringtrain.kvstore.row_sparse import Array, RowSparse, sum_of
 from ringtrain.kvstore.state_files import Arrays
 from ringtrain.kvstore.updaters import LocalUpdater, Updater
+from ringtrain.objects import allgather_object, broadcast_object
+from ringtrain.process_sets import ProcessSet
 
 # A function of key, sum and stored value, which it changes.
 Function = Callable[[Key, Any, Any], object]
@@ -253,3 +260,320 @@ def require_same(call: str, given: Mapping[int, Mapping[str, Any]]) -> None:
 
 def _part(arrays: Arrays, prefix: str) -> Arrays:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+# --- many workers without servers: sums by allreduce, and the same values on every rank -------------------------------
+
+# Operations are named `kv/<number of the store in its process set>/<key>`. A key has one operation in flight; the
+# next operation of the same key waits for it in the core.
+
+
+# With this many workers their codes take more bytes than an allreduce of the decoded values.
+_TOO_MANY_FOR_CODES = 32
+
+
+# An operation, and the name under which the place of its first call is kept.
+_Named = tuple[_core.Operation, str]
+
+
+class _Generation:
+    """The time from one init() to the next.
+
+    Stores are numbered within their process set, since a rank may not know the stores of other sets.
+    """
+
+    def __init__(self) -> None:
+        self.stores: Counter[int] = Counter()  # by process set
+
+
+_generation = _Generation()
+
+
+def _begin_generation(_settings: dict[str, str]) -> None:
+    global _generation
+    _generation = _Generation()
+
+
+session.at_init(_begin_generation)
+
+
+class CollectiveBackend(Backend):
+    """All workers make their stores in the same order."""
+
+    def __init__(self, kind: Kind, process_set: ProcessSet, averages: bool = False) -> None:
+        super().__init__(kind)
+        _core.require_initialized()
+        self._generation = _generation
+        self._process_set = process_set
+        of_set = self._number()
+        self._prefix = f"kv/{_generation.stores[of_set]}/"
+        _generation.stores[of_set] += 1
+        self._op = ReduceOp.Average if averages else ReduceOp.Sum
+        self.rank = process_set.rank() or 0
+        self._ranks = list(process_set.ranks or [])
+        nodes = [rank for rank in self._ranks if session.is_on_node_of(rank)]
+        self.local_rank, self.num_local_workers = nodes.index(self._ranks[self.rank]), len(nodes)
+        self._sends_codes = 1 < len(self._ranks) < _TOO_MANY_FOR_CODES and len(nodes) < len(self._ranks)
+        self._operations: dict[tuple[OpKind, str], _Named] = {}
+        self._beginning: list[tuple[Entry, Handle[Any], bool]] = []
+
+    # ---------------------------------------------------------------------------------------------------- values
+
+    def begin(self, arrays: dict[Key, Any]) -> None:
+        for key, array in arrays.items():
+            self.entries[key] = self._begin(key, array)
+
+    def _begin(self, key: Key, array: Any) -> Entry:
+        here = array if self.kind.on_device else places.in_host_memory(array)
+        known = self.entries.get(key)
+        if known is None:
+            entry = Entry(key, places.shared_like(here))
+        else:
+            entry = known
+            if entry.stored is None:
+                entry.stored = places.shared_like(here)
+        places.copy_into(entry.stored, here)
+        operation = self._operation(OpKind.BROADCAST, entry)
+        self._beginning.append((entry, self._submit(operation, entry.stored, entry.stored, 0), known is None))
+        return entry
+
+    def _settle(self) -> None:
+        """Waits for the values that init has begun to send: its order may differ between ranks."""
+        beginning, self._beginning = self._beginning, []
+        first_error = None
+        for entry, handle, is_new in beginning:
+            try:
+                handle.wait()
+            except Exception as error:
+                first_error = first_error or error
+                if is_new:
+                    self.entries.pop(entry.key, None)
+        if first_error is not None:
+            raise first_error
+
+    def push(self, groups: Groups, priority: int, copies: bool) -> list[Pending[Any]]:
+        return [self._push(entry, values, priority, copies) for entry, values in groups]
+
+    def _push(self, entry: Entry, values: list[Any], priority: int, copies: bool) -> Handle[Any]:
+        self._finish_what_is_done(entry)
+        total, is_own = self._total(entry, values)
+        if self.compression is None:
+            target = total if is_own else self._memory_for(entry, total)
+            if copies and not is_own:
+                places.copy_into(target, total)
+                total = target
+            handle = self._submit(self._operation(OpKind.ALLREDUCE, entry), total, target, priority)
+        else:
+            handle, target = self._push_compressed(entry, total, priority)
+        entry.rounds.append((handle, target))
+        return handle
+
+    def _push_compressed(self, entry: Entry, total: Any, priority: int) -> tuple[Handle[Any], Any]:
+        compression = self.compression
+        assert compression is not None
+        if compression.dtype is not None:
+            sent = places.cast(total, compression.dtype)
+            return self._submit(self._operation(OpKind.ALLREDUCE, entry), sent, sent, priority), sent
+        if not self._sends_codes:
+            sent = self._memory_for(entry, total)
+            compression.round_into(sent, total, entry.residuals)
+            return self._submit(self._operation(OpKind.ALLREDUCE, entry), sent, sent, priority), sent
+        codes = compression.encode(total, entry.residuals)
+        target = self._memory_for(entry, total)
+        operation, site = self._operation(OpKind.ALLGATHER, entry)
+        view = adapter_for(codes).view(codes)
+        core = _core.submit(operation, [view], [], priority=priority, site=call_site(site), waits_for_name=True)
+        return Handle(core, (codes, target), lambda done: self._decode_all(done, target)), target
+
+    def _decode_all(self, done: _core.Handle, target: Any) -> None:
+        """Adds up the decoded values of all workers, in the order of their ranks."""
+        assert self.compression is not None
+        ((memory, _, _),) = done.tensors()
+        there = places.in_host_memory(target)
+        values = adapter_for(there).on_host(there)
+        for place, codes in enumerate(memory.reshape(len(self._ranks), -1)):
+            self.compression.decode(codes, values, add=place > 0)
+        if self._op is ReduceOp.Average:
+            values /= len(self._ranks)
+        if there is not target:
+            places.copy_into(target, values)
+
+    def pushpull(self, groups: list[tuple[Entry, list[Any], list[Any]]], priority: int) -> None:
+        self._settle()
+        waiting = [self._start_pushpull(*group, priority) for group in groups]
+        first_error = None
+        for (entry, _, outs), handle in zip(groups, waiting, strict=True):
+            try:
+                self._finish_pushpull(entry, outs, handle)
+            except Exception as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    def _start_pushpull(self, entry: Entry, values: list[Any], outs: list[Any], priority: int) -> Handle[Any] | None:
+        """Returns the Handle of an allreduce from the value to its target; None if it pushes in another way."""
+        if not self._updates() and self.compression is None:
+            handle = self._start_direct(entry, values, outs, priority)
+            if handle is not None:
+                return handle
+        self._push(entry, values, priority, copies=False)
+        return None
+
+    def _finish_pushpull(self, entry: Entry, outs: list[Any], handle: Handle[Any] | None) -> None:
+        self.finish(entry)
+        if handle is not None:
+            handle.wait()
+            adapter_for(outs[0]).note_change(outs[0])
+        else:
+            for one in outs:
+                places.copy_into(one, entry.value())
+        if not self._updates():
+            # On all ranks and for all arrays alike, also if the store has the sum, whose memory the next sum takes.
+            entry.free, entry.stored = entry.stored if handle is None else None, None
+
+    def _start_direct(self, entry: Entry, values: list[Any], outs: list[Any], priority: int) -> Handle[Any] | None:
+        if len(values) > 1 or len(outs) > 1:
+            return None
+        value, out = values[0], outs[0]
+        adapter = adapter_for(out)
+        view = adapter.view_in_place(out)
+        if view is None or adapter is not adapter_for(value) or value.dtype != out.dtype:
+            return None
+        device = view[3] if len(view) == 5 else -1
+        if adapter.device(value) != device or (device >= 0 and not self.kind.on_device):
+            return None
+        return self._submit(self._operation(OpKind.ALLREDUCE, entry), value, out, priority, is_awaited=True)
+
+    def finish(self, entry: Entry) -> None:
+        self._settle()
+        while entry.rounds:
+            self._finish_one(entry)
+
+    def _finish_what_is_done(self, entry: Entry) -> None:
+        """Frees the sums of completed pushes, which a worker that never pulls would accumulate."""
+        self._settle()
+        while entry.rounds and entry.rounds[0][0].poll():
+            self._finish_one(entry)
+
+    def _finish_one(self, entry: Entry) -> None:
+        handle, total = entry.rounds.popleft()
+        handle.wait()
+        if self.compression is not None:
+            total = places.cast(total, "float32")
+        if entry.stored is None and not self._updates():
+            entry.stored = places.cast(total, entry.dtype_name)
+        elif not self._apply(entry, total) and total.nbytes == entry.value().nbytes:
+            entry.free = total
+
+    def _assign(self, entry: Entry, total: Any) -> bool:
+        """Makes the sum the value, and the memory of the old value free for the next sum."""
+        if adapter_for(total) is not adapter_for(entry.stored) or total.dtype != entry.stored.dtype:
+            return super()._assign(entry, total)
+        entry.free, entry.stored = entry.stored, total
+        return True
+
+    def _total(self, entry: Entry, values: list[Any]) -> tuple[Any, bool]:
+        """Returns the sum of this worker's values, and whether the array belongs to the store."""
+        here = values if self.kind.on_device else [places.in_host_memory(one) for one in values]
+        if len(here) == 1:
+            return here[0], here[0] is not values[0]
+        return places.sum_of(here, here[0]), True
+
+    def _memory_for(self, entry: Entry, total: Any) -> Any:
+        """Returns an array like `total` for the sum over the workers."""
+        free, entry.free = entry.free, None
+        fits = free is not None and adapter_for(free) is adapter_for(total) and free.dtype == total.dtype
+        return free if fits and places.is_same_place(free, total) else places.shared_like(total)
+
+    # ------------------------------------------------------------------------------------------------ operations
+
+    def _operation(self, kind: OpKind, entry: Entry) -> _Named:
+        operation = self._operations.get((kind, entry.name))
+        if operation is None:
+            name = self._prefix + entry.name
+            root = self._ranks[0] if kind == OpKind.BROADCAST else 0
+            made = _core.Operation(kind, name, process_set=self._number(), op=self._op, root=root)
+            operation = self._operations[kind, entry.name] = made, f"{kind.name} {name}"
+        return operation
+
+    def _submit(self, named: _Named, source: Any, target: Any, priority: int, is_awaited: bool = False) -> Handle[Any]:
+        operation, site = named
+        adapter = adapter_for(target)
+        view = adapter.view(target)
+        core = _core.submit(
+            operation,
+            [view if source is target else adapter.view(source)],
+            [view],
+            priority=priority,
+            is_awaited=is_awaited,
+            site=call_site(site),
+            waits_for_name=True,
+        )
+        return Handle(core, (source, target), None, OnGpu(adapter, target, view[4]) if len(view) == 5 else None)
+
+    def _number(self) -> int:
+        number = self._process_set.process_set_id
+        if number is None:
+            raise ValueError(f"the process set of this store is no longer registered: {self._process_set}")
+        return number
+
+    # --------------------------------------------------------------------------------------------------- workers
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._ranks)
+
+    def barrier(self) -> None:
+        ops.barrier(self._process_set)
+
+    def join(self) -> None:
+        if self._sends_codes and self.compression is not None and self.compression.dtype is None:
+            raise ValueError(
+                f"join: the others' pushes wait for the codes of this worker, since {self.compression.kind} is sent "
+                'between hosts; use "fp16" or "bf16", or give all workers as many batches'
+            )
+        last = ops.join(process_set=self._process_set)
+        self._take_over(last)
+
+    def _take_over(self, last: int) -> None:
+        """Takes the values and states of the last worker to join, whose last sums the others have missed."""
+        entries = sorted(self.entries.values(), key=lambda entry: entry.name)
+        own = self.updater.states() if self.updater is not None and self._ranks[self.rank] == last else None
+        remembered = broadcast_object(own, last, process_set=self._process_set)
+        if self.updater is not None and own is None:
+            self.updater.load_states(remembered)
+        # A value that one worker has given away by its last pushpull is lost for all.
+        with_value = {entry.name for entry in entries if entry.stored is not None}
+        kept = set.intersection(*allgather_object(with_value, process_set=self._process_set))
+        handles = []
+        for entry in entries:
+            if entry.name in kept:
+                handles.append(ops.broadcast_async_(entry.stored, last, process_set=self._process_set))
+            else:
+                entry.stored = entry.free = None
+        for handle in handles:
+            handle.wait()
+
+    def require_usable(self) -> None:
+        _core.require_initialized()  # in a forked child it says that
+        if self._generation is not _generation:
+            raise NotInitializedError(
+                f'this "{self.kind.name}" store was made before the last init() or the last change of the ranks; make '
+                "a new one after it, such as at the beginning of the function that hvd.elastic.run calls"
+            )
+
+    def require_same(self, call: str, given: dict[str, Any]) -> None:
+        everybody = allgather_object(given, process_set=self._process_set)
+        require_same(call, dict(zip(self._ranks, everybody, strict=True)))
+
+    def _of_rank_0(self, read: Any) -> Any:
+        result: Any = None
+        if self.rank == 0:
+            try:
+                result = read()
+            except (OSError, ValueError) as error:
+                result = error
+        result = broadcast_object(result, self._ranks[0], process_set=self._process_set)
+        if isinstance(result, Exception):
+            raise result
+        return result

@@ -10,8 +10,7 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.handles import Pending
 from ringtrain.job import session
 from ringtrain.kvstore import places, state_files
-from ringtrain.kvstore.backend import Backend, Groups, LocalBackend
-from ringtrain.kvstore.collective import CollectiveBackend
+from ringtrain.kvstore.backend import Backend, CollectiveBackend, Groups, LocalBackend
 from ringtrain.kvstore.entries import KINDS, Entry, Key, grouped, listed, require_fitting
 from ringtrain.kvstore.gradient_compression import GradientCompression, require_compressible
 from ringtrain.kvstore.row_sparse import RowSparse, as_rows, is_sparse, numbers_of, put_rows, require_place
