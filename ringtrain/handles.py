@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import ringtrain._core as _core
 from ringtrain.arrays.adapter import Adapter
 from ringtrain.errors import PeerLostError, RemoteError, StalledError
-from ringtrain.failure import deadlock
+from ringtrain.failure import waiting
 
 # Arrays that the user has dropped, but that the engine, the GPU or, after a failure, MPI still reads or writes: they
 # are kept until that is over.
@@ -111,7 +111,7 @@ class Handle(Generic[Result]):
 
     def _wait_long(self) -> None:
         """Come back to Python now and then, which looks for signals."""
-        with deadlock.waiting(self._core):
+        with waiting(self._core):
             while not _core.wait(self._core, 0.2):
                 _core.require_initialized()  # a forked child would wait for ever
 

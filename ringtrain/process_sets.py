@@ -10,7 +10,7 @@ import numpy as np
 
 import ringtrain._core as _core
 from ringtrain.arrays import numpy as numpy_adapter
-from ringtrain.failure.call_sites import call_site
+from ringtrain.failure import call_site
 from ringtrain.handles import Handle
 
 

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.errors import list_of_ranks
 
 Data = dict[str, Any]
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from ringtrain.doctor import gpu_facts
 from ringtrain.doctor.gpu_facts import Data, Finding
-from ringtrain.errors import RingtrainError
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.errors import RingtrainError, list_of_ranks
 from ringtrain.job import launched_by, libmpi, network as job_network, sockets
 from ringtrain.job.host import cgroup_quota
 from ringtrain.job.rendezvous.secret import job_secret

@@ -12,7 +12,7 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.engine.requirements import have
 from ringtrain.engine.submission import INTEGERS, Operation, Reduction, start
-from ringtrain.failure.call_sites import call_site
+from ringtrain.failure import call_site
 from ringtrain.handles import Handle, OnGpu, report_failure
 from ringtrain.process_sets import ProcessSet
 

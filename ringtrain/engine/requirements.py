@@ -11,8 +11,7 @@ import numpy as np
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.compression import Compression, QuantizingCompressor
-from ringtrain.errors import AdasumError
-from ringtrain.failure.ranks_in_words import ranges_of
+from ringtrain.errors import AdasumError, ranges_of
 from ringtrain.process_sets import ProcessSet
 
 _FOR_COMPLEX = (ReduceOp.Sum, ReduceOp.Average)

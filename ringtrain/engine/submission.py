@@ -23,7 +23,7 @@ from ringtrain.engine.requirements import (
     require_scatterable,
     require_usable,
 )
-from ringtrain.failure.call_sites import call_site, warn
+from ringtrain.failure import call_site, warn
 from ringtrain.handles import Handle, OnGpu, report_failure
 from ringtrain.process_sets import ProcessSet
 

@@ -33,7 +33,7 @@ from ringtrain.engine.requirements import (
     require_scatterable,
     require_usable,
 )
-from ringtrain.failure.call_sites import call_place
+from ringtrain.failure import call_place
 from ringtrain.jax.primitives import (
     How,
     Names,

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import ringtrain._core as _core
-from ringtrain.errors import PeerLostError, RingtrainError, StalledError
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.errors import PeerLostError, RingtrainError, StalledError, list_of_ranks
 from ringtrain.job import launched_by, libmpi, sockets
 from ringtrain.job.launched_by import Launch, SlurmStep
 from ringtrain.job.libmpi import loaded_library

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ringtrain.failure import exceptions
+from ringtrain import failure
 from ringtrain.job import elastic_client, launched_by, mpi, sockets
 from ringtrain.job.host import addresses_of
 from ringtrain.job.launched_by import NetworkChoice
@@ -110,7 +110,7 @@ def tell_all(value: Any, settings: dict[str, str]) -> list[Any]:
         raise ValueError("an elastic job has no ranks to set aside; start its servers with ringlaunch")
     if launch is None or choose(settings["network"], None, launch).network == "none":
         return [value]
-    exceptions.tell_exceptions()
+    failure.tell_exceptions()
     if sockets.is_met_at_a_place(launch) and choose(settings["network"], None, launch).network == "sockets":
         return sockets.tell_all(launch, value, settings)
     return mpi.tell_all(value, settings)
@@ -126,13 +126,13 @@ def connect(
     if _exchanged is not None:
         if _exchanged.size == 1:
             return single_world(), {}
-        exceptions.tell_exceptions()
+        failure.tell_exceptions()
         return sockets.connect_over(_exchanged.exchange, _exchanged.rank, settings, read_tuned)
     launch = launched_by.detect()
     network = choose(settings["network"], comm, launch).network
     if network == "none":
         return single_world(), {}
-    exceptions.tell_exceptions()  # a rank that fails while they meet would keep the others in MPI_Finalize
+    failure.tell_exceptions()  # a rank that fails while they meet would keep the others in MPI_Finalize
     if elastic_client.is_elastic():
         return elastic_client.connect(comm, settings, read_tuned)
     if network == "sockets" and launch is None and workers() > 1:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ringtrain._core as _core
+from ringtrain import failure
 from ringtrain.errors import PeerLostError, RemoteError, RingtrainError, ShutDownError, StalledError
-from ringtrain.failure import call_sites, exceptions
 from ringtrain.handles import report_failures_to
 from ringtrain.job import before_init, elastic_client, gpus, launched_by, mpi, network
 from ringtrain.job.world import Library, World
@@ -164,7 +164,7 @@ def _join(comm: Any, process_sets: Any, keywords: dict[str, Any]) -> bool:
         if elastic_client.is_elastic() and isinstance(error, _LOST):
             shutdown()
             return False
-        exceptions.tell(error)  # it is perhaps on this rank alone
+        failure.tell(error)  # it is perhaps on this rank alone
         shutdown()
         raise
     elastic_client.joined()
@@ -287,21 +287,21 @@ def shutdown() -> None:
     flight_recorder.stop()
     report_failures_to(None)
     if not _core.shutdown(_ended_by()):
-        exceptions.limit_exit()
-    exceptions.keep_exceptions()
+        failure.limit_exit()
+    failure.keep_exceptions()
     _world = _asked = None
     forget_process_sets()
 
 
 def _ended_by() -> str:
-    place = call_sites.place_of_script()
+    place = failure.place_of_script()
     return f"shutdown() at {place}" if place else "the end of the script"
 
 
 def _end() -> None:
     """At the end of the script."""
     shutdown()
-    elastic_client.leave(exceptions.last_words())
+    elastic_client.leave(failure.last_words())
 
 
 def is_initialized() -> bool:

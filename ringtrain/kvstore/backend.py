@@ -14,7 +14,7 @@ from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays import numpy as numpy_adapter
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import MismatchError, NotInitializedError
-from ringtrain.failure.call_sites import call_site
+from ringtrain.failure import call_site
 from ringtrain.handles import Handle, OnGpu, Pending
 from ringtrain.job import session
 from ringtrain.kvstore import places, state_files

@@ -15,7 +15,7 @@ from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.mxnet import is_on_host
 from ringtrain.engine.requirements import require_root, require_usable
 from ringtrain.engine.submission import Reduction
-from ringtrain.failure.call_sites import call_site
+from ringtrain.failure import call_site
 from ringtrain.handles import report_failure
 from ringtrain.job import session
 from ringtrain.mxnet.library import IS_NAIVE, raises_mxnet_errors

@@ -15,7 +15,7 @@ from ringtrain import ops
 from ringtrain._core import OpKind
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
 from ringtrain.errors import NonFiniteError
-from ringtrain.failure.call_sites import warn
+from ringtrain.failure import warn
 from ringtrain.handles import synchronize
 from ringtrain.job import session
 from ringtrain.mxnet.engine import averaging, push, raise_failure, takes

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 import ringtrain._core as _core
-from ringtrain.failure import call_sites
+from ringtrain import failure
 from ringtrain.process_sets import get_process_set_ids_and_ranks
 from ringtrain.record.logger import logger
 
@@ -110,9 +110,9 @@ def _on_stall(question: str) -> None:
 
 def _whereabouts(innermost: FrameType | None) -> str:
     """The innermost frame that is of the script: "in load() at train.py:17"."""
-    own = (frame for frame in _stack(innermost) if call_sites.is_of_script(frame))
+    own = (frame for frame in _stack(innermost) if failure.is_of_script(frame))
     frame = next(own, innermost)
-    return "nowhere" if frame is None else call_sites.whereabouts(frame)
+    return "nowhere" if frame is None else failure.whereabouts(frame)
 
 
 def _stack(innermost: FrameType | None) -> Iterator[FrameType]:
@@ -134,7 +134,7 @@ def _threads() -> list[dict[str, Any]]:
         {
             "name": known[ident].name if ident in known else f"thread {ident}",
             "is_main": ident == main,
-            "stack": [call_sites.whereabouts(frame) for frame in _stack(frame)],
+            "stack": [failure.whereabouts(frame) for frame in _stack(frame)],
             "whereabouts": _whereabouts(frame),
         }
         for ident, frame in sorted(frames.items(), key=lambda item: (item[0] != main, item[0]))

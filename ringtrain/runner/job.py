@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtrain.failure.ranks_in_words import ranges_of
+from ringtrain.errors import ranges_of
 from ringtrain.job import launched_by
 from ringtrain.runner.hosts import Host, UsageError, total_slots
 

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ringtrain import ops
 from ringtrain.errors import StepOrderError
-from ringtrain.failure.call_sites import warn
+from ringtrain.failure import warn
 from ringtrain.handles import Handle
 from ringtrain.torch.memory import SharedGradients
 from ringtrain.torch.parameters import Groups, ParameterNames, groups_of

@@ -19,7 +19,7 @@ from ringtrain._core import ReduceOp
 from ringtrain.compression import AnyCompressor, Compression
 from ringtrain.engine.requirements import require_process_set
 from ringtrain.errors import StepOrderError
-from ringtrain.failure.call_sites import warn
+from ringtrain.failure import warn
 from ringtrain.job import elastic_client, session
 from ringtrain.objects import broadcast_object
 from ringtrain.ops import Adasum, Average

@@ -15,8 +15,7 @@ import numpy as np
 import ringtrain._core as _core
 from ringtrain import objects, ops
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.errors import NonFiniteError, ReplicaError
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.errors import NonFiniteError, ReplicaError, list_of_ranks
 from ringtrain.handles import Handle
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set

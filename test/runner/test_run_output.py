@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from harness.ringrun_job import RANK_VARIABLES, ROOT, TIMEOUT_S, needs_mpi, on_each_network, ringrun
 
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.errors import list_of_ranks
 from ringtrain.runner.supervise import rank_wrapper
 from ringtrain.runner.supervise.failures import FailureLog, report, spoken
 from ringtrain.runner.supervise.frames import Ended, FrameReader, LauncherSaid, Started, Written

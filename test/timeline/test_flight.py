@@ -15,7 +15,7 @@ import pytest
 import ringtrain as hvd
 import ringtrain._core as _core
 from ringtrain import flight
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.errors import list_of_ranks
 from ringtrain.record import flight_recorder
 
 

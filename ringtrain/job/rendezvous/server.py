@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ringtrain import errors
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.errors import list_of_ranks
 from ringtrain.job.rendezvous.listener import ANSWER_S, Listener, listen
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, MOST_BYTES_OF_A_RANK, Connection, StrangerError
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.errors import list_of_ranks
 from ringtrain.kvstore.servers.roles import SERVER, WORKER
 
 Message = dict[str, Any]

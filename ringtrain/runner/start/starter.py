@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ringtrain.failure.ranks_in_words import list_of_ranks, ranges_of
+from ringtrain.errors import list_of_ranks, ranges_of
 from ringtrain.runner.start.agent import write_lines
 from ringtrain.runner.start.links import HasDescriptor, Link, Loop
 from ringtrain.runner.supervise.frames import frame_of_report

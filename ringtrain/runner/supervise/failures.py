@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.errors import list_of_ranks
 from ringtrain.runner.job import Job
 from ringtrain.runner.supervise.frames import Ended, Started, Written
 from ringtrain.runner.supervise.output import RANKS, LastLines, Names

@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.errors import list_of_ranks
 from ringtrain.runner.supervise.frames import Written
 
 # --- the screen of ringrun --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from ringtrain.failure.ranks_in_words import list_of_ranks
+from ringtrain.errors import list_of_ranks
 from ringtrain.runner.job import Job
 from ringtrain.runner.launchers import Launcher
 from ringtrain.runner.supervise import die_with_parent, rank_wrapper

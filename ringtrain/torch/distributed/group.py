@@ -17,7 +17,7 @@ import torch.distributed as dist
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.errors import RingtrainError, ShutDownError, StalledError
-from ringtrain.failure.call_sites import call_site
+from ringtrain.failure import call_site
 from ringtrain.handles import report_failure
 from ringtrain.torch.distributed import meeting
 from ringtrain.torch.distributed.naming import Call, Names

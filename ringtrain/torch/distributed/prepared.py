@@ -7,7 +7,7 @@ from typing import Any
 import ringtrain._core as _core
 from ringtrain._core import ReduceOp
 from ringtrain.errors import RingtrainError
-from ringtrain.failure.call_sites import call_site
+from ringtrain.failure import call_site
 from ringtrain.handles import keep_until_free, report_failure
 from ringtrain.torch.distributed.naming import Call
 from ringtrain.torch.distributed.views import Tensor, View

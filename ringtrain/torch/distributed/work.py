@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import ringtrain._core as _core
 from ringtrain.errors import RingtrainError, StalledError
-from ringtrain.failure import deadlock
+from ringtrain.failure import waiting
 from ringtrain.handles import keep_until_free, report_failure
 from ringtrain.torch.distributed.naming import in_words
 
@@ -31,7 +31,7 @@ def is_done_by(handle: _core.Handle, deadline: float) -> bool:
     """Waits for what the engine does until a time of time.monotonic(). Raises the error with which it failed."""
     if _core.wait(handle, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
         return True
-    with deadlock.waiting(handle):
+    with waiting(handle):
         while time.monotonic() < deadline:
             if _core.wait(handle, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
                 return True
