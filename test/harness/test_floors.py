@@ -48,7 +48,7 @@ ALLOWED = {
     "ringtrain/arrays/torch.py": "def view(array):\n    import torch\n",
     "ringtrain/arrays/numpy.py": "from ..errors import Error\n",
     "ringtrain/runner/command.py": "from ringtrain import options\nfrom ringtrain.runner.job import Job\n",
-    "ringtrain/doctor/machine.py": "from ringtrain import runner\nimportlib.util.find_spec('torch')\n",
+    "ringtrain/doctor.py": "from ringtrain import runner\nimportlib.util.find_spec('torch')\n",
     "ringtrain/bench/peers/gloo.py": "import torch\nfrom ringtrain.bench.job import Job\n",
     "ringtrain/bench/torch/training.py": "import torch\nimport ringtrain as hvd\nfrom ringtrain import rank\n",
     "ringtrain/horovod/common/util.py": "import horovod\nfrom ringtrain import torch, job\n",

@@ -16,12 +16,12 @@ import numpy
 import pytest
 from harness import gpu_double
 
-from ringtrain.doctor import machine
+from ringtrain import doctor
 from ringtrain.job import launched_by
 from ringtrain.job.host import cgroup_quota, physical_cores
 from ringtrain.job.launched_by import Launch
 
-ROOT = str(Path(machine.__file__).parents[2])
+ROOT = str(Path(doctor.__file__).parents[1])
 TIMEOUT_S = 120
 
 HEALTHY: dict[str, Any] = {
@@ -93,9 +93,9 @@ def changed(topic: str, **values: Any) -> dict[str, Any]:
 
 
 def test_a_healthy_report_has_no_findings() -> None:
-    assert machine.judge(HEALTHY) == []
+    assert doctor.judge(HEALTHY) == []
     alone = {**HEALTHY, "launcher": None, "topology": None}
-    assert machine.judge(alone) == []
+    assert doctor.judge(alone) == []
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_healthy_report_has_no_findings() -> None:
 def test_each_trouble_is_found_with_its_remedy(
     topic: str, values: dict[str, Any], level: str, what: str, remedy: str
 ) -> None:
-    (finding,) = machine.judge(changed(topic, **values))
+    (finding,) = doctor.judge(changed(topic, **values))
     assert finding.level == level
     assert what in finding.what and remedy in finding.remedy
 
@@ -134,16 +134,16 @@ def test_a_user_who_needs_no_mpi_is_not_asked_to_install_one() -> None:
     report = changed("mpi", error="mpi4py is not installed", remedy="install it")
     of_sockets = {"network": "sockets", "reason": "mpi4py is not installed", "over_mpi": False, "error": None}
     report["network"] = {**of_sockets, "of_ringrun": None}
-    assert machine.judge(report) == []
+    assert doctor.judge(report) == []
     alone = {**of_sockets, "network": "none", "of_ringrun": {"network": "mpi", "reason": "network=mpi"}}
-    (finding,) = machine.judge({**report, "network": alone, "launcher": None, "topology": None})
+    (finding,) = doctor.judge({**report, "network": alone, "launcher": None, "topology": None})
     assert finding.level == "error" and finding.what == "mpi4py is not installed"
 
 
 def test_without_gpus_nobody_is_asked_to_install_nccl() -> None:
     report = changed("cuda", driver=None, gpus=[])
     report["nccl"].update(version=None, path=None, origin=None, packages=[], error="no libnccl.so.2")
-    assert machine.judge(report) == []
+    assert doctor.judge(report) == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_without_gpus_nobody_is_asked_to_install_nccl() -> None:
 def test_ranks_that_share_a_gpu_are_told(used: list[str], visible: int, level: str, what: str) -> None:
     report = copy.deepcopy(HEALTHY)
     report["topology"]["nodes"][0].update(gpus=used, visible_gpus=visible)
-    (finding,) = machine.judge(report)
+    (finding,) = doctor.judge(report)
     assert finding.level == level and finding.what.startswith(what)
 
 
@@ -164,18 +164,18 @@ def test_the_worst_finding_comes_first() -> None:
     report = changed("packages", ml_dtypes=None)
     report["shared_memory"]["free_mb"] = 1
     report["ringtrain"]["error"] = "no _core"
-    assert [finding.level for finding in machine.judge(report)] == ["error", "warning", "note"]
+    assert [finding.level for finding in doctor.judge(report)] == ["error", "warning", "note"]
 
 
 def test_the_table_is_aligned_and_holds_every_finding() -> None:
     report = changed("shared_memory", free_mb=60)
-    report["findings"] = [finding._asdict() for finding in machine.judge(report)]
-    lines = machine.as_table(report).splitlines()
+    report["findings"] = [finding._asdict() for finding in doctor.judge(report)]
+    lines = doctor.as_table(report).splitlines()
     width = len("ml_dtypes")
     assert all(line[width : width + 2] == "  " and line[width + 2] != " " for line in lines if line)
     assert any(line.startswith("MPI        Open MPI 5.0.11, /v/lib/libmpi.so.40") for line in lines)
     assert any(line.startswith("warning") and "60 MB" in line for line in lines)
-    assert "nothing is wrong" in machine.as_table({**HEALTHY, "findings": []})
+    assert "nothing is wrong" in doctor.as_table({**HEALTHY, "findings": []})
 
 
 # --- topics -----------------------------------------------------------------------------------------------------------
@@ -211,9 +211,9 @@ def test_cores_are_at_most_the_cpus() -> None:
 
 
 def test_shared_memory_is_measured_or_its_error_said(tmp_path: Path) -> None:
-    usable = machine.shared_memory(str(tmp_path))
+    usable = doctor.shared_memory(str(tmp_path))
     assert usable["error"] is None and usable["size_mb"] >= usable["free_mb"] >= 0
-    missing = machine.shared_memory(str(tmp_path / "missing"))
+    missing = doctor.shared_memory(str(tmp_path / "missing"))
     assert missing["error"] == "No such file or directory" and missing["free_mb"] is None
 
 
@@ -224,7 +224,7 @@ def test_packages_are_found_without_importing_them(monkeypatch: pytest.MonkeyPat
     (tmp_path / "heavyweight_gpu-1.2.dist-info" / "METADATA").write_text("Name: heavyweight-gpu\nVersion: 1.2\n")
     (tmp_path / "heavyweight_gpu-1.2.dist-info" / "top_level.txt").write_text("heavyweight\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert machine.packages(["heavyweight", "no_such_package"]) == {
+    assert doctor.packages(["heavyweight", "no_such_package"]) == {
         "heavyweight": {"version": "1.2", "path": str(tmp_path / "heavyweight")},
         "no_such_package": None,
     }
@@ -237,7 +237,7 @@ def test_packages_are_found_where_python_does_not_know_whose_they_are(
     monkeypatch.setattr("importlib.metadata.packages_distributions", dict)
     (tmp_path / "homemade").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = machine.packages(["numpy", "homemade"])
+    found = doctor.packages(["numpy", "homemade"])
     assert found["numpy"]["version"] == numpy.__version__
     assert found["homemade"] == {"version": None, "path": str(tmp_path / "homemade")}
 
@@ -246,9 +246,9 @@ def test_packages_are_found_where_python_does_not_know_whose_they_are(
 def test_a_package_of_unknown_version_is_shown_and_not_judged(numpy_version: str | None) -> None:
     report = changed("packages", numpy={"version": numpy_version, "path": "/v/numpy"})
     report["packages"]["mxnet"] = {"version": "1.9.1", "path": "/v/mxnet"}
-    report["findings"] = [finding._asdict() for finding in machine.judge(report)]
+    report["findings"] = [finding._asdict() for finding in doctor.judge(report)]
     assert len(report["findings"]) == (0 if numpy_version is None else 1)
-    lines = machine.as_table(report).splitlines()
+    lines = doctor.as_table(report).splitlines()
     assert f"numpy      {numpy_version or 'version unknown'}, /v/numpy" in lines
 
 

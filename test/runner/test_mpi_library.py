@@ -38,7 +38,7 @@ sys.meta_path.insert(0, Finder())
 TRAIN = """
 import numpy as np, ringtrain as hvd
 from mpi4py import MPI
-from ringtrain.doctor import machine
+from ringtrain import doctor
 from ringtrain.job import launched_by
 from ringtrain.job.mpi import meet
 
@@ -55,7 +55,7 @@ try:
     meet(MPI, MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), 0, send_to_nobody)
 except MPI.Exception as error:
     print("raised", error.Get_error_class() == MPI.ERR_RANK)
-print("ulfm", machine.examine(launched_by.detect())["mpi"]["ulfm"])
+print("ulfm", doctor.examine(launched_by.detect())["mpi"]["ulfm"])
 """
 
 

@@ -15,6 +15,7 @@ from measure.gpu.staged import Staged
 from measure.gpu.step import Step
 from measure.gpu.submission import Submission
 from measure.gpu.training import Training
+from ringtrain import doctor
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.bench import peers
 from ringtrain.bench.flags import parse_bytes
@@ -23,7 +24,6 @@ from ringtrain.bench.report import count_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import add_model_flags
-from ringtrain.doctor import gpu_facts
 
 _NO_GPU = "the CUDA driver is missing or shows no GPU; see python -m ringtrain.doctor"
 
@@ -88,10 +88,10 @@ def _machine(job: Job, library: Library) -> dict[str, object]:
     for name in ("first", "second"):  # the first connects the ranks, which may take longer than --patience
         hvd.allreduce_(array, name=name)
     way = _core.last_operations()[-1]["group"]
-    driver = gpu_facts.cuda()
+    driver = doctor.cuda()
     gpu = driver["gpus"][_core.gpu_of(adapter_for(array).view(array)[0])]
     names = job.gather(f"{gpu['name']}, {gpu['uuid']}")
-    versions = {"cuda": driver["driver"], "nccl": gpu_facts.nccl()["version"]}
+    versions = {"cuda": driver["driver"], "nccl": doctor.nccl()["version"]}
     return {"gpus": names, **versions, "library": f"{library.name} {library.version}", "way": way}
 
 
