@@ -10,8 +10,7 @@ def train(state):
 train(hvd.elastic.ArrayState(weights=weights, step=0))
 
 running     run(): again and again, in one generation of ranks after the other
-states      what a state is, one of Python objects, and one of arrays; files of them
-agreement   which parts of a state differ between the ranks
+states      what a state is, one of Python objects, and one of arrays; files of them; which parts differ between ranks
 """
 
 import inspect

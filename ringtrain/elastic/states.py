@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import pickle
 import queue
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,11 +16,70 @@ import numpy as np
 
 from ringtrain import objects, ops, pickling
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.elastic import agreement
 from ringtrain.errors import HostsUpdatedInterrupt
 from ringtrain.job import elastic_client, session
 from ringtrain.record.logger import logger
 from ringtrain.record.whole_file import whole_file
+from ringtrain.training.replicas import digest_of
+
+# --- agreement: the parts that differ between the ranks are found by 64 bits of each, and only those are sent ---------
+
+
+def newest_rank(commits: int) -> tuple[int, int]:
+    """The first of the ranks with the most commits, and how many these are. All ranks call it together."""
+    of_ranks = ops.allgather(np.array([commits], np.int64), name="elastic.commits")
+    root = int(np.argmax(of_ranks))
+    return root, int(of_ranks[root])
+
+
+def differing(digests: Sequence[int], name: str) -> list[bool]:
+    """Of each number whether the ranks have different ones. All ranks call it together, with as many numbers."""
+    own = np.array(digests, np.int64)
+    # the smallest is the complement of the largest complement
+    largest = ops.allreduce(np.concatenate([own, ~own]), op=ops.Max, name=f"elastic.{name}")
+    return [bool(one) for one in largest[: len(own)] != ~largest[len(own) :]]
+
+
+def share_arrays(arrays: Mapping[str, Any], root_rank: int, name: str) -> bool:
+    """Overwrite, in place, those arrays that differ between the ranks with those of `root_rank`.
+
+    Returns whether there were any. The ranks must have the same names, dtypes and shapes.
+    """
+    if session.size() == 1:
+        return False
+    are_different = differing([digest_of(array) for array in arrays.values()], name)
+    handles = [
+        ops.broadcast_async_(array, root_rank, name=f"elastic.{name}.{path}")
+        for (path, array), is_different in zip(arrays.items(), are_different, strict=True)
+        if is_different
+    ]
+    for handle in handles:
+        ops.synchronize(handle)
+    return bool(handles)
+
+
+def share_object(
+    value: Any,
+    root_rank: int,
+    name: str,
+    take: Callable[[Any], object],
+    broadcast: Callable[..., Any] = objects.broadcast_object,
+) -> None:
+    """Give `take` the object of `root_rank` on all ranks if it differs between them.
+
+    Objects that are equal may have different pickles; then they are sent for nothing.
+    """
+    if not is_same(pickling.dumps(value), name):
+        take(broadcast(value, **({"root_rank": root_rank} if root_rank else {})))
+
+
+def is_same(content: bytes, name: str) -> bool:
+    """Whether all ranks have the same. They call it together."""
+    if session.size() == 1:
+        return True
+    digest = int.from_bytes(hashlib.sha256(content).digest()[:8], "little", signed=True)
+    return not differing([digest], name)[0]
+
 
 # --- a state on disk --------------------------------------------------------------------------------------------------
 
@@ -159,7 +219,7 @@ class State(ABC):
 
         Parts that all ranks have alike are compared, and not sent.
         """
-        root_rank, _ = agreement.newest_rank(self._commits)
+        root_rank, _ = newest_rank(self._commits)
         self.sync_from(root_rank)
         self.save()
 
@@ -169,7 +229,7 @@ class State(ABC):
 
     def count_on(self) -> None:
         """After `sync`, in which a rank may have been lost: take over the number of commits. Called by `run`."""
-        _, self._commits = agreement.newest_rank(self._commits)
+        _, self._commits = newest_rank(self._commits)
         elastic_client.set_commits(self._commits)
 
     @abstractmethod
@@ -225,7 +285,7 @@ class ObjectState(State):
 
     def sync_from(self, root_rank: int) -> None:
         if self._objects:
-            agreement.share_object(self._current(), root_rank, "objects", self._take, self._bcast_object)
+            share_object(self._current(), root_rank, "objects", self._take, self._bcast_object)
 
     def _take(self, values: dict[str, Any]) -> None:
         self._objects = values
@@ -288,10 +348,10 @@ class ArrayState(ObjectState):
     def sync_from(self, root_rank: int) -> None:
         super().sync_from(root_rank)
         for name in self._arrays:
-            agreement.share_arrays(self._by_path(name), root_rank, name)
+            share_arrays(self._by_path(name), root_rank, name)
         for name in self._holders:
             holder = getattr(self, name)
-            agreement.share_object(holder.state_dict(), root_rank, name, holder.load_state_dict)
+            share_object(holder.state_dict(), root_rank, name, holder.load_state_dict)
 
     def saved_content(self) -> Any:
         arrays = {

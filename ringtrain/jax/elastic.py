@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ringtrain.elastic import agreement, running
+from ringtrain.elastic import running, states
 from ringtrain.elastic.running import AnyState, Arguments, Function, Result, generation as generation
 from ringtrain.elastic.states import ObjectState as ObjectState, State as State
 from ringtrain.errors import (
@@ -90,7 +90,7 @@ class JaxState(ObjectState):
         super().sync_from(root_rank)
         for name in self._copies:
             copies = self._copied(name)
-            if agreement.share_arrays(copies, root_rank, name):
+            if states.share_arrays(copies, root_rank, name):
                 self._put(name, copies)
 
     def saved_content(self) -> Any:

@@ -212,7 +212,7 @@ def test_a_failure_leaves_no_flight_records_that_nobody_asked_for(tmp_path):
 
 IMPORTANT_MOMENTS = {
     "in init": "ringtrain.job.world.introduce",
-    "in sync": "ringtrain.elastic.agreement.share_arrays",
+    "in sync": "ringtrain.elastic.states.share_arrays",
     "between saving and agreeing": "ringtrain.elastic.states.State.check_host_updates",
     "in the reset": "ringtrain.elastic.states.State.on_reset",
 }

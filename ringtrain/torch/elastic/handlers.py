@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ringtrain.elastic import agreement
+from ringtrain.elastic import states
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.state import broadcast_object, broadcast_optimizer_state, skeleton_of
 
@@ -61,7 +61,7 @@ class StateDictHandler(StateHandler):
 
     def sync_from(self, root_rank: int) -> None:
         name = type(self.value).__name__
-        agreement.share_object(self.value.state_dict(), root_rank, name, self.value.load_state_dict, broadcast_object)
+        states.share_object(self.value.state_dict(), root_rank, name, self.value.load_state_dict, broadcast_object)
 
     def saved_content(self) -> Any:
         """The copy, for a file."""
@@ -84,10 +84,10 @@ class ModelStateHandler(StateDictHandler):
     def sync_from(self, root_rank: int) -> None:
         state = self.value.state_dict()
         tensors = {name: value.detach() for name, value in state.items() if torch.is_tensor(value)}
-        agreement.share_arrays(tensors, root_rank, "model")
+        states.share_arrays(tensors, root_rank, "model")
         if len(tensors) < len(state):
             others = {name: value for name, value in state.items() if name not in tensors}
-            agreement.share_object(others, root_rank, "model", self._take_others, broadcast_object)
+            states.share_object(others, root_rank, "model", self._take_others, broadcast_object)
 
     def _take_others(self, others: dict[str, Any]) -> None:
         """Loads the entries that are not tensors, for `set_extra_state` of modules."""
@@ -102,9 +102,9 @@ class OptimizerStateHandler(StateDictHandler):
 
     def sync_from(self, root_rank: int) -> None:
         skeleton, tensors = skeleton_of(self.value.state_dict())
-        if agreement.is_same(skeleton, "optimizer"):
+        if states.is_same(skeleton, "optimizer"):
             named = {str(number): tensor for number, tensor in enumerate(tensors)}
-            agreement.share_arrays(named, root_rank, "optimizer")
+            states.share_arrays(named, root_rank, "optimizer")
         else:
             broadcast_optimizer_state(self.value, root_rank)
 

@@ -4,7 +4,7 @@ import pytest
 from elastic_ranks import elastic_job
 from harness.frameworks import on_demand
 
-from ringtrain.elastic import agreement
+from ringtrain.elastic import states
 from ringtrain.errors import MismatchError, NonFiniteError, StepOrderError
 
 torch = on_demand("torch")
@@ -96,7 +96,7 @@ def test_equal_parts_are_not_sent():
 def test_differing_finds_what_is_not_the_same_on_all_ranks():
     largest = 2**63 - 1
     numbers = [5, -5, largest, -largest - 1, 3 + hvd.rank(), -hvd.rank(), [largest, -largest - 1][hvd.rank()]]
-    assert agreement.differing(numbers, "test") == [False] * 4 + [True] * 3
+    assert states.differing(numbers, "test") == [False] * 4 + [True] * 3
 
 
 @pytest.mark.ranks(1)
