@@ -1,4 +1,4 @@
-"""What this rank reports about itself when something goes wrong, or when nothing goes on.
+"""Reports of this rank about itself when something goes wrong, or when nothing goes on.
 
 Where in the script an operation was submitted, whether all threads wait, and an exception of which this rank ends.
 """

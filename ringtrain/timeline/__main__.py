@@ -9,11 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtrain.timeline.files import TraceError
-from ringtrain.timeline.merge import merge
-from ringtrain.timeline.report.figures import figures_of
+from ringtrain.timeline.files import TraceError, merge
+from ringtrain.timeline.report.figures import figures_of, judge
 from ringtrain.timeline.report.page import page
-from ringtrain.timeline.report.verdict import judge
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,8 +23,7 @@ from ringtrain import objects, ops
 from ringtrain.errors import RingtrainError
 from ringtrain.job import elastic_client, session
 from ringtrain.record.logger import logger
-from ringtrain.timeline.files import events_in, other_parts, part_of
-from ringtrain.timeline.merge import unfinished, write_merged
+from ringtrain.timeline.files import events_in, other_parts, part_of, unfinished, write_merged
 
 # --- whether the file can be written ----------------------------------------------------------------------------------
 

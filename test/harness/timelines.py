@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtrain.timeline.files import events_in
-from ringtrain.timeline.merge import write_merged
+from ringtrain.timeline.files import events_in, write_merged
 
 SCRIPT = 0
 

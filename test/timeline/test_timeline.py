@@ -20,7 +20,7 @@ import ringtrain as hvd
 from ringtrain.optim import SGD
 from ringtrain.timeline import files, recording
 from ringtrain.timeline.__main__ import main
-from ringtrain.timeline.merge import ranks_of
+from ringtrain.timeline.files import ranks_of
 from ringtrain.timeline.report.trace import read
 
 
@@ -419,13 +419,13 @@ def test_operations_of_different_process_sets_have_nothing_to_do_with_each_other
 def test_each_part_is_read_once(tmp_path, monkeypatch):
     path = tmp_path / "timeline.json"
     leave_parts(path, ranks=3)
-    read = []
+    read, read_events = [], files.read_events
 
     def noted(part):
         read.append(part)
-        return files.read_events(part)
+        return read_events(part)
 
-    monkeypatch.setattr("ringtrain.timeline.merge.read_events", noted)
+    monkeypatch.setattr("ringtrain.timeline.files.read_events", noted)
     assert main(["merge", str(path)]) == 0
     assert read == [files.part_of(path, rank) for rank in range(3)]
 

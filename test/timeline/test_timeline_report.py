@@ -13,10 +13,8 @@ from harness.timelines import Gradient, MadeUpJob
 import ringtrain as hvd
 from ringtrain.optim import SGD
 from ringtrain.timeline.__main__ import main
-from ringtrain.timeline.report.figures import figures_of
-from ringtrain.timeline.report.step_parts import Part
-from ringtrain.timeline.report.trace import TraceError, read
-from ringtrain.timeline.report.verdict import judge
+from ringtrain.timeline.report.figures import figures_of, judge
+from ringtrain.timeline.report.trace import Part, TraceError, read
 
 MS = 1_000_000
 # With four ranks at 1 GB/s a gradient of 200,000 bytes takes 300 us.

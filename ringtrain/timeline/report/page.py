@@ -19,13 +19,13 @@ from ringtrain.timeline.report.figures import (
     Lane,
     Parts,
     StepFigures,
+    Verdict,
     duration,
     gb_per_s,
     percent,
     size,
 )
-from ringtrain.timeline.report.step_parts import Part
-from ringtrain.timeline.report.verdict import Verdict
+from ringtrain.timeline.report.trace import Part
 
 # --- charts -----------------------------------------------------------------------------------------------------------
 # Pictures of the figures as shapes: bars of the ranks, bars of the steps, and one step as it went. page.html makes
