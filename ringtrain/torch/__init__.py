@@ -86,9 +86,9 @@ from ringtrain.process_sets import (
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.torch import compression as compression, elastic as elastic, functions as functions, mpi_ops as mpi_ops
-from ringtrain.torch.join_context import Join as Join
 from ringtrain.torch.memory import empty as empty
 from ringtrain.torch.ops import (
+    SparseHandle as SparseHandle,
     allgather as allgather,
     allreduce as allreduce,
     alltoall as alltoall,
@@ -97,12 +97,13 @@ from ringtrain.torch.ops import (
     grouped_allreduce as grouped_allreduce,
     grouped_reducescatter as grouped_reducescatter,
     reducescatter as reducescatter,
+    sparse_allreduce_async as sparse_allreduce_async,
 )
 from ringtrain.torch.optimizer import (
     DistributedOptimizer as DistributedOptimizer,
+    Join as Join,
     clip_grad_norm_ as clip_grad_norm_,
 )
-from ringtrain.torch.sparse import SparseHandle as SparseHandle, sparse_allreduce_async as sparse_allreduce_async
 from ringtrain.torch.state import (
     allgather_object as allgather_object,
     broadcast_object as broadcast_object,

@@ -17,8 +17,7 @@ from ringtrain import ops
 from ringtrain.errors import StepOrderError
 from ringtrain.timeline import recording
 from ringtrain.torch.hooks import as_real
-from ringtrain.torch.parameters import groups_of
-from ringtrain.torch.wrapped import WrappedOptimizer
+from ringtrain.torch.wrapped import WrappedOptimizer, groups_of
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.replicas import FiniteCheck, check_replicas
 

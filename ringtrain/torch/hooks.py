@@ -15,8 +15,8 @@ from ringtrain.errors import StepOrderError
 from ringtrain.failure import warn
 from ringtrain.handles import Handle
 from ringtrain.torch.memory import SharedGradients
-from ringtrain.torch.parameters import Groups, ParameterNames, groups_of
-from ringtrain.torch.sparse import SparseHandle, agree_on_sparse, empty_sparse, sparse_allreduce_async
+from ringtrain.torch.ops import SparseHandle, agree_on_sparse, empty_sparse, sparse_allreduce_async
+from ringtrain.torch.wrapped import Groups, ParameterNames, groups_of
 from ringtrain.training.gradient_batch import GradientBatch
 from ringtrain.training.replicas import FiniteCheck, StartCheck, check_replicas
 
@@ -68,7 +68,7 @@ class GradientHooks:
     Args:
         names: of the parameters.
         param_groups: of the optimizer.
-        groups: which gradients are reduced together; see ringtrain.torch.parameters.
+        groups: which gradients are reduced together; see ringtrain.torch.wrapped.
         batch: has the operation, the compression and the process set.
         passes: backward passes for each step, or None.
         sparse_as_dense: reduce sparse gradients as dense ones.

@@ -1,7 +1,6 @@
 """`hvd.elastic` of a PyTorch script: what `ringtrain.elastic` has, for models, optimizers and samplers.
 
-state      TorchState
-handlers   how each kind of object is saved, restored and made the same on all ranks
+state      TorchState, and how each kind of object in it is saved, restored and made the same on all ranks
 sampler    a sampler that shares out what is left of an epoch
 """
 
@@ -14,18 +13,18 @@ from ringtrain.errors import (
     HorovodInternalError as HorovodInternalError,
     HostsUpdatedInterrupt as HostsUpdatedInterrupt,
 )
-from ringtrain.torch.elastic.handlers import (
+from ringtrain.torch.elastic.sampler import ElasticSampler as ElasticSampler
+from ringtrain.torch.elastic.state import (
     LRSchedulerStateHandler as LRSchedulerStateHandler,
     ModelStateHandler as ModelStateHandler,
     OptimizerStateHandler as OptimizerStateHandler,
     SamplerStateHandler as SamplerStateHandler,
     StateDictHandler as StateDictHandler,
     StateHandler as StateHandler,
+    TorchState as TorchState,
     get_handler_registry as get_handler_registry,
     set_handler_registry as set_handler_registry,
 )
-from ringtrain.torch.elastic.sampler import ElasticSampler as ElasticSampler
-from ringtrain.torch.elastic.state import TorchState as TorchState
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     # Every name above, but none of the modules that importing them has left here.

@@ -2,22 +2,185 @@
 
 from __future__ import annotations
 
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from ringtrain.elastic import states
 from ringtrain.elastic.states import ObjectState
 from ringtrain.job import session
-from ringtrain.torch.elastic.handlers import (
-    LRSchedulerStateHandler as LRSchedulerStateHandler,
-    ModelStateHandler as ModelStateHandler,
-    OptimizerStateHandler as OptimizerStateHandler,
-    SamplerStateHandler as SamplerStateHandler,
-    StateDictHandler,
-    StateHandler as StateHandler,
-    get_handler_registry as get_handler_registry,
-    handler_for,
-    set_handler_registry as set_handler_registry,
-)
-from ringtrain.torch.state import broadcast_object
+from ringtrain.torch.elastic.sampler import ElasticSampler
+from ringtrain.torch.state import broadcast_object, broadcast_optimizer_state, skeleton_of
+
+# --- how each kind of object is saved, restored, and made the same on all ranks ---------------------------------------
+
+
+class StateHandler(ABC):
+    """One object of a state. A subclass for a kind of your own goes into the registry."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    @abstractmethod
+    def save(self) -> None:
+        """Keep a copy of what the object has to remember."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Go back to the copy."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Give the object of all ranks what that of rank 0 remembers; all ranks call it together."""
+
+    def sync_from(self, root_rank: int) -> None:
+        """The same with the object of another rank. A handler that knows only rank 0 takes that one."""
+        self.sync()
+
+    def set_value(self, value: Any) -> None:
+        """Put another object in the place of this one."""
+        self.value = value
+        self.save()
+
+
+class StateDictHandler(StateHandler):
+    """Handles objects with `state_dict` and `load_state_dict`."""
+
+    def __init__(self, value: Any):
+        super().__init__(value)
+        self._saved: Any = None
+        self.save()
+
+    def save(self) -> None:
+        self._saved = _copied(self.value.state_dict(), self._saved)
+
+    def restore(self) -> None:
+        self.value.load_state_dict(copy.deepcopy(self._saved))  # may keep what it is given
+
+    def sync(self) -> None:
+        self.sync_from(0)
+
+    def sync_from(self, root_rank: int) -> None:
+        name = type(self.value).__name__
+        states.share_object(self.value.state_dict(), root_rank, name, self.value.load_state_dict, broadcast_object)
+
+    def saved_content(self) -> Any:
+        """The copy, for a file."""
+        return self._saved
+
+    def load_content(self, content: Any) -> None:
+        """Loads what `saved_content` has returned, also in another process."""
+        self.value.load_state_dict(content)
+
+
+class ModelStateHandler(StateDictHandler):
+    """A torch.nn.Module. Its parameters and buffers stay where they are."""
+
+    def __init__(self, model: Any):
+        super().__init__(model)
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved)
+
+    def sync_from(self, root_rank: int) -> None:
+        state = self.value.state_dict()
+        tensors = {name: value.detach() for name, value in state.items() if torch.is_tensor(value)}
+        states.share_arrays(tensors, root_rank, "model")
+        if len(tensors) < len(state):
+            others = {name: value for name, value in state.items() if name not in tensors}
+            states.share_object(others, root_rank, "model", self._take_others, broadcast_object)
+
+    def _take_others(self, others: dict[str, Any]) -> None:
+        """Loads the entries that are not tensors, for `set_extra_state` of modules."""
+        self.value.load_state_dict({**self.value.state_dict(), **others})
+
+
+class OptimizerStateHandler(StateDictHandler):
+    """A torch.optim.Optimizer. Where all ranks have state of the same shapes, what differs is overwritten in place."""
+
+    def __init__(self, optimizer: Any):
+        super().__init__(optimizer)
+
+    def sync_from(self, root_rank: int) -> None:
+        skeleton, tensors = skeleton_of(self.value.state_dict())
+        if states.is_same(skeleton, "optimizer"):
+            named = {str(number): tensor for number, tensor in enumerate(tensors)}
+            states.share_arrays(named, root_rank, "optimizer")
+        else:
+            broadcast_optimizer_state(self.value, root_rank)
+
+
+class LRSchedulerStateHandler(StateDictHandler):
+    """A learning rate scheduler."""
+
+    def __init__(self, scheduler: Any):
+        super().__init__(scheduler)
+
+
+class SamplerStateHandler(StateDictHandler):
+    """An ElasticSampler. It shares out what is left whenever the state is restored or made the same."""
+
+    def __init__(self, sampler: Any):
+        super().__init__(sampler)
+
+    def sync_from(self, root_rank: int) -> None:
+        super().sync_from(root_rank)
+        self.value.reset()  # for the ranks that there are now
+
+
+_Registry = list[tuple[type, type[StateHandler]]]
+_registry: _Registry = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (torch.optim.lr_scheduler.LRScheduler, LRSchedulerStateHandler),
+    (getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), StateDictHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> _Registry:
+    """Pairs of a class of objects and that of their handlers; the first that fits is taken."""
+    return _registry
+
+
+def set_handler_registry(registry: _Registry) -> None:
+    """Makes states that are made from now on look there."""
+    global _registry
+    _registry = registry
+
+
+def handler_for(value: Any) -> StateHandler | None:
+    """A new handler for the object; None for a Python object that needs none."""
+    for kind, handler in _registry:
+        if isinstance(value, kind):
+            return handler(value)
+    return None
+
+
+def _copied(content: Any, before: Any) -> Any:
+    """A deep copy, with its tensors in the memory of those in an earlier copy that fit."""
+    if isinstance(content, torch.Tensor):
+        is_fitting = isinstance(before, torch.Tensor) and _kind(before) == _kind(content)
+        place = before if is_fitting else torch.empty_like(content, requires_grad=False)
+        return place.detach().copy_(content.detach())
+    if isinstance(content, Mapping) and all(type(key) in (str, int) for key in content):
+        earlier = before if isinstance(before, Mapping) else {}
+        return {key: _copied(value, earlier.get(key)) for key, value in content.items()}
+    if type(content) in (list, tuple):
+        is_as_long = type(before) is type(content) and len(before) == len(content)
+        olds = before if is_as_long else [None] * len(content)
+        return type(content)(_copied(value, old) for value, old in zip(content, olds, strict=True))
+    return copy.deepcopy(content)
+
+
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.device, tensor.layout
+
+
+# --- the state --------------------------------------------------------------------------------------------------------
 
 
 class TorchState(ObjectState):
