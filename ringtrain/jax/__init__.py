@@ -9,10 +9,9 @@ optimizer = hvd.distribute(optax.adam(1e-3))
 ffi              what of the core XLA calls
 primitives       the operations as primitives, under grad and under vmap
 lowering         ... inside a compiled program: their order, loops and conditions, the end of the job
-trees            pytrees as lists with names
+trees            pytrees as lists with names, and the same parameters on every rank
 ops              the operations on pytrees
 optimizer        optimizers and gradients over all ranks
-parameters       the same parameters on every rank
 failures         exceptions out of compiled programs
 elastic          states that outlive ranks
 """
@@ -52,7 +51,7 @@ from ringtrain.jax.optimizer import (
     grad as grad,
     value_and_grad as value_and_grad,
 )
-from ringtrain.jax.parameters import (
+from ringtrain.jax.trees import (
     broadcast_parameters as broadcast_parameters,
     check_replicas as check_replicas,
 )

@@ -27,8 +27,7 @@ from ringtrain.errors import (
     HostsUpdatedInterrupt as HostsUpdatedInterrupt,
 )
 from ringtrain.jax.failures import errors
-from ringtrain.jax.parameters import as_leaf, on_host
-from ringtrain.jax.trees import Tree
+from ringtrain.jax.trees import Tree, as_leaf, on_host
 
 
 def run(func: Function[AnyState, Arguments, Result]) -> Function[AnyState, Arguments, Result]:

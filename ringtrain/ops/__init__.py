@@ -22,10 +22,12 @@ from ringtrain.handles import (
     synchronize as synchronize,
 )
 from ringtrain.ops.exchanges import (
+    after_join as after_join,
     allgather as allgather,
     allgather_async as allgather_async,
     alltoall as alltoall,
     alltoall_async as alltoall_async,
+    barrier as barrier,
     broadcast as broadcast,
     broadcast_ as broadcast_,
     broadcast_async as broadcast_async,
@@ -38,6 +40,7 @@ from ringtrain.ops.exchanges import (
     grouped_broadcast_ as grouped_broadcast_,
     grouped_broadcast_async as grouped_broadcast_async,
     grouped_broadcast_async_ as grouped_broadcast_async_,
+    join as join,
 )
 from ringtrain.ops.reductions import (
     Adasum as Adasum,
@@ -58,9 +61,4 @@ from ringtrain.ops.reductions import (
     grouped_reducescatter_async as grouped_reducescatter_async,
     reducescatter as reducescatter,
     reducescatter_async as reducescatter_async,
-)
-from ringtrain.ops.synchronization import (
-    after_join as after_join,
-    barrier as barrier,
-    join as join,
 )

@@ -8,8 +8,7 @@ from typing import TypeVar
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.prepared import Prepared, PreparedTensors
-from ringtrain.engine.submission import Operation, Reduction, start
+from ringtrain.engine.submission import Operation, Prepared, PreparedTensors, Reduction, start
 from ringtrain.handles import Handle
 from ringtrain.process_sets import ProcessSet, global_process_set
 

@@ -12,9 +12,8 @@ from ringtrain import ops
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.prepared import How, Prepared, PreparedTensors
 from ringtrain.engine.requirements import require_process_set
-from ringtrain.engine.submission import Operation, Reduction, start
+from ringtrain.engine.submission import How, Operation, Prepared, PreparedTensors, Reduction, start
 from ringtrain.handles import Handle, current_point, report_failure
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
