@@ -1,10 +1,14 @@
-"""Objects as bytes, with the help of cloudpickle where it is installed: that takes lambdas and local classes, too."""
+"""Objects as bytes, by cloudpickle where it is installed, which takes lambdas and local classes too; whole files."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import pickle
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
 
 
 def pickler() -> Any:
@@ -29,3 +33,20 @@ def dumps(obj: Any) -> bytes:
             raise
     data: bytes = chosen.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     return data
+
+
+# --- a file that is always whole: written aside, and renamed when it is on the disk -----------------------------------
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `path` at the end; after an exception `path` is as before."""
+    draft = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.unfinished")
+    try:
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -3,6 +3,5 @@
 adapter        what a library must be able to do, and which one made an array
 numpy, cupy, torch, dlpack
                one module for each library; dlpack is for all others on CUDA devices
-dlpack_memory  memory that another library lends by DLPack
 shared_memory  `ringtrain.empty`: arrays that an allreduce need not copy
 """

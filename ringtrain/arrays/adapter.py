@@ -104,7 +104,7 @@ class Adapter(Protocol):
 
 # Every other module of this folder is the adapter of the library that has its name. It is imported when the library is
 # loaded and an array that is not NumPy's is submitted.
-_NO_LIBRARIES = ("adapter", "dlpack", "dlpack_memory", "numpy", "shared_memory")
+_NO_LIBRARIES = ("adapter", "dlpack", "numpy", "shared_memory")
 _LIBRARIES = tuple(one.name for one in pkgutil.iter_modules(arrays.__path__) if one.name not in _NO_LIBRARIES)
 _adapters: dict[type, Adapter] = {}
 

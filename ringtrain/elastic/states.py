@@ -18,8 +18,8 @@ from ringtrain import objects, ops, pickling
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import HostsUpdatedInterrupt
 from ringtrain.job import elastic_client, session
+from ringtrain.pickling import whole_file
 from ringtrain.record.logger import logger
-from ringtrain.record.whole_file import whole_file
 from ringtrain.training.replicas import digest_of
 
 # --- agreement: the parts that differ between the ranks are found by 64 bits of each, and only those are sent ---------

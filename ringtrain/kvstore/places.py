@@ -9,7 +9,7 @@ import numpy as np
 
 import ringtrain._core as _core
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.arrays.dlpack_memory import Borrowed
+from ringtrain.arrays.dlpack import Borrowed
 
 SIXTEEN_BITS = ("float16", "bfloat16")
 

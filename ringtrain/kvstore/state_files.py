@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from ringtrain.arrays.adapter import adapter_for
-from ringtrain.record.whole_file import whole_file
+from ringtrain.pickling import whole_file
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -177,15 +177,15 @@ def test_a_foreign_array_is_changed_in_its_own_memory():
 
 def test_a_capsule_of_another_library_is_read_as_it_means_it():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed in this environment")
-    from ringtrain.arrays import dlpack_memory
+    from ringtrain.arrays import dlpack
 
     tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).T[1:]
     for arguments in ({}, {"max_version": (1, 0)}):
         capsule = tensor.__dlpack__(**arguments)
-        found, flags = dlpack_memory._tensor_in(capsule)
+        found, flags = dlpack._tensor_in(capsule)
         assert found.data + found.byte_offset == tensor.data_ptr()
         assert (found.shape[:2], found.strides[:2], found.device_type, flags) == ([2, 2], [1, 3], 1, 0)
-        assert dlpack_memory._dtype_of(found.dtype) == ml_dtypes.bfloat16
+        assert dlpack._dtype_of(found.dtype) == ml_dtypes.bfloat16
 
 
 # The stand-in

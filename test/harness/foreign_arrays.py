@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ringtrain.arrays import dlpack_memory
+from ringtrain.arrays import dlpack
 
 
 class OnlyDlpack:
@@ -22,9 +22,9 @@ class OnlyDlpack:
 
     def __dlpack__(self, *, stream: int | None = None, max_version: Any = None, **others: Any) -> Any:
         capsule = self._owned.__dlpack__(stream=stream, max_version=max_version)
-        tensor, _ = dlpack_memory._tensor_in(capsule)
+        tensor, _ = dlpack._tensor_in(capsule)
         if max_version is not None:
-            offset = dlpack_memory._VersionedTensor.tensor.offset - dlpack_memory._VersionedTensor.flags.offset
+            offset = dlpack._VersionedTensor.tensor.offset - dlpack._VersionedTensor.flags.offset
             ctypes.c_uint64.from_address(ctypes.addressof(tensor) - offset).value = self._flags
         if self._code is not None:
             tensor.dtype.code, tensor.dtype.bits = self._code, self._bits

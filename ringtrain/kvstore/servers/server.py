@@ -36,9 +36,9 @@ from ringtrain.kvstore.servers.python_updates import COMMAND, PythonUpdates
 from ringtrain.kvstore.servers.roles import SCHEDULER, SERVER, WORKER
 from ringtrain.kvstore.servers.scheduler_client import Notice, World
 from ringtrain.options import table
+from ringtrain.pickling import whole_file
 from ringtrain.record import metrics
 from ringtrain.record.logger import logger
-from ringtrain.record.whole_file import whole_file
 from ringtrain.timeline.files import FIRST_SERVER, part_of_server
 
 # Chunks that are read at once: others change no more than these meanwhile.
