@@ -18,7 +18,7 @@ COMMANDS = {
     "doctor": ("ringtrain.doctor", "say what ringtrain finds on this machine, and what is wrong with it"),
     "flight": ("ringtrain.flight", "compare what the ranks wrote down when a job went wrong"),
     "timeline": ("ringtrain.timeline.__main__", "merge the parts of a timeline, or say where the time of a step goes"),
-    "bench": ("ringtrain.bench.command", "measure ringtrain beside its peers"),
+    "bench": ("ringtrain.bench.cli", "measure ringtrain beside its peers"),
 }
 
 

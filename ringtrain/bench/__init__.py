@@ -1,19 +1,20 @@
 """`python -m ringtrain.bench`: ringtrain and its peers measured in turn, in one run, on the same data.
 
-command     from the command line to a result, of several launches too
-flags       the command line
-session     one launch: what a measurement works with
-job         the ranks that measure together
-rounds      competitors, and the loop that times them round by round; how far apart the cores are
-ringtrain_competitor  ringtrain as a competitor
-peers/      the other competitors, one file each
-results     rows of rounds, their medians and paired ratios, JSON
-report      tables
-plot        the PNG
-models      gradient shapes
-torch/      torch models in training
-arithmetic  the floor, and what is computed beside communication
+cli            from the command line to a result, of several launches too
+arguments      the command line
+measurement    one launch: what a subcommand works with
+ranks          the ranks that measure together
+rounds         competitors, and the loop that times them round by round; how far apart the cores are
+ringtrain_competitor
+               ringtrain as a competitor
+peers/         the other competitors, one file each
+results        rows of rounds, their medians and paired ratios, JSON
+report         tables and the PNG
+models         gradient shapes
+torch_training, jax_training
+               models in training
+arithmetic     the floor, and what is computed beside communication
 
-The other modules are a subcommand each; `collectives` is five.
+The other modules are a subcommand each; `collectives` is six, `step` two.
 docs/performance.md says what the columns mean.
 """

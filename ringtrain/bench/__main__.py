@@ -2,6 +2,6 @@
 
 import sys
 
-from ringtrain.bench.command import main
+from ringtrain.bench.cli import main
 
 sys.exit(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -55,31 +54,3 @@ class Arithmetic:
             self.run(100)
             lengths.append(time.perf_counter() - begin)
         return min(lengths) / 100
-
-
-class ComputeThread:
-    """A thread that does arithmetic all the time and remembers when it finished each unit."""
-
-    def __init__(self) -> None:
-        self._arithmetic = Arithmetic()
-        self._finished: list[float] = []
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
-
-    def __enter__(self) -> ComputeThread:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._is_stopping = True
-        self._thread.join()
-
-    def units_between(self, begin: float, end: float) -> int:
-        """Units finished between two times of `time.perf_counter`; earlier ones are forgotten."""
-        finished, self._finished = self._finished, []
-        return sum(begin <= moment < end for moment in finished)
-
-    def _work(self) -> None:
-        while not self._is_stopping:
-            self._arithmetic.run(1)
-            self._finished.append(time.perf_counter())

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench.arguments import parse_bytes
 from ringtrain.bench.collectives import iterations_for
-from ringtrain.bench.flags import parse_bytes
+from ringtrain.bench.measurement import CannotMeasure, Session
 from ringtrain.bench.report import Table, lines_of, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Competitor, Contestant, Distribution, cost_for_all
-from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.torch_step import add_training_flags, measure_model, subject_of, table_of
 
 OPERATIONS = (
@@ -52,7 +52,7 @@ class C10d:
         session.init()
         session.peers()
         # torch need not be installed for the other measurements
-        from ringtrain.bench.torch import groups
+        from ringtrain.bench import torch_groups as groups
 
         arguments = session.arguments
         session.expect(
@@ -80,7 +80,7 @@ class C10d:
 
 
 def _measure_operation(session: Session, opened: dict[str, Any], operation: str, size: int) -> Row:
-    from ringtrain.bench.torch import groups
+    from ringtrain.bench import torch_groups as groups
 
     job = session.job
     data = groups.Data(operation, max(1, size // 4), job.rank, job.size)

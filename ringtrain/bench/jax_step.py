@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.peers import OF_JAX
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import ALONE, Competitor, Contestant, seconds_of_all
-from ringtrain.bench.session import Session
 
 MODELS = ("mlp", "large")
 _SMALL = "4 bytes"
@@ -26,7 +26,7 @@ class HasJax(Protocol):
     """A peer that averages gradients inside jit."""
 
     def jax_training(self, task: Any) -> list[Competitor]:
-        """Its ways to train the model of a `ringtrain.bench.jax.training.Task`."""
+        """Its ways to train the model of a `ringtrain.bench.jax_training.Task`."""
 
 
 class JaxStep:
@@ -54,7 +54,7 @@ class JaxStep:
 
 def _measure_small(session: Session) -> Row:
     # JAX need not be installed for the other measurements
-    from ringtrain.bench.jax import training
+    from ringtrain.bench import jax_training as training
 
     contestants = [Contestant(name, call) for name, call in training.small_calls().items()]
     for contestant in contestants:
@@ -63,7 +63,7 @@ def _measure_small(session: Session) -> Row:
 
 
 def _measure_lone(session: Session) -> Row:
-    from ringtrain.bench.jax import training
+    from ringtrain.bench import jax_training as training
 
     calls = training.lone_calls(session.job.rank, session.job.size)
     contestants = [Contestant(name, call) for name, call in calls.items()]
@@ -74,7 +74,7 @@ def _measure_lone(session: Session) -> Row:
 
 
 def _measure_model(session: Session, name: str, peers: Sequence[HasJax]) -> Row:
-    from ringtrain.bench.jax import training
+    from ringtrain.bench import jax_training as training
 
     task = training.Task(name, session.job.rank)
     expected = task.first_step()

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from ringtrain import kvstore
+from ringtrain.bench.measurement import CannotMeasure, Session
 from ringtrain.bench.models import MODELS, SGD
 from ringtrain.bench.peers import OF_STORES, HasUpdates
 from ringtrain.bench.report import Table, count_text, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Array, Competitor, Contestant, cost_for_all
-from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import Gradients
 
 _THRESHOLD = 0.5

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import ringtrain._core as _core
-from ringtrain.bench.job import Job
+from ringtrain.bench.ranks import Job
 from ringtrain.bench.results import Round
 
 # --- how far apart the cores of ranks 0 and 1 of a node are: virtual machines move them -------------------------------

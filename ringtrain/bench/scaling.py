@@ -18,11 +18,11 @@ import numpy as np
 
 import ringtrain as hvd
 from ringtrain.bench import results
+from ringtrain.bench.measurement import CannotMeasure, Session
 from ringtrain.bench.models import MODELS, work_of
 from ringtrain.bench.report import Table, lines_of, milliseconds_text
 from ringtrain.bench.results import Result, Round, Row, Spread
 from ringtrain.bench.rounds import Array, Contestant, cost_for_all
-from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.timeline.files import TraceError
 from ringtrain.timeline.report import trace
 

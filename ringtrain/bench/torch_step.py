@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row, Spread
 from ringtrain.bench.rounds import ALONE, Competitor, Contestant, Distribution, seconds_of_all
-from ringtrain.bench.session import Session
 
 MODELS = ("resnet18", "resnet50", "transformer")
 
@@ -31,7 +31,7 @@ class TorchStep:
         of_peers = [one for peer in session.peers() for one in peer.training()]
         session.expect(len(session.arguments.models))
         # torch need not be installed for the other measurements
-        from ringtrain.bench.torch import training
+        from ringtrain.bench import torch_training as training
 
         distributions = [*training.distributions(), *of_peers]
         return [measure_model(session, name, distributions) for name in session.arguments.models]
@@ -54,7 +54,7 @@ def add_training_flags(parser: argparse.ArgumentParser, models: str) -> None:
 def measure_model(session: Session, name: str, distributions: Sequence[Distribution]) -> Row:
     """A model that is trained in these ways in turn, the first of them ringtrain's, and without communication."""
     # torch need not be installed for the other measurements
-    from ringtrain.bench.torch import training
+    from ringtrain.bench import torch_training as training
 
     task = training.Task(name, session.arguments)
     alone = Contestant(ALONE, task.train(Distribution(ALONE, lambda model, optimizer: (model, optimizer))))

@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 from harness.exact import DTYPES, data, data_of_ranks, reference, require_equal
 from harness.socket_ranks import free_port
+from measure.straggler import ComputeThread
 
 import ringtrain as hvd
 from ringtrain import _core, bench
-from ringtrain.bench import c10d, command, flags, job, peers, results, ringtrain_competitor
-from ringtrain.bench.arithmetic import ComputeThread, floor, scaling
+from ringtrain.bench import arguments as bench_arguments, c10d, cli, peers, ranks, results, ringtrain_competitor
+from ringtrain.bench.arithmetic import floor, scaling
+from ringtrain.bench.cli import busy_core
 from ringtrain.bench.collectives import COLLECTIVES
-from ringtrain.bench.command import busy_core
-from ringtrain.bench.job import MpiJob, SingleJob
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.models import MODELS
+from ringtrain.bench.ranks import MpiJob, SingleJob
 from ringtrain.bench.results import Result, Round, Row, Spread
 from ringtrain.bench.rounds import Competitor, Contestant, Plan, Probe, Progress, measure
-from ringtrain.bench.session import Session
 from ringtrain.bench.step import OwnMemory
 from ringtrain.bench.torch_step import ALONE, TorchStep
 from ringtrain.job import launched_by
@@ -71,7 +72,7 @@ def test_the_models_have_their_gradients(name, tensors, values):
 
 @pytest.mark.parametrize(("text", "expected"), [("4", 4), ("2K", 2048), ("64m", 64 << 20), ("1G", 1 << 30)])
 def test_sizes_have_units(text, expected):
-    assert flags.parse_bytes(text) == expected
+    assert bench_arguments.parse_bytes(text) == expected
 
 
 BAD_FLAGS = [["--min-bytes", "0"], ["--max-bytes", "4T"], ["--peers", "x"], ["--option", "x"], ["--network", "x"]]
@@ -80,13 +81,13 @@ BAD_FLAGS = [["--min-bytes", "0"], ["--max-bytes", "4T"], ["--peers", "x"], ["--
 @pytest.mark.parametrize("words", BAD_FLAGS)
 def test_a_bad_flag_is_refused(words, capsys):
     with pytest.raises(SystemExit):
-        command.main(["allreduce", *words])
+        cli.main(["allreduce", *words])
     assert words[0] in capsys.readouterr().err
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones(capsys):
     with pytest.raises(SystemExit):
-        command.main(["torch", "--models", "resnet18,alexnet"])
+        cli.main(["torch", "--models", "resnet18,alexnet"])
     assert "alexnet: the models are resnet18, resnet50, transformer" in capsys.readouterr().err
 
 
@@ -142,7 +143,7 @@ def test_rounds_go_on_while_the_cores_are_as_wanted(only, rounds):
 
 
 def test_a_peer_with_a_wrong_result_does_not_take_part():
-    arguments = command.build_parser(command.MEASUREMENTS).parse_args(["step", "--quiet"])
+    arguments = cli.build_parser(cli.MEASUREMENTS).parse_args(["step", "--quiet"])
     session = Session(SingleJob(), arguments)
     array = np.zeros(3)
     double = Competitor("double", lambda tensors: lambda: 2 * tensors[0])
@@ -154,7 +155,7 @@ def test_a_peer_with_a_wrong_result_does_not_take_part():
 
 
 def test_a_peer_that_takes_too_long_is_left_out_and_ringtrain_is_not():
-    arguments = command.build_parser(command.MEASUREMENTS).parse_args(["step", "--quiet", "--patience", "0"])
+    arguments = cli.build_parser(cli.MEASUREMENTS).parse_args(["step", "--quiet", "--patience", "0"])
     session = Session(SingleJob(), arguments)
     own = Competitor(ringtrain_competitor.NAME, lambda tensors: lambda: None, is_own=True)
     competitors = [own, Competitor("slow", own.prepare)]
@@ -281,9 +282,9 @@ OF_AUTHORS = [
 ]
 SEVERAL = """
 import json, sys
-import measure.__main__, ringtrain.bench.command
+import measure.__main__, ringtrain.bench.cli
 of_users, of_authors = map(json.loads, sys.argv[1:])
-for main, lines in ((ringtrain.bench.command.main, of_users), (measure.__main__.main, of_authors)):
+for main, lines in ((ringtrain.bench.cli.main, of_users), (measure.__main__.main, of_authors)):
     if any([main(line) for line in lines]):
         sys.exit(1)
 """
@@ -458,15 +459,15 @@ def test_operations_and_trainings_of_torch_distributed_are_measured_beside_gloo(
 def test_a_group_of_one_rank_is_not_measured(capsys):
     pytest.importorskip("torch", reason="a backend of torch is measured")
     with pytest.raises(SystemExit):
-        command.main(["c10d", "--operations", "all_reduce,scan"])
+        cli.main(["c10d", "--operations", "all_reduce,scan"])
     assert "scan: must be some of all_reduce, all_gather_into_tensor" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="c10d needs at least two ranks: use -np 2"):
-        command.main(["c10d"])
+        cli.main(["c10d"])
 
 
 def test_torch_models_have_their_parameters():
     pytest.importorskip("torch", reason="the models are those of torch")
-    from ringtrain.bench.torch import training
+    from ringtrain.bench import torch_training as training
     from ringtrain.bench.torch_step import MODELS as NAMES
 
     assert tuple(training.MODELS) == NAMES
@@ -475,9 +476,9 @@ def test_torch_models_have_their_parameters():
 
 
 def test_torch_is_asked_for_where_it_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
-        command.main(["torch"])
+        cli.main(["torch"])
     assert "torch wants torch; pip install torch" in capsys.readouterr().err
 
 
@@ -523,7 +524,7 @@ def test_a_launch_that_fails_is_reported():
 )
 def test_a_result_is_drawn(keys, tmp_path):
     pytest.importorskip("matplotlib")
-    from ringtrain.bench.plot import draw
+    from ringtrain.bench.report import draw
 
     result = result_of((1, 3), (2, 4))
     result.environment["hosts"] = 1
@@ -538,6 +539,6 @@ def test_a_rank_that_measures_alone_does_not_wait_for_ever(tmp_path, monkeypatch
     place = {"RINGTRAIN_RENDEZVOUS": f"127.0.0.1:{free_port()}", "RINGTRAIN_RANK": "1", "RINGTRAIN_SIZE": "2"}
     for name, value in {**place, secret.FILE_VARIABLE: str(tmp_path / "secret")}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(job, "_MEETING_S", 0.5)
+    monkeypatch.setattr(ranks, "_MEETING_S", 0.5)
     with pytest.raises(hvd.StalledError, match="rank 0"):
-        job.join(["sockets"])
+        ranks.join(["sockets"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringtrain import bench
-from ringtrain.bench import command, results
+from ringtrain.bench import cli, results
 from ringtrain.job import launched_by
 
 ROOT = Path(bench.__file__).parents[2]
@@ -103,5 +103,5 @@ def test_a_number_of_ranks_is_a_number_and_elsewhere_one(capsys):
         (["step", "-np", "1,2"], "step wants one number of ranks for -np"),
     ]:
         with pytest.raises(SystemExit):
-            command.main(words)
+            cli.main(words)
         assert sentence in capsys.readouterr().err

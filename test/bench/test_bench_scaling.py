@@ -10,6 +10,7 @@ from test_bench import run
 
 from ringtrain._core import OpKind
 from ringtrain.bench import models, scaling
+from ringtrain.bench.measurement import CannotMeasure
 from ringtrain.bench.results import Result, Round, Row
 from ringtrain.bench.scaling import (
     ALGORITHMS,
@@ -23,7 +24,6 @@ from ringtrain.bench.scaling import (
     spread_over_backward,
     step_s,
 )
-from ringtrain.bench.session import CannotMeasure
 
 MEGA = 10**6
 

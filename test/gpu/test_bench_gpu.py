@@ -16,11 +16,11 @@ from measure.gpu.measurement import PARTS, Gpu
 
 import ringtrain as hvd
 from ringtrain import _core
-from ringtrain.bench import command, peers, results
-from ringtrain.bench.job import MpiJob, SingleJob
+from ringtrain.bench import cli, peers, results
+from ringtrain.bench.measurement import Session
+from ringtrain.bench.ranks import MpiJob, SingleJob
 from ringtrain.bench.results import Result, Round, Row, Spread
 from ringtrain.bench.rounds import ALONE, Distribution
-from ringtrain.bench.session import Session
 from ringtrain.job import launched_by
 
 NCCL = "nccl, DDP's buckets"
@@ -117,7 +117,7 @@ def test_a_bad_flag_is_refused_with_what_there_is(words, message, capsys):
 
 
 def test_the_library_is_asked_for_where_it_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         main(["gpu", "--library", "cupy"])
     assert "gpu wants cupy; pip install cupy-cuda12x, or cupy-cuda13x" in capsys.readouterr().err
@@ -125,7 +125,7 @@ def test_the_library_is_asked_for_where_it_is_missing(monkeypatch, capsys):
 
 @pytest.mark.skipif(launched_by.detect() is not None, reason="it starts ranks")
 def test_without_a_gpu_there_is_one_sentence_and_no_launch(monkeypatch, capsys):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(_core, "gpu_count", lambda: 0)
     assert main(["gpu", "-np", "2"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -188,7 +188,7 @@ def test_one_rank_passes_nothing_through_host_memory(tmp_path):
 
 @pytest.mark.parametrize("part", PARTS, ids=[part.name for part in PARTS])
 def test_each_part_says_what_it_cannot_do(part):
-    arguments = command.build_parser(MEASUREMENTS).parse_args(["gpu", "--peers", "none"])
+    arguments = cli.build_parser(MEASUREMENTS).parse_args(["gpu", "--peers", "none"])
     session = Session(SingleJob(), arguments)
     session.facts.append({"way": "nccl"})
     for library in ("torch", "cupy"):

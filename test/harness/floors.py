@@ -186,7 +186,8 @@ def _names_of_package(file: PurePosixPath, tree: ast.Module) -> Iterator[tuple[i
 
 def _check_framework(file: PurePosixPath, module: str) -> str | None:
     framework = _FRAMEWORKS.get(module.split(".")[0])
-    if framework is None or framework in file.parts[1:-1] or file.parts[1:] == ("arrays", f"{framework}.py"):
+    is_at_home = framework is not None and (framework in file.parts[1:-1] or file.name.startswith(f"{framework}_"))
+    if framework is None or is_at_home or file.parts[1:] == ("arrays", f"{framework}.py"):
         return None
     if file.parts[: len(_PEERS)] == _PEERS:
         return None

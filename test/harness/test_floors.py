@@ -49,8 +49,8 @@ ALLOWED = {
     "ringtrain/arrays/numpy.py": "from ..errors import Error\n",
     "ringtrain/runner/command.py": "from ringtrain import options\nfrom ringtrain.runner.job import Job\n",
     "ringtrain/doctor.py": "from ringtrain import runner\nimportlib.util.find_spec('torch')\n",
-    "ringtrain/bench/peers/gloo.py": "import torch\nfrom ringtrain.bench.job import Job\n",
-    "ringtrain/bench/torch/training.py": "import torch\nimport ringtrain as hvd\nfrom ringtrain import rank\n",
+    "ringtrain/bench/peers/gloo.py": "import torch\nfrom ringtrain.bench.ranks import Job\n",
+    "ringtrain/bench/torch_training.py": "import torch\nimport ringtrain as hvd\nfrom ringtrain import rank\n",
     "ringtrain/horovod/common/util.py": "import horovod\nfrom ringtrain import torch, job\n",
     "ringtrain/options/table.py": "\n" * floors.MAX_LINES,
 }

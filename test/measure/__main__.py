@@ -13,7 +13,7 @@ from measure.parameters import Parameters
 from measure.straggler import Straggler
 from measure.submission import Submission
 from measure.timeline_cost import TimelineCost
-from ringtrain.bench import command
+from ringtrain.bench import cli
 
 MEASUREMENTS = (
     Gpu(),
@@ -38,7 +38,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return command.main(argv, MEASUREMENTS, "measure", EXAMPLES)
+    return cli.main(argv, MEASUREMENTS, "measure", EXAMPLES)
 
 
 if __name__ == "__main__":

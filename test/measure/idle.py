@@ -9,9 +9,9 @@ import numpy as np
 
 import ringtrain as hvd
 from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of
 from ringtrain.bench.results import Result, Round, Row
-from ringtrain.bench.session import Session
 
 
 class Idle:

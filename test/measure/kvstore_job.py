@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringtrain.bench.measurement import CannotMeasure, Session
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.peers import OF_STORES
 from ringtrain.bench.report import Table, count_text, lines_of, spread_text
 from ringtrain.bench.results import Result, Round, Row, Spread
-from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.job.rendezvous import secret
 from ringtrain.runner.start.agent import TOLD_BY_LAUNCHERS
 

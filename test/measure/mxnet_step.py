@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.peers import OF_STORES
 from ringtrain.bench.report import lines_of
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import ALONE, Contestant, seconds_of_all
-from ringtrain.bench.session import Session
 from ringtrain.bench.torch_step import subject_of, table_of
 
 

@@ -11,9 +11,9 @@ import time
 from harness.simulation import Request, Simulation
 
 from ringtrain._core import OpKind
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of
 from ringtrain.bench.results import Result, Round, Row, Values
-from ringtrain.bench.session import Session
 
 _FIRST, _STEADY = "first", "steady"
 

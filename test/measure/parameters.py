@@ -10,10 +10,10 @@ import numpy as np
 
 import ringtrain as hvd
 from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Array, Competitor
-from ringtrain.bench.session import Session
 from ringtrain.bench.step import Gradients, add_model_flags
 
 

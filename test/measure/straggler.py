@@ -7,18 +7,47 @@ late; one for which the last rank is late.
 from __future__ import annotations
 
 import argparse
+import threading
 import time
 from collections.abc import Callable
 
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.arithmetic import ComputeThread
+from ringtrain.bench.arithmetic import Arithmetic
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row, Spread
 from ringtrain.bench.rounds import Contestant, seconds_of_all
-from ringtrain.bench.session import Session
 from ringtrain.bench.step import Gradients, add_model_flags
 
 _ALONE, _IN_TIME, _LATE = "nobody communicates", "in time", "late"
+
+
+class ComputeThread:
+    """A thread that does arithmetic all the time and remembers when it finished each unit."""
+
+    def __init__(self) -> None:
+        self._arithmetic = Arithmetic()
+        self._finished: list[float] = []
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
+
+    def __enter__(self) -> ComputeThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_stopping = True
+        self._thread.join()
+
+    def units_between(self, begin: float, end: float) -> int:
+        """Units finished between two times of `time.perf_counter`; earlier ones are forgotten."""
+        finished, self._finished = self._finished, []
+        return sum(begin <= moment < end for moment in finished)
+
+    def _work(self) -> None:
+        while not self._is_stopping:
+            self._arithmetic.run(1)
+            self._finished.append(time.perf_counter())
 
 
 class Straggler:

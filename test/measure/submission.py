@@ -14,10 +14,10 @@ from collections.abc import Callable
 import numpy as np
 
 import ringtrain as hvd
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Contestant
-from ringtrain.bench.session import Session
 from ringtrain.training.gradient_batch import GradientBatch
 
 _ELEMENTS = 8

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import ringtrain as hvd
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.overlap import Backward, add_backward_flags
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.rounds import Contestant, seconds_of_all
-from ringtrain.bench.session import Session
-from ringtrain.bench.step import Gradients
+from ringtrain.bench.step import Backward, Gradients, add_backward_flags
 
 _WITHOUT, _WITH = "without", "with a timeline"
 

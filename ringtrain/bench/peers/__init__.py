@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
-from ringtrain.bench.job import Job, RendezvousJob
+from ringtrain.bench.ranks import Job, RendezvousJob
 from ringtrain.bench.rounds import Competitor, Distribution
 
 NAMES = ("mpi", "gloo", "horovod")

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ringtrain.bench.job import Job
 from ringtrain.bench.peers.torch_distributed import as_tensor, buckets_of, distributions, meet
+from ringtrain.bench.ranks import Job
 from ringtrain.bench.rounds import Array, Competitor, Distribution
 
 

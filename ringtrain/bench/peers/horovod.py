@@ -8,8 +8,8 @@ from typing import Any
 import horovod.torch as horovod
 
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.job import Job
 from ringtrain.bench.peers.torch_distributed import as_array, as_tensor
+from ringtrain.bench.ranks import Job
 from ringtrain.bench.rounds import Array, Competitor, Distribution
 
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ringtrain.bench.job import Job, address_of_rank_0
 from ringtrain.bench.peers import CannotTakePart
+from ringtrain.bench.ranks import Job, address_of_rank_0
 from ringtrain.bench.rounds import Competitor, Distribution
 
 
@@ -46,7 +46,7 @@ class JaxGlooPeer:
 
 
 def _train(task: Any) -> Any:
-    from ringtrain.bench.jax.training import running
+    from ringtrain.bench.jax_training import running
 
     mesh = Mesh(np.array(jax.devices()), ("ranks",))
     everywhere, by_rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("ranks"))

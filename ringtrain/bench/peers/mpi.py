@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import ringtrain._core as _core
 from ringtrain.bench.arithmetic import scaling
-from ringtrain.bench.job import Job
+from ringtrain.bench.ranks import Job
 from ringtrain.bench.rounds import Array, Competitor, Distribution
 from ringtrain.job import libmpi
 

@@ -8,7 +8,7 @@ import jax
 import mpi4jax
 from mpi4py import MPI
 
-from ringtrain.bench.job import Job
+from ringtrain.bench.ranks import Job
 from ringtrain.bench.rounds import Competitor, Distribution
 
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ringtrain.bench.job import Job, address_of_rank_0
 from ringtrain.bench.models import SGD
 from ringtrain.bench.peers import CannotTakePart
+from ringtrain.bench.ranks import Job, address_of_rank_0
 from ringtrain.bench.rounds import Array, Competitor, Distribution
 from ringtrain.runner.start.agent import TOLD_BY_LAUNCHERS
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ringtrain.bench.job import Job, address_of_rank_0
+from ringtrain.bench.ranks import Job, address_of_rank_0
 from ringtrain.bench.rounds import Array, Distribution
 
 

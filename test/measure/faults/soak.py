@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from measure.faults.injection import FROM_OUTSIDE, KINDS, Injection, Kind, Phase
 from measure.faults.trial import Outcome, Place, ends_all, run
 from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of
 from ringtrain.bench.results import Result, Round, Row
-from ringtrain.bench.session import Session
 from ringtrain.runner.hosts import Host, parse_hosts, total_slots
 
 # Short, so that a rank that is stopped costs little time; long enough for a loaded machine.

@@ -18,11 +18,11 @@ from measure.gpu.training import Training
 from ringtrain import doctor
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.bench import peers
-from ringtrain.bench.flags import parse_bytes
-from ringtrain.bench.job import Job
+from ringtrain.bench.arguments import parse_bytes
+from ringtrain.bench.measurement import CannotMeasure, Session
+from ringtrain.bench.ranks import Job
 from ringtrain.bench.report import count_text
 from ringtrain.bench.results import Result, Row
-from ringtrain.bench.session import CannotMeasure, Session
 from ringtrain.bench.step import add_model_flags
 
 _NO_GPU = "the CUDA driver is missing or shows no GPU; see python -m ringtrain.doctor"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from measure.gpu.library import Library
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.results import Row
-from ringtrain.bench.session import Session
 
 
 class Part(Protocol):

@@ -16,10 +16,10 @@ from measure.gpu.copies import BothWays
 from measure.gpu.library import Library
 from ringtrain.bench import ringtrain_competitor
 from ringtrain.bench.arithmetic import floor
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, milliseconds_text
 from ringtrain.bench.results import Row, Spread, Values
 from ringtrain.bench.rounds import Array, Contestant
-from ringtrain.bench.session import Session
 
 _COPIES, _FLOOR = "copies both ways", "floor in host memory"
 _AIM = Aim("share of the slower floor", must=0.6, goal=0.85)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from measure.gpu.aim import Aim
 from measure.gpu.library import Library
 from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Row
 from ringtrain.bench.rounds import Contestant
-from ringtrain.bench.session import Session
 from ringtrain.bench.step import Gradients
 
 

@@ -10,10 +10,10 @@ import time
 from measure.gpu.aim import Aim
 from measure.gpu.library import Library
 from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, spread_text
 from ringtrain.bench.results import Row, Spread
 from ringtrain.bench.rounds import Contestant
-from ringtrain.bench.session import Session
 from ringtrain.bench.step import Gradients
 
 _AIM = Aim("ringtrain's host time for each gradient", must=4, goal=1.5, unit="us")

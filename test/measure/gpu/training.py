@@ -8,10 +8,10 @@ from typing import Any
 from measure.gpu.aim import Aim
 from measure.gpu.library import Library
 from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench.measurement import Session
 from ringtrain.bench.report import Table, lines_of, milliseconds_text, spread_text
 from ringtrain.bench.results import Row
 from ringtrain.bench.rounds import ALONE, Competitor, Contestant, Distribution, seconds_of_all
-from ringtrain.bench.session import Session
 
 _AIM = Aim("ringtrain's step, times that without communication", must=1.02, goal=1.005, digits=3)
 

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import ringtrain.torch as hvd
-from ringtrain.bench import ringtrain_competitor
+from ringtrain.bench import ringtrain_competitor, torch_training as training
 from ringtrain.bench.rounds import Distribution
-from ringtrain.bench.torch import training
-from ringtrain.bench.torch.training import CLASSES, resnet50
+from ringtrain.bench.torch_training import CLASSES, resnet50
 
 DISTRIBUTION = Distribution(
     ringtrain_competitor.NAME,

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringtrain._core as _core
-from ringtrain.bench.job import Job
 from ringtrain.bench.peers import CannotTakePart
 from ringtrain.bench.peers.torch_distributed import buckets_of, distributions, meet
+from ringtrain.bench.ranks import Job
 from ringtrain.bench.rounds import Competitor, Distribution
 
 # With which NCCL lets several ranks use one GPU, and the first version that knows it.

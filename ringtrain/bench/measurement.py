@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import ringtrain as hvd
 from ringtrain.bench import peers, ringtrain_competitor
-from ringtrain.bench.job import Job
+from ringtrain.bench.ranks import Job
 from ringtrain.bench.results import Round
 from ringtrain.bench.rounds import Array, Competitor, Contestant, Plan, Probe, Progress, Sampler, cost_for_all, measure
 

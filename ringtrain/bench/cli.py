@@ -19,19 +19,17 @@ import numpy as np
 import ringtrain
 import ringtrain._core as _core
 from ringtrain.bench import results
+from ringtrain.bench.arguments import EXAMPLES, build_parser, launching_flags
 from ringtrain.bench.c10d import C10d
-from ringtrain.bench.collectives import COLLECTIVES, Sweep
-from ringtrain.bench.flags import EXAMPLES, build_parser, launching_flags
+from ringtrain.bench.collectives import COLLECTIVES, Latency, Sweep
 from ringtrain.bench.jax_step import JaxStep
-from ringtrain.bench.job import Job, join
 from ringtrain.bench.kvstore import KVStore
-from ringtrain.bench.latency import Latency
-from ringtrain.bench.overlap import Overlap
+from ringtrain.bench.measurement import CannotMeasure, Session
+from ringtrain.bench.ranks import Job, join
 from ringtrain.bench.report import heading
 from ringtrain.bench.results import Result, Row
 from ringtrain.bench.scaling import Scaling
-from ringtrain.bench.session import CannotMeasure, Session
-from ringtrain.bench.step import Step
+from ringtrain.bench.step import Overlap, Step
 from ringtrain.bench.torch_step import TorchStep
 from ringtrain.job import launched_by
 
@@ -216,7 +214,7 @@ def deliver(measurement: Measurement, arguments: argparse.Namespace, result: Res
     if arguments.json:
         results.save(result, arguments.json)
     if arguments.plot:
-        from ringtrain.bench.plot import draw
+        from ringtrain.bench.report import draw
 
         draw(result, arguments.plot)
 

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringtrain.torch.distributed  # noqa: F401  # registers the backend
 from ringtrain.bench import ringtrain_competitor
-from ringtrain.bench.job import Job
 from ringtrain.bench.peers.torch_distributed import meet
+from ringtrain.bench.ranks import Job
 from ringtrain.bench.rounds import Array
 
 # Names of the operations in peers of NumPy.
