@@ -120,7 +120,7 @@ class Session:
                     contestant.run()
             return take(contestant)
 
-        rounds = measure(self.job, self._probe, plan, self._progress, contestants, on_its_network)
+        rounds = measure(self._probe, plan, self._progress, contestants, on_its_network)
         if len(rounds) < plan.rounds:
             done = f"{len(rounds)} of {plan.rounds} rounds"
             self.notes.append(f"{done}: the cores were not {plan.only} to each other for {plan.patience_s:g} s")

@@ -156,7 +156,7 @@ Sampler = Callable[[Contestant], dict[str, float]]
 
 
 def measure(
-    job: Job, probe: Probe, plan: Plan, progress: Progress, contestants: Sequence[Contestant], sample: Sampler
+    probe: Probe, plan: Plan, progress: Progress, contestants: Sequence[Contestant], sample: Sampler
 ) -> list[Round]:
     """Rounds of all contestants, in an order that is another one in each round. They end early if the cores do not come
     into the state that is wanted."""

@@ -87,10 +87,10 @@ class Transformer(nn.Module):
     Source: Radford et al., "Language models are unsupervised multitask learners", 2019, with fewer layers.
     """
 
-    def __init__(self, width: int = 384, heads: int = 6, layers: int = 6, longest: int = 1024) -> None:
+    def __init__(self, width: int = 384, heads: int = 6, layers: int = 6) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
-        self.places = nn.Embedding(longest, width)
+        self.places = nn.Embedding(1024, width)
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
         self.head = nn.Linear(width, VOCABULARY, bias=False)

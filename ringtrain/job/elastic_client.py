@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ringtrain._core as _core
@@ -248,9 +248,9 @@ _seat: Seat | None = None
 _commits = 0
 
 
-def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
+def is_elastic() -> bool:
     """Whether this process belongs to a job whose processes come and go."""
-    return environ.get(SWITCH, "0") not in ("", "0")
+    return os.environ.get(SWITCH, "0") not in ("", "0")
 
 
 def connect(

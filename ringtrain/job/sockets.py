@@ -120,21 +120,21 @@ class Listeners:
         return taken
 
 
-def place_of(launch: Launch, environ: Mapping[str, str] = os.environ) -> Place:
+def place_of(launch: Launch) -> Place:
     """Where the ranks of this launch meet.
 
     Raises RuntimeError where nothing says so, and ValueError for what is no place.
     """
-    named = named_place(environ)
+    named = named_place()
     if named:
         return named
     if launch.launcher in (Torchrun.NAME, ByHand.NAME):
         # torch's own store may be at the port itself
-        port_of_torch = int(environ["MASTER_PORT"])
-        return Place(environ["MASTER_ADDR"], range(port_of_torch + 1, port_of_torch + 1 + _PORTS))
+        port_of_torch = int(os.environ["MASTER_PORT"])
+        return Place(os.environ["MASTER_ADDR"], range(port_of_torch + 1, port_of_torch + 1 + _PORTS))
     if launch.launcher == SlurmStep.NAME:
-        first = expand_node_list(environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"])[0]
-        number = int(environ.get("SLURM_JOB_ID", 0)) * 16 + int(environ["SLURM_STEP_ID"])
+        first = expand_node_list(os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"])[0]
+        number = int(os.environ.get("SLURM_JOB_ID", 0)) * 16 + int(os.environ["SLURM_STEP_ID"])
         port = _FIRST_PORT_OF_SLURM + number * _PORTS % _PORTS_OF_SLURM
         return Place(first, range(port, port + _PORTS))
     raise RuntimeError(
@@ -143,9 +143,9 @@ def place_of(launch: Launch, environ: Mapping[str, str] = os.environ) -> Place:
     )
 
 
-def named_place(environ: Mapping[str, str] = os.environ) -> Place | None:
+def named_place() -> Place | None:
     """That of the environment. Raises ValueError for what is no place."""
-    named = environ.get(PLACE_VARIABLE)
+    named = os.environ.get(PLACE_VARIABLE)
     if not named:
         return None
     host, _, port_text = named.rpartition(":")
@@ -154,9 +154,9 @@ def named_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     return Place(host.strip("[]"), [int(port_text)])
 
 
-def is_met_at_a_place(launch: Launch, environ: Mapping[str, str] = os.environ) -> bool:
+def is_met_at_a_place(launch: Launch) -> bool:
     """Whether the ranks are to meet at a rendezvous, and not through the MPI that has started them."""
-    return PLACE_VARIABLE in environ or launch.launcher == SlurmStep.NAME or is_started_for_sockets(launch)
+    return PLACE_VARIABLE in os.environ or launch.launcher == SlurmStep.NAME or is_started_for_sockets(launch)
 
 
 def is_started_for_sockets(launch: Launch) -> bool:

@@ -136,7 +136,7 @@ def test_rounds_go_on_while_the_cores_are_as_wanted(only, rounds):
         return {"seconds": 1.0}
 
     plan = Plan(rounds=4, warmup=1, only=only)
-    measured = measure(SingleJob(), NearOnce(), plan, Progress(is_shown=False), contestants, sample)
+    measured = measure(NearOnce(), plan, Progress(is_shown=False), contestants, sample)
     assert len(measured) == rounds
     assert all(list(one.values) == ["a", "b"] for one in measured)
     assert seen[2:] == [*"abbaabba"][: 2 * rounds]

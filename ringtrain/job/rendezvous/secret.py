@@ -7,22 +7,21 @@ import hmac
 import os
 import secrets
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 FILE_VARIABLE = "RINGTRAIN_SECRET_FILE"
 _BYTES = 32
 
 
-def job_secret(place: str, environ: Mapping[str, str] = os.environ) -> bytes:
+def job_secret(place: str) -> bytes:
     """That of the file that the launcher has named, else one of this user's for jobs that meet at `place`.
 
     Raises PermissionError as `read`, and OSError where it cannot be read or made.
     """
-    named = environ.get(FILE_VARIABLE)
+    named = os.environ.get(FILE_VARIABLE)
     if named:
         return read(Path(named))
-    own = read(_own_file(environ))
+    own = read(_own_file())
     return hmac.digest(own, place.encode(), "sha256")
 
 
@@ -50,9 +49,9 @@ def read(path: Path) -> bytes:
     return secret
 
 
-def _own_file(environ: Mapping[str, str]) -> Path:
+def _own_file() -> Path:
     """Of the user, on all hosts that share the home folder. The first process that needs it makes it."""
-    folder = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ringtrain"
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ringtrain"
     path = folder / "secret"
     if path.exists():
         return path
