@@ -13,12 +13,21 @@ from types import ModuleType
 
 from ringtrain.runner import installed
 
-# Horovod's module -> ringtrain's. The longest beginning of a name that is here decides; the rest of the name stays.
+# The modules of Horovod that ringtrain has under another name: of small ones, one for all of a package. The longest
+# beginning of a name that is here decides; the rest of the name stays.
 _MODULES = {
     "horovod": "ringtrain.horovod",
     "horovod.torch": "ringtrain.torch",
     "horovod.mxnet": "ringtrain.mxnet",
     "horovod.common.process_sets": "ringtrain.process_sets",
+    **{f"horovod.common.{name}": "ringtrain.horovod.common" for name in ("basics", "elastic", "exceptions", "util")},
+    "horovod.data.data_loader_base": "ringtrain.horovod.data",
+    **{f"horovod.runner.{name}": "ringtrain.horovod.runner" for name in ("launch", "mpi_run")},
+    **{f"horovod.runner.util.{name}": "ringtrain.horovod.runner.util" for name in ("network", "threads")},
+    **{
+        f"horovod.runner.common.util.{name}": "ringtrain.horovod.runner.common.util"
+        for name in ("codec", "env", "host_hash", "hosts", "secret", "timeout")
+    },
 }
 
 # Modules that Horovod 0.28.1 has and ringtrain lacks, and the sentence about each. Their submodules are meant too.
@@ -143,9 +152,9 @@ class _Alias(Loader):
 
 def _add_private_names(module: ModuleType) -> None:
     """To `horovod.torch` those that other code imports from there, and that are of no use without Horovod's name."""
-    util, basics = (importlib.import_module(f"ringtrain.horovod.common.{name}") for name in ("util", "basics"))
-    vars(module)["check_extension"] = util.check_extension
-    vars(module)["mpi_ops"]._basics = basics.HorovodBasics()
+    common = importlib.import_module("ringtrain.horovod.common")
+    vars(module)["check_extension"] = common.check_extension
+    vars(module)["mpi_ops"]._basics = common.HorovodBasics()
 
 
 class _Absent(Loader):

@@ -51,7 +51,7 @@ ALLOWED = {
     "ringtrain/doctor.py": "from ringtrain import runner\nimportlib.util.find_spec('torch')\n",
     "ringtrain/bench/peers/gloo.py": "import torch\nfrom ringtrain.bench.ranks import Job\n",
     "ringtrain/bench/torch_training.py": "import torch\nimport ringtrain as hvd\nfrom ringtrain import rank\n",
-    "ringtrain/horovod/common/util.py": "import horovod\nfrom ringtrain import torch, job\n",
+    "ringtrain/horovod/common/__init__.py": "import horovod\nfrom ringtrain import torch, job\n",
     "ringtrain/options/table.py": "\n" * floors.MAX_LINES,
 }
 
