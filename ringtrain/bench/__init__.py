@@ -12,7 +12,7 @@ results        rows of rounds, their medians and paired ratios, JSON
 report         tables and the PNG
 models         gradient shapes
 torch_training, jax_training
-               models in training
+               models in training; torch_groups: groups of torch.distributed
 arithmetic     the floor, and what is computed beside communication
 
 The other modules are a subcommand each; `collectives` is six, `step` two.
