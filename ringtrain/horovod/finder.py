@@ -26,7 +26,7 @@ _MODULES = {
     **{f"horovod.runner.util.{name}": "ringtrain.horovod.runner.util" for name in ("network", "threads")},
     **{
         f"horovod.runner.common.util.{name}": "ringtrain.horovod.runner.common.util"
-        for name in ("codec", "env", "host_hash", "hosts", "secret", "timeout")
+        for name in ("codec", "env", "hosts", "secret", "timeout")
     },
 }
 

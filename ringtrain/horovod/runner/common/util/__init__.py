@@ -1,24 +1,22 @@
 """`horovod.runner.common.util`: hosts, secrets, time limits and the like.
 
-All its modules are here: `finder` finds this one under each of their names.
+Its modules are here, and `finder` finds this one under each of their names; but `host_hash` is in a file of its own,
+since the function in it has the name of the module.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import hmac
 import os
 import pickle
 import secrets
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ringtrain.job import launched_by
-from ringtrain.job.world import node_name
 from ringtrain.pickling import pickler
 from ringtrain.runner import hosts as own
 from ringtrain.runner.hosts import travelling
@@ -60,15 +58,6 @@ def get_env_rank_and_size() -> tuple[int, int]:
 def is_kubeflow_mpi() -> bool:
     """Whether an MPIJob of Kubeflow before version 2 started this process."""
     return os.environ.get(_REMOTE_SHELL_VARIABLE) == KUBEFLOW_MPI_EXEC
-
-
-# --- `horovod.runner.common.util.host_hash`: a text that is the same for the processes of one host --------------------
-
-
-def host_hash(salt: str | None = None) -> str:
-    """The name of this host, and a digest of what identifies it and of `salt`."""
-    digest = hashlib.sha256(f"{node_name()}-{salt or ''}".encode()).hexdigest()
-    return f"{socket.gethostname()}-{digest[:32]}"
 
 
 # --- `horovod.runner.common.util.hosts`: hosts, and which rank each of their slots gets -------------------------------
