@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from ringtrain.torch.distributed import meeting
+from ringtrain.torch.distributed import backward, meeting
 from ringtrain.torch.distributed.group import AnySource, ProcessGroup as ProcessGroup, Transfer
 from ringtrain.torch.distributed.work import Work as Work
 
@@ -117,6 +117,7 @@ def _keep_from_compiler() -> None:
 
 def _register() -> None:
     _keep_from_compiler()
+    backward.restore_classes()
     dist.Backend.register_backend(_BACKEND, _create, extended_api=True, devices=["cpu"])
     register_rendezvous_handler(meeting.SCHEME, meeting.rendezvous)
     _torch.monitored_barrier = dist.monitored_barrier = monitored_barrier

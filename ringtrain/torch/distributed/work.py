@@ -20,6 +20,7 @@ import ringtrain._core as _core
 from ringtrain.errors import RingtrainError, StalledError
 from ringtrain.failure import waiting
 from ringtrain.handles import keep_until_free, report_failure
+from ringtrain.torch.distributed import backward
 from ringtrain.torch.distributed.naming import in_words
 
 LOOK_S = 0.2  # how often a wait comes back to Python, for signals
@@ -146,6 +147,7 @@ class Work(dist.Work):
             self._finish = None
             self._is_done = True
         report_failure(self._error)
+        backward.note(self._error)
         if self._future is not None:
             complete(self)
 
@@ -174,8 +176,8 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A Future of the results, which completes without wait().
 
-        Where Python waits for it and where C++ does, as DistributedDataParallel's backward(), an error is a
-        RuntimeError that has class and text of what wait() raises: torch keeps no other.
+        Where Python waits for it, an error is a RuntimeError that has class and text of what wait() raises: torch
+        keeps no other. Out of backward() of DistributedDataParallel it comes as wait() raises it.
         """
         with _settling:
             if self._future is not None:
