@@ -185,7 +185,15 @@ def _forget_done() -> None:
 
 
 def poll(handle: Pending[Any]) -> bool:
-    """Whether the operation is complete, on a GPU, too. Mirrors `horovod.poll`."""
+    """Whether the operation is complete, on a GPU, too. Mirrors `horovod.poll`.
+
+    Examples:
+        >>> handle = hvd.allreduce_async(np.ones(2), op=hvd.Sum)
+        >>> while not hvd.poll(handle):
+        ...     time.sleep(0.001)  # compute something
+        >>> hvd.synchronize(handle) / hvd.size()
+        array([1., 1.])
+    """
     try:
         ask = handle.poll
     except AttributeError:

@@ -37,6 +37,11 @@ def broadcast_object(
 
     Raises:
         RuntimeError: root_rank could not pickle its object (there, the pickling error itself is raised).
+
+    Examples:
+        >>> settings = {"learning_rate": 0.1} if hvd.rank() == 0 else None
+        >>> hvd.broadcast_object(settings)
+        {'learning_rate': 0.1}
     """
     if own_rank() == root_rank:
         _send_object(obj, root_rank, name, process_set)
@@ -97,6 +102,10 @@ def allgather_object(
 
     Raises:
         RuntimeError: some ranks, which it names, could not pickle their object; raised on all ranks.
+
+    Examples:
+        >>> hvd.allgather_object({"rank": hvd.rank()})  # on two ranks
+        [{'rank': 0}, {'rank': 1}]
     """
     pickling_error = None
     try:
@@ -142,6 +151,12 @@ def broadcast_parameters(
         TypeError: something in params is not an array that can be overwritten; the message says where it is.
         ValueError: two arrays have the same path, such as those of the keys 1 and "1".
         MismatchError: the ranks have different dtypes or shapes under one name.
+
+    Examples:
+        >>> weights = {"layer": np.full(2, float(hvd.rank()))}
+        >>> hvd.broadcast_parameters(weights, root_rank=1)
+        >>> weights["layer"].tolist()
+        [1.0, 1.0]
     """
     arrays = by_path(params, "broadcast_parameters")
     for path, array in arrays.items():

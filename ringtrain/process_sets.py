@@ -172,6 +172,13 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     Raises:
         MismatchError: not all ranks gave the same ranks.
         ValueError: registered already, the same ranks are, no ranks, or a rank that the job does not have.
+
+    Examples:
+        >>> first = hvd.add_process_set([0])
+        >>> float(hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=first)[0]) if first.included() else 1.0
+        1.0
+        >>> hvd.remove_process_set(first)
+        True
     """
     added = _as_process_set(process_set)
     _own_rank()

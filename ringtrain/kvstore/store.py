@@ -57,6 +57,16 @@ def create(
         StalledError: of stores with servers: not all processes of the job came in time.
         PeerLostError: of stores with servers: the scheduler or a server is gone.
         TypeError: the name is no str.
+
+    Examples:
+        Each of two workers pushes ones; every worker pulls their sum:
+
+        >>> from ringtrain import kvstore
+        >>> store = kvstore.create("dist_sync")
+        >>> store.init("weight", np.zeros(2, np.float32))
+        >>> store.push("weight", np.ones(2, np.float32))
+        >>> store.pull("weight").tolist()
+        [2.0, 2.0]
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a store is a str, not {name!r}")

@@ -33,6 +33,12 @@ def allgather(tensor: Array, name: str | None = None, process_set: ProcessSet = 
         ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
+
+    Examples:
+        Rank 0 has one row, rank 1 has two:
+
+        >>> hvd.allgather(np.full(hvd.rank() + 1, hvd.rank()))
+        array([0, 1, 1])
     """
     return start(Operation(OpKind.ALLGATHER, [tensor], name, process_set), is_awaited=True).wait()
 
@@ -101,6 +107,10 @@ def broadcast(
         ValueError: the name is in flight, this rank is not in the process set, or `root_rank` is not in it.
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
+
+    Examples:
+        >>> hvd.broadcast(np.full(2, hvd.rank()), root_rank=1)
+        array([1, 1])
     """
     operation = Operation(OpKind.BROADCAST, [tensor], name, process_set, root=root_rank, priority=priority)
     return start(operation, is_awaited=True).wait()
@@ -262,6 +272,13 @@ def alltoall(
         ValueError: the name is in flight, this rank is not in the process set, or the rows cannot be split so.
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
+
+    Examples:
+        On two ranks, rank 0 sends its first element to itself and its second one to rank 1:
+
+        >>> received = hvd.alltoall(np.array([0, 1]) + 10 * hvd.rank())
+        >>> received.tolist() == [hvd.rank(), 10 + hvd.rank()]
+        True
     """
     return start(Operation(OpKind.ALLTOALL, [tensor], name, process_set, splits=[splits]), is_awaited=True).wait()
 
@@ -359,6 +376,13 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         NotInitializedError: before init().
         ValueError: this rank is not in the process set.
         RingtrainError: one of the ranks is lost, fails or does not arrive.
+
+    Examples:
+        >>> if hvd.rank() == 0:
+        ...     os.makedirs("checkpoints", exist_ok=True)
+        >>> hvd.barrier()
+        >>> os.path.isdir("checkpoints")  # on all ranks
+        True
     """
     start(Operation(OpKind.BARRIER, [], None, process_set), is_awaited=True).wait()
 
@@ -380,6 +404,14 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
         NotInitializedError: before init().
         ValueError: this rank is not in the process set.
         RingtrainError: one of the ranks is lost or fails.
+
+    Examples:
+        Rank 1 has one batch more than rank 0:
+
+        >>> sums = [float(hvd.allreduce(np.ones(1), op=hvd.Sum, name="batch")[0]) for _ in range(3 + hvd.rank())]
+        >>> last = hvd.join()
+        >>> (last, sums) == (1, [2.0, 2.0, 2.0] + [1.0] * hvd.rank())
+        True
     """
     last: int = start(Operation(OpKind.JOIN, [], None, process_set), is_awaited=True).wait()
     for begin in _after_join:

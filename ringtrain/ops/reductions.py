@@ -61,6 +61,14 @@ def allreduce(
         ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
+
+    Examples:
+        On two ranks:
+
+        >>> hvd.allreduce(np.full(2, hvd.rank() + 1.0), name="loss")
+        array([1.5, 1.5])
+        >>> hvd.allreduce(np.full(2, hvd.rank() + 1.0), op=hvd.Sum)
+        array([3., 3.])
     """
     reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
     operation = Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority)
@@ -79,7 +87,15 @@ def allreduce_async(
     compression: AnyCompressor = Compression.none,
     priority: int = 0,
 ) -> Handle[Array]:
-    """As `allreduce`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async`."""
+    """As `allreduce`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async`.
+
+    Examples:
+        The ranks compute something else until `synchronize`:
+
+        >>> handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="gradient")
+        >>> hvd.synchronize(handle) / hvd.size()
+        array([1., 1., 1.])
+    """
     reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
     return start(Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority))
 
@@ -117,6 +133,12 @@ def allreduce_(
         ValueError: the name is in flight, this rank is not in the process set, or the tensor cannot be written to.
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
+
+    Examples:
+        >>> weights = np.full(2, hvd.rank() + 1.0)
+        >>> result = hvd.allreduce_(weights)  # on two ranks
+        >>> result is weights, weights.tolist()
+        (True, [1.5, 1.5])
     """
     key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
     pending = _tensors.submit(tensor, key, is_awaited=True)
@@ -177,6 +199,11 @@ def grouped_allreduce(
         ValueError: the name is in flight, this rank is not in the process set, or the list is empty.
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
+
+    Examples:
+        >>> sums = hvd.grouped_allreduce([np.ones(2), np.ones((1, 3))], op=hvd.Sum, name="both")  # on two ranks
+        >>> [array.tolist() for array in sums]
+        [[2.0, 2.0], [[2.0, 2.0, 2.0]]]
     """
     reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
     operation = Operation(OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True)
@@ -306,6 +333,13 @@ def reducescatter(
         ValueError: the name is in flight, this rank is not in the process set, or an argument is out of its range.
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
+
+    Examples:
+        On two ranks, rank 0 gets the first two of four rows, rank 1 the others:
+
+        >>> rows = hvd.reducescatter(np.arange(4.0), op=hvd.Sum)
+        >>> rows.tolist() == ([0, 2] if hvd.rank() == 0 else [4, 6])
+        True
     """
     reduction = Reduction.of(op, None, prescale_factor, postscale_factor, compression)
     operation = Operation(OpKind.REDUCESCATTER, [tensor], name, process_set, reduction)

@@ -103,6 +103,12 @@ def metrics() -> dict[str, Any]:
 
     Raises:
         NotInitializedError: before init(), and where there is no such store or server either.
+
+    Examples:
+        >>> before = hvd.metrics().get("broadcast", {}).get("bytes", 0)
+        >>> result = hvd.broadcast(np.zeros(100, np.float32), root_rank=0)
+        >>> hvd.metrics()["broadcast"]["bytes"] - before
+        400
     """
     of_stores = _counted_stores()
     if of_stores and not _core.is_initialized():

@@ -114,6 +114,18 @@ def DistributedOptimizer(
         TypeError: no optimizer of torch.
         ValueError: named_parameters does not fit the optimizer, or another argument is out of its range; the optimizer
             is distributed already.
+
+    Examples:
+        >>> import ringtrain.torch as hvd
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        >>> before = model.weight.detach().clone()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        >>> model(torch.full((1, 2), float(hvd.rank()))).sum().backward()
+        >>> optimizer.step()  # on two ranks: the average of the gradients is 0.5
+        >>> torch.allclose(before - model.weight, torch.full((1, 2), 0.5))
+        True
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
@@ -358,6 +370,16 @@ def clip_grad_norm_(
     Raises:
         StepOrderError: a gradient was changed after backward().
         RingtrainError: a reduction failed; see ringtrain.errors.
+
+    Examples:
+        >>> import ringtrain.torch as hvd
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        >>> model(torch.tensor([[3.0, 4.0]])).sum().backward()
+        >>> float(hvd.clip_grad_norm_(model.parameters(), 1.0))  # waits for the averages first
+        5.0
+        >>> optimizer.step()
     """
     several = [parameters] if torch.is_tensor(parameters) else list(parameters)
     _synchronize_owners(several)

@@ -24,6 +24,13 @@ def broadcast_parameters(
     """As `ringtrain.broadcast_parameters`, with the arguments of `horovod.torch.broadcast_parameters`.
 
     `params` is such as model.state_dict(), model.named_parameters() or model.parameters().
+
+    Examples:
+        >>> import ringtrain.torch as hvd
+        >>> weights = {"layer": torch.full((2,), float(hvd.rank()))}
+        >>> hvd.broadcast_parameters(weights, root_rank=1)
+        >>> weights["layer"].tolist()
+        [1.0, 1.0]
     """
     objects.broadcast_parameters(params, root_rank, prefix, process_set=process_set)
 
@@ -52,6 +59,14 @@ def broadcast_optimizer_state(
         TypeError: root_rank has a tensor in its state that cannot be sent.
         ValueError: the optimizer of root_rank has other parameter groups than this one.
         RuntimeError: root_rank could not pickle an option (there, the pickling error itself is raised).
+
+    Examples:
+        >>> import ringtrain.torch as hvd
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + hvd.rank())
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        >>> optimizer.param_groups[0]["lr"]
+        0.1
     """
     own = optimizer.state_dict()
     is_new = not own.get("state")

@@ -79,6 +79,14 @@ class DistributedOptimizer:
     Raises:
         TypeError: optimizer has none of the methods.
         ValueError: an argument is out of its range, or names are repeated or unknown.
+
+    Examples:
+        >>> from ringtrain import optim
+        >>> optimizer = hvd.DistributedOptimizer(optim.SGD(lr=0.5))
+        >>> weights, gradients = [np.ones(2)], [np.full(2, float(hvd.rank()))]
+        >>> optimizer.step(weights, gradients)  # on two ranks: the average of the gradients is 0.5
+        >>> weights[0].tolist()
+        [0.75, 0.75]
     """
 
     _optimizer: Any
