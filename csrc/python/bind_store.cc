@@ -375,6 +375,7 @@ void bind_store_server(nb::module_& module) {
            nb::arg("limit_mb"), Release(), "A file of what its threads do, until close().")
       .def("lost", &StoreServer::lost, nb::arg("worker"), nb::arg("first_term") = 0, Release(),
            "A worker is dead: nobody waits for it, and earlier processes in its place are refused.")
+      .def("left", &StoreServer::left, nb::arg("worker"), Release())
       .def("back", &StoreServer::back, nb::arg("worker"), nb::arg("first_term") = 0, Release(),
            "A worker that was dead is there again.")
       .def(

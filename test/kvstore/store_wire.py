@@ -103,7 +103,7 @@ class Server:
         self.port = int(process.stdout.readline())
 
     def tell(self, what: str, worker: int) -> None:
-        """`lost` or `back`."""
+        """`lost`, `left` or `back`."""
         assert self.ask(what, str(worker)) == "ok"
 
     def ask(self, what: str, text: str = "-") -> str:

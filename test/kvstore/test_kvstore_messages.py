@@ -158,6 +158,25 @@ def test_a_joined_worker_holds_up_no_key_that_is_made_later() -> None:
         assert worker.push(_ones(), 1, "push_pull", part=1).said == "done"
 
 
+def test_nobody_waits_for_a_worker_that_is_done_and_its_last_pushes_count() -> None:
+    with served(threads=2) as server, Worker(server, 0) as worker, Worker(server, 1) as other:
+        _store(worker, staleness=0)
+        other.ask("attach")
+        assert worker.push(_ones(), 1, "push_pull").said == "held"
+        server.tell("left", 1)
+        assert worker.hear().said == "done"
+        other.push(_ones(2), 1)
+        require_equal(worker.pull(1), _ones(3))
+
+
+def test_a_round_waits_for_no_worker_that_never_came() -> None:
+    with served() as server, Worker(server, 0) as worker, Worker(server, 1) as other:
+        _store(worker, is_sync=True)
+        server.tell("lost", 2)  # as a server hears that takes the place of another
+        assert worker.push(_ones(), 1).said == "done"
+        assert other.push(_ones(), 1, "push_pull").said == "done"
+
+
 def test_codes_are_read_by_the_server() -> None:
     with served() as server, Worker(server, 0) as worker:
         _store(worker, (32,))

@@ -179,6 +179,12 @@ void StoreServer::lost(int worker, uint32_t first_term) {
   look_at_all();
 }
 
+void StoreServer::left(int worker) {
+  if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
+  shared_.stores.set_presence(worker, Presence::gone);
+  look_at_all();
+}
+
 void StoreServer::back(int worker, uint32_t first_term) {
   if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
   shared_.stores.admit(worker, first_term);

@@ -109,6 +109,8 @@ class StoreServer final : Connector::Owner {
   // A worker is dead: its connection ends, and nobody waits for it. And it is back. `first_term`: from now on only
   // processes of this term or a later one act in its name, see WorkerPlace.
   void lost(int worker, uint32_t first_term);
+  // A worker is done. Nobody waits for it, and its last pushes, which may still come, count.
+  void left(int worker);
   void back(int worker, uint32_t first_term);
   // Of values that a program updates, see ServerStores; waits for the next one at most so long.
   std::optional<ServerStores::Taken> take(double longest_s);

@@ -310,6 +310,7 @@ void ServerStores::set_presence(Actor& actor, int worker, Presence presence) {
   if (number >= part.layout().capacity()) return;
   std::atomic<Presence>& now = part.presence(number);
   if (now.load() == presence) return;
+  if (presence == Presence::gone && now.load() == Presence::absent) return;
   const auto for_all = [&](auto visit) { visit_all(part, 0, part.chunk_count(), timeout_s_, visit); };
   if (presence == Presence::here) for_all([&](size_t chunk) { return actor.let_in(chunk, number); });
   now.store(presence, std::memory_order_seq_cst);

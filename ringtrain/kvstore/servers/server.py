@@ -340,6 +340,8 @@ def _obey(
         raise PeerLostError(notice["text"])
     elif notice["role"] == WORKER and kind in ("lost", "fenced"):
         server.lost(notice["number"], notice["term"] + 1)
+    elif notice["role"] == WORKER and kind == "left":
+        server.left(notice["number"])
     elif notice["role"] == WORKER and kind == "back":
         server.back(notice["number"], notice["term"])
 

@@ -606,7 +606,10 @@ class World {
     self.waits_for.clear();
     self.is_over = true;
     say(self, "is done");
-    tell_all(true, false, [this, &self](Process& to) { hear_end(to, self); });
+    tell_all(true, true, [this, &self](Process& to) {
+      hear_end(to, self);
+      if (to.server) to.server->left(self.number);
+    });
   }
 
   bool have_all_joined() {
