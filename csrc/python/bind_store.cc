@@ -384,6 +384,7 @@ void bind_store_server(nb::module_& module) {
       .def("describe", &describe_part, nb::arg("part"), "The description of one part.")
       .def("read", &read_chunks, nb::arg("part"), nb::arg("first"), nb::arg("last"),
            "Chunks first to last - 1 of a part.")
+      .def("begin_recovery", [](StoreServer& server) { server.stores().begin_recovery(); })
       .def("restore", &restore_part, nb::arg("store"), nb::arg("description"),
            "Make the next part as it was described.")
       .def("adopt", &adopt, nb::arg("parts"),

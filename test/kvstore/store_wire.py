@@ -83,6 +83,7 @@ for line in sys.stdin:
         if int(text):
             threading.Thread(target=take_descriptors, daemon=True).start()
     elif what == "restored":
+        server.begin_recovery()
         for part, (store, description, blocks) in enumerate(json.loads(bytes.fromhex(text))):
             server.restore(store, bytes.fromhex(description))
             for first, block in blocks:

@@ -220,10 +220,12 @@ def test_a_create_that_the_server_before_has_carried_out_is_answered_by_its_succ
             assert after.hear().said == "refused"
 
 
-def test_keys_and_optimizers_newer_than_the_snapshot_of_a_server_are_lost_with_it() -> None:
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_keys_and_optimizers_newer_than_the_snapshot_of_a_server_are_lost_with_it(has_keys: bool) -> None:
     peer_lost = 4
     with served() as server, Worker(server, 0) as worker, served() as successor:
-        worker.ask("create", part_spec((COUNT,)), chunk=2)
+        if has_keys:
+            worker.ask("create", part_spec((COUNT,)), chunk=2)
         successor.ask("restored", server.ask("copies"))
         with Worker(successor, 0) as after:
             for said, part in (("push", 0), ("assign", 1)):

@@ -346,14 +346,14 @@ Bytes ServerStores::describe(size_t part) {
 }
 
 Error ServerStores::lacking(const std::string& what) const {
-  if (!is_restored()) return failure("this server has no such " + what);
-  return Error(ErrorKind::peer_lost, "this server has no such " + what +
-                                         ": it has taken the place of a lost one, with " +
-                                         "a snapshot that was made before (kv_snapshot_s)");
+  if (!is_recovery()) return failure("this server has no such " + what);
+  return Error(ErrorKind::peer_lost,
+               "this server has no such " + what +
+                   ": it has taken the place of a lost one, and the snapshot or the memory that " +
+                   "it goes on with is older (kv_snapshot_s)");
 }
 
 void ServerStores::restore(uint32_t number, const Bytes& description) {
-  is_restored_ = true;
   Reader reader(description);
   const PartSpec spec = PartSpec::get(reader);
   const Lock lock(mutex_);

@@ -66,9 +66,11 @@ class ServerStores {
   void adopt(const std::vector<Found>& all);
   // Makes the next Part from its description; then it is given the chunks. put() returns the number of the next one.
   void restore(uint32_t store, const Bytes& description);
-  // The error for a worker that asks for `what`, which is not here. A snapshot may be older than it: then it is lost.
+  // This server takes the place of a lost one: to be called before restore() and adopt().
+  void begin_recovery() { is_recovery_ = true; }
+  bool is_recovery() const { return is_recovery_.load(std::memory_order_relaxed); }
+  // The error for a worker that asks for `what`, which is not here. It may have been lost with the server before.
   Error lacking(const std::string& what) const;
-  bool is_restored() const { return is_restored_.load(std::memory_order_relaxed); }
   size_t put(size_t part, size_t first, const Bytes& chunks);
 
  private:
@@ -104,7 +106,7 @@ class ServerStores {
   const bool shares_memory_;
   const double timeout_s_;
   const std::shared_ptr<PartTable> table_ = std::make_shared<PartTable>();
-  std::atomic<bool> is_restored_ = false;  // from a snapshot
+  std::atomic<bool> is_recovery_ = false;
   Mutex mutex_;
   std::map<uint32_t, Store> stores_ GUARDED_BY(mutex_);
   std::map<int, uint32_t> first_terms_ GUARDED_BY(mutex_);             // by worker

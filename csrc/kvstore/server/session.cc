@@ -340,7 +340,7 @@ Session::Result Session::carry_out(const Request& request) {
 Session::Result Session::push(const Request& request) {
   const Head& head = request.head;
   Part& part = request.actor->part();
-  if (home_.stores().is_restored() && !part.spec().is_synchronous && part.header().rule.load() == 0)
+  if (home_.stores().is_recovery() && !part.spec().is_synchronous && part.header().rule.load() == 0)
     throw home_.stores().lacking("optimizer");
   const Source source{
       request.body.get() + ranges_bytes(head), head.dtype, {static_cast<Quantizer::Kind>(head.codes), head.threshold}};

@@ -292,6 +292,7 @@ def _take_over(
 ) -> None:
     """Continues with the values of a lost server, and then tells the workers where this one is."""
     patience_s = float(arrival.settings["kv_timeout_s"])
+    server.begin_recovery()
     # Without kv_rejoin_s the workers end with a lost server, and their memory with them.
     may_adopt = float(arrival.settings["kv_rejoin_s"]) > 0 and arrival.settings["shared_memory"] == "auto"
     if may_adopt and adopt_memory(server, arrival.number, world.living, arrival.scheduler_client.find, patience_s):

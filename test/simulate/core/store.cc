@@ -815,6 +815,7 @@ class World {
             found[part.number] = {part.store, part.number, part.spec, one->rank, part.ticket};
     std::vector<ServerStores::Found> all;
     for (const auto& [number, one] : found) all.push_back(one);
+    self.server->stores().begin_recovery();
     const bool keeps = !all.empty() && !error_of([&] { self.server->stores().adopt(all); });
     if (!keeps) {
       const auto& snapshot = snapshots_[static_cast<size_t>(self.number)];
