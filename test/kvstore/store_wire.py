@@ -49,7 +49,7 @@ _MAGIC = b"ringtrn\x02"
 _WITHIN_S = 20
 
 _SERVER = f"""
-import json, os, socket, sys, threading
+import array, json, os, socket, sys, threading
 from ringtrain import _core
 takes = threading.Event()
 def take_descriptors():
@@ -82,6 +82,11 @@ for line in sys.stdin:
         takes.set() if int(text) else takes.clear()
         if int(text):
             threading.Thread(target=take_descriptors, daemon=True).start()
+    elif what == "updates":
+        for _ in range(int(text)):
+            (_, part, piece), _, _, gradient, weight = server.take(20)
+            sums = [a + b for a, b in zip(array.array("f", gradient), array.array("f", weight), strict=True)]
+            server.finish(part, piece, array.array("f", sums).tobytes())
     elif what == "restored":
         server.begin_recovery()
         for part, (store, description, blocks) in enumerate(json.loads(bytes.fromhex(text))):
@@ -108,7 +113,7 @@ class Server:
         assert self.ask(what, str(worker)) == "ok"
 
     def ask(self, what: str, text: str = "-") -> str:
-        """`copies`: all that it keeps; `restored`: it keeps that."""
+        """`copies`: all that it keeps; `restored`: it keeps that; `updates`: adds so many gradients to their values."""
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(f"{what} {text}\n")
         self.process.stdin.flush()

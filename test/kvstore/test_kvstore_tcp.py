@@ -254,6 +254,24 @@ def test_a_connection_that_is_cut_is_made_again_and_nothing_counts_twice() -> No
         worker.client.close()
 
 
+def test_a_push_that_a_server_has_put_off_is_not_lost_with_its_connection() -> None:
+    with served() as server:
+        proxy = Proxy(server.port)
+        worker = Worker(0, [proxy.port], counts=(7,), workers=1, resend_s=0.1)
+        worker.open(rule="")
+        worker.client.set_rule(0, "program", "server", {"keeps_gradient": 1}, 0, False, True)
+        wait(worker.push(1))  # the server puts off the next one until a program has taken this one
+        values, outs = worker.full(2), worker.full(-1)
+        views = ([arrays.view(one) for one in values], [arrays.view(one) for one in outs])
+        later = worker.client.push_pull(0, worker.ids, *views, worker.rate, 0)
+        assert not later.wait(1)  # the server has been asked again, and has answered that it has the push
+        proxy.cut()
+        assert server.ask("updates", "2") == "ok"
+        wait(later)
+        require_all(outs, 1 + 2)
+        worker.client.close()
+
+
 def _lost(server: Server, end: Any, **options: Any) -> str:
     worker = Worker(0, [server.port], workers=1, **options)
     worker.open()

@@ -135,10 +135,8 @@ void RemoteServer::take_hello() {
   words_ = words;
   is_met_ = true;
   dials_ = 0;
-  if (is_another) {
-    let_go();
-    ask_again_for_parts();
-  }
+  let_go();
+  if (is_another) ask_again_for_parts();
   ask_next();
 }
 
@@ -149,7 +147,8 @@ void RemoteServer::take_refusal(ErrorKind kind) {
   fail(Error(kind, text));
 }
 
-// Requests that the server before has held are sent again, as if none had: the server in its place may not have them.
+// Requests that the server has held are sent again as a whole. Another server in its place may not have them, and the
+// same one forgets requests that it has put off when their connection ends: pushes among them are not counted yet.
 void RemoteServer::let_go() {
   for (auto& [id, request] : requests_)
     if (std::exchange(request.is_held, false)) ++unanswered_;
