@@ -376,6 +376,21 @@ def test_each_process_in_a_place_has_a_term_of_its_own():
         assert backs == [term, term]
 
 
+def test_a_worker_that_comes_back_holds_a_round_alone_only_if_one_of_its_label_has_ended():
+    def say(member: int, joins_only: bool = False) -> list[int]:
+        message = {"kind": "say", "id": 9, "label": "barrier", "value": 0, "patience_s": 0, "joins_only": joins_only}
+        return told(membership.hear(member, message, 3.0), "answer")
+
+    membership = began(LIMITS._replace(rejoin_s=50.0))
+    membership.lose(1, "its process has ended", 1.0)
+    come(membership, 3, "worker", 1, 2.0, attempt=1)
+    assert say(3, joins_only=True) == []
+    assert sorted(say(0)) == [0, 3]
+    membership.lose(3, "its process has ended", 3.0)
+    come(membership, 4, "worker", 1, 3.0, attempt=2)
+    assert say(4, joins_only=True) == [4]
+
+
 def test_a_process_that_comes_is_told_which_workers_are_gone():
     membership = began()
     membership.lose(0, "its process has ended", 1.0)

@@ -305,6 +305,7 @@ class _World:
         self.processes: list[_Process] = []
         self.disturbed: set[str] = set()
         self.pushed: dict[int, int] = {}
+        self._next_step: dict[int, int] = {}  # by worker: for the process that takes its place
         self._cuts: list[tuple[_Process, float]] = []
         self._slow_until: dict[str, float] = {}
         self._said: dict[tuple[str, int], dict[int, Any]] = {}  # answers of rounds
@@ -378,7 +379,9 @@ class _World:
             if self.is_elastic:
                 job.is_elastic = True
                 job.scheduler_client.be_elastic()
-            for step in range(self.steps):
+            # In rounds, a script that pushes again what its predecessor has pushed keeps the others waiting by itself.
+            first = self._next_step.get(job.number, 0) if self.is_synchronous else 0
+            for step in range(first, self.steps):
                 process.waits_for = f"step {step}"
                 self.threads.wait(None, self.story.now + self.story.random.uniform(0, self.pause_s))
                 self._step(process, job, step)
@@ -391,6 +394,7 @@ class _World:
 
     def _step(self, process: _Process, job: Worker, step: int) -> None:
         kind = ("push", "round", "directory", "push")[(step * 7 + self.workers) % 4]
+        self._next_step[job.number] = step + 1 if kind == "push" else step
         if kind == "push":
             process.waits_for = f"the push of step {step}"
             client: Any = job.client  # a _Client

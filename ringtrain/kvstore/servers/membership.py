@@ -61,11 +61,16 @@ class Rounds:
 
     def __init__(self) -> None:
         self._open: dict[str, _Round] = {}
+        self._ended: set[str] = set()  # labels of which a round has ended, well or not
 
     def say(self, message: Message, number: int, member: int, now_s: float) -> list[tuple[int, Message]]:
-        """Adds to the round of a label. A worker that only joins open rounds is answered at once if none is open."""
+        """Adds to the round of a label.
+
+        A worker that only joins open rounds may have missed a round. It is answered at once if none is open and one has
+        ended.
+        """
         label = str(message["label"])
-        if message["joins_only"] and label not in self._open:
+        if message["joins_only"] and label not in self._open and label in self._ended:
             return [(member, {"kind": "answer", "id": message["id"], "value": {str(number): message["value"]}})]
         patience_s = float(message["patience_s"]) or float("inf")
         said = _Said(message["value"], member, message["id"], now_s, now_s + patience_s)
@@ -98,6 +103,7 @@ class Rounds:
             else:
                 continue
             del self._open[label]
+            self._ended.add(label)
         return answers
 
     def overdue(self, now_s: float, workers: Mapping[int, Any]) -> list[tuple[int, Message]]:
@@ -109,6 +115,7 @@ class Rounds:
                     text = f"{label}: {missing.replace('rank', 'worker')} did not come in {now_s - one.began_s:.1f} s"
                     failures.append((one.member, _failure_of_round(one.id, "StalledError", text)))
                     del of_label.said[number]
+                    self._ended.add(label)
         self._open = {label: one for label, one in self._open.items() if one.said}
         return failures
 

@@ -154,7 +154,7 @@ class Worker:
     def say_unless_missed(self, label: str, value: Any = None) -> dict[int, Any]:
         """The same, except that a worker that has replaced a lost one may have missed a round.
 
-        It holds the first round of a label alone, unless the others wait in it.
+        It holds the first round of a label alone if one has ended before and the others do not wait in the next.
         """
         may_have_missed = self.is_recovery and label not in self._held
         self._held.add(label)
