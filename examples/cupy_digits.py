@@ -2,7 +2,7 @@
 
     ringrun -np 2 python examples/cupy_digits.py
 
-Wants CuPy, scikit-learn (the digits), tqdm (the progress bar) and, for --plot, matplotlib. However many ranks share the
+Needs CuPy, scikit-learn (the digits), tqdm (the progress bar) and, for --plot, matplotlib. However many ranks share the
 work, the same network comes out as from numpy_digits.py: every step uses the gradient of the whole batch.
 """
 

@@ -2,7 +2,7 @@
 
     ringrun -np 4 --min-np 1 python examples/elastic_numpy.py --chaos 3
 
-Wants scikit-learn (the digits), tqdm (of numpy_digits.py, whose network this is) and, for --plot, matplotlib. Kill a
+Needs scikit-learn (the digits), tqdm (of numpy_digits.py, whose network this is) and, for --plot, matplotlib. Kill a
 rank with `kill -9 PID`, or have --chaos do it: the others go on from the last commit, ringrun starts another one in its
 place, and the same network comes out. To compare the two, save a run without --chaos and give it to the other one:
 

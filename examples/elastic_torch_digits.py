@@ -2,7 +2,7 @@
 
     ringrun -np 4 --min-np 1 python examples/elastic_torch_digits.py --chaos 10
 
-Wants what torch_digits.py wants, whose network this is. Kill a rank with `kill -9 PID`, or have --chaos do it: the
+Needs what torch_digits.py needs, whose network this is. Kill a rank with `kill -9 PID`, or have --chaos do it: the
 others go on from the last commit with what is left of the epoch, and ringrun starts another one in its place.
 """
 

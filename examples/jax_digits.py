@@ -2,7 +2,7 @@
 
     ringrun -np 2 python examples/jax_digits.py
 
-Wants jax, optax, scikit-learn (the digits), tqdm (the progress bar) and, for --plot, matplotlib. Each step is one
+Needs jax, optax, scikit-learn (the digits), tqdm (the progress bar) and, for --plot, matplotlib. Each step is one
 compiled program, in which the gradients are averaged over the ranks. The code for several ranks is in
 main() and in resume(); the rest is plain JAX.
 """

@@ -2,7 +2,7 @@
 
     ringlaunch -n 2 -s 1 --launcher local python examples/kvstore_async_straggler.py --plot straggler.png
 
-Wants scikit-learn (the digits) and, for --plot, matplotlib. The last worker sleeps before each step. In dist_sync all
+Needs scikit-learn (the digits) and, for --plot, matplotlib. The last worker sleeps before each step. In dist_sync all
 are as slow as this one; in dist_async the others go on, and the slow one adds what it can.
 """
 

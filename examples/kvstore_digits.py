@@ -3,7 +3,7 @@
     ringrun -np 2 python examples/kvstore_digits.py --kv-store dist_sync
     python examples/kvstore_digits.py --kv-store local
 
-Wants scikit-learn (the digits) and tqdm (the progress bar). Each worker pushes the gradients of its share of a batch
+Needs scikit-learn (the digits) and tqdm (the progress bar). Each worker pushes the gradients of its share of a batch
 and pulls the weights, or with --update-on-kvstore 0 the sums of the gradients. With a distributed store the same
 network comes out however many workers share a batch.
 """

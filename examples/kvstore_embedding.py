@@ -2,7 +2,7 @@
 
     ringlaunch -n 2 -s 2 --launcher local python examples/kvstore_embedding.py
 
-Wants nothing but NumPy: the text is made up. Each sentence is about one of many topics, and every topic has words of
+Needs nothing but NumPy: the text is made up. Each sentence is about one of many topics, and every topic has words of
 its own. Skip-grams with negative samples bring words together that stand beside each other, so at last the nearest
 words of a word are those of its topic. Workers pull the rows of a batch, and push gradients of these rows alone.
 """

@@ -2,7 +2,7 @@
 
     ringlaunch -n 3 -s 2 --launcher local --restarts 3 --min-workers 1 python examples/kvstore_online.py --kill 1
 
-Wants scikit-learn (the digits). Each trainer classifies what comes, learns from it, and says how often it was right of
+Needs scikit-learn (the digits). Each trainer classifies what comes, learns from it, and says how often it was right of
 late. With --kill the trainer of that rank kills itself in the middle: the others do not wait for it, and the trainer
 started in its place goes on with the network as it is by then.
 """

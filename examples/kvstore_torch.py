@@ -3,7 +3,7 @@
     ringrun -np 2 python examples/kvstore_torch.py --kv-store dist_sync
     ringrun -np 2 python examples/kvstore_torch.py --kv-store ringtrain
 
-Wants scikit-learn (the digits) and tqdm (the progress bar). The Trainer is used as gluon's: it sums the gradients of
+Needs scikit-learn (the digits) and tqdm (the progress bar). The Trainer is used as gluon's: it sums the gradients of
 all workers, and the store updates the weights, or with --update-on-kvstore 0 each worker does.
 """
 

@@ -4,7 +4,7 @@
     ringrun -np 2 python examples/mxnet_imagenet_resnet50.py --benchmark 1 --kv-store dist_sync
     ringrun -np 8 python examples/mxnet_imagenet_resnet50.py --rec-train train.rec --rec-val val.rec
 
-Wants MXNet 1.9.1. The flags are those of MXNet's and Horovod's scripts of this kind. Without files of records the
+Needs MXNet 1.9.1. The flags are those of MXNet's and Horovod's scripts of this kind. Without files of records the
 images are random numbers, the same in each step. With --kv-store a gluon.Trainer works through that store of
 ringtrain instead of a DistributedTrainer. MXNet on a CPU cannot multiply matrices of float16: --dtype float16
 computes in float32 and sends the gradients as float16.

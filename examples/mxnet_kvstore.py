@@ -5,7 +5,7 @@
     ringrun -np 2 python examples/mxnet_kvstore.py --kv-store dist_sync --gc-type 2bit --lr 0.02 --epochs 30
     ringlaunch -n 2 -s 1 python examples/mxnet_kvstore.py --kv-store dist_async --lr 0.02
 
-Wants MXNet 1.9.1 and scikit-learn. `hvd.replace_kvstore()` is all that is not MXNet's own; scripts without it are run
+Needs MXNet 1.9.1 and scikit-learn. `hvd.replace_kvstore()` is all that is not MXNet's own; scripts without it are run
 by `python -m ringtrain.mxnet script.py`.
 """
 

@@ -4,7 +4,7 @@
     ringrun -np 2 python examples/mxnet_mnist.py --mode module
     ringrun -np 2 python examples/mxnet_mnist.py --mnist FOLDER
 
-Wants MXNet 1.9.1 (`pip install "ringtrain[mxnet]"`). The flags are those of Horovod's mxnet_mnist.py. The images are
+Needs MXNet 1.9.1 (`pip install "ringtrain[mxnet]"`). The flags are those of Horovod's mxnet_mnist.py. The images are
 the 1,797 digits of scikit-learn, or with --mnist those of MNIST, of which FOLDER has the four idx files. MXNet on a CPU
 cannot multiply matrices of float16: --dtype float16 computes in float32 and sends the gradients as float16.
 """

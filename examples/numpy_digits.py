@@ -2,7 +2,7 @@
 
     ringrun -np 2 python examples/numpy_digits.py
 
-Wants scikit-learn (the digits), tqdm (the progress bar) and, for --plot, matplotlib. However many ranks share the
+Needs scikit-learn (the digits), tqdm (the progress bar) and, for --plot, matplotlib. However many ranks share the
 work, the same network comes out: every step uses the gradient of the whole batch.
 """
 

@@ -15,7 +15,7 @@ import ringtrain as hvd
 def main() -> None:
     hvd.init()
     if hvd.size() < 2:
-        sys.exit("Two process sets want two ranks or more: ringrun -np 2 python examples/process_sets.py")
+        sys.exit("Two process sets need two ranks or more: ringrun -np 2 python examples/process_sets.py")
 
     # Every rank adds both sets, in the same order, also the one that it is not in.
     even = hvd.add_process_set(hvd.ProcessSet(list(range(0, hvd.size(), 2))))

@@ -2,7 +2,7 @@
 
     ringrun -np 2 python examples/torch_charlm.py
 
-The text is what help() knows about the language; it ships with Python. Wants tqdm (the progress bar) and, for --plot,
+The text is what help() knows about the language; it ships with Python. Needs tqdm (the progress bar) and, for --plot,
 matplotlib. Each step adds up the gradients of several batches on each rank; they travel with the last of them.
 """
 
@@ -75,7 +75,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2, help="of the model (default %(default)s)")
     parser.add_argument("--lr", type=float, default=0.004, help="highest learning rate (default %(default)s)")
     parser.add_argument("--float32", action="store_true", help="compute in 32 bits, not in bfloat16 where that will do")
-    parser.add_argument("--compile", action="store_true", help="use torch.compile, which wants a C++ compiler")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile, which needs a C++ compiler")
     parser.add_argument("--threads", type=int, default=1, help="that compute, of each rank (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the weights and the batches (default %(default)s)")
     parser.add_argument("--checkpoint", metavar="FILE", help="save each epoch here, and go on from here if it exists")

@@ -2,8 +2,8 @@
 
     ringrun -np 2 python examples/torch_cifar10.py --data-dir cifar-10-batches-py
 
-Wants the "python version" of CIFAR-10, https://www.cs.toronto.edu/~kriz/cifar.html, unpacked, which need not be there
-on all hosts' disks at the same place: each rank reads its own. Also wants tqdm (the progress bar) and, for --log-dir,
+Needs the "python version" of CIFAR-10, https://www.cs.toronto.edu/~kriz/cifar.html, unpacked, which need not be there
+on all hosts' disks at the same place: each rank reads its own. Also needs tqdm (the progress bar) and, for --log-dir,
 tensorboard. The networks are those of torch_synthetic_benchmark.py.
 """
 

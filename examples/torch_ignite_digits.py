@@ -2,7 +2,7 @@
 
     ringrun --horovod -np 2 python examples/torch_ignite_digits.py
 
-Wants scikit-learn (the digits) and pytorch-ignite. Nothing here knows of ringtrain: --horovod gives its name to
+Needs scikit-learn (the digits) and pytorch-ignite. Nothing here knows of ringtrain: --horovod gives its name to
 `import horovod`, which ignite does by itself.
 """
 

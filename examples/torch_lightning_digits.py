@@ -2,7 +2,7 @@
 
     ringrun --horovod -np 2 python examples/torch_lightning_digits.py
 
-Wants scikit-learn (the digits) and pytorch-lightning>=1.9,<2; Lightning 2 has no strategy for Horovod any more. Nothing
+Needs scikit-learn (the digits) and pytorch-lightning>=1.9,<2; Lightning 2 has no strategy for Horovod any more. Nothing
 here knows of ringtrain: --horovod gives its name to `import horovod`, which Lightning does, too.
 """
 

@@ -2,7 +2,7 @@
 
     ringrun -np 2 python examples/torch_resnet.py
 
-Wants scikit-learn, whose handwritten digits, enlarged, stand for ImageNet, and what torch_synthetic_benchmark.py wants,
+Needs scikit-learn, whose handwritten digits, enlarged, stand for ImageNet, and what torch_synthetic_benchmark.py needs,
 from which the networks are. To learn digits only, torch_digits.py is the better way.
 """
 

@@ -4,7 +4,7 @@
 
 The flags and the output are those of Horovod's pytorch_synthetic_benchmark.py, but --cuda in place of --no-cuda. The
 defaults are for CPUs and end within two minutes on two cores; for the usual figures of ResNet-50 take --image-size 224
---batch-size 32. Wants tqdm (the progress bar) and, for --plot, matplotlib.
+--batch-size 32. Needs tqdm (the progress bar) and, for --plot, matplotlib.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--plot", metavar="FILE", help="draw the rate of each iteration, such as rates.png")
     options = parser.parse_args()
     if options.cuda and not torch.cuda.is_available():
-        raise SystemExit("--cuda wants a GPU and a PyTorch that was built for CUDA: this one finds no GPU")
+        raise SystemExit("--cuda needs a GPU and a PyTorch that was built for CUDA: this one finds no GPU")
     return options
 
 

@@ -125,7 +125,7 @@ def _judge_gpus(driver: Data, library: Data, packages: Data, topology: Data | No
         yield Finding(
             "warning",
             f"the CUDA driver {driver['driver']} is installed, but {driver['error']}",
-            "look at nvidia-smi; a container wants --gpus all",
+            "look at nvidia-smi; start a container with --gpus all",
         )
     if not driver["gpus"]:
         return
@@ -150,7 +150,7 @@ def _judge_nccl(driver: Data, library: Data) -> Iterator[Finding]:
     for package in too_new:
         yield Finding(
             "warning",
-            f"{package['name']} wants a driver for CUDA {package['cuda']}, this one speaks CUDA {driver['driver']}",
+            f"{package['name']} needs a driver for CUDA {package['cuda']}, this one speaks CUDA {driver['driver']}",
             f"pip install nvidia-nccl-cu{major} and remove {package['name']}, or update the driver",
         )
     if library["version"] is None and not too_new:
@@ -450,7 +450,7 @@ def _judge_mpi(report: Data) -> Iterator[Finding]:
     if data["error"]:
         networks = [report["network"], report["network"]["of_ringrun"] or {}]
         is_wanted = any(one.get("network") == "mpi" or one.get("over_mpi") for one in networks)
-        # who has no mpi4py wants no MPI
+        # without mpi4py nothing here is meant to use MPI
         if is_wanted:
             yield Finding("error", data["error"], data["remedy"])
         return

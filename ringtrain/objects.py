@@ -23,7 +23,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send a picklable object from one rank to all ranks of a process set. Lambdas and local classes want cloudpickle.
+    """Send a picklable object from one rank to all ranks of a process set. Lambdas and local classes need cloudpickle.
 
     Args:
         obj: the object to send; looked at only on root_rank.

@@ -49,7 +49,7 @@ class Optimizer(ABC):
         self.update(range(len(params)), params, grads, self._states)
 
     def create_state(self, index: Any, weight: Any) -> State:
-        """Return the state that `update` wants for this parameter: zeros of its shape, on its device."""
+        """Return the state that `update` needs for this parameter: zeros of its shape, on its device."""
         if weight.dtype.name not in _COMPUTE_DTYPE:
             raise TypeError(
                 f"parameter {index} is {weight.dtype.name}, but only floating-point parameters can be updated: "
@@ -57,7 +57,7 @@ class Optimizer(ABC):
             )
         if not getattr(weight.flags, "writeable", True):
             raise TypeError(
-                f"parameter {index} is read-only, so it cannot be updated; a single number wants a 0-d array"
+                f"parameter {index} is read-only, so it cannot be updated; a single number needs a 0-d array"
             )
         namespace = namespace_of(weight)
         dtype = _COMPUTE_DTYPE[weight.dtype.name]
@@ -145,7 +145,7 @@ class SGD(Optimizer):
         momentum: share of the last direction that is kept.
         dampening: share of the gradient that is left out of the direction, from the second step on.
         weight_decay: L2 penalty, added to the gradient.
-        nesterov: look ahead along the direction; wants momentum and no dampening.
+        nesterov: look ahead along the direction; needs momentum and no dampening.
 
     Raises:
         ValueError: a value is negative, or nesterov without momentum or with dampening.
@@ -162,7 +162,7 @@ class SGD(Optimizer):
         super().__init__()
         _check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum == 0 or dampening != 0):
-            raise ValueError(f"nesterov wants momentum > 0 and dampening 0, but they are {momentum} and {dampening}")
+            raise ValueError(f"nesterov needs momentum > 0 and dampening 0, but they are {momentum} and {dampening}")
         self.lr = lr
         self.momentum = momentum
         self.dampening = dampening

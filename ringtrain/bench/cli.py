@@ -157,13 +157,13 @@ def main(
     measurement = next(one for one in measurements if one.name == arguments.measurement)
     for wish, library in _libraries_wanted(measurement, arguments).items():
         if importlib.util.find_spec(library) is None:
-            parser.error(f"{wish} wants {library}; pip install {_PACKAGES.get(library, library)}")
+            parser.error(f"{wish} needs {library}; pip install {_PACKAGES.get(library, library)}")
     if arguments.num_proc is None:
         if arguments.launches > 1 or arguments.hosts:
             parser.error("--launches and -H start ranks, so they need -np")
         result = run_here(measurement, arguments)
     elif len(arguments.num_proc) > 1 and not hasattr(measurement, "scales"):
-        parser.error(f"{measurement.name} wants one number of ranks for -np")
+        parser.error(f"{measurement.name} needs one number of ranks for -np")
     elif launched_by.detect() is not None:
         parser.error("-np starts ranks, and this is one; leave it out under mpirun")
     else:

@@ -37,7 +37,7 @@ class KVStore:
 
     def measure(self, session: Session) -> list[Row]:
         if len(session.arguments.network) > 1:
-            raise CannotMeasure("kvstore wants one --network: a store belongs to one init()")
+            raise CannotMeasure("kvstore needs one --network: a store belongs to one init()")
         if any(name == "kv_servers" for name, _ in session.arguments.option):
             raise CannotMeasure("kv_servers turns ranks into servers, which cannot measure; leave kv_servers out")
         gradients = Gradients(session)

@@ -17,7 +17,7 @@ from ringtrain.bench.rounds import Array, Competitor, Contestant, Plan, Probe, P
 
 
 class CannotMeasure(Exception):
-    """This job lacks what the measurement wants; raised on all ranks, before anything is measured."""
+    """This job lacks something that the measurement needs; raised on all ranks, before anything is measured."""
 
 
 class Session:
@@ -109,7 +109,7 @@ class Session:
         """All rounds of these contestants; `sample` times one run unless given.
 
         Raises:
-            TimeoutError: the cores were never in the state that --only wants.
+            TimeoutError: the cores were never in the state that --only asks for.
         """
         plan = self._plan
         take = sample or self._cost

@@ -244,7 +244,7 @@ class Scaling:
         if session.job.size == 1:
             return _predictions(session.arguments)
         if session.arguments.link_gbit is None:
-            raise CannotMeasure("scaling with ranks wants the speed of a host's link: --link-gbit")
+            raise CannotMeasure("scaling with ranks needs the speed of a host's link: --link-gbit")
         if session.job.hosts == 1:
             raise CannotMeasure("scaling with ranks is about the link between hosts: give several with -H")
         rows = []

@@ -132,7 +132,7 @@ class Step:
     def measure(self, session: Session) -> list[Row]:
         arguments = session.arguments
         if arguments.shared and len(arguments.network) > 1:
-            raise CannotMeasure("--shared wants one --network: arrays of ringtrain.empty belong to one init()")
+            raise CannotMeasure("--shared needs one --network: arrays of ringtrain.empty belong to one init()")
         gradients = Gradients(session)
         before = OwnMemory.read()
         session.init()

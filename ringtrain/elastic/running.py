@@ -76,7 +76,7 @@ def run_fn(
             is_again = True
             is_in_sync = is_in_sync and not _has_newcomers()
 
-    return wrapper  # type: ignore[return-value]  # mypy wants the state to be positional only
+    return wrapper  # type: ignore[return-value]  # mypy expects the state to be positional only
 
 
 def generation() -> int:

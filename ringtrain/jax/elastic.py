@@ -33,7 +33,7 @@ from ringtrain.jax.trees import Tree, as_leaf, on_host
 def run(func: Function[AnyState, Arguments, Result]) -> Function[AnyState, Arguments, Result]:
     """As `ringtrain.elastic.run`, also for the loss of a rank while a compiled step is under way.
 
-    JAX tells of it when somebody wants the results, at the latest in `state.commit()`.
+    JAX tells of it when the results are read, at the latest in `state.commit()`.
     """
     return running.run(_with_errors(func))
 

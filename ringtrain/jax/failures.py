@@ -30,7 +30,7 @@ def errors() -> Iterator[None]:
         loss = step(params, batch)
         loss.block_until_ready()
 
-    JAX goes on before a program has ended, and raises when somebody wants its results: so this must be within, too.
+    JAX goes on before a program has ended, and raises when its results are read: so this must be within, too.
 
     Raises:
         RingtrainError: such as MismatchError, in the place of a JaxRuntimeError or a ValueError of JAX, its cause.

@@ -239,7 +239,7 @@ def alltoall(
     if splits is not None and received_splits is None:
         return _alltoall_at_once(tree, leaves, splits, name, checked)
     if splits is None and received_splits is not None:
-        raise ValueError("alltoall: received_splits want splits beside them")
+        raise ValueError("alltoall: received_splits need splits beside them")
     size = checked.size() or 1
     rows = leaves[0].array.shape[0] if leaves else 0
     sent = _even(rows, size) if splits is None else _numbers(splits, size)
@@ -334,7 +334,7 @@ def _alltoall_at_once(
 ) -> tuple[Any, Any]:
     if isinstance(splits, jax.core.Tracer) or any(_is_traced(leaf) for leaf in leaves):
         raise ValueError(
-            "alltoall: inside jit, or under grad, splits want received_splits: how many rows come from each"
+            "alltoall: inside jit, or under grad, splits need received_splits: how many rows come from each"
         )
     pairs = [
         ops.alltoall(leaf.array, splits, None if name is None else name + path, process_set)

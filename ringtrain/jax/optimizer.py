@@ -143,7 +143,7 @@ def _reduction(
     if not predivide > 0:
         raise ValueError(f"gradient_predivide_factor must be positive, but is {predivide}")
     if predivide != 1 and op != Average:
-        raise ValueError("gradient_predivide_factor splits the division of an average, so it wants op=Average")
+        raise ValueError("gradient_predivide_factor splits the division of an average, so it needs op=Average")
     name = prefix or _next_prefix(process_set)
 
     def reduce(gradients: Any) -> Any:

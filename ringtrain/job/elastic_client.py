@@ -188,7 +188,7 @@ class ElasticClient:
                 kind = message["kind"]
                 if kind == "ping":
                     self._send({"kind": "pong"})
-                elif kind == "beat":  # whether it arrives is what the rendezvous wants to know, and TCP tells it
+                elif kind == "beat":  # TCP tells the rendezvous whether it arrives, which is all that a beat is for
                     continue
                 elif kind == "news":
                     self._has_news = True

@@ -238,7 +238,7 @@ def prepare_srun(
         environ: of this process, changed in place.
 
     Raises:
-        RuntimeError: this library cannot start so; the message says which --mpi it wants.
+        RuntimeError: this library cannot start so; the message says which --mpi it needs.
     """
     if launch.launcher != SlurmStep.NAME:
         return
@@ -257,7 +257,7 @@ def prepare_srun(
             environ[_INTEL] = found
         elif environ.get("SLURM_STEP_NUM_NODES", "1") != "1":
             raise RuntimeError(
-                f"Slurm started {launch.size} ranks with --mpi=pmi2, with which Intel MPI wants libpmi2.so of Slurm on "
+                f"Slurm started {launch.size} ranks with --mpi=pmi2, with which Intel MPI needs libpmi2.so of Slurm on "
                 f"several hosts, and finds none: set {_INTEL} to its path, or {_way_out('pmix', launch)}"
             )
 

@@ -192,7 +192,7 @@ def _correct_horovods_variables() -> None:
 
 
 def _record_flights(world: World, settings: dict[str, str]) -> None:
-    """Of an elastic job, in which failures are nothing special, only where somebody wants them, by generation."""
+    """Of an elastic job, in which failures are nothing special, only where the user asks for them, by generation."""
     folder, seat = settings["flight_dir"], elastic_client.seat()
     if seat is not None and folder:
         folder = os.path.join(folder, f"generation-{seat.generation}")
@@ -211,7 +211,7 @@ def _split_communicators(comm: Any, process_sets: Any) -> tuple[Any, Any]:
 
 
 def _require_same(asked: _Asked, comm: Any, process_sets: Any, keywords: dict[str, Any]) -> None:
-    """Refuse a second init() that wants something else; what it does not say may be anything."""
+    """Refuse a second init() with other arguments; what it does not say may be anything."""
     differing = [
         *(["comm"] if comm not in (None, [], asked.comm) else []),
         *(["process_sets"] if process_sets not in (None, "dynamic", asked.process_sets) else []),

@@ -63,7 +63,7 @@ def slurm_script(job: Job, again: Again) -> str:
     if job.hosts:
         slots = {host.slots for host in job.hosts}
         if len(slots) > 1:
-            raise UsageError("--launcher slurm wants the same number of slots on every host; ask for nodes instead")
+            raise UsageError("--launcher slurm needs the same number of slots on every host; ask for nodes instead")
         names = ",".join(host.name for host in job.hosts)
         options += [f"--nodes={len(job.hosts)}", f"--nodelist={names}", f"--ntasks-per-node={slots.pop()}"]
     options += job.launcher_arguments
@@ -152,7 +152,7 @@ def _parallel_environment(environ: Mapping[str, str]) -> str:
     """The cluster's only one."""
     qconf = shutil.which("qconf", path=environ.get("PATH"))
     if qconf is None:
-        raise UsageError(f"--launcher sge wants the name of a parallel environment: {_EXAMPLE}")
+        raise UsageError(f"--launcher sge needs the name of a parallel environment: {_EXAMPLE}")
     try:
         listed = subprocess.run([qconf, "-spl"], env=dict(environ), capture_output=True, text=True, timeout=_LIST_S)
     except subprocess.TimeoutExpired as error:
@@ -160,5 +160,5 @@ def _parallel_environment(environ: Mapping[str, str]) -> str:
     names = listed.stdout.split()
     if len(names) != 1:
         found = f"this cluster has {', '.join(names)}" if names else "qconf -spl lists none"
-        raise UsageError(f"--launcher sge wants the name of a parallel environment, and {found}: {_EXAMPLE}")
+        raise UsageError(f"--launcher sge needs the name of a parallel environment, and {found}: {_EXAMPLE}")
     return names[0]

@@ -169,7 +169,7 @@ def build_job(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     if arguments.launcher == "mpi":
         return _job_by_mpi(arguments, command, cast, hosts, {**environ, **added}, added)
     if arguments.sync_dst_dir is not None and (arguments.launcher != "ssh" or not arguments.sync_dst_dir[:1] == "/"):
-        raise UsageError("--sync-dst-dir is for --launcher ssh, and wants a path that begins with /")
+        raise UsageError("--sync-dst-dir is for --launcher ssh, and needs a path that begins with /")
     environment = environment_of_ranks({**environ, **added})
     terms = RoleTerms(
         cast,
@@ -225,7 +225,7 @@ def _hosts_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list
         if allocation is not None:
             # each as often as it has slots
             return [Address(host.name) for host in allocation.hosts for _ in range(host.slots)]
-        raise UsageError("--launcher ssh, which is the default, wants -H FILE; for this host alone, --launcher local")
+        raise UsageError("--launcher ssh, which is the default, needs -H FILE; for this host alone, --launcher local")
     return []
 
 
@@ -298,7 +298,7 @@ def copy_folder(to: str, hosts: Sequence[Address], environ: Mapping[str, str]) -
             try:
                 copy = subprocess.Popen(command_of_copy(to, host, environ), stdin=subprocess.DEVNULL)
             except FileNotFoundError as error:
-                raise UsageError("--sync-dst-dir wants rsync, here and on the hosts; install it") from error
+                raise UsageError("--sync-dst-dir needs rsync, here and on the hosts; install it") from error
             copies.callback(_end_copy, copy)
             started[host] = copy
         for host, copy in started.items():

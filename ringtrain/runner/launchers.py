@@ -228,7 +228,7 @@ class Srun:
         if job.hosts and not job.hosts_are_allotted:
             slots = {host.slots for host in job.hosts}
             if len(slots) > 1:
-                raise UsageError("srun wants the same number of slots on every host; use --launcher mpirun")
+                raise UsageError("srun needs the same number of slots on every host; use --launcher mpirun")
             names = ",".join(host.name for host in job.hosts)
             arguments += [f"--nodes={len(job.hosts)}", f"--nodelist={names}", f"--ntasks-per-node={slots.pop()}"]
         return [*arguments, *job.launcher_arguments, *job.command]
@@ -353,7 +353,7 @@ def _srun(path: str, library: str) -> Srun:
     family = family_of(library)
     if family is OPEN_MPI:
         return Srun(path, "pmix")
-    # Intel MPI speaks both; with pmi2 it wants a library of Slurm's, too.
+    # Intel MPI speaks both; with pmi2 it needs a library of Slurm's, too.
     return Srun(path, "pmix" if family is INTEL_MPI and "pmix" in _process_managers(path) else "pmi2")
 
 

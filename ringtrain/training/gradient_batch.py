@@ -96,7 +96,7 @@ class GradientBatch:
         if not gradient_predivide_factor > 0:
             raise ValueError(f"gradient_predivide_factor must be positive, but is {gradient_predivide_factor}")
         if gradient_predivide_factor != 1 and op != ops.Average:
-            raise ValueError("gradient_predivide_factor splits the division of an average, so it wants op=Average")
+            raise ValueError("gradient_predivide_factor splits the division of an average, so it needs op=Average")
         self.op = op
         self.process_set = process_set
         self._given_prefix = prefix

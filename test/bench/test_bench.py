@@ -479,7 +479,7 @@ def test_torch_is_asked_for_where_it_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         cli.main(["torch"])
-    assert "torch wants torch; pip install torch" in capsys.readouterr().err
+    assert "torch needs torch; pip install torch" in capsys.readouterr().err
 
 
 def test_exposed_communication_is_what_a_step_takes_longer():

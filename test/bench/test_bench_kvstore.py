@@ -100,7 +100,7 @@ def test_a_number_of_ranks_is_a_number_and_elsewhere_one(capsys):
     for words, sentence in [
         (["kvstore", "-np", "1,x"], 'must be a number of ranks, such as 2, not "1,x"'),
         (["kvstore", "-np", "2,2"], 'not "2,2"'),
-        (["step", "-np", "1,2"], "step wants one number of ranks for -np"),
+        (["step", "-np", "1,2"], "step needs one number of ranks for -np"),
     ]:
         with pytest.raises(SystemExit):
             cli.main(words)

@@ -130,7 +130,7 @@ def test_a_rank_that_cannot_be_told_keeps_nobody_from_hearing_of_a_failure():
 def test_communicators_are_freed_together():
     double = mpi_double.install()
     hvd.init(shared_memory="off")
-    assert double.communicators() == 0  # nothing else wants one
+    assert double.communicators() == 0  # nothing else needs one
     hvd.shutdown()
     hvd.init(shared_memory="off", allreduce_algorithm="mpi")
     before = double.communicators()

@@ -1,4 +1,4 @@
-"""The libraries of arrays on GPUs, and what a test wants of them. On the ranks only, but for `need_gpu`."""
+"""The libraries of arrays on GPUs, and what a test needs of them. On the ranks only, but for `need_gpu`."""
 
 from __future__ import annotations
 
@@ -51,4 +51,4 @@ def need_nccl(of: ModuleType) -> None:
     if version == 0:
         pytest.skip("NCCL is not there")
     if hvd.size() > of.device_count() and version < 23000:
-        pytest.skip(f"{hvd.size()} ranks on {of.device_count()} GPUs want NCCL 2.30, and this is {version}")
+        pytest.skip(f"{hvd.size()} ranks on {of.device_count()} GPUs need NCCL 2.30, and this is {version}")

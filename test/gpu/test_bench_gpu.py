@@ -120,7 +120,7 @@ def test_the_library_is_asked_for_where_it_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         main(["gpu", "--library", "cupy"])
-    assert "gpu wants cupy; pip install cupy-cuda12x, or cupy-cuda13x" in capsys.readouterr().err
+    assert "gpu needs cupy; pip install cupy-cuda12x, or cupy-cuda13x" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(launched_by.detect() is not None, reason="it starts ranks")

@@ -48,7 +48,7 @@ def data(rank: int, shape: Sequence[int], dtype: Any, seed: int = 0, op: str = "
         shape: of the array.
         dtype: one of DTYPES, or what numpy.dtype takes.
         seed: another seed gives other values.
-        op: what the values are for. A product wants few factors; an average multiples of 12, which are exact for 1, 2,
+        op: what the values are for. A product needs few factors; an average multiples of 12, which are exact for 1, 2,
             3, 4 and 6 ranks, however it is computed; sum, min and max take the same values.
 
     Raises ValueError for a rank for which nothing above is promised, and for an unknown op.

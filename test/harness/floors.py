@@ -94,7 +94,7 @@ _Broken = Iterator[tuple[int, str]]
 def _check_length(text: str) -> _Broken:
     lines = len(text.splitlines())
     if lines > MAX_LINES:
-        yield 1, f"{lines} lines, more than {MAX_LINES}: which second idea wants out?"
+        yield 1, f"{lines} lines, more than {MAX_LINES}: move its second idea to a file of its own"
 
 
 def _floor(part: str, floors: tuple[set[str], ...]) -> int | None:

@@ -73,7 +73,7 @@ class Marker(NamedTuple):
         except TypeError as error:
             raise pytest.UsageError(f"{definition.nodeid}: @pytest.mark.ranks: {error}") from None
         if not marker.sizes or not all(isinstance(size, int) and size > 0 for size in marker.sizes):
-            raise pytest.UsageError(f"{definition.nodeid}: @pytest.mark.ranks wants numbers of ranks, such as (1, 2)")
+            raise pytest.UsageError(f"{definition.nodeid}: @pytest.mark.ranks needs numbers of ranks, such as (1, 2)")
         if marker.hosts and set(marker.sizes) != {sum(marker.hosts)}:
             wanted = f"{marker.sizes} ranks cannot be the {sum(marker.hosts)} of hosts={tuple(marker.hosts)}"
             raise pytest.UsageError(f"{definition.nodeid}: @pytest.mark.ranks: {wanted}")

@@ -27,7 +27,7 @@ _BOARD = 64
 
 
 def view(array: np.ndarray[Any, Any]) -> _core.View:
-    """As the core wants it."""
+    """As the core needs it."""
     return array.ctypes.data, _core.DTYPES[str(array.dtype)], array.shape
 
 

@@ -14,7 +14,7 @@ START = [[1.0, -2.0, 0.5], [4.0]]
 
 
 def parameters(rank=0):
-    """Two, which are those of START on rank 0, and one that wants no gradient."""
+    """Two, which are those of START on rank 0, and one that needs no gradient."""
     made = [torch.nn.Parameter(torch.tensor(values) + rank) for values in START]
     return [*made, torch.nn.Parameter(torch.ones(2), requires_grad=False)]
 

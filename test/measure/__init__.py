@@ -1,4 +1,4 @@
-"""Measurements that only who works on ringtrain wants: run `python -m measure` in test/.
+"""Measurements for developers of ringtrain: run `python -m measure` in test/.
 
 gpu          what is promised of GPUs, each figure beside its peer or its floor
 negotiation  what simulated ranks say to agree on a step

@@ -69,7 +69,7 @@ def defining(module, name):
 
 
 def load_all_modules(package):
-    """The next import of one could hide a name. Not what wants a framework, or cannot be imported."""
+    """The next import of one could hide a name. Not what needs a framework, or cannot be imported."""
     for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
         if found.name not in ("__main__", "run", "torch", "mxnet", "horovod"):
             importlib.import_module(f"{package.__name__}.{found.name}")
@@ -160,12 +160,12 @@ def differences(ours, theirs):
     for own, other in zip(positional, theirs, strict=True):
         if own.kind is own.POSITIONAL_ONLY:
             yield f"does not take {own.name} by its name"
-        # An argument that Horovod wants from everybody may have a default here.
+        # An argument that Horovod needs from everybody may have a default here.
         if other.default is not other.empty and own.default != other.default:
             yield f"has {own.name}={own.default}, and Horovod {other.default}"
     for own in ours[len(positional) :]:
         if own.kind is own.VAR_POSITIONAL or (own.kind is own.KEYWORD_ONLY and own.default is own.empty):
-            yield f"wants {own}"
+            yield f"needs {own}"
 
 
 def check_arguments(module, name, thing, arguments):

@@ -117,7 +117,7 @@ def test_words_after_the_command_belong_to_the_command() -> None:
     [
         ([*LOCAL, *TRAIN], "required: -n"),
         (["-n", "2", *LOCAL], "there is no command to run"),
-        (["-n", "2", *TRAIN], "--launcher ssh, which is the default, wants -H FILE; for this host alone, --launcher"),
+        (["-n", "2", *TRAIN], "--launcher ssh, which is the default, needs -H FILE; for this host alone, --launcher"),
         (["-n", "2", "-H", "/no/such/file", *TRAIN], "-H /no/such/file cannot be read: No such file"),
         (["-n", "2", "-H", "hosts", *LOCAL, *TRAIN], "--launcher local is for this host alone"),
         (["-n", "2", "--launcher", "yarn", "-H", "hosts", *TRAIN], "--launcher yarn leaves the hosts to YARN"),

@@ -126,7 +126,7 @@ def test_the_parallel_environment_has_to_be_said_where_there_are_several(tmp_pat
     assert "#$ -pe mpi 2" in batch_scripts.sge_script(job, again).splitlines()
     with pytest.raises(UsageError, match="leaves the hosts to SGE"):
         batch_scripts.sge_script(named._replace(hosts=[Host("n1", 2)]), again)
-    with pytest.raises(UsageError, match="wants the name of a parallel environment"):
+    with pytest.raises(UsageError, match="needs the name of a parallel environment"):
         batch_scripts.sge_script(job._replace(environment={"PATH": "/no/such/folder"}), again)
 
 

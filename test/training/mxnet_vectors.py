@@ -1,6 +1,6 @@
 """Makes test/training/mxnet_vectors.json: weights after each update by the optimizers of MXNet 1.9.1.
 
-Run it by hand, in an environment of its own: it wants mxnet 1.9.1, numpy 1.23.5 and Python 3.11 or older.
+Run it by hand, in an environment of its own: it needs mxnet 1.9.1, numpy 1.23.5 and Python 3.11 or older.
 """
 
 import json

@@ -177,7 +177,7 @@ def test_parameters_without_dimensions_and_without_elements_are_updated():
         (lambda: SGD(lr=math.nan), "lr must not be negative"),
         (lambda: SGD(lr=1, momentum=-0.1), "momentum"),
         (lambda: SGD(lr=1, weight_decay=-0.1), "weight_decay"),
-        (lambda: SGD(lr=1, nesterov=True), "nesterov wants momentum"),
+        (lambda: SGD(lr=1, nesterov=True), "nesterov needs momentum"),
         (lambda: SGD(lr=1, momentum=0.9, dampening=0.1, nesterov=True), "dampening 0"),
         (lambda: Adam(betas=(0.9, 1.0)), "betas"),
         (lambda: Adam(betas=(-0.1, 0.9)), "betas"),

@@ -212,7 +212,7 @@ def check_installed_version(name: str, version: str, exception: BaseException | 
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether one version is not older than another, "major.minor.patch". Wants the package `packaging`.
+    """Whether one version is not older than another, "major.minor.patch". Needs the package `packaging`.
 
     Raises:
         ValueError: one of them is no string, or `target` has not three parts.

@@ -220,7 +220,7 @@ class Hub:
     def call(self, function: Callable[[], object]) -> None:
         """Makes the hub's thread call it. Any thread."""
         self._calls.put(function)
-        with contextlib.suppress(OSError):  # full: it will wake up; closed: nobody wants to know
+        with contextlib.suppress(OSError):  # full: it will wake up; closed: nothing is left to wake
             self._wake.send(b"\0")
 
     def send(self, line: Line, message: dict[str, Any]) -> None:

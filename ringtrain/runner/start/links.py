@@ -183,7 +183,7 @@ class ContainerLink(Link):
         super().__init__(share, open_streams=1)
         self._container = container
         self._reading = way
-        # a selector wants another descriptor for this
+        # a selector needs another descriptor for this
         self._writing = way.dup()
         way.setblocking(False)
 

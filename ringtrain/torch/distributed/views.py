@@ -1,4 +1,4 @@
-"""Tensors of torch as the engine has to know them, and results as torch wants them."""
+"""Tensors of torch as the engine takes them, and results as torch expects them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations of a group that are under way, as torch wants them.
+"""Operations of a group that are under way, as torch expects them.
 
 `wait()` waits for the engine's handle in the thread of the caller, which so takes part in the work. A thread completes
 Futures, only where torch asks for them, as DistributedDataParallel does.

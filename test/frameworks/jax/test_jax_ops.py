@@ -160,7 +160,7 @@ def test_inside_jit_splits_are_numbers():
     sent, received = ([1, 2], [1, 3]) if rank == 0 else ([3, 0], [2, 0])
     exchange = jax.jit(lambda array: hvd.alltoall(array, sent, received)[0])
     require_equal(exchange(jnp.full((3,), float(rank))), np.array([0.0, 1, 1, 1] if rank == 0 else [0.0, 0]))
-    with pytest.raises(ValueError, match="splits want received_splits"):
+    with pytest.raises(ValueError, match="splits need received_splits"):
         jax.jit(lambda array: hvd.alltoall(array, sent)[0])(jnp.ones(3))
     with pytest.raises(ValueError, match="3 rows cannot be split over 2 ranks"):
         jax.jit(hvd.reducescatter)(jnp.ones(3))

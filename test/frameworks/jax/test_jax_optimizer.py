@@ -167,7 +167,7 @@ def test_anything_but_an_optimizer_of_optax_is_refused():
     for bad in ({"backward_passes_per_step": 0}, {"gradient_predivide_factor": 0.0}):
         with pytest.raises(ValueError, match="must be"):
             hvd.distribute(optax.sgd(0.1), **bad)
-    with pytest.raises(ValueError, match="wants op=Average"):
+    with pytest.raises(ValueError, match="needs op=Average"):
         hvd.distribute(optax.sgd(0.1), op=hvd.Sum, gradient_predivide_factor=2.0)
     assert hvd.DistributedOptimizer is hvd.distribute
 

@@ -173,7 +173,7 @@ def test_the_benchmark_says_that_there_is_no_gpu():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == "--cuda wants a GPU and a PyTorch that was built for CUDA: this one finds no GPU\n"
+    assert done.stderr == "--cuda needs a GPU and a PyTorch that was built for CUDA: this one finds no GPU\n"
 
 
 @pytest.mark.parametrize(

@@ -719,7 +719,7 @@ def test_bad_arguments_are_refused_on_the_callers_line():
     refused(TypeError, "lists of the parameters", groups=["0.weight"])
     refused(ValueError, "in one group only", groups=[[named[0][1]], [named[0][1]]])
     refused(ValueError, "is not for op=Adasum", op=hvd.Adasum, gradient_as_shared_view=True)
-    refused(ValueError, "wants op=Average", op=hvd.Sum, gradient_predivide_factor=2.0)
+    refused(ValueError, "needs op=Average", op=hvd.Sum, gradient_predivide_factor=2.0)
     refused(ValueError, "must be positive", gradient_predivide_factor=0.0)
     refused(TypeError, "op must be one of", op="average")
     refused(ValueError, "distributed already", wrapped=hvd.DistributedOptimizer(optimizer))

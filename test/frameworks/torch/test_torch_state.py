@@ -27,7 +27,7 @@ def optimizer_classes():
 
 def new_model(seed):
     torch.manual_seed(seed)
-    # Muon wants matrices only, and no optimizer minds.
+    # Muon needs matrices only, and no optimizer minds.
     return torch.nn.Sequential(torch.nn.Linear(4, 5, bias=False), torch.nn.Linear(5, 2, bias=False))
 
 

@@ -1,4 +1,4 @@
-"""CuPy as `measure.gpu.library` wants it."""
+"""CuPy as `measure.gpu.library` needs it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Step:
 
     def why_not(self, session: Session, library: Library) -> str:
         if library.name != "torch":
-            return "it is measured beside torch.distributed, and wants --library torch"
+            return "it is measured beside torch.distributed, and needs --library torch"
         return "" if session.peers() else "it is measured beside torch.distributed with NCCL, which does not take part"
 
     def measure(self, session: Session, library: Library) -> Row:

@@ -20,7 +20,7 @@ class Training:
     name = "training"
 
     def why_not(self, session: Session, library: Library) -> str:
-        return "" if library.name == "torch" else "it trains a model of torch, and wants --library torch"
+        return "" if library.name == "torch" else "it trains a model of torch, and needs --library torch"
 
     def measure(self, session: Session, library: Library) -> Row:
         # torch need not be installed for the other parts

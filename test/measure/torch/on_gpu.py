@@ -1,4 +1,4 @@
-"""PyTorch as `measure.gpu.library` wants it."""
+"""PyTorch as `measure.gpu.library` needs it."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def host_view(address, size):
     """Where a kernel finds so many bytes of device memory. Raises RuntimeError where they are not all such memory."""
     found = _library().gpu_double_host_view(address, size)
     if found is None:
-        raise RuntimeError(f"a kernel wants {size} bytes at {address:#x}, which are no device memory (any more)")
+        raise RuntimeError(f"a kernel needs {size} bytes at {address:#x}, which are no device memory (any more)")
     return found
 
 
