@@ -18,6 +18,7 @@ _LIMITS = {
     "RINGTRAIN_KV_TIMEOUT_S": "3",
     "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "8",
     "RINGTRAIN_START_TIMEOUT_S": "12",
+    "PYTHONFAULTHANDLER": "1",  # a crash shows where
 }
 _ENDS_WITHIN_S = 40.0
 PHASES = ("create", "optimizer", "init", "push", "barrier", "end")
@@ -130,7 +131,7 @@ def _require_expected(process: Process, what: str, one: Job) -> None:
 def _ends_of(one: Job) -> str:
     """The last lines of all."""
     return "\n".join(
-        f"--- {process.name} ({process.popen.poll()})\n" + "\n".join(process.output().splitlines()[-8:])
+        f"--- {process.name} ({process.popen.poll()})\n" + "\n".join(process.output().splitlines()[-40:])
         for process in one.processes
     )
 
