@@ -185,7 +185,7 @@ _last_words = ""
 
 
 def tell_exceptions() -> None:
-    """From now on an exception that nobody catches is told to the other ranks before this process ends of it.
+    """From now on an uncaught exception is told to the other ranks before this process ends of it.
 
     This is for the main thread. An exception in another thread does not end the process: the others may never need what
     that thread was for, and if they do, they wait and get StalledError.

@@ -145,7 +145,7 @@ class Handle(Generic[Result]):
 
 
 def keep_until_free(core: _core.Handle, arrays: Any) -> None:
-    """Keep the arrays of an operation for which nobody waits any more as long as they may be read or written."""
+    """Keep the arrays of an operation that no caller waits for any more as long as they may be read or written."""
     if not core.is_memory_free():
         _abandoned.append((core.is_memory_free, arrays))
     if len(_abandoned) > 1:

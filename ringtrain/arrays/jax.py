@@ -37,9 +37,7 @@ def prepare(array: Any) -> Any:
 
 
 def is_in_place(array: Any) -> bool:
-    raise ValueError(
-        "nobody may write to an array of JAX: use the form without the underscore, which returns a new one"
-    )
+    raise ValueError("arrays of JAX are read-only: use the form without the underscore, which returns a new one")
 
 
 def view_in_place(array: Any) -> None:

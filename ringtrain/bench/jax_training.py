@@ -107,7 +107,7 @@ def small_calls() -> dict[str, Callable[[], Any]]:
 
 
 def lone_calls(rank: int, size: int) -> dict[str, Callable[[], Any]]:
-    """Many calls of a program of one rank, with an operation, which has nobody to wait for, and without."""
+    """Many calls of a program of one rank, with an operation, which waits for no other rank, and without."""
     sets = [hvd.add_process_set([number]) for number in range(size)]
     value = jnp.ones(1, jnp.float32)
 

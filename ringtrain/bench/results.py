@@ -27,7 +27,7 @@ class Spread(NamedTuple):
 
 @dataclass
 class Round:
-    """All competitors measured once. `distance_ns`: how far apart the cores were, None where nobody can tell."""
+    """All competitors measured once. `distance_ns`: how far apart the cores were, None where it is not known."""
 
     values: Values
     distance_ns: float | None = None

@@ -62,7 +62,7 @@ def state_of(distance_ns: float | None) -> str:
 
 
 def _share(job: Job) -> np.ndarray:
-    """The board of this node: a mapped file that nobody finds any more."""
+    """The board of this node: a mapped file that has no name any more."""
     with contextlib.ExitStack() as files:
         path = ""
         if job.local_rank == 0:

@@ -224,7 +224,7 @@ def alltoall(
         x: arrays of the same dtypes on all ranks, and the same shapes but for the first dimension.
         splits: how many rows go to each rank; as many to each if None.
         received_splits: how many come from each. Inside jit they are given if `splits` are, as numbers that do not
-            depend on traced values; outside nobody needs them.
+            depend on traced values; outside they are not needed.
         name, process_set: as for `allreduce`.
 
     Returns:

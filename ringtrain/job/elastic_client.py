@@ -93,7 +93,7 @@ class ElasticClient:
         self._has_news = False
         self._seconds_lost = 0.0
         self._has_told_of_commit = False
-        os.register_at_fork(after_in_child=self._close)  # else nobody would notice that this process has died
+        os.register_at_fork(after_in_child=self._close)  # else its death would not be noticed
         threading.Thread(target=self._listen, name="ringtrain rendezvous client", daemon=True).start()
 
     def come(self, arrival: Arrival) -> Seat:

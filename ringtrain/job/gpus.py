@@ -1,6 +1,6 @@
 """Which GPU a rank works on, and where NCCL may lie.
 
-The start of the CUDA driver takes up to a second, so nobody asks it before a library that uses GPUs is loaded.
+The start of the CUDA driver takes up to a second, so it is not asked before a library that uses GPUs is loaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_CHOICE = Choice(-1, "", 0, False)
 
 
 def usual(local_rank: int, gpus_per_rank: int, visible: int) -> int:
-    """The number of the GPU that a rank works on where nobody says otherwise."""
+    """The number of the GPU that a rank works on unless an option says otherwise."""
     return local_rank * gpus_per_rank % visible
 
 

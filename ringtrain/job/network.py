@@ -45,7 +45,7 @@ class Exchanged(NamedTuple):
 
     rank: int
     size: int
-    exchange: Exchange  # nobody else may hear it
+    exchange: Exchange  # no other job may hear it
 
 
 _exchanged: Exchanged | None = None

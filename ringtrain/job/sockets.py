@@ -18,7 +18,7 @@ from ringtrain.job.rendezvous.server import Place, meet
 from ringtrain.job.world import Address, Exchange, Sockets, World, introduce, node_name
 
 PLACE_VARIABLE = "RINGTRAIN_RENDEZVOUS"
-# How many ports are tried where nobody has chosen one for ringtrain.
+# How many ports are tried where none was chosen for ringtrain.
 _PORTS = 8
 _FIRST_PORT_OF_SLURM, _PORTS_OF_SLURM = 20_000, 10_000
 
@@ -55,7 +55,7 @@ def tell_all(launch: Launch, value: Any, settings: dict[str, str]) -> list[Any]:
 def connect_over(
     exchange: Exchange, rank: int, settings: dict[str, str], read_tuned: Callable[[], dict[str, str]]
 ) -> tuple[World, dict[str, str]]:
-    """The world of ranks that have another way to tell each other where they are, which nobody else hears."""
+    """The world of ranks that have another way to tell each other where they are, which no other job hears."""
     first_address, secret = exchange((usual_address(), secrets.token_hex(32)) if rank == 0 else None)[0]
     usual = first_address if rank == 0 else address_towards(first_address)
     hosts = addresses_of(settings["socket_interfaces"]) or [usual]

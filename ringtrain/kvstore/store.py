@@ -50,7 +50,7 @@ def create(
 
     Returns:
         A KVStore, or an object of a registered class, made without arguments. A distributed store calls
-        `ringtrain.init()` if nobody has. All workers make their distributed stores in the same order.
+        `ringtrain.init()` if the script has not. All workers make their distributed stores in the same order.
 
     Raises:
         ValueError: an unknown name, or an argument that this type does not take.

@@ -38,7 +38,7 @@ _LEVELS = next(row["choices"] for row in _core.option_table() if row["name"] == 
 _STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 
 _OWN = (
-    Variable(_STALL_CHECK_DISABLE, True, "1 has nobody warn of a rank that does not come, nor give it up"),
+    Variable(_STALL_CHECK_DISABLE, True, "1 turns off the warning and the time limit of a stall"),
     Variable("HOROVOD_DYNAMIC_PROCESS_SETS", False, "process sets can always be added and removed", _ON),
     Variable("HOROVOD_CYCLE_TIME", False, "there are no cycles, an operation begins when all ranks have it"),
     Variable("HOROVOD_HIERARCHICAL_ALLREDUCE", False, "the topology decides; on GPUs gpu_algorithm=hierarchical", _OFF),
@@ -50,7 +50,7 @@ _OWN = (
         "HOROVOD_BATCH_D2D_MEMCOPIES", False, "arrays on GPUs are reduced where they lie, or packed in one kernel"
     ),
     Variable("HOROVOD_NUM_NCCL_STREAMS", False, "there is one stream for NCCL"),
-    Variable("HOROVOD_ENABLE_ASYNC_COMPLETION", False, "on GPUs nobody waits for NCCL to complete", _ON),
+    Variable("HOROVOD_ENABLE_ASYNC_COMPLETION", False, "on GPUs no call waits for NCCL to complete", _ON),
     Variable("HOROVOD_DISABLE_NVTX_RANGES", False, "there are no NVTX ranges", _ON),
     Variable("HOROVOD_ENABLE_XLA_OPS", False, "there is no TensorFlow in ringtrain", _OFF),
     Variable("HOROVOD_THREAD_AFFINITY", False, "no thread is bound; the launcher may bind ranks"),

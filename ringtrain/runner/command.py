@@ -73,7 +73,7 @@ def said_by(speaker: str, run: Callable[[], int]) -> int:
         print(f"{speaker}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
-        # nobody reads on; the interpreter would complain once more when it flushes at its end
+        # the reader has gone; the interpreter would complain once more when it flushes at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE_CODE
 

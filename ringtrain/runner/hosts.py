@@ -247,7 +247,7 @@ def remote_shell(environment: Mapping[str, str], options: Sequence[str], own_opt
     of_batch_system = _batch_shell(environment)
     if of_batch_system is not None:
         return list(of_batch_system.words)
-    # never a question for a password, which nobody would see
+    # never a question for a password, which the user would not see
     return ["ssh", "-oBatchMode=yes", "-oConnectTimeout=10", *own_options, *options]
 
 

@@ -84,7 +84,7 @@ def _is_own(finder: object) -> bool:
 
 
 def require_free_name(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises ImportError where a Horovod is installed and nobody has said that ringtrain is to replace it."""
+    """Raises ImportError where a Horovod is installed and no variable says that ringtrain is to replace it."""
     place = installed_horovod()
     if place is not None and environ.get(REPLACE_VARIABLE) != "1":
         raise ImportError(

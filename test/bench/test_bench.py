@@ -501,7 +501,7 @@ def test_negotiation_is_simulated_without_a_launcher(tmp_path):
 def test_one_rank_needs_no_launcher(tmp_path):
     result, printed = run(["allreduce", *QUICK, *SMALL], tmp_path)
     require_sane(result, ["ringtrain"])
-    assert "mpi does not take part: there is nobody to talk to" in printed
+    assert "mpi does not take part: a job of one rank has no other rank" in printed
 
 
 @needs_mpi

@@ -63,7 +63,7 @@ def find(job: Job, wanted: Sequence[str]) -> Peers:
     peers = Peers([], {})
     for name in wanted:
         if job.size == 1 and name in (*NAMES, *OF_JAX):
-            peers.missing[name] = "there is nobody to talk to in a job of one rank"
+            peers.missing[name] = "a job of one rank has no other rank to talk to"
             continue
         if isinstance(job, RendezvousJob) and name in _OVER_MPI:
             peers.missing[name] = "the ranks were started without MPI"

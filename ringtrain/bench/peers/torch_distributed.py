@@ -65,7 +65,7 @@ def distributions(backend: str) -> list[Distribution]:
 
 
 def _parallel(model: torch.nn.Module, is_view: bool) -> DistributedDataParallel:
-    """Without the broadcast of buffers in each step, which nobody else does."""
+    """Without the broadcast of buffers in each step, which no other competitor does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of a newer name, which an older torch does not know
         return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=is_view)

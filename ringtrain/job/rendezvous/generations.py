@@ -130,7 +130,7 @@ class Tell(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """A process of which nobody expects anything any more."""
+    """A process of which nothing is expected any more."""
 
     member: str
 
@@ -183,7 +183,7 @@ class Generations:
         self._failure: Failed | None = None
         self._has_commits = False  # some process has made one since training last began anew
         self._short_since: float | None = None  # too few processes live, without those that are retired
-        self._wait = ""  # what some wait for, as Waiting.what; "": nobody waits
+        self._wait = ""  # what some wait for, as Waiting.what; "": none waits
         self._wait_since = 0.0
         self._report_at = 0.0
         self._pinged_s = 0.0
@@ -419,7 +419,7 @@ class Generations:
             self._dismiss(list(self._members))  # others have completed the training
             return
         has_newcomers = any(self._members[name].rank is None for name in chosen)
-        is_as_before = set(self._chosen) <= set(chosen)  # nobody was lost, and yet the last one has ended
+        is_as_before = set(self._chosen) <= set(chosen)  # none was lost, and yet the last one has ended
         for one in self._members.values():
             one.rank = None
         self._generation += 1

@@ -247,7 +247,7 @@ def meet(
         place_timeout_s: for somebody to serve there, if it is not the same.
 
     Raises:
-        StalledError: nobody who knows the secret serves there.
+        StalledError: no server there knows the secret.
     """
     end = time.monotonic() + timeout_s + _GRACE_S if timeout_s > 0 else float("inf")
     server = _serve(place, secret) if rank == 0 else None
@@ -282,7 +282,7 @@ def connect(place: Place, ports: Sequence[int], secret: bytes, timeout_s: float,
     """
     end = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
     pause_s = 0.01
-    reason: object = "nobody is there"
+    reason: object = "nothing listens there"
     while time.monotonic() < end:
         for port in ports:
             try:

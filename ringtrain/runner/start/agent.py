@@ -86,7 +86,7 @@ class Lines:
 
 
 def write_lines(descriptor: int, lines: list[bytes]) -> None:
-    """Raises OSError where nobody reads."""
+    """Raises OSError where the reader has gone."""
     data = b"".join(line + b"\n" for line in lines)
     while data:
         data = data[os.write(descriptor, data) :]
@@ -139,7 +139,7 @@ class Input:
         self._waiting += data
 
     def write(self) -> bool:
-        """Write what can be. Returns whether all has been written, or nobody reads any more."""
+        """Write what can be. Returns whether all has been written, or the reader has gone."""
         try:
             self._waiting = self._waiting[os.write(self.fileno(), self._waiting) :]
         except BlockingIOError:

@@ -109,7 +109,7 @@ class Fleet:
 
     @property
     def running(self) -> list[Process]:
-        """Those whose end nobody has told of."""
+        """Processes not known to have ended."""
         return list(self._running.values())
 
     def is_running(self, number: int) -> bool:

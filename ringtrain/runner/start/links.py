@@ -112,7 +112,7 @@ class Link(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Whatever still runs sees that nobody gives orders any more."""
+        """Whatever still runs sees that no orders come any more."""
 
     def _take_line(self, line: bytes, to: int) -> None:
         """A report, or what is handed on to the descriptor `to`."""

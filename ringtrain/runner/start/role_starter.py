@@ -168,7 +168,7 @@ _URI_VARIABLE, _PORT_VARIABLE = "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"
 
 
 class Root(NamedTuple):
-    """Where the scheduler listens. Nobody else takes the port while `holder` is open; it listens to nothing itself."""
+    """Where the scheduler listens. No process takes the port while `holder` is open; it listens to nothing itself."""
 
     address: str
     port: int

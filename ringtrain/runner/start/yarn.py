@@ -162,7 +162,7 @@ class Application:
         Args:
             name: that of the application, and of a folder in the user's home of the cluster's file system.
             words: the user's, for the client.
-            script: what each container runs. It holds the secret of the job, so nobody else may read that folder.
+            script: what each container runs. It holds the secret of the job, so other users may not read that folder.
         """
         self.identity = ""
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -279,7 +279,7 @@ class Arrivals:
         self._listener = Listener(listener, secret, self._let_in)
 
     def close(self) -> None:
-        """Those that come later, of a second attempt of YARN, find nobody."""
+        """Those that come later, of a second attempt of YARN, find no starter."""
         self._listener.close()
 
     def next(self, longest_s: float) -> Arrival | None:

@@ -56,7 +56,7 @@ class Ends(NamedTuple):
     """How the ranks ended, other than by a failure of their own.
 
     `early` ended with exit code 0 without being told to, each with its host, the first one first; `told` were told to
-    end and did not return 0; of the end of `lost` nobody has heard. `returned_0` counts exit codes of 0, told or not.
+    end and did not return 0; the end of `lost` is not known. `returned_0` counts exit codes of 0, told or not.
     `hosts_of_lost` have lost ranks, and of the `silent_hosts` all ranks are lost.
     """
 

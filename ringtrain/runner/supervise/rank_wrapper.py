@@ -26,7 +26,7 @@ RECORD = b"\x1e"
 # Letters of frames. The output of a rank comes in lines (small letter), or in parts that a later one goes on with.
 STARTED, ENDED, STDOUT, STDERR = "s", "x", "o", "e"
 
-# A launcher that would kill its ranks right after SIGTERM hands this on instead. Nobody dies of it who has no handler.
+# A launcher that would kill its ranks right after SIGTERM hands this on instead. Ignored by default.
 END_RANK = signal.SIGURG
 # In the environment: how long a rank may take to end after SIGTERM, in seconds.
 GRACE_VARIABLE = "RINGRUN_GRACE_S"
@@ -69,7 +69,7 @@ class Sender:
     """Writes frames to a file descriptor that the launcher reads."""
 
     def __init__(self, descriptor: int, rank: int, require_launcher: Callable[[], None] = lambda: None):
-        """`require_launcher` is called now and then while nobody reads, and may end this process."""
+        """`require_launcher` is called now and then while the output is not read, and may end this process."""
         self._descriptor = descriptor
         self._rank = b"%d" % rank
         self._require_launcher = require_launcher
@@ -106,7 +106,7 @@ class Sender:
     def _write(self, batch: bytes) -> None:
         """Write once the launcher has read what was written before, so that it reads this in one piece.
 
-        Raises BrokenPipeError where nobody can read any more; the bytes in the pipe stay there then.
+        Raises BrokenPipeError where the reader has gone; the bytes in the pipe stay there then.
         """
         pause_s, look_at = 0.0001, time.monotonic() + _LOOK_S
         while self._is_pipe and self._unread() > 0:
@@ -246,7 +246,7 @@ class Wrapper:
             self._require_launcher()
 
     def _require_launcher(self) -> None:
-        """End the rank if the launcher's process on this host has died: nobody else would."""
+        """End the rank if the launcher's process on this host has died: no other process would."""
         if os.getppid() != self._launcher:
             os.killpg(0, signal.SIGKILL)
 

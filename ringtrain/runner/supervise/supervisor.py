@@ -319,7 +319,7 @@ class Supervisor:
         """
         name = self._screen.speaker
         text = (
-            f"\n{name}: stopped; the ranks go on, and wait once their output is read by nobody: go on with fg or "
+            f"\n{name}: stopped; the ranks go on, and wait once their output is not read any more: go on with fg or "
             f"kill -CONT {os.getpid()}, end the job with kill -TERM and kill -CONT\n"
         )
         with contextlib.suppress(OSError):

@@ -577,7 +577,7 @@ def _negotiation(share: float) -> Verdict:
         "Bring small tensors together: `groups=` of DistributedOptimizer, or `grouped_allreduce`.",
         "Use the same names in each step, and not more of them than 16 times `cache_capacity`: what is known costs one "
         "bit.",
-        "Where every core computes, nobody has time to negotiate: leave a core free, or set OMP_NUM_THREADS lower.",
+        "Where every core computes, no core has time to negotiate: leave a core free, or set OMP_NUM_THREADS lower.",
     ]
     return Verdict("negotiation", sentence, advice)
 

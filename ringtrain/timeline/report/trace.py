@@ -76,7 +76,7 @@ def read(path: Path) -> Trace:
     if not ranks:
         raise is_empty(path)
     if len(ranks) == 1:
-        raise TraceError(f"{path} has one rank only, number {ranks[0].rank}: it communicates with nobody")
+        raise TraceError(f"{path} has one rank only, number {ranks[0].rank}: it has no other rank to communicate with")
     if others:
         reader.note("The job was killed, or is still running: this was read from what each rank had written by then.")
     return Trace(ranks, _steps_of_all(path, ranks), reader.notes)
