@@ -232,6 +232,9 @@ def test_keys_and_optimizers_newer_than_the_snapshot_of_a_server_are_lost_with_i
                 after.say(said, _ones().tobytes(), number=1, part=part)
                 answer = after.hear()
                 assert (answer.said, answer.number) == ("refused", peer_lost) and b"snapshot" in answer.body
+            after.say("attach", chunk=2)
+            answer = after.hear()
+            assert (answer.said, answer.number) == ("refused", peer_lost) and b"snapshot" in answer.body
 
 
 def test_a_question_that_comes_twice_has_one_effect() -> None:

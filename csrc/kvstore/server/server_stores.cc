@@ -220,6 +220,9 @@ Actor& ServerStores::keep(uint32_t store, const std::shared_ptr<Part>& part) {
 
 Bytes ServerStores::attach(int worker, const Head& question) {
   Store& store = stores_[question.store];
+  size_t pieces = 0;
+  for (size_t i = question.part; i < store.actors.size(); ++i) pieces += store.actors[i]->part().spec().pieces.size();
+  if (pieces < question.chunk) throw lacking("keys");
   store.joins.erase(static_cast<uint32_t>(worker));
   std::vector<PartWords> words;
   for (size_t i = question.part; i < store.actors.size(); ++i) {

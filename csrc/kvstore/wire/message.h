@@ -18,7 +18,7 @@ enum class Said : uint16_t {
   // `number` is one that it has not used before, or 0: to be answered anew.
   hello,   // number: the term of the worker's process, see WorkerPlace -> ServerWords
   create,  // PartSpec, for `chunk` workers from the beginning -> PartWords
-  attach,  // of a store, the parts from `part` on -> a list of PartWords
+  attach,  // of a store, the parts from `part` on, with at least `chunk` pieces of keys -> a list of PartWords
   rule,    // RuleWords
   join,    // JoinWords: nobody waits for the pushes of this worker
   resume,  // EndedJoins: these workers push again

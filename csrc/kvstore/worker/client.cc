@@ -170,8 +170,8 @@ void StoreClient::attach_keys(uint32_t store, const std::vector<StoreKey>& keys)
       const auto is_new = [&](const StoreKey& key) { return !own.has_key(key.id); };
       std::vector<StoreKey> unknown;
       std::copy_if(keys.begin(), keys.end(), std::back_inserter(unknown), is_new);
-      if (!own.spec_of(server, unknown, options_.remote.capacity).pieces.empty())
-        replies.emplace_back(server, remote_.attach(server, store, own.parts_of(server)));
+      const size_t pieces = own.spec_of(server, unknown, options_.remote.capacity).pieces.size();
+      if (pieces > 0) replies.emplace_back(server, remote_.attach(server, store, own.parts_of(server), pieces));
     }
   }
   for (const auto& [server, reply] : replies) {

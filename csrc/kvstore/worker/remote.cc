@@ -175,11 +175,12 @@ RemoteReplyPtr Remote::create(int server, uint32_t store, int workers, const Par
   return ask(server, head, writer.take());
 }
 
-RemoteReplyPtr Remote::attach(int server, uint32_t store, uint32_t first_part) {
+RemoteReplyPtr Remote::attach(int server, uint32_t store, uint32_t first_part, size_t least_pieces) {
   Head head;
   head.said = Said::attach;
   head.store = store;
   head.part = first_part;
+  head.chunk = static_cast<uint32_t>(least_pieces);
   return ask(server, head, {});
 }
 

@@ -95,7 +95,7 @@ class Remote {
 
   // Questions to one server: of each, one at a time, in order. See Said for the bodies.
   RemoteReplyPtr create(int server, uint32_t store, int workers, const PartSpec& spec);
-  RemoteReplyPtr attach(int server, uint32_t store, uint32_t first_part);
+  RemoteReplyPtr attach(int server, uint32_t store, uint32_t first_part, size_t least_pieces);
   RemoteReplyPtr set_rule(int server, uint32_t store, const RuleWords& rule);
   // `number`: of next_join().
   RemoteReplyPtr join(int server, uint32_t store, int64_t number);
