@@ -407,6 +407,27 @@ def test_backward_raises_errors_of_others_as_they_are():
             torch.ones(1).backward()
 
 
+@contextlib.contextmanager
+def ranks_of(script, size, *arguments):
+    """The processes of a job that meets at MASTER_ADDR. They are killed in the end."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(script), *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **place, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+
+
 _LOST = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
@@ -437,23 +458,53 @@ os._exit(0)
 def test_a_killed_rank_is_named_by_the_backward_of_ddp_and_by_each_later_call(tmp_path):
     script = tmp_path / "lost.py"
     script.write_text(_LOST)
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **place, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    try:
+    with ranks_of(script, 3) as ranks:
         texts = [process.communicate(timeout=LIMIT_S)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
     assert ranks[1].returncode == -signal.SIGKILL
     for rank in (0, 2):
         assert ranks[rank].returncode == 0 and "lost in backward" in texts[rank], texts[rank]
         assert "named after" in texts[rank], texts[rank]
+
+
+_STRUCK = """
+import datetime, os, signal, sys, time
+import torch, torch.distributed as dist
+import ringtrain as hvd, ringtrain.torch.distributed
+how = sys.argv[1]
+torch.set_num_threads(1)
+dist.init_process_group("ringtrain", timeout=datetime.timedelta(seconds=120))
+rank = dist.get_rank()
+dist.new_group([0, 1])
+dist.all_reduce(torch.ones(2))
+dist.all_reduce(torch.ones(1000))
+if how == "two" and rank in (1, 2):
+    os.kill(os.getpid(), signal.SIGKILL)
+if how == "alone" and rank == 1:
+    raise ValueError("a bad batch")
+begin = time.monotonic()
+for step in range(3):
+    try:
+        dist.all_reduce(torch.ones(1000))
+    except hvd.RingtrainError as error:
+        print(type(error).__name__, time.monotonic() - begin, error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "left", "expected"),
+    [
+        ("two", [0, 3], r"PeerLostError .*rank [12] .*is gone"),
+        ("alone", [0, 2, 3], r"RemoteError .*rank 1 .*raised ValueError: a bad batch"),
+    ],
+)
+def test_every_rank_that_is_left_has_a_typed_error(tmp_path, how, left, expected):
+    script = tmp_path / "struck.py"
+    script.write_text(_STRUCK)
+    with ranks_of(script, 4, how) as ranks:
+        for rank in left:
+            text = ranks[rank].communicate(timeout=LIMIT_S)[0]
+            lines = [line for line in text.splitlines() if re.match(r"\w+Error [\d.]+ ", line)]
+            assert ranks[rank].returncode == 0 and lines, text
+            assert re.match(expected, lines[0]), text
+            assert float(lines[0].split()[1]) < 20, text
