@@ -50,8 +50,6 @@ struct PartHeader {
   Flag doorbell;
   // Whether the server has requests that wait for that: then it wants to be told.
   alignas(64) std::atomic<uint32_t> has_parked;
-  // Whether it is over, because the server has ended well.
-  std::atomic<uint32_t> is_closed;
   std::atomic<uint32_t> rule;  // the number of the latest one; 0: none
   RuleRecord rules[kRules];
   // Here follows the WorkerPlace of each worker.

@@ -146,7 +146,6 @@ class StoreClient {
   void await(RemoteReply& reply);
   template <typename Ask>
   void await_all(Ask ask);
-  std::vector<PartWords> ask_for_parts(int server, uint32_t store, uint32_t first);
   std::shared_ptr<Part> shared_part(int server, uint32_t store, const PartWords& words);
   void add_part(int server, uint32_t store, const PartWords& words) EXCLUDES(mutex_);
   void add_keys(uint32_t store, const std::vector<StoreKey>& keys) EXCLUDES(mutex_);

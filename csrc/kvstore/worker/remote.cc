@@ -1,12 +1,10 @@
 #include "kvstore/worker/remote.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "base/clock.h"
-#include "base/signals.h"
-#include "kvstore/wire/mailbox.h"
-#include "kvstore/worker/remote_server.h"
 
 namespace ringtrain {
 namespace {
@@ -16,136 +14,67 @@ int64_t first_question() { return static_cast<int64_t>(now_s() * 1e6) << 10 | 1;
 
 }  // namespace
 
-bool RemoteReply::wait(double longest_s) {
-  const Lock lock(mutex_);
-  const auto is_there = [&]() REQUIRES(mutex_) { return is_there_; };
-  return has_changed_.wait_for(mutex_, std::chrono::duration<double>(longest_s), is_there);
+Remote::Remote(RemoteOptions options)
+    : options_(std::move(options)),
+      credentials_{options_.secret, options_.token, options_.worker,
+                   options_.capacity + static_cast<int>(options_.servers.size())},
+      questions_(first_question()) {
+  traffic_.name = "worker " + std::to_string(options_.worker);
+  traffic_.drop_percent = options_.drop_percent;
+  traffic_.verbose = options_.verbose;
+  for (size_t i = 0; i < options_.servers.size(); ++i)
+    servers_.push_back(std::make_unique<RemoteServer>(poller_, traffic_, options_, credentials_, static_cast<int>(i)));
+  for (const auto& server : servers_) hellos_.push_back(server->hello());
+  thread_ = start_thread([this] { run(); });
 }
 
-Bytes RemoteReply::take() {
-  const Lock lock(mutex_);
-  if (error_) throw Error(*error_);
-  return body_;
+Remote::~Remote() {
+  mailbox_.post([this] { stops_ = true; });
+  thread_.join();
 }
 
-void RemoteReply::finish(Bytes body) {
-  const Lock lock(mutex_);
-  body_ = std::move(body);
-  is_there_ = true;
-  has_changed_.notify_all();
-}
-
-void RemoteReply::fail(const Error& error) {
-  const Lock lock(mutex_);
-  if (is_there_) return;
-  error_ = error;
-  is_there_ = true;
-  has_changed_.notify_all();
-}
-
-// The thread that talks to all servers, and the copies of what it has to send.
-class RemoteThread {
- public:
-  explicit RemoteThread(RemoteOptions options)
-      : options_(std::move(options)),
-        credentials_{options_.secret, options_.token, options_.worker,
-                     options_.capacity + static_cast<int>(options_.servers.size())} {
-    traffic_.name = "worker " + std::to_string(options_.worker);
-    traffic_.drop_percent = options_.drop_percent;
-    traffic_.verbose = options_.verbose;
-    for (size_t i = 0; i < options_.servers.size(); ++i)
-      servers_.push_back(
-          std::make_unique<RemoteServer>(poller_, traffic_, options_, credentials_, static_cast<int>(i)));
-    for (const auto& server : servers_) hellos_.push_back(server->hello());
-    thread_ = start_thread([this] { run(); });
-  }
-
-  ~RemoteThread() {
-    mailbox_.post([this] { stops_ = true; });
-    thread_.join();
-  }
-
-  template <typename Work>
-  void tell(int server, Work work) {
-    mailbox_.post([this, server, work = std::move(work)] {
-      RemoteServer& there = *servers_[static_cast<size_t>(server)];
-      if (const auto error = error_of([&] { work(there); })) there.begin_again(*error);
-    });
-  }
-
-  // Room for so many bytes; a single one that is larger than all of it waits until all is free.
-  bool take_room(size_t bytes, double longest_s) {
-    const Lock lock(mutex_);
-    const auto fits = [&]() REQUIRES(mutex_) { return used_ == 0 || used_ + bytes <= options_.outbox_bytes; };
-    if (!has_room_.wait_for(mutex_, std::chrono::duration<double>(longest_s), fits)) return false;
-    used_ += bytes;
-    return true;
-  }
-  void give_room(size_t bytes) {
-    const Lock lock(mutex_);
-    used_ -= bytes;
-    has_room_.notify_all();
-  }
-  size_t used() const {
-    const Lock lock(mutex_);
-    return used_;
-  }
-
-  const RemoteOptions& options() const { return options_; }
-  const Traffic& traffic() const { return traffic_; }
-  const std::vector<RemoteReplyPtr>& hellos() const { return hellos_; }
-  int64_t next_question() { return questions_.fetch_add(1); }
-
- private:
-  void run() {
-    GuardedTurns turns(traffic_.name);
-    while (true) {
-      turns.run([this] { mailbox_.empty(); });
-      if (stops_) break;
-      turns.run([this] { poller_.run(); });
-      turns.run([this] { take_turn(); });
-    }
-    const Error closed(ErrorKind::shut_down, "the store has been closed");
-    for (const auto& server : servers_) server->close(closed);
-    servers_.clear();
+void Remote::run() {
+  GuardedTurns turns(traffic_.name);
+  while (true) {
+    turns.run([this] { mailbox_.empty(); });
+    if (stops_) break;
     turns.run([this] { poller_.run(); });
+    turns.run([this] { take_turn(); });
   }
+  const Error closed(ErrorKind::shut_down, "the store has been closed");
+  for (const auto& server : servers_) server->close(closed);
+  servers_.clear();
+  turns.run([this] { poller_.run(); });
+}
 
-  void take_turn() {
-    double pause_s = 1;
-    const double now = now_s();
-    for (const auto& server : servers_) {
-      if (const auto error = error_of([&] { server->look(now); })) server->begin_again(*error);
-      pause_s = std::min(pause_s, server->pause_s());
-    }
-    mailbox_.sleep(pause_s);
+void Remote::take_turn() {
+  double pause_s = 1;
+  const double now = now_s();
+  for (const auto& server : servers_) {
+    if (const auto error = error_of([&] { server->look(now); })) server->begin_again(*error);
+    pause_s = std::min(pause_s, server->pause_s());
   }
+  mailbox_.sleep(pause_s);
+}
 
-  const RemoteOptions options_;
-  const Credentials credentials_;
-  Traffic traffic_;
-  Poller poller_;
-  Mailbox mailbox_{poller_};
-  std::vector<std::unique_ptr<RemoteServer>> servers_;
-  std::vector<RemoteReplyPtr> hellos_;
-  std::atomic<int64_t> questions_{first_question()};
-  bool stops_ = false;
+bool Remote::take_room(size_t bytes, double longest_s) {
+  const Lock lock(mutex_);
+  const auto fits = [&]() REQUIRES(mutex_) { return used_ == 0 || used_ + bytes <= options_.outbox_bytes; };
+  if (!has_room_.wait_for(mutex_, std::chrono::duration<double>(longest_s), fits)) return false;
+  used_ += bytes;
+  return true;
+}
 
-  mutable Mutex mutex_;
-  Condition has_room_;
-  size_t used_ GUARDED_BY(mutex_) = 0;
-
-  Thread thread_;
-};
-
-Remote::Remote(RemoteOptions options) : thread_(std::make_unique<RemoteThread>(std::move(options))) {}
-
-Remote::~Remote() = default;
+void Remote::give_room(size_t bytes) {
+  const Lock lock(mutex_);
+  used_ -= bytes;
+  has_room_.notify_all();
+}
 
 std::optional<std::vector<ServerWords>> Remote::meet(double longest_s) {
   std::vector<ServerWords> all;
   const double end = now_s() + longest_s;
-  for (const RemoteReplyPtr& hello : thread_->hellos()) {
+  for (const RemoteReplyPtr& hello : hellos_) {
     if (!hello->wait(std::max(0.0, end - now_s()))) return std::nullopt;
     all.push_back(words_of<ServerWords>(hello->take()));
   }
@@ -154,12 +83,12 @@ std::optional<std::vector<ServerWords>> Remote::meet(double longest_s) {
 
 RemoteReplyPtr Remote::ask(int server, Head head, Bytes body) {
   RemoteQuestion question;
-  head.number = thread_->next_question();
+  head.number = questions_.fetch_add(1);
   question.head = head;
   question.body = std::move(body);
   question.reply = std::make_shared<RemoteReply>();
   const RemoteReplyPtr reply = question.reply;
-  thread_->tell(server, [question](RemoteServer& there) {
+  tell(server, [question](RemoteServer& there) {
     if (const auto error = error_of([&] { there.add(question); })) question.reply->fail(*error);
   });
   return reply;
@@ -191,13 +120,13 @@ RemoteReplyPtr Remote::set_rule(int server, uint32_t store, const RuleWords& rul
   return ask(server, head, bytes_of(rule));
 }
 
-int64_t Remote::next_join() { return thread_->next_question(); }
+int64_t Remote::next_join() { return questions_.fetch_add(1); }
 
 RemoteReplyPtr Remote::join(int server, uint32_t store, int64_t number) {
   Head head;
   head.said = Said::join;
   head.store = store;
-  return ask(server, head, bytes_of(JoinWords{static_cast<uint32_t>(thread_->options().worker), number}));
+  return ask(server, head, bytes_of(JoinWords{static_cast<uint32_t>(options_.worker), number}));
 }
 
 RemoteReplyPtr Remote::resume(int server, uint32_t store, const EndedJoins& ended) {
@@ -219,7 +148,7 @@ void Remote::poke(int server, uint32_t store, uint32_t part, uint32_t chunk) {
   head.store = store;
   head.part = part;
   head.chunk = chunk;
-  thread_->tell(server, [head](RemoteServer& there) { there.poke(head); });
+  tell(server, [head](RemoteServer& there) { there.poke(head); });
 }
 
 bool Remote::start(RemoteOperation operation, double longest_s) {
@@ -227,17 +156,16 @@ bool Remote::start(RemoteOperation operation, double longest_s) {
   RemoteOperation& own = flight->operation;
   const size_t bytes = own.copies && own.values && flight->legs() > 0 ? flight->value_bytes() : 0;
   if (bytes > 0) {
-    if (!thread_->take_room(bytes, longest_s)) return false;
+    if (!take_room(bytes, longest_s)) return false;
     flight->copy.reset(new char[bytes]);
     std::copy_n(own.values, bytes, flight->copy.get());
     own.values = flight->copy.get();
-    own.done = [thread = thread_.get(), bytes, done = std::move(own.done)](const std::optional<Error>& error,
-                                                                           int64_t num_update) {
-      thread->give_room(bytes);
+    own.done = [this, bytes, done = std::move(own.done)](const std::optional<Error>& error, int64_t num_update) {
+      give_room(bytes);
       done(error, num_update);
     };
   }
-  thread_->tell(own.server, [flight](RemoteServer& there) {
+  tell(own.server, [flight](RemoteServer& there) {
     const auto error = error_of([&] { there.add(flight); });
     const auto done = error ? std::exchange(flight->operation.done, nullptr) : nullptr;
     if (done) done(error, 0);
@@ -246,24 +174,25 @@ bool Remote::start(RemoteOperation operation, double longest_s) {
 }
 
 void Remote::lost(int server, const std::string& text) {
-  thread_->tell(server, [text](RemoteServer& there) { there.lose(text); });
+  tell(server, [text](RemoteServer& there) { there.lose(text); });
 }
 
 void Remote::back(int server, std::vector<SocketAddress> addresses) {
-  thread_->tell(server, [addresses = std::move(addresses)](RemoteServer& there) { there.come_back(addresses); });
+  tell(server, [addresses = std::move(addresses)](RemoteServer& there) { there.come_back(addresses); });
 }
 
 void Remote::end(const Error& error) {
-  for (size_t i = 0; i < thread_->options().servers.size(); ++i)
-    thread_->tell(static_cast<int>(i), [error](RemoteServer& there) { there.close(error); });
+  for (size_t i = 0; i < options_.servers.size(); ++i)
+    tell(static_cast<int>(i), [error](RemoteServer& there) { there.close(error); });
 }
 
 std::map<std::string, double> Remote::metrics() const {
   const auto number = [](const std::atomic<uint64_t>& counter) { return static_cast<double>(counter.load()); };
-  const Traffic& traffic = thread_->traffic();
-  return {{"sent_bytes", number(traffic.sent_bytes)},         {"sent_messages", number(traffic.sent_messages)},
-          {"received_bytes", number(traffic.received_bytes)}, {"received_messages", number(traffic.received_messages)},
-          {"dropped_messages", number(traffic.dropped)},      {"outbox_bytes", static_cast<double>(thread_->used())}};
+  const Lock lock(mutex_);
+  return {
+      {"sent_bytes", number(traffic_.sent_bytes)},         {"sent_messages", number(traffic_.sent_messages)},
+      {"received_bytes", number(traffic_.received_bytes)}, {"received_messages", number(traffic_.received_messages)},
+      {"dropped_messages", number(traffic_.dropped)},      {"outbox_bytes", static_cast<double>(used_)}};
 }
 
 }  // namespace ringtrain

@@ -2,86 +2,25 @@
 // not share memory with them.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "base/bytes.h"
-#include "base/dtype.h"
-#include "base/error.h"
+#include "base/signals.h"
 #include "base/thread_annotations.h"
-#include "kernels/quantize.h"
-#include "kvstore/store/layout.h"
-#include "kvstore/wire/message.h"
-#include "network/tcp.h"
+#include "kvstore/wire/mailbox.h"
+#include "kvstore/worker/remote_server.h"
 
 namespace ringtrain {
 
-struct RemoteOptions {
-  int worker = 0, capacity = 1;                       // its number, and how many there may be
-  uint32_t term = 0;                                  // of this process, see WorkerPlace
-  std::vector<std::vector<SocketAddress>> servers;    // by the number of the server: where it listens
-  std::string secret, token;                          // see Credentials
-  double resend_s = 1, timeout_s = 30, return_s = 0;  // how long a server may be gone before it is lost
-  size_t outbox_bytes = 64 << 20;
-  double drop_percent = 0;
-  int verbose = 0;
-  // Called when a server is lost, on the thread of the Remote: it must not block.
-  std::function<void(int server, const Error& error)> has_lost;
-};
-
-// An operation on a piece of a key at one server.
-struct RemoteOperation {
-  Said said = Said::push;  // push, pull, push_pull, assign, read_state or write_state
-  int server = 0;
-  uint32_t store = 0, part = 0;  // its number
-  std::shared_ptr<const Layout> layout;
-  size_t piece = 0;
-
-  // Of the elements of the piece, or of its rows: what is sent, and where the answer goes. Null: neither.
-  const char* values = nullptr;
-  DType dtype = DType::float32;
-  Quantizer quantizer;  // the values are codes
-  char* out = nullptr;
-  DType wanted = DType::float32;
-  std::shared_ptr<const ChunkRows> rows;  // null: all of the piece
-  bool copies = false;                    // the values may change as soon as start() has returned
-
-  int64_t number = 0;  // of this worker's pushes of the key until now, with this one; of states: which array
-  double lr = 0, wd = 0;
-  int priority = 0;  // what is higher goes first
-
-  // Once, on the thread of the Remote: it must not block. num_update: the smallest of its chunks.
-  std::function<void(const std::optional<Error>& error, int64_t num_update)> done;
-};
-
-// The answer of a server to a question. Any thread.
-class RemoteReply {
- public:
-  // Whether it is there; waits for at most so long.
-  bool wait(double longest_s);
-  // Once it is there. Throws what went wrong.
-  Bytes take();
-
-  void finish(Bytes body);
-  void fail(const Error& error);
-
- private:
-  Mutex mutex_;
-  Condition has_changed_;
-  bool is_there_ GUARDED_BY(mutex_) = false;
-  Bytes body_ GUARDED_BY(mutex_);
-  std::optional<Error> error_ GUARDED_BY(mutex_);
-};
-using RemoteReplyPtr = std::shared_ptr<RemoteReply>;
-
-class RemoteThread;
-
+// The thread that talks to all servers, and the copies of the values that it has to send.
+//
 // Any thread.
 class Remote {
  public:
@@ -121,8 +60,37 @@ class Remote {
 
  private:
   RemoteReplyPtr ask(int server, Head head, Bytes body);
+  // Has the thread do work(there), with the server.
+  template <typename Work>
+  void tell(int server, Work work) {
+    mailbox_.post([this, server, work = std::move(work)] {
+      RemoteServer& there = *servers_[static_cast<size_t>(server)];
+      if (const auto error = error_of([&] { work(there); })) there.begin_again(*error);
+    });
+  }
+  // Room for so many bytes; a single one that is larger than all of it waits until all is free.
+  bool take_room(size_t bytes, double longest_s);
+  void give_room(size_t bytes);
 
-  const std::unique_ptr<RemoteThread> thread_;
+  // The thread.
+  void run();
+  void take_turn();
+
+  const RemoteOptions options_;
+  const Credentials credentials_;
+  Traffic traffic_;
+  Poller poller_;
+  Mailbox mailbox_{poller_};
+  std::vector<std::unique_ptr<RemoteServer>> servers_;  // after construction the thread's
+  std::vector<RemoteReplyPtr> hellos_;                  // constant after construction
+  std::atomic<int64_t> questions_;                      // the number of the next one
+  bool stops_ = false;                                  // the thread only
+
+  mutable Mutex mutex_;
+  Condition has_room_;
+  size_t used_ GUARDED_BY(mutex_) = 0;
+
+  Thread thread_;
 };
 
 }  // namespace ringtrain

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -19,11 +21,86 @@
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
+#include "base/dtype.h"
+#include "base/error.h"
+#include "kernels/quantize.h"
+#include "kvstore/store/layout.h"
 #include "kvstore/wire/connection.h"
 #include "kvstore/wire/dialler.h"
-#include "kvstore/worker/remote.h"
+#include "kvstore/wire/message.h"
+#include "kvstore/worker/store_handle.h"
+#include "network/tcp.h"
 
 namespace ringtrain {
+
+struct RemoteOptions {
+  int worker = 0, capacity = 1;                       // its number, and how many there may be
+  uint32_t term = 0;                                  // of this process, see WorkerPlace
+  std::vector<std::vector<SocketAddress>> servers;    // by the number of the server: where it listens
+  std::string secret, token;                          // see Credentials
+  double resend_s = 1, timeout_s = 30, return_s = 0;  // how long a server may be gone before it is lost
+  size_t outbox_bytes = 64 << 20;
+  double drop_percent = 0;
+  int verbose = 0;
+  // Called when a server is lost, on the thread of the Remote: it must not block.
+  std::function<void(int server, const Error& error)> has_lost;
+};
+
+// An operation on a piece of a key at one server.
+struct RemoteOperation {
+  Said said = Said::push;  // push, pull, push_pull, assign, read_state or write_state
+  int server = 0;
+  uint32_t store = 0, part = 0;  // its number
+  std::shared_ptr<const Layout> layout;
+  size_t piece = 0;
+
+  // Of the elements of the piece, or of its rows: what is sent, and where the answer goes. Null: neither.
+  const char* values = nullptr;
+  DType dtype = DType::float32;
+  Quantizer quantizer;  // the values are codes
+  char* out = nullptr;
+  DType wanted = DType::float32;
+  std::shared_ptr<const ChunkRows> rows;  // null: all of the piece
+  bool copies = false;                    // the values may change as soon as start() has returned
+
+  int64_t number = 0;  // of this worker's pushes of the key until now, with this one; of states: which array
+  double lr = 0, wd = 0;
+  int priority = 0;  // what is higher goes first
+
+  // Once, on the thread of the Remote: it must not block. num_update: the smallest of its chunks.
+  std::function<void(const std::optional<Error>& error, int64_t num_update)> done;
+};
+
+// The answer of a server to a question. Any thread.
+class RemoteReply {
+ public:
+  // Waits for at most so long; returns true once the answer is there, or has failed.
+  bool wait(double longest_s) {
+    if (!handle_.is_done()) handle_.sleep(longest_s);
+    return handle_.is_done();
+  }
+  // Once it is there. Throws what went wrong.
+  Bytes take() {
+    handle_.require_success();
+    return body_;
+  }
+
+  // On the thread of the Remote. The first one of these counts.
+  void finish(Bytes body) {
+    if (handle_.is_done()) return;
+    body_ = std::move(body);
+    handle_.end_one(std::nullopt);
+  }
+  void fail(const Error& error) {
+    if (!handle_.is_done()) handle_.fail(error);
+  }
+
+ private:
+  StoreHandle handle_;
+  Bytes body_;  // constant once it is done
+};
+using RemoteReplyPtr = std::shared_ptr<RemoteReply>;
 
 // An operation on its way to one server, chunk by chunk.
 //
