@@ -22,7 +22,7 @@ def pickler() -> Any:
 def dumps(obj: Any) -> bytes:
     """The object for another rank, which runs the same script: by pickle where that is enough.
 
-    It refers to the classes of the script, where cloudpickle sends copies of them. An instance of a copy is no instance
+    It refers to the classes of the script, where cloudpickle sends copies of them. An instance of a copy is not one
     of the receiver's class.
     """
     try:

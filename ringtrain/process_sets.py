@@ -31,7 +31,7 @@ class ProcessSet:
         mpi_comm: the communicator, or None.
 
     Raises:
-        ValueError: neither; a rank that is no number from 0 on, or comes twice.
+        ValueError: neither; a rank that is not a number from 0 on, or comes twice.
     """
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any):
@@ -238,7 +238,7 @@ def _ranks_of(comm: Any) -> list[int]:
     part.Free()
     job.Free()
     if MPI.UNDEFINED in ranks:
-        raise ValueError("the communicator of a process set has processes that are no ranks of this job")
+        raise ValueError("the communicator of a process set has processes that are not ranks of this job")
     return sorted(ranks)
 
 

@@ -73,7 +73,7 @@ def measuring_flags(peers: Sequence[str]) -> argparse.ArgumentParser:
     add("--only", choices=("near", "far"), help="begin a round only while the cores of ranks 0 and 1 are so")
     add("--busy-core", type=int, metavar="CPU", help="let a busy process run on this CPU of each host meanwhile")
     add("--patience", type=float, default=10.0, metavar="S", help="longest run of a peer, or wait for --only")
-    add("--progress", action="store_true", help="show a bar (needs tqdm) even if standard error is no terminal")
+    add("--progress", action="store_true", help="show a bar (needs tqdm) even if standard error is not a terminal")
     add("--quiet", action="store_true", help="print no table")
     return parser
 

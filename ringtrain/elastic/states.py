@@ -107,7 +107,7 @@ class Checkpoint:
         self._written_s = time.monotonic()
 
     def read(self) -> Found | None:
-        """None where there is no file. Raises ValueError for what is no such file."""
+        """None where there is no file. Raises ValueError for what is not such a file."""
         try:
             content = self._path.read_bytes()
         except FileNotFoundError:
@@ -118,7 +118,7 @@ class Checkpoint:
                 raise KeyError("format")
             return Found(found["commits"], found["content"])
         except (pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._path} is no file that save_to has written: {error}") from None
+            raise ValueError(f"{self._path} is not a file that save_to has written: {error}") from None
 
     def write_if_due(self, commits: int, content: Callable[[], Any]) -> None:
         """A disk that is full is no reason to end the job: it is said, and tried again."""

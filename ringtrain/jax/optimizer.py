@@ -63,7 +63,7 @@ def distribute(
     wrapped: Any = optimizer
     if not callable(getattr(wrapped, "update", None)) or not hasattr(wrapped, "_replace"):
         raise TypeError(
-            f"{type(optimizer).__name__} is no optimizer of optax: it is no named tuple of init(params) and "
+            f"{type(optimizer).__name__} is not an optimizer of optax: it is not a named tuple of init(params) and "
             "update(updates, state, params)"
         )
     if backward_passes_per_step < 1:

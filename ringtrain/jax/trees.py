@@ -81,7 +81,7 @@ def carried(value: Any, title: str, takes_keys: bool) -> Carried:
         data = carried(jax.random.key_data(value), title, True)
         return Carried(data.array, lambda result: jax.random.wrap_key_data(data.back(result), impl=kind))
     if not (hasattr(value, "dtype") or isinstance(value, (bool, int, float, complex))):
-        raise TypeError(f"{title}: a {type(value).__qualname__} is no array; send it with broadcast_object")
+        raise TypeError(f"{title}: a {type(value).__qualname__} is not an array; send it with broadcast_object")
     array = jnp.asarray(value)
     name = array.dtype.name
     if name in _core.DTYPES or name in _COMPLEX:

@@ -58,7 +58,7 @@ class Hydra:
 
 
 class SlurmStep:
-    """srun. Only inside a step: sbatch and salloc set SLURM_NTASKS for processes that are no ranks, too."""
+    """srun. Only inside a step: sbatch and salloc set SLURM_NTASKS for processes that are not ranks, too."""
 
     NAME = "Slurm"
     # slurm.h: from here on a step is Slurm's own (interactive shell, batch script, extern, pending)

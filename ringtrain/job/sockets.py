@@ -123,7 +123,7 @@ class Listeners:
 def place_of(launch: Launch) -> Place:
     """Where the ranks of this launch meet.
 
-    Raises RuntimeError where nothing says so, and ValueError for what is no place.
+    Raises RuntimeError where nothing says so, and ValueError for what is not a place.
     """
     named = named_place()
     if named:
@@ -144,7 +144,7 @@ def place_of(launch: Launch) -> Place:
 
 
 def named_place() -> Place | None:
-    """That of the environment. Raises ValueError for what is no place."""
+    """That of the environment. Raises ValueError for what is not a place."""
     named = os.environ.get(PLACE_VARIABLE)
     if not named:
         return None

@@ -56,7 +56,7 @@ def create(
         ValueError: an unknown name, or an argument that this type does not take.
         StalledError: of stores with servers: not all processes of the job came in time.
         PeerLostError: of stores with servers: the scheduler or a server is gone.
-        TypeError: the name is no str.
+        TypeError: the name is not a str.
 
     Examples:
         Each of two workers pushes ones; every worker pulls their sum:

@@ -40,7 +40,7 @@ def takes(tensors: Sequence[Any]) -> bool:
 
 
 def require_dense(tensors: Sequence[Any]) -> None:
-    """Raises TypeError for what is no dense NDArray."""
+    """Raises TypeError for what is not a dense NDArray."""
     for tensor in tensors:
         if type(tensor) in _DENSE:
             continue

@@ -210,7 +210,7 @@ def broadcast_(
 
 
 def _lay_out(tensor: NDArray) -> None:
-    """MKLDNN keeps weights in a layout of its own after inference: only who is no operation can change that."""
+    """MKLDNN keeps weights in a layout of its own after inference: only who is not an operation can change that."""
     view(tensor)
 
 

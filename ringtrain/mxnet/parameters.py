@@ -37,7 +37,7 @@ def broadcast_parameters(
 
     Raises:
         ValueError: params is neither; root_rank is not in the process set.
-        TypeError: something in it is no dense NDArray.
+        TypeError: something in it is not a dense NDArray.
     """
     if not isinstance(params, (Mapping, gluon.ParameterDict)):
         raise ValueError(f"broadcast_parameters takes a dict or a ParameterDict, not a {type(params).__qualname__}")
@@ -66,7 +66,7 @@ def _broadcast_when_initialised(parameter: Any, root_rank: int, name: str, proce
 
     def initialise_and_broadcast(self: Any, *args: Any, **keywords: Any) -> None:
         initialise(*args, **keywords)
-        self._init_impl = initialise  # once: what is initialised again is no parameter of all ranks
+        self._init_impl = initialise  # once: what is initialised again is not a parameter of all ranks
         _broadcast_copies(self.list_data(), root_rank, name, process_set)
 
     parameter._init_impl = types.MethodType(initialise_and_broadcast, parameter)

@@ -176,7 +176,7 @@ class DistributedOptimizer(mxnet.optimizer.Optimizer):  # type: ignore[misc]
         process_set: ProcessSet = global_process_set,
     ) -> None:
         if not isinstance(optimizer, mxnet.optimizer.Optimizer):
-            raise TypeError(f"{type(optimizer).__qualname__} is no mxnet.optimizer.Optimizer")
+            raise TypeError(f"{type(optimizer).__qualname__} is not an mxnet.optimizer.Optimizer")
         self._optimizer = optimizer
         self._arguments = (gradient_predivide_factor, num_groups, process_set)
         self._averaging = Averaging(gradient_predivide_factor, num_groups, process_set=process_set)

@@ -50,7 +50,7 @@ def resolve(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ
     """The value of every option, as text for the core.
 
     Raises:
-        TypeError: a keyword that is no option.
+        TypeError: a keyword that is not an option.
         ValueError: a value out of range; the message says where it was set.
     """
     known = {option.name for option in TABLE}

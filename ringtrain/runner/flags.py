@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(table: Sequence[Option]) -> argparse.ArgumentParser:
-    """The parser of ringrun; everything from the first word that is no option is the command."""
+    """The parser of ringrun; everything from the first word that is not an option is the command."""
     parser = Parser(
         prog="ringrun",
         usage="ringrun -np N [options] COMMAND ...",

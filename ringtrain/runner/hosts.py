@@ -70,7 +70,7 @@ def read_discovered(text: str, slots: int, source: str) -> list[Host]:
 def existing_file(path: str | None, source: str) -> str | None:
     """Raises UsageError, which names `source`, the flag or argument that the path was given with."""
     if path is not None and not Path(path).is_file():
-        raise UsageError(f"{source} {path} is no file")
+        raise UsageError(f"{source} {path} is not a file")
     return path
 
 
@@ -104,7 +104,7 @@ def _parse_line(text: str, source: str) -> Host:
 
 def _host(text: str, source: str, name: str, slots: str) -> Host:
     if not name or not slots.isdecimal() or int(slots) == 0:
-        raise UsageError(f'{source}: "{text}" is no host; write host:2 or, in a hostfile, host slots=2')
+        raise UsageError(f'{source}: "{text}" is not a host; write host:2 or, in a hostfile, host slots=2')
     return Host(name, int(slots))
 
 
@@ -171,7 +171,7 @@ class Lsf:
         words = text.split()
         names, slots = words[::2], words[1::2]
         if len(names) != len(slots) or not all(number.isdecimal() for number in slots):
-            raise UsageError(f'LSB_MCPU_HOSTS="{text}" is no list of hosts and slots; give the hosts with -H')
+            raise UsageError(f'LSB_MCPU_HOSTS="{text}" is not a list of hosts and slots; give the hosts with -H')
         return merge(Host(name, int(number)) for name, number in zip(names, slots, strict=True))
 
 

@@ -110,7 +110,7 @@ def address_of(text: str, source: str) -> Address:
     """`h1`, or `h1:2222` for another port of ssh. Raises UsageError, which names `source`."""
     match = _ADDRESS.fullmatch(text)
     if match is None:
-        raise UsageError(f'{source}: "{text}" is no host; write an address, or address:port for another port of ssh')
+        raise UsageError(f'{source}: "{text}" is not a host; write an address, or address:port for another port of ssh')
     if match["port"] is None:
         return Address(text)
     return Address(text.rpartition(":")[0], int(match["port"]))
@@ -445,7 +445,7 @@ def _timeout_s(asked: Asked, environ: Mapping[str, str]) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise UsageError(f"{_TIMEOUT_VARIABLE}={text} is no number of seconds")
+        raise UsageError(f"{_TIMEOUT_VARIABLE}={text} is not a number of seconds")
     return seconds
 
 

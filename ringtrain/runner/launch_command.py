@@ -97,7 +97,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Everything from the first word that is no option is the command."""
+    """Everything from the first word that is not an option is the command."""
     parser = Parser(
         prog=SPEAKER,
         usage=f"{SPEAKER} -n N [options] COMMAND ...",

@@ -21,7 +21,7 @@ class TraceError(ValueError):
 
 def no_timeline(path: Path) -> TraceError:
     """The error for a file that ringtrain has not written."""
-    return TraceError(f"{path} is no timeline of ringtrain: those have one event on each line")
+    return TraceError(f"{path} is not a timeline of ringtrain: those have one event on each line")
 
 
 def is_empty(path: Path) -> TraceError:
@@ -34,7 +34,7 @@ def part_of(path: Path, rank: int) -> Path:
     return path if rank == 0 else path.with_name(f"{path.name}.rank-{rank}")
 
 
-# Servers of key-value stores are no ranks; where they are processes of their own, they have numbers from here on.
+# Servers of key-value stores are not ranks; where they are processes of their own, they have numbers from here on.
 FIRST_SERVER = 1 << 20
 
 
@@ -87,7 +87,7 @@ def read_events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
     Raises:
         OSError: there is no such file.
-        TraceError: it is no timeline.
+        TraceError: it is not a timeline.
     """
     with open(path, "rb") as file:
         if file.readline().strip() not in (b"[", b""):
@@ -216,7 +216,7 @@ class _Arrivals:
         self._of_rank: Counter[tuple[int, str]] = self._of_rank_0  # the one whose part is being read
 
     def tick_for(self, text: bytes) -> bytes:
-        """The line of a tick for this event, or nothing if it is no operation, or none that rank 0 has, too."""
+        """The line of a tick for this event, or nothing if it is not an operation, or none that rank 0 has, too."""
         event = json.loads(text)
         if event["ph"] != "X":
             return b""

@@ -32,7 +32,7 @@ def check(path: Path, given_as: str) -> None:
     """Whether this rank can have a file there; `given_as` is the option or argument that the message names.
 
     Raises:
-        RingtrainError: there is something that is no file, or the folder is not there or may not be written to.
+        RingtrainError: there is something that is not a file, or the folder is not there or may not be written to.
     """
     folder = path.absolute().parent
     mode = _mode(path)

@@ -393,7 +393,7 @@ def alltoall(
 
     Returns:
         A new tensor: the rows from rank 0, then those from rank 1, and so on. With `splits` a pair of that and of how
-        many rows came from each rank, of the dtype of `splits`, or int32 if that is no tensor.
+        many rows came from each rank, of the dtype of `splits`, or int32 if that is not a tensor.
 
     Raises:
         NotInitializedError: before init().
@@ -485,7 +485,7 @@ def sparse_allreduce_async(
     if op not in (Average, Sum):
         raise ValueError(f"{title}: op must be Average or Sum, not {getattr(op, 'name', op)}")
     if op == Average and not tensor.dtype.is_floating_point:
-        raise ValueError(f"{title}: an average of {tensor.dtype} is no {tensor.dtype}; use op=Sum, or convert to float")
+        raise ValueError(f"{title}: an average of {tensor.dtype} is not {tensor.dtype}; use op=Sum or convert to float")
     coalesced = tensor.detach().coalesce()
     # Rows of indices, since gathering concatenates along the first dimension.
     indices = ops.allgather_async(coalesced.indices().t().contiguous(), part_of(name, "indices"), process_set)

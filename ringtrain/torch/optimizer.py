@@ -129,7 +129,7 @@ def DistributedOptimizer(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            f"{type(optimizer).__name__} is no torch.optim.Optimizer; "
+            f"{type(optimizer).__name__} is not a torch.optim.Optimizer; "
             "for other arrays there is DistributedOptimizer of ringtrain"
         )
     if isinstance(optimizer, WrappedOptimizer):

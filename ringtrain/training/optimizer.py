@@ -234,7 +234,7 @@ def _check_is_optimizer(optimizer: Any) -> None:
         raise TypeError("this is a torch optimizer; wrap it with DistributedOptimizer of ringtrain.torch")
     if not any(hasattr(optimizer, method) for method in ("update", "update_multi_precision", "step")):
         raise TypeError(
-            f"{type(optimizer).__name__} is no optimizer: it has neither update(index, weight, grad, state) "
+            f"{type(optimizer).__name__} is not an optimizer: it has neither update(index, weight, grad, state) "
             "nor step(params, grads)"
         )
 

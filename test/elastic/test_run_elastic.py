@@ -683,7 +683,7 @@ def test_a_script_that_fails_now_and_then_changes_nothing_and_is_said_once(tmp_p
     ("shell", "message"),
     [
         ("echo 'who knows' >&2; exit 4", "{} has failed with exit code 4"),
-        ("echo 'h1 h2'", '{}: "h1 h2" is no host; write host:2 or, in a hostfile, host slots=2'),
+        ("echo 'h1 h2'", '{}: "h1 h2" is not a host; write host:2 or, in a hostfile, host slots=2'),
     ],
 )
 def test_a_script_that_fails_at_first_is_a_mistake(shell: str, message: str, tmp_path: Path) -> None:
@@ -751,7 +751,7 @@ def test_the_timeout_is_that_of_the_flag_or_horovods_variable() -> None:
     assert job_of(*words).elastic.timeout_s == 600
     assert job_of(*words, HOROVOD_ELASTIC_TIMEOUT="7").elastic.timeout_s == 7
     assert job_of(*words, "--elastic-timeout", "5", HOROVOD_ELASTIC_TIMEOUT="7").elastic.timeout_s == 5
-    with pytest.raises(UsageError, match="HOROVOD_ELASTIC_TIMEOUT=soon is no number of seconds"):
+    with pytest.raises(UsageError, match="HOROVOD_ELASTIC_TIMEOUT=soon is not a number of seconds"):
         job_of(*words, HOROVOD_ELASTIC_TIMEOUT="soon")
 
 

@@ -101,7 +101,7 @@ def test_a_job_has_what_the_flags_say(tmp_path):
     assert (job.ssh_port, job.ssh_identity_file, job.network_interfaces) == (2222, str(key), "eth0,ib0")
     assert (job.launcher_arguments, job.binding_arguments) == (("--tag", "x", "-x", "A=b c"), ("--bind-to", "core"))
     assert job.has_tcp_only
-    with pytest.raises(UsageError, match="--ssh-identity-file /no/such/key is no file"):
+    with pytest.raises(UsageError, match="--ssh-identity-file /no/such/key is not a file"):
         command.build_job(parse(["-np", "2", "-i", "/no/such/key", *TRAIN], table.TABLE), {})
 
 

@@ -101,7 +101,7 @@ def test_a_hostfile_has_an_address_in_each_line_and_maybe_a_port_of_ssh(tmp_path
     assert read_addresses(str(hosts)) == expected
     assert terms_of("-n", "1", "-H", str(hosts), *TRAIN).hosts == expected
     hosts.write_text("h1\nh2 slots=2\n")
-    with pytest.raises(UsageError, match=r'hosts, line 2: "h2 slots=2" is no host; write an address'):
+    with pytest.raises(UsageError, match=r'hosts, line 2: "h2 slots=2" is not a host; write an address'):
         read_addresses(str(hosts))
 
 

@@ -58,7 +58,7 @@ def test_hosts_of_the_command_line() -> None:
 
 @pytest.mark.parametrize("text", ["", "h1:", "h1:0", "h1:-1", "h1:two", "h1,,h2", "h1:2:3", "-x", "h1;rm", "h1 h2"])
 def test_a_malformed_host_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no host"):
+    with pytest.raises(UsageError, match="is not a host"):
         parse_hosts(text)
 
 

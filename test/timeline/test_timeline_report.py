@@ -145,11 +145,11 @@ ONE_STEP = MadeUpJob(2, 0, lambda rank, step: 1_000, SMALL)
 MISTAKES = {
     "empty": (b"", "is empty"),
     "only begun": (b"[\n", "is empty"),
-    "something else": (b"hello\nworld\n", "is no timeline of ringtrain"),
-    "another program's": (b'[{"ph":"X"}]', "is no timeline of ringtrain"),
-    "other events": (b'[\n{"ph":"X"},\n{"ph":"X"}\n]\n', "is no timeline of ringtrain"),
-    "numbers": (b"[\n1,\n2\n]\n", "is no timeline of ringtrain"),
-    "bytes": (bytes(range(256)) * 9, "is no timeline of ringtrain"),
+    "something else": (b"hello\nworld\n", "is not a timeline of ringtrain"),
+    "another program's": (b'[{"ph":"X"}]', "is not a timeline of ringtrain"),
+    "other events": (b'[\n{"ph":"X"},\n{"ph":"X"}\n]\n', "is not a timeline of ringtrain"),
+    "numbers": (b"[\n1,\n2\n]\n", "is not a timeline of ringtrain"),
+    "bytes": (bytes(range(256)) * 9, "is not a timeline of ringtrain"),
     "one rank": (ONE_RANK.parts()[0], "has one rank only"),
 }
 

@@ -332,7 +332,7 @@ class TorchLike(StepRecorder):
 
 
 @pytest.mark.parametrize(
-    "not_wrapped, message", [(object(), "object is no optimizer"), (TorchLike(), "ringtrain.torch")]
+    "not_wrapped, message", [(object(), "object is not an optimizer"), (TorchLike(), "ringtrain.torch")]
 )
 def test_objects_that_cannot_be_wrapped_are_refused(not_wrapped, message):
     with pytest.raises(TypeError, match=message):

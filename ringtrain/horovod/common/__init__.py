@@ -215,7 +215,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Whether one version is not older than another, "major.minor.patch". Needs the package `packaging`.
 
     Raises:
-        ValueError: one of them is no string, or `target` has not three parts.
+        ValueError: one of them is not a string, or `target` has not three parts.
     """
     from packaging.version import parse
 

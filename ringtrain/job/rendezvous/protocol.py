@@ -61,7 +61,7 @@ class Connection:
         self._send(packed(message), deadline)
 
     def receive(self, most_bytes: int, deadline: float) -> Any:
-        """Raises StrangerError where it is no message of at most so many bytes."""
+        """Raises StrangerError where it is not a message of at most so many bytes."""
         size = int.from_bytes(self._read(_LENGTH, deadline), "big")
         if size > most_bytes:
             raise StrangerError
@@ -127,7 +127,7 @@ class Frames:
         self._data = bytearray()
 
     def take(self, data: bytes) -> Iterator[Any]:
-        """Returns the messages that are whole with these bytes. Raises StrangerError where it is no message."""
+        """Returns the messages that are whole with these bytes. Raises StrangerError where it is not a message."""
         self._data += data
         while len(self._data) >= _LENGTH:
             size = int.from_bytes(self._data[:_LENGTH], "big")

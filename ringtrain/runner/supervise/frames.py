@@ -48,7 +48,7 @@ class Reported(NamedTuple):
 
 
 class LauncherSaid(NamedTuple):
-    """Anything that is no frame."""
+    """Anything that is not a frame."""
 
     data: bytes
 

@@ -72,7 +72,7 @@ class StandardStreams:
 
 
 def print_to_python(data: bytes, is_error: bool) -> None:
-    """For notebooks, whose sys.stdout is no file."""
+    """For notebooks, whose sys.stdout is not a file."""
     stream = sys.stderr if is_error else sys.stdout
     stream.write(data.decode(errors="replace"))
     stream.flush()

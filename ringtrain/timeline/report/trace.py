@@ -65,7 +65,7 @@ def read(path: Path) -> Trace:
 
     Raises:
         OSError: there is no such file.
-        TraceError: it is no timeline, or one without steps, or of one rank.
+        TraceError: it is not a timeline, or one without steps, or of one rank.
     """
     reader = _Reader()
     reader.read(path)

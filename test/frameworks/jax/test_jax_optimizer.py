@@ -162,7 +162,7 @@ def test_a_gradient_that_is_not_finite_is_named_on_all_ranks(is_jitted):
 
 @pytest.mark.ranks(2)
 def test_anything_but_an_optimizer_of_optax_is_refused():
-    with pytest.raises(TypeError, match="dict is no optimizer of optax"):
+    with pytest.raises(TypeError, match="dict is not an optimizer of optax"):
         hvd.distribute({})
     for bad in ({"backward_passes_per_step": 0}, {"gradient_predivide_factor": 0.0}):
         with pytest.raises(ValueError, match="must be"):

@@ -188,7 +188,7 @@ def test_an_optimizer_averages_in_gluon_and_keeps_its_attributes():
     assert optimizer._optimizer.rescale_grad == 0.25
     copy = pickle.loads(pickle.dumps(optimizer))
     assert type(copy) is hvd.DistributedOptimizer and copy.momentum == 0.9
-    with pytest.raises(TypeError, match="is no mxnet"):
+    with pytest.raises(TypeError, match="is not an mxnet"):
         hvd.DistributedOptimizer("sgd")
     with pytest.warns(UserWarning, match="takes the optimizer out"):
         assert hvd.DistributedTrainer(net.collect_params(), optimizer).optimizer is optimizer._optimizer

@@ -710,7 +710,7 @@ def test_bad_arguments_are_refused_on_the_callers_line():
         with pytest.raises(error, match=message):
             hvd.DistributedOptimizer(wrapped, **options)
 
-    refused(TypeError, "is no torch.optim.Optimizer", wrapped=model)
+    refused(TypeError, "is not a torch.optim.Optimizer", wrapped=model)
     refused(ValueError, "more than one parameter named 0.weight", named_parameters=[*named, named[0]])
     refused(ValueError, r"those at 0\.0 \(parameter group\.place\) are missing", named_parameters=named[1:])
     refused(ValueError, "pairs of a name and a parameter", named_parameters=[parameter for _, parameter in named])
