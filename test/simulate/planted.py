@@ -117,7 +117,32 @@ SOCKETS = {
     ),
 }
 
+_ACTOR, _STORES = "kvstore/store/actor.cc", "kvstore/server/server_stores.cc"
+_REMOTE_SERVER = "kvstore/worker/remote_server.cc"
+
+STORE = {
+    "a request that the server before has held is not sent again": Patch(
+        _REMOTE_SERVER, "  let_go();\n  if (is_another)", "  if (is_another)"
+    ),
+    "a server that comes back takes a worker that has joined for one that pushes": Patch(
+        _REMOTE_SERVER, "if (join != joins_.end()) ask", "if (false) ask"
+    ),
+    "an optimizer that was lost with a server is said to be missing in the script": Patch(
+        _STORES, "  if (!is_recovery()) return failure", "  return failure"
+    ),
+    "pushes of an expelled worker count": Patch(
+        _ACTOR, "if (is_server() || part_->first_term(number_) <= term_) return;", "return;"
+    ),
+    "a key that is made waits for a worker that has died before": Patch(
+        _STORES, "    if (dead < workers) actor.part()", "    if (false) actor.part()"
+    ),
+    "a push that comes before the one before it counts": Patch(
+        _ACTOR, "    else if (seq != before + 1)\n      return Outcome::early;\n", ""
+    ),
+}
+
 PLANTED: Mapping[str, Mapping[str, Sequence[Patch]]] = {
     "negotiation": {bug: (patch,) for bug, patch in NEGOTIATION.items()},
     "sockets": SOCKETS,
+    "store": {bug: (patch,) for bug, patch in STORE.items()},
 }
