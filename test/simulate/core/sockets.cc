@@ -526,7 +526,9 @@ class World {
     if (error.kind() != ErrorKind::peer_lost) {
       if (!kernel_.was_short_of_descriptors(rank)) story_.find("an error without a cause: " + what);
     } else if (text.find("has left the job") != std::string::npos) {
-      if (!other.has_failed) story_.find("a rank that has not failed is said to have left: " + what);
+      // a reset may take with it what a rank has sent before it left
+      if (!other.has_failed && !(other.has_ended && kernel_.was_reset(rank, named)))
+        story_.find("a rank that has not failed is said to have left: " + what);
     } else if (text.find("is gone") != std::string::npos) {
       const bool was_connected = text.find("no connection to") == std::string::npos;
       const bool is_reachable = kernel_.has_an_address(named) && (!was_connected || kernel_.has_an_address(rank));
