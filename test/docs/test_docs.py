@@ -128,7 +128,7 @@ def test_the_first_page_says_what_a_whole_step_takes() -> None:
     (row,) = re.findall(r"^\| ResNet-50, 102 MB \| 490 .*$", measured, re.MULTILINE)
     own, peers = re.findall(r"([\d.]+) times", row)
     said = " ".join((ROOT / "README.md").read_text().split())
-    assert f"takes {own} times as long as one without communication with ringtrain, and {peers} times with" in said
+    assert f"{own} times as long with ringtrain as without communication, and {peers} times as long with" in said
 
 
 def test_the_hints_of_the_demo_need_only_what_the_demo_installs() -> None:
