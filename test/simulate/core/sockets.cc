@@ -39,6 +39,8 @@ namespace {
 constexpr double kEnd_s = 150;
 constexpr int kNewsTag = 9;
 constexpr double kMoment_s = 1;  // for news to leave
+// From then on a rank that waits listens to news, as an engine does: it may have lost a rank that it does not wait for.
+constexpr double kPatience_s = 20;
 
 // ----------------------------------------------------------------------------------------------------- what is drawn
 
@@ -389,7 +391,7 @@ class World {
     }
     self.has_finished = true;
     while (draw_.leaves_together && !has_everybody_finished()) {
-      network.has_arrived_from_any(kNewsTag);
+      take_news(self, network, rank);
       network.sleep(1e-3, kNever);
     }
   }
@@ -431,6 +433,8 @@ class World {
 
   void wait_for(Rank& self, int rank, Session& session, std::vector<std::unique_ptr<Awaited>>& awaited) {
     Network& network = *session.network;
+    const double impatient_s = now_s() + kPatience_s;
+    bool listens = draw_.listens[static_cast<size_t>(rank)];
     while (true) {
       for (size_t i = 0; i < awaited.size();) {
         if (!network.test(awaited[i]->request)) {
@@ -441,10 +445,11 @@ class World {
         awaited.erase(awaited.begin() + static_cast<std::ptrdiff_t>(i));
       }
       forget_ended_news(session);
-      if (draw_.listens[static_cast<size_t>(rank)]) take_news(self, network, rank);
+      listens = listens || now_s() >= impatient_s;
+      if (listens) take_news(self, network, rank);
       if (awaited.empty()) return;
       waiting_for_[rank] = awaited.front()->message;
-      network.sleep(1e-3, kNever);
+      network.sleep(1e-3, listens ? kNever : std::max(1e-3, impatient_s - now_s()));
       waiting_for_[rank] = nullptr;
     }
   }
