@@ -167,7 +167,8 @@ void StoreClient::attach_keys(uint32_t store, const std::vector<StoreKey>& keys)
     const Lock lock(mutex_);
     const ClientStore& own = store_of(store);
     for (int server = 0; server < static_cast<int>(servers_.size()); ++server) {
-      const auto is_new = [&](const StoreKey& key) { return !own.has_key(key.id); };
+      // the parts of other keys may have brought its pieces already
+      const auto is_new = [&](const StoreKey& key) { return !own.has_piece(server, key.id); };
       std::vector<StoreKey> unknown;
       std::copy_if(keys.begin(), keys.end(), std::back_inserter(unknown), is_new);
       const size_t pieces = own.spec_of(server, unknown, options_.remote.capacity).pieces.size();

@@ -67,6 +67,7 @@ class ClientStore {
   // All parts of the keys are there. Throws failure where one is not, and invalid where a key is not as it was.
   void add_key(const StoreKey& key);
   bool has_key(uint32_t id) const { return keys_.count(id) != 0; }
+  bool has_piece(int server, uint32_t key) const { return pieces_.count({server, key}) != 0; }
   ClientKey& key(uint32_t id);
 
   // The index of an array of a rule in a Part, by its name.
