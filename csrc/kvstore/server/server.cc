@@ -171,8 +171,12 @@ void StoreServer::connected(int rank, int, Descriptor socket) {
   threads_[static_cast<size_t>(rank) % threads_.size()]->adopt(rank, std::move(socket));
 }
 
-void StoreServer::lost(int worker, uint32_t first_term) {
+void StoreServer::require_worker(int worker) const {
   if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
+}
+
+void StoreServer::lost(int worker, uint32_t first_term) {
+  require_worker(worker);
   shared_.stores.admit(worker, first_term);
   threads_[static_cast<size_t>(worker) % threads_.size()]->end_session(worker);
   shared_.stores.set_presence(worker, Presence::gone);
@@ -180,13 +184,13 @@ void StoreServer::lost(int worker, uint32_t first_term) {
 }
 
 void StoreServer::left(int worker) {
-  if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
+  require_worker(worker);
   shared_.stores.set_presence(worker, Presence::gone);
   look_at_all();
 }
 
 void StoreServer::back(int worker, uint32_t first_term) {
-  if (worker < 0 || worker >= capacity_) throw invalid("there is no worker " + std::to_string(worker));
+  require_worker(worker);
   shared_.stores.admit(worker, first_term);
   shared_.stores.set_presence(worker, Presence::here);
   look_at_all();

@@ -125,6 +125,7 @@ class StoreServer final : Connector::Owner {
   bool is_connected(int) const override { return false; }
   void connected(int rank, int dialler, Descriptor socket) override;
   void is_out_of_reach(int, const OutOfReach&) override {}
+  void require_worker(int worker) const;
   void look_at_all();
 
   const int capacity_;

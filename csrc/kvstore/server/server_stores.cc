@@ -352,8 +352,8 @@ Error ServerStores::lacking(const std::string& what) const {
   if (!is_recovery()) return failure("this server has no such " + what);
   return Error(ErrorKind::peer_lost,
                "this server has no such " + what +
-                   ": it has taken the place of a lost one, and the snapshot or the memory that " +
-                   "it goes on with is older (kv_snapshot_s)");
+                   ": it has taken the place of a lost one, and the snapshot or the memory that it goes on with is "
+                   "older (kv_snapshot_s)");
 }
 
 void ServerStores::restore(uint32_t number, const Bytes& description) {
