@@ -138,6 +138,25 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
         require_error(ranks.outputs([1, 1]), r"StalledError: init\(\) has waited 2 s .*: rank 2 did not come")
 
 
+def test_rank_0_ends_after_the_others_have_got_the_reason(tmp_path):
+    """The thread of rank 0 that serves rank 1 is slow."""
+    slow = """
+import threading, time, ringtrain.job.rendezvous.server as server
+enter, send, of_rank_1 = server._Room.enter, server.Connection.send, []
+def enter_slowly(room, hello):
+    if hello.rank == 1:
+        of_rank_1.append(threading.get_ident())
+    enter(room, hello)
+def send_slowly(connection, message, deadline):
+    if threading.get_ident() in of_rank_1:
+        time.sleep(0.4)
+    send(connection, message, deadline)
+server._Room.enter, server.Connection.send = enter_slowly, send_slowly
+"""
+    with started(slow + SUM, 2, tmp_path, RINGTRAIN_SIZE="3", RINGTRAIN_START_TIMEOUT_S="1") as ranks:
+        require_error(ranks.outputs([1, 1]), r"StalledError: init\(\) has waited 1 s .*: rank 2 did not come")
+
+
 def test_a_rank_that_dies_at_the_rendezvous_is_named(tmp_path):
     dies = "import os, signal, ringtrain.job.world as world\n"
     dies += "world.gpus.choose = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n" + SUM

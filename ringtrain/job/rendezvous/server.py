@@ -112,15 +112,32 @@ class Server:
 
     def __init__(self, listener: socket.socket, secret: bytes):
         self.port: int = listener.getsockname()[1]
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._rooms: dict[str, _Room] = {}
+        self._served = 0  # ranks that may still get an answer
         self._listener = Listener(listener, secret, self._serve)
 
-    def close(self) -> None:
-        """Lets no process in any more. Those that are in get all answers."""
+    def close(self, answer_s: float = 0.0) -> None:
+        """Lets no process in any more. Those that are in get all answers as long as this process lives.
+
+        Args:
+            answer_s: a process that ends after an error waits so long for the others to get the reason.
+        """
         self._listener.close()
+        with self._changed:
+            self._changed.wait_for(lambda: self._served == 0, answer_s)
 
     def _serve(self, connection: Connection) -> None:
+        with self._changed:
+            self._served += 1
+        try:
+            self._answer(connection)
+        finally:
+            with self._changed:
+                self._served -= 1
+                self._changed.notify_all()
+
+    def _answer(self, connection: Connection) -> None:
         with contextlib.closing(connection), contextlib.suppress(StrangerError, OSError, TypeError):
             hello = Hello(*connection.receive(MOST_BYTES_OF_A_RANK, time.monotonic() + ANSWER_S))
             try:
@@ -157,14 +174,14 @@ class Server:
 
     def _room_for(self, hello: Hello) -> _Room:
         """One that is full belongs to an init() that is over, or almost."""
-        with self._lock:
+        with self._changed:
             room = self._rooms.get(hello.job)
             if room is None or room.is_full():
                 room = self._rooms[hello.job] = _Room(hello.size)
             return room
 
     def _forget(self, job: str, room: _Room) -> None:
-        with self._lock:
+        with self._changed:
             if self._rooms.get(job) is room:
                 del self._rooms[job]
 
@@ -175,6 +192,8 @@ class Server:
 _PROOF_S = 5.0
 # How much longer than the server, which knows who is missing.
 _GRACE_S = 5.0
+# Rank 0, which serves, gives the others so long to get the reason of an error before it ends. A stopped one gets none.
+_ANSWER_AFTER_AN_ERROR_S = 1.0
 _KINDS = {"StalledError": errors.StalledError, "PeerLostError": errors.PeerLostError, "ValueError": ValueError}
 
 
@@ -251,6 +270,7 @@ def meet(
     """
     end = time.monotonic() + timeout_s + _GRACE_S if timeout_s > 0 else float("inf")
     server = _serve(place, secret) if rank == 0 else None
+    answer_s = _ANSWER_AFTER_AN_ERROR_S
     try:
         ports = place.ports if server is None else [server.port]
         connection = connect(place, ports, secret, timeout_s if place_timeout_s is None else place_timeout_s)
@@ -259,11 +279,12 @@ def meet(
             member = Member(connection, end)
             yield member
             member.close()
+            answer_s = 0.0
         finally:
             connection.close()
     finally:
         if server is not None:
-            server.close()
+            server.close(answer_s)
 
 
 def _serve(place: Place, secret: bytes) -> Server | None:
