@@ -57,6 +57,7 @@ nb::dict counters() {
   all["cache_misses"] = counts.announced;
   all["came_last"] = counts.came_last;
   all["came_with_values"] = counts.came_with_values;
+  all["exposed_s"] = require_engine()->exposed_s();
   return all;
 }
 

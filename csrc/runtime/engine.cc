@@ -225,10 +225,12 @@ bool Engine::lie_down() {
 
 bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted) {
   if (handle.is_done()) return true;
-  if (!inbox_.has_timeline()) return wait_or_work(handle, timeout_s, is_interrupted);
   const double begin = now_s();
   const bool is_done = wait_or_work(handle, timeout_s, is_interrupted);
-  if (const auto timeline = inbox_.timeline()) timeline->note_wait(begin, now_s());
+  const double end = now_s();
+  exposed_ns_ += static_cast<uint64_t>((end - begin) * 1e9);
+  if (!inbox_.has_timeline()) return is_done;
+  if (const auto timeline = inbox_.timeline()) timeline->note_wait(begin, end);
   return is_done;
 }
 

@@ -64,6 +64,8 @@ class Engine {
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations() { return inbox_.last_operations(); }
   std::map<OpKind, Totals> totals() { return inbox_.totals(); }
   Coordinator::Counts counts() const { return coordinator_.counts(); }
+  // Any thread. How long callers have waited for Handles so far, summed over their threads.
+  double exposed_s() const { return static_cast<double>(exposed_ns_) * 1e-9; }
   // Any thread. On how many nodes these ranks are.
   int node_count(const std::vector<int>& ranks) const {
     return static_cast<int>(world_.place(ranks).distinct_nodes().size());
@@ -143,6 +145,7 @@ class Engine {
   std::function<void(const std::string&)> ask_ GUARDED_BY(question_mutex_);
   std::string answer_ GUARDED_BY(question_mutex_);
   std::atomic<bool> has_answer_{false};
+  std::atomic<uint64_t> exposed_ns_{0};
   WaitingCallers waiting_callers_;  // on one node
   Patience patience_;               // over a network
 

@@ -27,6 +27,7 @@ _OF_ALL = {
         "Cached operations whose values came beside their bits, so that nothing else had to be exchanged.",
     ),
     "rounds": ("ringtrain_rounds", "Rounds of the negotiation."),
+    "exposed_s": ("ringtrain_exposed_seconds", "Time in which the script has waited for operations."),
 }
 _OF_ELASTIC = {
     "generation": ("ringtrain_generation", "Which generation of the elastic job this is."),
@@ -83,11 +84,11 @@ def metrics() -> dict[str, Any]:
     """Returns what this rank has done since init().
 
     Returns:
-        "cache_hits", "cache_misses", "rounds", "came_last" and "came_with_values", which are numbers, and for each kind
-        of operation that there was ("allreduce", "barrier", ...) a dict: "operations" and "failed" (numbers), "bytes"
-        of this rank's tensors, and the seconds, summed over the operations, that they were "queued_s" before they were
-        announced, "waiting_s" until all ranks were ready, "ready_s" until their turn came, and "working_s" while they
-        were carried out.
+        "cache_hits", "cache_misses", "rounds", "came_last" and "came_with_values", which are numbers, the seconds
+        "exposed_s" in which threads of the script waited for operations, and for each kind of operation that there was
+        ("allreduce", "barrier", ...) a dict: "operations" and "failed" (numbers), "bytes" of this rank's tensors, and
+        the seconds, summed over the operations, that they were "queued_s" before they were announced, "waiting_s" until
+        all ranks were ready, "ready_s" until their turn came, and "working_s" while they were carried out.
 
         In an elastic job also "generation", the number of this one, and "seconds_lost", in which generations had ended
         and the next one had not begun to train.

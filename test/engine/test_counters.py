@@ -42,6 +42,22 @@ def test_failures_are_counted():
 
 
 @pytest.mark.ranks(2, 3)
+def test_the_time_in_which_the_script_waits_is_counted():
+    hvd.barrier()
+    before = hvd.metrics()["exposed_s"]
+    handle = hvd.allreduce_async(np.ones(4), name="exposed") if hvd.rank() == 0 else None
+    time.sleep(0.2)
+    between = hvd.metrics()["exposed_s"]
+    hvd.synchronize(handle or hvd.allreduce_async(np.ones(4), name="exposed"))
+    hvd.barrier()
+    if hvd.rank() == 0:
+        time.sleep(0.2)
+    hvd.barrier()
+    assert between == before  # nobody waits for what is only under way
+    assert hvd.rank() == 0 or hvd.metrics()["exposed_s"] - before > 0.15
+
+
+@pytest.mark.ranks(2, 3)
 def test_the_straggler_counts_how_often_it_came_last():
     for _ in range(3):
         hvd.allreduce(np.ones(4), name="uneven")
