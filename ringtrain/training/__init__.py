@@ -2,5 +2,6 @@
 
 optimizer       DistributedOptimizer
 gradient_batch  many gradients on their way at the same time
+loggers         TensorBoard, Weights & Biases and MLflow
 replicas        whether all ranks have the same parameters, and no gradient is NaN
 """
