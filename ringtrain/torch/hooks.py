@@ -18,7 +18,7 @@ from ringtrain.torch.memory import SharedGradients
 from ringtrain.torch.ops import SparseHandle, agree_on_sparse, empty_sparse, sparse_allreduce_async
 from ringtrain.torch.wrapped import Groups, ParameterNames, groups_of
 from ringtrain.training.gradient_batch import GradientBatch
-from ringtrain.training.replicas import FiniteCheck, StartCheck, check_replicas
+from ringtrain.training.replicas import FiniteCheck, Start, StartCheck, check_replicas
 
 # The hook of each parameter, and the reduction that it calls: of the optimizer that was made last for it.
 _hooks = WeakIdKeyDictionary()
@@ -74,6 +74,7 @@ class GradientHooks:
         sparse_as_dense: reduce sparse gradients as dense ones.
         shared: moves the gradients to shared memory; None leaves them where autograd has put them.
         finite_check: looks at every gradient, or None.
+        default_lr: the learning rate of an optimizer for which nobody chooses one, and whose it is; or None.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class GradientHooks:
         sparse_as_dense: bool,
         shared: SharedGradients | None,
         finite_check: FiniteCheck | None,
+        default_lr: tuple[float, str] | None = None,
     ):
         self._names = names
         self._groups = groups
@@ -95,6 +97,7 @@ class GradientHooks:
         self._shared = shared
         self._finite_check = finite_check
         self._takes_it_plain = shared is None and finite_check is None  # a gradient, if its batch does
+        self._default_lr = default_lr
         self._start_check = StartCheck(batch.process_set, batch.full_name)
         self._known: dict[torch.Tensor, _Gradient] = {}  # of all parameters that ever required a gradient
         self._gradients: dict[torch.Tensor, _Gradient] = {}  # of those that do now
@@ -119,6 +122,7 @@ class GradientHooks:
 
     def watch(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Follow the parameters that the optimizer has now and that require a gradient now."""
+        self._param_groups = param_groups
         names = {parameter: name for parameter, name in self._names.of(param_groups).items() if parameter.requires_grad}
         if self._replaced_by is not None and self._replaced_by() is None:
             self._known, self._gradients, self._replaced_by = {}, {}, None
@@ -281,12 +285,11 @@ class GradientHooks:
             self._submit(gradient, grad)
 
     def _agree_on_sparse(self) -> None:
-        start = None
         if not self._batch.is_in_use():
             self._has_agreed = False
             for gradient in self._known.values():
                 gradient.is_sparse = None  # there may be ranks that do not know
-            start = self._begin_start_check()
+            self._start_check.compare(self._start())
         if self._has_agreed:
             return
         new = [gradient for gradient in self._gradients.values() if gradient.is_sparse is None]
@@ -296,15 +299,19 @@ class GradientHooks:
             for gradient, is_sparse in zip(new, of_new, strict=True):
                 gradient.is_sparse = is_sparse
         self._has_agreed = True
-        if start is not None:
-            self._start_check.end(start)
 
-    def _begin_start_check(self) -> Handle[Any]:
+    def _start(self) -> Start:
         """Before the first update, and before the first gradient is an average."""
-        parameters = [gradient.parameter.detach() for gradient in self._gradients.values()]
         grads = [parameter.grad for parameter in self._gradients if parameter.grad is not None]
         of_gradients = _some_elements(grads)
-        return self._start_check.begin(_some_elements(parameters), of_gradients if any(of_gradients) else b"")
+        is_default_lr = self._default_lr and all(group.get("lr") == self._default_lr[0] for group in self._param_groups)
+        return Start(
+            names=[gradient.name for gradient in self._gradients.values()],
+            parameters=_some_elements(list(self._names.of(self._param_groups))),  # frozen ones as well
+            gradients=of_gradients if any(of_gradients) else b"",
+            unused=[gradient.name for parameter, gradient in self._gradients.items() if parameter.grad is None],
+            default_lr=self._default_lr if is_default_lr else None,
+        )
 
     def _count_contributors(self) -> Handle[torch.Tensor]:
         name = self._batch.full_name("<contributors>")

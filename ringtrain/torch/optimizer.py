@@ -6,6 +6,7 @@ Mirrors `horovod.torch.DistributedOptimizer` (horovod/torch/optimizer.py).
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import sys
 import weakref
@@ -193,11 +194,20 @@ def DistributedOptimizer(
             sparse_as_dense=sparse_as_dense,
             shared=SharedGradients() if gradient_as_shared_view else None,
             finite_check=finite_check,
+            default_lr=_default_lr(optimizer) if op == Average else None,
         )
     )
     distributed: Distributed = wrap(optimizer, Distributed, _gradient_hooks=reduction, **attributes)
     _optimizers[next(_places)] = distributed
     return distributed
+
+
+def _default_lr(optimizer: torch.optim.Optimizer) -> tuple[float, str] | None:
+    """The learning rate that such an optimizer has if the script chooses none, and whose it is."""
+    parameter = inspect.signature(type(optimizer)).parameters.get("lr")
+    if parameter is None or not isinstance(parameter.default, float):
+        return None
+    return parameter.default, f"the default of {type(optimizer).__name__}"
 
 
 def _checked_passes(passes: int) -> int:

@@ -5,9 +5,11 @@ And that it begins right: with the same parameters and with other data on each r
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,6 @@ import ringtrain._core as _core
 from ringtrain import objects, ops
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import NonFiniteError, ReplicaError, list_of_ranks
-from ringtrain.handles import Handle
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.record.logger import logger
@@ -160,8 +161,28 @@ def _on_host(numbers: list[Any]) -> list[Any]:
     return values
 
 
+@dataclasses.dataclass
+class Start:
+    """The parameters and gradients with which a rank begins.
+
+    Args:
+        names: of the parameters.
+        parameters: some of their elements.
+        gradients: some elements of the first gradients, of this rank alone; empty if all of these are zeros.
+        unused: the names of parameters that have no gradient.
+        default_lr: the learning rate, if nobody has chosen it: with it its name, such as "the default of Adam".
+    """
+
+    names: Sequence[str]
+    parameters: bytes
+    gradients: bytes
+    unused: Sequence[str] = ()
+    default_lr: tuple[float, str] | None = None
+
+
 class StartCheck:
-    """Compares in the first step what the ranks begin with, and warns on the first of them, once.
+    """The checklist of the first step: compares what the ranks begin with, and says on the first of them what is wrong
+    and how to mend it, each thing once.
 
     The ranks call it together, when a GradientBatch is first used after init() or join(). Those that have joined need
     not take part.
@@ -174,42 +195,75 @@ class StartCheck:
     def __init__(self, process_set: ProcessSet, full_name: Callable[[str], str]):
         self._process_set = process_set
         self._full_name = full_name
-        self._has_warned = False
+        self._said: set[str] = set()
 
-    def begin(self, parameters: bytes, gradients: bytes) -> Handle[Any]:
-        """Submits digests of some elements of the parameters and of the gradients of this rank alone.
-
-        Without any gradient but zeros `gradients` is empty.
-        """
-        digests = np.zeros((2, self._process_set.size() or 1), np.int64)
-        digests[:, self._process_set.rank() or 0] = [
-            _short_digest(parameters),
-            _short_digest(gradients) if gradients else 0,
-        ]
+    def compare(self, start: Start) -> None:
+        """Waits for a digest of each thing from all ranks, and says what they tell."""
+        compared = (
+            "\n".join(start.names).encode(),
+            start.parameters,
+            start.gradients,
+            "\n".join(start.unused).encode(),
+        )
+        digests = np.zeros((len(compared), self._process_set.size() or 1), np.int64)
+        digests[:, self._process_set.rank() or 0] = [_short_digest(content) if content else 0 for content in compared]
         name = self._full_name("<start>")
-        return ops.allreduce_async(digests, op=ops.Sum, name=name, process_set=self._process_set)
-
-    def end(self, begun: Handle[Any]) -> None:
-        """Waits for the digests of all ranks, and warns."""
-        of_parameters, of_gradients = ({int(one) for one in row if one} for row in begun.wait())
-        if self._has_warned or self._process_set.rank() != 0:
+        of_ranks = ops.allreduce(digests, op=ops.Sum, name=name, process_set=self._process_set)
+        if self._process_set.rank() != 0:
             return
-        ranks = list_of_ranks(self._process_set.ranks or [])
-        if len(of_parameters) > 1:
-            self._warn(
-                f"{ranks} begin with different parameters, and each would go on with a model of its own: call "
-                "hvd.broadcast_parameters(model.state_dict(), root_rank=0) after building or loading the model, on all "
-                "ranks"
-            )
-        elif len(of_gradients) == 1 and np.count_nonzero(begun.wait()[1]) > 1:
-            self._warn(
-                f"{ranks} have the same gradients in the first step, as of the same data: give each rank its own part, "
-                "for example with DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())"
-            )
+        for level, text in _findings(of_ranks, start, list_of_ranks(self._process_set.ranks or [])):
+            if text not in self._said:
+                self._said.add(text)
+                logger.log(level, f"{text}. This is said once")
 
-    def _warn(self, text: str) -> None:
-        self._has_warned = True
-        logger.warning(f"{text}. This is said once")
+
+def _findings(of_ranks: Any, start: Start, ranks: str) -> Iterator[tuple[int, str]]:
+    """Level and text of each thing that is wrong, or may be. `of_ranks` has a row of digests for each thing compared,
+    and in it 0 for a rank that has joined or has nothing to compare."""
+    names, parameters, gradients, unused = ([int(one) for one in row if one] for row in of_ranks)
+    if len(set(names)) > 1:
+        yield (
+            logging.WARNING,
+            f"{ranks} have other parameters to train, by their names; the first of them has {_some(start.names)}: "
+            "build the same model on all ranks, and freeze or compile it on all of them alike",
+        )
+    elif len(set(parameters)) > 1:
+        yield (
+            logging.WARNING,
+            f"{ranks} begin with different parameters, and each would go on with a model of its own: call "
+            "hvd.broadcast_parameters(model.state_dict(), root_rank=0) after building or loading the model, on all "
+            "ranks",
+        )
+    elif len(gradients) > 1 and len(set(gradients)) == 1:
+        yield (
+            logging.WARNING,
+            f"{ranks} have the same gradients in the first step, as of the same data: give each rank its own part, "
+            "for example with DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())",
+        )
+    if gradients and len(unused) == len(names) and len(set(unused)) == 1:
+        yield (
+            logging.INFO,
+            f"{len(start.unused)} of {len(start.names)} parameters have no gradient in the first step on any rank, "
+            f"such as {_some(start.unused)}: zeros are averaged for them in each step. If they are not trained, call "
+            "requires_grad_(False) on them before DistributedOptimizer",
+        )
+    if any(name.startswith("_orig_mod.") for name in start.names):
+        yield (
+            logging.INFO,
+            "torch.compile has made one graph of the whole model, so all gradients come at the end of backward(), and "
+            "none is averaged meanwhile: compile its layers, as in `for layer in model.layers: layer.compile()`",
+        )
+    if start.default_lr is not None:
+        learning_rate, whose = start.default_lr
+        yield (
+            logging.INFO,
+            f"the learning rate, {learning_rate:g}, is {whose}, for the batch of one rank, and {len(names)} ranks have "
+            f"a batch that is {len(names)} times as large: lr={learning_rate:g} * hvd.size() is usual, with a warm-up",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names[:3])
 
 
 def _short_digest(content: bytes) -> int:

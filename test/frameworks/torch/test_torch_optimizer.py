@@ -666,29 +666,47 @@ def test_gradients_that_the_model_has_dropped_before_the_step_are_an_error(dropp
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("wrong", ["parameters", "data", "zeros", None])
-def test_ranks_that_begin_with_other_parameters_or_the_same_data_are_told_once(wrong):
+@pytest.mark.parametrize(
+    "wrong", ["parameters", "frozen", "data", "zeros", "unused", "learning rate", "compiled", "names", None]
+)
+def test_the_first_step_says_once_what_is_wrong_and_how_to_mend_it(wrong):
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("ringtrain").addHandler(handler)
     try:
-        torch.manual_seed(hvd.rank() if wrong == "parameters" else 0)
+        torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2).bfloat16().float())
-        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), named_parameters=model.named_parameters())
+        with torch.no_grad():
+            model[0].weight += hvd.rank() * (wrong in ("parameters", "frozen"))
+        model[0].requires_grad_(wrong != "frozen" and (wrong != "names" or hvd.rank() == 0))
+        named = [(f"_orig_mod.{name}" if wrong == "compiled" else name, one) for name, one in model.named_parameters()]
+        descent = torch.optim.SGD(model.parameters()) if wrong == "learning rate" else sgd(model.parameters())
+        optimizer = hvd.DistributedOptimizer(descent, named_parameters=named)
         inputs = torch.ones(4, 3) * (1 if wrong == "data" else 1 + hvd.rank())
         for step in range(3):
-            (model(inputs).sum() * (0 if wrong == "zeros" and step == 0 else 1)).backward()
+            results = model[1](torch.ones(4, 2) * (1 + hvd.rank())) if wrong == "unused" else model(inputs)
+            (results.sum() * (0 if wrong == "zeros" and step == 0 else 1)).backward()
+            if wrong == "names":
+                with pytest.raises(hvd.DeadlockError):
+                    optimizer.step()
+                break
             optimizer.step()
             model.zero_grad()
     finally:
         logging.getLogger("ringtrain").removeHandler(handler)
+    ranks = f"ranks 0-{hvd.size() - 1}"
     told = {
-        "parameters": "begin with different parameters.*call hvd.broadcast_parameters",
-        "data": r"have the same gradients in the first step.*DistributedSampler\(",
+        "parameters": f"{ranks} begin with different parameters.*call hvd.broadcast_parameters",
+        "frozen": f"{ranks} begin with different parameters.*call hvd.broadcast_parameters",
+        "data": rf"{ranks} have the same gradients in the first step.*DistributedSampler\(",
+        "unused": r'2 of 4 parameters have no gradient.*such as "0.weight", "0.bias".*requires_grad_\(False\)',
+        "learning rate": r"0.001, is the default of SGD.*lr=0.001 \* hvd.size\(\) is usual",
+        "compiled": r"the end of backward\(\).*layer.compile\(\)",
+        "names": f"{ranks} have other parameters to train.*freeze or compile it on all of them alike",
     }.get(wrong)
     assert len(said) == (told is not None and hvd.rank() == 0), said
-    assert all(re.search(rf"ranks 0-{hvd.size() - 1} {told}", one) for one in said)
+    assert all(re.search(told, one) for one in said)
 
 
 @pytest.mark.ranks(2)
