@@ -172,7 +172,7 @@ def _judge_sharing(node: Data) -> Iterator[Finding]:
         idle = f"{what}, although they see {node['visible_gpus']} GPUs"
         yield Finding("warning", idle, "look at gpus_per_rank and CUDA_VISIBLE_DEVICES")
     else:
-        yield Finding("note", what, "start one rank for each GPU, if arrays lie on GPUs")
+        yield Finding("note", what, "start one rank for each GPU, if arrays are on GPUs")
 
 
 def _gpu_rows(driver: Data, library: Data) -> Iterator[tuple[str, str]]:
@@ -463,7 +463,7 @@ def _judge_mpi(report: Data) -> Iterator[Finding]:
     if data["mpirun"] is None:
         yield Finding(
             "warning",
-            f"no mpirun of {data['library']} lies beside Python, beside the library or on PATH",
+            f"no mpirun of {data['library']} is beside Python, beside the library or on PATH",
             f"add the bin folder of {data['library']} to PATH, or start with srun",
         )
 

@@ -20,7 +20,7 @@ class DynamicLibrary {
   }
   static bool is_loaded(const std::string& path) { return dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr; }
 
-  // A function, of whatever type it is wanted.
+  // A function of any type.
   struct Symbol {
     void* address;
 
@@ -45,7 +45,7 @@ class DynamicLibrary {
     function = find(name);
   }
 
-  // Where the file lies that has this function of the library.
+  // The path of the file that has this function of the library.
   template <typename Function>
   static std::string path_of(Function* function) {
     Dl_info info;

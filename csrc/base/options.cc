@@ -138,7 +138,7 @@ const std::vector<Entry>& entries() {
              "Threads of a server of key-value stores that talk to workers; 0 takes two, or one where there are fewer "
              "cores."),
       number(&Options::kv_bound, "kv_bound", 32, 1LL << 40,
-             "From this many elements on a key of a store is cut over all servers; a smaller one lies on one of them.",
+             "From this many elements on a key of a store is cut over all servers; a smaller one is on one of them.",
              "MXNET_KVSTORE_BIGARRAY_BOUND"),
       number(&Options::kv_outbox_mb, "kv_outbox_mb", 1, 1 << 20,
              "Megabytes that a worker has on their way to a server on another host before a push waits."),

@@ -26,7 +26,7 @@ class Watch {
   // Called by the thread that waits. The Watch of an Engine requires Engine::turn_.
   virtual void check(double waited_s) = 0;
 
-  // After how many seconds of sleep it wants to be asked again.
+  // How many seconds to sleep before the next call.
   virtual double interval_s(double waited_s) const = 0;
 };
 
@@ -39,15 +39,15 @@ class NewsSource {
   virtual void listen() = 0;
   // How long one need not listen again.
   virtual double pause_s() const { return 0; }
-  // After how many seconds of sleep somebody who has waited for so long wants to listen.
+  // How many seconds a thread that has waited for so long sleeps before it looks again.
   virtual double interval_s(double waited_s) const = 0;
   // The ranks that live and do not answer, for a message: "rank 3 (...) is stopped, by SIGSTOP or a debugger; ".
   virtual std::string who_is_stopped() const { return ""; }
 };
 
 // A sequence counter in memory that threads, also of several processes, wait on. One writer, or fetch_add.
-// Counts modulo 2^32; comparisons are right as long as both sides are less than 2^31 apart. Where several lie side by
-// side each wants a cache line of its own: alignas(64).
+// Counts modulo 2^32; comparisons are right as long as both sides are less than 2^31 apart. Where several are side by
+// side each needs a cache line of its own: alignas(64).
 struct Flag {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};
@@ -68,7 +68,7 @@ struct Flag {
   // Sleeps until the value differs from `seen`, a wake-up or `timeout_s`, whichever comes first.
   void sleep(uint32_t seen, double timeout_s);
 
-  // The parts of sleep(), for a caller that keeps count itself of whether its thread wants to be woken.
+  // The parts of sleep(), for a caller that keeps count itself of whether its thread has to be woken.
   void add_sleeper() { sleepers.fetch_add(1, std::memory_order_seq_cst); }
   void remove_sleeper() { sleepers.fetch_sub(1, std::memory_order_relaxed); }
   void sleep_uncounted(uint32_t seen, double timeout_s);

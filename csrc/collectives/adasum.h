@@ -16,7 +16,7 @@ class Adasum {
   void allreduce(Group& group, DType dtype, double factor, const std::vector<Piece>& pieces);
 
  private:
-  // A part of a piece that lies in this rank's slice of all pieces.
+  // A part of a piece that is in this rank's slice of all pieces.
   struct Range {
     size_t piece, begin, count;  // begin: in the slice
   };

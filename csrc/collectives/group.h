@@ -97,7 +97,7 @@ class Group {
   // All ranks end with the same bits.
   virtual void allreduce(const Reduction& reduction, const std::vector<Piece>& pieces) = 0;
 
-  // The same in place, where every rank's pieces lie in the Arena of the node, or on a GPU in memory of NCCL.
+  // The same in place, where every rank's pieces are in the Arena of the node, or on a GPU in memory of NCCL.
   virtual void allreduce_registered(const Reduction& reduction, const std::vector<Piece>& pieces) {
     allreduce(reduction, pieces);
   }
@@ -106,7 +106,7 @@ class Group {
   virtual void reduce_scatter(const Reduction& reduction, const void* source, void* destination,
                               const Counts& counts) = 0;
 
-  // Rank r gives bytes[r] bytes; `destination` gets all of them, in rank order. The source may lie at its own place in
+  // Rank r gives bytes[r] bytes; `destination` gets all of them, in rank order. The source may be at its own place in
   // the destination.
   virtual void allgather(const void* source, void* destination, const Counts& bytes) = 0;
 

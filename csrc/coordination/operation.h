@@ -81,11 +81,11 @@ struct Operation {
   // add_process_set, open_process_set: its ranks; remove_process_set: its id; join: operations without a name that this
   // rank has submitted; transfer: source, destination and tag; find_sender: destination and tag. Ranks of the world.
   std::vector<int64_t> numbers;
-  bool is_on_gpu = false;  // all tensors lie on a GPU
+  bool is_on_gpu = false;  // all tensors are on a GPU
   ReduceOp op = ReduceOp::sum;
   int32_t root = 0;  // rank of the world, for broadcast
   Factors factors;
-  // All tensors lie in the node's Arena, or on a GPU in memory of NCCL, and are worked on in place; agreed if all
+  // All tensors are in the node's Arena, or on a GPU in memory of NCCL, and are worked on in place; agreed if all
   // ranks' do.
   bool is_registered = false;
   Quantizer quantizer;  // of an allreduce whose sums travel between the nodes as codes

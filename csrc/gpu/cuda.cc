@@ -25,14 +25,14 @@ const CudaDriver& CudaDriver::get() {
 
 DynamicLibrary CudaDriver::open() try { return DynamicLibrary("libcuda.so.1"); } catch (const Error& error) {
   throw failure(std::string("there is no CUDA driver: ") + error.what() +
-                ". Look at nvidia-smi; a container wants --gpus all");
+                ". Look at nvidia-smi; a container needs --gpus all");
 }
 
 int CudaDriver::checked_version() const {
   int version = 0;
   DriverGetVersion(&version);
   if (version < kOldest)
-    throw failure("the CUDA driver speaks CUDA " + version_text(version) + ", which is too old: ringtrain wants " +
+    throw failure("the CUDA driver speaks CUDA " + version_text(version) + ", which is too old: ringtrain needs " +
                   version_text(kOldest) + " or newer. Update the driver");
   return version;
 }

@@ -32,7 +32,7 @@ class CudaDriver {
   int devices() const;
   std::string uuid(int device) const;    // "GPU-..." as nvidia-smi shows it
   std::string bus_id(int device) const;  // "0000:1b:00.0"; slices of one GPU share it
-  // On which one memory lies. Throws invalid if on none: it is the host's, or was freed.
+  // The GPU of this memory. Throws invalid for memory of the host, or memory that was freed.
   int device_of(CudaAddress address) const;
   // Whether this process has made the context of the device that all libraries share.
   bool has_context(int device) const;

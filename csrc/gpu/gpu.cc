@@ -101,7 +101,7 @@ Gpu::~Gpu() {
 void Gpu::require_owns(const void* memory) const {
   const int device = driver_.device_of(address_of(memory));
   if (device != ordinal_)
-    throw invalid("an array that is said to lie on GPU " + std::to_string(ordinal_) + " lies on GPU " +
+    throw invalid("an array that is said to be on GPU " + std::to_string(ordinal_) + " is on GPU " +
                   std::to_string(device));
 }
 

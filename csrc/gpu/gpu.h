@@ -108,7 +108,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
 
   // Memory of the host that the GPU can reach. Throws failure.
   std::shared_ptr<char> pinned(size_t bytes) const;
-  // The same of what there is already; null where the driver does not want to.
+  // The same of what there is already; null where the driver refuses.
   std::shared_ptr<char> pin(std::shared_ptr<char> memory, size_t bytes) const;
 
  private:

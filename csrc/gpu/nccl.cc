@@ -56,14 +56,14 @@ int NcclLibrary::checked_version() const {
   int version = 0;
   GetVersion(&version);
   if (version < kOldest)
-    throw failure("NCCL " + version_text(version) + " (" + path_ + ") is too old: ringtrain wants " +
+    throw failure("NCCL " + version_text(version) + " (" + path_ + ") is too old: ringtrain needs " +
                   version_text(kOldest) + " or newer");
   return version;
 }
 
 std::string NcclLibrary::text(int code, NcclHandle comm) const {
   std::string reason = GetLastError(comm);
-  if (code == kInProgress) reason = "ringtrain wants communicators that block: is NCCL_COMM_BLOCKING=0 set?";
+  if (code == kInProgress) reason = "ringtrain needs communicators that block: is NCCL_COMM_BLOCKING=0 set?";
   return GetErrorString(code) + (reason.empty() ? "" : " (" + reason + ")");
 }
 

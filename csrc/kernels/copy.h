@@ -1,4 +1,4 @@
-// Memory as bytes: copied and packed, as fast wherever it lies, and told apart.
+// Memory as bytes: copied and packed, as fast at any alignment, and compared.
 #pragma once
 
 #include <cstddef>

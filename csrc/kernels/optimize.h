@@ -39,7 +39,7 @@ class UpdateRule {
     int64_t num_update;  // of this weight, from 1
     double lr, wd;
   };
-  // In place. The arrays do not overlap, and each lies where its dtype may lie. Throws invalid for another dtype,
+  // In place. The arrays do not overlap, and each is aligned for its dtype. Throws invalid for another dtype,
   // another number of states, or a program.
   void update(const Arrays& arrays, const Step& step) const;
 

@@ -10,7 +10,7 @@
 namespace ringtrain {
 namespace {
 
-constexpr size_t kBlock = 1024;  // elements whose codes lie in bytes before they are packed
+constexpr size_t kBlock = 1024;  // elements whose codes take a byte each before they are packed
 
 // 11 means threshold, 10 -threshold, 00 nothing. The first element is in the highest bits of its byte.
 struct TwoBits {

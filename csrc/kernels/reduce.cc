@@ -22,12 +22,12 @@ namespace {
 
 #if defined(__x86_64__)
 
-// __builtin_cpu_supports wants a part of the compiler's own library that not every compiler brings.
+// __builtin_cpu_supports needs a part of the compiler's own library that not every compiler brings.
 
 // Which registers the system keeps for each process: those of 256 bits, and those of 512 besides.
 constexpr unsigned kKeeps256 = 0x06, kKeeps512 = 0xe6;
 
-// None where there is no F16C, which all variants with large registers want.
+// None where there is no F16C, which all variants with large registers need.
 unsigned kept_registers() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_OSXSAVE) || !(ecx & bit_F16C)) return 0;
@@ -84,7 +84,7 @@ int64_t divisor_of(double factor) {
 
 template <class T, class Function>
 void change_each(void* destination, const void* source, size_t count, Function change) {
-  for (size_t i = 0; i < count; ++i) {  // by bytes, since the arrays may lie anywhere
+  for (size_t i = 0; i < count; ++i) {  // by bytes, since the arrays need no alignment
     T value;
     std::memcpy(&value, static_cast<const char*>(source) + i * sizeof(T), sizeof(T));
     value = change(value);

@@ -37,7 +37,7 @@ RINGTRAIN_INLINE Vector splat(T value) {
   return result;
 }
 
-// The codecs: how a dtype lies in memory (Stored), and in which type it is computed (Number, Vector).
+// The codecs: how memory holds a dtype (Stored), and in which type it is computed (Number, Vector).
 
 template <class T>
 struct Plain {

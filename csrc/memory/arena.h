@@ -28,7 +28,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // keeps no other thread meanwhile.
   std::shared_ptr<char> allocate(size_t bytes);
 
-  // Where `memory` lies in this rank's region, if `bytes` from there on were handed out by it.
+  // Where `memory` is in this rank's region, if `bytes` from there on were handed out by it.
   std::optional<size_t> find(const void* memory, size_t bytes) const;
   // The same place in the region of any member.
   char* at(int member, size_t offset) { return segment_.data() + static_cast<size_t>(member) * region_bytes_ + offset; }

@@ -85,7 +85,7 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   }
   ~NcclMemory();
 
-  // At least `bytes`, not initialised; null where NCCL cannot make it, or does not want to. Memory that was given back
+  // At least `bytes`, not initialised; null where NCCL cannot make it, or refuses. Memory that was given back
   // is used again when ringtrain's streams and the default one have done what they had then. Another stream of the
   // user's, as with other pools of memory, must have done its work there before.
   std::shared_ptr<char> allocate(size_t bytes);

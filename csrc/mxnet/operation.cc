@@ -259,7 +259,7 @@ void destroy(void* param) { delete static_cast<Job*>(param); }
 
 void use_mxnet(const MxnetLibrary& library) { mxnet = library; }
 
-// All kinds of contexts lie in the host's memory, so the operation itself is always one of cpu(0).
+// All kinds of contexts are in the host's memory, so the operation itself is always one of cpu(0).
 void push_to_mxnet(Request request, const std::vector<void*>& inputs, std::vector<void*> outputs) {
   struct Context {
     int32_t device_type = 1, device_id = 0;

@@ -1,4 +1,4 @@
-// Messages over one TCP connection: each is a header and its bytes, sent from where they lie and received to where they
+// Messages over one TCP connection: each is a header and its bytes, sent from where they are and received to where they
 // belong.
 #pragma once
 

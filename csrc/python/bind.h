@@ -89,7 +89,7 @@ bool wait_for(Handle& handle, double timeout_s);
 // A tensor as Python describes it: (address, dtype, shape), and of one on a GPU also (..., device, stream).
 TensorView to_view(const nb::tuple& tuple);
 
-// Where an array begins, if it lies in host memory, is dense and writable and its elements are these. Of an object with
+// Where an array begins, if it is in host memory, is dense and writable and its elements are these. Of an object with
 // the buffer protocol, or of what Python tells of a tensor.
 std::optional<void*> address_of_same(nb::handle object, const TensorSpec& spec);
 

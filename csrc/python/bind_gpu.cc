@@ -84,7 +84,7 @@ void bind_gpu(nb::module_& module) {
       "Whether something of this process works on the GPU already.");
   module.def(
       "gpu_of", [](uintptr_t address) { return CudaDriver::get().device_of(address); }, nb::arg("address"),
-      "The GPU on which the address lies. Raises ValueError if it lies on none.");
+      "The GPU of this address. Raises ValueError for an address of the host.");
   module.def("nccl_version", &nccl_version, nb::arg("candidates"),
              "(version, path) of the NCCL that operations use: 22703 is 2.27.3. Raises RingtrainError without one.");
 }

@@ -25,7 +25,7 @@ class Exchange {
   // `__dlpack_c_exchange_api__` of a class. Nothing where its version is another one.
   static std::optional<Exchange> of(nb::handle capsule);
 
-  // Where a tensor of torch, of exactly that class, begins if it lies in host memory, is dense and its elements are
+  // Where a tensor of torch, of exactly that class, begins if it is in host memory, is dense and its elements are
   // these: in this shape, or in any.
   std::optional<void*> address_of_same(nb::handle tensor, const TensorSpec& spec, bool is_flat) const;
 
@@ -66,7 +66,7 @@ bool is_dense(const nb::dlpack::dltensor& seen) {
   return true;
 }
 
-// A bit of torch's tensors that DLPack does not tell: their values are the negative ones of what lies in memory.
+// A bit of torch's tensors that DLPack does not tell: their values are the negative ones of what is in memory.
 bool is_negative(nb::handle tensor) {
   static PyObject* const name = PyUnicode_InternFromString("is_neg");
   const nb::object answer = nb::steal(PyObject_CallMethodObjArgs(tensor.ptr(), name, nullptr));
@@ -190,7 +190,7 @@ void prepare(PreparedArray* place, const nb::tuple& view, std::string name, Redu
              double postscale, int process_set, int priority, const Site& site, nb::type_object type, nb::object look,
              nb::handle exchange, bool is_flat, bool waits_for_name) {
   TensorView tensor = to_view(view);
-  if (tensor.device != TensorView::kHost) throw invalid("only what lies in host memory can be prepared");
+  if (tensor.device != TensorView::kHost) throw invalid("only what is in host memory can be prepared");
   new (place) PreparedArray(Prepared(request_of(std::move(name), op, prescale, postscale, process_set, priority, site),
                                      std::move(tensor.spec), waits_for_name),
                             std::move(type), std::move(look), exchange, is_flat);

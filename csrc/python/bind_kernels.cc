@@ -80,13 +80,12 @@ TensorView on_host(const nb::tuple& tuple, DType dtype, int64_t count) {
     throw invalid("an array here must have " + std::to_string(count) + " elements of " + name_of(dtype) +
                   ", but it is " + to_string(view.spec));
   if (reinterpret_cast<uintptr_t>(view.address) % size_of(dtype) != 0)
-    throw invalid("an array of " + to_string(view.spec) +
-                  " does not lie on a multiple of its element's bytes: copy it");
+    throw invalid("an array of " + to_string(view.spec) + " is not on a multiple of its element's bytes: copy it");
   return view;
 }
 
 void sum(const std::vector<nb::tuple>& sources, const nb::tuple& destination) {
-  if (sources.empty()) throw invalid("a sum wants one array at least");
+  if (sources.empty()) throw invalid("a sum needs one array at least");
   const TensorSpec spec = on_host(destination).spec;
   std::vector<const void*> addresses;
   for (const nb::tuple& source : sources) addresses.push_back(on_host(source, spec.dtype, spec.count()).address);

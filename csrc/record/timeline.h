@@ -107,7 +107,8 @@ std::shared_ptr<Timeline> current_timeline();
 // When something began that may be shown; 0 where nothing is.
 inline double begin_of_stretch() { return may_have_timeline() ? now_s() : 0; }
 
-// From its beginning until now. `what()` is its name. Stretches of one track do not overlap, or lie in each other.
+// From its beginning until now. `what()` is its name. Of two stretches of one track that overlap, one contains the
+// other.
 template <typename What>
 void note_stretch(double begin_s, const std::string& track, What what) {
   if (begin_s == 0) return;

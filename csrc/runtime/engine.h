@@ -2,8 +2,8 @@
 //
 // The work goes on in turns: take what is new, negotiate one round, carry out the most urgent plan. One thread at a
 // time may take turns. Usually that is the engine's own, which sleeps on a bell until a caller submits something or
-// another rank wants a round. But a caller that waits for a Handle while nobody is at work takes the turns itself until
-// it has what it waits for: a small operation would otherwise pay for two hand-overs between threads. See
+// another rank asks for a round. But a caller that waits for a Handle while nobody is at work takes the turns itself
+// until it has what it waits for: a small operation would otherwise pay for two hand-overs between threads. See
 // waiting_callers.h for what becomes of several.
 #pragma once
 
@@ -31,7 +31,7 @@ namespace ringtrain {
 
 class Engine {
  public:
-  // Whether the waiting caller wants out (a signal has come). Called by the thread that waits.
+  // Whether the waiting caller has to return (a signal has come). Called by the thread that waits.
   using Interrupt = std::function<bool()>;
 
   // All ranks of the world at the same time. Throws what made it impossible.
@@ -70,7 +70,7 @@ class Engine {
   int node_count(const std::vector<int>& ranks) const {
     return static_cast<int>(world_.place(ranks).distinct_nodes().size());
   }
-  // Leaves the job: what other ranks still want from this one fails there. Returns when the thread has ended.
+  // Leaves the job: operations that other ranks still wait for fail there. Returns when the thread has ended.
   void shutdown();
   // Any thread. This rank cannot go on: all others get a RemoteError that names it and gives the reason. The first
   // reason counts, so nothing happens if the engine has ended already. Returns when they were told, after `timeout_s`

@@ -209,9 +209,10 @@ void Executor::finish(const Submissions& submissions, std::vector<Result> result
     const bool had_no_room = submissions[i]->outputs.size() > 0 && !results[i].tensors.empty() &&
                              submissions[i]->operation().kind != OpKind::alltoall;
     if (had_no_room)
-      handle->fail(ErrorKind::mismatch, title_of(submissions[i]->operation()) +
-                                            ": the result does not fit where this rank wants it. Do all ranks send "
-                                            "equally many elements?");
+      handle->fail(ErrorKind::mismatch,
+                   title_of(submissions[i]->operation()) +
+                       ": the result does not fit into the memory that this rank gave for it. Do all ranks send "
+                       "equally many elements?");
     else
       handle->finish(std::move(results[i]));
   }

@@ -56,7 +56,7 @@ class Executor {
     const std::shared_ptr<Adasum> adasum;
     const std::shared_ptr<Quantized> quantized;
     const std::shared_ptr<Memory> memory;
-    std::vector<Result> results = {};  // one for each part, where not all of it lies in tensors of the user
+    std::vector<Result> results = {};  // one for each part, where not all of it is in tensors of the user
     std::vector<int64_t> sent_rows = {}, received_rows = {};
     OwnedTensor scaled = {};
   };
@@ -86,7 +86,7 @@ class Executor {
   // Within the memory of both ranks.
   void transfer(const Submission& submission) REQUIRES(turn);
 
-  // Frees the names and finishes the Handles of a plan whose results lie in its tensors.
+  // Frees the names and finishes the Handles of a plan whose results are in its tensors.
   void finish_all(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);
   // Frees the names and finishes the Handles, each with its result.
   void finish(const Submissions& submissions, std::vector<Result> results) REQUIRES(turn);

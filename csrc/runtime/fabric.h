@@ -126,7 +126,7 @@ class Fabric {
   // user's arrays.
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   Alarm* alarm() { return alarm_.get(); }  // null when all ranks share one node's memory
-  // Whether a rank of this node rings the bell when another node wants a round.
+  // Whether a rank of this node rings the bell when another node asks for a round.
   bool is_rung_for_rounds() const { return node_ && node_->index() > 0; }
   // Whether the bell will ring when something comes from another node, from now on until it does once. If not, one has
   // to look.

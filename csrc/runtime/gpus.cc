@@ -89,7 +89,7 @@ std::unique_ptr<Group> GpuGroups::make_cross(int process_set, const Placement& p
   return std::make_unique<CudaMpiGroup>(peers(), std::move(host), tensors_->relay());
 }
 
-// On one node the parts lie where all of its ranks can read them, if all have room there.
+// On one node the parts are where all of its ranks can read them, if all have room there.
 void GpuGroups::make_staged(int process_set, const Placement& placement) {
   const bool is_member = placement.own >= 0;
   const bool use_arena = fabric_.channel().all_agree(!is_member || tensors_->relay().prepare());
@@ -106,7 +106,7 @@ std::unique_ptr<NcclGroup> GpuGroups::connect(int process_set, const Seat& seat)
   const bool is_member = seat.color != NcclComm::kNoColor;
   std::unique_ptr<NcclComm> comm;
   if (of_world_) {
-    finish_work();  // NCCL wants a communicator without work under way
+    finish_work();  // NCCL needs a communicator without work under way
     comm = of_world_->split(seat.color, seat.place, seat.place, seat.size);
   } else {
     const NcclId id = agree_on_id(seat);
@@ -184,7 +184,7 @@ GpuPtr Gpus::use(int ordinal) {
   const Lock lock(mutex_);
   if (!gpu_) gpu_ = resources_.gpu(ordinal);
   if (gpu_->ordinal() != ordinal)
-    throw invalid("an array lies on GPU " + std::to_string(ordinal) + ", but this rank works on GPU " +
+    throw invalid("an array is on GPU " + std::to_string(ordinal) + ", but this rank works on GPU " +
                   std::to_string(gpu_->ordinal()) +
                   ": ringtrain uses one GPU for each rank. Copy the array there, or " + "make GPU " +
                   std::to_string(ordinal) + " the current one before the first operation");

@@ -62,7 +62,7 @@ class Inbox {
   // Any thread. Throws Error(invalid) for a name that is in flight for the same kind of operation or a process set that
   // this rank cannot use, and the error of close() after that. Different kinds may share a name, as in Horovod: the
   // later one waits here for the earlier one, so that ranks that confuse them are still told. So does one of the same
-  // kind that wants it.
+  // kind that needs it.
   std::shared_ptr<Handle> add(SubmissionPtr submission);
   bool has_new() const { return has_new_.load(std::memory_order_acquire); }
   // How many were ever added.

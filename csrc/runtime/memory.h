@@ -1,4 +1,4 @@
-// Where the tensors of an operation lie, as the Executor works there: with the Group that reaches the other ranks from
+// Where the tensors of an operation are, as the Executor works there: with the Group that reaches the other ranks from
 // this memory, and with what little it does to memory itself.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Resources that outlive an Engine. An Engine is made for one generation of the job and ends with it; the arrays that
-// the user has made in ringtrain's memory go on, and should be reduced where they lie in the next generation, too.
+// the user has made in ringtrain's memory go on, and should be reduced where they are in the next generation, too.
 #pragma once
 
 #include <memory>

@@ -18,7 +18,7 @@ struct TensorView {
   CudaStream stream = nullptr;  // on a GPU: in which its values are made
 };
 
-// Throws invalid where a tensor cannot lie.
+// Throws invalid for a place that cannot hold a tensor.
 void require_memory(const void* address, const TensorSpec& spec);
 
 class SubmissionBuilder {
@@ -26,7 +26,7 @@ class SubmissionBuilder {
   // Any thread, as all else. `request` still lacks the tensors. Throws not_initialized.
   explicit SubmissionBuilder(Request request);
 
-  // All tensors of an operation lie on the same device. Throws invalid for memory that cannot be what it is said to be.
+  // All tensors of an operation are on the same device. Throws invalid for memory that cannot be what it is said to be.
   // On a GPU the operation waits for what is in the view's stream now.
   void add_input(TensorView view);
   void add_output(const TensorView& view);

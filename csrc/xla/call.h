@@ -72,10 +72,10 @@ void for_each_moved(const Call& call, int64_t results, Visit visit) {
 
 // The version 0.minor that handlers tell XLA. Before they are registered.
 void set_api_version(int minor);
-// Whether XLA only wants to know for which version this was written; then it is told.
+// Answers XLA's question for the version that this was written for. Returns whether that was the question.
 bool answers_metadata(CallFrame& frame);
 
-// Runs a handler: calls execute(call), which returns a Failure or throws, if XLA wants the work done and nothing
+// Runs a handler: calls execute(call), which returns a Failure or throws, if XLA asks for the work and nothing
 // else.
 template <typename Execute>
 Failure* handle(CallFrame* frame, Execute execute) {

@@ -85,7 +85,7 @@ void copy_through(const Call& call, int64_t results, const Place& place) {
   });
 }
 
-// Once it is done: has the stream wait for it, and puts its result, if it has one of its own, where XLA wants it.
+// Once it is done: has the stream wait for it, and puts its result, if it has one of its own, where XLA needs it.
 void put_in_stream(const Started& started, const Place& place, void* to, size_t bytes) {
   if (started.error) throw Error(*started.error);
   const Result& result = started.handle->result();

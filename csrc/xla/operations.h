@@ -18,7 +18,7 @@ std::shared_ptr<Handle> submit(const Call& call, int device = TensorView::kHost,
 // Of the results in place, which must be where the engine has written them. XLA may have copied what it was given.
 void require_in_place(const Call& call);
 
-// Null if the flags, one for each name, are all 0. The flags lie in host memory.
+// Null if the flags, one for each name, are all 0. The flags are in host memory.
 Failure* failure_of_flags(const Call& call, const int32_t* flags, int64_t count);
 
 }  // namespace ringtrain::xla

@@ -52,7 +52,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def _of_site(markdown: str) -> str:
-    """With links to where the site has what lies outside of docs/, for the pages are read in the repository, too."""
+    """With links to the copies of files outside of docs/ on the site, for the pages are read in the repository, too."""
     inside = markdown.replace("](../examples/", "](examples/").replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md")
     return inside.replace("](docs/", "](")
 

@@ -86,7 +86,7 @@ def on_host(array: Any) -> Any:
         )
     if len(array.devices()) > 1:
         raise ValueError(
-            f"this array lies on {len(array.devices())} devices of this rank: sum over them first, or start one rank "
+            f"this array is on {len(array.devices())} devices of this rank: sum over them first, or start one rank "
             "for each device"
         )
     return np.asarray(array)

@@ -176,7 +176,7 @@ def at_device_of(array: Any) -> AbstractContextManager[Any]:
 def on_device(array: Array, device: Any) -> Array:
     if not str(device).startswith("cpu"):
         raise ValueError(
-            f"NumPy's arrays lie in the host's memory, not on {device!r}; give an array of CuPy or PyTorch"
+            f"NumPy's arrays are in the host's memory, not on {device!r}; give an array of CuPy or PyTorch"
         )
     return array
 

@@ -18,7 +18,7 @@ from ringtrain.errors import NotInitializedError, RingtrainError
 def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32, *, device: int | None = None) -> Any:
     """A new array, not initialised, for which an allreduce in place costs least.
 
-    It lies in memory that the ranks of a node share: `allreduce_` and `grouped_allreduce_` work on it without copying,
+    It is in memory that the ranks of a node share: `allreduce_` and `grouped_allreduce_` work on it without copying,
     if the arrays of all ranks come from here. Whole arrays and views that are contiguous count alike. Gradients are
     what it is for: they are made once and reduced in every step. Other libraries can use it, too:
     `torch.from_numpy(ringtrain.empty(shape))`.

@@ -72,7 +72,7 @@ class Task:
 
 
 def running(step: Callable[..., Params], params: Params, inputs: Any, labels: Any) -> Run:
-    """A step, and the weights after it, as they lie on this rank."""
+    """A step, and the weights after it, as they are on this rank."""
     state = [params]
 
     def run() -> list[np.ndarray[Any, Any]]:

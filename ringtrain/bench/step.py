@@ -1,4 +1,4 @@
-"""The communication of a training step: all gradients of a network, averaged over the ranks where they lie.
+"""The communication of a training step: all gradients of a network, averaged over the ranks where they are.
 
 The floor is measured in the same rounds: all ranks at the same time read and write their own gradients once.
 """

@@ -205,7 +205,7 @@ def _place_of(operation: Operation, inputs: list[_Input]) -> OnGpu | None:
     for one in inputs[1:]:
         if one.view[3:4] != first.view[3:4]:
             raise ValueError(
-                f"{operation.title}: its tensors lie {_place_text(first.view)} and {_place_text(one.view)}; "
+                f"{operation.title}: its tensors are {_place_text(first.view)} and {_place_text(one.view)}; "
                 "put them in one place"
             )
     return OnGpu(first.adapter, first.sent, first.view[4]) if len(first.view) == 5 else None

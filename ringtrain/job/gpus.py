@@ -1,4 +1,4 @@
-"""Which GPU a rank works on, and where NCCL may lie.
+"""Which GPU a rank works on, and where NCCL may be.
 
 The start of the CUDA driver takes up to a second, so it is not asked before a library that uses GPUs is loaded.
 """

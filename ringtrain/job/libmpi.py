@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-# IBM's has a name of its own, Cray's is called after the compiler. Not libmpi_cxx and the like, which lie beside them.
+# IBM's has a name of its own, Cray's is called after the compiler. Not libmpi_cxx and the like, which are beside them.
 _LIBRARY = re.compile(r"/libmpi(ch|_(abi|ibm|(cray|gnu|intel|nvidia|amd|aocc)\w*))?\.so[.\d]*$")
 
 

@@ -276,7 +276,7 @@ def _fitting(process_sets: Sequence[ProcessSet | Sequence[int]]) -> Sequence[Pro
 def shutdown() -> None:
     """Leave the job. Mirrors `horovod.shutdown`.
 
-    Operations that other ranks still want from this one fail there with ShutDownError. Does nothing before init(). Also
+    Operations that other ranks still wait for fail there with ShutDownError. Does nothing before init(). Also
     runs when the script ends.
     """
     global _world, _asked

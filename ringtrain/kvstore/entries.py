@@ -124,7 +124,7 @@ class Entry:
         """Returns the array of the value. Raises ValueError if the store has none."""
         if self.stored is None:
             raise ValueError(
-                f"key {self.key!r}: pushpull without an updater has put its value where it was wanted, and the store "
+                f"key {self.key!r}: pushpull without an updater has put its value into `out`, and the store "
                 "has none; use push and pull"
             )
         return self.stored

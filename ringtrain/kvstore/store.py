@@ -36,8 +36,8 @@ def create(
 
     Args:
         name: its type, in letters of any size. local, local_update_cpu and local_allreduce_cpu add up the values of one
-            process in the host's memory; device, local_allreduce_device and nccl where they lie. dist and dist_sync add
-            up those of all workers in the host's memory, dist_sync_device and dist_device_sync where they lie; horovod
+            process in the host's memory; device, local_allreduce_device and nccl where they are. dist and dist_sync add
+            up those of all workers in the host's memory, dist_sync_device and dist_device_sync where they are; horovod
             and ringtrain do, too, and update nothing. dist_async and dist_async_device update with each worker's push
             at once, on servers. Or the name of a class that is registered.
         average: of horovod and ringtrain: whether sums are divided by the number of workers.
@@ -185,7 +185,7 @@ class KVStore(KVStoreBase):
 
     Keys are of one kind, int or str. A key is given alone, with an array, or with a list of arrays that belong to it,
     such as one for each device. A list of keys comes with a list of as many of either. Arrays are those of NumPy,
-    PyTorch and CuPy, and what else lies on a CUDA device and knows DLPack. Called by one thread at a time.
+    PyTorch and CuPy, and what else is on a CUDA device and knows DLPack. Called by one thread at a time.
     """
 
     def __init__(self, backend: Backend) -> None:

@@ -47,7 +47,7 @@ _OWN = (
     Variable("HOROVOD_DISABLE_GROUP_FUSION", False, "fusion_threshold_mb=0 joins nothing", _OFF),
     Variable("HOROVOD_ADASUM_MPI_CHUNK_SIZE", False, "Adasum goes in the chunks of the other reductions"),
     Variable(
-        "HOROVOD_BATCH_D2D_MEMCOPIES", False, "arrays on GPUs are reduced where they lie, or packed in one kernel"
+        "HOROVOD_BATCH_D2D_MEMCOPIES", False, "arrays on GPUs are reduced where they are, or packed in one kernel"
     ),
     Variable("HOROVOD_NUM_NCCL_STREAMS", False, "there is one stream for NCCL"),
     Variable("HOROVOD_ENABLE_ASYNC_COMPLETION", False, "on GPUs no call waits for NCCL to complete", _ON),

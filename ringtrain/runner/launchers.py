@@ -280,7 +280,7 @@ def choose_launcher(choice: str, library: str, library_path: str | None, environ
     if choice == "auto" and srun is not None:
         return _srun(srun, library)
     raise MpiNotFound(
-        f"mpi4py uses {library} ({library_path or 'path unknown'}), but no mpirun of {library} lies beside Python, "
+        f"mpi4py uses {library} ({library_path or 'path unknown'}), but no mpirun of {library} is beside Python, "
         "beside that library or on PATH",
         "add its bin folder to PATH",
     )

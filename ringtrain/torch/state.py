@@ -238,7 +238,7 @@ def _messages(lengths: Sequence[int]) -> Iterator[list[_Part]]:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """In its own memory, if its elements lie there as they are and in the usual order; else in a copy."""
+    """In its own memory, if its elements are dense and in the usual order; else in a copy."""
     return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 

@@ -153,7 +153,7 @@ class FiniteCheck:
 
 
 def _on_host(numbers: list[Any]) -> list[Any]:
-    """The values of 0-d arrays that lie in one place."""
+    """The values of 0-d arrays that are in one place."""
     if not numbers:
         return []
     adapter = adapter_for(numbers[0])

@@ -133,9 +133,9 @@ def test_arrays_on_different_devices_in_one_call_are_refused():
     hvd.allreduce(here)
     with cupy.cuda.Device(1):
         there = cupy.ones(3)
-    with pytest.raises(ValueError, match="its tensors lie on GPU 0 and on GPU 1"):
+    with pytest.raises(ValueError, match="its tensors are on GPU 0 and on GPU 1"):
         hvd.grouped_allreduce([here, there])
-    with pytest.raises(ValueError, match="its tensors lie on GPU 0 and in host memory"):
+    with pytest.raises(ValueError, match="its tensors are on GPU 0 and in host memory"):
         hvd.grouped_allreduce([here, np.ones(3)])
     with pytest.raises(ValueError, match="on GPU 1, but this rank works on GPU 0"):
         hvd.allreduce(there)

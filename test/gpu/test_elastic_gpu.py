@@ -1,4 +1,4 @@
-"""Elastic trainings whose arrays lie on GPUs, on fakes of the driver and of NCCL."""
+"""Elastic trainings whose arrays are on GPUs, on fakes of the driver and of NCCL."""
 
 import os
 import sys

@@ -39,7 +39,7 @@ def test_without_a_driver_an_array_on_a_gpu_is_refused():
 
 
 BROKEN_DRIVERS = {
-    "old": ({"driver_version": 11030}, r"speaks CUDA 11\.3, which is too old: ringtrain wants 11\.4"),
+    "old": ({"driver_version": 11030}, r"speaks CUDA 11\.3, which is too old: ringtrain needs 11\.4"),
     "incomplete": ({"left_out": ["cuDeviceGetUuid_v2"]}, r"libcuda\.so\.1 has no function cuDeviceGetUuid_v2"),
     "broken": ({"fail": "cuInit:*:999"}, r"cannot be used: cuInit: .*999"),
 }

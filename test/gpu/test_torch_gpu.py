@@ -88,7 +88,7 @@ def test_a_tensor_on_a_gpu_here_and_on_the_cpu_there_is_a_mismatch():
     mine = on_gpu(np.ones(4)) if hvd.rank() == 0 else torch.ones(4, dtype=torch.float64)
     with pytest.raises(hvd.MismatchError, match='allreduce "weight"'):
         hvd.allreduce(mine, name="weight")
-    with pytest.raises(ValueError, match=f"its tensors lie on GPU {hvd.rank()} and in host memory"):
+    with pytest.raises(ValueError, match=f"its tensors are on GPU {hvd.rank()} and in host memory"):
         hvd.grouped_allreduce([on_gpu(np.ones(4)), torch.ones(4)])
 
 

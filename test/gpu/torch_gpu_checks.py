@@ -31,7 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def new_parameters() -> list[torch.Tensor]:
-    """Other ones on each rank, of which one lies in memory as channels-last does."""
+    """Other ones on each rank, of which one is in memory as channels-last does."""
     shapes: tuple[tuple[int, ...], ...] = ((3, 2), (5,), ())
     parameters = [on_gpu(data(hvd.rank(), shape, "float32", seed=len(shape))) for shape in shapes]
     parameters.append(on_gpu(data(hvd.rank(), (4, 3), "float32")).t())

@@ -1,4 +1,4 @@
-"""Arrays of libraries that ringtrain does not know, which show no more than a protocol. They lie in CuPy's memory."""
+"""Arrays of libraries that ringtrain does not know, which show no more than a protocol. They are in CuPy's memory."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     @pytest.mark.ranks(2, env=GPU)  # and the module imports exact_torch_gpu, which calls `pretend`
 
-A `GpuTensor` says that it is on a CUDA device and lies in the memory of the fake. Computations with it are put
+A `GpuTensor` says that it is on a CUDA device and is in the memory of the fake. Computations with it are put
 into the current stream of the stand-in for CuPy and done by PyTorch on the CPU when its turn has come; memory goes back
 to the stream from which it came. So addresses, streams, and what goes through the host are as on a GPU.
 
@@ -133,7 +133,7 @@ def _layout_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Place:
-    """A tensor as a kernel gets it: only where it lies. Its memory may be given to others in the same stream."""
+    """A tensor as a kernel gets it: only where it is. Its memory may be given to others in the same stream."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         is_on_gpu = isinstance(tensor, GpuTensor)

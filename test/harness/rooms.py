@@ -1,4 +1,4 @@
-"""The rooms of the tests: a folder for each part of the package, in which tests and their helpers lie together.
+"""The rooms of the tests: a folder for each part of the package, in which tests and their helpers are together.
 
 A helper is imported by its name alone, also from another room, so no two helpers have the same name.
 """

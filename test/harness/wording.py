@@ -38,6 +38,14 @@ PATTERNS = (
         _sentence("(?:Let|Have) (?:the|a|an|all|each|this|these|another|what)"),
         'begin with the verb: "Makes", "Registers"',
     ),
+    Pattern(
+        re.compile(r"\b(?:lie|lies) (?:in|on|at|beside|behind|there|within)\b|\bwhere (?:\w+ )+lies?\b"),
+        'memory and files do not lie: "is in", "are on", "is aligned to"',
+    ),
+    Pattern(
+        re.compile(r"\b(?:NCCL|XLA|MPI|ringtrain|key|server|chunk|node|dtype|side|algorithm) wants\b"),
+        'things do not want: "needs", "requires", "asks for"',
+    ),
     Pattern(_word("in vain"), 'say what failed: "the wait failed", "for nothing"'),
     Pattern(_word("knows? no"), 'a negation without a verb: "does not know", "uses no"'),
     Pattern(_word("roster|tether|courier|chronicle|roll call"), "a private metaphor: membership, client, sender, log"),

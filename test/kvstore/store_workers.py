@@ -41,7 +41,7 @@ def listener() -> socket.socket:
 
 
 def pieces(index: int, count: int, servers: int) -> list[tuple[int, int, int]]:
-    """A long key lies on all servers, a short one on one of them."""
+    """A long key is on all servers, a short one on one of them."""
     if count < 100:
         return [(index % servers, 0, count)]
     borders = [count * i // servers // 32 * 32 for i in range(servers)] + [count]

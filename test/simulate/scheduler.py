@@ -452,7 +452,7 @@ class _World:
         process = self.threads.running.process
         if self.scheduler.is_killed:
             self.threads.wait(None, self.story.now + self.start_timeout_s)
-            raise errors.StalledError("nobody who is the scheduler of this job was there")
+            raise errors.StalledError("the scheduler of this job was not there")
         return _Connection(self, process)
 
     # ------------------------------------------------------------------------------------------------------- faults

@@ -151,7 +151,7 @@ void NcclGroup::enqueue(const char* name, size_t arrays, std::function<int()> ca
 }
 
 // A slab is worked in from the first operation on that is submitted after this, and only if all ranks know theirs:
-// where NCCL refuses one on some rank, what lies there is copied on all.
+// where NCCL refuses one on some rank, what is there is copied on all.
 void NcclGroup::register_new_slabs() {
   for (const auto& [data, bytes] : memory_->slabs_after(registrations_.size())) {
     const std::optional<void*> registration = comm_->register_buffer(data, bytes);

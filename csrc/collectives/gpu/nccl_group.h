@@ -1,4 +1,4 @@
-// Ranks whose GPUs NCCL connects. All memory lies on the GPU; every method puts its work into the GPU's own stream and
+// Ranks whose GPUs NCCL connects. All memory is on the GPU; every method puts its work into the GPU's own stream and
 // returns, usually before it is done.
 #pragma once
 
@@ -25,7 +25,7 @@ class NcclBuffer {
   NcclBuffer(NcclComm& comm, GpuPool& pool) : comm_(comm), pool_(pool) {}
   ~NcclBuffer();
 
-  // Takes memory that NCCL knows; whether there is some. NCCL wants such memory on all ranks or on none, so a rank that
+  // Takes memory that NCCL knows; whether there is some. NCCL needs such memory on all ranks or on none, so a rank that
   // has some drops it where another has none.
   bool prepare();
   void drop();

@@ -25,11 +25,11 @@ class Relay {
  public:
   static constexpr size_t kSlots = 3, kMostBytes = 4 << 20;
 
-  // `arena`: where the parts lie in the meantime, or null for memory of this rank alone. All outlive this.
+  // `arena`: where the parts are in the meantime, or null for memory of this rank alone. All outlive this.
   Relay(GpuPtr gpu, Arena* arena, Watch& watch) : gpu_(std::move(gpu)), arena_(arena), watch_(watch) {}
 
   const Gpu& gpu() const { return *gpu_; }
-  // Takes the memory now, instead of with the first run. Whether it lies in the Arena.
+  // Takes the memory now, instead of with the first run. Whether it is in the Arena.
   bool prepare();
 
   // Bytes for the parts of so many: large enough for the bus, small enough for all to be at work most of the time.
@@ -79,7 +79,7 @@ class Relay {
 
 class StagedGroup : public Group {
  public:
-  // `host` does the work. `use_arena`, the same on all ranks: the relay's memory lies in the Arena everywhere. `relay`
+  // `host` does the work. `use_arena`, the same on all ranks: the relay's memory is in the Arena everywhere. `relay`
   // outlives this.
   StagedGroup(std::shared_ptr<Group> host, Relay& relay, bool use_arena)
       : Group(host->rank(), host->size()),

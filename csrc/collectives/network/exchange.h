@@ -36,7 +36,7 @@ class Exchange : public Pipeline {
   DType dtype() const { return reduction_.dtype; }
   // Where message i arrives that does not go to its place at once.
   char* slot(size_t i) { return slots_ + i % slots(peers_) * blocks_.chunk_elements() * sizeof(float); }
-  // From where this rank has it to where it wants it, and the others' contributions from their slots.
+  // From this rank's source to its destination, and the others' contributions from their slots.
   void sum(const Blocks::Chunk& chunk, size_t first_message);
 
  private:

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kSlots = 2 * Flow::kWindow;
 
 // Data from the left is passed on to the right, chunk by chunk; the first of the chain only sends, the last only
-// receives. A chunk within one array goes from where it lies to where it belongs, any other one through a slot.
+// receives. A chunk within one array goes from where it is to where it belongs, any other one through a slot.
 class Chain final : public Messages {
  public:
   Chain(const Endpoint& peers, const PieceLayout& layout, int root, size_t chunk_bytes, char* slots)

@@ -124,7 +124,7 @@ std::vector<std::vector<char*>> ShmGroup::exchange_places(const Piece* first, si
   char* mine = small_slot(rank(), number);
   for (size_t i = 0; i < count; ++i) {
     const std::optional<size_t> offset = memory_.arena->find(first[i].destination, 0);
-    if (!offset) throw failure("an array that was agreed to lie in shared memory does not");
+    if (!offset) throw failure("an array that was agreed to be in shared memory is not");
     const uint64_t place = *offset;
     std::memcpy(mine + i * sizeof(place), &place, sizeof(place));
   }

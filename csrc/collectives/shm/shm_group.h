@@ -10,7 +10,7 @@
 // does whatever stage is ready, the latest stage first. Data that fits into one small slot takes a shorter way: each
 // rank writes its own, waits for all, and combines all in rank order.
 //
-// Arrays that lie in the Arena need no mailboxes: each rank reads its slice of all ranks' arrays and writes the result
+// Arrays that are in the Arena need no mailboxes: each rank reads its slice of all ranks' arrays and writes the result
 // to all of them, so that every array is read once and written once.
 #pragma once
 
@@ -149,7 +149,7 @@ class ShmGroup final : public Group {
   void stream(size_t chunks, Put put, Get get);
 
   void small_allreduce(const Reduction& reduction, const std::vector<Piece>& pieces);
-  // Everybody shows the others where its pieces lie: the address of each for this rank, by rank.
+  // Everybody shows the others where its pieces are: the address of each for this rank, by rank.
   std::vector<std::vector<char*>> exchange_places(const Piece* first, size_t count);
   void reduce_own_slice(const Reduction& reduction, const Piece* first, size_t count);
 

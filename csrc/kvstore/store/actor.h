@@ -99,12 +99,12 @@ class Actor {
   bool is_server() const { return number_ == part_->layout().actor_of_server(); }
 
   // The `seq`-th push of a key by this worker, counted from 1. `answer` may be null; it gets the value if the state is
-  // there that a read() after this push wants. Throws invalid where an asynchronous store has no rule.
+  // there that a read() after this push needs. Throws invalid where an asynchronous store has no rule.
   Outcome push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer);
   // The value, when `pushes` of this worker are in it, and the others are not too far behind.
   Reading read(size_t chunk, uint64_t pushes, Answer& answer);
 
-  // The same of some elements of a chunk, whose values lie one behind the other. Other elements are not updated; in
+  // The same of some elements of a chunk, whose values are one behind the other. Other elements are not updated; in
   // a round they count as zero.
   Outcome push_ranges(size_t chunk, uint64_t seq, const ElementRanges& ranges, const Source& source,
                       const Rates& rates);

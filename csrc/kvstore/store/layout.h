@@ -120,7 +120,7 @@ class Layout {
 
 // Some rows of a key, as chunks see them.
 //
-// Of one chunk: which of its elements, and where these lie together in an array of the rows, one behind the other.
+// Of one chunk: which of its elements, and where these are in an array of the rows, one behind the other.
 struct RowsOfChunk {
   uint32_t chunk;
   ElementRanges ranges;
@@ -129,7 +129,7 @@ struct RowsOfChunk {
 
 using ChunkRows = std::vector<RowsOfChunk>;
 
-// `rows`: in order, each once, of `elements` each. With `all_chunks` also those in which no row lies.
+// `rows`: in order, each once, of `elements` each. With `all_chunks` also chunks without a row.
 ChunkRows rows_of_piece(const Layout& layout, size_t piece, const std::vector<int64_t>& rows, size_t elements,
                         bool all_chunks);
 

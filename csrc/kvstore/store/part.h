@@ -84,7 +84,7 @@ class Part {
     return memory_.data() + layout_.array_at(index, layout_.chunks()[number]);
   }
 
-  // Whether others in this process or another one wait for a round, and the server wants to be told that it may have
+  // Whether others in this process or another one wait for a round, and the server has to be told that it may have
   // answers. Called after each change.
   void ring() { header().doorbell.ring(); }
   bool has_parked() { return header().has_parked.load(std::memory_order_seq_cst) != 0; }

@@ -48,7 +48,7 @@ struct PartHeader {
 
   // Rung when a round is closed, or when what others wait for has changed.
   Flag doorbell;
-  // Whether the server has requests that wait for that: then it wants to be told.
+  // Whether the server has requests that wait for that and has to be told.
   alignas(64) std::atomic<uint32_t> has_parked;
   std::atomic<uint32_t> rule;  // the number of the latest one; 0: none
   RuleRecord rules[kRules];

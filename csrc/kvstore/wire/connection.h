@@ -41,7 +41,7 @@ class Connection final : public Watched, FrameStream::Receiver {
   Connection(Poller& poller, Owner& owner, Traffic& traffic, Descriptor socket);
   ~Connection() override;
 
-  // The body lies where it is until the message has left; `keeper`, which may be null, is kept so long.
+  // The body stays where it is until the message has left; `keeper`, which may be null, is kept so long.
   void send(uint32_t id, const Head& head, const char* body = nullptr, std::shared_ptr<const void> keeper = nullptr);
   void send(uint32_t id, const Head& head, Bytes body);
   // Sends as much as the socket takes. To be called before its thread sleeps.

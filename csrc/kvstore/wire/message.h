@@ -83,7 +83,7 @@ struct ServerWords {
   static ServerWords read(Reader& reader);
 };
 
-// A Part, as who attaches to it wants to know it. `bytes` 0: it is not in shared memory.
+// A Part, as a process has to know it before it attaches to it. `bytes` 0: it is not in shared memory.
 struct PartWords {
   uint32_t number = 0;  // in its store, from 0
   uint64_t ticket = 0, bytes = 0;

@@ -58,7 +58,7 @@ DType dtype_of_array(const ClientKey& key, size_t array) { return array == 0 ? k
 
 void require_like(const ClientKey& key, const HostArray& array, DType dtype) {
   if (array.count != key.count || array.dtype != dtype)
-    throw invalid("key \"" + *key.name + "\" wants an array of " + std::to_string(key.count) + " elements of " +
+    throw invalid("key \"" + *key.name + "\" needs an array of " + std::to_string(key.count) + " elements of " +
                   name_of(dtype) + " here, but it is one of " + std::to_string(array.count) + " of " +
                   name_of(array.dtype));
 }
@@ -72,7 +72,7 @@ void require_fitting(const HostArray& array, const ClientKey& key, uint64_t coun
   if (!can_be_of(array.dtype, key.dtype))
     throw invalid("key \"" + *key.name + "\" is " + name_of(key.dtype) + ", but the array is " + name_of(array.dtype));
   if (reinterpret_cast<uintptr_t>(array.address) % size_of(array.dtype) != 0)
-    throw invalid("the array of key \"" + *key.name + "\" does not lie on a multiple of its element's bytes: copy it");
+    throw invalid("the array of key \"" + *key.name + "\" is not on a multiple of its element's bytes: copy it");
 }
 
 StoreClient::StoreClient(StoreClientOptions options, Interrupt interrupt)
@@ -677,7 +677,7 @@ void StoreClient::lost_server(int server, const std::string& text) {
   remote_.lost(server, text);
 }
 
-// Where the new one does not keep what lies in the memory of the one before, it is asked by TCP from now on.
+// Where the new one does not keep what is in the memory of the one before, it is asked by TCP from now on.
 void StoreClient::back_server(int server, std::vector<SocketAddress> addresses, bool keeps_memory) {
   if (!keeps_memory) leave_memory(server);
   remote_.back(server, std::move(addresses));

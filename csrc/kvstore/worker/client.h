@@ -74,7 +74,7 @@ class StoreClient {
   std::shared_ptr<StoreHandle> push_pull(uint32_t store, const Ids& ids, const std::vector<Pushed>& values,
                                          const std::vector<HostArray>& outs, int priority);
 
-  // Some rows of a key, of so many elements each: in order, each once. Their values lie one behind the other.
+  // Some rows of a key, of so many elements each: in order, each once. Their values are one behind the other.
   struct Rows {
     std::vector<int64_t> numbers;
     uint64_t elements;

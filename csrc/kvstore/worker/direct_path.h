@@ -1,6 +1,6 @@
 // The work of a worker on chunks in memory that it shares with servers.
 //
-// The caller carries out its push, chunk by chunk; what it wants back is copied while it is in the cache. Where a
+// The caller carries out its push, chunk by chunk; its answer is copied while the chunk is in the cache. Where a
 // round waits for others, the chunk stays open until somebody waits for it, or pushes more.
 #pragma once
 

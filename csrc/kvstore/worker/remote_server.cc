@@ -322,7 +322,7 @@ Head RemoteServer::head_of(const Request& request) const {
   return head;
 }
 
-// Where the values lie until they are answered, they need not be kept: only those of a message that is sent again may
+// Where the values are until they are answered, they need not be kept: only those of a message that is sent again may
 // still be on their way when its first answer comes.
 void RemoteServer::transmit(uint32_t id, Request& request, bool is_again) {
   const RemoteFlight& flight = *request.flight;

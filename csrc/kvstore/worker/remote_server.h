@@ -221,7 +221,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
     double sent_at;
     int times = 1;
     bool is_held = false;   // the server has it, and its answer comes later
-    bool is_early = false;  // the server wants what comes before it first
+    bool is_early = false;  // the server needs the requests before it first
     size_t window_bytes = 0;
   };
 

@@ -57,7 +57,7 @@ def buckets_of(gradients: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def distributions(backend: str) -> list[Distribution]:
-    """DistributedDataParallel with its defaults, and with gradients that lie in its buckets."""
+    """DistributedDataParallel with its defaults, and with gradients that are in its buckets."""
     return [
         Distribution(f"DDP, {backend}", lambda model, optimizer: (_parallel(model, False), optimizer)),
         Distribution(f"DDP, {backend}, bucket view", lambda model, optimizer: (_parallel(model, True), optimizer)),

@@ -115,7 +115,7 @@ def get_ext_suffix() -> str:
 
 
 def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """Where an extension named by the last of `args` would lie, in folders before it, beside the file `pkg_path`."""
+    """Where an extension named by the last of `args` would be, in folders before it, beside the file `pkg_path`."""
     *folders, name = args
     return os.path.join(os.path.dirname(pkg_path), *folders, name + get_ext_suffix())
 

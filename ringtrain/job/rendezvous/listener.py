@@ -25,7 +25,7 @@ from ringtrain.job.rendezvous.protocol import (
 ANSWER_S = 5.0
 # So many at the same time; the others wait at the door.
 MOST_STRANGERS = 256
-# Pause after a connection that could not be taken, for want of descriptors, memory or threads.
+# Pause after a connection that could not be taken, since there are no descriptors, memory or threads left.
 _FULL_S = 0.1
 _BACKLOG = 4096
 

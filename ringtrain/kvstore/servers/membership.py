@@ -183,7 +183,7 @@ class Directory:
         for of_store in self._stores.values():
             for wait in of_store.waits:
                 key = ", ".join(_names_of_keys(self._missing(of_store, wait)))
-                whole = f'{text}; nobody else gives key "{key}" a value'
+                whole = f'{text}; no other process gives key "{key}" a value'
                 failures.append((wait.member, _failure_of_wait(wait, "PeerLostError", whole)))
             of_store.waits.clear()
         return failures

@@ -119,7 +119,7 @@ class SchedulerClient:
 
     def __init__(self, place: Place, secret: bytes, timeout_s: float, heartbeat_s: float, silent_s: float):
         self._incoming = connect(
-            place, place.ports, secret, timeout_s, f"nobody who is the scheduler of this job was at {place} for"
+            place, place.ports, secret, timeout_s, f"the scheduler of this job was not at {place} for"
         )
         self._incoming.notice_silence(silent_s)
         self._outgoing = self._incoming.twin()

@@ -152,7 +152,7 @@ for call in (jax.jit(hvd.allreduce), hvd.allreduce):
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
         assert done.stdout.splitlines() == [
             "an operation over the ranks inside a program for 2 devices of this rank",
-            "this array lies on 2 devices of this rank",
+            "this array is on 2 devices of this rank",
         ], done.stdout + done.stderr
     hvd.barrier()
 

@@ -60,7 +60,7 @@ class Rounds {
     }
   }
 
-  // `count` values that lie `offset` bytes behind the beginning; `receive` is null on ranks that do not want them.
+  // `count` values that are `offset` bytes behind the beginning; `receive` is null on ranks that do not want them.
   void reduce_part(size_t offset, char* receive) {
     const size_t width = size_of(what_.type);
     each_chunk(

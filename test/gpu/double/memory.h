@@ -1,4 +1,4 @@
-// The memory: of the GPUs, pinned and registered. Device memory lies on the host, on pages of its own.
+// The memory: of the GPUs, pinned and registered. Device memory is on the host, on pages of its own.
 //
 // Any thread. The address of freed device memory is never given again.
 #pragma once
@@ -33,7 +33,7 @@ class Memory {
   void unregister_host(uintptr_t begin);
   void free_all_of(CUdevice device);
 
-  // Where the double finds device or pinned memory; null if not all of the range lies in one block.
+  // Where the double finds device or pinned memory; null if not all of the range is in one block.
   char* view(uintptr_t begin, size_t bytes) const;
   // False if there is no block at that address.
   bool find(uintptr_t address, Block& found) const;

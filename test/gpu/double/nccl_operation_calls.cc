@@ -27,13 +27,13 @@ struct Arguments {
     });
   }
 
-  // How the double sees `count` values of which all must lie in device memory of this GPU, or be pinned.
+  // How the double sees `count` values of which all must be in device memory of this GPU, or be pinned.
   char* view(const void* pointer, size_t count) const {
     const auto address = reinterpret_cast<uintptr_t>(pointer);
     Block block;
     require(memory().find(address, block), "a buffer is no GPU memory");
     require(block.kind != MemoryKind::device || block.device == communicator->context.device,
-            "a buffer lies on another GPU");
+            "a buffer is on another GPU");
     char* const found = memory().view(address, count * size_of(type));
     require(found != nullptr, "a buffer is too short");
     return found;

@@ -16,7 +16,7 @@ To same_bits(From from) {
   return to;
 }
 
-// How a type lies in memory, and in what it is computed.
+// How a type is in memory, and in what it is computed.
 template <typename T>
 struct Plain {
   using Stored = T;

@@ -1,4 +1,4 @@
-"""How long the GPU is kept by a step: all gradients of a network, averaged over the ranks where they lie.
+"""How long the GPU is kept by a step: all gradients of a network, averaged over the ranks where they are.
 
 The GPU is kept busy first, so that the host is ahead of it as in training, and the time runs from when the GPU comes to
 the step until it has all averages.

@@ -1,4 +1,4 @@
-"""NCCL through torch.distributed, on tensors that lie on GPUs, in the buckets of DistributedDataParallel."""
+"""NCCL through torch.distributed, on tensors that are on GPUs, in the buckets of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class NcclPeer:
 
 
 class _Bucket:
-    """Some gradients laid end to end, and where each of them lies there."""
+    """Some gradients laid end to end, and where each of them is there."""
 
     def __init__(self, members: Sequence[Any]) -> None:
         self.members = list(members)
@@ -107,7 +107,7 @@ def _step_with_copies(gradients: Sequence[Any]) -> Callable[[], Sequence[Any]]:
 
 
 def _step_in_buckets(gradients: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
-    """As DDP with gradient_as_bucket_view: the gradients lie in the buckets, and each is divided there."""
+    """As DDP with gradient_as_bucket_view: the gradients are in the buckets, and each is divided there."""
     ranks = dist.get_world_size()
     buckets = [_Bucket(members) for members in buckets_of(gradients[::-1])]
     for bucket in buckets:

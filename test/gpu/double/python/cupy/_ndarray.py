@@ -306,7 +306,7 @@ def compute(function, *arguments, out=None, **keywords):
 
 
 class _Place:
-    """An array as a kernel gets it: only where it lies. Its memory may be given to others in the same stream."""
+    """An array as a kernel gets it: only where it is. Its memory may be given to others in the same stream."""
 
     def __init__(self, array):
         self._layout = (array._shape, array._strides, array.dtype)
