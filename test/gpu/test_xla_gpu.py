@@ -12,7 +12,6 @@ from xla_frames import Stream, XlaError
 import ringtrain as hvd
 from ringtrain._core import OpKind, ReduceOp
 
-pytestmark = pytest.mark.fast
 BUSY_S = 0.3
 
 

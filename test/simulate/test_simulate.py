@@ -40,7 +40,7 @@ def tell_random_stories(world, seconds):
 @pytest.mark.alike
 @pytest.mark.parametrize("world", _OF_CHANCE)
 def test_stories_of_random_seeds_break_no_rule(world):
-    assert tell_random_stories(world, seconds=4) > 10
+    assert tell_random_stories(world, seconds=2) > 10
 
 
 @pytest.mark.slow
