@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,24 @@ MODULES = {
     "ringtrain.errors": "The errors of the library.",
 }
 
+# The names of a page by what they are for; others follow under "More".
+GROUPS = {
+    "ringtrain": {
+        "Begin and end": ("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "run"),
+        "Train": ("DistributedOptimizer", "broadcast_parameters", "check_replicas", "join", "empty"),
+        "Exchange arrays": ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"),
+        "In place": ("allreduce_", "broadcast_"),
+        "Without waiting": (
+            *("allreduce_async", "allreduce_async_", "allgather_async", "broadcast_async", "broadcast_async_"),
+            *("alltoall_async", "reducescatter_async", "synchronize", "poll", "Handle"),
+        ),
+        "Exchange Python objects": ("broadcast_object", "broadcast_object_fn", "allgather_object"),
+        "Send less": ("Compression", "Compressor"),
+        "Some of the ranks": ("ProcessSet", "add_process_set", "remove_process_set", "get_process_set_ids_and_ranks"),
+        "Observe": ("metrics", "start_timeline", "stop_timeline"),
+    }
+}
+
 # A search finds the pages for users before these.
 INSIDE = ("design.md", "simulation.md", "CONTRIBUTING.md", "performance.md")
 
@@ -38,7 +57,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "CONTRIBUTING.md", content=_of_site(Path("CONTRIBUTING.md").read_text())))
     for example in (*Path("examples").glob("*.py"), *Path("examples/kubernetes").iterdir()):
-        files.append(File.generated(config, example.as_posix(), content=example.read_text()))
+        files.append(File.generated(config, f"{example.as_posix()}.md", content=_of_example(example)))
     written: set[str] = set()
     for module, about in MODULES.items():
         files.append(File.generated(config, f"reference/{module}.md", content=_page(module, about, written)))
@@ -53,13 +72,19 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 def _of_site(markdown: str) -> str:
     """With links to the copies of files outside of docs/ on the site, for the pages are read in the repository, too."""
-    inside = markdown.replace("](../examples/", "](examples/").replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md")
-    return inside.replace("](docs/", "](")
+    inside = re.sub(r"\]\((?:\.\./)?(examples/[\w./]+)\)", r"](\1.md)", markdown)
+    return inside.replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md").replace("](docs/", "](")
+
+
+def _of_example(path: Path) -> str:
+    """A page with the source of an example, which a search does not find before the pages about it."""
+    language = {".py": "python", ".yaml": "yaml"}.get(path.suffix, "docker")
+    return f"---\nsearch: {{boost: 0.2}}\n---\n\n# {path.name}\n\n`{path}`\n\n````{language}\n{path.read_text()}````\n"
 
 
 def _page(module: str, about: str, written: set[str]) -> str:
     """The Markdown of a module. Names that are `written` on a page before are only mentioned."""
-    parts, again, values = [f"# {module}", about], [], []
+    entries, again, values = {}, [], []
     imported = importlib.import_module(module)
     for name in _public_names(imported):
         value = getattr(imported, name)
@@ -72,12 +97,29 @@ def _page(module: str, about: str, written: set[str]) -> str:
             continue
         written.add(place)
         # read from the source where it is defined, under the name by which users know it
-        parts.append(f"::: {place}\n    options:\n      heading: {name}\n      toc_label: {name}")
-    if values:
-        parts.insert(2, f"Values: {', '.join(values)}.")
+        level = 3 if module in GROUPS else 2
+        entries[name] = (
+            f"::: {place}\n    options:\n      heading: {name}\n      toc_label: {name}\n      heading_level: {level}"
+        )
+    parts = [f"# {module}", about]
     if again:
-        parts.insert(2, f"It also has {', '.join(again)}.")
-    return "\n\n".join(parts) + "\n"
+        parts.append(f"It also has {', '.join(again)}.")
+    if values:
+        parts.append(f"Values: {', '.join(values)}.")
+    return "\n\n".join([*parts, *_grouped(GROUPS.get(module, {}), entries)]) + "\n"
+
+
+def _grouped(groups: dict[str, tuple[str, ...]], entries: dict[str, str]) -> list[str]:
+    """The entries under the headings of their groups; without groups all of them in turn."""
+    parts = []
+    for heading, names in groups.items():
+        parts += [f"## {heading}", *(entries.pop(name) for name in names)]
+    errors = {name: entries.pop(name) for name in list(entries) if groups and name.endswith("Error")}
+    if errors:
+        parts += ["## Errors", *errors.values()]
+    if groups and entries:
+        parts.append("## More")
+    return [*parts, *entries.values()]
 
 
 def _public_names(module: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -215,10 +216,11 @@ def test_objects_are_sent_as_they_are_everywhere():
 
 
 @pytest.mark.ranks(2)
-def test_the_code_of_the_page_about_jax_runs():
-    page = Path(__file__).resolve().parents[3] / "docs" / "jax.md"
-    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+@pytest.mark.parametrize("page", ["jax.md", "index.md"])
+def test_the_code_of_the_pages_about_jax_runs(page):
+    text = (Path(__file__).resolve().parents[3] / "docs" / page).read_text()
+    (code,) = re.findall(r"^ *```python\n( *import jax\n.*?)^ *```", text, re.DOTALL | re.MULTILINE)
     names = {}
-    exec(code.replace("hvd.init()\n", ""), names)  # the harness has done it
+    exec(textwrap.dedent(code).replace("hvd.init()\n", ""), names)  # the harness has done it
     hvd.check_replicas(names["params"])
     assert (names["params"]["weight"] != 0).any()

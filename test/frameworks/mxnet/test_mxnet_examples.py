@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,10 @@ def test_a_step_is_measured():
     assert "resnet18_v1: 62 gradients" in said and "gluon.Trainer, ringtrain's store" in said
 
 
-def test_the_code_of_the_page_runs(tmp_path):
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/mxnet.md").read_text(), re.DOTALL | re.MULTILINE)
-    (tmp_path / "train.py").write_text(code + "print(net.weight.data().asnumpy().sum())\n")
-    first, second = ringrun(str(tmp_path / "train.py")).split()
+@pytest.mark.parametrize("page", ["mxnet.md", "index.md"])
+def test_the_code_of_the_pages_runs(tmp_path, page):
+    text = (ROOT / "docs" / page).read_text()
+    (code,) = re.findall(r"^ *```python\n( *import mxnet as mx\n.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "train.py").write_text(f"{textwrap.dedent(code)}print('weights', net.weight.data().asnumpy().sum())\n")
+    first, second = re.findall(r"weights (.*)", ringrun(str(tmp_path / "train.py")))
     assert first == second
