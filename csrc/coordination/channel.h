@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "base/bytes.h"
@@ -76,6 +77,12 @@ class Channel {
   virtual std::vector<Bytes> gather(const Bytes& mine) = 0;
   // Everywhere: what rank 0 gave.
   virtual Bytes broadcast(const Bytes& mine) = 0;
+  // The same; nothing if the others have not come by `deadline`, for Channels that keep deadlines. Then it is to be
+  // called again, with the same bytes.
+  virtual std::optional<std::vector<Bytes>> gather_until(double /*deadline*/, const Bytes& mine) {
+    return gather(mine);
+  }
+  virtual std::optional<Bytes> broadcast_until(double /*deadline*/, const Bytes& mine) { return broadcast(mine); }
 
   // Whether somebody has begun the next and_bits. Those that keep deadlines may be asked by any thread.
   virtual bool is_called() = 0;

@@ -72,13 +72,24 @@ void Coordinator::begin_round(const News& news) {
   make_own_words(news.now);
   put_value();
   channel_.begin_and(words_);
-  is_in_round_ = true;
+  stage_ = Stage::bits;
 }
 
 std::optional<Round> Coordinator::finish_round(double deadline) {
-  if (!channel_.finish_and(words_, deadline)) return std::nullopt;
-  is_in_round_ = false;
-  Round round;
+  if (stage_ == Stage::bits && !take_bits(deadline)) return std::nullopt;
+  if (stage_ != Stage::none && !settle(deadline)) return std::nullopt;
+  Round round = std::exchange(round_, {});
+  if (ledger_.has_joins())
+    for (const PlanPtr& plan : round.plans) note_progress(*plan);
+  plans_to_carry_out_ += round.plans.size();
+  next_deadline_ = find_next_deadline();
+  return round;
+}
+
+// Unless something is to be settled, the round is over.
+bool Coordinator::take_bits(double deadline) {
+  if (!channel_.finish_and(words_, deadline)) return false;
+  stage_ = Stage::none;
   const uint64_t flags = words_.back();
   words_.pop_back();
   lateness_.hear(words_);
@@ -94,21 +105,13 @@ std::optional<Round> Coordinator::finish_round(double deadline) {
   agreed_by_bit_ += common;
   are_all_blocked_ = (flags & kBlocked) && common == 0;
   if ((flags & kNothingNew) && (flags & kStaying) && !are_all_blocked_) {
-    round.plans = plans_for(words_);
-    if (common == 1) round.values = values_of(last);
-    if (!round.values.empty()) ++came_with_values_;
+    round_.plans = plans_for(words_);
+    if (common == 1) round_.values = values_of(last);
+    if (!round_.values.empty()) ++came_with_values_;
   } else {
-    std::vector<AgreementPtr> agreements = agreements_of(words_);
-    lateness_.forget();
-    for (AgreementPtr& agreement : settle(round)) agreements.push_back(std::move(agreement));
-    drop_removed(agreements);
-    round.plans = fuse(std::move(agreements), limits_.fusion_threshold_bytes);
+    begin_to_settle();
   }
-  if (ledger_.has_joins())
-    for (const PlanPtr& plan : round.plans) note_progress(*plan);
-  plans_to_carry_out_ += round.plans.size();
-  next_deadline_ = find_next_deadline();
-  return round;
+  return true;
 }
 
 void Coordinator::note_progress(const Plan& plan) {
@@ -233,12 +236,32 @@ std::vector<AgreementPtr> Coordinator::agreements_of(const Words& bits) const {
   return agreements;
 }
 
-std::vector<AgreementPtr> Coordinator::settle(Round& round) {
+void Coordinator::begin_to_settle() {
+  agreements_ = agreements_of(words_);
+  lateness_.forget();
   if (are_all_blocked_) reannounce_all();
-  const std::vector<Bytes> announcements = channel_.gather(announcement());
-  Bytes bytes;
-  if (channel_.rank() == 0) bytes = to_bytes(decide(announcements));
-  Decision decision = read_decision(channel_.broadcast(bytes), channel_.size(), membership_);
+  message_ = announcement();
+  stage_ = Stage::announcements;
+}
+
+bool Coordinator::settle(double deadline) {
+  if (stage_ == Stage::announcements) {
+    const std::optional<std::vector<Bytes>> announcements = channel_.gather_until(deadline, message_);
+    if (!announcements) return false;
+    message_ = channel_.rank() == 0 ? to_bytes(decide(*announcements)) : Bytes();
+    stage_ = Stage::decision;
+  }
+  const std::optional<Bytes> decision = channel_.broadcast_until(deadline, message_);
+  if (!decision) return false;
+  stage_ = Stage::none;
+  for (AgreementPtr& agreement : apply_decision(read_decision(*decision, channel_.size(), membership_)))
+    agreements_.push_back(std::move(agreement));
+  drop_removed(agreements_);
+  round_.plans = fuse(std::exchange(agreements_, {}), limits_.fusion_threshold_bytes);
+  return true;
+}
+
+std::vector<AgreementPtr> Coordinator::apply_decision(Decision decision) {
   for (const Key& key : decision.evicted) {
     const std::optional<int> slot = cache_.find(view_of(key));
     if (!slot) continue;
@@ -248,9 +271,9 @@ std::vector<AgreementPtr> Coordinator::settle(Round& round) {
   for (const auto [process_set, rank] : decision.joined) membership_.join(process_set, rank);
   std::vector<AgreementPtr> agreements;
   for (Agreement& agreement : decision.agreements) agreements.push_back(apply(std::move(agreement)));
-  round.left = std::move(decision.left);
-  round.tuning = decision.tuning;
-  round.question = std::move(decision.question);
+  round_.left = std::move(decision.left);
+  round_.tuning = decision.tuning;
+  round_.question = std::move(decision.question);
   if (decision.tuning) limits_.fusion_threshold_bytes = decision.tuning->fusion_threshold_bytes;
   if (decision.tuning || !decision.joined.empty()) cache_.forget_plans();
   always_ready_.reset();

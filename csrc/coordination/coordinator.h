@@ -147,9 +147,9 @@ class Coordinator {
   };
 
   // A round in two halves; all ranks go through equally many. finish_round waits for the other ranks until `deadline`;
-  // nothing if they have not come by then, and it is to be called again.
+  // nothing if they have not come by then, wherever in the round: it is to be called again and goes on there.
   void begin_round(const News& news) REQUIRES(turn);
-  bool is_in_round() const REQUIRES(turn) { return is_in_round_; }
+  bool is_in_round() const REQUIRES(turn) { return stage_ != Stage::none; }
   std::optional<Round> finish_round(double deadline) REQUIRES(turn);
 
   // One of the plans that were agreed on is done.
@@ -199,8 +199,14 @@ class Coordinator {
   std::vector<AgreementPtr> agreements_of(const Words& bits) const;
   std::vector<PlanPtr> plans_for(const Words& bits);
 
+  // What a round waits for: the bits, or, if something is to be settled, the announcements and then the decision.
+  enum class Stage { none, bits, announcements, decision };
+
+  bool take_bits(double deadline);
   // Announces what is new, and applies what rank 0 decides.
-  std::vector<AgreementPtr> settle(Round& round);
+  void begin_to_settle();
+  bool settle(double deadline);
+  std::vector<AgreementPtr> apply_decision(Decision decision);
   Bytes announcement();
   Decision decide(const std::vector<Bytes>& announcements);
   void note(int rank, const Request& request, double since, Decision& decision);
@@ -231,12 +237,15 @@ class Coordinator {
   std::atomic<uint64_t> rounds_{0}, agreed_by_bit_{0}, announced_in_full_{0}, came_with_values_{0};
 
   // Of the round under way.
-  bool is_in_round_ = false;
+  Stage stage_ = Stage::none;
   bool is_leaving_ = false;
   std::string whereabouts_;
   uint64_t blockage_of_round_ = 0;  // as the round began
   bool are_all_blocked_ = false;    // as each of them began the round
   Words words_;
+  Round round_;
+  std::vector<AgreementPtr> agreements_;  // where something is to be settled; in the end all of the round
+  Bytes message_;                         // of this rank to the others at this stage
 };
 
 }  // namespace ringtrain

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <limits>
+#include <utility>
 
 namespace ringtrain {
 
@@ -57,15 +59,14 @@ bool ShmChannel::is_called() {
 
 void ShmChannel::begin_and(const Words& words) { publish_words(words, 0); }
 
-// A rank that has come to the first part of a long row goes through all of it.
 bool ShmChannel::finish_and(Words& words, double deadline) {
-  if (!wait_for_all(deadline)) return false;
-  and_with_boards(words, 0);
-  for (size_t first = words_of_board(); first < words.size(); first += words_of_board()) {
-    publish_words(words, first);
-    wait_for_all(std::numeric_limits<double>::infinity());
-    and_with_boards(words, first);
+  for (;; publish_words(words, first_word_)) {
+    if (!wait_for_all(deadline)) return false;
+    and_with_boards(words, first_word_);
+    first_word_ += words_of_board();
+    if (first_word_ >= words.size()) break;
   }
+  first_word_ = 0;
   return true;
 }
 
@@ -99,31 +100,58 @@ void ShmChannel::and_with_boards(Words& words, size_t first) {
 }
 
 // Each board carries the length of the whole message and the next part of it; all go on until the longest is through.
-std::vector<Bytes> ShmChannel::gather(const Bytes& mine) {
-  const size_t part = node_.board_bytes() - sizeof(uint64_t);
-  std::vector<Bytes> blobs(static_cast<size_t>(size()));
-  size_t longest = mine.size();
-  for (size_t sent = 0; sent == 0 || sent < longest; sent += part) {
-    const uint64_t own_total = mine.size();
-    char* own = begin();
-    std::memcpy(own, &own_total, sizeof(own_total));
-    if (sent < own_total)
-      std::memcpy(own + sizeof(own_total), mine.data() + sent, std::min<size_t>(part, own_total - sent));
-    publish();
-    wait_for_all(std::numeric_limits<double>::infinity());
-    for (int member = 0; member < size(); ++member) {
-      const char* theirs = board(member);
-      uint64_t total;
-      std::memcpy(&total, theirs, sizeof(total));
-      longest = std::max<size_t>(longest, total);
-      if (sent >= total) continue;
-      const char* first = theirs + sizeof(total);
-      blobs[member].insert(blobs[member].end(), first, first + std::min<size_t>(part, total - sent));
-    }
+std::optional<std::vector<Bytes>> ShmChannel::gather_until(double deadline, const Bytes& mine) {
+  if (!gathering_) {
+    gathering_.emplace(Gathering{0, mine.size(), std::vector<Bytes>(static_cast<size_t>(size()))});
+    publish_part(mine);
   }
+  while (true) {
+    if (!wait_for_all(deadline)) return std::nullopt;
+    read_parts();
+    if (gathering_->sent >= gathering_->longest) break;
+    publish_part(mine);
+  }
+  std::vector<Bytes> blobs = std::move(gathering_->blobs);
+  gathering_.reset();
   return blobs;
 }
 
-Bytes ShmChannel::broadcast(const Bytes& mine) { return gather(rank() == 0 ? mine : Bytes())[0]; }
+void ShmChannel::publish_part(const Bytes& mine) {
+  const size_t sent = gathering_->sent;
+  const uint64_t total = mine.size();
+  char* own = begin();
+  std::memcpy(own, &total, sizeof(total));
+  if (sent < total) std::memcpy(own + sizeof(total), mine.data() + sent, std::min<size_t>(part_bytes(), total - sent));
+  publish();
+}
+
+void ShmChannel::read_parts() {
+  Gathering& gathering = *gathering_;
+  for (int member = 0; member < size(); ++member) {
+    const char* theirs = board(member);
+    uint64_t total;
+    std::memcpy(&total, theirs, sizeof(total));
+    gathering.longest = std::max<size_t>(gathering.longest, total);
+    if (gathering.sent >= total) continue;
+    const char* first = theirs + sizeof(total);
+    Bytes& blob = gathering.blobs[static_cast<size_t>(member)];
+    blob.insert(blob.end(), first, first + std::min<size_t>(part_bytes(), total - gathering.sent));
+  }
+  gathering.sent += part_bytes();
+}
+
+std::optional<Bytes> ShmChannel::broadcast_until(double deadline, const Bytes& mine) {
+  std::optional<std::vector<Bytes>> blobs = gather_until(deadline, rank() == 0 ? mine : Bytes());
+  if (!blobs) return std::nullopt;
+  return std::move(blobs->front());
+}
+
+std::vector<Bytes> ShmChannel::gather(const Bytes& mine) {
+  return *gather_until(std::numeric_limits<double>::infinity(), mine);
+}
+
+Bytes ShmChannel::broadcast(const Bytes& mine) {
+  return *broadcast_until(std::numeric_limits<double>::infinity(), mine);
+}
 
 }  // namespace ringtrain

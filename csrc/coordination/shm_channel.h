@@ -3,6 +3,8 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
+#include <vector>
 
 #include "base/wait.h"
 #include "coordination/channel.h"
@@ -22,6 +24,8 @@ class ShmChannel final : public Channel {
   const SmallValue* value_of(int rank) override;
   std::vector<Bytes> gather(const Bytes& mine) override;
   Bytes broadcast(const Bytes& mine) override;
+  std::optional<std::vector<Bytes>> gather_until(double deadline, const Bytes& mine) override;
+  std::optional<Bytes> broadcast_until(double deadline, const Bytes& mine) override;
 
   bool is_called() override;
 
@@ -36,8 +40,11 @@ class ShmChannel final : public Channel {
   const char* board(int member);
   // Behind them there is room for a value.
   size_t words_of_board() const { return (node_.board_bytes() - sizeof(SmallValue)) / sizeof(uint64_t); }
+  size_t part_bytes() const { return node_.board_bytes() - sizeof(uint64_t); }
   void publish_words(const Words& words, size_t first);
   void and_with_boards(Words& words, size_t first);
+  void publish_part(const Bytes& mine);
+  void read_parts();
 
   Node& node_;
   Watch& watch_;
@@ -46,6 +53,14 @@ class ShmChannel final : public Channel {
   size_t words_before_value_ = 0;       // in the last and_bits; 0: it was too long for one board
   std::atomic<uint32_t> exchanges_{0};  // begun by this rank
   double waits_since_s_ = 0;            // for the others' part in the last of them; 0: not yet
+
+  // A message in parts, of which the one that begins at `sent` has been published.
+  struct Gathering {
+    size_t sent = 0, longest = 0;
+    std::vector<Bytes> blobs;
+  };
+  std::optional<Gathering> gathering_;  // which the others have not come to yet
+  size_t first_word_ = 0;               // of the part of a long row that has been published
 };
 
 }  // namespace ringtrain

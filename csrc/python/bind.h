@@ -83,8 +83,8 @@ inline Engine::Caller caller_that(bool is_awaited) {
 }
 
 // With the GIL, which it releases. Whether the Handle is done, after at most so many seconds. Throws the error with
-// which its operation ended, if it did, and what a signal handler raises.
-bool wait_for(Handle& handle, double timeout_s);
+// which its operation ended, if it did, and what a signal handler raises. `give_up_s`: as for Engine::wait.
+bool wait_for(Handle& handle, double timeout_s, double give_up_s);
 
 // A tensor as Python describes it: (address, dtype, shape), and of one on a GPU also (..., device, stream).
 TensorView to_view(const nb::tuple& tuple);

@@ -1,5 +1,6 @@
 // Starting and ending the Engine, submitting, waiting, and results.
 #include <atomic>
+#include <limits>
 
 #include "base/clock.h"
 #include "base/wait.h"
@@ -104,6 +105,7 @@ SharedHandle submit(const Operation& operation, const nb::list& inputs, const nb
 }
 
 constexpr double kLeave_s = 1;
+constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // Threads in wait_for() that do not hold the GIL.
 std::atomic<int> waiting_threads{0};
@@ -144,13 +146,13 @@ nb::object empty_bytes(size_t bytes) {
 }  // namespace
 
 // The engine of the Handle may have ended; then the Handle has, too.
-bool wait_for(Handle& handle, double timeout_s) {
+bool wait_for(Handle& handle, double timeout_s, double give_up_s) {
   bool is_done = handle.is_done();
   if (!is_done) {
     const WaitingThread counted;
     const std::shared_ptr<Engine> engine = current_engine();
     const ReleasedGil release;
-    is_done = engine ? engine->wait(handle, timeout_s, &is_interrupted) : handle.wait(timeout_s);
+    is_done = engine ? engine->wait(handle, timeout_s, &is_interrupted, give_up_s) : handle.wait(timeout_s);
   }
   if (PyErr_Occurred()) throw nb::python_error();
   if (is_done) handle.result();  // throws if it failed
@@ -271,13 +273,14 @@ void bind_engine(nb::module_& module) {
              "An array of bytes in memory that the ranks of the node share, or None where there is no such memory.");
   module.def(
       "wait",
-      [](const SharedHandle& shared, double timeout_s) {
+      [](const SharedHandle& shared, double timeout_s, double give_up_s) {
         const std::shared_ptr<Handle> handle = shared.handle;
-        return wait_for(*handle, timeout_s);
+        return wait_for(*handle, timeout_s, give_up_s);
       },
-      nb::arg("handle"), nb::arg("timeout_s"),
+      nb::arg("handle"), nb::arg("timeout_s"), nb::arg("give_up_s") = kNever,
       "Whether the Handle is done, after at most so many seconds. Raises the error with which its operation ended, if "
-      "it did, and what a signal handler raises.");
+      "it did, and what a signal handler raises. If an operation makes no progress and give_up_s are over, all fail "
+      "with StalledError.");
   module.def(
       "say_blocked",
       [](const std::vector<SharedHandle>& awaited) {

@@ -153,10 +153,10 @@ class PreparedArray {
   }
 
   // The array of what was begun, which then is taken, if that is done after at most so many seconds.
-  nb::object finish(double timeout_s) {
+  nb::object finish(double timeout_s, double give_up_s) {
     const std::shared_ptr<Handle> handle = begun_;
     if (!handle) throw invalid("nothing was begun");
-    return wait_for(*handle, timeout_s) ? take().second : nb::none();
+    return wait_for(*handle, timeout_s, give_up_s) ? take().second : nb::none();
   }
 
   bool has_begun() const { return begun_ != nullptr; }
@@ -216,9 +216,8 @@ void bind_in_place(nb::module_& module) {
            "(array, is_awaited): submits it and keeps Handle and array until they are taken. Whether it has: not while "
            "the last ones are here, and not on a thread that has not called start.")
       .def("finish", &PreparedArray::finish,
-           "(timeout_s): takes the array if it is done after at most so many seconds, else None. An operation that "
-           "failed is still "
-           "to be taken.")
+           "(timeout_s, give_up_s): takes the array if it is done after at most so many seconds, else None. An "
+           "operation that failed is still to be taken. give_up_s: as for wait().")
       .def("has_begun", &PreparedArray::has_begun, "Whether there is something to take.")
       .def("take", &PreparedArray::take, "The Handle of what was begun, and its array.");
 }

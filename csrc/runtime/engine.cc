@@ -223,10 +223,10 @@ bool Engine::lie_down() {
 
 // --------------------------------------------------------------------------------------------- the waiting callers
 
-bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted) {
+bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted, double give_up_s) {
   if (handle.is_done()) return true;
   const double begin = now_s();
-  const bool is_done = wait_or_work(handle, timeout_s, is_interrupted);
+  const bool is_done = wait_or_work(handle, {begin + timeout_s, begin + give_up_s}, is_interrupted);
   const double end = now_s();
   exposed_ns_ += static_cast<uint64_t>((end - begin) * 1e9);
   if (!inbox_.has_timeline()) return is_done;
@@ -234,15 +234,15 @@ bool Engine::wait(Handle& handle, double timeout_s, const Interrupt& is_interrup
   return is_done;
 }
 
-bool Engine::wait_or_work(Handle& handle, double timeout_s, const Interrupt& is_interrupted) {
+bool Engine::wait_or_work(Handle& handle, const Deadlines& deadlines, const Interrupt& is_interrupted) {
   if (turn_.is_held_here()) throw failure("what is called when an operation is done must not wait for another one");
   if (!callers_take_turns()) {
     const Patience::Hurry hurry(patience_);
-    return handle.wait(timeout_s);
+    return handle.wait(deadlines.returns_s - now_s());
   }
-  const double deadline = now_s() + timeout_s;
+  const double deadline = deadlines.returns_s;
   do {
-    if (turn_.try_lock() || wait_for_turn(handle, deadline)) take_turns_until_done(handle, deadline, is_interrupted);
+    if (turn_.try_lock() || wait_for_turn(handle, deadline)) take_turns_until_done(handle, deadlines, is_interrupted);
   } while (!has_waited_enough(handle, deadline));
   return handle.is_done();
 }
@@ -265,7 +265,8 @@ bool Engine::wait_for_turn(const Handle& handle, double deadline) {
 
 // While there is nothing to do it lets go of the turn. Then another caller may take it, which has no reason to wait
 // until this one is awake.
-void Engine::take_turns_until_done(const Handle& handle, double deadline, const Interrupt& is_interrupted) {
+void Engine::take_turns_until_done(const Handle& handle, const Deadlines& deadlines, const Interrupt& is_interrupted) {
+  const double deadline = deadlines.returns_s;
   const KeptDenormals denormals;
   const auto has_work = [&] {
     turn.assert_held();
@@ -274,11 +275,13 @@ void Engine::take_turns_until_done(const Handle& handle, double deadline, const 
   while (true) {
     stay_awake();
     fabric_.watch().set_interrupt(&is_interrupted);
+    fabric_.watch().set_deadline(deadlines.gives_up_s);
     guarded([&] {
       turn.assert_held();
       while (!has_waited_enough(handle, deadline) && (has_work() || waiter_.is_quick(has_work))) take_turn(deadline);
     });
     fabric_.watch().set_interrupt(nullptr);
+    fabric_.watch().set_deadline(kNever);
     if (has_waited_enough(handle, deadline)) return let_go();
     const uint32_t seen = fabric_.bell().value.load(std::memory_order_acquire);
     fall_asleep();

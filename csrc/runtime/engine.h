@@ -10,6 +10,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -42,8 +43,11 @@ class Engine {
   // Any thread. Does not wake the engine if the caller is going to wait for the Handle at once.
   enum class Caller { goes_on, waits };
   std::shared_ptr<Handle> submit(SubmissionPtr submission, Caller caller);
-  // Any thread: whether it is done, after at most `timeout_s`, or a little later if that falls into an operation.
-  bool wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
+  // Any thread: whether it is done, after at most `timeout_s`, or a little later if that falls into an operation. If an
+  // operation makes no progress and `give_up_s` are over, the engine fails with a StalledError: in the middle of one
+  // nobody can leave without taking the others with him.
+  bool wait(Handle& handle, double timeout_s, const Interrupt& is_interrupted,
+            double give_up_s = std::numeric_limits<double>::infinity());
   // Any thread. This rank's GPU, if it is that one; see Gpus::use.
   GpuPtr gpu(int ordinal) { return gpus_.use(ordinal); }
   std::shared_ptr<char> allocate_on_gpu(int ordinal, size_t bytes) { return gpus_.allocate(ordinal, bytes); }
@@ -92,10 +96,15 @@ class Engine {
   bool lie_down();
 
   // Threads that wait for a Handle.
-  bool wait_or_work(Handle& handle, double timeout_s, const Interrupt& is_interrupted);
+  // The times of a caller that waits, on the clock of base/clock.h: when it returns, and when it gives up.
+  struct Deadlines {
+    double returns_s, gives_up_s;
+  };
+  bool wait_or_work(Handle& handle, const Deadlines& deadlines, const Interrupt& is_interrupted);
   bool has_waited_enough(const Handle& handle, double deadline) const;
   bool wait_for_turn(const Handle& handle, double deadline) TRY_ACQUIRE(true, turn);
-  void take_turns_until_done(const Handle& handle, double deadline, const Interrupt& is_interrupted) RELEASE(turn);
+  void take_turns_until_done(const Handle& handle, const Deadlines& deadlines, const Interrupt& is_interrupted)
+      RELEASE(turn);
   void keep_bell(const Handle& handle, double deadline, uint32_t seen) RELEASE(turn);
   void let_go() RELEASE(turn);
 

@@ -10,6 +10,8 @@ namespace {
 
 // In which somebody who waits hears of an interrupt.
 constexpr double kLongestInterval_s = 0.02;
+// A wait that lasts for less is no reason to give up: the others work, if slowly.
+constexpr double kProgress_s = 1;
 
 }  // namespace
 
@@ -64,7 +66,8 @@ std::string PeerWatch::stall_text(double waited_s) const {
 void PeerWatch::check(double waited_s) {
   look();
   check_interrupt();
-  const bool is_over = limits_.stall_shutdown_s > 0 && waited_s > limits_.stall_shutdown_s;
+  const bool is_too_late = waited_s > kProgress_s && now_s() > deadline_s_;
+  const bool is_over = is_too_late || (limits_.stall_shutdown_s > 0 && waited_s > limits_.stall_shutdown_s);
   if (!is_over && (has_warned_ || waited_s < limits_.stall_warning_s)) return;
   const std::string text = stall_text(waited_s);
   if (is_over) throw Error(ErrorKind::stalled, text);

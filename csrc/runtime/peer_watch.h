@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -54,6 +55,9 @@ class PeerWatch final : public Watch {
   // Says what this rank has submitted and waits for, for messages.
   void set_pending(std::function<std::string()> pending) { pending_ = std::move(pending); }
 
+  // Ends a wait without progress with a StalledError from this time on, on the clock of base/clock.h: the caller whose
+  // thread waits has a timeout.
+  void set_deadline(double deadline_s) { deadline_s_ = deadline_s; }
   // Asked now and then while a caller's own thread waits: whether it was interrupted. Null for the engine's thread.
   void set_interrupt(const std::function<bool()>* is_interrupted) {
     is_interrupted_ = is_interrupted;
@@ -82,6 +86,7 @@ class PeerWatch final : public Watch {
   bool has_warned_ = false;
   const std::function<bool()>* is_interrupted_ = nullptr;
   double interrupted_since_ = 0;  // 0: not
+  double deadline_s_ = std::numeric_limits<double>::infinity();
 };
 
 }  // namespace ringtrain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -328,7 +329,7 @@ class Prepared(_core.Prepared):
     def wait(self) -> Any:
         """Wait for what was begun and return its array. As `Handle.wait`, but only once."""
         try:
-            array = self.finish(0.2)
+            array = self.finish(0.2, math.inf)
         except BaseException as error:
             self.as_handle()
             report_failure(error)

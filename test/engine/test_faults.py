@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,11 +18,36 @@ from measure.faults.injection import exhausts_memory, exits, interrupt, kill, ra
 from measure.faults.trial import leftovers
 
 import ringtrain as hvd
+from ringtrain import _core
 
 GONE = "is gone: its process was killed or exited early"
 RING = {"allreduce_algorithm": "ring"}
 SHORT_STALL = {"stall_warning_time_s": 0.3, "stall_shutdown_time_s": 1}
 SHORT_START = {"start_timeout_s": 2}
+
+
+@pytest.mark.ranks(2, timeout=60)
+def test_a_wait_ends_in_time_while_another_rank_is_stopped_in_the_middle_of_a_round():
+    """A barrier is nothing but a round, and one with a new name has three exchanges: a stop falls into each of them."""
+    pids = hvd.allgather_object(os.getpid())
+    longest = 0.0
+    for trial_number in range(8):
+        stopping = threading.Timer(0.01 + 0.0017 * trial_number, os.kill, (pids[1], signal.SIGSTOP))
+        going_on = threading.Timer(0.5, os.kill, (pids[1], signal.SIGCONT))
+        if hvd.rank() == 0:
+            stopping.start()
+            going_on.start()
+        for step in range(1000):
+            operation = _core.Operation(_core.OpKind.BARRIER, f"trial {trial_number} step {step}")
+            handle = _core.submit(operation, [], [], is_awaited=True)
+            is_done = False
+            while not is_done:
+                begin = time.monotonic()
+                is_done = _core.wait(handle, 0.05)
+                longest = max(longest, time.monotonic() - begin)
+        if hvd.rank() == 0:
+            going_on.join()
+    assert hvd.rank() == 1 or longest < 0.4, longest
 
 
 @pytest.mark.parametrize(("phase", "ranks"), [("idle", 3), ("negotiate", 3), *(("reduce", n) for n in (2, 3, 4))])

@@ -263,11 +263,12 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             if begun is False:
                 return None
             number = self._names.advance("all_reduce", prepared.signature).number
-        handle = prepared.run() if begun is True else begun
+        timeout_s = self._timeout_of(opts)
+        handle = prepared.run(timeout_s) if begun is True else begun
         if handle is None:
             return Work.done(tensors)
         title = f"all_reduce #{number} of {self._title}"
-        return Work(title, (handle,), tensors, tensors, None, self._timeout_of(opts))
+        return Work(title, (handle,), tensors, tensors, None, timeout_s)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         return self._allreduce("all_reduce", list_of(tensors), opts)

@@ -34,10 +34,13 @@ class Prepared(_core.Prepared):
             report_failure(error)
             raise
 
-    def run(self) -> _core.Handle | None:
-        """Wait for what was begun. Returns its Handle if it has failed or takes long, and None if it is done."""
+    def run(self, timeout_s: float) -> _core.Handle | None:
+        """Wait for what was begun. Returns its Handle if it has failed or takes long, and None if it is done.
+
+        An operation that makes no progress fails on all ranks after `timeout_s`.
+        """
         try:
-            if self.finish(LOOK_S) is not None:
+            if self.finish(min(LOOK_S, timeout_s), timeout_s) is not None:
                 return None
         except RingtrainError:
             pass

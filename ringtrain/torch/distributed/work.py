@@ -7,6 +7,7 @@ Futures, only where torch asks for them, as DistributedDataParallel does.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,13 +29,17 @@ _NO_TIMEOUT = timedelta(0)
 _settling = threading.RLock()
 
 
-def is_done_by(handle: _core.Handle, deadline: float) -> bool:
-    """Waits for what the engine does until a time of time.monotonic(). Raises the error with which it failed."""
-    if _core.wait(handle, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
+def is_done_by(handle: _core.Handle, deadline: float, give_up: float = math.inf) -> bool:
+    """Waits for what the engine does until a time of time.monotonic(). Raises the error with which it failed.
+
+    In the middle of an operation nobody can leave. One that makes no progress fails on all ranks after `give_up`.
+    """
+    now = time.monotonic()
+    if _core.wait(handle, min(LOOK_S, max(0.0, deadline - now)), give_up - now):
         return True
     with waiting(handle):
-        while time.monotonic() < deadline:
-            if _core.wait(handle, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
+        while (now := time.monotonic()) < deadline:
+            if _core.wait(handle, min(LOOK_S, deadline - now), give_up - now):
                 return True
             _core.require_initialized()  # a forked child would wait for ever
     return False
@@ -114,7 +119,7 @@ class Work(dist.Work):
         self._settle()
 
     def _wait_for(self, handle: _core.Handle, deadline: float, timeout_s: float) -> None:
-        if not is_done_by(handle, deadline):
+        if not is_done_by(handle, deadline, self._deadline):
             raise StalledError(
                 f"{self._title}: not complete within the timeout of {timeout_s:g} s. Do all ranks of the group call "
                 "it, or is one stuck in something else?"

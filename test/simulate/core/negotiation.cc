@@ -405,14 +405,16 @@ class BoardChannel final : public Channel {
   void put_value(const SmallValue& value) override { value_ = value; }
   const SmallValue* value_of(int place) override { return &boards_[static_cast<size_t>(place)].values[side()]; }
 
-  std::vector<Bytes> gather(const Bytes& mine) override {
-    exchange(mine);
+  std::vector<Bytes> gather(const Bytes& mine) override { return *gather_until(kNever, mine); }
+  Bytes broadcast(const Bytes& mine) override { return *broadcast_until(kNever, mine); }
+  std::optional<std::vector<Bytes>> gather_until(double deadline, const Bytes& mine) override {
+    if (!exchange(deadline, mine)) return std::nullopt;
     std::vector<Bytes> all;
     for (const Board& board : boards_) all.push_back(board.bytes[side()]);
     return rank() == 0 ? all : std::vector<Bytes>();
   }
-  Bytes broadcast(const Bytes& mine) override {
-    exchange(mine);
+  std::optional<Bytes> broadcast_until(double deadline, const Bytes& mine) override {
+    if (!exchange(deadline, mine)) return std::nullopt;
     return boards_.front().bytes[side()];
   }
   bool is_called() override {
@@ -427,11 +429,14 @@ class BoardChannel final : public Channel {
     ++exchanges_;
     return boards_[static_cast<size_t>(rank())];
   }
-  void exchange(const Bytes& mine) {
-    Board& own = begin();
-    own.bytes[side()] = mine;
-    ++own.exchanges;
-    wait_for_all(kNever);
+  bool exchange(double deadline, const Bytes& mine) {
+    if (!has_published_) {
+      Board& own = begin();
+      own.bytes[side()] = mine;
+      ++own.exchanges;
+    }
+    has_published_ = !wait_for_all(deadline);
+    return !has_published_;
   }
   bool have_all_come() const {
     return std::all_of(boards_.begin(), boards_.end(),
@@ -447,6 +452,7 @@ class BoardChannel final : public Channel {
   std::vector<Board>& boards_;
   Ether& ether_;
   uint64_t exchanges_ = 0;
+  bool has_published_ = false;  // bytes that the others have not come to yet
   SmallValue value_;
 };
 

@@ -508,3 +508,41 @@ def test_every_rank_that_is_left_has_a_typed_error(tmp_path, how, left, expected
             assert ranks[rank].returncode == 0 and lines, text
             assert re.match(expected, lines[0]), text
             assert float(lines[0].split()[1]) < 20, text
+
+
+_STOPPED = """
+import datetime, os, sys, time
+import torch, torch.distributed as dist
+import ringtrain as hvd, ringtrain.torch.distributed
+torch.set_num_threads(1)
+dist.init_process_group("ringtrain", timeout=datetime.timedelta(seconds=2))
+count = int(sys.argv[1])
+tensors = [torch.ones(count + step % 5) for step in range(5)]
+dist.barrier()
+print("begins", flush=True)
+step = 0
+while True:
+    begin = time.monotonic()
+    try:
+        dist.all_reduce(tensors[step % 5])
+    except hvd.RingtrainError as error:
+        print(type(error).__name__, time.monotonic() - begin, error, flush=True)
+        break
+    step += 1
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("count", [1, 4_000_000])
+def test_a_rank_that_stops_anywhere_ends_the_wait_of_the_others_at_the_timeout_of_the_group(tmp_path, count):
+    script = tmp_path / "stopped.py"
+    script.write_text(_STOPPED)
+    with ranks_of(script, 3, str(count)) as ranks:
+        assert ranks[1].stdout.readline() == "begins\n"
+        time.sleep(0.5)
+        ranks[1].send_signal(signal.SIGSTOP)
+        for rank in (0, 2):
+            text = ranks[rank].communicate(timeout=60)[0]
+            found = re.search(r"^StalledError ([\d.]+) ", text, re.M)
+            assert ranks[rank].returncode == 0 and found, text
+            assert float(found[1]) < 10, text
