@@ -34,6 +34,7 @@ class OpKind(_Enum):
     ADD_PROCESS_SET: OpKind
     REMOVE_PROCESS_SET: OpKind
     OPEN_PROCESS_SET: OpKind
+    CLOSE_PROCESS_SET: OpKind
     TRANSFER: OpKind
     FIND_SENDER: OpKind
 

@@ -83,14 +83,19 @@ from ringtrain.ops import (
     grouped_reducescatter as grouped_reducescatter,
     grouped_reducescatter_async as grouped_reducescatter_async,
     join as join,
+    recv as recv,
+    recv_async as recv_async,
     reducescatter as reducescatter,
     reducescatter_async as reducescatter_async,
+    send as send,
+    send_async as send_async,
 )
 from ringtrain.process_sets import (
     ProcessSet as ProcessSet,
     add_process_set as add_process_set,
     get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
     global_process_set as global_process_set,
+    new_group as new_group,
     remove_process_set as remove_process_set,
 )
 from ringtrain.record.metrics import metrics as metrics

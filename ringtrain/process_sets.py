@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -40,6 +41,13 @@ class ProcessSet:
         self.ranks: list[int] | None = None if self.mpi_comm is not None else _sorted_ranks(ranks_or_comm)
         # Registered together with it, and removed: those of all ranks' communicators.
         self._parts: list[ProcessSet] = [self]
+        self._is_of_members = False  # opened by its members alone
+        self._messages: Counter[tuple[int, int, int]] = Counter()  # by source, destination and tag
+
+    def next_message(self, way: tuple[int, int, int]) -> int:
+        """Counts a message between two ranks. `way`: source, destination and tag."""
+        self._messages[way] += 1
+        return self._messages[way]
 
     def size(self) -> int | None:
         """How many ranks it has, or None before it is registered."""
@@ -123,6 +131,7 @@ def forget_process_sets() -> None:
     global_process_set.ranks = []
     global_process_set.mpi_comm = None
     for process_set in _registered.values():
+        process_set._messages.clear()
         if process_set is not global_process_set:
             process_set.process_set_id = None
             if process_set.mpi_comm is not None:
@@ -197,11 +206,47 @@ def _register(added: ProcessSet, ranks: list[int]) -> None:
         raise RefusedSetError("a process set needs at least one rank before it can be registered")
     if ranks[-1] >= size:
         raise RefusedSetError(f"process set {ranks} has rank {ranks[-1]}, but the job has only {size} ranks")
-    if any(ranks == other.ranks for other in _registered.values()):
+    if any(ranks == other.ranks and not other._is_of_members for other in _registered.values()):
         raise RefusedSetError(f"a process set with the ranks {ranks} is registered already")
     added.process_set_id = _carry_out(_core.OpKind.ADD_PROCESS_SET, "<add_process_set>", ranks)
     added.ranks = ranks
     _registered[added.process_set_id] = added
+
+
+def new_group(ranks: Iterable[int]) -> ProcessSet:
+    """Open a process set that only its members ask for; the other ranks of the job take no part.
+
+    As `torch.distributed.new_group(ranks, use_local_synchronization=True)`, or `MPI_Comm_create_group`. The same ranks
+    may open several groups, which are different sets. `remove_process_set` gives one up.
+
+    Args:
+        ranks: of the job, in any order, this one among them. All of them call it with the same ranks.
+
+    Raises:
+        NotInitializedError: before init().
+        ValueError: this rank is not one of them, a rank comes twice, or the job does not have it.
+        StalledError: a member does not call it within the option stall_shutdown_time_s.
+
+    Examples:
+        >>> if hvd.rank() in (0, 1):
+        ...     pair = hvd.new_group([0, 1])
+        ...     float(hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=pair)[0])
+        2.0
+    """
+    group = ProcessSet(_sorted_ranks(ranks))
+    own, size = _own_rank(), len(global_process_set.ranks or [])
+    members = group.ranks or []
+    if members and members[-1] >= size:
+        raise ValueError(f"new_group: the ranks {members} have rank {members[-1]}, but the job has only {size} ranks")
+    if own not in members:
+        raise ValueError(
+            f"new_group: rank {own} is not one of the ranks {members}; call it on these ranks alone, or "
+            "add_process_set() on all ranks of the job"
+        )
+    number: int = Handle(open_among(members), (), _core.Handle.number).wait()
+    group.process_set_id, group._is_of_members = number, True
+    _registered[number] = group
+    return group
 
 
 def open_among(ranks: list[int]) -> Any:
@@ -212,12 +257,24 @@ def open_among(ranks: list[int]) -> Any:
             is another set.
 
     Returns:
-        The Handle of the core, whose number() is that of the set once it is done. `add_process_set` does not know the
-        set, and `remove_process_set` neither.
+        The Handle of the core, whose number() is that of the set once it is done.
     """
     name = f"<open_process_set {','.join(map(str, ranks))}>"
     operation = _core.Operation(_core.OpKind.OPEN_PROCESS_SET, name, numbers=ranks)
     return _core.submit(operation, [], [], is_awaited=True, site=call_site())
+
+
+def close_among(number: int, ranks: list[int]) -> None:
+    """Give up a set that `open_among` has opened. It ends once all its members have; this rank does not wait for them.
+
+    Args:
+        number: of the set.
+        ranks: its members.
+    """
+    operation = _core.Operation(
+        _core.OpKind.CLOSE_PROCESS_SET, f"<close_process_set {number}>", numbers=[number, *ranks]
+    )
+    _core.submit(operation, [], [], site=call_site())
 
 
 def _register_parts(mine: ProcessSet) -> None:
@@ -257,6 +314,9 @@ def _different_lists(own: list[int]) -> list[list[int]]:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set; all ranks of the job call this. Operations pending for it fail.
 
+    A set of `new_group` is given up by its members alone: this rank cannot use it any more, and it ends once all
+    members have called this.
+
     Returns:
         False for one that is not registered and for the global one, which stays.
     """
@@ -265,7 +325,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     for part in process_set._parts:
         number = part.process_set_id
         assert number is not None
-        _carry_out(_core.OpKind.REMOVE_PROCESS_SET, "<remove_process_set>", [number])
+        if part._is_of_members:
+            close_among(number, part.ranks or [])
+        else:
+            _carry_out(_core.OpKind.REMOVE_PROCESS_SET, "<remove_process_set>", [number])
         del _registered[number]
         part.process_set_id = None
     return True

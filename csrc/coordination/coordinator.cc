@@ -359,7 +359,8 @@ AgreementPtr Coordinator::apply(Agreement agreement) {
   if (agreement.error == ErrorKind::none) {
     if (operation.kind == OpKind::add_process_set || operation.kind == OpKind::open_process_set)
       agreement.result = membership_.add({operation.numbers.begin(), operation.numbers.end()});
-    if (operation.kind == OpKind::remove_process_set) forget_process_set(static_cast<int>(operation.numbers.front()));
+    if (operation.kind == OpKind::remove_process_set || operation.kind == OpKind::close_process_set)
+      forget_process_set(static_cast<int>(operation.numbers.front()));
   }
   const auto shared = std::make_shared<const Agreement>(std::move(agreement));
   if (PlanCache::is_cacheable(*shared)) remember(shared, std::move(own));

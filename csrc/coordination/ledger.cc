@@ -110,6 +110,8 @@ void Ledger::announce(int rank, const Request& request, double since) {
     entry.order = announcements_++;
   }
   entry.since = is_join(key) ? std::max(entry.since, since) : std::min(entry.since, since);
+  // Some member may use the set for as long as the job lasts, and nobody waits for its end.
+  if (operation.kind == OpKind::close_process_set) entry.since = kNever;
   entry.announced[rank] = request;
   entry.last = rank;
   changed_.insert(key);

@@ -7,9 +7,10 @@
 namespace ringtrain {
 
 const char* name_of(OpKind kind) {
-  constexpr const char* kNames[] = {"allreduce",          "allgather",        "broadcast", "alltoall",
-                                    "reducescatter",      "barrier",          "join",      "add_process_set",
-                                    "remove_process_set", "open_process_set", "transfer",  "find_sender"};
+  constexpr const char* kNames[] = {
+      "allreduce",         "allgather", "broadcast",       "alltoall",           "reducescatter",
+      "barrier",           "join",      "add_process_set", "remove_process_set", "open_process_set",
+      "close_process_set", "transfer",  "find_sender"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -29,7 +30,7 @@ size_t Operation::bytes() const {
 }
 
 std::string title_of(const Operation& operation) {
-  const bool is_named = operation.kind < OpKind::join || operation.kind > OpKind::open_process_set;
+  const bool is_named = operation.kind < OpKind::join || operation.kind > OpKind::close_process_set;
   if (!is_named) return name_of(operation.kind);  // these have no name of the user
   return std::string(name_of(operation.kind)) + " \"" + operation.name + "\"";
 }
@@ -44,6 +45,7 @@ std::string tensors_text(const std::vector<TensorSpec>& tensors) {
 std::vector<int> participants_of(const Operation& operation) {
   const std::vector<int64_t>& numbers = operation.numbers;
   if (operation.kind == OpKind::open_process_set) return {numbers.begin(), numbers.end()};
+  if (operation.kind == OpKind::close_process_set) return {numbers.begin() + 1, numbers.end()};
   if (operation.kind == OpKind::find_sender) return {static_cast<int>(numbers[0])};
   if (operation.kind != OpKind::transfer) return {};
   const auto [first, second] = std::minmax(numbers[0], numbers[1]);
@@ -152,6 +154,12 @@ void require_valid(const Operation& operation, int world_size) {
     case OpKind::remove_process_set: {
       const bool is_one = numbers.size() == 1 && numbers.front() > 0 && numbers.front() <= INT32_MAX;
       return require(is_one && operation.process_set == 0, "no id of a process set");
+    }
+    case OpKind::close_process_set: {
+      const bool is_one = numbers.size() > 1 && numbers.front() > 0 && numbers.front() <= INT32_MAX;
+      const bool are_ranks = is_one && std::all_of(numbers.begin() + 1, numbers.end(), is_rank) &&
+                             std::is_sorted(numbers.begin() + 1, numbers.end());
+      return require(are_ranks && operation.process_set == 0, "no id and ranks of a process set");
     }
     case OpKind::transfer:
       require(operation.tensors.size() == 1 && !operation.is_on_gpu, "other tensors than one in host memory");

@@ -54,9 +54,10 @@ enum class OpKind : uint8_t {
   add_process_set,
   remove_process_set,
   // Of the ranks in `numbers` alone:
-  open_process_set,  // those that belong to the new set
-  transfer,          // one tensor from one rank to another
-  find_sender,       // one rank: from whom a transfer to it waits
+  open_process_set,   // those that belong to the new set
+  close_process_set,  // those that belong to the set, once all of them have said so
+  transfer,           // one tensor from one rank to another
+  find_sender,        // one rank: from whom a transfer to it waits
 };
 constexpr OpKind kLastOpKind = OpKind::find_sender;
 const char* name_of(OpKind kind);
@@ -79,7 +80,8 @@ struct Operation {
   std::string name;
   std::vector<TensorSpec> tensors;  // more than one for a group that is done together or not at all
   // add_process_set, open_process_set: its ranks; remove_process_set: its id; join: operations without a name that this
-  // rank has submitted; transfer: source, destination and tag; find_sender: destination and tag. Ranks of the world.
+  // rank has submitted; close_process_set: its id and its ranks; transfer: source, destination and tag; find_sender:
+  // destination and tag. Ranks of the world.
   std::vector<int64_t> numbers;
   bool is_on_gpu = false;  // all tensors are on a GPU
   ReduceOp op = ReduceOp::sum;

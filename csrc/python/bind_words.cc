@@ -92,6 +92,7 @@ void bind_words(nb::module_& module) {
       .value("ADD_PROCESS_SET", OpKind::add_process_set)
       .value("REMOVE_PROCESS_SET", OpKind::remove_process_set)
       .value("OPEN_PROCESS_SET", OpKind::open_process_set)
+      .value("CLOSE_PROCESS_SET", OpKind::close_process_set)
       .value("TRANSFER", OpKind::transfer)
       .value("FIND_SENDER", OpKind::find_sender);
 

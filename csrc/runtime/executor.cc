@@ -100,7 +100,8 @@ void Executor::run(const Plan& plan, double agreed_s, double now, const std::vec
   if (is_for_this_rank(first.operation)) require_own(plan, submissions);
   if (kind == OpKind::add_process_set || kind == OpKind::open_process_set)
     return add_process_set(first, submissions.front());
-  if (kind == OpKind::remove_process_set) return remove_process_set(first, submissions.front());
+  if (kind == OpKind::remove_process_set || kind == OpKind::close_process_set)
+    return remove_process_set(first, submissions.front());
   if (first.operation.is_on_gpu) return carry_out_on_gpu(plan, submissions);
   if (!values.empty() && are_summed_here(first.operation.process_set))
     return reduce_values(values, submissions.front());
@@ -421,7 +422,7 @@ void Executor::remove_process_set(const Agreement& agreement, const SubmissionPt
   gpus_.close(id);
   residuals_.forget(id);
   sets_.close(id);
-  finish({submission}, {Result()});
+  if (submission) finish({submission}, {Result()});  // else it was closed by others
 }
 
 // ------------------------------------------------------------------------------------------------ memory of the host

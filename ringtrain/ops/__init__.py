@@ -42,6 +42,12 @@ from ringtrain.ops.exchanges import (
     grouped_broadcast_async_ as grouped_broadcast_async_,
     join as join,
 )
+from ringtrain.ops.messages import (
+    recv as recv,
+    recv_async as recv_async,
+    send as send,
+    send_async as send_async,
+)
 from ringtrain.ops.reductions import (
     Adasum as Adasum,
     Average as Average,

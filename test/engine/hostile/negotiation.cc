@@ -43,6 +43,7 @@ RequestPtr drawn_request(Draw& draw, const std::string& name) {
   if (operation.kind == OpKind::add_process_set) operation.numbers = {0, 1};
   if (operation.kind == OpKind::remove_process_set) operation.numbers = {1};
   if (operation.kind == OpKind::open_process_set) operation.numbers = {0, 1};
+  if (operation.kind == OpKind::close_process_set) operation.numbers = {1, 0, 1};
   if (operation.kind == OpKind::transfer) operation.numbers = {0, 1, 0};
   if (draw.one_in(2)) request->site = std::make_shared<const std::string>("train.py:31");
   return request;
