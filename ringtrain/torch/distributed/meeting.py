@@ -20,7 +20,7 @@ from ringtrain.job import elastic_client, launched_by, network, session
 from ringtrain.job.host import addresses_of, usual_address
 from ringtrain.objects import broadcast_object
 from ringtrain.options import table
-from ringtrain.process_sets import open_among
+from ringtrain.process_sets import close_among, open_among
 from ringtrain.torch.distributed.work import is_done_by
 
 SCHEME = "ringtrain"
@@ -29,9 +29,10 @@ _LONGEST_FAREWELL_S = 300.0
 # Of the option stall_shutdown_time_s.
 _USUAL_STALL_S, _LONGEST_STALL_S = 600.0, 86_400.0
 
+_WORLD = 0  # the process set of all ranks of the job
+
 _lock = threading.Lock()
-_sets: dict[tuple[int, ...], int] = {}  # of the current job, by their ranks
-_groups: dict[tuple[int, ...], int] = {}  # how many had the same ranks, but for the first
+_groups_of_all = 0  # how many groups of all ranks the current job has had
 _is_ours = False  # the job was joined here, so it ends with the last group
 _open_groups = 0
 _jobs = itertools.count(1)
@@ -79,17 +80,15 @@ def _init(timeout: timedelta) -> None:
 
 
 def _begin_job(is_ours: bool) -> None:
-    global _is_ours, _job
-    _sets.clear()
-    _groups.clear()
+    global _groups_of_all, _is_ours, _job
+    _groups_of_all = 0
     _is_ours = is_ours
     _job = next(_jobs)
 
 
 def _end_job() -> None:
-    global _is_ours, _job
-    _sets.clear()
-    _groups.clear()
+    global _groups_of_all, _is_ours, _job
+    _groups_of_all = 0
     _is_ours = False
     _job = 0
 
@@ -137,18 +136,18 @@ def _get(store: Any, key: str, end: float, rank: int) -> bytes:
 
 
 def open_set(ranks: list[int], timeout: timedelta) -> tuple[int, int]:
-    """The number of the process set of these ranks, which its members open together, and how many groups it had before.
+    """The number of the process set of these ranks, and how many groups it had before.
 
-    A set stays open for the next group of the same ranks, until the job ends.
+    Groups of all ranks of the job have the set of the job. Members of any other group open a set for it.
 
     Raises:
         StalledError: not all members came within the timeout.
     """
-    key = tuple(ranks)
-    if key not in _sets:
-        _sets[key] = 0 if len(ranks) == session.size() else _opened(ranks, timeout)
-    number = _groups[key] = _groups.get(key, -1) + 1
-    return _sets[key], number
+    global _groups_of_all
+    if len(ranks) < session.size():
+        return _opened(ranks, timeout), 0
+    _groups_of_all += 1
+    return _WORLD, _groups_of_all - 1
 
 
 def _opened(ranks: list[int], timeout: timedelta) -> int:
@@ -169,9 +168,12 @@ def note_opened() -> None:
         _open_groups += 1
 
 
-def note_closed(job: int, timeout_s: float) -> None:
-    """A group has ended; with the last one of a job that was joined here, the job."""
+def note_closed(job: int, number: int, ranks: list[int], timeout_s: float) -> None:
+    """A group has ended; with the last one of a job that was joined here, the job. `number`: of its process set."""
     global _open_groups
+    if number != _WORLD and job == current_job():
+        with suppress(RingtrainError):  # the job has ended
+            close_among(number, ranks)
     with _lock:
         _open_groups -= 1
         is_last = _open_groups == 0

@@ -183,6 +183,41 @@ def test_a_job_that_began_with_the_group_ends_with_it():
         assert not hvd.is_initialized()
 
 
+def belongings():
+    """How many threads, descriptors and shared memory mappings this process has."""
+    gc.collect()
+    mappings = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm" in line]
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), len(mappings)
+
+
+@pytest.mark.ranks(3, initialised=False, isolated=True, timeout=120)
+def test_groups_that_come_and_go_leave_nothing_behind():
+    from ringtrain.torch.distributed import meeting
+
+    def use(group):
+        dist.all_reduce(tensor := torch.ones(1000), group=group)
+        work = dist.all_reduce(tensor, async_op=True, group=group)
+        work.get_future().wait()
+        assert tensor[0] == dist.get_world_size(group) ** 2
+
+    seen = []
+    for _ in range(8):
+        with default_group() as rank:
+            of_groups = []
+            for _ in range(4):
+                pair = dist.new_group([0, 1])
+                if rank < 2:
+                    use(pair)
+                    dist.destroy_process_group(pair)
+                use(None)
+                dist.barrier()
+                of_groups.append(belongings())
+            assert all(after <= before for before, after in zip(of_groups[1], of_groups[3], strict=True)), of_groups
+        assert not hvd.is_initialized() and not meeting.current_job()
+        seen.append(belongings())
+    assert all(after <= before for before, after in zip(seen[2], seen[-1], strict=True)), seen
+
+
 @pytest.mark.ranks(2)
 def test_another_rank_than_that_of_the_job_is_refused():
     import ringtrain.torch.distributed  # noqa: F401
