@@ -199,7 +199,7 @@ class Coordinator {
   std::vector<AgreementPtr> agreements_of(const Words& bits) const;
   std::vector<PlanPtr> plans_for(const Words& bits);
 
-  // What a round waits for: the bits, or, if something is to be settled, the announcements and then the decision.
+  // The exchange that a round waits for: of bits or, if something is to be settled, of announcements and a decision.
   enum class Stage { none, bits, announcements, decision };
 
   bool take_bits(double deadline);
