@@ -8,7 +8,7 @@
 namespace ringtrain {
 namespace {
 
-constexpr double kFirstPause_s = 0.02, kLongestPause_s = 0.5;
+constexpr double kFirstPause_s = 0.02, kLongestPause_s = 0.5, kLongestAttempt_s = 0.5;
 
 }  // namespace
 
@@ -46,6 +46,7 @@ std::optional<Dialling::Attempt> Dialling::take_due(double now) {
     if (addresses_[stream.address]) dial_next_address(stream, now);
     if (stream.state == State::given_up) continue;
     stream.state = State::dialling;
+    stream.dialled_at_s = now;
     return Attempt{i, stream.address};
   }
   return std::nullopt;
@@ -63,9 +64,12 @@ void Dialling::has_connected(size_t stream) { streams_[stream].state = State::co
 void Dialling::has_failed(size_t number, DialFailure failure, const std::string& reason, double now) {
   Stream& stream = streams_[number];
   const bool is_final = failure == DialFailure::refused || failure == DialFailure::unreachable;
-  if (!is_final && stream.pause_s == 0) stream.turned_away_since_s = now;
-  const bool is_patient = patience_s_ == 0 || now - stream.turned_away_since_s < patience_s_;
-  if (!is_final && is_patient) return dial_again(stream, now);
+  if (!is_final) {
+    const bool is_turned_away = failure == DialFailure::turned_away;
+    std::optional<double>& taken_s = is_turned_away ? stream.turned_away_s : stream.no_descriptor_s;
+    taken_s = taken_s ? *taken_s + stream.pause_s + std::min(now - stream.dialled_at_s, kLongestAttempt_s) : 0;
+    if (patience_s_ == 0 || *taken_s < patience_s_) return dial_again(stream, now);
+  }
   if (!addresses_[stream.address]) addresses_[stream.address] = Loss{failure, reason};
   dial_next_address(stream, now);
 }
@@ -78,6 +82,7 @@ void Dialling::dial_again(Stream& stream, double now) {
 
 void Dialling::dial_next_address(Stream& stream, double now) {
   stream.pause_s = 0;
+  stream.turned_away_s = stream.no_descriptor_s = std::nullopt;
   for (size_t i = 1; i <= addresses_.size(); ++i) {
     const size_t next = (stream.address + i) % addresses_.size();
     if (addresses_[next]) continue;

@@ -10,8 +10,10 @@
 //
 // An address that refuses, or cannot be reached, is not dialled again: the stream waits, without a pause, for the next
 // address, and is given up when all addresses have failed. An attempt that the other rank ended, or that had no file
-// descriptor, is repeated after a pause of 20 ms, which doubles up to 0.5 s. When that has gone on for `patience_s`,
-// the address has failed, too. The rank is out of reach when all its streams are given up.
+// descriptor, is repeated after a pause of 20 ms, which doubles up to 0.5 s. The address has failed, too, when attempts
+// that failed for one of these two reasons have taken `patience_s` with their pauses. An attempt that took longer than
+// 0.5 s counts as 0.5 s: one of the two ranks was stopped, or the network between them was down. The rank is out of
+// reach when all its streams are given up.
 #pragma once
 
 #include <cstddef>
@@ -61,7 +63,10 @@ class Dialling {
     State state = State::waiting;
     size_t address;
     double due_s = 0, pause_s = 0;
-    double turned_away_since_s = 0;  // meaningful while pause_s > 0
+    double dialled_at_s = 0;
+    // How long attempts at this address took that failed for these reasons, with their pauses, from the end of the
+    // first one on.
+    std::optional<double> turned_away_s, no_descriptor_s;
   };
 
   void dial_again(Stream& stream, double now);

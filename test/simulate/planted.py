@@ -66,7 +66,7 @@ SOCKETS = {
         Patch(_DIALLING, "return std::all_of(streams_", "return std::any_of(streams_"),
     ),
     "a rank that ends a connection before it begins is not dialled again": (
-        Patch(_DIALLING, "if (!is_final && is_patient) return dial_again(stream, now);", ""),
+        Patch(_DIALLING, "if (patience_s_ == 0 || *taken_s < patience_s_) return dial_again(stream, now);", ""),
     ),
     "a listener without file descriptors is looked at again at once": (
         Patch(_CONNECTOR, "else if (!refuse_one(listener.socket()))\n      break;", "else\n      return;"),
