@@ -12,7 +12,8 @@ namespace ringtrain {
 // After a call that has moved nothing.
 bool FrameStream::goes_on(ssize_t moved) {
   if (moved < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-  error_ = moved < 0 ? errno : 0;
+  // The kernel tells an error once: after a write that failed, a read only finds the end.
+  if (moved < 0 && error_ == 0) error_ = errno;
   return false;
 }
 
@@ -85,6 +86,12 @@ bool FrameStream::read(Receiver& receiver) {
     }
     if (static_cast<size_t>(came) < asked) return true;
   }
+}
+
+// A call may return less than there is.
+void FrameStream::read_rest(Receiver& receiver) {
+  for (uint64_t before = received_bytes_; read(receiver) && received_bytes_ > before; before = received_bytes_)
+    continue;
 }
 
 bool FrameStream::take_buffered(Receiver& receiver) {

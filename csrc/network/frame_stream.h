@@ -66,7 +66,9 @@ class FrameStream {
   // As much as the socket takes, and all that has come. False when the connection is over.
   bool write();
   bool read(Receiver& receiver);
-  // Why it is over, as errno; 0: the other side has ended it.
+  // After a write that has failed: takes what came before the connection ended, such as a bye.
+  void read_rest(Receiver& receiver);
+  // Why it is over, as errno: what the first call said that failed; 0: the other side has ended it.
   int error() const { return error_; }
 
  private:

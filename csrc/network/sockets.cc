@@ -253,17 +253,18 @@ class SocketNetwork final : public Network, Connector::Owner {
 
   void serve(Stream& stream, uint32_t events) {
     const bool may_write = (events & EPOLLOUT) != 0, may_read = (events & ~uint32_t{EPOLLOUT}) != 0;
-    const bool has_written = !may_write || stream.frames.write();
-    // Where it cannot be written, what came before the connection ended can still be read, such as a bye.
-    const bool has_to_read = may_read || !has_written;
-    if ((!has_to_read || stream.frames.read(stream)) && has_written)
-      wait_for_writing(stream);
-    else
-      end(stream);
+    if (may_write && !stream.frames.write()) return end_unwritable(stream);
+    if (may_read && !stream.frames.read(stream)) return end(stream);
+    wait_for_writing(stream);
   }
 
   void wait_for_writing(Stream& stream) {
     poller_.wait_for_writing(stream.frames.socket(), stream, stream.frames.queued_bytes() > 0);
+  }
+
+  void end_unwritable(Stream& stream) {
+    stream.frames.read_rest(stream);
+    end(stream);
   }
 
   // A connection that ends without a bye is a death.
@@ -299,7 +300,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     if (stream.frames.write())
       wait_for_writing(stream);
     else
-      end(stream);
+      end_unwritable(stream);
   }
 
   // The one with the least to do, of as many as were asked for: all of them prefer those that one side has dialled.

@@ -61,7 +61,8 @@ class Fibres {
   void stop(int rank, double until) { ranks_[static_cast<size_t>(rank)].stopped_until = until; }
   void kill(int rank) { ranks_[static_cast<size_t>(rank)].is_killed = true; }
   bool is_killed(int rank) const { return ranks_[static_cast<size_t>(rank)].is_killed; }
-  bool is_stopped(int rank) const { return ranks_[static_cast<size_t>(rank)].stopped_until > now_; }
+  bool is_stopped(int rank) const { return was_stopped_since(rank, now_); }
+  bool was_stopped_since(int rank, double time) const { return ranks_[static_cast<size_t>(rank)].stopped_until > time; }
 
   static Fibres& current();
 

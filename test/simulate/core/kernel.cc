@@ -383,7 +383,8 @@ void Kernel::wait_for_room(Connection& connection, int side) {
     if (!reader.is_full || reader.full_since != since || writer.is_over || writer.is_closed) return;
     const bool was_cut = was_cut_since(connection, since);
     const bool is_slow = hosts_[index(reader.rank)].pause_s > 0;
-    if (was_cut || is_slow || fibres_.is_stopped(reader.rank)) out_of_reach_.insert(pair_of(reader.rank, writer.rank));
+    if (was_cut || is_slow || fibres_.was_stopped_since(reader.rank, since))
+      out_of_reach_.insert(pair_of(reader.rank, writer.rank));
     fail(connection, side, ETIMEDOUT);
     send_reset(connection, 1 - side, false);
   });
