@@ -230,11 +230,12 @@ void Connector::drop(Beginnings::iterator place) {
 void Connector::end(Beginnings::iterator place) {
   const Beginning& it = **place;
   const int peer = it.handshake.peer(), error = it.handshake.error();
-  const bool dials = it.handshake.dials();
+  const bool dials = it.handshake.dials(), has_proved_itself = it.handshake.has_proved_itself();
   const size_t stream = it.attempt.stream;
   poller_.remove(it.handshake.socket());
   drop(place);
   if (!dials) return;
+  if (has_proved_itself) owner_.failed_before_welcome(peer, error);
   const double now = now_s();
   const DialFailure failure = failure_of(error);
   const bool is_turned_away = failure == DialFailure::turned_away;

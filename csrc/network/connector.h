@@ -47,6 +47,9 @@ class Connector {
     virtual bool is_connected(int rank) const = 0;
     // `dialler`: this rank or the other one.
     virtual void connected(int rank, int dialler, Descriptor socket) = 0;
+    // A connection that this rank dialled, and that the other one may have taken for made: messages of the other one
+    // may have been lost with it. `error`: errno; 0: the other side has ended it.
+    virtual void failed_before_welcome(int /*rank*/, int /*error*/) {}
     // For good: all its addresses have failed.
     virtual void is_out_of_reach(int rank, const OutOfReach& why) = 0;
   };

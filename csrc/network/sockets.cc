@@ -170,6 +170,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     bool has_left = false;    // all have, and there is no unfinished one on which it may have sent messages
     double left_at_s = 0;
     std::string why_lost;
+    std::string why_incomplete;  // where messages that it sent before it left may be lost
   };
 
   // The meaning of a request.
@@ -240,7 +241,8 @@ class SocketNetwork final : public Network, Connector::Owner {
 
   Error lost(const Peer& peer) const {
     const RankName& name = names_[static_cast<size_t>(peer.rank)];
-    return {ErrorKind::peer_lost, peer.is_lost ? peer.why_lost : to_string(name) + " has left the job"};
+    return {ErrorKind::peer_lost,
+            peer.is_lost ? peer.why_lost : to_string(name) + " has left the job" + peer.why_incomplete};
   }
 
   // --------------------------------------------------------------------------------------------------- what is ready
@@ -412,6 +414,15 @@ class SocketNetwork final : public Network, Connector::Owner {
     Stream& stream = **peer.streams.insert(place, std::make_unique<Stream>(*this, peer, std::move(socket), dialler));
     poller_.add(stream.frames.socket(), stream, false);
     for (const auto& frame : std::exchange(peer.unsent, {})) send(peer, frame);
+  }
+
+  // The last messages of a rank that leaves may be on a connection without a welcome. Where the other side has ended or
+  // reset that connection, they would have come before the end, behind a welcome.
+  void failed_before_welcome(int rank, int error) override {
+    Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (!peer.is_leaving || failure_of(error) != DialFailure::unreachable) return;
+    peer.why_incomplete =
+        ", and messages from it may be lost, because a connection with it has failed: " + text_of(error) + kIsHostUp;
   }
 
   void is_out_of_reach(int rank, const OutOfReach& why) override {

@@ -10,8 +10,8 @@
 // memory of a receive that was given up is not written to. No stranger is welcomed, and none of its messages taken. An
 // error of a rank names another one only if that was killed, has failed itself, was out of reach for longer than the
 // timeout, if their connection was reset, if it has no address, or if it has ended the connection of a rank that has
-// none and so is lost. "has left the job" is only said of ranks that have failed. No rank makes system calls without
-// end. In the end no rank waits.
+// none and so is lost. "has left the job" is only said of ranks that have failed, or with the reason why messages
+// that they sent before they left are lost. No rank makes system calls without end. In the end no rank waits.
 #include "network/sockets.h"
 
 #include <algorithm>
@@ -531,8 +531,9 @@ class World {
     if (error.kind() != ErrorKind::peer_lost) {
       if (!kernel_.was_short_of_descriptors(rank)) story_.find("an error without a cause: " + what);
     } else if (text.find("has left the job") != std::string::npos) {
-      // a reset may take with it what a rank has sent before it left
-      if (!other.has_failed && !(other.has_ended && kernel_.was_reset(rank, named)))
+      const bool says_why = text.find("may be lost") != std::string::npos;
+      const bool may_be_lost = kernel_.was_reset(rank, named) || (says_why && kernel_.was_out_of_reach(rank, named));
+      if (!other.has_failed && !(other.has_ended && may_be_lost))
         story_.find("a rank that has not failed is said to have left: " + what);
     } else if (text.find("is gone") != std::string::npos) {
       const bool was_connected = text.find("no connection to") == std::string::npos;
