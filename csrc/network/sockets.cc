@@ -169,6 +169,7 @@ class SocketNetwork final : public Network, Connector::Owner {
     bool is_leaving = false;  // a stream has said bye
     bool has_left = false;    // all have, and there is no unfinished one on which it may have sent messages
     double left_at_s = 0;
+    ErrorKind kind_of_loss = ErrorKind::peer_lost;
     std::string why_lost;
     std::string why_incomplete;  // where messages that it sent before it left may be lost
   };
@@ -241,8 +242,8 @@ class SocketNetwork final : public Network, Connector::Owner {
 
   Error lost(const Peer& peer) const {
     const RankName& name = names_[static_cast<size_t>(peer.rank)];
-    return {ErrorKind::peer_lost,
-            peer.is_lost ? peer.why_lost : to_string(name) + " has left the job" + peer.why_incomplete};
+    if (peer.is_lost) return {peer.kind_of_loss, peer.why_lost};
+    return {ErrorKind::peer_lost, to_string(name) + " has left the job" + peer.why_incomplete};
   }
 
   // --------------------------------------------------------------------------------------------------- what is ready
@@ -280,9 +281,10 @@ class SocketNetwork final : public Network, Connector::Owner {
     peer.streams.erase(found);
   }
 
-  void lose(Peer& peer, const std::string& why) {
+  void lose(Peer& peer, const std::string& why, ErrorKind kind = ErrorKind::peer_lost) {
     if (peer.is_lost || peer.has_left) return;
     peer.is_lost = true;
+    peer.kind_of_loss = kind;
     peer.why_lost = why;
     if (!first_lost_) first_lost_ = &peer;
   }
@@ -430,8 +432,9 @@ class SocketNetwork final : public Network, Connector::Owner {
     if (!peer.streams.empty()) return;
     const RankName& name = names_[static_cast<size_t>(rank)];
     if (why.failure == DialFailure::no_descriptor)
-      throw failure("no connection to " + to_string(name) + ": " + why.details + kRaiseLimit);
-    lose(peer, why_unreached(name, why));
+      lose(peer, "no connection to " + to_string(name) + ": " + why.details + kRaiseLimit, ErrorKind::failure);
+    else
+      lose(peer, why_unreached(name, why));
   }
 
   const Credentials credentials_;
