@@ -256,24 +256,40 @@ def _build(
     folder: Path,
 ) -> None:
     # Quotes look beside the including file first, so patched files have the folder of the product after their own.
-    patched = folder / "patched"
-    for patch in patches:
-        text = (patched / patch.file if (patched / patch.file).exists() else product / patch.file).read_text()
-        if text.count(patch.old) != 1:
-            raise RuntimeError(f"{patch.file} does not have once: {patch.old}")
-        (patched / patch.file).parent.mkdir(parents=True, exist_ok=True)
-        (patched / patch.file).write_text(text.replace(patch.old, patch.new))
+    patched = _patched(product, patches)
+    including = [*flags, *(f"-I{own}" for own in patched.values()), f"-I{product}"]
 
     def compile_one(source: Path) -> str:
-        if source.is_relative_to(product) and (patched / source.relative_to(product)).exists():
-            source = patched / source.relative_to(product)
+        name = str(source.relative_to(product)) if source.is_relative_to(product) else ""
         compiled = str(folder / f"{source.parent.name}-{source.stem}.o")
-        run_compiler([*flags, f"-I{patched}", f"-I{product}", "-c", str(source), "-o", compiled])
+        run_compiler([*including, "-c", str(patched[name] / name if name in patched else source), "-o", compiled])
         return compiled
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(compile_one, sources))
     run_compiler([*objects, *linking, "-o", str(folder / _PROGRAM)])
+
+
+def _patched(product: Path, patches: Sequence[Patch]) -> Mapping[str, Path]:
+    """Writes the files with their patches. Returns for each of them a folder that stands for the product's.
+
+    A file with the same text has the same folder in all programs, so that ccache knows what includes it.
+    """
+    texts: dict[str, str] = {}
+    for patch in patches:
+        text = texts.get(patch.file) or (product / patch.file).read_text()
+        if text.count(patch.old) != 1:
+            raise RuntimeError(f"{patch.file} does not have once: {patch.old}")
+        texts[patch.file] = text.replace(patch.old, patch.new)
+
+    def write(name: str, folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(texts[name])
+
+    return {
+        name: filled(folder_of("patched", [name, text], []), functools.partial(write, name))
+        for name, text in texts.items()
+    }
 
 
 if __name__ == "__main__":
