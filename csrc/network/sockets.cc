@@ -166,8 +166,9 @@ class SocketNetwork final : public Network, Connector::Owner {
     std::unordered_map<uint32_t, Lane> lanes;
     size_t next_stream = 0;
     bool is_lost = false;
-    bool is_leaving = false;  // a stream has said bye
-    bool has_left = false;    // all have, and there is no unfinished one on which it may have sent messages
+    bool is_unreached = false;  // lost because it could not be connected to
+    bool is_leaving = false;    // a stream has said bye
+    bool has_left = false;      // all have, and there is no unfinished one on which it may have sent messages
     double left_at_s = 0;
     ErrorKind kind_of_loss = ErrorKind::peer_lost;
     std::string why_lost;
@@ -287,6 +288,13 @@ class SocketNetwork final : public Network, Connector::Owner {
     peer.kind_of_loss = kind;
     peer.why_lost = why;
     if (!first_lost_) first_lost_ = &peer;
+  }
+
+  // A rank that could not be connected to connects to this one. Nothing was sent to it, and nothing has come from it.
+  void find_again(Peer& peer) {
+    peer.is_lost = peer.is_unreached = false;
+    const auto lost = std::find_if(peers_.begin(), peers_.end(), [](const Peer& one) { return one.is_lost; });
+    first_lost_ = lost == peers_.end() ? nullptr : &*lost;
   }
 
   // -------------------------------------------------------------------------------------------------------- messages
@@ -410,6 +418,7 @@ class SocketNetwork final : public Network, Connector::Owner {
   // Those that the lower rank has dialled come first on both sides.
   void connected(int rank, int dialler, Descriptor socket) override {
     Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (peer.is_unreached) find_again(peer);
     if (peer.is_lost || peer.streams.size() >= 2 * static_cast<size_t>(streams_)) return;
     const auto place =
         std::find_if(peer.streams.begin(), peer.streams.end(), [&](const auto& one) { return one->dialler > dialler; });
@@ -429,7 +438,8 @@ class SocketNetwork final : public Network, Connector::Owner {
 
   void is_out_of_reach(int rank, const OutOfReach& why) override {
     Peer& peer = peers_[static_cast<size_t>(rank)];
-    if (!peer.streams.empty()) return;
+    if (!peer.streams.empty() || peer.is_lost) return;
+    peer.is_unreached = true;
     const RankName& name = names_[static_cast<size_t>(rank)];
     if (why.failure == DialFailure::no_descriptor)
       lose(peer, "no connection to " + to_string(name) + ": " + why.details + kRaiseLimit, ErrorKind::failure);
