@@ -11,18 +11,23 @@ import torch.autograd
 import torch.autograd.graph
 
 _KEPT = 16
-_last: deque[Exception] = deque(maxlen=_KEPT)  # errors of operations of groups, the newest first
+# Class and text of errors of operations of groups, the newest first. The error itself would keep the frames that it was
+# raised in, and their tensors.
+_last: deque[tuple[type[Exception], str]] = deque(maxlen=_KEPT)
 
 
 def note(error: Exception) -> None:
-    """Keep the error of an operation, in case torch raises its text."""
-    _last.appendleft(error)
+    """Keep class and text of the error of an operation, in case torch raises its text."""
+    _last.appendleft((type(error), str(error)))
 
 
 def _with_class(raised: RuntimeError) -> Exception | None:
-    """Returns the error of an operation whose text torch has raised, or None."""
+    """Returns an error like that of the operation whose text torch has raised, or None."""
     text = str(raised)
-    return next((error for error in list(_last) if f"{type(error).__name__}: {error}" in text), None)
+    for kind, message in list(_last):
+        if f"{kind.__name__}: {message}" in text:
+            return kind(message)
+    return None
 
 
 def _restoring(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,7 +37,7 @@ def _restoring(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(*arguments, **options)
         except RuntimeError as raised:
             error = _with_class(raised)
-            if error is None or error is raised:
+            if error is None or type(error) is type(raised):
                 raise
             raise error from raised
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 
@@ -431,6 +432,20 @@ def test_backward_of_ddp_raises_the_class_of_the_error():
                 with pytest.raises(hvd.MismatchError, match=r"rank 0 sent float(32|16).*rank 1 sent float32"):
                     dist.all_reduce(torch.ones(3))
             del model
+
+
+@pytest.mark.ranks(2)
+def test_an_error_that_was_handled_keeps_no_tensor():
+    def fail(rank):
+        tensor = torch.ones(4 + rank)
+        with pytest.raises(hvd.MismatchError):
+            dist.all_reduce(tensor)
+        return weakref.ref(tensor)
+
+    with default_group() as rank:
+        tensor = fail(rank)
+        gc.collect()
+        assert tensor() is None
 
 
 @pytest.mark.ranks(1)
