@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from ringtrain.torch.distributed import backward, meeting
+from ringtrain.record import flight_recorder
+from ringtrain.torch.distributed import backward, meeting, naming
 from ringtrain.torch.distributed.group import AnySource, ProcessGroup as ProcessGroup, Transfer
 from ringtrain.torch.distributed.work import Work as Work
 
@@ -117,6 +118,7 @@ def _keep_from_compiler() -> None:
 
 def _register() -> None:
     _keep_from_compiler()
+    flight_recorder.name_operations_with(naming.name_for_users)
     backward.restore_classes()
     dist.Backend.register_backend(_BACKEND, _create, extended_api=True, devices=["cpu"])
     register_rendezvous_handler(meeting.SCHEME, meeting.rendezvous)

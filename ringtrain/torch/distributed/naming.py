@@ -129,6 +129,12 @@ class Names:
 _all: weakref.WeakSet[Names] = weakref.WeakSet()
 
 
+def name_for_users(name: str, is_last: bool) -> str:
+    """Returns what torch calls an operation: `all_reduce #17`, without the number unless it is the last of its name."""
+    known_as = in_words(name)
+    return known_as if is_last or known_as == name else known_as.partition(" #")[0]
+
+
 def in_words(text: str) -> str:
     """The text of an error, with the names of this process' groups as torch's users know the operations."""
 

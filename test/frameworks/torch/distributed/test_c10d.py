@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import os
 import re
 import signal
@@ -24,6 +25,8 @@ if version_of("torch") < (2, 13):
 torch = on_demand("torch")
 dist = on_demand("torch.distributed")
 hvd = on_demand("ringtrain.torch")
+flight = on_demand("ringtrain.flight")
+flight_recorder = on_demand("ringtrain.record.flight_recorder")
 naming = on_demand("ringtrain.torch.distributed.naming")
 c10d_calls = on_demand("c10d_calls")
 
@@ -432,6 +435,22 @@ def test_backward_of_ddp_raises_the_class_of_the_error():
                 with pytest.raises(hvd.MismatchError, match=r"rank 0 sent float(32|16).*rank 1 sent float32"):
                     dist.all_reduce(torch.ones(3))
             del model
+
+
+@pytest.mark.ranks(2, initialised=False)
+def test_the_flight_recorder_names_operations_as_torch_does(tmp_path):
+    hvd.init(flight_dir=str(tmp_path))
+    with default_group():
+        for _ in range(12):
+            dist.all_reduce(torch.ones(2))
+        dist.barrier()
+        path = flight_recorder.write("as the test asked for")
+        operations = json.loads(path.read_text())["operations"]
+        known_as = [one["known_as"] for one in operations if one["name"].startswith("group ")]
+        assert known_as[-2:] == ["all_reduce #12", "barrier #13"] and known_as[0] in ("all_reduce", "all_reduce #1")
+        hvd.barrier()
+        assert 'done     allreduce "all_reduce #12"' in "\n".join(flight.report(flight.read_folder(tmp_path)))
+    hvd.shutdown()
 
 
 @pytest.mark.ranks(2)
