@@ -615,3 +615,68 @@ def test_a_rank_that_stops_anywhere_ends_the_wait_of_the_others_at_the_timeout_o
             found = re.search(r"^StalledError ([\d.]+) ", text, re.M)
             assert ranks[rank].returncode == 0 and found, text
             assert float(found[1]) < 10, text
+
+
+_ELASTIC = """
+import os, signal
+import torch, torch.distributed as dist
+import ringtrain.torch as hvd, ringtrain.torch.distributed
+
+torch.set_num_threads(1)
+hvd.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+torch.nn.init.zeros_(model.bias)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+
+@hvd.elastic.run
+def train(state):
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("ringtrain", init_method="ringtrain://")
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    print(f"process {os.getpid()} is one of {dist.get_world_size()} from step {state.step}", flush=True)
+    while state.step < 12:
+        if state.step == 7 and dist.get_world_size() == 3 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        ddp(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        state.step += 1
+        if state.step % 5 == 0:
+            state.commit()
+    print(f"process {os.getpid()} ends with bias {model.bias.item()}", flush=True)
+    dist.destroy_process_group()
+
+train(hvd.elastic.TorchState(model, optimizer, step=0))
+"""
+
+
+def test_an_elastic_job_makes_the_default_group_of_ddp_again_in_the_processes_that_are_left(tmp_path):
+    script = tmp_path / "elastic.py"
+    script.write_text(_ELASTIC)
+    ringrun = [
+        sys.executable,
+        "-m",
+        "ringtrain.run",
+        "--no-prefix-output",
+        "-np",
+        "3",
+        "--min-np",
+        "2",
+        "--max-np",
+        "3",
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*ringrun, sys.executable, "-W", "ignore", str(script)],
+        env=environment,
+        timeout=LIMIT_S,
+        capture_output=True,
+        text=True,
+    )
+    began = set(re.findall(r"process (\d+) is one of 3 from step 0", done.stdout))
+    went_on = set(re.findall(r"process (\d+) is one of 2 from step 5", done.stdout))
+    # Each step takes 2 * 0.25 from the bias, so the lost steps 6 and 7 count once.
+    ended = set(re.findall(r"process (\d+) ends with bias -6\.0", done.stdout))
+    assert len(began) == 3 and len(went_on) == 2 and went_on < began and ended == went_on, done.stdout + done.stderr
