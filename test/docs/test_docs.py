@@ -262,7 +262,13 @@ def test_there_are_dry_runs() -> None:
     assert len(DRY_RUNS) == 6
 
 
-def test_the_figure_of_the_first_page_shows_its_numbers() -> None:
-    said = re.findall(r"^\| .* \| ([\d.]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    shown = re.findall(r">([\d.]+)</text>", (ROOT / "docs" / "speed.svg").read_text())
-    assert sorted(shown) == sorted(["1", *(f"{float(number):g}" for number in said)])
+def test_the_figures_of_the_first_page_show_its_numbers() -> None:
+    page = (ROOT / "README.md").read_text()
+    said = {
+        "speed.svg": re.findall(r"^\| .* \| ([\d.]+) \|$", page, re.MULTILINE),
+        "speed-step.svg": re.findall(r"([\d.]+) times as long\s+with (?:ringtrain as|Dist)", page),
+    }
+    for figure, numbers in said.items():
+        assert numbers and f"](docs/{figure})" in page
+        shown = re.findall(r">([\d.]+)</text>", (ROOT / "docs" / figure).read_text())
+        assert sorted(shown) == sorted(["1", *(f"{float(number):g}" for number in numbers)])
