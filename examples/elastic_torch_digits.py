@@ -52,18 +52,23 @@ def main() -> None:
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
         while state.epoch < options.epochs:
+            began_s = time.perf_counter()
+            loss = torch.zeros(())  # the epoch may have no batches left, if a rank was lost at its end
             for number, (images, labels) in enumerate(loader):
                 optimizer.zero_grad()
-                functional.cross_entropy(network(images), labels).backward()
+                loss = functional.cross_entropy(network(images), labels)
+                loss.backward()
                 optimizer.step()
                 sampler.record_batch(number, options.batch_size)
                 state.commit()
+            images_per_s = len(sampler) * hvd.size() / (time.perf_counter() - began_s)
             accuracy = accuracy_of(network, test_data)
             state.accuracies.append((time.time() - state.began_s, accuracy))
             state.epoch += 1
             sampler.set_epoch(state.epoch)
             if hvd.rank() == 0:
-                print(f"epoch {state.epoch:2}: test accuracy {accuracy:.3f} on {hvd.size()} ranks", flush=True)
+                line = f"epoch {state.epoch:2}: test accuracy {accuracy:.3f} on {hvd.size()} ranks"
+                print(f"{line}, loss {loss.item():.4f} of the last batch, {images_per_s:,.0f} images/s", flush=True)
             state.commit()
 
     train(state)

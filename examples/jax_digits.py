@@ -10,6 +10,7 @@ main() and in resume(); the rest is plain JAX.
 import argparse
 import os
 import pickle
+import time
 from functools import partial
 from typing import Any
 
@@ -59,13 +60,15 @@ def main() -> None:
     with tqdm(total=total, initial=done * per_epoch, unit=" steps", disable=hvd.rank() != 0) as progress:
         for epoch in range(done, options.epochs):
             # Each rank trains on its own part of the images, another one in each epoch.
-            mine = permutations[epoch][hvd.rank() :: hvd.size()]
+            mine, began_s = permutations[epoch][hvd.rank() :: hvd.size()], time.perf_counter()
             for batch in np.split(mine[: per_epoch * options.batch_size], per_epoch):
                 params, state, loss = step(params, state, train_images[batch], train_labels[batch])
                 progress.update()
+            images_per_s = hvd.size() * per_epoch * options.batch_size / (time.perf_counter() - began_s)
             accuracies.append(accuracy_of(params, test_images, test_labels))
             if hvd.rank() == 0:
-                progress.write(f"epoch {epoch + 1:2}: loss {loss:.3f}, test accuracy {accuracies[-1]:.3f}")
+                line = f"epoch {epoch + 1:2}: loss {loss:.3f}, test accuracy {accuracies[-1]:.3f}"
+                progress.write(f"{line}, {images_per_s:,.0f} images/s")
                 save(options.checkpoint, params, state, accuracies)
 
     hvd.check_replicas(params)

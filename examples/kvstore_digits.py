@@ -9,6 +9,7 @@ network comes out however many workers share a batch.
 """
 
 import argparse
+import time
 
 import numpy as np
 from numpy_digits import forward, gradients_of, load_data, new_network
@@ -45,7 +46,7 @@ def main() -> None:
     shuffler = np.random.default_rng(options.seed)  # the same permutations on all workers
     with tqdm(total=options.epochs * len(train_labels), unit=" images", disable=store.rank != 0) as progress:
         for epoch in range(options.epochs):
-            permutation = shuffler.permutation(len(train_labels))
+            permutation, began_s = shuffler.permutation(len(train_labels)), time.perf_counter()
             for start in range(0, len(permutation), options.batch_size):
                 batch = permutation[start : start + options.batch_size]
                 mine = batch[store.rank :: store.num_workers]
@@ -57,9 +58,11 @@ def main() -> None:
                     store.pushpull(keys, gradients)
                     optimizer.step(network, gradients)
                 progress.update(len(batch))
+            images_per_s = len(train_labels) / (time.perf_counter() - began_s)
             loss, accuracy = evaluate(network, test_images, test_labels)
             if store.rank == 0:
-                progress.write(f"epoch {epoch + 1:2}: test loss {loss:.6f}, test accuracy {accuracy:.3f}")
+                line = f"epoch {epoch + 1:2}: test loss {loss:.6f}, test accuracy {accuracy:.3f}"
+                progress.write(f"{line}, {images_per_s:,.0f} images/s")
 
     if store.rank == 0:
         where = "the store" if updates_on_store else "each worker"

@@ -8,6 +8,7 @@ all workers, and the store updates the weights, or with --update-on-kvstore 0 ea
 """
 
 import argparse
+import time
 
 import torch
 from torch.nn import functional
@@ -34,16 +35,19 @@ def main() -> None:
     shuffler = torch.Generator().manual_seed(options.seed)  # the same permutations on all workers
     with tqdm(total=options.epochs * len(labels), unit=" images", disable=store.rank != 0) as progress:
         for epoch in range(options.epochs):
+            began_s = time.perf_counter()
             for batch in torch.randperm(len(labels), generator=shuffler).split(options.batch_size):
                 mine = batch[store.rank :: store.num_workers]
                 network.zero_grad()
                 functional.cross_entropy(network(images[mine]), labels[mine], reduction="sum").backward()
                 trainer.step(len(batch), ignore_stale_grad=True)
                 progress.update(len(batch))
+            images_per_s = len(labels) / (time.perf_counter() - began_s)
             trainer.set_learning_rate(trainer.learning_rate * options.decay)
             loss, accuracy = evaluate(network, *test_data.tensors)
             if store.rank == 0:
-                progress.write(f"epoch {epoch + 1:2}: test loss {loss:.4f}, test accuracy {accuracy:.3f}")
+                line = f"epoch {epoch + 1:2}: test loss {loss:.4f}, test accuracy {accuracy:.3f}"
+                progress.write(f"{line}, {images_per_s:,.0f} images/s")
 
     if store.rank == 0:
         print(f"test accuracy {accuracy:.3f} with {store.num_workers} workers", flush=True)

@@ -7,6 +7,7 @@ work, the same network comes out: every step uses the gradient of the whole batc
 """
 
 import argparse
+import time
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -34,17 +35,19 @@ def main() -> None:
     losses = []
     with tqdm(total=options.epochs * len(train_labels), unit=" images", disable=hvd.rank() != 0) as progress:
         for epoch in range(options.epochs):
-            permutation = shuffler.permutation(len(train_labels))
+            permutation, began_s = shuffler.permutation(len(train_labels)), time.perf_counter()
             for start in range(0, len(permutation), options.batch_size):
                 batch = permutation[start : start + options.batch_size]
                 mine = batch[hvd.rank() :: hvd.size()]
                 gradients = gradients_of(network, train_images[mine], train_labels[mine], batch_size=len(batch))
                 optimizer.step(network, gradients)
                 progress.update(len(batch))
+            images_per_s = len(train_labels) / (time.perf_counter() - began_s)
             loss, accuracy = evaluate(network, test_images, test_labels)
             losses.append(loss)
             if hvd.rank() == 0:
-                progress.write(f"epoch {epoch + 1:2}: test loss {loss:.4f}, test accuracy {accuracy:.3f}")
+                line = f"epoch {epoch + 1:2}: test loss {loss:.4f}, test accuracy {accuracy:.3f}"
+                progress.write(f"{line}, {images_per_s:,.0f} images/s")
 
     _, accuracy = evaluate(network, test_images, test_labels)
     if hvd.rank() == 0:

@@ -10,6 +10,7 @@ tensorboard. The networks are those of torch_synthetic_benchmark.py.
 import argparse
 import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,14 @@ def main() -> None:
     writer = new_writer(options.log_dir) if hvd.rank() == 0 and options.log_dir else None
     for epoch in range(begin, options.epochs):
         train_loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        began_s = time.perf_counter()
         loss, accuracy = run_epoch(network, optimizer, train_loader, f"epoch {epoch + 1}: training", device)
+        images_per_s = len(train_loader.dataset) / (time.perf_counter() - began_s)  # type: ignore[arg-type]
         test_loss, test_accuracy = run_epoch(network, None, test_loader, f"epoch {epoch + 1}: test", device)
         schedule.step()
         if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}: loss {loss:.3f}, accuracy {accuracy:.3f}, test accuracy {test_accuracy:.3f}")
+            line = f"epoch {epoch + 1}: loss {loss:.3f}, accuracy {accuracy:.3f}, test accuracy {test_accuracy:.3f}"
+            print(f"{line}, {images_per_s:,.0f} images/s", flush=True)
             save(network, optimizer, epoch + 1, options)
         if writer is not None:
             for name, value in {"train/loss": loss, "train/accuracy": accuracy}.items():
@@ -76,7 +80,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--data-dir", type=Path, required=True, help="the folder cifar-10-batches-py")
+    add("--data-dir", type=Path, default="cifar-10-batches-py", help="the unpacked images (default %(default)s)")
     add("--model", choices=sorted(MODELS), default="resnet18", help="(default %(default)s)")
     add("--epochs", type=int, default=90, help="passes over the training images (default %(default)s)")
     add("--batch-size", type=int, default=128, help="images per step and rank (default %(default)s)")
@@ -86,7 +90,15 @@ def parse_options() -> argparse.Namespace:
     add("--log-dir", help="write a log for TensorBoard there")
     add("--checkpoint-format", metavar="FILE", help="such as checkpoint-{epoch}.pt: save here, and go on from the last")
     add("--seed", type=int, default=42, help="of the weights (default %(default)s)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    missing = [file for file in (*TRAINING, *TEST) if not (options.data_dir / file).is_file()]
+    if missing:
+        parser.error(
+            f"{options.data_dir} does not have {missing[0]}. Download the images first, 163 MB, and unpack them:\n"
+            "  curl -O https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz\n"
+            "  tar xzf cifar-10-python.tar.gz      # makes cifar-10-batches-py"
+        )
+    return options
 
 
 def new_loader(options: argparse.Namespace, files: list[str]) -> DataLoader[Any]:

@@ -5,6 +5,7 @@ mpirun -np 2 python examples/torch_ddp.py --init-method ringtrain://
 """
 
 import argparse
+import time
 
 import torch
 import torch.distributed as dist
@@ -38,15 +39,22 @@ def main() -> None:
     for epoch in range(arguments.epochs):
         sampler.set_epoch(epoch)
         right = torch.zeros(())
+        began_s = time.perf_counter()
         for points, quarters in loader:
             optimizer.zero_grad()
             scores = model(points)
-            torch.nn.functional.cross_entropy(scores, quarters).backward()
+            loss = torch.nn.functional.cross_entropy(scores, quarters)
+            loss.backward()
             optimizer.step()
             right += (scores.argmax(1) == quarters).sum()
         dist.all_reduce(right)
         if dist.get_rank() == 0:
-            print(f"epoch {epoch}: accuracy {right.item() / len(make_data()):.3f}", flush=True)
+            points_per_s = len(make_data()) / (time.perf_counter() - began_s)
+            accuracy = right.item() / len(make_data())
+            print(
+                f"epoch {epoch}: accuracy {accuracy:.3f}, loss {loss.item():.4f}, {points_per_s:,.0f} points/s",
+                flush=True,
+            )
     dist.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ ranks is in main() and in resume(); the rest is plain PyTorch.
 
 import argparse
 import os
+import time
 from typing import Any
 
 import torch
@@ -51,15 +52,21 @@ def main() -> None:
     with tqdm(total=total, initial=done, unit=" steps", disable=hvd.rank() != 0) as progress:
         for epoch in range(len(accuracies), options.epochs):
             sampler.set_epoch(epoch)
+            began_s = time.perf_counter()
             for step, (images, labels) in enumerate(loader, start=epoch * len(loader)):
                 set_learning_rate(optimizer, step, total, options)
                 optimizer.zero_grad()
-                functional.cross_entropy(network(images), labels).backward()
+                loss = functional.cross_entropy(network(images), labels)
+                loss.backward()
                 optimizer.step()
                 progress.update()
+            images_per_s = len(train_data) / (time.perf_counter() - began_s)
             accuracies.append(accuracy_of(network, test_data))
             if hvd.rank() == 0:
-                progress.write(f"epoch {epoch + 1:2}: test accuracy {accuracies[-1]:.3f}")
+                line = (
+                    f"epoch {epoch + 1:2}: test accuracy {accuracies[-1]:.3f}, loss {loss.item():.4f} of the last batch"
+                )
+                progress.write(f"{line}, {images_per_s:,.0f} images/s")
                 save(options.checkpoint, network, optimizer, accuracies)
 
     accuracy = accuracy_of(network, test_data)

@@ -8,6 +8,7 @@ from which the networks are. To learn digits only, torch_digits.py is the better
 
 import argparse
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,13 @@ def main() -> None:
 
     for epoch in range(begin, options.epochs):
         sampler.set_epoch(epoch)
+        began_s = time.perf_counter()
         loss, accuracy = train(network, optimizer, loader, epoch, options)
+        images_per_s = len(train_data) / (time.perf_counter() - began_s)
         test_accuracy = validate(network, test_data, options)
         if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}: loss {loss:.3f}, accuracy {accuracy:.3f}, test accuracy {test_accuracy:.3f}")
+            line = f"epoch {epoch + 1}: loss {loss:.3f}, accuracy {accuracy:.3f}, test accuracy {test_accuracy:.3f}"
+            print(f"{line}, {images_per_s:,.0f} images/s", flush=True)
             save(network, optimizer, epoch + 1, options)
     hvd.shutdown()
 

@@ -133,11 +133,29 @@ def test_the_benchmark_goes_on_but_mixes_no_numbers_of_ranks(tmp_path):
 def test_a_resnet_learns_and_goes_on_from_a_checkpoint(tmp_path):
     command = ["torch_resnet.py", "--image-size", 8, "--batch-size", 64, "--batches-per-allreduce", 2]
     command += ["--checkpoint-format", tmp_path / "resnet-{epoch}.pt", "--epochs"]
-    epoch = r"^epoch (\d): loss [\d.]+, accuracy [\d.]+, test accuracy ([\d.]+)$"
+    epoch = r"^epoch (\d): loss [\d.]+, accuracy [\d.]+, test accuracy ([\d.]+), [\d,]+ images/s$"
     assert [number for number, _ in re.findall(epoch, run(2, *command, 1), re.MULTILINE)] == ["1"]
     ((number, accuracy),) = re.findall(epoch, run(1, *command, 2), re.MULTILINE)
     assert number == "2" and float(accuracy) >= 0.5  # by chance, 0.1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["resnet-1.pt", "resnet-2.pt"]
+
+
+def test_a_train_py_goes_on_from_its_checkpoint_and_draws_what_it_did(tmp_path):
+    command = ["torch_train.py", "--amp", "--checkpoint", tmp_path / "train.pt", "--plot", tmp_path / "train.png"]
+    epoch = r"^epoch +(\d): loss ([\d.]+), test accuracy ([\d.]+), [\d,]+ images/s$"
+    (first,) = re.findall(epoch, run(2, *command, "--epochs", 1), re.MULTILINE)
+    (second,) = re.findall(epoch, run(1, *command, "--epochs", 2), re.MULTILINE)
+    assert (first[0], second[0]) == ("1", "2")
+    assert float(second[1]) < float(first[1]) and float(second[2]) > 0.6  # by chance, 0.1
+    assert (tmp_path / "train.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cifar10_without_its_images_says_how_to_get_them():
+    command = [sys.executable, "examples/torch_cifar10.py", "--data-dir", "missing"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "missing does not have data_batch_1. Download the images first" in done.stderr
+    assert "curl -O https://" in done.stderr and "tar xzf cifar-10-python.tar.gz" in done.stderr
 
 
 def write_cifar10(folder, images=32):
@@ -158,7 +176,7 @@ def test_cifar10_is_read_and_training_goes_on_from_a_checkpoint(tmp_path):
     write_cifar10(data)
     command = ["torch_cifar10.py", "--data-dir", data, "--batch-size", 16]
     command += ["--checkpoint-format", results / "resnet-{epoch}.pt", "--epochs"]
-    epoch = r"^epoch (\d): loss ([\d.]+), accuracy [\d.]+, test accuracy [\d.]+$"
+    epoch = r"^epoch (\d): loss ([\d.]+), accuracy [\d.]+, test accuracy [\d.]+, [\d,]+ images/s$"
     ((first, before),) = re.findall(epoch, run(2, *command, 1), re.MULTILINE)
     ((second, after),) = re.findall(epoch, run(1, *command, 2), re.MULTILINE)
     assert (first, second) == ("1", "2")
