@@ -312,6 +312,8 @@ class ServedBackend(Backend):
         if replicated and (is_built_in or is_sent):
             self._give_back_replicas()
         if is_sent:
+            if updater is None:  # before an optimizer, workers have compared what they set
+                self._worker.say_unless_missed(self._label("set_updater"))
             sent = SentUpdater(updater, function, self._change_sent)
             words = words_of_updater(self._number, sent.for_servers)
             self.updater, self.function = sent, None

@@ -164,6 +164,34 @@ def test_an_updater_of_the_script_runs_on_the_servers(tmp_path):
         assert "ValueError what an optimizer in Python remembers is on the servers" in said[0]
 
 
+# Worker 0 sets the second one at once, while the other worker still pushes for the first one.
+REPLACES = """
+kv = kvstore.create("dist_async")
+kv.init("w", np.zeros(2, np.float32))
+def add(key, input, stored):
+    stored += input
+def add_more(key, input, stored):
+    stored += 100 * input
+kv.set_updater(add)
+if kv.rank == 1:
+    time.sleep(0.5)
+    for turn in range(3):
+        kv.push("w", np.ones(2, np.float32))
+kv.set_updater(add_more)
+kv.push("w", np.ones(2, np.float32))
+kv.wait()
+kv.barrier()
+assert kv.pull("w").tolist() == [203, 203], kv.pull("w")
+kv.barrier()
+print("exact")
+"""
+
+
+def test_an_updater_changes_after_the_pushes_of_all_workers(tmp_path):
+    with job(tmp_path, 2, 1, **ALLOWED) as one:
+        assert all("exact" in said for said in run(one, 1, [REPLACES] * 2))
+
+
 FAILS = """
 class Failing(Counting):
     def update(self, key, weight, grad, state):
