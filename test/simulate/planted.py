@@ -19,6 +19,12 @@ NEGOTIATION = {
     "a rank with something to announce does not come to a round by itself": Patch(
         _COORDINATOR, "if (has_been_evicted || has_just_joined_) return 0;", "if (has_just_joined_) return 0;"
     ),
+    "a rank that has joined goes on without an event": Patch(
+        _COORDINATOR,
+        "if (has_been_evicted || has_just_joined_) return 0;",
+        "for (volatile bool loops = has_just_joined_; loops;) continue;\n"
+        "  if (has_been_evicted || has_just_joined_) return 0;",
+    ),
     "a rank that joins leaves its bits set": Patch(
         _COORDINATOR, "reannounce_all_of(request->operation.process_set);", ";"
     ),
