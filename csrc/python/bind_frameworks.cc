@@ -1,6 +1,7 @@
 // Operations of MXNet's engine, and the handlers that JAX registers with XLA.
 #include <utility>
 
+#include "mpi_abi/library.h"
 #include "mxnet/operation.h"
 #include "python/bind.h"
 #include "runtime/engine.h"
@@ -88,6 +89,10 @@ void bind_xla(nb::module_& module) {
       "By platform and name the functions that XLA calls, which tell it that they are written for version 0.minor.");
   module.def("wait_for_xla", &xla::wait_for_all, nb::arg("timeout_s"), nb::call_guard<ReleasedGil>(),
              "Whether all that programs of XLA have started is over, after at most so many seconds.");
+  module.def("is_loaded_by_jaxlib", &mpi_abi::is_loaded,
+             "Whether jaxlib has found its MPI here, for which it looks once, when it is loaded.");
+  module.def("carry_collectives_of_xla", &mpi_abi::attach, nb::arg("rank"), nb::arg("size"),
+             "Lets the ranks of the engine be those of XLA's \"mpi\" collectives.");
 }
 
 }  // namespace ringtrain

@@ -14,10 +14,17 @@ ops              the operations on pytrees
 optimizer        optimizers and gradients over all ranks
 failures         exceptions out of compiled programs
 elastic          states that outlive ranks
+distributed      JAX's own sharding over the ranks
 """
 
 import inspect
+import os
 import typing
+
+import ringtrain._core as _core
+
+# jaxlib looks once, when it is loaded, for the library that carries XLA's own collectives.
+os.environ.setdefault("MPITRAMPOLINE_LIB", _core.__file__)
 
 from ringtrain.compression import Compression as Compression, Compressor as Compressor
 from ringtrain.errors import (
@@ -33,7 +40,7 @@ from ringtrain.errors import (
     ShutDownError as ShutDownError,
     StalledError as StalledError,
 )
-from ringtrain.jax import elastic as elastic, ffi, lowering, primitives
+from ringtrain.jax import distributed as distributed, elastic as elastic, ffi, lowering, primitives
 from ringtrain.jax.failures import error_of as error_of, errors as errors
 from ringtrain.jax.ops import (
     allgather as allgather,
@@ -110,4 +117,4 @@ if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
 
     def __dir__() -> list[str]:
         """Lists the public names, which completion shows."""
-        return sorted({*__all__, "elastic", *(name for name in globals() if name.startswith("__"))})
+        return sorted({*__all__, "distributed", "elastic", *(name for name in globals() if name.startswith("__"))})

@@ -21,6 +21,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
 
 RECORD = b"\x1e"
 # Letters of frames. The output of a rank comes in lines (small letter), or in parts that a later one goes on with.
@@ -41,6 +42,9 @@ PROCESS_VARIABLE = "RINGRUN_PROCESS"
 
 # In the environment: how many ranks each host has, such as "2,2", where the ranks fill the hosts in this order.
 RANKS_OF_HOSTS_VARIABLE = "RINGRUN_RANKS_OF_HOSTS"
+
+# In the environment: the library in which jaxlib looks for the functions of MPI.
+JAXLIB_VARIABLE = "MPITRAMPOLINE_LIB"
 
 _RANK_VARIABLES = (PROCESS_VARIABLE, "RINGTRAIN_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 # Rank, size, local rank and local size, as each launcher calls them; Slurm does not name the last one.
@@ -213,6 +217,7 @@ class Wrapper:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.environ.update(variables_of_horovod(os.environ))
+            os.environ.update(variable_of_jaxlib(os.environ))
             os.dup2(out, 1)
             os.dup2(err, 2)
             os.execvp(self._command[0], self._command)
@@ -286,6 +291,14 @@ def variables_of_horovod(environ: Mapping[str, str]) -> dict[str, str]:
     for kind, (own, all_of_them) in numbers.items():
         named |= {f"HOROVOD_{kind}RANK": str(own), f"HOROVOD_{kind}SIZE": str(all_of_them)}
     return named
+
+
+def variable_of_jaxlib(environ: Mapping[str, str]) -> dict[str, str]:
+    """Names the core, which carries XLA's collectives, for jaxlib, also if jax is imported before ringtrain."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    cores = (os.path.join(package, "_core" + suffix) for suffix in EXTENSION_SUFFIXES)
+    core = next(filter(os.path.exists, cores), None)
+    return {} if core is None or JAXLIB_VARIABLE in environ else {JAXLIB_VARIABLE: core}
 
 
 def _numbers(environ: Mapping[str, str], names: tuple[str, ...]) -> list[int]:

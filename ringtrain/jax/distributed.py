@@ -1,0 +1,118 @@
+"""JAX's own sharding over the ranks: jit with NamedSharding, shard_map and pmap, with the collectives of XLA.
+
+import ringtrain.jax.distributed
+
+ringtrain.jax.distributed.init()  # in the place of jax.distributed.initialize()
+mesh = jax.make_mesh((jax.device_count(),), ("data",))
+
+On CPUs jaxlib looks for an MPI when it is loaded. MPITRAMPOLINE_LIB names it: ringrun and `import ringtrain.jax` set
+that to the core, which carries out what XLA asks of an MPI.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+import ringtrain._core as _core
+from ringtrain import failure
+from ringtrain.errors import RingtrainError
+from ringtrain.handles import Handle
+from ringtrain.job import elastic_client, session
+from ringtrain.job.host import addresses_of, usual_address
+from ringtrain.objects import broadcast_object
+from ringtrain.process_sets import ProcessSet
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ringtrain.options.keywords import Options
+
+_has_joined = False
+
+
+def init(
+    comm: Any = None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    **keywords: Unpack[Options],
+) -> None:
+    """Join the job, as `ringtrain.init` does, and make the CPUs of all ranks devices of JAX, one for each rank.
+
+    All ranks call it together, before JAX makes its devices: so before any computation and before `jax.devices()`. The
+    job may have been joined before by `ringtrain.init()`. A second call does nothing. All else of ringtrain works
+    beside it.
+
+    Args:
+        comm, process_sets, keywords: as those of `ringtrain.init`.
+
+    Raises:
+        RingtrainError: the job is elastic; jaxlib was loaded before MPITRAMPOLINE_LIB was set, or with another MPI;
+            this process has joined a job before; and what `ringtrain.init` raises.
+        RuntimeError: JAX has its devices already.
+    """
+    global _has_joined
+    if _has_joined and _core.is_initialized():
+        session.init(comm, process_sets, **keywords)
+        return
+    _require_possible()
+    session.init(comm, process_sets, **keywords)
+    _has_joined = True
+    session.at_shutdown(_wait_for_programs)
+    # Python calls this before the function of JAX that waits for the others: so they learn that this rank has failed.
+    atexit.register(session.shutdown)
+    rank, size = session.rank(), session.size()
+    _core.carry_collectives_of_xla(rank, size)
+    jax.config.update("jax_cpu_collectives_implementation", "mpi")
+    address = broadcast_object(_own_address() if rank == 0 else None, 0)
+    jax.distributed.initialize(address, size, rank, cluster_detection_method="deactivate")
+
+
+def _require_possible() -> None:
+    if elastic_client.is_elastic():
+        raise RingtrainError(
+            "JAX's own sharding cannot be elastic: XLA compiles programs for the devices of all processes and cannot "
+            "take other ones later. Use the operations of ringtrain.jax with hvd.elastic.run, or ringrun without "
+            "--min-np and --max-np."
+        )
+    if _has_joined:
+        raise RingtrainError("JAX can join a job once in a process: start another process for the next job")
+    if _core.is_loaded_by_jaxlib():
+        return
+    library = os.environ.get("MPITRAMPOLINE_LIB")
+    if library not in (None, _core.__file__):
+        raise RingtrainError(
+            f"MPITRAMPOLINE_LIB={library} gives jaxlib another MPI than ringtrain: unset it, or use "
+            "jax.distributed.initialize() with that MPI"
+        )
+    raise RingtrainError(
+        "jaxlib was loaded before ringtrain, and looks for the carrier of its collectives only then: import "
+        f"ringtrain.jax before jax, start with ringrun, or set MPITRAMPOLINE_LIB={_core.__file__}"
+    )
+
+
+def _wait_for_programs() -> None:
+    """Waits for all ranks at the end, unless one of them has failed.
+
+    A script comes to its end while programs of XLA still run, and the other ranks may need what these send.
+    """
+    if failure.last_words() or sys.exc_info()[0] is not None:
+        return
+    operation = _core.Operation(_core.OpKind.BARRIER, "<end of the script>")
+    with contextlib.suppress(RingtrainError):
+        handle = _core.submit(operation, [], [], is_awaited=True, site=failure.call_site())
+        Handle(handle, (), _core.Handle.number).wait()
+
+
+def _own_address() -> str:
+    """Where JAX's coordinator, in rank 0, may listen."""
+    here = (addresses_of(session.settings()["socket_interfaces"]) or [usual_address()])[0]
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    return f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
