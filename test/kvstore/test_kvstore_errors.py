@@ -160,14 +160,14 @@ def test_a_value_that_pushpull_has_put_elsewhere_cannot_be_pulled():
     kv.pushpull("a", out)
     assert (out == kv.num_workers).all()
     for call in (lambda: kv.pull("a"), lambda: kv.pull("a", out=out), lambda: kv.save("f")):
-        with pytest.raises(ValueError, match="key 'a': pushpull without an updater has put its value where"):
+        with pytest.raises(ValueError, match="key 'a': pushpull without an updater has put its value into `out`"):
             call()
     kv.push("a", ones())
     assert (kv.pull("a") == kv.num_workers).all()
     kv.pushpull("a", [ones(), ones()], out=[out, out])
     kv.set_updater(print)
     kv.push("a", ones())
-    with pytest.raises(ValueError, match="key 'a': pushpull without an updater has put its value where"):
+    with pytest.raises(ValueError, match="key 'a': pushpull without an updater has put its value into `out`"):
         kv.pull("a")
     kv.broadcast("a", ones(), out)
     assert (kv.pull("a") == 1).all()
