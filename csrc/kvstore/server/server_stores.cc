@@ -36,7 +36,8 @@ void copy_counts(Part& part, size_t number, char* place) {
   for (size_t i = 0; i < part.layout().capacity(); ++i) {
     const WorkerRecord& worker = part.worker(number, i);
     const bool has_open = worker.first_slot != kNoSlot;
-    const bool is_pending = record.pending == i + 1;  // its gradient is not kept
+    // its gradient is not kept
+    const bool is_pending = record.pending == i + 1 && worker.pushes > 0;
     counts.push_back(has_open ? record.closed.load() - worker.offset : worker.pushes - is_pending);
     counts.push_back(worker.offset);
   }
@@ -182,6 +183,8 @@ Bytes ServerStores::create(int worker, const Head& question, const Bytes& body) 
   if (const auto known = number_of_kept(store, spec))
     return bytes_of(words_of_part(*known, store.actors[*known]->part(), worker));
   Actor& actor = add(question.store, spec, workers);
+  for (const auto& [known, term] : first_terms_)
+    if (known < spec.capacity) actor.part().counted_term(static_cast<size_t>(known)).store(term);
   for (const int dead : gone_)
     if (dead < workers) actor.part().presence(static_cast<size_t>(dead)).store(Presence::gone);
   for (const auto& [joined, number] : store.joins) set_presence(actor, static_cast<int>(joined), Presence::joined);
@@ -226,12 +229,26 @@ Bytes ServerStores::attach(int worker, const Head& question) {
   store.joins.erase(static_cast<uint32_t>(worker));
   std::vector<PartWords> words;
   for (size_t i = question.part; i < store.actors.size(); ++i) {
+    count_from_term(*store.actors[i], worker);
     set_presence(*store.actors[i], worker, Presence::here);
     words.push_back(words_of_part(static_cast<uint32_t>(i), store.actors[i]->part(), worker));
   }
   Writer writer;
   write_list(writer, words);
   return writer.take();
+}
+
+// A process that takes the place of a worker counts its pushes from 1 at all servers. They may have counted different
+// numbers of pushes of the process before it, which would not count as many of its own. In rounds they take the places
+// of those, so that each worker is in each round once.
+void ServerStores::count_from_term(Actor& actor, int worker) {
+  Part& part = actor.part();
+  const auto number = static_cast<size_t>(worker);
+  if (part.spec().is_synchronous || number >= part.layout().capacity()) return;
+  const auto first = first_terms_.find(worker);
+  if (first == first_terms_.end() || part.counted_term(number).load() >= first->second) return;
+  visit_all(part, 0, part.chunk_count(), timeout_s_, [&](size_t chunk) { return actor.count_anew(chunk, number); });
+  part.counted_term(number).store(first->second);
 }
 
 PartWords ServerStores::words_of_part(uint32_t number, Part& part, int worker) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -261,11 +262,16 @@ bool Actor::is_ready(size_t chunk, uint64_t pushes) const {
   const uint64_t bound = static_cast<uint64_t>(part_->spec().max_staleness);
   for (size_t i = 0; i < part_->layout().capacity(); ++i) {
     const WorkerRecord& other = part_->worker(chunk, i);
-    if (other.pushes + other.offset + bound < own.pushes + own.offset &&
-        part_->presence(i).load(std::memory_order_seq_cst) == Presence::here)
-      return false;
+    if (other.pushes + other.offset + bound < own.pushes + own.offset && bounds_others(i)) return false;
   }
   return true;
+}
+
+// Whether staleness has others wait for this worker. One that came back waits for the others, and they do not wait for
+// it: servers and chunks have let it in at different pushes of the others, so that it may be ahead of a worker in one
+// chunk and behind it in another one, and each would wait for the other.
+bool Actor::bounds_others(size_t worker) const {
+  return part_->presence(worker).load(std::memory_order_seq_cst) == Presence::here && part_->first_term(worker) == 0;
 }
 
 bool Actor::may_be_ready(size_t chunk, uint64_t pushes) const {
@@ -281,7 +287,8 @@ std::string Actor::missing(size_t chunk, uint64_t pushes) const {
   for (size_t i = 0; i < part_->layout().capacity(); ++i) {
     const WorkerRecord& other = part_->worker(chunk, i);
     const Presence presence = part_->presence(i).load(std::memory_order_seq_cst);
-    const bool is_awaited = presence == Presence::here || (presence == Presence::gone && part_->spec().is_synchronous);
+    const bool is_awaited =
+        part_->spec().is_synchronous ? presence == Presence::here || presence == Presence::gone : bounds_others(i);
     if (i == number_ || !is_awaited || other.pushes + other.offset + ahead >= wanted) continue;
     text += "worker " + std::to_string(i) + " has pushed it " + std::to_string(other.pushes) + " times, ";
   }
@@ -384,20 +391,34 @@ bool Actor::settle(size_t chunk) {
 bool Actor::let_in(size_t chunk, size_t worker) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
-  uint64_t others = part_->record(chunk).closed.load(std::memory_order_relaxed);
-  if (!part_->spec().is_synchronous) {
-    bool is_first = true;
-    for (size_t i = 0; i < part_->layout().capacity(); ++i) {
-      if (i == worker || part_->presence(i).load(std::memory_order_seq_cst) != Presence::here) continue;
-      const WorkerRecord& other = part_->worker(chunk, i);
-      others = is_first ? other.pushes + other.offset : std::min(others, other.pushes + other.offset);
-      is_first = false;
-    }
-    if (is_first) others = 0;
-  }
+  const uint64_t others = position_for(chunk, worker);
   WorkerRecord& record = part_->worker(chunk, worker);
   ChunkChange change(*part_, chunk, number_, 0);
   if (record.pushes + record.offset < others) record.offset = others - record.pushes;
+  change.commit(0);
+  return true;
+}
+
+// Where a worker begins: in the round that is open, or beside the last of those that bound the others. Where there are
+// none, such as after a join, beside the first of all workers: the others are let in after it, beside it.
+uint64_t Actor::position_for(size_t chunk, size_t worker) const {
+  if (part_->spec().is_synchronous) return part_->record(chunk).closed.load(std::memory_order_relaxed);
+  uint64_t fewest = std::numeric_limits<uint64_t>::max(), most = 0;
+  for (size_t i = 0; i < part_->layout().capacity(); ++i) {
+    const WorkerRecord& other = part_->worker(chunk, i);
+    const uint64_t position = other.pushes + other.offset;
+    most = std::max(most, position);
+    if (i != worker && bounds_others(i)) fewest = std::min(fewest, position);
+  }
+  return fewest < std::numeric_limits<uint64_t>::max() ? fewest : most;
+}
+
+bool Actor::count_anew(size_t chunk, size_t worker) {
+  const HeldChunk held(*part_, chunk, number_);
+  if (!held) return false;
+  WorkerRecord& record = part_->worker(chunk, worker);
+  ChunkChange change(*part_, chunk, number_, 0);
+  record.offset += std::exchange(record.pushes, 0);
   change.commit(0);
   return true;
 }

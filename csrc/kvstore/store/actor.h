@@ -120,6 +120,8 @@ class Actor {
   bool settle(size_t chunk);
   // Before a worker that was absent, gone or has joined is here again: nobody waits for what it has not pushed.
   bool let_in(size_t chunk, size_t worker);
+  // Counts the pushes of a worker from 0 again, for a process that takes its place. Its earlier pushes stay.
+  bool count_anew(size_t chunk, size_t worker);
   // An array of the Part in its own dtype, to save or load: 0 the value, 1 the master, from 2 on the states.
   bool read_array(size_t chunk, size_t array, void* place);
   bool write_array(size_t chunk, size_t array, const void* values);
@@ -177,6 +179,8 @@ class Actor {
   bool is_of_program(size_t chunk);
   bool has_gradient(size_t chunk) const;
   bool is_ready(size_t chunk, uint64_t pushes) const;
+  bool bounds_others(size_t worker) const;
+  uint64_t position_for(size_t chunk, size_t worker) const;
   void answer_from(size_t chunk, Answer& answer);
 
   const std::shared_ptr<Part> part_;

@@ -25,7 +25,8 @@ enum class Presence : uint32_t {
 // one more than that of the process before it. An earlier one that was expelled and runs again changes nothing.
 struct WorkerPlace {
   std::atomic<Presence> presence;
-  std::atomic<uint32_t> first_term;  // the earliest term whose changes count
+  std::atomic<uint32_t> first_term;    // the earliest term whose changes count
+  std::atomic<uint32_t> counted_term;  // of asynchronous stores: whose pushes WorkerRecord::pushes counts
 };
 
 // The rule of the chunks whose `rule` is its number.

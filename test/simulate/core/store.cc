@@ -871,9 +871,10 @@ class World {
     return back == heard.end() || push.begun_at <= back->second || draw_.is_synchronous;
   }
 
-  // A worker in the place of one that died takes the numbers of those pushes that this one did not bring to an end.
-  // Chunks that have them drop its own.
+  // In rounds, a worker in the place of one that died takes the numbers of those pushes that this one did not bring to
+  // an end. Chunks that have them drop its own.
   bool has_others_instead(const StoreKey& key, const std::vector<int>& digits, const Process& self) {
+    if (!draw_.is_synchronous) return false;
     int missing = 0, others = 0;
     for (size_t slot = 0; slot < digits.size(); ++slot) {
       const Push& push = pushes_[slots_[key.id][slot]];
