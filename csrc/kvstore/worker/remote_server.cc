@@ -332,6 +332,7 @@ void RemoteServer::transmit(uint32_t id, Request& request, bool is_again) {
   const size_t begin = has_values ? flight.bytes_up_to(request.leg.begin) : 0;
   const size_t value_bytes = has_values ? flight.bytes_up_to(request.leg.begin + request.leg.count) - begin : 0;
   request.sent_at = now_s();
+  request.transmission = ++transmissions_;
   if (request.window_bytes == 0 && !request.is_held) {
     request.window_bytes = value_bytes;
     window_bytes_ += value_bytes;
@@ -384,7 +385,7 @@ void RemoteServer::take(uint32_t id, const Head& head) {
 
 void RemoteServer::answer(uint32_t id, const Head& head) {
   Request& request = requests_.at(id);
-  answered_order_ = std::max(answered_order_, request.order);
+  answered_transmission_ = std::max(answered_transmission_, request.transmission);
   if (head.said == Said::early) return count_again(id, head.number);
   window_bytes_ -= std::exchange(request.window_bytes, 0);
   if (!request.is_held) --unanswered_;
@@ -510,12 +511,13 @@ void RemoteServer::look_for_silence(double now) {
     transmit(oldest->first, oldest->second, true);
 }
 
-// A request without an answer that was sent before an answered one was lost: the server takes one after
-// the other. A held push may be answered later, or that answer was lost: it is asked more and more seldom.
+// A request without an answer that was sent, or sent again, before an answered one was lost: the server takes one after
+// the other. So the last message of a connection does not stay lost while the answers to older ones are asked for
+// again. A held push may be answered later, or that answer was lost: it is asked more and more seldom.
 void RemoteServer::resend_what_is_late(double now) {
   std::vector<std::pair<uint64_t, uint32_t>> late;
   for (const auto& [id, request] : requests_) {
-    const bool is_next = request.is_held || request.is_early || request.order < answered_order_;
+    const bool is_next = request.is_held || request.is_early || request.transmission < answered_transmission_;
     const double patience_s = options_.resend_s * (request.is_held ? 1 << std::min(request.times - 1, 3) : 1);
     if (is_next && now - request.sent_at > patience_s) late.emplace_back(request.order, id);
   }

@@ -217,7 +217,8 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   struct Request {
     RemoteFlightPtr flight;
     RemoteFlight::Leg leg;
-    uint64_t order;  // in which it was sent
+    uint64_t order;             // in which it was sent first
+    uint64_t transmission = 0;  // in which it was sent last
     double sent_at;
     int times = 1;
     bool is_held = false;   // the server has it, and its answer comes later
@@ -302,7 +303,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   std::map<uint32_t, std::pair<Said, Bytes>> joins_;
   size_t window_bytes_ = 0, unanswered_ = 0;  // of what it has not said that it has
   uint32_t next_id_ = 1;
-  uint64_t orders_ = 0, answered_order_ = 0;
+  uint64_t orders_ = 0, transmissions_ = 0, answered_transmission_ = 0;
   double heard_at_ = 0, looked_at_ = 0;
   uint64_t sent_bytes_ = 0, received_bytes_ = 0;  // over the connection, when it was looked at
   int silences_ = 0;
