@@ -97,7 +97,7 @@ class ServerStores {
   Bytes attach(int worker, const Head& question) REQUIRES(mutex_);
   void set_rule(uint32_t store, const RuleWords& rule) REQUIRES(mutex_);
   void put_rule(Actor& actor, const RuleWords& rule, bool keeps_states);
-  void count_from_term(Actor& actor, int worker);
+  void count_from_term(Actor& actor, int worker) REQUIRES(mutex_);
   void set_presence(Actor& actor, int worker, Presence presence);
   void join(Store& store, const JoinWords& join);
   // A worker that has left the round of joins has heard whose joins were in it.
