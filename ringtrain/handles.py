@@ -144,7 +144,7 @@ class Handle(Generic[Result]):
             keep_until_free(self._core, self._arrays)
 
 
-def keep_until_free(core: _core.Handle, arrays: Any) -> None:
+def keep_until_free(core: _core.Handle | _core.StoreHandle, arrays: Any) -> None:
     """Keep the arrays of an operation that no caller waits for any more as long as they may be read or written."""
     if not core.is_memory_free():
         _abandoned.append((core.is_memory_free, arrays))

@@ -190,6 +190,12 @@ nb::list take_shared_parts(StoreClient& client) {
   return parts;
 }
 
+std::optional<SharedStoreHandle> take_abandoned(StoreClient& client) {
+  auto requests = client.take_abandoned();
+  if (!requests) return std::nullopt;
+  return SharedStoreHandle{std::move(requests), &client};
+}
+
 void bind_store_handle(nb::module_& module) {
   using Release = nb::call_guard<ReleasedGil>;
   nb::class_<SharedStoreHandle>(module, "StoreHandle",
@@ -352,6 +358,9 @@ void bind_store_client(nb::module_& module) {
            Release())
       .def("take_shared_parts", &take_shared_parts,
            "Memory that this process shares with servers: what has come since the last call.")
+      .def("take_abandoned", &take_abandoned, nb::keep_alive<0, 1>(),
+           "After a call in this thread that raised: requests of it that servers still carry out on its arrays, or "
+           "None.")
       .def("metrics", &StoreClient::metrics, Release())
       .def(
           "end",

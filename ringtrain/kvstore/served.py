@@ -21,7 +21,7 @@ from ringtrain.kvstore.entries import Entry, Key, Kind, ServedEntry
 from ringtrain.kvstore.row_sparse import Array, RowSparse, sum_of as sparse_sum
 from ringtrain.kvstore.servers.keys import KeyTable
 from ringtrain.kvstore.servers.python_updates import COMMAND, words_of_change, words_of_updater
-from ringtrain.kvstore.servers.worker import Counts, Worker
+from ringtrain.kvstore.servers.worker import Counts, KeepsArrays, Worker
 from ringtrain.kvstore.update_rules import Recipe
 from ringtrain.kvstore.updaters import BuiltInUpdater, LocalUpdater, SentUpdater, ServedUpdater, Updater
 from ringtrain.record.logger import logger
@@ -140,7 +140,8 @@ class ServedBackend(Backend):
         entries, totals = self._totals(groups)
         views = [adapter_for(total).view(total) for total in totals]
         ids, rates = [entry.id for entry in entries], self._rates(entries)
-        core = self._client.push(self._number, ids, views, rates, priority, copies, *self._codes())
+        with KeepsArrays(self._client, totals):
+            core = self._client.push(self._number, ids, views, rates, priority, copies, *self._codes())
         self._worker.counts.pushed(totals)
         return [self._keep(entries, self._handle(core, None if copies else totals))]
 
@@ -151,7 +152,8 @@ class ServedBackend(Backend):
         entries = [self._served(entry.key) for entry, _ in groups]
         targets = [_target(entry, outs) for entry, (_, outs) in zip(entries, groups, strict=True)]
         views = [adapter_for(target).view(target) for target in targets]
-        core = self._client.pull(self._number, [entry.id for entry in entries], views, priority)
+        with KeepsArrays(self._client, targets):
+            core = self._client.pull(self._number, [entry.id for entry in entries], views, priority)
         self._worker.counts.pulled(targets)
         self._wait_for(core, targets)
         _hand_out(targets, [outs for _, outs in groups])
@@ -168,7 +170,8 @@ class ServedBackend(Backend):
         values = [adapter_for(total).view(total) for total in totals]
         views = [adapter_for(target).view(target) for target in targets]
         ids, rates = [entry.id for entry in entries], self._rates(entries)
-        core = self._client.push_pull(self._number, ids, values, views, rates, priority, *self._codes())
+        with KeepsArrays(self._client, (totals, targets)):
+            core = self._client.push_pull(self._number, ids, values, views, rates, priority, *self._codes())
         self._worker.counts.pushed(totals)
         self._worker.counts.pulled(targets)
         self._wait_for(core, (totals, targets))
@@ -196,7 +199,8 @@ class ServedBackend(Backend):
         total = sparse_sum(served.key, values, served.shape, served.dtype_of_numpy)
         (rates,) = self._rates([served])
         views = numpy_adapter.view(total.indices), prod(served.shape[1:]), numpy_adapter.view(total.rows)
-        core = self._client.push_rows(self._number, served.id, *views, rates, priority, copies=False)
+        with KeepsArrays(self._client, total):
+            core = self._client.push_rows(self._number, served.id, *views, rates, priority, copies=False)
         self._worker.counts.pushed([total.rows])
         return [self._keep([served], self._handle(core, total))]
 
@@ -207,7 +211,9 @@ class ServedBackend(Backend):
         rows = np.empty((numbers.size, *served.shape[1:]), served.dtype_of_numpy)
         views = numpy_adapter.view(numbers), prod(served.shape[1:]), numpy_adapter.view(rows)
         self._worker.counts.pulled([rows])
-        self._wait_for(self._client.pull_rows(self._number, served.id, *views, priority), (numbers, rows))
+        with KeepsArrays(self._client, (numbers, rows)):
+            core = self._client.pull_rows(self._number, served.id, *views, priority)
+        self._wait_for(core, (numbers, rows))
         return rows
 
     # ---------------------------------------------------------------------------------------------------- totals
@@ -276,12 +282,14 @@ class ServedBackend(Backend):
     # Called by entries.
 
     def read_into(self, entry: ServedEntry, array: Any) -> None:
-        core = self._client.pull(self._number, [entry.id], [numpy_adapter.view(array)], 0)
+        with KeepsArrays(self._client, array):
+            core = self._client.pull(self._number, [entry.id], [numpy_adapter.view(array)], 0)
         self._worker.counts.pulled([array])
         self._wait_for(core, array)
 
     def write(self, entry: ServedEntry, array: Any) -> None:
-        self._client.assign(self._number, [entry.id], [numpy_adapter.view(array)])
+        with KeepsArrays(self._client, array):
+            self._client.assign(self._number, [entry.id], [numpy_adapter.view(array)])
 
     # --------------------------------------------------------------------------------------------------- updates
 
@@ -384,10 +392,12 @@ class ServedBackend(Backend):
         self._client.write_num_updates(self._number, [entry.id for entry in entries], list(counts))
 
     def read_state(self, entry: ServedEntry, name: str, array: np.ndarray[Any, Any]) -> None:
-        self._client.read_state(self._number, entry.id, name, numpy_adapter.view(array))
+        with KeepsArrays(self._client, array):
+            self._client.read_state(self._number, entry.id, name, numpy_adapter.view(array))
 
     def write_state(self, entry: ServedEntry, name: str, array: np.ndarray[Any, Any]) -> None:
-        self._client.write_state(self._number, entry.id, name, numpy_adapter.view(array))
+        with KeepsArrays(self._client, array):
+            self._client.write_state(self._number, entry.id, name, numpy_adapter.view(array))
 
     # ----------------------------------------------------------------------------------------------------- files
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -375,15 +376,17 @@ void StoreClient::add_remote(Work& work, uint32_t store, const ClientKey& key, c
 
 std::shared_ptr<StoreHandle> StoreClient::carry_out(Work work, uint32_t store, const Ids& pushed) {
   const std::shared_ptr<StoreHandle> handle = work.handle;
+  const auto requests = std::make_shared<StoreHandle>();
   handle->expect(static_cast<int>(work.direct.size() + work.remote.size()));
   bool has_begun_all = false;
   try {
-    for (const RemoteOperation& operation : work.remote) start(operation);
+    for (const RemoteOperation& operation : work.remote) start(operation, requests);
     has_begun_all = true;
-    if (!work.direct.empty()) start_instead(direct_.carry_out(std::move(work.direct), *handle, interrupt_));
+    if (!work.direct.empty()) start_instead(direct_.carry_out(std::move(work.direct), *handle, interrupt_), requests);
   } catch (...) {
     const Lock lock(mutex_);
     for (const uint32_t id : pushed) count_again(store_of(store).key(id), has_begun_all);
+    abandon(requests);
     throw;
   }
   handle->end_one(std::nullopt);
@@ -401,20 +404,43 @@ void StoreClient::count_again(ClientKey& key, bool servers_have_it) {
 
 // Of a piece of which some chunks were not carried out all are, by the server that is there now: it does not know of
 // the others either, because it has none of that memory. Pushes that it has are not counted twice.
-void StoreClient::start_instead(const std::vector<DirectItem>& left_behind) {
+void StoreClient::start_instead(const std::vector<DirectItem>& left_behind,
+                                const std::shared_ptr<StoreHandle>& requests) {
   std::set<const RemoteOperation*> pieces;
   for (const DirectItem& item : left_behind) {
     if (!item.by_tcp) throw Error(ErrorKind::peer_lost, "another server has taken the place of a lost one");
     if (pieces.insert(item.by_tcp.get()).second) {
       item.handle->expect(1);
-      start(*item.by_tcp);
+      start(*item.by_tcp, requests);
     }
     item.handle->end_one(std::nullopt);
   }
 }
 
-void StoreClient::start(const RemoteOperation& operation) {
-  while (!remote_.start(operation, kBetweenLooks_s)) interrupt_();
+// `requests` gets a part for it, which ends when the request does.
+void StoreClient::start(RemoteOperation operation, const std::shared_ptr<StoreHandle>& requests) {
+  requests->expect(1);
+  operation.done = [requests, done = std::move(operation.done)](const std::optional<Error>& error, int64_t updates) {
+    done(error, updates);
+    requests->end_one(std::nullopt);
+  };
+  try {
+    while (!remote_.start(operation, kBetweenLooks_s)) interrupt_();
+  } catch (...) {
+    requests->end_one(std::nullopt);
+    throw;
+  }
+}
+
+void StoreClient::abandon(const std::shared_ptr<StoreHandle>& requests) {
+  requests->end_one(std::nullopt);
+  if (!requests->is_memory_free()) abandoned_[std::this_thread::get_id()] = requests;
+}
+
+std::shared_ptr<StoreHandle> StoreClient::take_abandoned() {
+  const Lock lock(mutex_);
+  const auto taken = abandoned_.extract(std::this_thread::get_id());
+  return taken ? taken.mapped() : nullptr;
 }
 
 bool StoreClient::wait(StoreHandle& handle, double longest_s) {
@@ -517,7 +543,22 @@ void StoreClient::add_rows(Work& work, uint32_t store, uint32_t id, const Rows& 
 template <typename OnChunk>
 void StoreClient::visit_key(uint32_t store, uint32_t id, Said said, int64_t number, const HostArray& array,
                             OnChunk on_chunk) {
-  const auto handle = std::make_shared<StoreHandle>();
+  const auto handle = std::make_shared<StoreHandle>(), requests = std::make_shared<StoreHandle>();
+  try {
+    begin_visit(handle, requests, store, id, said, number, array, on_chunk);
+    handle->end_one(std::nullopt);
+    while (!wait(*handle, kBetweenLooks_s)) interrupt_();
+  } catch (...) {
+    const Lock lock(mutex_);
+    abandon(requests);
+    throw;
+  }
+}
+
+template <typename OnChunk>
+void StoreClient::begin_visit(const std::shared_ptr<StoreHandle>& handle, const std::shared_ptr<StoreHandle>& requests,
+                              uint32_t store, uint32_t id, Said said, int64_t number, const HostArray& array,
+                              OnChunk on_chunk) {
   std::vector<ClientPiece> pieces;
   std::shared_ptr<std::atomic<int64_t>> known;
   {
@@ -554,10 +595,8 @@ void StoreClient::visit_key(uint32_t store, uint32_t id, Said said, int64_t numb
       handle->end_one(error);
     };
     handle->expect(1);
-    start(operation);
+    start(std::move(operation), requests);
   }
-  handle->end_one(std::nullopt);
-  while (!wait(*handle, kBetweenLooks_s)) interrupt_();
 }
 
 void StoreClient::assign(uint32_t store, const Ids& ids, const std::vector<HostArray>& values) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -123,6 +124,10 @@ class StoreClient {
   // Those that have come since the last call.
   std::vector<SharedPart> take_shared_parts();
 
+  // After a call in this thread that has thrown: requests of it that servers still carry out, or null. The caller keeps
+  // the arrays of the call until is_memory_free().
+  std::shared_ptr<StoreHandle> take_abandoned();
+
   std::map<std::string, double> metrics() const { return remote_.metrics(); }
   // This process has no part in its job any more: what is under way fails, and all that comes.
   void end(const std::string& text, ErrorKind kind);
@@ -161,8 +166,9 @@ class StoreClient {
       REQUIRES(mutex_);
   std::shared_ptr<StoreHandle> carry_out(Work work, uint32_t store, const Ids& pushed);
   void count_again(ClientKey& key, bool servers_have_it) REQUIRES(mutex_);
-  void start(const RemoteOperation& operation);
-  void start_instead(const std::vector<DirectItem>& left_behind);
+  void start(RemoteOperation operation, const std::shared_ptr<StoreHandle>& requests);
+  void start_instead(const std::vector<DirectItem>& left_behind, const std::shared_ptr<StoreHandle>& requests);
+  void abandon(const std::shared_ptr<StoreHandle>& requests) REQUIRES(mutex_);
   // From now on the server is asked by TCP for all of its Parts.
   void leave_memory(int server) EXCLUDES(mutex_);
   // The number of a key's array, which `like` fits.
@@ -170,6 +176,9 @@ class StoreClient {
   // Something else with all of a key, until it is done: on_chunk(actor, chunk, place in the array), or by TCP.
   template <typename OnChunk>
   void visit_key(uint32_t store, uint32_t id, Said said, int64_t number, const HostArray& array, OnChunk on_chunk);
+  template <typename OnChunk>
+  void begin_visit(const std::shared_ptr<StoreHandle>& handle, const std::shared_ptr<StoreHandle>& requests,
+                   uint32_t store, uint32_t id, Said said, int64_t number, const HostArray& array, OnChunk on_chunk);
 
   const StoreClientOptions options_;
   const Interrupt interrupt_;
@@ -182,6 +191,7 @@ class StoreClient {
   // Of rounds, by TCP: they fail when a worker is lost.
   std::vector<std::weak_ptr<StoreHandle>> in_rounds_ GUARDED_BY(mutex_);
   std::vector<SharedPart> shared_parts_ GUARDED_BY(mutex_);
+  std::map<std::thread::id, std::shared_ptr<StoreHandle>> abandoned_ GUARDED_BY(mutex_);
   // Of servers that are gone: something may still be at work with them.
   std::vector<std::unique_ptr<Actor>> former_ GUARDED_BY(mutex_);
   std::optional<Error> ended_ GUARDED_BY(mutex_);  // why it cannot be used any more

@@ -11,7 +11,7 @@ from ringtrain.arrays.adapter import adapter_for
 from ringtrain.errors import MismatchError
 from ringtrain.kvstore.servers.membership import KEY
 from ringtrain.kvstore.servers.python_updates import NUMBER
-from ringtrain.kvstore.servers.worker import Worker
+from ringtrain.kvstore.servers.worker import KeepsArrays, Worker
 
 # Pieces are multiples of this: a word of one-bit codes.
 _ELEMENTS = 32
@@ -111,7 +111,8 @@ class KeyTable:
     def replace(self, name: str, number: int, array: Any, version: int) -> int:
         """Gives a key another value, that of worker 0. Returns its version."""
         if self._worker.number == 0:
-            self._worker.client.assign(self._store, [number], [adapter_for(array).view(array)])
+            with KeepsArrays(self._worker.client, array):
+                self._worker.client.assign(self._store, [number], [adapter_for(array).view(array)])
             entry = self._find([name], version)[name]
             self._publish({name: {**entry, "version": version + 1}})
         return int(self._find([name], version + 1)[name]["version"])
@@ -147,7 +148,8 @@ class KeyTable:
             self._next_id += 1
         prepared = [adapter_for(array).prepare(array) for array in arrays.values()]
         views = [adapter_for(array).view(array) for array in prepared]
-        self._worker.client.create_keys(self._store, self._core_keys(entries), views)
+        with KeepsArrays(self._worker.client, prepared):
+            self._worker.client.create_keys(self._store, self._core_keys(entries), views)
         self._worker.publish_memory()
         by_number = {
             f"{NUMBER}{entry['id']}": {"version": 1, "key": name, "is_int": has_ints, "shape": entry["shape"]}

@@ -13,6 +13,7 @@ from typing import Any
 
 import ringtrain._core as _core
 from ringtrain.errors import NotInitializedError, RingtrainError
+from ringtrain.handles import keep_until_free
 from ringtrain.job import launched_by, session
 from ringtrain.job.host import usual_address
 from ringtrain.job.network import Meeting
@@ -41,6 +42,22 @@ from ringtrain.options import table
 from ringtrain.process_sets import ProcessSet
 from ringtrain.record import metrics
 from ringtrain.record.logger import logger
+
+
+class KeepsArrays:
+    """While a call of the client lasts: if it raises, its arrays are kept until no server reads or writes them."""
+
+    __slots__ = ("_arrays", "_client")
+
+    def __init__(self, client: _core.StoreClient, arrays: Any) -> None:
+        self._client, self._arrays = client, arrays
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        requests = None if kind is None else self._client.take_abandoned()
+        if requests is not None:
+            keep_until_free(requests, self._arrays)
 
 
 @dataclass

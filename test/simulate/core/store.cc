@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -293,6 +294,7 @@ struct Process {
   std::vector<StoreClient::SharedPart> shared;  // as the directory has it
   std::map<int, double> heard_back;             // of servers: when it has heard of the last return
   std::map<int, double> fenced;                 // of a server: by worker's rank, since when its pushes do not count
+  std::deque<std::vector<double>> kept;         // arrays of requests that servers still carry out
 };
 
 void nobody_interrupts() {}
@@ -682,7 +684,21 @@ class World {
 
   void run_script(Process& self) {
     std::deque<UnderWay> under_way;
-    const std::vector<Step>& script = draw_.scripts[static_cast<size_t>(self.number)];
+    try {
+      go_through(self, draw_.scripts[static_cast<size_t>(self.number)], under_way);
+    } catch (...) {
+      // As Python does: the arrays of a call that has raised are kept as long as the client says.
+      for (UnderWay& one : under_way) {
+        const auto requests = one.handle ? one.handle : self.client->take_abandoned();
+        if (!requests || requests->is_memory_free()) continue;
+        std::move(one.values.begin(), one.values.end(), std::back_inserter(self.kept));
+        std::move(one.outs.begin(), one.outs.end(), std::back_inserter(self.kept));
+      }
+      throw;
+    }
+  }
+
+  void go_through(Process& self, const std::vector<Step>& script, std::deque<UnderWay>& under_way) {
     size_t refused_at = script.size();
     for (const Fault& fault : draw_.faults)
       if (fault.kind == Fault::refuse && fault.rank == self.number && is_told(fault))
