@@ -231,7 +231,9 @@ def new_group(ranks: Iterable[int]) -> ProcessSet:
         >>> if hvd.rank() in (0, 1):
         ...     pair = hvd.new_group([0, 1])
         ...     float(hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=pair)[0])
+        ...     hvd.remove_process_set(pair)
         2.0
+        True
     """
     group = ProcessSet(_sorted_ranks(ranks))
     own, size = _own_rank(), len(global_process_set.ranks or [])

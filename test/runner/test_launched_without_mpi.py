@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from harness.hosts import SimulatedHosts
 from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi
 from harness.socket_ranks import free_port
@@ -153,27 +152,3 @@ def test_processes_of_two_hosts_meet_where_ringtrains_variables_say(
     commands = [two_hosts.command_on(rank // 2, [sys.executable, train]) for rank in range(4)]
     environments = [{**environment, **own, "RINGTRAIN_RANK": str(rank)} for rank in range(4)]
     assert run_together(commands, environments) == expected("ringrun", 4, [0, 1, 0, 1])
-
-
-def test_the_job_for_kubernetes_in_the_docs_runs(environment: dict[str, str], train: str, tmp_path: Path) -> None:
-    text = Path(ROOT, "docs", "without-mpi.md").read_text()
-    (manifest,) = [block.partition("```")[0] for block in text.split("```yaml\n") if "completionMode" in block]
-    service, job = yaml.safe_load_all(manifest)
-    pod = job["spec"]["template"]["spec"]
-    (container,), (volume,) = pod["containers"], pod["volumes"]
-    own = {variable["name"]: variable["value"] for variable in container["env"]}
-    # names that Kubernetes makes of these, and what it demands of them
-    assert job["spec"]["completionMode"] == "Indexed" and job["spec"]["parallelism"] == int(own["RINGTRAIN_SIZE"])
-    assert own["RINGTRAIN_RENDEZVOUS"].startswith(f"{job['metadata']['name']}-0.{service['metadata']['name']}:")
-    assert pod["subdomain"] == service["metadata"]["name"] and service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
-    assert own["RINGTRAIN_SECRET_FILE"].startswith(container["volumeMounts"][0]["mountPath"])
-    (secret := tmp_path / "secret").write_bytes(os.urandom(32))
-    assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": 1000, "fsGroup": 1000}
-    secret.chmod(volume["secret"]["defaultMode"] | 0o440)  # what fsGroup makes of it, and then the owner is root
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    here = {"RINGTRAIN_RENDEZVOUS": "localhost:29431", "RINGTRAIN_SECRET_FILE": str(secret), "PATH": path}
-    size = int(own["RINGTRAIN_SIZE"])
-    environments = [{**environment, **own, **here, "JOB_COMPLETION_INDEX": str(index)} for index in range(size)]
-    commands = [[*container["command"][:-1], f"cd {Path(train).parent}; {container['command'][-1]}"]] * size
-    assert run_together(commands, environments) == expected("ringrun", size)
