@@ -126,7 +126,7 @@ SOCKETS = {
 _ACTOR, _STORES = "kvstore/store/actor.cc", "kvstore/server/server_stores.cc"
 _REMOTE_SERVER = "kvstore/worker/remote_server.cc"
 
-STORE = {
+STORE: dict[str, Patch | tuple[Patch, ...]] = {
     "a request that the server before has held is not sent again": Patch(
         _REMOTE_SERVER, "  let_go();\n  if (is_another)", "  if (is_another)"
     ),
@@ -139,8 +139,10 @@ STORE = {
     "pushes of an expelled worker count": Patch(
         _ACTOR, "if (is_server() || part_->first_term(number_) <= term_) return;", "return;"
     ),
-    "a key that is made waits for a worker that has died before": Patch(
-        _STORES, "    if (dead < workers) actor.part()", "    if (false) actor.part()"
+    # No worker waits for one of a later term, which would hide the bug.
+    "a key that is made waits for a worker that has died before": (
+        Patch(_STORES, "    if (dead < workers) actor.part()", "    if (false) actor.part()"),
+        Patch(_ACTOR, " && part_->first_term(worker) == 0;", ";"),
     ),
     "a push that comes before the one before it counts": Patch(
         _ACTOR, "    else if (seq != before + 1)\n      return Outcome::early;\n", ""
@@ -150,5 +152,5 @@ STORE = {
 PLANTED: Mapping[str, Mapping[str, Sequence[Patch]]] = {
     "negotiation": {bug: (patch,) for bug, patch in NEGOTIATION.items()},
     "sockets": SOCKETS,
-    "store": {bug: (patch,) for bug, patch in STORE.items()},
+    "store": {bug: (patch,) if isinstance(patch, Patch) else patch for bug, patch in STORE.items()},
 }
