@@ -538,7 +538,8 @@ class World {
     } else if (text.find("is gone") != std::string::npos) {
       const bool was_connected = text.find("no connection to") == std::string::npos;
       const bool is_reachable = kernel_.has_an_address(named) && (!was_connected || kernel_.has_an_address(rank));
-      if (!is_at_fault(rank, named) && is_reachable && !(other.has_ended && was_deaf(rank, named)))
+      const bool may_miss_bye = was_deaf(rank, named) || (!was_connected && leaves_with_others(rank));
+      if (!is_at_fault(rank, named) && is_reachable && !(other.has_ended && may_miss_bye))
         story_.find("a rank that lives is said to be gone: " + what);
     } else if (text.find("out of reach") != std::string::npos) {
       if (!kernel_.was_out_of_reach(rank, named) && kernel_.has_an_address(named))
@@ -554,6 +555,12 @@ class World {
   bool is_at_fault(int rank, int named) const {
     return fibres_.is_killed(named) || ranks_[static_cast<size_t>(named)].has_failed ||
            kernel_.was_reset(rank, named) || kernel_.was_out_of_reach(rank, named);
+  }
+
+  // Whether the rank, though it still looks for news, would know in a job that all leave: nobody says bye to a rank
+  // that has no connection.
+  bool leaves_with_others(int rank) const {
+    return draw_.leaves_together && ranks_[static_cast<size_t>(rank)].has_finished && has_everybody_finished();
   }
 
   // Whether the rank was stopped, or their link cut, for so long that it may have missed the bye of the other one.
