@@ -133,34 +133,95 @@ def test_the_pods_of_the_plain_job_find_rank_0_and_run(tmp_path: Path) -> None:
     assert [one.communicate(timeout=60)[0] for one in pods] == ["[2.]\n"] * 2
 
 
-FIELDS = {
-    "Job": {"completionMode", "completions", "parallelism", "backoffLimit", "template"},
-    "Service": {"clusterIP", "publishNotReadyAddresses", "selector"},
-    "MPIJob": {"slotsPerWorker", "sshAuthMountPath", "runPolicy", "mpiReplicaSpecs"},
-    "TrainJob": {"runtimeRef", "trainer"},
-    "TrainingRuntime": {"mlPolicy", "template"},
-    "pod": {"subdomain", "restartPolicy", "securityContext", "containers", "volumes"},
-    "container": {"name", "image", "command", "env", "volumeMounts"},
-}
+SCHEMAS = yaml.safe_load(Path(__file__).with_name("kubernetes_schemas.yaml").read_text())
+PLAIN = {"string": str, "integer": int, "boolean": bool}
 
 
-def pods_in(value: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping with containers."""
-    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from pods_in(one)
-    if isinstance(value, dict) and "containers" in value:
-        yield value
+def errors_of(value: Any, kind: str, place: str) -> Iterator[str]:
+    """What is wrong with a value, by the notation of kubernetes_schemas.yaml."""
+    if kind.startswith("[") and isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from errors_of(one, kind[1:-1], f"{place}[{number}]")
+    elif kind.startswith("{") and isinstance(value, dict):
+        for name, one in value.items():
+            yield from errors_of(one, kind[1:-1], f"{place}.{name}")
+    elif kind in SCHEMAS["objects"] and isinstance(value, dict):
+        fields = {name.removesuffix("!"): of_field for name, of_field in SCHEMAS["objects"][kind].items()}
+        required = {name.removesuffix("!") for name in SCHEMAS["objects"][kind] if name.endswith("!")}
+        yield from (f"{place}: {kind} needs {name}" for name in sorted(required - value.keys()))
+        yield from (f"{place}: {kind} has no {name}" for name in value if name not in fields)
+        for name in value.keys() & fields.keys():
+            yield from errors_of(value[name], fields[name], f"{place}.{name}")
+    elif kind == "quantity":
+        if not re.fullmatch(r"\d+(\.\d+)?([EPTGMk]i?|m)?", str(value)):
+            yield f"{place}: {value!r} is not a quantity"
+    elif kind != "any" and not any(
+        type(value) is PLAIN[word] if word in PLAIN else value == word for word in kind.split("|")
+    ):
+        yield f"{place}: {value!r} is not {kind}"
+
+
+def errors_of_manifest(one: dict[str, Any]) -> list[str]:
+    kind = SCHEMAS["kinds"][one["kind"]]
+    wrong = [] if one["apiVersion"] == kind["apiVersion"] else [f"{one['kind']}: {one['apiVersion']}"]
+    wrong += [f"{one['kind']} has no {name}" for name in one.keys() - {"apiVersion", "kind", "metadata", "spec"}]
+    return [
+        *wrong,
+        *errors_of(one["metadata"], "ObjectMeta", "metadata"),
+        *errors_of(one["spec"], kind["spec"], "spec"),
+    ]
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("*.yaml")))
 def test_a_manifest_has_only_fields_that_its_kind_has(file: str) -> None:
     """A cluster refuses others, or drops them without a word."""
-    for one in yaml.safe_load_all((FOLDER / file).read_text()):
-        assert one.keys() == {"apiVersion", "kind", "metadata", "spec"}
-        assert one["spec"].keys() <= FIELDS[one["kind"]]
-        for pod in pods_in(one["spec"]):
-            assert pod.keys() <= FIELDS["pod"]
-            assert all(container.keys() <= FIELDS["container"] for container in pod["containers"])
+    manifests = list(yaml.safe_load_all((FOLDER / file).read_text()))
+    assert manifests and [errors_of_manifest(one) for one in manifests] == [[]] * len(manifests)
+
+
+WRONG = {
+    "job.yaml": {
+        "completions: 4": ('completions: "4"', "spec.completions: '4' is not integer"),
+        'value: "4"': ("value: 4", "spec.template.spec.containers[0].env[0].value: 4 is not string"),
+        "completionMode: Indexed": (
+            "completionMode: indexed",
+            "spec.completionMode: 'indexed' is not NonIndexed|Indexed",
+        ),
+        "fsGroup:": ("fsgroup:", "spec.template.spec.securityContext: PodSecurityContext has no fsgroup"),
+        "volumeMounts:": ("volumes:", "spec.template.spec.containers[0]: Container has no volumes"),
+        "- name: train\n          image": (
+            "- image",
+            "spec.template.spec.containers[0]: Container needs name",
+        ),
+        "emptyDir:\n            medium: Memory": (
+            "emptyDir: Memory",
+            "spec.template.spec.volumes[0].emptyDir: 'Memory' is not EmptyDirVolumeSource",
+        ),
+        "subdomain:": ("subDomain:", "spec.template.spec: PodSpec has no subDomain"),
+    },
+    "mpijob.yaml": {
+        "v2beta1\n": ("v1\n", "MPIJob: kubeflow.org/v1"),
+        "Launcher:": ("Master:", "spec.mpiReplicaSpecs: MPIReplicaSpecs has no Master"),
+        "mpiReplicaSpecs:": ("replicaSpecs:", "spec: MPIJobSpec needs mpiReplicaSpecs"),
+    },
+    "trainjob.yaml": {
+        "runtimeRef:": ("trainingRuntimeRef:", "spec: TrainJobSpec has no trainingRuntimeRef"),
+        "numProcPerNode: 2": ("numProcPerNode: auto", "spec.trainer.numProcPerNode: 'auto' is not integer"),
+    },
+    "trainingruntime.yaml": {
+        "replicatedJobs:": ("jobs:", "spec.template.spec: JobSetSpec has no jobs"),
+        "mlPolicy:": ("mlpolicy:", "spec: TrainingRuntimeSpec has no mlpolicy"),
+    },
+}
+
+
+@pytest.mark.parametrize(("file", "right"), [(file, right) for file, wrong in WRONG.items() for right in wrong])
+def test_a_wrong_field_of_a_manifest_is_found(file: str, right: str) -> None:
+    wrong, message = WRONG[file][right]
+    text = (FOLDER / file).read_text()
+    assert right in text
+    *_, last = yaml.safe_load_all(text.replace(right, wrong))
+    assert message in errors_of_manifest(last)
 
 
 @pytest.mark.parametrize(
