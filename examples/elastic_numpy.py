@@ -45,6 +45,7 @@ def main() -> None:
     def train(state: hvd.elastic.ArrayState) -> None:
         state.generations = max(state.generations, hvd.elastic.generation())
         while state.epoch < options.epochs:
+            first, began_s = state.begin, time.perf_counter()  # a loss of ranks has interrupted some epochs
             # The same batches whichever ranks take part: each rank has its share of them, and the gradients are summed.
             order = np.random.default_rng([options.seed, state.epoch]).permutation(len(train_labels))
             while state.begin < len(order):
@@ -55,14 +56,15 @@ def main() -> None:
                 optimizer.step(state.network, gradients)
                 state.begin += options.batch_size
                 state.commit()
+            images_per_s = (len(order) - first) / (time.perf_counter() - began_s)
             loss, accuracy = evaluate(state.network, test_images, test_labels)
             state.epoch, state.begin = state.epoch + 1, 0
             state.losses.append((time.time() - state.began_s, loss))
             if hvd.rank() == 0:
-                print(
-                    f"epoch {state.epoch:2}: test loss {loss:.4f}, test accuracy {accuracy:.3f} on {hvd.size()} ranks",
-                    flush=True,
+                line = (
+                    f"epoch {state.epoch:2}: test loss {loss:.4f}, test accuracy {accuracy:.3f} on {hvd.size()} ranks"
                 )
+                print(f"{line}, {images_per_s:,.0f} images/s", flush=True)
             state.commit()
 
     train(state)

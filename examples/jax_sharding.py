@@ -38,12 +38,15 @@ def main() -> None:
         text = np.frombuffer(file.read(), np.uint8).astype(np.int32)
 
     step = jax.jit(train_one_step, static_argnames="layers", donate_argnums=0)
-    begun = time.perf_counter()
+    begun = last_s = time.perf_counter()
+    characters = options.batch_size * len(devices) * options.context  # of a step
     for number in range(options.steps):
         batch = draw_batch(text, number, options.batch_size * len(devices), options.context)
         params, loss = step(params, place(batch, mesh, PartitionSpec("data")), options.lr, layers=options.layers)
         if jax.process_index() == 0 and (number + 1) % 20 == 0:
-            print(f"step {number + 1:4}: loss {float(loss):.6f}", flush=True)
+            line, now_s = f"step {number + 1:4}: loss {float(loss):.6f}", time.perf_counter()
+            print(f"{line}, {20 * characters / (now_s - last_s):,.0f} characters/s", flush=True)
+            last_s = now_s
     if jax.process_index() == 0:
         print(
             f"{1e3 * (time.perf_counter() - begun) / options.steps:.1f} ms a step on {devices.shape} devices",

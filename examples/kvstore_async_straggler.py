@@ -26,8 +26,9 @@ def main() -> None:
         store = kvstore.create(kind)
         steps, of_kinds[kind] = train(store, options)
         if store.rank == 0:
-            accuracy = of_kinds[kind][-1][1]
-            print(f"{kind}: {steps} steps of worker 0 in {options.seconds:g} s, accuracy {accuracy:.3f}", flush=True)
+            accuracy, images_per_s = of_kinds[kind][-1][1], steps * options.batch_size / options.seconds
+            line = f"{kind}: {steps} steps of worker 0 in {options.seconds:g} s, accuracy {accuracy:.3f}"
+            print(f"{line}, {images_per_s:,.0f} images/s", flush=True)
     if store.rank == 0 and options.plot:
         plot(of_kinds, options.plot)
 

@@ -29,6 +29,7 @@ def main() -> None:
 
     chance = np.random.default_rng((options.seed, store.rank))
     begin, rows_pulled, steps = time.monotonic(), 0, 0
+    told_at, losses = begin, []
     while time.monotonic() < begin + options.seconds:
         topic = chance.integers(0, options.topics, (options.batch_size, 1))
         of_topic = topic * options.words_of_topic + chance.integers(0, options.words_of_topic, (options.batch_size, 2))
@@ -48,6 +49,11 @@ def main() -> None:
         store.push("words", kvstore.RowSparse(centres, gradients))
         store.push("neighbours", kvstore.RowSparse(others.ravel(), of_neighbours.reshape(-1, options.size)))
         steps += 1
+        losses.append(-np.log1p(-np.abs(wrong).clip(max=0.999)).sum(1).mean())
+        if store.rank == 0 and (now := time.monotonic()) >= told_at + 2:
+            pairs_per_s = len(losses) * options.batch_size / (now - told_at)
+            print(f"second {now - begin:.0f}: loss {np.mean(losses):.4f}, {pairs_per_s:,.0f} pairs/s", flush=True)
+            told_at, losses = now, []
     store.wait()
     store.barrier()
     if store.rank == 0:

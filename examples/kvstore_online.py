@@ -32,27 +32,34 @@ def main() -> None:
 
     images, _, labels, _ = load_data()
     chance = np.random.default_rng()
-    right = [rate_of(network, images, labels)]
+    right, losses = [rate_of(network, images, labels)[0]], [0.0]
     print(f"trainer {store.rank} {came}: right {right[0]:.0%} of the time", flush=True)
-    begin, said_at = time.monotonic(), time.monotonic()
+    begin, said_at, said_of = time.monotonic(), time.monotonic(), 1
     while time.monotonic() < begin + options.seconds:
         batch = chance.integers(0, len(labels), options.batch_size)
         gradients = gradients_of(network, images[batch], labels[batch], batch_size=len(batch))
-        right.append(rate_of(network, images[batch], labels[batch]))
+        rate, loss = rate_of(network, images[batch], labels[batch])
+        right.append(rate)
+        losses.append(loss)
         store.pushpull(keys, gradients, out=network)
         time.sleep(0.01)  # until the next ones come
-        if time.monotonic() > said_at + 1:
-            said_at = time.monotonic()
-            print(f"trainer {store.rank}: right {np.mean(right[-50:]):.0%} of the time", flush=True)
+        if (now := time.monotonic()) > said_at + 1:
+            images_per_s = (len(right) - said_of) * options.batch_size / (now - said_at)
+            said_at, said_of = now, len(right)
+            line = (
+                f"trainer {store.rank}: right {np.mean(right[-50:]):.0%} of the time, loss {np.mean(losses[-50:]):.4f}"
+            )
+            print(f"{line}, {images_per_s:,.0f} images/s", flush=True)
         if store.rank == options.kill and not store.is_recovery and time.monotonic() > begin + options.seconds / 3:
             os.kill(os.getpid(), signal.SIGKILL)
     print(f"trainer {store.rank} has done {len(right) - 1} steps: right {np.mean(right[-50:]):.0%}", flush=True)
 
 
-def rate_of(network: list[np.ndarray], images: np.ndarray, labels: np.ndarray) -> float:
-    """How many of these it classifies rightly."""
+def rate_of(network: list[np.ndarray], images: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """Returns how many of these it classifies rightly, and the loss."""
     _, probabilities = forward(network, images)
-    return float((probabilities.argmax(axis=1) == labels).mean())
+    loss = -np.log(probabilities[np.arange(len(labels)), labels]).mean()
+    return float((probabilities.argmax(axis=1) == labels).mean()), float(loss)
 
 
 def parse_options() -> argparse.Namespace:

@@ -52,7 +52,8 @@ def main() -> None:
         speeds += [speed] if epoch or options.num_epochs == 1 else []
         total = sum(hvd.allgather_object(speed))
         if hvd.rank() == 0:
-            print(f"epoch {epoch}: {speed:.2f} samples/sec per rank, {total:.2f} samples/sec in total", flush=True)
+            line = f"epoch {epoch + 1:2}: loss {loss.mean().asscalar():.4f} of the last batch"
+            print(f"{line}, {speed:.2f} samples/sec per rank, {total:.2f} samples/sec in total", flush=True)
     if options.rec_val:
         print_accuracy(options, net, shape)
     if options.scaling:

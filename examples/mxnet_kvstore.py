@@ -10,6 +10,7 @@ by `python -m ringtrain.mxnet script.py`.
 """
 
 import argparse
+import time
 from typing import Any
 
 import mxnet as mx
@@ -45,16 +46,22 @@ def main() -> None:
     # A store adds up, so each step divides by the batch of all workers.
     batch = options.batch_size // store.num_workers
     random = np.random.default_rng(options.seed)
-    for _ in range(options.epochs):
-        order = random.permutation(len(labels))
+    for epoch in range(options.epochs):
+        order, losses, began_s = random.permutation(len(labels)), [], time.perf_counter()
         for start in range(0, len(order) - batch + 1, batch):
             chosen = order[start : start + batch]
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images[chosen])), mx.nd.array(labels[chosen]))
             loss.backward()
             trainer.step(batch if "async" in store.type else batch * store.num_workers)
-    predicted = net(mx.nd.array(test_images)).argmax(axis=1).asnumpy()
-    accuracy = float((predicted == test_labels).mean())
+            losses.append(loss.mean())
+        mx.nd.waitall()
+        images_per_s = len(losses) * batch * store.num_workers / (time.perf_counter() - began_s)
+        predicted = net(mx.nd.array(test_images)).argmax(axis=1).asnumpy()
+        accuracy = float((predicted == test_labels).mean())
+        if store.rank == 0:
+            line = f"epoch {epoch + 1:2}: loss {mx.nd.stack(*losses).mean().asscalar():.4f} of worker 0"
+            print(f"{line}, test accuracy {accuracy:.4f}, {images_per_s:,.0f} images/s", flush=True)
     store.barrier()
     if store.rank == 0:
         print(f"test accuracy {accuracy:.4f} with {store.num_workers} workers and {store.type}")

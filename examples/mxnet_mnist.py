@@ -10,7 +10,6 @@ cannot multiply matrices of float16: --dtype float16 computes in float32 and sen
 """
 
 import argparse
-import logging
 import time
 from typing import Any
 
@@ -25,7 +24,6 @@ WANTED = 0.96
 
 def main() -> None:
     options = parse_options()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     hvd.init()
     mx.random.seed(options.seed + hvd.rank())
     train, test = load_mnist(options) if options.mnist else load_digits(options)
@@ -60,19 +58,22 @@ def train_gluon(options: argparse.Namespace, train: Any, test: Any) -> float:
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     accuracy = 0.0
     for epoch in range(options.epochs):
-        begun = time.time()
+        began_s = time.perf_counter()
         train.reset()
-        batches = 0
-        for batches, batch in enumerate(train, 1):  # noqa: B007 counted
+        losses = []
+        for batch in train:
             with autograd.record():
                 loss = loss_of(net(batch.data[0]), batch.label[0])
             loss.backward()
             trainer.step(options.batch_size)
+            losses.append(loss.mean())
         mx.nd.waitall()
+        images_per_s = len(losses) * options.batch_size * hvd.size() / (time.perf_counter() - began_s)
+        mean = hvd.allreduce(mx.nd.stack(*losses).mean(), name="loss").asscalar()  # of all ranks
         accuracy = evaluate(net, test)
         if hvd.rank() == 0:
-            speed = batches * options.batch_size * hvd.size() / (time.time() - begun)
-            logging.info(f"Epoch[{epoch}] Speed={speed:.2f} samples/s Validation: accuracy={accuracy:.4f}")
+            line = f"epoch {epoch + 1:2}: loss {mean:.4f}, test accuracy {accuracy:.4f}"
+            print(f"{line}, {images_per_s:,.0f} images/s", flush=True)
     return accuracy
 
 
@@ -105,7 +106,30 @@ def train_module(options: argparse.Namespace, train: Any, test: Any) -> float:
         rescale_grad=1 / options.batch_size,  # gradients become averages over the ranks
     )
     distributed = hvd.DistributedOptimizer(optimizer, options.gradient_predivide_factor)
-    module.fit(train, num_epoch=options.epochs, optimizer=distributed, kvstore=None)
+    loss, batches, began_s = mx.metric.CrossEntropy(), 0, time.perf_counter()
+
+    def count_batch(_: Any) -> None:
+        nonlocal batches
+        batches += 1
+
+    def print_epoch(epoch: int, *_: Any) -> None:
+        nonlocal batches, began_s
+        images_per_s = batches * options.batch_size * hvd.size() / (time.perf_counter() - began_s)
+        accuracy = dict(module.score(test, "acc"))["accuracy"]
+        if hvd.rank() == 0:
+            line = f"epoch {epoch + 1:2}: loss {loss.get()[1]:.4f} of rank 0, test accuracy {accuracy:.4f}"
+            print(f"{line}, {images_per_s:,.0f} images/s", flush=True)
+        batches, began_s = 0, time.perf_counter()
+
+    module.fit(
+        train,
+        eval_metric=loss,
+        num_epoch=options.epochs,
+        optimizer=distributed,
+        kvstore=None,
+        batch_end_callback=count_batch,
+        epoch_end_callback=print_epoch,
+    )
     return float(dict(module.score(test, "acc"))["accuracy"])
 
 

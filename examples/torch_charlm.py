@@ -9,6 +9,7 @@ matplotlib. Each step adds up the gradients of several batches on each rank; the
 import argparse
 import math
 import os
+import time
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -48,13 +49,16 @@ def main() -> None:
     done = len(losses) - 1  # epochs; the first loss is that before all of them
     with tqdm(total=total, initial=done * options.steps, unit=" steps", disable=hvd.rank() != 0) as progress:
         for epoch in range(done, options.epochs):
+            began_s = time.perf_counter()
             for step in range(epoch * options.steps, (epoch + 1) * options.steps):
                 train_one_step(compiled, optimizer, draw_batches(train_text, step, options), options)
                 scheduler.step()
                 progress.update()
+            characters_per_s = characters_of_an_epoch(options) / (time.perf_counter() - began_s)
             losses.append(evaluate(compiled, test_text, options))
             if hvd.rank() == 0:
-                progress.write(f"epoch {epoch + 1:2}: {losses[-1]:.3f} bits per character")
+                line = f"epoch {epoch + 1:2}: test loss {losses[-1]:.3f} bits per character"
+                progress.write(f"{line}, {characters_per_s:,.0f} characters/s")
                 save(options.checkpoint, model, optimizer, scheduler, losses)
 
     if hvd.rank() == 0:
@@ -139,6 +143,12 @@ def draw_batches(text: torch.Tensor, step: int, options: argparse.Namespace) -> 
     pieces = text.unfold(0, options.context + 1, 1)
     starts = torch.randint(len(pieces), (options.accumulation, options.batch_size), generator=random)
     return pieces[starts]
+
+
+def characters_of_an_epoch(options: argparse.Namespace) -> int:
+    """Returns how many characters all ranks together learn from."""
+    pieces = options.steps * options.accumulation * options.batch_size * hvd.size()
+    return int(pieces * options.context)
 
 
 def train_one_step(

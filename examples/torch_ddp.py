@@ -51,10 +51,8 @@ def main() -> None:
         if dist.get_rank() == 0:
             points_per_s = len(make_data()) / (time.perf_counter() - began_s)
             accuracy = right.item() / len(make_data())
-            print(
-                f"epoch {epoch}: accuracy {accuracy:.3f}, loss {loss.item():.4f}, {points_per_s:,.0f} points/s",
-                flush=True,
-            )
+            line = f"epoch {epoch + 1:2}: loss {loss.item():.4f} of the last batch, accuracy {accuracy:.3f}"
+            print(f"{line}, {points_per_s:,.0f} points/s", flush=True)
     dist.destroy_process_group()
 
 

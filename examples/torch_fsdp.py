@@ -5,6 +5,7 @@ mpirun -np 2 python examples/torch_fsdp.py --init-method ringtrain://
 """
 
 import argparse
+import time
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,8 @@ import ringtrain.torch.distributed  # noqa: F401  registers the backend
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--init-method", default="env://")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20, help="of an epoch")
     arguments = parser.parse_args()
 
     dist.init_process_group("ringtrain", init_method=arguments.init_method)
@@ -32,17 +34,20 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
 
     torch.manual_seed(1 + dist.get_rank())  # each rank has data of its own
-    for step in range(arguments.steps):
-        inputs = torch.randn(64, 64)
-        optimizer.zero_grad()
-        loss = (model(inputs)[:, 0] - inputs.sum(1) / 8).square().mean()
-        loss.backward()
-        optimizer.step()
-        if step % 20 == 19:
-            mean = loss.detach()
-            dist.all_reduce(mean, dist.ReduceOp.AVG)
-            if dist.get_rank() == 0:
-                print(f"step {step + 1}: loss {mean.item():.4f}", flush=True)
+    for epoch in range(arguments.epochs):
+        began_s = time.perf_counter()
+        for _ in range(arguments.steps):
+            inputs = torch.randn(64, 64)
+            optimizer.zero_grad()
+            loss = (model(inputs)[:, 0] - inputs.sum(1) / 8).square().mean()
+            loss.backward()
+            optimizer.step()
+        samples_per_s = arguments.steps * 64 * dist.get_world_size() / (time.perf_counter() - began_s)
+        mean = loss.detach()
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        if dist.get_rank() == 0:
+            line = f"epoch {epoch + 1:2}: loss {mean.item():.4f} of the last batch"
+            print(f"{line}, {samples_per_s:,.0f} samples/s", flush=True)
     if dist.get_rank() == 0:
         own = sum(one.to_local().numel() for one in model.parameters() if isinstance(one, DTensor))
         print(f"this rank has {own} of {sum(parameter.numel() for parameter in model.parameters())} parameters")

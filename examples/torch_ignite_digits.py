@@ -12,7 +12,7 @@ from typing import Any
 import ignite.distributed as idist
 import torch
 from ignite.engine import Engine, Events, create_supervised_evaluator
-from ignite.metrics import Accuracy
+from ignite.metrics import Accuracy, Average
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
@@ -56,16 +56,22 @@ def train(local_rank: int, options: argparse.Namespace) -> None:
         return loss.item()
 
     trainer = Engine(take_step)
+    Average().attach(trainer, "loss")  # of all ranks
     evaluator = create_supervised_evaluator(network, metrics={"accuracy": Accuracy()}, device=idist.device())
 
     @trainer.on(Events.EPOCH_COMPLETED)
     def evaluate(engine: Engine) -> None:
         evaluator.run(test_loader)  # the accuracy is that of the images of all ranks
         if idist.get_rank() == 0:
-            accuracy = evaluator.state.metrics["accuracy"]
-            print(f"epoch {engine.state.epoch:2}: test accuracy {accuracy:.3f} on {idist.get_world_size()} ranks")
+            loss, accuracy = engine.state.metrics["loss"], evaluator.state.metrics["accuracy"]
+            images_per_s = len(train_data) / (engine.state.times["EPOCH_COMPLETED"] or 1)
+            line = f"epoch {engine.state.epoch:2}: loss {loss:.4f}, test accuracy {accuracy:.3f}"
+            print(f"{line}, {images_per_s:,.0f} images/s", flush=True)
 
     trainer.run(train_loader, max_epochs=options.epochs)
+    if idist.get_rank() == 0:
+        accuracy = evaluator.state.metrics["accuracy"]
+        print(f"test accuracy {accuracy:.3f} on {idist.get_world_size()} ranks", flush=True)
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:

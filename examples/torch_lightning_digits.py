@@ -7,6 +7,7 @@ here knows of ringtrain: --horovod gives its name to `import horovod`, which Lig
 """
 
 import argparse
+import time
 from typing import Any
 
 import horovod.torch as hvd
@@ -35,13 +36,35 @@ class Digits(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
 
+    def on_train_epoch_start(self) -> None:
+        self.began_s = time.perf_counter()
+
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         images, labels = batch
-        return functional.cross_entropy(self(images), labels)
+        loss = functional.cross_entropy(self(images), labels)
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: list[torch.Tensor], index: int) -> None:
+        self.ended_s = time.perf_counter()
 
     def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
         images, labels = batch
         self.log("accuracy", (self(images).argmax(dim=1) == labels).float().mean())
+
+    def on_train_epoch_end(self) -> None:
+        """The validation of the epoch has ended, too."""
+        loss, accuracy = average_of("loss", self.trainer), average_of("accuracy", self.trainer)
+        if self.trainer.global_rank == 0:
+            loader: Any = self.trainer.train_dataloader
+            images_per_s = len(loader.dataset) / (self.ended_s - self.began_s)
+            line = f"epoch {self.current_epoch + 1:2}: loss {loss:.4f}, test accuracy {accuracy:.3f}"
+            print(f"{line}, {images_per_s:,.0f} images/s", flush=True)
+
+
+def average_of(name: str, trainer: Trainer) -> float:
+    """Returns what `self.log` was told last, over all ranks; sync_dist=True of self.log asks for torch.distributed."""
+    return float(hvd.allreduce(trainer.callback_metrics[name], name=name))
 
 
 def main() -> None:
@@ -61,10 +84,9 @@ def main() -> None:
         enable_progress_bar=False,
     )
     trainer.fit(Digits(options.lr), train_loader, test_loader)
-    # Of the images of all ranks; sync_dist=True of self.log asks for torch.distributed.
-    accuracy = hvd.allreduce(trainer.callback_metrics["accuracy"], name="accuracy")
+    accuracy = average_of("accuracy", trainer)
     if trainer.global_rank == 0:
-        print(f"test accuracy {accuracy:.3f} on {trainer.world_size} ranks")
+        print(f"test accuracy {accuracy:.3f} on {trainer.world_size} ranks", flush=True)
 
 
 def parse_options() -> argparse.Namespace:

@@ -132,6 +132,11 @@ def launch(*words):
     return done.stdout, done.stderr
 
 
+def unprefixed(printed):
+    """Without the worker that has printed a line."""
+    return re.sub(r"^\[worker \d+\] ", "", printed, flags=re.MULTILINE)
+
+
 @pytest.mark.slow
 def test_a_slow_worker_keeps_the_others_only_where_they_go_in_step(tmp_path):
     pytest.importorskip("matplotlib")
@@ -140,7 +145,7 @@ def test_a_slow_worker_keeps_the_others_only_where_they_go_in_step(tmp_path):
     steps = {kind: int(count) for kind, count in re.findall(r"(dist_\w+): (\d+) steps of worker 0", printed)}
     # its worker sleeps 50 ms before each step
     assert steps["dist_sync"] <= 3 / 0.05 + 1 < steps["dist_async"]
-    assert float(re.search(r"dist_async.*accuracy ([\d.]+)", printed)[1]) > 0.8
+    assert float(re.search(r"dist_async.*accuracy ([\d.]+), [\d,]+ images/s", printed)[1]) > 0.8
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -151,6 +156,7 @@ def test_words_come_together_although_a_step_touches_a_few_rows():
         float(re.search(pattern, printed)[1]) for pattern in (r"each of ([\d.]+)%", r"(\d+)% of the nearest")
     )
     assert share < 3 and right > 80, printed
+    assert len(re.findall(r"^second \d+: loss [\d.]+, [\d,]+ pairs/s$", unprefixed(printed), re.MULTILINE)) >= 3
 
 
 @pytest.mark.slow
@@ -160,6 +166,7 @@ def test_a_trainer_that_dies_comes_back_to_what_the_others_have_learned():
     assert "worker 1 on localhost was ended by SIGKILL; it is started again, 1 of 1 times" in said
     found = re.search(r"trainer 1 came back: right (\d+)% of the time", printed)
     assert found and int(found[1]) > 70, printed
+    assert re.search(r"trainer 0: right \d+% of the time, loss [\d.]+, [\d,]+ images/s$", printed, re.MULTILINE)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

@@ -1,6 +1,7 @@
 """The elastic examples do what they say when their ranks are killed."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,10 @@ def test_the_digits_in_numpy_come_out_the_same(tmp_path):
     calm, picture = tmp_path / "calm.npz", tmp_path / "loss.png"
     program = [str(EXAMPLES / "elastic_numpy.py"), "--epochs", "3", "--pause", "0.005", "--save"]
     with elastic_job([*program, str(calm)], tmp_path, 2) as job:
-        assert "after 1 generations" in job.processes[0].ends()
+        printed = job.process(job.formed(1).members[0]).ends()
+    assert "after 1 generations" in printed
+    epoch = r"^epoch  \d: test loss [\d.]+, test accuracy [\d.]+ on 2 ranks, [\d,]+ images/s$"
+    assert len(re.findall(epoch, printed, re.MULTILINE)) == 3
     (tmp_path / "secret").unlink()
     plot = ["--plot", str(picture), "--beside", str(calm), "--checkpoint", str(tmp_path / "checkpoint")]
     with elastic_job([*program, str(tmp_path / "stormy.npz"), *plot], tmp_path, 3) as job:

@@ -138,7 +138,7 @@ PLAIN = {"string": str, "integer": int, "boolean": bool}
 
 
 def errors_of(value: Any, kind: str, place: str) -> Iterator[str]:
-    """What is wrong with a value, by the notation of kubernetes_schemas.yaml."""
+    """Yields each mistake in a value, by the notation of kubernetes_schemas.yaml."""
     if kind.startswith("[") and isinstance(value, list):
         for number, one in enumerate(value):
             yield from errors_of(one, kind[1:-1], f"{place}[{number}]")

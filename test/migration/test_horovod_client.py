@@ -75,16 +75,20 @@ def test_ignite_starts_ranks_itself(tmp_path):
     assert sorted(done.stdout.splitlines()) == ["[0] all right", "[1] all right", "back None"]
 
 
+EPOCH = r"^epoch  \d: loss [\d.]+, test accuracy ([\d.]+), [\d,]+ images/s$"
+
+
 @pytest.mark.slow
 def test_ignite_trains():
     printed = on_two_ranks("examples/torch_ignite_digits.py", "--epochs", 3, "--batch-size", 128)
-    accuracies = re.findall(r"^epoch  \d: test accuracy ([\d.]+) on 2 ranks$", printed, re.MULTILINE)
+    accuracies = re.findall(EPOCH, printed, re.MULTILINE)
     assert len(accuracies) == 3 and float(accuracies[-1]) >= 0.8
 
 
 @pytest.mark.slow
 def test_lightning_trains():
     printed = on_two_ranks("examples/torch_lightning_digits.py", "--epochs", 4)
+    assert len(re.findall(EPOCH, printed, re.MULTILINE)) == 4
     (accuracy,) = re.findall(r"^test accuracy ([\d.]+) on 2 ranks$", printed, re.MULTILINE)
     assert float(accuracy) >= 0.9
 

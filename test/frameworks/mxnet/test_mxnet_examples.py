@@ -34,13 +34,19 @@ def ringrun(*words):
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--fp16-allreduce"], ["--mode", "module"]], ids=["gluon", "module"])
 def test_the_digits_are_learned(arguments):
-    assert "on 2 ranks" in ringrun("examples/mxnet_mnist.py", *arguments)
+    printed = ringrun("examples/mxnet_mnist.py", *arguments)
+    assert "on 2 ranks" in printed
+    epoch = r"^epoch +\d+: loss [\d.]+(?: of rank 0)?, test accuracy [\d.]+, [\d,]+ images/s$"
+    assert len(re.findall(epoch, printed, re.MULTILINE)) == 15
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["dist_sync"], ["ringtrain"], OF_2BIT], ids=["dist_sync", "ringtrain", "2bit"])
 def test_the_digits_are_learned_through_a_store(arguments):
-    assert "with 2 workers" in ringrun("examples/mxnet_kvstore.py", "--kv-store", *arguments)
+    printed = ringrun("examples/mxnet_kvstore.py", "--kv-store", *arguments)
+    assert "with 2 workers" in printed
+    epoch = r"^epoch +\d+: loss [\d.]+ of worker 0, test accuracy [\d.]+, [\d,]+ images/s$"
+    assert len(re.findall(epoch, printed, re.MULTILINE)) == (30 if "2bit" in arguments else 20)
 
 
 @pytest.mark.slow
@@ -48,7 +54,8 @@ def test_the_digits_are_learned_through_a_store(arguments):
 def test_a_resnet_counts_its_images(store):
     small = ["--num-layers", "18", "--image-shape", "3,32,32", "--batch-size", "2", "--batches", "2"]
     said = ringrun("examples/mxnet_imagenet_resnet50.py", "--benchmark", "1", *small, "--kv-store", store, "--scaling")
-    assert len(re.findall(r"samples/sec per rank, [\d.]+ samples/sec in total", said)) == 3
+    epoch = r"^epoch +\d+: loss [\d.]+ of the last batch, [\d.]+ samples/sec per rank, [\d.]+ samples/sec in total$"
+    assert len(re.findall(epoch, said, re.MULTILINE)) == 3
     assert re.search(r"scaling: [\d.]+% of 2 times", said)
 
 

@@ -81,6 +81,7 @@ def test_the_language_model_learns_and_goes_on_from_a_checkpoint(tmp_path):
     assert before > 6.5
     assert after < 5.5
     assert "\nThe " in printed
+    assert re.search(r"^epoch  1: test loss [\d.]+ bits per character, [\d,]+ characters/s$", printed, re.MULTILINE)
     goes_on = [
         *SMALL_LM,
         "--steps",

@@ -116,10 +116,13 @@ def test_trainings_have_the_loss_that_they_have_with_gloo(tmp_path):
 @pytest.mark.slow
 def test_the_examples_learn():
     examples = HERE.parents[3] / "examples"
+    epoch = r"^epoch  \d: loss [\d.]+ of the last batch, .*[\d,]+ (?:points|samples)/s$"
     printed = run(torchrun(2), examples / "torch_ddp.py")
+    assert len(re.findall(epoch.replace("last batch, ", "last batch, accuracy "), printed, re.MULTILINE)) == 5, printed
     assert float(re.findall(r"accuracy ([\d.]+)", printed)[-1]) > 0.95, printed
     mpirun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", "-np", "2", sys.executable]
     printed = run(mpirun, examples / "torch_fsdp.py", "--init-method", "ringtrain://")
+    assert len(re.findall(epoch, printed, re.MULTILINE)) == 3, printed
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
     assert len(losses) == 3 and losses[-1] < losses[0] / 2, printed
     assert re.search(r"this rank has (\d+) of \d+ parameters", printed), printed
