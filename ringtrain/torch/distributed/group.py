@@ -41,7 +41,7 @@ from ringtrain.torch.distributed.views import (
     shares_memory,
     view_of,
 )
-from ringtrain.torch.distributed.work import Work, complete, is_done_by
+from ringtrain.torch.distributed.work import Work, complete, is_done_by, shown_in_profiles
 
 # Its methods have other forms from version to version.
 _OfTorch: Any = dist.ProcessGroup
@@ -65,6 +65,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         timeout: of each operation.
         name: of the group, the same on all its ranks.
     """
+
+    event_prefix = "ringtrain"  # of the names that torch.profiler shows
 
     def __init__(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str) -> None:
         super().__init__(rank, len(ranks))
@@ -243,6 +245,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------------ reductions
 
+    @shown_in_profiles("all_reduce", 0)
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         if type(opts) is dist.AllreduceOptions and len(tensors) == 1 and self._coalesced is None:
             work = self._allreduce_again(tensors, opts)
@@ -270,6 +273,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         title = f"all_reduce #{number} of {self._title}"
         return Work(title, (handle,), tensors, tensors, None, timeout_s)
 
+    @shown_in_profiles("all_reduce", 0)
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         return self._allreduce("all_reduce", list_of(tensors), opts)
 
@@ -334,6 +338,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         view = view_of(rows, kind, tuple(rows.shape))
         return self._submit(kind, OpKind.ALLGATHER, (view[1], view[2][1:], "rows"), [view], opts=opts, arrays=rows)
 
+    @shown_in_profiles("reduce", 0)
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
         """Only the root's tensor changes."""
         given = list_of(tensors)
@@ -354,6 +359,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             finish=copies_back(given, memory),
         )
 
+    @shown_in_profiles("reduce_scatter", 1)
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         outputs = list_of(outputs)
         inputs = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs]
@@ -368,11 +374,13 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             works.append(self._reduce_scatter_into("reduce_scatter", output, together, opts))
         return works[0] if len(works) == 1 else self._join(works, outputs)
 
+    @shown_in_profiles("reduce_scatter", 1)
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         return self._reduce_scatter_into("reduce_scatter_tensor", output, input, opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @shown_in_profiles("reduce_scatter", 1)
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self._join(
             [
@@ -410,6 +418,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------- moving values
 
+    @shown_in_profiles("broadcast", 0)
     def broadcast(self, tensors: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None) -> Work:
         given = list_of(tensors)
         source = opts.rootRank if hasattr(opts, "rootRank") else int(root if opts is None else opts)
@@ -425,6 +434,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             finish=copies_back(given, memory),
         )
 
+    @shown_in_profiles("all_gather", 1)
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         inputs = list_of(inputs)
         outputs = outputs if outputs and not isinstance(outputs[0], Tensor) else [outputs]
@@ -434,6 +444,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         ]
         return works[0] if len(works) == 1 else self._join(works, outputs)
 
+    @shown_in_profiles("all_gather", 1)
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """`outputs` has a list for each rank, with a tensor for each input."""
         works = [
@@ -478,6 +489,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             finish=finish,
         )
 
+    @shown_in_profiles("all_gather", 1)
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         self._require_fitting("all_gather_into_tensor", output, input, "output", "input")
         target = contiguous(output, "all_gather_into_tensor")
@@ -486,6 +498,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     _allgather_base = all_gather_single
 
+    @shown_in_profiles("all_gather", 1)
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         works = [self.all_gather_single(output, given, opts) for output, given in zip(outputs, inputs, strict=True)]
         return self._join(works, outputs)
@@ -514,6 +527,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             finish=finish,
         )
 
+    @shown_in_profiles("gather", 1)
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         given = list_of(inputs)[0]
         root = opts.rootRank if hasattr(opts, "rootRank") else int(opts or 0)
@@ -525,6 +539,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         splits = [given.numel() if one == root else 0 for one in range(self._size)]
         return self._exchange("gather", (root,), [given.detach().reshape(-1)], splits, targets, given, opts)
 
+    @shown_in_profiles("scatter", 1)
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         target = list_of(outputs)[0]
         root = opts.rootRank if hasattr(opts, "rootRank") else int(opts or 0)
@@ -549,6 +564,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         if any(tensor.dtype != like.dtype for tensor in tensors):
             raise TypeError(f"{kind} of {self._title}: input and outputs have different dtypes")
 
+    @shown_in_profiles("all_to_all", 1)
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         outputs, inputs = list(outputs), list(inputs)
         if len(outputs) != self._size or len(inputs) != self._size:
@@ -560,6 +576,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         splits = [one.numel() for one in inputs]
         return self._exchange("all_to_all", (), sent, splits, outputs, inputs[0], opts)
 
+    @shown_in_profiles("all_to_all", 1)
     def all_to_all_single(
         self,
         output: Tensor,
@@ -659,6 +676,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------------------- synchronizing
 
+    @shown_in_profiles("barrier", -1)
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         return self._submit("barrier", OpKind.BARRIER, (), [], opts=opts, results=[])
 
@@ -700,10 +718,12 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------------------- point to point
 
+    @shown_in_profiles("send", 0)
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         place = meeting.place(self._ranks, dst)
         return self._transfer("send", list_of(tensors), self._ranks[self._rank], place, tag, dst)
 
+    @shown_in_profiles("recv", 0)
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         place = meeting.place(self._ranks, src)
         return self._transfer("recv", list_of(tensors), place, self._ranks[self._rank], tag, src)
@@ -735,6 +755,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         title = f"from rank {source} to {destination}, tag {tag}, #{number} of {self._title}"
         return f"{self._names.group} {source}->{destination} tag {tag} #{number}", title
 
+    @shown_in_profiles("recvAnySource", 0)
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         tensors = list_of(tensors)
         if len(tensors) != 1:
@@ -774,13 +795,14 @@ class AnySource(Transfer):
         end = time.monotonic() + seconds if seconds > 0 else self._deadline
         while not self._advance(end):
             pass
+        self._tell_end()
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
-        if not self._is_done:
-            self._advance(0.0)
+        if not self._is_done and self._advance(0.0):
+            self._tell_end()
         return self._is_done
 
     def _watch(self) -> None:

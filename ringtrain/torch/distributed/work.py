@@ -7,15 +7,18 @@ Futures, only where torch asks for them, as DistributedDataParallel does.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import _profiler_enabled
+from torch._C._profiler import _RecordFunctionFast
 
 import ringtrain._core as _core
 from ringtrain.errors import RingtrainError, StalledError
@@ -27,6 +30,7 @@ from ringtrain.torch.distributed.naming import in_words
 LOOK_S = 0.2  # how often a wait comes back to Python, for signals
 _NO_TIMEOUT = timedelta(0)
 _settling = threading.RLock()
+_Operation = TypeVar("_Operation", bound=Callable[..., "Work"])
 
 
 def is_done_by(handle: _core.Handle, deadline: float, give_up: float = math.inf) -> bool:
@@ -43,6 +47,41 @@ def is_done_by(handle: _core.Handle, deadline: float, give_up: float = math.inf)
                 return True
             _core.require_initialized()  # a forked child would wait for ever
     return False
+
+
+def shown_in_profiles(title: str, place: int) -> Callable[[_Operation], _Operation]:
+    """Decorates an operation of a group, so that torch.profiler shows it as one of gloo: `ringtrain:all_reduce`.
+
+    Args:
+        title: as gloo has it.
+        place: of the argument whose tensors have the shapes, -1 for none.
+    """
+
+    def decorate(operation: _Operation) -> _Operation:
+        @functools.wraps(operation)
+        def shown(group: Any, *given: Any, **named: Any) -> Work:
+            if not _profiler_enabled():
+                return operation(group, *given, **named)
+            tensors = _tensors_in(given[place]) if 0 <= place < len(given) else []
+            record = _RecordFunctionFast(f"{group.event_prefix}:{title}", tensors)
+            record.__enter__()
+            try:
+                work = operation(group, *given, **named)
+            except BaseException:
+                record.__exit__(None, None, None)
+                raise
+            work.end_event(record)
+            return work
+
+        return shown  # type: ignore[return-value]
+
+    return decorate
+
+
+def _tensors_in(given: Any) -> list[torch.Tensor]:
+    if isinstance(given, torch.Tensor):
+        return [given]
+    return [tensor for one in given for tensor in _tensors_in(one)]
 
 
 class Work(dist.Work):
@@ -65,6 +104,7 @@ class Work(dist.Work):
     _future: torch.futures.Future[Any] | None = None
     _ended: torch.futures.Future[None] | None = None
     _is_future_complete = False
+    _event: torch.futures.Future[None] | None = None  # ends the event of torch.profiler
 
     def __init__(
         self,
@@ -140,8 +180,7 @@ class Work(dist.Work):
                 return
             self._finish = self._arrays = None
             self._is_done = True
-        if self._future is not None:
-            complete(self)
+        self._tell_end()
 
     def _end_with(self, error: Exception) -> None:
         with _settling:
@@ -153,8 +192,32 @@ class Work(dist.Work):
             self._is_done = True
         report_failure(self._error)
         backward.note(self._error)
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        if self._event is not None:
+            self._end_event()
         if self._future is not None:
             complete(self)
+
+    def end_event(self, record: Any) -> None:
+        """End an event of torch.profiler, which this thread has begun, when the operation ends."""
+        event: torch.futures.Future[None] = torch.futures.Future()
+        event.then(lambda _: record.__exit__(None, None, None))  # with the profiler of this thread
+        with _settling:
+            self._event = event
+        self.get_future()  # so that the operation ends without wait(), too
+        if self._is_done:
+            self._end_event()
+
+    def _end_event(self) -> None:
+        with _settling:
+            event, self._event = self._event, None
+        if event is not None:
+            # torch takes an event for asynchronous if it ends in another thread than it began in.
+            thread = threading.Thread(target=event.set_result, args=(None,), name="ringtrain-profile")
+            thread.start()
+            thread.join()
 
     def is_completed(self) -> bool:
         """Whether it has ended, well or not."""

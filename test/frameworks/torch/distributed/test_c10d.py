@@ -456,6 +456,40 @@ def test_the_flight_recorder_names_operations_as_torch_does(tmp_path):
     hvd.shutdown()
 
 
+def events_of(group, prefix):
+    """Returns name, shapes and "is asynchronous" of each event that torch.profiler shows of operations."""
+    rank, values = dist.get_rank(), torch.ones(2, 3)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        dist.all_reduce(values, group=group)
+        dist.all_reduce(values, group=group, async_op=True).wait()
+        dist.broadcast(values, 1, group=group)
+        dist.reduce(values, 0, group=group)
+        dist.all_gather([torch.empty(2, 3) for _ in range(2)], values, group=group)
+        dist.gather(values, [torch.empty(2, 3) for _ in range(2)] if rank == 0 else None, group=group)
+        dist.all_to_all_single(torch.empty(2, 3), values, group=group)
+        if rank == 0:
+            dist.send(torch.ones(4), 1, group=group)
+            dist.send(torch.ones(5), 1, group=group)
+        else:
+            dist.recv(torch.empty(4), 0, group=group)
+            dist.recv(torch.empty(5), group=group)
+    events = [event for event in profile.events() if event.name.startswith(prefix)]
+    return sorted((event.name.removeprefix(prefix), event.input_shapes, event.is_async) for event in events)
+
+
+@pytest.mark.ranks(2)
+def test_the_profiler_shows_operations_as_those_of_gloo():
+    with default_group() as rank:
+        of_gloo = dist.new_group(backend="gloo")
+        expected = events_of(of_gloo, "gloo:")
+        assert ("all_reduce", [[2, 3]], True) in expected
+        assert ("send" if rank == 0 else "recvAnySource") in [name for name, _, _ in expected]
+        assert events_of(None, "ringtrain:") == expected
+        with torch.profiler.profile(), pytest.raises(hvd.MismatchError):
+            dist.all_reduce(torch.ones(4 + rank))
+        dist.destroy_process_group(of_gloo)
+
+
 @pytest.mark.ranks(2)
 def test_an_error_that_was_handled_keeps_no_tensor():
     def fail(rank):
