@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -106,6 +107,18 @@ def log_twice(logger: Any) -> None:
         logger.log({"loss": float(hvd.rank() + step - 1)}, step)
 
 
+def read_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Returns steps and values by name."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {
+        tag: [(one.step, one.tensor_proto.float_val[0]) for one in events.Tensors(tag)]
+        for tag in events.Tags()["tensors"]
+    }
+
+
 @pytest.mark.ranks(2)
 def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed; see `make test-loggers`")
@@ -115,16 +128,9 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     if hvd.rank() != 0:
         assert not folder.exists()
         return
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    tensors = {
-        tag: [(one.step, one.tensor_proto.float_val[0]) for one in events.Tensors(tag)]
-        for tag in events.Tags()["tensors"]
-    }
-    assert tensors["loss"] == [(1, 0.5), (2, 1.5)]
-    assert [value for _, value in tensors["ringtrain/megabytes"]] == pytest.approx([0.008, 0.008])
+    logged = read_tensorboard(folder)
+    assert logged["loss"] == [(1, 0.5), (2, 1.5)]
+    assert [value for _, value in logged["ringtrain/megabytes"]] == pytest.approx([0.008, 0.008])
 
 
 @pytest.mark.ranks(2)
@@ -172,3 +178,25 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     assert np.allclose(names["weights"][0], 1, atol=0.01)
     hvd.barrier()
     assert list(tmp_path.glob("runs/first/*tfevents*"))
+
+
+def test_the_example_of_a_train_py_writes_a_log_for_tensorboard(tmp_path: Path) -> None:
+    for module in ("tensorboard", "torch", "sklearn"):
+        pytest.importorskip(module, reason=f"{module} is not installed; see `make test-loggers`")
+    root = Path(hvd.__file__).parents[1]
+    command = ["-m", "ringtrain.run", "-np", "2", "--no-prefix-output", sys.executable, "examples/torch_train.py"]
+    done = subprocess.run(
+        [sys.executable, *command, "--epochs", "2", "--log-dir", tmp_path / "runs"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = re.findall(r"loss ([\d.]+), test accuracy ([\d.]+)", done.stdout)
+    logged = read_tensorboard(tmp_path / "runs")
+    steps = [step for step, _ in logged["loss"]]
+    assert steps == [23, 46]  # of 720 images for each rank, 32 in a step
+    for name, of_epochs in zip(("loss", "accuracy"), zip(*printed, strict=True), strict=True):
+        assert [value for _, value in logged[name]] == pytest.approx([float(one) for one in of_epochs], abs=1e-3)
+    assert {"images_per_s", "ringtrain/step_ms", "ringtrain/exposed_ms"} < logged.keys()
