@@ -317,19 +317,21 @@ Decision Coordinator::decide(const std::vector<Bytes>& announcements) {
 }
 
 // A rank that has the same operation cached only sets its bit. The cache forgets it, so that all meet in the Ledger.
-// The same holds for what a joined rank cannot take part in.
+// The same holds for what a joined rank cannot take part in, and for all that a rank would take part in that has ended.
 void Coordinator::note(int rank, const Request& request, double since, Decision& decision) {
   const Operation& operation = request.operation;
   ledger_.announce(rank, request, since);
   if (cache_.find(view_of(operation))) decision.evicted.push_back(key_of(operation));
-  if (operation.kind != OpKind::join) return;
-  decision.joined.push_back({operation.process_set, rank});
-  for (int slot = 0; slot < cache_.slot_count(); ++slot) {
-    if (!cache_.has(slot)) continue;
-    const Operation& cached = cache_.at(slot)->operation;
-    const bool can_go_on = Ledger::can_join(cached) && !cached.is_registered;
-    if (cached.process_set == operation.process_set && !can_go_on) decision.evicted.push_back(key_of(cached));
-  }
+  const bool is_join = operation.kind == OpKind::join, is_end = operation.name == kEndName;
+  if (!is_join && !is_end) return;
+  if (is_join) decision.joined.push_back({operation.process_set, rank});
+  const auto can_go_on = [&](const Operation& cached) {
+    if (is_end) return !membership_.contains(cached.process_set, rank);
+    return cached.process_set != operation.process_set || (Ledger::can_join(cached) && !cached.is_registered);
+  };
+  for (int slot = 0; slot < cache_.slot_count(); ++slot)
+    if (cache_.has(slot) && !can_go_on(cache_.at(slot)->operation))
+      decision.evicted.push_back(key_of(cache_.at(slot)->operation));
 }
 
 // Returns what is pending under this key and was not announced, since a bit says so or said so until now. Rank 0

@@ -52,9 +52,11 @@ std::string mismatch_in(const Field<Value>& field, const Operations& operations)
   return text + ". " + field.remedy;
 }
 
+constexpr int kWorld = 0;
 constexpr double kNever = std::numeric_limits<double>::infinity(), kLongestAnswer_s = 2;
 
 bool is_join(const Key& key) { return key.second == kJoinName; }
+bool is_end(const Key& key) { return key.second == kEndName; }
 
 }  // namespace
 
@@ -111,16 +113,16 @@ void Ledger::announce(int rank, const Request& request, double since) {
   }
   entry.since = is_join(key) ? std::max(entry.since, since) : std::min(entry.since, since);
   // Some member may use the set for as long as the job lasts, and nobody waits for its end.
-  if (operation.kind == OpKind::close_process_set) entry.since = kNever;
+  if (operation.kind == OpKind::close_process_set || is_end(key)) entry.since = kNever;
   entry.announced[rank] = request;
   entry.last = rank;
   changed_.insert(key);
   if (operation.kind == OpKind::transfer)
     for (const auto& [other, waiting] : entries_)
       if (waiting.announced.begin()->second.operation.kind == OpKind::find_sender) changed_.insert(other);
-  if (!is_join(key)) return;
+  if (!is_join(key) && !is_end(key)) return;
   for (const auto& [other, waiting] : entries_)
-    if (other.first == operation.process_set) changed_.insert(other);
+    if (other.first == operation.process_set || is_end(key)) changed_.insert(other);
 }
 
 bool Ledger::has_joined(int process_set, int rank) const {
@@ -133,7 +135,6 @@ bool Ledger::has_joins() const {
 }
 
 void Ledger::note_progress(int process_set, double now) {
-  constexpr int kWorld = 0;
   for (auto& [key, entry] : entries_) {
     if (!is_join(key) || (process_set != kWorld && process_set != key.first)) continue;
     entry.since = now;
@@ -167,12 +168,29 @@ bool Ledger::is_complete(const Key& key, const Entry& entry) const {
                      [&](int rank) { return entry.announced.count(rank) || has_joined(key.first, rank); });
 }
 
+std::vector<int> Ledger::ended_members(const Key& key, const Entry& entry) const {
+  const auto end = entries_.find({kWorld, kEndName});
+  if (end == entries_.end() || is_end(key)) return {};
+  std::vector<int> ended;
+  const OpKind kind = entry.announced.begin()->second.operation.kind;
+  if (kind == OpKind::close_process_set || kind == OpKind::find_sender) return ended;
+  for (const int rank : missing(key, entry))
+    if (end->second.announced.count(rank)) ended.push_back(rank);
+  return ended;
+}
+
 std::vector<Agreement> Ledger::take_agreed() {
   std::vector<std::pair<uint64_t, Agreement>> complete;
   std::vector<Entries::iterator> joins;  // which other entries of their sets have to know until these are complete
   for (const Key& key : changed_) {
     const auto it = entries_.find(key);
-    if (it == entries_.end() || !is_complete(key, it->second)) continue;
+    if (it == entries_.end()) continue;
+    if (const std::vector<int> ended = ended_members(key, it->second); !ended.empty()) {
+      complete.emplace_back(it->second.order, refuse(it->second, ended));
+      entries_.erase(it);
+      continue;
+    }
+    if (!is_complete(key, it->second)) continue;
     if (is_join(key)) {
       joins.push_back(it);
       continue;
@@ -231,6 +249,18 @@ Agreement Ledger::agree_on_join(const Entry& entry) {
   agreement.result = entry.last;
   for (const auto& [rank, request] : entry.announced)
     agreement.unnamed = std::max(agreement.unnamed, request.operation.numbers[0]);
+  return agreement;
+}
+
+Agreement Ledger::refuse(const Entry& entry, const std::vector<int>& ended) {
+  Agreement agreement;
+  agreement.operation = entry.announced.begin()->second.operation;
+  agreement.error = ErrorKind::shut_down;
+  agreement.message =
+      title_of(agreement.operation) + ": " + ranks_text(ended) +
+      " will never submit it: the script has ended there, or has called shutdown(). Do the ranks have "
+      "different numbers of batches? JAX's own sharding needs as many on all ranks: drop the last ones, "
+      "or fill them up.";
   return agreement;
 }
 

@@ -10,6 +10,7 @@
 //            Limits::shutdown_s the ranks are asked again.
 // From each state it leaves when it is complete, or as an error after Limits::shutdown_s.
 // A join is an entry like any other, but for its age: an operation of its process set makes it pending again.
+// A rank that has announced the barrier kEndName submits nothing more. Operations that wait for that rank fail at once.
 #pragma once
 
 #include <map>
@@ -50,7 +51,8 @@ class Ledger {
   // The process set is gone, and what was pending for it.
   void drop(int process_set);
 
-  // Returns what has become complete since the last call, in the order in which it was first announced; joins last.
+  // Returns what has become complete since the last call, or never can, in the order in which it was first announced;
+  // joins last.
   std::vector<Agreement> take_agreed();
 
   // Whether some rank has joined and others have not. Then note_progress() is called for each operation that is agreed
@@ -94,8 +96,10 @@ class Ledger {
   // question; null if there is none.
   const Entry* find_transfer(const Operation& question) const;
   bool has_joined(int process_set, int rank) const;
+  std::vector<int> ended_members(const Key& key, const Entry& entry) const;  // that will never announce it
   Agreement agree(const Entry& entry) const;
   static Agreement agree_on_join(const Entry& entry);
+  static Agreement refuse(const Entry& entry, const std::vector<int>& ended);
   bool is_new(const Entry& entry) const { return entry.order >= first_of_round_; }
   double next_question(const Entry& entry) const;
   double next_warning(const Entry& entry) const;

@@ -133,6 +133,8 @@ void require_valid(const Operation& operation, int world_size) {
   const auto is_rank = [&](int64_t number) { return number >= 0 && number < world_size; };
   const std::vector<int64_t>& numbers = operation.numbers;
   require((operation.name == kJoinName) == (operation.kind == OpKind::join), "the name of another kind of operation");
+  require(operation.name != kEndName || (operation.kind == OpKind::barrier && operation.process_set == 0),
+          "the name of the barrier at the end");
   switch (operation.kind) {
     case OpKind::allgather:
     case OpKind::alltoall:

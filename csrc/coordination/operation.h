@@ -153,6 +153,8 @@ inline bool is_of_participants(OpKind kind) { return kind >= OpKind::open_proces
 
 // Names that ringtrain itself gives begin with "<", which names of users may not.
 constexpr const char* kJoinName = "<join>";
+// The barrier of ranks that submit nothing more. It has no time limit: some rank may work on for as long as it likes.
+constexpr const char* kEndName = "<end>";
 
 // Identifies an operation among all that are pending.
 using Key = std::pair<int32_t, std::string>;  // process set, name

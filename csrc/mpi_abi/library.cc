@@ -377,6 +377,13 @@ void attach(int rank, int size) {
   job_ = std::make_shared<Job>(require_engine(), rank, std::move(ranks));
 }
 
+bool has_meshes() {
+  const Lock lock(job_mutex);
+  if (!job_) return false;
+  const Lock of_job(job_->mutex);
+  return job_->splits > 0;
+}
+
 }  // namespace ringtrain::mpi_abi
 
 // ------------------------------------------------------------------------------------------------- what XLA calls

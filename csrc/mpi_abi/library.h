@@ -11,5 +11,7 @@ namespace ringtrain::mpi_abi {
 bool is_loaded();
 // Before XLA makes its devices, and after the Engine was made: from now on its ranks are those of MPI_COMM_WORLD.
 void attach(int rank, int size);
+// Any thread. Whether programs of XLA have sent anything: with the first one a mesh of devices gets a communicator.
+bool has_meshes();
 
 }  // namespace ringtrain::mpi_abi

@@ -93,6 +93,7 @@ void bind_xla(nb::module_& module) {
              "Whether jaxlib has found its MPI here, for which it looks once, when it is loaded.");
   module.def("carry_collectives_of_xla", &mpi_abi::attach, nb::arg("rank"), nb::arg("size"),
              "Lets the ranks of the engine be those of XLA's \"mpi\" collectives.");
+  module.def("has_meshes_of_xla", &mpi_abi::has_meshes, "Whether programs of XLA have sent anything.");
 }
 
 }  // namespace ringtrain

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
 import ringtrain._core as _core
 from ringtrain import failure
@@ -100,14 +101,25 @@ def _require_possible() -> None:
 def _wait_for_programs() -> None:
     """Waits for all ranks at the end, unless one of them has failed.
 
-    A script comes to its end while programs of XLA still run, and the other ranks may need what these send.
+    A script comes to its end while programs of XLA still run, and the other ranks may need what these send. When the
+    programs of this rank are over, operations of the others that need this rank fail.
     """
     if failure.last_words() or sys.exc_info()[0] is not None:
         return
-    operation = _core.Operation(_core.OpKind.BARRIER, "<end of the script>")
+    if _core.has_meshes_of_xla():
+        _await_own_programs()
+    operation = _core.Operation(_core.OpKind.BARRIER, "<end>")
     with contextlib.suppress(RingtrainError):
         handle = _core.submit(operation, [], [], is_awaited=True, site=failure.call_site())
         Handle(handle, (), _core.Handle.number).wait()
+
+
+def _await_own_programs() -> None:
+    for array in jax.live_arrays():  # also those of other threads
+        with contextlib.suppress(RuntimeError, ValueError):  # the program has failed
+            array.block_until_ready()
+    # XLA begins the programs of a thread in their order, so this one ends after those whose results nobody has kept.
+    jax.block_until_ready(jax.jit(jnp.add)(1, 1))
 
 
 def _own_address() -> str:

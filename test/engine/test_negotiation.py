@@ -263,6 +263,37 @@ def test_a_joined_rank_cannot_take_part_in_everything():
     assert "rank 0 called join()" in message
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_operations_that_need_an_ended_rank_fail_and_the_others_go_on(ends_first, is_cached):
+    simulation = Simulation(3)
+    opened = Request(OpKind.OPEN_PROCESS_SET, "open", numbers=[0, 1])
+    simulation.round([[opened], [opened], []])
+    all_do, some_do = gradient("all"), gradient("some", process_set=1)
+    if is_cached:
+        simulation.round([[all_do, some_do], [all_do, some_do], [all_do]])
+    end = Request(OpKind.BARRIER, "<end>")
+    submitted = [[all_do], [all_do], []]
+    for fresh in ([[], [], [end]], submitted) if ends_first else (submitted, [[], [], [end]]):
+        plans = settle(simulation, fresh)
+    (message,) = errors(plans)
+    assert message.startswith('allreduce "all": rank 2 will never submit it: the script has ended there')
+    for _ in range(2):
+        assert settle(simulation, [[some_do], [some_do], []]) == [[("some", "", [], 0, [])]]
+    assert settle(simulation, [[end], [end], []]) == [[("<end>", "", [], 0, [])]]
+
+
+def test_an_ended_rank_waits_for_the_others_without_a_warning(capfd):
+    simulation = Simulation(2, stall_warning_s=0.01, stall_shutdown_s=0.02)
+    end = Request(OpKind.BARRIER, "<end>")
+    assert simulation.round([[], [end]]) == [[]] * 2
+    time.sleep(0.05)
+    assert not simulation.is_due()
+    assert simulation.round(everybody(2)) == [[]] * 2
+    assert names(simulation.round([[end], []])[1]) == [["<end>"]]
+    assert capfd.readouterr().err == ""
+
+
 def test_process_sets_get_their_plans_in_one_order_on_all_ranks():
     size = 6
     simulation = Simulation(size)

@@ -240,8 +240,10 @@ def what_others_hear(folder, happens, ranks=3):
     [
         ('raise ValueError("my data is broken")', "RemoteError", "ValueError: my data is broken"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "PeerLostError", "rank 1 (host "),
+        ("sys.exit(0)", "ShutDownError", "rank 1 will never submit it: the script has ended there"),
+        ("sys.exit(4)", "ShutDownError", "Do the ranks have different numbers of batches? JAX's own sharding"),
     ],
-    ids=["raises", "killed"],
+    ids=["raises", "killed", "ends", "fails"],
 )
 def test_all_ranks_hear_what_became_of_another_one_and_the_job_ends(tmp_path, happens, kind, words):
     heard, _ = what_others_hear(tmp_path, happens)
@@ -253,6 +255,7 @@ ENDING = (
     FAILING[: FAILING.index("try:")]
     + """
 for step in range(20):
+    total(array)  # its result is not kept
     sums = total(array)
     array = jax.jit(lambda one, all: one + all)(array, sums)
 if hvd.rank() == 0:
