@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from harness.frameworks import need
 from harness.hosts import HostsUnavailable
 from harness.ringrun_job import ROOT
 from slurm import SlurmCluster, slurm_cluster
@@ -33,6 +34,20 @@ print("ready", hvd.rank(), flush=True)
 while not hvd.allreduce(np.array([os.path.exists(sys.argv[1])]), op=hvd.Max)[0]:
     time.sleep(0.05)
 print("done", hvd.rank(), flush=True)
+"""
+SHARDED = """
+import os
+import ringtrain.jax as hvd
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+hvd.distributed.init()
+rank, devices = jax.process_index(), jax.devices()
+by_rank = NamedSharding(Mesh(np.array(devices), ("ranks",)), PartitionSpec("ranks"))
+ones = jax.make_array_from_callback((len(devices),), by_rank, lambda part: np.ones(1, "f"))
+total = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(by_rank.mesh, PartitionSpec()))(ones)
+print("rank", rank, "of", len(devices), "on", os.uname().nodename, float(total))
 """
 FAILS = "import ringtrain as hvd; hvd.init(); assert hvd.rank() != 3, 'three'"
 
@@ -100,6 +115,14 @@ def test_srun_starts_ranks_of_the_mpi(cluster: SlurmCluster, process_manager: st
 
 def test_srun_starts_ranks_without_mpi(cluster: SlurmCluster) -> None:
     words = ("srun", *FOUR, "--mpi=none", sys.executable, "-c", WHERE)
+    code, output = run(cluster, *words, RINGTRAIN_NETWORK="sockets")
+    assert (code, found_in(output)) == (0, lines_of_where(cluster)), output
+
+
+@pytest.mark.slow
+def test_srun_starts_ranks_of_jaxs_own_sharding(cluster: SlurmCluster) -> None:
+    need("jax")
+    words = ("srun", *FOUR, "--mpi=none", sys.executable, "-c", SHARDED)
     code, output = run(cluster, *words, RINGTRAIN_NETWORK="sockets")
     assert (code, found_in(output)) == (0, lines_of_where(cluster)), output
 

@@ -1,17 +1,21 @@
 """JAX's own sharding over ringtrain: every collective of XLA, meshes of all kinds, and what goes wrong."""
 
+import contextlib
 import ctypes
 import mmap
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from harness.exact import require_equal
 from harness.frameworks import need, on_demand
-from harness.ringrun_job import ringrun
+from harness.ringrun_job import ROOT, ringrun
+from harness.socket_ranks import free_port, started
 
 import ringtrain
 import ringtrain._core as _core
@@ -196,6 +200,32 @@ def test_ranks_that_differ_are_told_so_in_typed_words_and_the_next_program_works
     require_equal(np.asarray(steps[0](array).addressable_data(0))[0], np.full(7, 2.0, "float32"))
 
 
+@pytest.mark.ranks(
+    2,
+    isolated=True,
+    timeout=120,
+    env={"RINGTRAIN_STALL_WARNING_TIME_S": "2", "RINGTRAIN_STALL_SHUTDOWN_TIME_S": "5"},
+)
+def test_a_rank_that_does_not_use_a_mesh_is_named_with_the_rule_about_first_uses(tmp_path):
+    distributed.init()
+    mesh = mesh_of(jax.devices(), "i")
+    is_over = tmp_path / "over"
+    if ringtrain.rank() == 1:
+        deadline = time.monotonic() + 100
+        while not is_over.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        return
+    step = jax.jit(shard_map(lambda x: lax.psum(x, "i"), mesh, spec("i"), spec()))
+    with contextlib.ExitStack() as ending:
+        ending.callback(is_over.touch)
+        with pytest.raises(ringtrain.StalledError) as seen, hvd.errors():
+            step(placed(np.ones((2, 3), "float32"), mesh, spec("i"))).block_until_ready()
+    text = str(seen.value)
+    assert text.startswith('allgather "mesh 1": waited ') and ", rank 1 did not" in text
+    assert "rank 0 submitted it (at the first use of a mesh of devices, in which XLA needs all ranks of the job" in text
+
+
 FAILING = """
 import os, pathlib, signal, sys, time
 import jax, numpy as np  # before ringtrain: ringrun has told jaxlib where the core is
@@ -270,6 +300,47 @@ def test_a_rank_whose_script_has_ended_still_does_its_part_for_the_others(tmp_pa
     done = ringrun("-np", "2", sys.executable, str(program))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the sums are" in done.stdout
+
+
+PLAIN = "import os, runpy; runpy.run_path(os.environ['PLAIN'], run_name='__main__')"
+JOIN_BY_RINGTRAIN = "import ringtrain.jax as hvd; hvd.distributed.init()"
+JOIN_BY_GLOO = """
+import os, jax
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+rank = int(os.environ["RINGTRAIN_RANK"])
+jax.distributed.initialize(os.environ["COORDINATOR"], 4, rank, cluster_detection_method="deactivate")
+"""
+
+
+def losses_in(printed):
+    found = re.findall(r"^(\w+): loss ([\d.]+) on 4 devices$", printed, re.MULTILINE)
+    return {parallel: float(loss) for parallel, loss in found}
+
+
+@pytest.mark.slow
+def test_a_plain_program_has_the_losses_that_it_has_with_gloo(tmp_path):
+    need("jax")
+    plain = {"PLAIN": str(Path(__file__).with_name("plain_transformer.py")), "OPENBLAS_NUM_THREADS": "1"}
+    ringrun_words = [sys.executable, "-m", "ringtrain.run", "-np", "4", "--no-prefix-output"]
+    done = subprocess.run(
+        [*ringrun_words, sys.executable, "-c", f"{JOIN_BY_RINGTRAIN}; {PLAIN}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), ROOT]),
+            **plain,
+        },
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with started(JOIN_BY_GLOO + PLAIN, 4, tmp_path, COORDINATOR=f"127.0.0.1:{free_port()}", **plain) as ranks:
+        of_gloo = losses_in("".join(ranks.outputs(within_s=300)))
+    losses = losses_in(done.stdout)
+    assert set(losses) == set(of_gloo) == {"data", "tensor"}
+    for parallel, loss in losses.items():  # the order of additions differs
+        assert abs(loss - of_gloo[parallel]) <= 1e-5 * loss
+    assert losses["data"] < 3.9
 
 
 REFUSED = """
