@@ -129,7 +129,7 @@ class Trial:
             after_s += chance.random() * chance.choice([0.2, 1.5, 2.5])
             stop_s = chance.choice([None, None, TIMEOUT_S + 0.7 + 2 * chance.random(), 0.5 * TIMEOUT_S])
             again_s = None
-            if rejoins and victim[0] == "worker" and (stop_s is None or stop_s > TIMEOUT_S):
+            if rejoins and (stop_s is None or stop_s > TIMEOUT_S):
                 again_s = (0.0 if stop_s is None else TIMEOUT_S + 0.7) + chance.random() * chance.choice([0.2, 3.0])
             strikes.append(Strike(victim, after_s, stop_s, again_s))
         return Trial(kind, workers, servers, memory, rejoins, early, strikes)
@@ -313,7 +313,19 @@ class Run:
     def _may_concern_workers(self, strike: Strike) -> bool:
         """Whether they may fail of it: also where another process comes too late, or a server shared its memory."""
         is_of_async_worker = self._trial.kind == "dist_async" and strike.victim[0] == "worker"
+        if strike.victim[0] == "server" and self._trial.memory == "auto" and self._came_again_in_time(strike):
+            return False  # another server goes on with the memory
         return strike.is_death() and (not is_of_async_worker or self._trial.servers == 0)
+
+    def _came_again_in_time(self, strike: Strike) -> bool:
+        """Whether another process has come in the place of the victim, with time left to join."""
+        struck_s = self._struck_s(strike)
+        came_s = [
+            one.said("begins")[0][0]
+            for one in self._all
+            if one.place == strike.victim and one.is_again and one.said("begins")
+        ]
+        return bool(came_s) and came_s[0] < struck_s + REJOIN_S - 2
 
     def _concerns_workers(self, strike: Strike) -> bool:
         """Whether all workers must hear of this death."""

@@ -300,7 +300,7 @@ def test_nothing_of_an_expelled_worker_counts(shares):
 
 # ------------------------------------------------------------------------------------------- the states, without time
 
-LIMITS = Limits(workers=2, servers=1, capacity=8, timeout_s=3.0, rejoin_s=0.0, keeps=False)
+LIMITS = Limits(workers=2, servers=1, capacity=8, timeout_s=3.0, rejoin_s=0.0, keeps=False, start_timeout_s=60.0)
 
 
 def come(membership: Membership, member: int, role: str, task: int, now_s: float, attempt: int = 0) -> list[object]:
@@ -423,6 +423,23 @@ def test_a_vacant_place_ends_a_job_that_has_not_begun_after_the_timeout():
     come(other, 2, "worker", 1, 2.0)
     beat(other, [0, 2], 4.5)
     assert other.tick(4.5) == []
+
+
+def test_a_job_that_has_not_begun_ends_when_it_had_no_process_for_the_start_timeout():
+    membership = Membership(LIMITS)
+    assert membership.tick(0.0) == membership.tick(60.0) == []
+    come(membership, 0, "worker", 0, 60.0)
+    membership.lose(0, "its process has ended", 61.0)
+    assert membership.tick(61.0) == membership.tick(121.0) == []  # the time counts from the last process on
+    (over,) = [one for one in membership.tick(121.1) if isinstance(one, Over)]
+    assert "the scheduler has waited 60 s (start_timeout_s) for workers and servers" in over.failure
+    for_ever = Membership(LIMITS._replace(start_timeout_s=0.0))
+    assert for_ever.tick(0.0) == for_ever.tick(1e6) == []
+
+
+def test_a_scheduler_to_which_no_process_comes_ends_with_an_error(tmp_path):
+    with job(tmp_path, 2, 1, RINGTRAIN_START_TIMEOUT_S="1") as one:
+        assert "StalledError: the job has not begun: the scheduler has waited 1 s" in one.scheduler().end(1)
 
 
 def test_a_process_has_no_part_in_its_job_after_the_silence_of_its_scheduler():

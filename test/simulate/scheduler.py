@@ -568,7 +568,8 @@ class _World:
         return bool(self.story.finding) or not any(one.runs() for one in self.processes)
 
     def run(self) -> None:
-        limits = Limits(self.workers, self.servers, _LEAST_CAPACITY, self.timeout_s, self.rejoin_s, keeps=False)
+        sizes = self.workers, self.servers, _LEAST_CAPACITY
+        limits = Limits(*sizes, self.timeout_s, self.rejoin_s, keeps=False, start_timeout_s=self.start_timeout_s)
         made = self.threads.start(self.scheduler, lambda: Scheduler(None, b"", limits, 0))  # type: ignore[arg-type]
         self.threads.turn()
         assert made.is_over

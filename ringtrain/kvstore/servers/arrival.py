@@ -107,6 +107,7 @@ def make_scheduler(role: Role, sock: socket.socket, secret: bytes, settings: dic
         *(role.workers, role.servers, max(_LEAST_CAPACITY, 2 * role.workers)),
         *(float(settings["kv_timeout_s"]), float(settings["kv_rejoin_s"])),
         keeps=os.environ.get(KEEP_VARIABLE) == "1",
+        start_timeout_s=float(settings["start_timeout_s"]),
     )
     return Scheduler(sock, secret, limits, int(float(settings["kv_verbose"])))
 

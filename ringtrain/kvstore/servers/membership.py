@@ -5,7 +5,8 @@ A place is a role and a number. A request has an id, which its answer repeats, a
 States of a place, what ends each, and by when:
 
     empty     here: a process takes the place. Before the job has begun: within start_timeout_s of the other processes,
-              else StalledError; after a death within kv_timeout_s or kv_rejoin_s, else PeerLostError for all.
+              or of the scheduler if it has none, else StalledError; after a death within kv_timeout_s or
+              kv_rejoin_s, else PeerLostError for all.
     here      done: the process has reached the end of its script.
               lost: its connection has ended, it has reported a failure, or it was silent for kv_timeout_s (expelled).
     lost      here: another process takes its place, with the next term.
@@ -294,6 +295,7 @@ class Limits(NamedTuple):
     timeout_s: float  # of silence, after which a process is dead
     rejoin_s: float  # before the others hear of a dead worker
     keeps: bool  # whether the servers stay when all workers are done
+    start_timeout_s: float  # how long a job that has not begun goes on without any process; 0 is for ever
 
 
 class Tell(NamedTuple):
@@ -347,6 +349,7 @@ class _State:
     is_elastic: bool = False
     is_over: bool = False
     lonely_s: float | None = None  # since when no worker has lived although not all are done
+    empty_s: float | None = None  # since when a job that has not begun has had no process
 
 
 class Membership:
@@ -383,6 +386,7 @@ class Membership:
         process.term = before.term + 1 if before is not None else 0
         self._processes[place], self._places[member] = process, place
         self._vacancies.pop(place, None)
+        self._state.empty_s = None
         process.is_recovery = self._state.is_running
         output += [
             Note(f"{in_words(place, process)} has come"),
@@ -446,6 +450,7 @@ class Membership:
         output += [Tell(member, failure) for member, failure in self._rounds.overdue(now_s, self._workers_here())]
         output += self._say_who_has_not_come(now_s)
         output += self._give_up_vacancies(now_s)
+        output += self._give_up_if_empty(now_s)
         lonely_s = self._state.lonely_s
         if lonely_s is not None and now_s - lonely_s > self._limits.timeout_s and not self._limits.keeps:
             output += self._end("no worker is left")
@@ -684,6 +689,19 @@ class Membership:
         self._state.is_over = True
         failure = {"kind": "failed", "error": "PeerLostError", "text": text}
         return [*(Tell(one.member, failure) for one in self._here()), Note(text), Over(text)]
+
+    def _give_up_if_empty(self, now_s: float) -> list[Output]:
+        """Ends a job that has not begun if it has had no process for start_timeout_s."""
+        if self._state.is_running or self._state.is_over or self._here():
+            return []
+        if self._state.empty_s is None:
+            self._state.empty_s = now_s
+        if not 0 < self._limits.start_timeout_s < now_s - self._state.empty_s:
+            return []
+        self._state.is_over = True
+        waited = f"the scheduler has waited {self._limits.start_timeout_s:g} s (start_timeout_s)"
+        text = f"the job has not begun: {waited} for workers and servers"
+        return [Note(text), Over(text)]
 
     def _fence(self, place: Place) -> list[Output]:
         """Makes servers refuse requests of a lost process, whose loss may not be announced yet."""

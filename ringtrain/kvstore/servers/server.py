@@ -223,7 +223,7 @@ def run_server(controller: Controller | None = None, *, role: str | None = None)
 
     Raises:
         ValueError: a variable for the scheduler is missing, or the job has no place for this process.
-        StalledError: not all workers and servers came in time (start_timeout_s).
+        StalledError: not all workers and servers came in time (start_timeout_s), or, in the scheduler, none of them.
         PeerLostError: the scheduler has died, or has expelled this process.
     """
     found = roles.of_environment(name=role)
