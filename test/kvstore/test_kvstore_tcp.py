@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import socket
 import threading
@@ -154,6 +155,21 @@ def test_a_worker_that_shared_memory_goes_on_over_tcp_with_the_server_in_the_pla
         require_all(worker.push_pull(8), 1 + 4 + 8)
         worker.client.close()
         server.process.send_signal(signal.SIGCONT)
+
+
+def test_a_server_that_the_scheduler_has_lost_is_not_connected_to_again_and_lost_after_the_time_to_rejoin() -> None:
+    with served() as server, served() as successor:
+        worker = Worker(0, [server.port], workers=1, return_s=1.0)
+        worker.open()
+        require_all(worker.push_pull(1), 1)
+        kept = server.ask("copies")
+        text = "server 0 has died: it has said nothing for 3.1 s (kv_timeout_s)"
+        worker.client.lost_server(0, text)  # although it still answers
+        with pytest.raises(PeerLostError, match=f"{re.escape(text)}; no other server has taken its place within kv_re"):
+            wait(worker.push(2))
+        successor.ask("restored", kept)
+        worker.client.back_server(0, [("127.0.0.1", successor.port)])
+        require_all(worker.push_pull(4), 1 + 4)
 
 
 def require_refused(handle: StoreHandle) -> None:

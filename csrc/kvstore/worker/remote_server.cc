@@ -80,9 +80,12 @@ void RemoteServer::end_connection() {
   dialler_.give_up();
 }
 
+// Only another process can be the server from here on: the lost one, if it runs again, hears that it was expelled.
 void RemoteServer::lose(const std::string& text) {
   if (options_.return_s == 0) return give_up(text);
   if (connection_) has_ended(0);
+  dialler_.give_up();
+  successor_missing_ = text + "; no other server has taken its place within kv_rejoin_s";
 }
 
 void RemoteServer::give_up(const std::string& why) {
@@ -101,6 +104,7 @@ void RemoteServer::come_back(std::vector<SocketAddress> addresses) {
   end_connection();
   if (!addresses.empty()) addresses_ = std::move(addresses);
   lost_.reset();
+  successor_missing_.reset();
   down_since_ = now_s();
   dials_ = 0;
   dial_at_ = 0;
@@ -462,7 +466,8 @@ void RemoteServer::fail_all(const Error& error) {
 
 void RemoteServer::look(double now) {
   if (lost_) return;
-  if (!connection_ && !dialler_.is_under_way() && now >= dial_at_) dial(now);
+  if (successor_missing_ && now - down_since_ > options_.return_s) return give_up(*successor_missing_);
+  if (!connection_ && !successor_missing_ && !dialler_.is_under_way() && now >= dial_at_) dial(now);
   if (!connection_ && now - down_since_ > std::max(options_.return_s, options_.timeout_s))
     return give_up("it does not answer");
   if (connection_ && now - looked_at_ > std::min(kLongestPause_s, options_.resend_s / 4)) {

@@ -193,7 +193,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void add(RemoteFlightPtr flight);
   void add(RemoteQuestion question);
   void poke(const Head& head);
-  // Another process says so.
+  // The scheduler says so.
   void lose(const std::string& text);
   void come_back(std::vector<SocketAddress> addresses);
   // After an error on the way, such as for lack of memory: over another connection.
@@ -284,6 +284,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   bool is_closed_ = false;
   std::optional<Error> lost_;
 
+  std::optional<std::string> successor_missing_;  // the error, once the scheduler has lost it, until it comes back
   double down_since_ = 0, dial_at_ = 0;
   int dials_ = 0;
 
