@@ -11,6 +11,7 @@ optimizer = hvd.DistributedOptimizer(optimizer)
 
 import importlib
 import typing
+import warnings
 
 from ringtrain.job import before_init as _before_init
 from ringtrain.runner import installed as _copies
@@ -139,6 +140,17 @@ def __getattr__(name: str) -> object:
 def load_ipython_extension(shell: object) -> None:
     """IPython calls it for `%load_ext ringtrain`, which gives the notebook the cell magic `%%ringtrain -np 4`."""
     importlib.import_module("ringtrain.runner.notebook").register(shell)
+
+
+def load_torch_backend() -> None:
+    """PyTorch calls it when it is imported, for the backend "ringtrain" of torch.distributed."""
+    try:
+        _copies.offer_torch_backend()
+    except Exception as error:  # would end the import of PyTorch, also in scripts that do not use ringtrain
+        warnings.warn(
+            f'this PyTorch does not take the backend "ringtrain" ({error!r}); import ringtrain.torch.distributed',
+            stacklevel=1,
+        )
 
 
 def __dir__() -> list[str]:

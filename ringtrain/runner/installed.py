@@ -1,16 +1,19 @@
-"""Modules that Python finds by a name: which of several copies of ringtrain, and whose package `horovod` is."""
+"""How Python and PyTorch find ringtrain by a name: which of several copies, whose package `horovod` is, the backend."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 _FOLDER = Path(__file__).parents[1]
 _CORE = "ringtrain._core"
+_BACKEND = "ringtrain.torch.distributed"
 
 
 def explain_missing_core() -> None:
@@ -28,6 +31,35 @@ def built_elsewhere() -> str | None:
     folders = [str(Path(spec.origin).parent) for spec in specs if spec is not None and spec.origin is not None]
     built = (folder for folder in folders if PathFinder.find_spec(_CORE, [folder]) is not None)
     return next((folder for folder in built if not _is_same(Path(folder), _FOLDER)), None)
+
+
+def offer_torch_backend() -> None:
+    """Registers the backend "ringtrain" of torch.distributed, so that scripts need no import for it.
+
+    Called by PyTorch at the end of its own import. The backend is loaded when a script makes its first group.
+    """
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or "ringtrain" in dist.Backend.backend_list:
+        return
+
+    def create(*options: Any) -> Any:
+        return importlib.import_module(_BACKEND)._create(*options)
+
+    def rendezvous(*given: Any, **named: Any) -> Any:
+        return importlib.import_module(_BACKEND).meeting.rendezvous(*given, **named)
+
+    class Gloo:
+        """Stands for the class of gloo's groups until there is one."""
+
+        def __new__(cls, *given: Any, **named: Any) -> Any:
+            importlib.import_module(_BACKEND)
+            return c10d.ProcessGroupGloo(*given, **named)
+
+    dist.Backend.register_backend("ringtrain", create, extended_api=True, devices=["cpu"])
+    sys.modules["torch.distributed.rendezvous"].register_rendezvous_handler("ringtrain", rendezvous)
+    c10d = dist.distributed_c10d
+    if os.environ.get("RINGTRAIN_AS_GLOO", "0") not in ("", "0"):
+        c10d.ProcessGroupGloo = Gloo
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -122,8 +122,9 @@ def _register() -> None:
     _keep_from_compiler()
     flight_recorder.name_operations_with(naming.name_for_users)
     backward.restore_classes()
+    if _BACKEND not in dist.Backend.backend_list:
+        register_rendezvous_handler(meeting.SCHEME, meeting.rendezvous)
     dist.Backend.register_backend(_BACKEND, _create, extended_api=True, devices=["cpu"])
-    register_rendezvous_handler(meeting.SCHEME, meeting.rendezvous)
     _torch.monitored_barrier = dist.monitored_barrier = monitored_barrier
     if os.environ.get(_AS_GLOO_VARIABLE, "0") not in ("", "0"):
         replace_gloo()

@@ -681,7 +681,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         return self._submit("barrier", OpKind.BARRIER, (), [], opts=opts, results=[])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that tells which ranks did not come, through torch's store.
+        """A barrier that tells which ranks did not come, through torch's store, in the words of gloo.
 
         Args:
             timeout: by default that of the group.
@@ -705,14 +705,19 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
                         break
             said = ""
             if missing:
-                which = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-                said = f"{which} failed to pass monitored_barrier of {self._title} in {seconds * 1000:.0f} ms"
+                which = f"Rank {missing[0]}" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))}"
+                said = f"{which} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms, in {self._title}"
             self._store.set(f"{prefix}/said", said or "-")
         elif not _comes(self._store, f"{prefix}/said", end + min(5.0, seconds)):
-            said = f"rank 0 failed to pass monitored_barrier of {self._title} in {seconds * 1000:.0f} ms"
+            said = f"Rank 0 failed to pass monitoredBarrier in {seconds * 1000:.0f} ms, in {self._title}"
         else:
             answer = self._store.get(f"{prefix}/said").decode()
             said = "" if answer == "-" else answer
+        if said and self._rank:
+            said = (
+                f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                f"send/recv from rank 0. {said}"
+            )
         if said:
             raise StalledError(said)
 

@@ -30,6 +30,9 @@ from ringtrain.torch.distributed.naming import in_words
 LOOK_S = 0.2  # how often a wait comes back to Python, for signals
 _NO_TIMEOUT = timedelta(0)
 _settling = threading.RLock()
+_ending_events = threading.Lock()
+# Returns the name that a script has given by torch.distributed.record_comm(), which only new versions have.
+_name_given = getattr(torch._C._distributed_c10d, "_get_comm_profiling_name", lambda: "")
 _Operation = TypeVar("_Operation", bound=Callable[..., "Work"])
 
 
@@ -63,7 +66,7 @@ def shown_in_profiles(title: str, place: int) -> Callable[[_Operation], _Operati
             if not _profiler_enabled():
                 return operation(group, *given, **named)
             tensors = _tensors_in(given[place]) if 0 <= place < len(given) else []
-            record = _RecordFunctionFast(f"{group.event_prefix}:{title}", tensors)
+            record = _RecordFunctionFast(_name_given() or f"{group.event_prefix}:{title}", tensors)
             record.__enter__()
             try:
                 work = operation(group, *given, **named)
@@ -145,6 +148,8 @@ class Work(dist.Work):
                 self._wait_until(time.monotonic() + seconds, seconds)
             else:
                 self._wait_until(self._deadline, self._timeout_s)
+        if self._event is not None:
+            self._end_event()
         if self._error is not None:
             raise self._error
         return True
@@ -211,13 +216,14 @@ class Work(dist.Work):
             self._end_event()
 
     def _end_event(self) -> None:
-        with _settling:
-            event, self._event = self._event, None
-        if event is not None:
+        with _ending_events:  # waits for a thread that ends the event, since the profiler may stop after wait()
+            if self._event is None:
+                return
             # torch takes an event for asynchronous if it ends in another thread than it began in.
-            thread = threading.Thread(target=event.set_result, args=(None,), name="ringtrain-profile")
+            thread = threading.Thread(target=self._event.set_result, args=(None,), name="ringtrain-profile")
             thread.start()
             thread.join()
+            self._event = None
 
     def is_completed(self) -> bool:
         """Whether it has ended, well or not."""

@@ -335,8 +335,6 @@ def run_all(group=None, ranks=None):
 
 def check(backend, url):
     """Run every call in the default group and in others, from its beginning to its end."""
-    if not IS_GLOO:
-        import ringtrain.torch.distributed  # noqa: F401
     dist.init_process_group(backend, init_method=url, timeout=timedelta(seconds=60))
     assert dist.get_backend() == backend
     run_all()

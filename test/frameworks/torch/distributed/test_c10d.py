@@ -158,6 +158,32 @@ def test_spawned_processes_meet_at_the_address_of_the_script(tmp_path):
     assert run([sys.executable], script, f"tcp://127.0.0.1:{free_port()}").count("summed") == 2
 
 
+_IMPORTS = """
+import sys, torch
+slow = [name for name in ("ringtrain._core", "ringtrain.torch") if name in sys.modules]
+print("backends:", torch.distributed.Backend.backend_list, "loaded:", slow)
+"""
+
+
+def test_the_import_of_torch_registers_the_backend_without_loading_it(tmp_path):
+    script = tmp_path / "imports.py"
+    script.write_text(_IMPORTS)
+    printed = run([sys.executable], script)
+    assert "'ringtrain'" in printed and "loaded: []" in printed
+    assert "'ringtrain'" not in run([sys.executable], script, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+def test_a_pytorch_that_does_not_take_the_backend_is_imported_all_the_same(monkeypatch):
+    from ringtrain.runner import installed
+
+    def refuse():
+        raise AttributeError("no Backend")
+
+    monkeypatch.setattr(installed, "offer_torch_backend", refuse)
+    with pytest.warns(UserWarning, match="import ringtrain.torch.distributed"):
+        __import__("ringtrain").load_torch_backend()
+
+
 @pytest.mark.slow
 def test_a_program_that_asks_for_gloo_gets_ringtrain():
     printed = run(torchrun(3), "c10d_calls.py", "gloo", RINGTRAIN_AS_GLOO="1")
@@ -373,7 +399,7 @@ def test_a_monitored_barrier_names_who_does_not_come():
     with default_group() as rank:
         if rank:
             time.sleep(2)
-        with pytest.raises(hvd.StalledError, match=r"rank 1 failed to pass monitored_barrier of group .* in 300 ms"):
+        with pytest.raises(hvd.StalledError, match="Rank 1 failed to pass monitoredBarrier in 300 ms"):
             dist.monitored_barrier(timeout=timedelta(seconds=0.3))
         hvd.barrier()
 
@@ -485,6 +511,9 @@ def test_the_profiler_shows_operations_as_those_of_gloo():
         assert ("all_reduce", [[2, 3]], True) in expected
         assert ("send" if rank == 0 else "recvAnySource") in [name for name, _, _ in expected]
         assert events_of(None, "ringtrain:") == expected
+        with dist.record_comm("last step"), torch.profiler.profile() as profile:
+            dist.all_reduce(torch.ones(2))
+        assert "last step" in [event.name for event in profile.events()]
         with torch.profiler.profile(), pytest.raises(hvd.MismatchError):
             dist.all_reduce(torch.ones(4 + rank))
         dist.destroy_process_group(of_gloo)
