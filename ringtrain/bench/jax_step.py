@@ -1,6 +1,7 @@
 """A training step of JAX models, one compiled program, beside the same step without any communication.
 
-The time by which a step is longer than one without communication is *exposed* communication.
+The time by which a step is longer than one without communication is *exposed* communication. Then JAX's own sharding,
+carried by ringtrain, beside gloo: sums of several sizes, and a training step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ _LONE = "one rank"
 
 
 @runtime_checkable
+class HasSharding(Protocol):
+    """A peer that carries JAX's own sharding."""
+
+    def jax_sharding(self, program: str, name: str, times: int) -> list[Competitor]:
+        """Its way to run a program of `ringtrain.bench.jax_sharding`."""
+
+
+@runtime_checkable
 class HasJax(Protocol):
     """A peer that averages gradients inside jit."""
 
@@ -32,18 +41,26 @@ class HasJax(Protocol):
 class JaxStep:
     name = library = "jax"
     peers = OF_JAX
-    help = "a training step of JAX models, beside jax.distributed and mpi4jax, and without communication"
+    help = "a training step of JAX models, and JAX's own sharding, beside jax.distributed with gloo and mpi4jax"
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--models", type=_models, default=",".join(MODELS), metavar="LIST", help="%(default)s")
         parser.add_argument("--steps", type=int, default=3, metavar="N", help="in each timing (default: %(default)s)")
 
     def measure(self, session: Session) -> list[Row]:
-        peers = [peer for peer in session.peers() if isinstance(peer, HasJax)]  # before JAX looks for its devices
+        from ringtrain.jax import distributed  # before peers import JAX
+
+        peers = session.peers()
         session.init()
-        session.expect(len(session.arguments.models) + 2)
+        distributed.init()
+        models = session.arguments.models
+        works = _works_of_sharding(models, session.arguments.steps) if session.job.size > 1 else []
+        session.expect(len(models) + 2 + len(works))
         measured = [_measure_small(session), _measure_lone(session)]
-        return [*measured, *(_measure_model(session, name, peers) for name in session.arguments.models)]
+        with_jax = [peer for peer in peers if isinstance(peer, HasJax)]
+        measured += [_measure_model(session, name, with_jax) for name in models]
+        with_sharding = [peer for peer in peers if isinstance(peer, HasSharding)]
+        return [*measured, *(_measure_sharding(session, work, with_sharding) for work in works)]
 
     def table(self, result: Result) -> list[str]:
         lines = []
@@ -91,6 +108,40 @@ def _measure_model(session: Session, name: str, peers: Sequence[HasJax]) -> Row:
     return Row(task.key, session.rounds(contestants, lambda one: _seconds(session, one, session.arguments.steps)))
 
 
+def _works_of_sharding(models: Sequence[str], steps: int) -> list[tuple[str, str, int]]:
+    """Returns program, name and how often it is run in one timing."""
+    from ringtrain.bench import jax_sharding as sharding
+
+    sums = [("sum_arrays", name, sharding.times_of(name)) for name in sharding.SUMS]
+    return [*sums, *(("train", model, steps) for model in models)]
+
+
+def _measure_sharding(session: Session, work: tuple[str, str, int], peers: Sequence[HasSharding]) -> Row:
+    from ringtrain.bench import jax_sharding as sharding, jax_training as training
+
+    program, name, times = work
+    job = session.job
+    if program == "train":
+        expected = training.Task(name, job.rank).first_step()
+    total = job.size * (job.size + 1) / 2
+
+    def is_right(results: Any) -> bool:
+        if program == "train":
+            return training.are_close(results, expected)
+        return all(ends == (total, total) for ends in results)
+
+    own = Competitor(ringtrain_competitor.NAME, lambda _: getattr(sharding, program)(name, times))
+    competitors = [own, *(one for peer in peers for one in peer.jax_sharding(program, name, times))]
+    contestants = session.admit(competitors, [], lambda: None, is_right)
+
+    def seconds(contestant: Contestant) -> dict[str, float]:
+        mean = seconds_of_all(job, contestant.run) / times
+        return {"seconds": mean, "shortest": mean}
+
+    key = {"model": f"step of {name}" if program == "train" else name, "sharding": True}
+    return Row(key, session.rounds(contestants, seconds))
+
+
 def _seconds(session: Session, contestant: Contestant, times: int) -> dict[str, float]:
     seconds = [seconds_of_all(session.job, contestant.run) for _ in range(times)]
     return {"seconds": sum(seconds) / times, "shortest": min(seconds)}
@@ -113,6 +164,8 @@ def _subject(row: Row) -> str:
         return "an allreduce of 4 bytes"
     if row.key["model"] == _LONE:
         return f"{row.key['calls']} calls of a program of one rank, as in a job of one"
+    if "sharding" in row.key:
+        return f"JAX's own sharding: {row.key['model']}"
     inputs = "x".join(map(str, row.key["inputs"]))
     megabytes = f"{row.key['bytes'] / 1e6:.1f} MB"
     return f"{row.key['model']}: {row.key['tensors']} gradients, {megabytes}; {inputs} on each rank"

@@ -1,33 +1,58 @@
-"""jax.distributed with gloo, as a mesh over all ranks: JAX's own way to several processes on CPUs."""
+"""jax.distributed with gloo: JAX's own way to several processes on CPUs.
+
+A process has one kind of collectives of XLA, and those of the ranks are carried by ringtrain. So each rank has a child
+for gloo, which does what the rank tells it. The times that a rank measures have the way to the child and back, a tenth
+of a millisecond, in each call.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import socket
-from functools import partial
+import subprocess
+import sys
+from multiprocessing.connection import Connection
 from typing import Any
-
-import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ringtrain.bench.peers import CannotTakePart
 from ringtrain.bench.ranks import Job, address_of_rank_0
 from ringtrain.bench.rounds import Competitor, Distribution
 
+NAME = "jax.distributed, gloo"
+_START_S = 120
+_END_S = 30
+
 
 def open_peer(job: Job) -> JaxGlooPeer:
-    if not hasattr(jax, "shard_map") or not hasattr(jax.lax, "pcast"):
-        raise CannotTakePart(f"jax {jax.__version__} is too old for it")
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     host = address_of_rank_0(job)
     with socket.create_server(("", 0)) as free:
         port = job.gather(free.getsockname()[1])[0]
-    jax.distributed.initialize(f"{host}:{port}", job.size, job.rank)
-    return JaxGlooPeer()
+    here, there = multiprocessing.Pipe()
+    words = [str(there.fileno()), f"{host}:{port}", str(job.size), str(job.rank)]
+    process = subprocess.Popen([sys.executable, "-m", __name__, *words], pass_fds=[there.fileno()])
+    there.close()
+    peer = JaxGlooPeer(process, here)
+    reasons = [reason for reason in job.gather(peer.trouble()) if reason]
+    if reasons:
+        process.kill()
+        raise CannotTakePart(reasons[0])
+    return peer
 
 
 class JaxGlooPeer:
-    """Arrays that all ranks have alike, and batches of which each has its part."""
+    """Arrays that all ranks have alike, and batches of which each has its part, in the child of this rank."""
+
+    def __init__(self, process: subprocess.Popen[bytes], child: Connection) -> None:
+        self._process = process
+        self._child = child
+
+    def trouble(self) -> str:
+        """Returns why the child cannot take part; "" if it can."""
+        try:
+            return str(self._child.recv()) if self._child.poll(_START_S) else "its processes have not met"
+        except EOFError:
+            return "its process has ended"
 
     def collective(self, kind: str) -> list[Competitor]:
         return []
@@ -39,28 +64,54 @@ class JaxGlooPeer:
         return []
 
     def jax_training(self, task: Any) -> list[Competitor]:
-        return [Competitor("jax.distributed, gloo", lambda _: _train(task))]
+        return self.jax_sharding("train", task.key["model"], 1)
+
+    def jax_sharding(self, program: str, name: str, times: int) -> list[Competitor]:
+        """A program of `ringtrain.bench.jax_sharding`, and its arguments."""
+
+        def prepare(_: Any) -> Any:
+            self._ask((program, name, times))
+            return lambda: self._ask(None)
+
+        return [Competitor(NAME, prepare)]
+
+    def _ask(self, question: Any) -> Any:
+        self._child.send(question)
+        return self._child.recv()
 
     def close(self) -> None:
-        jax.distributed.shutdown()
+        self._child.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
 
-def _train(task: Any) -> Any:
-    from ringtrain.bench.jax_training import running
+def _serve(rank: Connection, address: str, size: int, number: int) -> None:
+    """Does what the rank asks for until it hangs up: prepares a program, or runs the one that it has prepared."""
+    import jax
 
-    mesh = Mesh(np.array(jax.devices()), ("ranks",))
-    everywhere, by_rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("ranks"))
-    inputs, labels = (jax.make_array_from_process_local_data(by_rows, array) for array in (task.inputs, task.labels))
-    params = jax.tree_util.tree_map(
-        lambda array: jax.make_array_from_process_local_data(everywhere, np.asarray(array)), task.new_params()
-    )
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, size, number, cluster_detection_method="deactivate")
+    from ringtrain.bench import jax_sharding
 
-    def updated(params: Any, inputs: Any, labels: Any) -> Any:
-        own = jax.lax.pcast(params, ("ranks",), to="varying")
-        gradients = jax.lax.pmean(jax.grad(task.loss)(own, inputs, labels), "ranks")
-        return task.updated(params, inputs, labels, lambda _: gradients)
+    run: Any = None
+    rank.send("")
+    while True:
+        try:
+            question = rank.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        if question is None:
+            rank.send(run())
+        else:
+            run = None  # gives the memory of the last one back
+            program, name, times = question
+            run = getattr(jax_sharding, program)(name, times)
+            rank.send(None)
 
-    specs = (PartitionSpec(), PartitionSpec("ranks"), PartitionSpec("ranks"))
-    mapped = jax.shard_map(updated, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
-    step = partial(jax.jit, donate_argnums=0, out_shardings=everywhere)(mapped)
-    return running(step, params, inputs, labels)
+
+if __name__ == "__main__":
+    descriptor, place, count, own = sys.argv[1:]
+    os.set_inheritable(int(descriptor), False)
+    _serve(Connection(int(descriptor)), place, int(count), int(own))

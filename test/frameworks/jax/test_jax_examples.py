@@ -51,25 +51,21 @@ def test_a_sharded_transformer_learns_what_it_learns_with_gloo(model):
     assert loss == of_gloo and float(loss) < 4
 
 
-def test_the_benchmark_compares_steps_on_two_ranks(tmp_path):
-    words = [
-        "jax",
-        "-np",
-        "2",
-        "--models",
-        "mlp",
-        "--rounds",
-        "1",
-        "--warmup",
-        "0",
-        "--json",
-        str(tmp_path / "jax.json"),
-    ]
+def test_the_benchmark_compares_steps_and_sharding_on_two_ranks(tmp_path):
+    result = tmp_path / "jax.json"
+    words = ["jax", "-np", "2", "--models", "mlp", "--rounds", "1", "--warmup", "0", "--patience", "60"]
     done = subprocess.run(
-        [sys.executable, "-m", "ringtrain.bench", *words], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "ringtrain.bench", *words, "--json", str(result)],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((tmp_path / "jax.json").read_text())["rows"]
-    assert [row["key"]["model"] for row in rows] == ["4 bytes", "one rank", "mlp"]
-    assert set(rows[1]["summary"]) == {"with an allreduce", "without"}
-    assert {"ringtrain", "no communication"} <= set(rows[2]["summary"])
+    rows = json.loads(result.read_text())["rows"]
+    small, lone, step, *sharded = rows
+    assert [row["key"]["model"] for row in (small, lone, step)] == ["4 bytes", "one rank", "mlp"]
+    assert set(lone["summary"]) == {"with an allreduce", "without"}
+    assert set(step["summary"]) >= {"ringtrain", "no communication", "jax.distributed, gloo"}
+    assert len(sharded) == 6 and sharded[-1]["key"]["model"] == "step of mlp"
+    for row in sharded:
+        assert set(row["summary"]) == {"ringtrain", "jax.distributed, gloo"}
