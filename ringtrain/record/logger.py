@@ -11,6 +11,14 @@ import ringtrain._core as _core
 logger = logging.getLogger("ringtrain")
 
 
+def write_line(text: str) -> None:
+    """Writes a line on standard error by one call.
+
+    print() takes two where Python does not buffer, and lines of other threads, or of the core, come between them.
+    """
+    print(f"{text}\n", end="", file=sys.stderr, flush=True)
+
+
 class _OnStandardError(logging.Handler):
     """As `ringtrain: ...`, for scripts that set up no logging. Others get the records instead."""
 
@@ -20,7 +28,7 @@ class _OnStandardError(logging.Handler):
             return
         # A launcher that has ended has closed it. That must not put a BrokenPipeError in the place of what went wrong.
         with contextlib.suppress(OSError, ValueError):
-            print(f"ringtrain: {record.getMessage()}", file=sys.stderr, flush=True)
+            write_line(f"ringtrain: {record.getMessage()}")
 
 
 def set_level(level: str) -> None:

@@ -1,6 +1,7 @@
 """Messages of Python other than errors go through the logger "ringtrain"."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -61,3 +62,13 @@ def test_the_core_knows_the_level_too(level, is_told):
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert ('"late"' in done.stderr) == is_told
+
+
+def test_a_line_is_one_write_where_python_does_not_buffer():
+    # print() writes the end of its line by itself there, and the lines of other threads may come between
+    script = "from ringtrain.record.logger import logger; logger.warning('one')"
+    ends, written = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ends, written:
+        subprocess.run([sys.executable, "-u", "-c", script], stderr=written, check=True, timeout=60)
+        written.close()
+        assert [ends.recv(1000), ends.recv(1000)] == [b"ringtrain: one\n", b""]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import socket
-import sys
 import threading
 import time
 from typing import Any
 
 from ringtrain.job.rendezvous.listener import Hub, Line
 from ringtrain.kvstore.servers.membership import Drop, Limits, Membership, Note, Output, Over, Tell
+from ringtrain.record.logger import write_line
 
 
 def say(verbose: int, who: str, text: str) -> None:
     """Prints a line on standard error, from level 1 on (option kv_verbose, PS_VERBOSE)."""
     if verbose >= 1:
-        print(f"ringtrain kvstore {who}: {text}", file=sys.stderr, flush=True)
+        write_line(f"ringtrain kvstore {who}: {text}")
 
 
 _TICK_S = 0.1
