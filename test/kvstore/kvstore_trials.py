@@ -283,8 +283,11 @@ class Run:
         deadline = time.monotonic() + _ENDS_WITHIN_S
         while any(one.ended_s is None for one in self._all):
             if time.monotonic() > deadline:
-                hung = [one.name() for one in self._all if one.ended_s is None]
-                raise Failed(f"{self._trial}: {', '.join(hung)} hung\n{self._ends()}")
+                hung = [one for one in self._all if one.ended_s is None]
+                for one in hung:
+                    one.process.popen.send_signal(signal.SIGABRT)  # faulthandler prints the stacks of its threads
+                    one.process.popen.wait(10)
+                raise Failed(f"{self._trial}: {', '.join(one.name() for one in hung)} hung\n{self._ends(40)}")
             self._look()
             time.sleep(0.02)
 
@@ -385,10 +388,10 @@ class Run:
                     found = f"{name} is {least} to {most}, not {low} to {high}"
                     raise Failed(f"{self._trial}: {one.name()} found that {found}\n{self._ends()}")
 
-    def _ends(self) -> str:
+    def _ends(self, lines: int = 6) -> str:
         return "\n".join(
             f"--- {one.name()} ({one.process.popen.poll()}, at {one.ended_s}, killed at {one.killed_s}, "
-            f"stopped {one.stops})\n" + "\n".join(one.process.output().splitlines()[-6:])
+            f"stopped {one.stops})\n" + "\n".join(one.process.output().splitlines()[-lines:])
             for one in self._all
         )
 

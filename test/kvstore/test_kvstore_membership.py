@@ -336,6 +336,19 @@ def test_a_silent_process_is_expelled_after_the_timeout_and_the_others_hear_of_i
     assert told(output, "lost") == [0, 2] and told(output, "fenced") == [2]
 
 
+@pytest.mark.parametrize("ends", ["done", "lost"])
+def test_a_worker_that_waits_for_a_key_hears_that_worker_0_has_ended(ends):
+    membership = began()
+    find = {"kind": "find", "store": 0, "versions": {"key/w": 1}, "patience_s": 600.0}
+    assert membership.hear(1, {**find, "id": 5}, 1.0) == []
+    output = membership.done(0, 2.0) if ends == "done" else membership.lose(0, "its process has ended", 2.0)
+    (failure,) = [one.message for one in output if isinstance(one, Tell) and one.message["kind"] == "error"]
+    assert failure["error"] == "PeerLostError" and failure["id"] == 5
+    assert failure["text"].startswith("worker 0 (h, pid 100) has ")
+    assert failure["text"].endswith('; no other process gives key "w" a value')
+    assert told(membership.hear(1, {**find, "id": 6}, 3.0), "error") == [1]
+
+
 def test_with_a_time_to_rejoin_only_servers_hear_at_once_that_a_worker_is_lost():
     membership = began(LIMITS._replace(rejoin_s=5.0))
     output = membership.lose(1, "its process has ended", 1.0)

@@ -12,7 +12,7 @@ States of a place, what ends each, and by when:
     lost      here: another process takes its place, with the next term.
               announced: at once, or for a worker after kv_rejoin_s.
     announced here: as from lost. All rounds that wait for it fail, and so do the pulls of other workers.
-    done      final, except with servers that stay.
+    done      final, except with servers that stay. Requests for keys that worker 0 has not published fail.
 
 States of the job: gathering, until every place has a process; running, until all workers are done, none has been here
 for kv_timeout_s, or the scheduler is told to end; over. A process that has lost its scheduler has left the job
@@ -178,7 +178,7 @@ class Directory:
         return answers if answers or not self._lost else self.lose(Place("worker", 0), self._lost)
 
     def lose(self, _who: Place, text: str) -> list[tuple[int, Message]]:
-        """Fails all requests: the worker that publishes is lost."""
+        """Fails all requests: the worker that publishes is lost, or has ended."""
         self._lost = text
         failures = []
         for of_store in self._stores.values():
@@ -429,6 +429,8 @@ class Membership:
         text = _how_it_is_gone(place, process)
         left = {"kind": "left", "role": place.role, "number": place.number, "text": text, "term": process.term}
         output += [Tell(one.member, left) for one in self._here()]
+        if place == Place(WORKER, 0) and not self._state.is_elastic and not self._limits.keeps:
+            output += [Tell(*one) for one in self._directory.lose(place, text)]
         return output + self._close_rounds() + self._end_if_done(now_s)
 
     def tick(self, now_s: float) -> list[Output]:
