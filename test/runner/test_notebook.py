@@ -28,6 +28,7 @@ class Notebook:
 
     def begin(self, cell: str) -> None:
         self._cell, self.output, self.error = self._client.execute(cell), "", ""
+        self.streams: set[str] = set()
 
     def read_until(self, text: str | None) -> None:
         """Reads what the cell prints until there is the text in it, or until the cell ends."""
@@ -40,7 +41,9 @@ class Notebook:
             if message["parent_header"].get("msg_id") != self._cell:
                 continue
             content = message["content"]
-            self.output += content.get("text", "") if message["msg_type"] == "stream" else ""
+            if message["msg_type"] == "stream":
+                self.output += content["text"]
+                self.streams.add(content["name"])
             if message["msg_type"] == "error":
                 self.error = f"{content['ename']}: {content['evalue']}\n" + "\n".join(content["traceback"])
             if message["msg_type"] == "status" and content["execution_state"] == "idle":
@@ -86,6 +89,19 @@ def test_a_class_of_the_notebook_travels_both_ways(notebook: Notebook) -> None:
     notebook.run("class Point:\n    x = 1\npoint = Point()")
     notebook.run("%%ringtrain -np 2 --in point --out point\npoint.x += 4")
     assert not notebook.error and notebook.run("print(point.x)") == "5\n"
+
+
+def test_a_progress_bar_leaves_no_blank_line(notebook: Notebook) -> None:
+    """Jupyter shows each change of the stream as a new block, so all of a cell is in one."""
+    bar = r"sys.stderr.write(f'\r{10 * step}%'); sys.stderr.flush()"
+    tell = "if step % 5 == 0: print('step', step, flush=True)"
+    loop = f"for step in range(11):\n    {bar}\n    time.sleep(0.15)\n    {tell}"
+    notebook.run(f"%%ringtrain -np 2\nimport sys, time\n{loop}")
+    assert not notebook.error and notebook.streams == {"stdout"}
+    shown = [line.rpartition("\r")[2] for line in notebook.output.removesuffix("\n").split("\n")]
+    assert sorted(shown) == sorted(
+        f"[{rank}] {what}" for rank in (0, 1) for what in ("step 0", "step 5", "step 10", "100%")
+    )
 
 
 def test_an_exception_of_a_rank_shows_the_line_of_the_cell(notebook: Notebook) -> None:

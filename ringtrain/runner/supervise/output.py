@@ -72,8 +72,12 @@ class StandardStreams:
 
 
 def print_to_python(data: bytes, is_error: bool) -> None:
-    """For notebooks, whose sys.stdout is not a file."""
-    stream = sys.stderr if is_error else sys.stdout
+    """For notebooks, whose sys.stdout is not a file.
+
+    There all goes to standard output: a notebook begins a new block with each change of the stream, and a block whose
+    progress bar was erased is a blank line.
+    """
+    stream = sys.stderr if is_error and not _is_in_notebook() else sys.stdout
     stream.write(data.decode(errors="replace"))
     stream.flush()
 
@@ -89,7 +93,11 @@ def terminal() -> Surface | None:
 
 def terminal_or_notebook() -> Surface | None:
     """A notebook knows carriage returns and nothing else."""
-    return Surface(100, 1, has_cursor=False) if "ipykernel" in sys.modules else terminal()
+    return Surface(100, 1, has_cursor=False) if _is_in_notebook() else terminal()
+
+
+def _is_in_notebook() -> bool:
+    return "ipykernel" in sys.modules
 
 
 # --- the screen -------------------------------------------------------------------------------------------------------
