@@ -6,7 +6,6 @@ Mirrors `horovod.torch.DistributedOptimizer` (horovod/torch/optimizer.py).
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import sys
 import weakref
@@ -42,7 +41,7 @@ from ringtrain.torch.wrapped import (
     wrap,
 )
 from ringtrain.training.gradient_batch import GradientBatch
-from ringtrain.training.replicas import FiniteCheck
+from ringtrain.training.replicas import FiniteCheck, default_lr_of
 
 _Closure = Callable[[], Any]
 _GradScaler: type = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # the former since torch 2.3
@@ -194,20 +193,12 @@ def DistributedOptimizer(
             sparse_as_dense=sparse_as_dense,
             shared=SharedGradients() if gradient_as_shared_view else None,
             finite_check=finite_check,
-            default_lr=_default_lr(optimizer) if op == Average else None,
+            default_lr=default_lr_of(optimizer) if op == Average else None,
         )
     )
     distributed: Distributed = wrap(optimizer, Distributed, _gradient_hooks=reduction, **attributes)
     _optimizers[next(_places)] = distributed
     return distributed
-
-
-def _default_lr(optimizer: torch.optim.Optimizer) -> tuple[float, str] | None:
-    """The learning rate that such an optimizer has if the script chooses none, and whose it is."""
-    parameter = inspect.signature(type(optimizer)).parameters.get("lr")
-    if parameter is None or not isinstance(parameter.default, float):
-        return None
-    return parameter.default, f"the default of {type(optimizer).__name__}"
 
 
 def _checked_passes(passes: int) -> int:

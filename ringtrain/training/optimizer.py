@@ -16,7 +16,14 @@ from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.timeline import recording
 from ringtrain.training.gradient_batch import GradientBatch
-from ringtrain.training.replicas import FiniteCheck, check_replicas
+from ringtrain.training.replicas import (
+    FiniteCheck,
+    Start,
+    StartCheck,
+    check_replicas,
+    default_lr_of,
+    some_elements,
+)
 
 
 class _Accumulator:
@@ -97,6 +104,7 @@ class DistributedOptimizer:
     _batch: GradientBatch
     _check_every: int
     _finite_check: FiniteCheck | None
+    _start_check: StartCheck
     _steps: int
 
     def __init__(
@@ -137,6 +145,7 @@ class DistributedOptimizer:
             _batch=batch,
             _check_every=check_every,
             _finite_check=FiniteCheck(process_set, batch.full_name) if nan_check else None,
+            _start_check=StartCheck(process_set, batch.full_name),
             _steps=0,
         )
         _optimizers.add(self)
@@ -175,7 +184,7 @@ class DistributedOptimizer:
         # The sum over a whole array is a NumPy scalar, no array.
         arrays = [np.asarray(gradient) if isinstance(gradient, np.generic) else gradient for gradient in grads]
         in_place = [_is_writable(gradient) for gradient in arrays]
-        averages = self._reduce(range(len(arrays)), arrays, in_place)
+        averages = self._reduce(range(len(arrays)), arrays, in_place, params)
         if averages is None:
             return None
         result = self._optimizer.step(params, averages)
@@ -195,13 +204,17 @@ class DistributedOptimizer:
         if averages is not None:
             update(index, weight, averages if is_list else averages[0], state)
 
-    def _reduce(self, indices: Sequence[Any], gradients: list[Any], in_place: list[bool]) -> list[Any] | None:
-        """Return the averages, or None if more backward passes will follow."""
+    def _reduce(
+        self, indices: Sequence[Any], gradients: list[Any], in_place: list[bool], params: Sequence[Any] | None = None
+    ) -> list[Any] | None:
+        """Return the averages, or None if more backward passes will follow. `params` are all parameters, if known."""
         names = [_name_of(index, self._names) for index in indices]
         summed = self._accumulator.add(names, gradients)
         if summed is None:
             return None
         recording.next_step()
+        if params is not None and not self._batch.is_in_use() and self._process_set.included():
+            self._compare_start(names, params, summed)
         if self._finite_check is None:
             return self._average(names, indices, summed, in_place)
         for name, gradient in zip(names, summed, strict=True):
@@ -209,6 +222,23 @@ class DistributedOptimizer:
         averages = self._average(names, indices, summed, in_place)
         self._finite_check.agree()
         return averages
+
+    def _compare_start(self, names: Sequence[str], params: Sequence[Any], gradients: Sequence[Any]) -> None:
+        """Before the first update, and before the first gradient is an average."""
+        if self._process_set.size() == 1:
+            return
+        default_lr = default_lr_of(self._optimizer) if self._batch.op == ops.Average else None
+        of_gradients = some_elements(gradients)
+        self._start_check.compare(
+            Start(
+                names=names,
+                parameters=some_elements(params),
+                gradients=of_gradients if any(of_gradients) else b"",
+                default_lr=default_lr if default_lr and default_lr[0] == getattr(self._optimizer, "lr", None) else None,
+                broadcast_of="params",
+                part_of_data="data[hvd.rank() :: hvd.size()]",
+            )
+        )
 
     def _average(
         self, names: list[str], indices: Sequence[Any], gradients: list[Any], in_place: list[bool]

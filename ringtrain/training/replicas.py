@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -171,6 +172,8 @@ class Start:
         gradients: some elements of the first gradients, of this rank alone; empty if all of these are zeros.
         unused: the names of parameters that have no gradient.
         default_lr: the learning rate, if nobody has chosen it: with it its name, such as "the default of Adam".
+        broadcast_of: what a script passes to `broadcast_parameters`.
+        part_of_data: how a script gives a rank its own data.
     """
 
     names: Sequence[str]
@@ -178,6 +181,8 @@ class Start:
     gradients: bytes
     unused: Sequence[str] = ()
     default_lr: tuple[float, str] | None = None
+    broadcast_of: str = "model.state_dict()"
+    part_of_data: str = "DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())"
 
 
 class StartCheck:
@@ -217,6 +222,27 @@ class StartCheck:
                 logger.log(level, f"{text}. This is said once")
 
 
+def some_elements(arrays: Sequence[Any]) -> bytes:
+    """Returns the first elements of each array: enough to tell whether other random numbers made them.
+
+    Leaves out arrays on a GPU, since reading them would wait for the GPU, and what is not an array.
+    """
+    most = 64
+    return b"".join(
+        np.asarray(adapter.on_host(array)).flat[:most].tobytes()
+        for array in arrays
+        if hasattr(array, "shape") and (adapter := adapter_for(array)).stream(array) is None
+    )
+
+
+def default_lr_of(optimizer: Any) -> tuple[float, str] | None:
+    """Returns the learning rate that such an optimizer has if the script chooses none, and whose it is."""
+    parameter = inspect.signature(type(optimizer)).parameters.get("lr")
+    if parameter is None or not isinstance(parameter.default, float):
+        return None
+    return parameter.default, f"the default of {type(optimizer).__name__}"
+
+
 def _findings(of_ranks: Any, start: Start, ranks: str) -> Iterator[tuple[int, str]]:
     """Level and text of each thing that is wrong, or may be. `of_ranks` has a row of digests for each thing compared,
     and in it 0 for a rank that has joined or has nothing to compare."""
@@ -231,14 +257,14 @@ def _findings(of_ranks: Any, start: Start, ranks: str) -> Iterator[tuple[int, st
         yield (
             logging.WARNING,
             f"{ranks} begin with different parameters, and each would go on with a model of its own: call "
-            "hvd.broadcast_parameters(model.state_dict(), root_rank=0) after building or loading the model, on all "
+            f"hvd.broadcast_parameters({start.broadcast_of}, root_rank=0) after building or loading the model, on all "
             "ranks",
         )
     elif len(gradients) > 1 and len(set(gradients)) == 1:
         yield (
             logging.WARNING,
             f"{ranks} have the same gradients in the first step, as of the same data: give each rank its own part, "
-            "for example with DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())",
+            f"for example with {start.part_of_data}",
         )
     if gradients and len(unused) == len(names) and len(set(unused)) == 1:
         yield (

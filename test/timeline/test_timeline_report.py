@@ -216,7 +216,8 @@ def test_a_real_job_gets_a_report(tmp_path):
         figures = figures_of(path)
         assert [step.number for step in figures.steps] == list(range(1, 12))
         assert figures.parts.share(Part.COMPUTE, Part.HIDDEN) > 0.3
-        assert figures.bandwidth.bytes == 12 * 4 * (256 * 256 + 10)
+        digests = 4 * 2 * 8  # four of each rank, which the first step compares
+        assert figures.bandwidth.bytes == 12 * 4 * (256 * 256 + 10) + digests
         page = (tmp_path / "report.html").read_text()
         assert judge(figures).sentence in page and "test_timeline_report.py:" in page
         made_up = tmp_path / "made up.json"

@@ -1,0 +1,65 @@
+"""The checklist of the first step, for arrays: what ranks begin with, compared once.
+
+test_torch_optimizer.py tests it for PyTorch, where it has more to compare.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import ringtrain as hvd
+from ringtrain.optim import SGD, Adam
+
+
+@contextmanager
+def messages() -> Iterator[list[str]]:
+    """What the logger of ringtrain says meanwhile."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ringtrain").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("ringtrain").removeHandler(handler)
+
+
+WRONG = {
+    "parameters": r"begin with different parameters.*call hvd.broadcast_parameters\(params, root_rank=0\)",
+    "data": r"have the same gradients in the first step.*for example with data\[hvd.rank\(\) :: hvd.size\(\)\]",
+    "learning rate": r"0.001, is the default of Adam.*lr=0.001 \* hvd.size\(\) is usual",
+}
+
+
+@pytest.mark.fast
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("wrong", [*WRONG, "zeros", None])
+def test_the_first_step_says_once_what_is_wrong_and_how_to_mend_it(wrong: str | None) -> None:
+    params = [np.zeros(100, np.float32), np.ones((3, 40)) + hvd.rank() * (wrong == "parameters")]
+    optimizer = hvd.DistributedOptimizer(Adam() if wrong == "learning rate" else SGD(lr=0.1))
+    with messages() as said:
+        for step in range(3):
+            size = 0 if wrong == "zeros" and step == 0 else 1 if wrong == "data" else 1 + hvd.rank()
+            optimizer.step(params, [np.full(one.shape, size, one.dtype) for one in params])
+    assert len(said) == (wrong in WRONG and hvd.rank() == 0), said
+    assert all(re.search(WRONG[wrong or ""], one) for one in said)
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_of_no_data_and_ranks_outside_of_the_set_take_no_part() -> None:
+    of_one = hvd.add_process_set([0])
+    with messages() as said:
+        optimizer = hvd.DistributedOptimizer(SGD(lr=0.1), process_set=of_one)
+        optimizer.step([np.ones(3)], [np.ones(3)])
+        if hvd.rank() == 0:
+            optimizer = hvd.DistributedOptimizer(SGD(lr=0.1))
+            optimizer.step([np.ones(3)], [np.ones(3)])
+        hvd.join()
+    assert said == []
+    hvd.remove_process_set(of_one)
