@@ -19,7 +19,7 @@ from ringtrain.optim import SGD, Adam
 
 @contextmanager
 def messages() -> Iterator[list[str]]:
-    """What the logger of ringtrain says meanwhile."""
+    """Collects the messages of the logger of ringtrain."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
