@@ -57,7 +57,9 @@ def resolve(keywords: Mapping[str, Any], environ: Mapping[str, str] = os.environ
     for name in keywords:
         if name not in known:
             near = _nearest(name, known)
-            remedy = f"did you mean {near!r}?" if near else f"the options are {', '.join(sorted(known))}"
+            nearly = [near] if near else sorted(option for option in known if option.startswith(f"{name.lower()}_"))
+            words = " or ".join(map(repr, nearly))
+            remedy = f"did you mean {words}?" if nearly else f"the options are {', '.join(sorted(known))}"
             raise TypeError(f"init() has no option {name!r}; {remedy}")
     implied = horovod_variables.options_of(environ)
     return {option.name: _resolve_one(option, keywords, environ, implied) for option in TABLE}

@@ -27,6 +27,13 @@ def test_an_unknown_option_is_told_with_the_nearest_one(name):
         table.resolve({name: 3}, {})
 
 
+def test_the_beginning_of_an_option_is_told_with_those_that_begin_so():
+    with pytest.raises(
+        TypeError, match=r"no option 'stall'; did you mean 'stall_shutdown_time_s' or 'stall_warning_time_s'\?$"
+    ):
+        table.resolve({"stall": 3}, {})
+
+
 def test_an_unknown_option_like_no_other_is_told_with_all():
     with pytest.raises(TypeError, match=r"no option 'colour'; the options are allreduce_algorithm, .*wire_format"):
         table.resolve({"colour": 3}, {})
