@@ -11,7 +11,8 @@ namespace ringtrain {
 namespace {
 
 Mutex mutex;
-std::set<int> all GUARDED_BY(mutex);
+// Never destroyed: threads that the process does not wait for open and close descriptors until it has ended.
+std::set<int>& all GUARDED_BY(mutex) = *new std::set<int>;
 
 void close_in_child() RELEASE(mutex) {
   for (const int number : all) close(number);

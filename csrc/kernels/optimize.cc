@@ -346,7 +346,8 @@ const std::vector<UpdateRule::Kind>& kinds() {
     return numbers.is("keeps_gradient") ? Names{"gradient"} : Names{};
   };
   const Defaults adam = {{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"amsgrad", 0}};
-  static const std::vector<UpdateRule::Kind> all = {
+  // Never destroyed: threads of servers update values until the process has ended.
+  static const auto& all = *new std::vector<UpdateRule::Kind>{
       kind<TorchSgd>("sgd", "torch", {{"momentum", 0}, {"dampening", 0}, {"nesterov", 0}}, direction),
       kind<TorchAdam>("adam", "torch", adam, torch_means),
       kind<TorchAdamW>("adamw", "torch", adam, torch_means),

@@ -61,6 +61,10 @@ def test_a_rank_that_stops_in_the_middle_of_a_handshake_dials_again():
     run("late-proof")
 
 
+def test_a_thread_may_open_and_close_descriptors_until_the_process_has_ended():
+    run("exit")
+
+
 # --------------------------------------------------------------------------------------------------- ranks that lie
 
 
