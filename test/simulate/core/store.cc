@@ -22,6 +22,7 @@
 #include <optional>
 #include <set>
 
+#include "base/fork.h"
 #include "base/log.h"
 #include "fibres.h"
 #include "kvstore/server/server.h"
@@ -828,7 +829,7 @@ class World {
       if (one->is_worker && !one->is_lost && runs(*one) && is_shared(self))
         for (const StoreClient::SharedPart& part : one->shared)
           if (part.server == self.number)
-            found[part.number] = {part.store, part.number, part.spec, one->rank, part.ticket};
+            found[part.number] = {part.store, part.number, part.spec, kPidOfRank0 + one->rank, part.ticket};
     std::vector<ServerStores::Found> all;
     for (const auto& [number, one] : found) all.push_back(one);
     self.server->stores().begin_recovery();
@@ -888,15 +889,19 @@ class World {
   }
 
   // In rounds, a worker in the place of one that died takes the numbers of those pushes that this one did not bring to
-  // an end. Chunks that have them drop its own.
+  // an end, or that a server of the key has lost with a snapshot. Chunks that have them drop its own.
   bool has_others_instead(const StoreKey& key, const std::vector<int>& digits, const Process& self) {
     if (!draw_.is_synchronous) return false;
     int missing = 0, others = 0;
+    const bool is_restored = std::any_of(key.pieces.begin(), key.pieces.end(), [&](const StoreKey::Piece& piece) {
+      return restored_.count(piece.server) > 0;
+    });
     for (size_t slot = 0; slot < digits.size(); ++slot) {
       const Push& push = pushes_[slots_[key.id][slot]];
       const Process& its = process(push.rank);
       if (its.number != self.number) continue;
-      if (its.term < self.term && push.acknowledged_at == kNever && digits[slot] > 0) ++others;
+      const bool is_at_all_servers = push.acknowledged_at < kNever && !is_restored;
+      if (its.term < self.term && !is_at_all_servers && digits[slot] > 0) ++others;
       if (its.term > 0 && push.acknowledged_at < kNever && digits[slot] == 0) ++missing;
     }
     return std::max(missing, 1) <= others;

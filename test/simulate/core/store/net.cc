@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/fork.h"
 #include "kvstore/wire/dialler.h"
 #include "kvstore/wire/message.h"
 #include "memory/shm.h"
@@ -279,7 +280,10 @@ SharedSegment SharedSegment::create(size_t bytes, Pages) {
   return {owned, known.last};
 }
 
-SharedSegment SharedSegment::attach(int64_t, uint64_t ticket, size_t) {
+// Like the kernel's, by a descriptor of its creator.
+SharedSegment SharedSegment::attach(int64_t creator_pid, uint64_t ticket, size_t) {
+  if (simulation::Fibres::current().is_killed(static_cast<int>(creator_pid) - kPidOfRank0))
+    throw failure("the process that has this memory is dead");
   const std::shared_ptr<char> memory = segments().all[ticket].lock();
   if (!memory) throw failure("nobody has this memory any more");
   return {memory, ticket};

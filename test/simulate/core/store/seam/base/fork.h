@@ -11,6 +11,7 @@ class OwnProcess {
   bool is_this() const { return true; }
 };
 
-inline int getpid() { return 1000 + simulation::Fibres::current().running_rank(); }
+constexpr int kPidOfRank0 = 1000;
+inline int getpid() { return kPidOfRank0 + simulation::Fibres::current().running_rank(); }
 
 }  // namespace ringtrain

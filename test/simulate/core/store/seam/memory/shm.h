@@ -12,7 +12,7 @@ class SharedSegment {
  public:
   enum class Pages { reserved, none };
   static SharedSegment create(size_t bytes, Pages pages);
-  // Throws where nobody has it any more.
+  // Throws where its creator, or another process that has it and is named instead, is dead.
   static SharedSegment attach(int64_t creator_pid, uint64_t ticket, size_t bytes);
 
   SharedSegment() = default;
