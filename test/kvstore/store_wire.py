@@ -26,6 +26,7 @@ SAID = [
     "rule",
     "join",
     "resume",
+    "waiting",
     "push",
     "pull",
     "push_pull",

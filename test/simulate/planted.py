@@ -127,14 +127,19 @@ _ACTOR, _STORES = "kvstore/store/actor.cc", "kvstore/server/server_stores.cc"
 _REMOTE_SERVER = "kvstore/worker/remote_server.cc"
 
 STORE: dict[str, Patch | tuple[Patch, ...]] = {
-    "a request that the server before has held is not sent again": Patch(
-        _REMOTE_SERVER, "  let_go();\n  if (is_another)", "  if (is_another)"
+    "a push that comes again counts again": Patch(
+        _ACTOR,
+        "    if (seq <= before)\n      outcome = Outcome::duplicate;\n    else if (seq != before + 1)",
+        "    if (seq > before + 1)",
+    ),
+    "rounds pass each worker that waits": Patch(
+        _STORES, "if (!part.header().is_restored.load() && part.first_term(place) == 0) continue;", ""
     ),
     "a server that comes back takes a worker that has joined for one that pushes": Patch(
         _REMOTE_SERVER, "if (join != joins_.end()) ask", "if (false) ask"
     ),
     "an optimizer that was lost with a server is said to be missing in the script": Patch(
-        _STORES, "  if (!is_recovery()) return failure", "  return failure"
+        _ACTOR, 'if (part_->header().is_recovery.load()) throw lacking("optimizer", true);', ""
     ),
     "pushes of an expelled worker count": Patch(
         _ACTOR, "if (is_server() || part_->first_term(number_) <= term_) return;", "return;"

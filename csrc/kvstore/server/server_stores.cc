@@ -211,6 +211,7 @@ Actor& ServerStores::add(uint32_t store, const PartSpec& spec, int workers) {
 
 Actor& ServerStores::keep(uint32_t store, const std::shared_ptr<Part>& part) {
   auto actor = std::make_unique<Actor>(part, part->layout().actor_of_server(), timeout_s_);
+  part->header().is_recovery.store(is_recovery());
   for (const auto& [worker, term] : first_terms_)
     if (static_cast<size_t>(worker) < part->layout().capacity())
       part->raise_first_term(static_cast<size_t>(worker), term);
@@ -225,7 +226,7 @@ Bytes ServerStores::attach(int worker, const Head& question) {
   Store& store = stores_[question.store];
   size_t pieces = 0;
   for (size_t i = question.part; i < store.actors.size(); ++i) pieces += store.actors[i]->part().spec().pieces.size();
-  if (pieces < question.chunk) throw lacking("keys");
+  if (pieces < question.chunk) throw lacking("keys", is_recovery());
   store.joins.erase(static_cast<uint32_t>(worker));
   std::vector<PartWords> words;
   for (size_t i = question.part; i < store.actors.size(); ++i) {
@@ -312,6 +313,24 @@ void ServerStores::set_presence(int worker, Presence presence) {
   }
 }
 
+bool ServerStores::let_pass(int worker, uint32_t number) {
+  const Lock lock(mutex_);
+  const auto store = stores_.find(number);
+  if (store == stores_.end()) return false;
+  const auto place = static_cast<size_t>(worker);
+  bool has_changed = false;
+  for (const auto& actor : store->second.actors) {
+    Part& part = actor->part();
+    const bool waits_for_others = part.spec().is_synchronous || part.spec().max_staleness != PartSpec::kNoBound;
+    if (!waits_for_others || place >= part.layout().capacity() || part.presence(place).load() != Presence::here)
+      continue;
+    if (!part.header().is_restored.load() && part.first_term(place) == 0) continue;
+    for (size_t chunk = 0; chunk < part.chunk_count(); ++chunk)
+      has_changed = actor->let_pass(chunk, place) || has_changed;
+  }
+  return has_changed;
+}
+
 bool ServerStores::admit(int worker, uint32_t term) {
   const Lock lock(mutex_);
   uint32_t& first = first_terms_[worker];
@@ -365,19 +384,12 @@ Bytes ServerStores::describe(size_t part) {
   return writer.take();
 }
 
-Error ServerStores::lacking(const std::string& what) const {
-  if (!is_recovery()) return failure("this server has no such " + what);
-  return Error(ErrorKind::peer_lost,
-               "this server has no such " + what +
-                   ": it has taken the place of a lost one, and the snapshot or the memory that it goes on with is "
-                   "older (kv_snapshot_s)");
-}
-
 void ServerStores::restore(uint32_t number, const Bytes& description) {
   Reader reader(description);
   const PartSpec spec = PartSpec::get(reader);
   const Lock lock(mutex_);
   Actor& actor = add(number, spec, 0);
+  actor.part().header().is_restored.store(1);
   ++stores_[number].kept;
   for (size_t i = 0; i < actor.part().layout().capacity(); ++i) actor.part().presence(i).store(reader.get<Presence>());
   if (reader.get<uint8_t>() == 0) return;

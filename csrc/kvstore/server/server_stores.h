@@ -36,6 +36,11 @@ class ServerStores {
 
   // Whether others wait for a worker.
   void set_presence(int worker, Presence presence);
+  // A worker waits in this store, at any server. Others may be ahead of it here, and wait for it while it waits for
+  // them elsewhere: after it has come back, since servers have counted different pushes of the process before it; and
+  // after this server has gone on from a snapshot, since each worker has lost other pushes. In these cases the others
+  // no longer wait for its next push. Returns whether something has changed.
+  bool let_pass(int worker, uint32_t store);
   // The place of a worker has a process of this term, see WorkerPlace. False where a later one has had it already.
   bool admit(int worker, uint32_t term);
 
@@ -69,8 +74,6 @@ class ServerStores {
   // This server takes the place of a lost one: to be called before restore() and adopt().
   void begin_recovery() { is_recovery_ = true; }
   bool is_recovery() const { return is_recovery_.load(std::memory_order_relaxed); }
-  // The error for a worker that asks for `what`, which is not here. It may have been lost with the server before.
-  Error lacking(const std::string& what) const;
   size_t put(size_t part, size_t first, const Bytes& chunks);
 
  private:

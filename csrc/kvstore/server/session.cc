@@ -186,7 +186,9 @@ char* Session::place(uint32_t, const Head& head) {
 }
 
 void Session::take(uint32_t id, const Head& head) {
-  if (is_of_store(head.said))
+  if (head.said == Said::waiting)
+    let_pass(head.store);
+  else if (is_of_store(head.said))
     answer_question(id, head);
   else if (can_be_of_chunk(head))
     take_request(id, head);
@@ -253,13 +255,17 @@ void Session::answer_question(uint32_t id, const Head& head) {
   if (head.said != Said::hello && head.said != Said::create) home_.has_changed();
 }
 
+void Session::let_pass(uint32_t store) {
+  if (home_.stores().let_pass(worker_, store)) home_.has_changed();
+}
+
 // ----------------------------------------------------------------------------------------------------------- requests
 
 Actor& Session::actor_of(const Head& head) {
   auto& actor = actors_[{head.store, head.part}];
   if (!actor) {
     auto part = home_.stores().part(head.store, head.part);
-    if (!part) throw home_.stores().lacking("keys");
+    if (!part) throw lacking("keys", home_.stores().is_recovery());
     if (static_cast<size_t>(worker_) >= part->layout().capacity()) throw failure("the store is for fewer workers");
     actor = std::make_unique<Actor>(std::move(part), static_cast<uint32_t>(worker_), home_.timeout_s(), term_);
   }
@@ -339,9 +345,6 @@ Session::Result Session::carry_out(const Request& request) {
 
 Session::Result Session::push(const Request& request) {
   const Head& head = request.head;
-  Part& part = request.actor->part();
-  if (home_.stores().is_recovery() && !part.spec().is_synchronous && part.header().rule.load() == 0)
-    throw home_.stores().lacking("optimizer");
   const Source source{
       request.body.get() + ranges_bytes(head), head.dtype, {static_cast<Quantizer::Kind>(head.codes), head.threshold}};
   const bool pulls = head.said == Said::push_pull;

@@ -113,6 +113,7 @@ class Session final : Connection::Owner {
   bool can_be_of_chunk(const Head& head) const;
   void answer_question(uint32_t id, const Head& head);
   Bytes greet(const Head& hello);
+  void let_pass(uint32_t store);
   void take_request(uint32_t id, const Head& head);
   Actor& actor_of(const Head& head);
   Result carry_out(const Request& request);

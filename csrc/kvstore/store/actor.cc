@@ -105,6 +105,14 @@ void Actor::require_term() const {
   throw expelled(number_);
 }
 
+Error lacking(const std::string& what, bool is_recovery) {
+  if (!is_recovery) return failure("this server has no such " + what);
+  return Error(ErrorKind::peer_lost,
+               "this server has no such " + what +
+                   ": it has taken the place of a lost one, and the snapshot or the memory that it goes on with is "
+                   "older (kv_snapshot_s)");
+}
+
 Error expelled(uint32_t worker) {
   return Error(ErrorKind::peer_lost,
                "worker " + std::to_string(worker) +
@@ -134,26 +142,27 @@ Outcome Actor::push(size_t chunk, uint64_t seq, const Source& source, const Rate
 }
 
 Outcome Actor::push_at_once(size_t chunk, uint64_t seq, const Source& source, const Rates& rates) {
-  const UpdateRule* rule = rule_of(chunk);
-  if (!rule) throw invalid("an asynchronous store without an optimizer would replace weights by gradients");
-  if (rule->is_program()) return leave(chunk, seq, source);
+  const UpdateRule& rule = required_rule(chunk);
+  if (rule.is_program()) return leave(chunk, seq, source);
   const void* gradient = widened(part_->chunk(chunk), source);
-  ChunkChange change(*part_, chunk, number_, kept(arrays_of(part_->chunk(chunk), rule)));
-  apply(chunk, *rule, gradient, rates);
+  ChunkChange change(*part_, chunk, number_, kept(arrays_of(part_->chunk(chunk), &rule)));
+  apply(chunk, rule, gradient, rates);
   part_->worker(chunk, number_).pushes = seq;
   change.commit(1);
   return Outcome::applied;
 }
 
 Outcome Actor::push_in_round(size_t chunk, uint64_t seq, const Source& source, const Rates& rates) {
-  const uint64_t round = seq + part_->worker(chunk, number_).offset;
+  const uint64_t closed = part_->record(chunk).closed.load(std::memory_order_relaxed);
+  WorkerRecord& record = part_->worker(chunk, number_);
+  if (record.first_slot == kNoSlot) record.offset = closed - record.pushes;  // rounds may have passed it
+  const uint64_t round = seq + record.offset;
   Contribution own = {nullptr, rates};
   if (is_of_program(chunk)) {
     const Outcome outcome = deposit(chunk, seq, source, rates);
     return outcome == Outcome::held && has_gradient(chunk) ? Outcome::left : outcome;
   }
-  if (round != part_->record(chunk).closed.load(std::memory_order_relaxed) + 1 || !can_close(chunk, &own))
-    return deposit(chunk, seq, source, rates);
+  if (round != closed + 1 || !can_close(chunk, &own)) return deposit(chunk, seq, source, rates);
   own.values = widened(part_->chunk(chunk), source);
   close(chunk, seq, &own);
   return Outcome::applied;
@@ -187,9 +196,12 @@ bool Actor::can_close(size_t chunk, const Contribution* own) const {
   bool has_some = own != nullptr;
   for (size_t i = 0; i < part_->layout().capacity(); ++i) {
     if (own && i == number_) continue;
-    const bool has_pushed = part_->worker(chunk, i).first_slot != kNoSlot;
+    const WorkerRecord& worker = part_->worker(chunk, i);
+    const bool has_pushed = worker.first_slot != kNoSlot;
+    const bool is_passed = worker.passed > part_->record(chunk).closed.load(std::memory_order_relaxed);
     const Presence presence = part_->presence(i).load(std::memory_order_seq_cst);
-    if (!has_pushed && (presence == Presence::here || presence == Presence::gone)) return false;
+    const bool is_awaited = !is_passed && (presence == Presence::here || presence == Presence::gone);
+    if (!has_pushed && is_awaited) return false;
     has_some = has_some || has_pushed;
   }
   return has_some;
@@ -256,13 +268,14 @@ bool Actor::is_ready(size_t chunk, uint64_t pushes) const {
   const WorkerRecord& own = part_->worker(chunk, number_);
   const ChunkRecord& record = part_->record(chunk);
   if (part_->spec().is_synchronous)
-    return pushes == 0 || record.closed.load(std::memory_order_relaxed) >= pushes + own.offset;
+    return pushes == 0 ||
+           (own.pushes >= pushes && record.closed.load(std::memory_order_relaxed) >= pushes + own.offset);
   if (own.pushes < pushes || record.pending == number_ + 1) return false;
   if (part_->spec().max_staleness == PartSpec::kNoBound) return true;
   const uint64_t bound = static_cast<uint64_t>(part_->spec().max_staleness);
   for (size_t i = 0; i < part_->layout().capacity(); ++i) {
-    const WorkerRecord& other = part_->worker(chunk, i);
-    if (other.pushes + other.offset + bound < own.pushes + own.offset && bounds_others(i)) return false;
+    const uint64_t position = part_->worker(chunk, i).position();
+    if (position + bound < own.pushes + own.offset && bounds_others(i)) return false;
   }
   return true;
 }
@@ -289,7 +302,7 @@ std::string Actor::missing(size_t chunk, uint64_t pushes) const {
     const Presence presence = part_->presence(i).load(std::memory_order_seq_cst);
     const bool is_awaited =
         part_->spec().is_synchronous ? presence == Presence::here || presence == Presence::gone : bounds_others(i);
-    if (i == number_ || !is_awaited || other.pushes + other.offset + ahead >= wanted) continue;
+    if (i == number_ || !is_awaited || other.position() + ahead >= wanted) continue;
     text += "worker " + std::to_string(i) + " has pushed it " + std::to_string(other.pushes) + " times, ";
   }
   return text + "worker " + std::to_string(number_) + " " + std::to_string(pushes) + " times";
@@ -327,6 +340,12 @@ const UpdateRule* Actor::rule_of(size_t chunk) {
     rule_number_ = number;
   }
   return rule_.get();
+}
+
+const UpdateRule& Actor::required_rule(size_t chunk) {
+  if (const UpdateRule* const rule = rule_of(chunk)) return *rule;
+  if (part_->header().is_recovery.load()) throw lacking("optimizer", true);
+  throw invalid("an asynchronous store without an optimizer would replace weights by gradients");
 }
 
 uint32_t Actor::arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const {
@@ -382,10 +401,49 @@ bool Actor::settle(size_t chunk) {
   {
     const HeldChunk held(*part_, chunk, number_);
     if (!held) return false;
-    for (; !is_of_program(chunk) && can_close(chunk, nullptr); has_closed = true) close(chunk, 0, nullptr);
+    has_closed = close_all(chunk);
   }
   if (has_closed) part_->ring();
   return true;
+}
+
+bool Actor::close_all(size_t chunk) {
+  bool has_closed = false;
+  for (; !is_of_program(chunk) && can_close(chunk, nullptr); has_closed = true) close(chunk, 0, nullptr);
+  return has_closed;
+}
+
+bool Actor::let_pass(size_t chunk, size_t worker) {
+  {
+    const HeldChunk held(*part_, chunk, number_);
+    if (!held) return false;
+    WorkerRecord& record = part_->worker(chunk, worker);
+    const uint64_t position = position_to_pass(chunk, worker);
+    if (position <= record.position()) return false;
+    ChunkChange change(*part_, chunk, number_, 0);
+    record.passed = position;
+    change.commit(0);
+    if (part_->spec().is_synchronous) close_all(chunk);
+  }
+  part_->ring();
+  return true;
+}
+
+// The round that is open, if another worker has pushed into it; or as far behind the first of the others as the bound
+// allows. 0: nobody waits for it.
+uint64_t Actor::position_to_pass(size_t chunk, size_t worker) const {
+  uint64_t most = 0;
+  bool is_open = false;
+  for (size_t i = 0; i < part_->layout().capacity(); ++i) {
+    const WorkerRecord& other = part_->worker(chunk, i);
+    if (i == worker || part_->presence(i).load(std::memory_order_seq_cst) != Presence::here) continue;
+    most = std::max(most, other.position());
+    is_open = is_open || other.first_slot != kNoSlot;
+  }
+  if (part_->spec().is_synchronous)
+    return is_open ? part_->record(chunk).closed.load(std::memory_order_relaxed) + 1 : 0;
+  const auto bound = static_cast<uint64_t>(part_->spec().max_staleness);
+  return most > bound ? most - bound : 0;
 }
 
 bool Actor::let_in(size_t chunk, size_t worker) {
@@ -405,8 +463,7 @@ uint64_t Actor::position_for(size_t chunk, size_t worker) const {
   if (part_->spec().is_synchronous) return part_->record(chunk).closed.load(std::memory_order_relaxed);
   uint64_t fewest = std::numeric_limits<uint64_t>::max(), most = 0;
   for (size_t i = 0; i < part_->layout().capacity(); ++i) {
-    const WorkerRecord& other = part_->worker(chunk, i);
-    const uint64_t position = other.pushes + other.offset;
+    const uint64_t position = part_->worker(chunk, i).position();
     most = std::max(most, position);
     if (i != worker && bounds_others(i)) fewest = std::min(fewest, position);
   }
@@ -500,12 +557,11 @@ Outcome Actor::push_ranges(size_t chunk, uint64_t seq, const ElementRanges& rang
     const uint64_t before = part_->worker(chunk, number_).pushes;
     if (seq <= before) return Outcome::duplicate;
     if (seq != before + 1) return Outcome::early;
-    const UpdateRule* rule = rule_of(chunk);
-    if (!rule) throw invalid("an asynchronous store without an optimizer would replace weights by gradients");
-    if (rule->is_program()) return leave(chunk, seq, {spread(place, ranges, source), wide(place.dtype), {}});
+    const UpdateRule& rule = required_rule(chunk);
+    if (rule.is_program()) return leave(chunk, seq, {spread(place, ranges, source), wide(place.dtype), {}});
     convert(source.values, source.dtype, own_.get(), wide(place.dtype), count_of(ranges));
-    ChunkChange change(*part_, chunk, number_, kept(arrays_of(place, rule)));
-    apply_to(chunk, *rule, ranges, own_.get(), rates);
+    ChunkChange change(*part_, chunk, number_, kept(arrays_of(place, &rule)));
+    apply_to(chunk, rule, ranges, own_.get(), rates);
     part_->worker(chunk, number_).pushes = seq;
     change.commit(1);
   }

@@ -81,6 +81,9 @@ enum class Outcome : uint8_t {
 
 enum class Reading : uint8_t { done, not_yet, busy };
 
+// The error for a worker that needs `what`, which its server does not have. `is_recovery`: the server has taken the
+// place of a lost one, with which it may have been lost.
+Error lacking(const std::string& what, bool is_recovery);
 // The error of a process that acts in the name of a worker when a later term of that worker has begun.
 Error expelled(uint32_t worker);
 
@@ -99,7 +102,8 @@ class Actor {
   bool is_server() const { return number_ == part_->layout().actor_of_server(); }
 
   // The `seq`-th push of a key by this worker, counted from 1. `answer` may be null; it gets the value if the state is
-  // there that a read() after this push needs. Throws invalid where an asynchronous store has no rule.
+  // there that a read() after this push needs. Throws where an asynchronous store has no rule: invalid, or peer_lost
+  // if its server has taken the place of a lost one.
   Outcome push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer);
   // The value, when `pushes` of this worker are in it, and the others are not too far behind.
   Reading read(size_t chunk, uint64_t pushes, Answer& answer);
@@ -118,6 +122,9 @@ class Actor {
   bool take_numbers(size_t chunk, uint32_t rule);
   // Closes the rounds that now can be, after somebody has joined.
   bool settle(size_t chunk);
+  // While a worker waits elsewhere: the others no longer wait here for its next push. Returns whether something has
+  // changed; what is busy stays as it is.
+  bool let_pass(size_t chunk, size_t worker);
   // Before a worker that was absent, gone or has joined is here again: nobody waits for what it has not pushed.
   bool let_in(size_t chunk, size_t worker);
   // Counts the pushes of a worker from 0 again, for a process that takes its place. Its earlier pushes stay.
@@ -160,6 +167,7 @@ class Actor {
   void apply_to(size_t chunk, const UpdateRule& rule, const ElementRanges& ranges, const void* gradient,
                 const Rates& rates);
   const UpdateRule* rule_of(size_t chunk);
+  const UpdateRule& required_rule(size_t chunk);
   const void* widened(const KeyChunk& chunk, const Source& source);
   uint32_t arrays_of(const KeyChunk& chunk, const UpdateRule* rule) const;
   // Those of them that the journal keeps, for which it now has room.
@@ -173,6 +181,8 @@ class Actor {
   Outcome deposit(size_t chunk, uint64_t seq, const Source& source, const Rates& rates);
   bool can_close(size_t chunk, const Contribution* own) const;
   void close(size_t chunk, uint64_t seq, const Contribution* own);
+  bool close_all(size_t chunk);
+  uint64_t position_to_pass(size_t chunk, size_t worker) const;
   std::vector<Contribution> contributions(size_t chunk, const Contribution* own);
   const void* sum_of(size_t chunk, const std::vector<Contribution>& all);
   void let_slots_go(size_t chunk, const Contribution* own);

@@ -51,7 +51,9 @@ struct PartHeader {
   Flag doorbell;
   // Whether the server has requests that wait for that and has to be told.
   alignas(64) std::atomic<uint32_t> has_parked;
-  std::atomic<uint32_t> rule;  // the number of the latest one; 0: none
+  std::atomic<uint32_t> rule;         // the number of the latest one; 0: none
+  std::atomic<uint32_t> is_recovery;  // whether its server has taken the place of a lost one
+  std::atomic<uint32_t> is_restored;  // whether it began from a snapshot, in which some pushes of each worker were not
   RuleRecord rules[kRules];
   // Here follows the WorkerPlace of each worker.
 };
@@ -60,8 +62,12 @@ constexpr uint32_t kNoSlot = 0;  // slots are numbered from 1
 
 // Of one worker in one chunk. Guarded by the chunk's mutex.
 struct WorkerRecord {
+  // In rounds, or where staleness is bounded: how far it has come for the others.
+  uint64_t position() const { return pushes + offset > passed ? pushes + offset : passed; }
+
   uint64_t pushes;                 // that were counted
   uint64_t offset;                 // its n-th push belongs to round n + offset
+  uint64_t passed;                 // others do not wait for its pushes of rounds up to this one
   uint32_t first_slot, last_slot;  // of what it has pushed for rounds that are open, in order
 };
 

@@ -22,6 +22,8 @@ enum class Said : uint16_t {
   rule,    // RuleWords
   join,    // JoinWords: nobody waits for the pushes of this worker
   resume,  // EndedJoins: these workers push again
+  // Not answered: this worker waits, and pushes nothing before that has ended, see ServerStores::let_pass().
+  waiting,
   // A worker, of one chunk of a Part. `number`: of its pushes of that key, with the one that this is.
   push,
   pull,
@@ -43,10 +45,10 @@ enum class Said : uint16_t {
 constexpr auto kLastSaid = Said::early;
 
 constexpr const char* name_of(Said said) {
-  constexpr const char* kNames[] = {"hello",      "create",      "attach",       "rule",          "join",
-                                    "resume",     "push",        "pull",         "push_pull",     "assign",
-                                    "read_state", "write_state", "read_updates", "write_updates", "poke",
-                                    "held",       "done",        "refused",      "early"};
+  constexpr const char* kNames[] = {"hello",  "create",     "attach",      "rule",         "join",
+                                    "resume", "waiting",    "push",        "pull",         "push_pull",
+                                    "assign", "read_state", "write_state", "read_updates", "write_updates",
+                                    "poke",   "held",       "done",        "refused",      "early"};
   return kNames[static_cast<size_t>(said)];
 }
 constexpr bool is_of_chunk(Said said) { return said >= Said::push && said <= Said::poke; }

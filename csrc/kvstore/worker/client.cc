@@ -18,6 +18,8 @@ namespace ringtrain {
 namespace {
 
 constexpr double kBetweenLooks_s = 0.2;
+// A worker that has waited so long tells the servers, and again after as long.
+constexpr double kLongWait_s = 1;
 
 bool can_be_of(DType given, DType kept) {
   return given == kept || (is_half(given) && kept == DType::float32) || (given == DType::float32 && is_half(kept));
@@ -444,9 +446,19 @@ std::shared_ptr<StoreHandle> StoreClient::take_abandoned() {
 }
 
 bool StoreClient::wait(StoreHandle& handle, double longest_s) {
-  if (!direct_.wait(handle, longest_s)) return false;
+  if (!direct_.wait(handle, longest_s)) {
+    if (longest_s > 0 && handle.is_waited_for_again(now_s(), kLongWait_s)) tell_that_it_waits();
+    return false;
+  }
   handle.require_success();
   return true;
+}
+
+// After a worker or a server has come back, two workers may wait for each other in two chunks.
+void StoreClient::tell_that_it_waits() {
+  const Lock lock(mutex_);
+  for (const auto& [number, store] : stores_)
+    if (store.waits_for_others()) remote_.waits(number);
 }
 
 bool StoreClient::look(StoreHandle& handle) {

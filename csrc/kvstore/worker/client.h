@@ -169,6 +169,7 @@ class StoreClient {
   void start(RemoteOperation operation, const std::shared_ptr<StoreHandle>& requests);
   void start_instead(const std::vector<DirectItem>& left_behind, const std::shared_ptr<StoreHandle>& requests);
   void abandon(const std::shared_ptr<StoreHandle>& requests) REQUIRES(mutex_);
+  void tell_that_it_waits() EXCLUDES(mutex_);
   // From now on the server is asked by TCP for all of its Parts.
   void leave_memory(int server) EXCLUDES(mutex_);
   // The number of a key's array, which `like` fits.

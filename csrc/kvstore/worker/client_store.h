@@ -57,6 +57,7 @@ class ClientStore {
       : number_(number), is_synchronous_(is_synchronous), is_atomic_(is_atomic), max_staleness_(max_staleness) {}
 
   bool is_synchronous() const { return is_synchronous_; }
+  bool waits_for_others() const { return is_synchronous_ || max_staleness_ != PartSpec::kNoBound; }
   // The part of new keys that a server keeps.
   PartSpec spec_of(int server, const std::vector<StoreKey>& keys, int capacity) const;
 

@@ -148,7 +148,19 @@ void Remote::poke(int server, uint32_t store, uint32_t part, uint32_t chunk) {
   head.store = store;
   head.part = part;
   head.chunk = chunk;
-  tell(server, [head](RemoteServer& there) { there.poke(head); });
+  tell(server, [head](RemoteServer& there) { there.say(head); });
+}
+
+void Remote::waits(uint32_t store) {
+  mailbox_.post([this, store] {
+    const auto has_all = [](const std::unique_ptr<RemoteServer>& server) { return server->has_all(); };
+    if (!std::all_of(servers_.begin(), servers_.end(), has_all)) return;
+    Head head;
+    head.said = Said::waiting;
+    head.store = store;
+    for (const auto& server : servers_)
+      if (const auto error = error_of([&] { server->say(head); })) server->begin_again(*error);
+  });
 }
 
 bool Remote::start(RemoteOperation operation, double longest_s) {

@@ -45,6 +45,9 @@ class Remote {
 
   // Tells the server what has become of a chunk, for which others may wait at it.
   void poke(int server, uint32_t store, uint32_t part, uint32_t chunk);
+  // Tells all servers that this worker waits in a store, see Said::waiting; but not while one of them has not said that
+  // it has what this worker has pushed.
+  void waits(uint32_t store);
 
   // Begins it. False if there is no room for a copy of its values in so long; then nothing has happened.
   bool start(RemoteOperation operation, double longest_s);

@@ -272,7 +272,7 @@ void RemoteServer::answer_question(const Head& head) {
   ask_next();
 }
 
-void RemoteServer::poke(const Head& head) {
+void RemoteServer::say(const Head& head) {
   if (is_open_) connection_->send(next_id_++, head);
 }
 

@@ -192,7 +192,10 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
 
   void add(RemoteFlightPtr flight);
   void add(RemoteQuestion question);
-  void poke(const Head& head);
+  // Whether the server has said of all requests that it has them.
+  bool has_all() const { return unanswered_ == 0 && waiting_.empty(); }
+  // Sends what has no answer.
+  void say(const Head& head);
   // The scheduler says so.
   void lose(const std::string& text);
   void come_back(std::vector<SocketAddress> addresses);

@@ -11,6 +11,13 @@ void StoreHandle::require_success() {
   if (error_) throw Error(*error_);
 }
 
+bool StoreHandle::is_waited_for_again(double now, double period_s) {
+  const double ends_s = period_ends_s_.load(std::memory_order_relaxed);
+  if (ends_s != 0 && now < ends_s) return false;
+  period_ends_s_.store(now + period_s, std::memory_order_relaxed);
+  return ends_s != 0;
+}
+
 void StoreHandle::show(std::string track, const char* kind) {
   track_ = std::move(track);
   kind_ = kind;

@@ -23,6 +23,9 @@ class StoreHandle {
   // Sleeps until it is done, or so long.
   void sleep(double longest_s) { done_.sleep(0, longest_s); }
 
+  // Called after each wait that has not ended. Returns true once in each `period_s` of the waits.
+  bool is_waited_for_again(double now, double period_s);
+
   // Before it begins: its track in the timeline, and its kind, a literal.
   void show(std::string track, const char* kind);
 
@@ -38,6 +41,7 @@ class StoreHandle {
   const char* kind_ = "";
   double begin_s_ = 0;
   std::atomic<int> left_{1};
+  std::atomic<double> period_ends_s_{0};  // 0: nobody has waited
   Flag done_;
   Mutex mutex_;
   std::optional<Error> error_ GUARDED_BY(mutex_);
