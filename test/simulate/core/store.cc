@@ -281,12 +281,13 @@ struct Process {
   int rank = 0, number = 0;  // of its place
   bool is_worker = false, is_recovery = false;
   uint32_t term = 0;
-  bool is_lost = false;       // for the scheduler
-  bool is_told_off = false;   // it knows that it has no part in the job any more
-  bool is_over = false;       // it has ended by itself
-  bool is_announced = false;  // all have heard that it is lost
-  bool has_joined = false;    // it has no more data
-  int64_t join = 0;           // the number of this join
+  bool is_lost = false;                              // for the scheduler
+  bool is_told_off = false;                          // it knows that it has no part in the job any more
+  bool is_over = false;                              // it has ended by itself
+  bool is_announced = false;                         // all have heard that it is lost
+  bool has_joined = false;                           // it has no more data
+  int64_t join = 0;                                  // the number of this join
+  std::optional<std::map<uint32_t, int64_t>> ended;  // joins of its round, once that is over
   std::string waits_for;
   std::deque<std::function<void()>> notices;
   double noticed_at = 0;
@@ -603,9 +604,9 @@ class World {
     self.join = client.join(0);
     self.has_joined = true;
     self.waits_for = "the others to join";
-    fibres_.wait([&] { return self.is_told_off || have_all_joined(); });
+    fibres_.wait([&] { return self.is_told_off || is_round_over(self); });
     self.waits_for = "leaving the joins";
-    client.resume(0, joins());
+    client.resume(0, self.ended ? *self.ended : joins());
     self.waits_for.clear();
     self.is_over = true;
     say(self, "is done");
@@ -613,6 +614,15 @@ class World {
       hear_end(to, self);
       if (to.server) to.server->left(self.number);
     });
+  }
+
+  // A round that is over is so for all workers in it, also for one that hears of it after another worker has come back.
+  bool is_round_over(const Process& self) {
+    if (self.ended || !have_all_joined()) return self.ended.has_value();
+    const auto all = joins();
+    for (const auto& one : processes_)
+      if (one->has_joined && !one->ended) one->ended = all;
+    return true;
   }
 
   bool have_all_joined() {
