@@ -55,7 +55,7 @@ def init(
 
     Raises:
         RingtrainError: the job is elastic; jaxlib was loaded before MPITRAMPOLINE_LIB was set, or with another MPI;
-            this process has joined a job before; and what `ringtrain.init` raises.
+            this process has joined a job before, or is a fork of one that has; and what `ringtrain.init` raises.
         RuntimeError: JAX has its devices already.
     """
     global _has_joined
@@ -76,6 +76,7 @@ def init(
 
 
 def _require_possible() -> None:
+    _core.require_not_forked()
     if elastic_client.is_elastic():
         raise RingtrainError(
             "JAX's own sharding cannot be elastic: XLA compiles programs for the devices of all processes and cannot "

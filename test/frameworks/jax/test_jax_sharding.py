@@ -30,6 +30,7 @@ multihost_utils = on_demand("jax.experimental.multihost_utils")
 
 REAL = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64", "bfloat16")
 COMPLEX = ("complex64", "complex128")
+MOVED = ("bool", "float16")  # XLA does not reduce them, nor gather float16
 
 
 def spec(*axes):
@@ -63,6 +64,8 @@ def numbers(shape, dtype, seed=1):
     """Whose sums and products are exact in every dtype."""
     dtype = jax.numpy.dtype(dtype)
     values = np.random.default_rng(seed).integers(1, 3, shape)
+    if dtype.kind == "b":
+        return values == 1
     return (values + 1j * values[::-1]).astype(dtype) if dtype.kind == "c" else values.astype(dtype)
 
 
@@ -73,18 +76,36 @@ def require_collectives(mesh, dtype):
     parts = array.reshape(size, 2 * size, 3)
     everywhere, by_rows = spec(), spec("i")
     around = [(source, (source + 1) % size) for source in range(size)]
-    total = parts.sum(0, dtype=array.dtype)
-    require_result(lambda x: lax.psum(x, "i"), array, total, mesh, everywhere)
-    require_result(lambda x: lax.psum_scatter(x, "i", tiled=True), array, total, mesh, by_rows)
+    if dtype not in MOVED:
+        total = parts.sum(0, dtype=array.dtype)
+        require_result(lambda x: lax.psum(x, "i"), array, total, mesh, everywhere)
+        require_result(lambda x: lax.psum_scatter(x, "i", tiled=True), array, total, mesh, by_rows)
     if dtype in REAL:
         require_result(lambda x: lax.pmax(x, "i"), array, parts.max(0), mesh, everywhere)
         require_result(lambda x: lax.pmin(x, "i"), array, parts.min(0), mesh, everywhere)
-    require_result(lambda x: lax.all_gather(x, "i", tiled=True), array, array, mesh, everywhere)
+    if dtype != "float16":
+        require_result(lambda x: lax.all_gather(x, "i", tiled=True), array, array, mesh, everywhere)
     require_result(
         lambda x: lax.ppermute(x, "i", around), array, np.roll(parts, 1, 0).reshape(array.shape), mesh, by_rows
     )
     exchanged = parts.reshape(size, size, 2, 3).transpose(1, 0, 2, 3).reshape(array.shape)
     require_result(lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True), array, exchanged, mesh, by_rows)
+
+
+def require_other_collectives(mesh):
+    """Those that XLA makes of the ones above, and groups of an axis."""
+    size = mesh.size
+    array = numbers((2 * size, 3), "float32")
+    parts = array.reshape(size, 2, 3)
+    numbered = (parts + np.arange(size, dtype="f")[:, None, None]).reshape(array.shape)
+    require_result(lambda x: lax.pmean(x * size, "i"), array, parts.sum(0), mesh, spec())
+    require_result(lambda x: x + lax.axis_index("i"), array, numbered, mesh, spec("i"))
+    backwards = [*reversed(range(size))]
+    require_result(lambda x: lax.pshuffle(x, "i", backwards), array, parts[::-1].reshape(array.shape), mesh, spec("i"))
+    if size == 4:
+        groups = [[0, 2], [1, 3]]
+        sums = np.concatenate([parts[0] + parts[2], parts[1] + parts[3]] * 2)
+        require_result(lambda x: lax.psum(x, "i", axis_index_groups=groups), array, sums, mesh, spec("i"))
 
 
 def require_resharding(mesh):
@@ -135,10 +156,13 @@ def require_own_operations_beside(mesh, rank, size):
     step = jax.jit(shard_map(lambda x: lax.psum(x, "i"), mesh, spec("i"), spec()))
     array = placed(numbers((size, 5000), "float32"), mesh, spec("i"))
     wanted = numbers((size, 5000), "float32").sum(0)
+    inside = jax.jit(lambda x: hvd.allreduce(x, hvd.Sum, name="inside"))
+    total = np.full(300, size * (size - 1) // 2, "f")
     for _ in range(50):
         result = step(array)
         own = ringtrain.allreduce(np.full(300, rank, "f"), name="own", op=ringtrain.Sum)
-        require_equal(own, np.full(300, size * (size - 1) // 2, "f"))
+        require_equal(own, total)
+        require_equal(np.asarray(inside(np.full(300, rank, "f"))), total)
         require_equal(np.asarray(result.addressable_data(0))[0], wanted)
 
 
@@ -151,6 +175,7 @@ def require_all(dtypes):
     mesh = mesh_of(jax.devices(), "i")
     for dtype in dtypes:
         require_collectives(mesh, dtype)
+    require_other_collectives(mesh)
     require_resharding(mesh)
     require_helpers(rank, size)
     require_other_meshes(size)
@@ -159,7 +184,7 @@ def require_all(dtypes):
 
 @pytest.mark.ranks(2, isolated=True, timeout=120)
 def test_every_collective_of_xla_is_exact_in_every_dtype():
-    require_all((*REAL, *COMPLEX))
+    require_all((*REAL, *COMPLEX, *MOVED))
 
 
 @pytest.mark.ranks(1, 3, 4, isolated=True, slow=[3, 4], timeout=120)
