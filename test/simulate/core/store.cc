@@ -586,8 +586,7 @@ class World {
     self.client = std::make_unique<StoreClient>(options, &nobody_interrupts);
     StoreClient& client = *self.client;
     for (const auto& one : processes_)
-      if (one->is_worker && one->is_lost && one->number != self.number && of_place(true, one->number) == one.get() &&
-          draw_.return_s == 0)
+      if (one->is_worker && one->is_announced && one->number != self.number && of_place(true, one->number) == one.get())
         client.lost(one->number, name_of(*one) + " has died before", one->term + 1);
     for (const auto& one : processes_)
       if (one->is_worker && one->is_over && one->has_joined && of_place(true, one->number) == one.get())
