@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -62,7 +63,13 @@ class Parser(argparse.ArgumentParser):
     """Raises UsageError where argparse would end the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        raise UsageError(message + self._likely_flag(message))
+
+    def _likely_flag(self, message: str) -> str:
+        """Returns "; did you mean --verbose?" if the message is about a flag that is almost one."""
+        flag = message.partition("unrecognized arguments: ")[2].partition(" ")[0].partition("=")[0]
+        near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
+        return f"; did you mean {near[0]}?" if flag.startswith("--") and near else ""
 
 
 def build_parser(table: Sequence[Option]) -> argparse.ArgumentParser:

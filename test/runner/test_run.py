@@ -111,6 +111,11 @@ def test_an_option_flag_sets_its_variable_and_keeps_the_text() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["--fusion-treshold-mb", "3", "-np", "2"],
+            r"arguments: --fusion-treshold-mb; did you mean --fusion-threshold-mb\?$",
+        ),
+        (["--something=else"], "unrecognized arguments: --something=else$"),
         (["-np", "0", "x"], 'whole number from 1, not "0"'),
         (["-np", "-1", "x"], "-np"),
         (["-np", "two", "x"], 'whole number from 1, not "two"'),
