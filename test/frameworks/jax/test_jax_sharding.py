@@ -193,7 +193,13 @@ def test_every_collective_of_xla_is_exact_on_any_number_of_ranks():
 
 
 @pytest.mark.ranks(
-    3, isolated=True, timeout=120, env={"RINGTRAIN_NETWORK": "sockets", "RINGTRAIN_SHARED_MEMORY": "off"}
+    2,
+    3,
+    4,
+    isolated=True,
+    slow=[2, 4],
+    timeout=120,
+    env={"RINGTRAIN_NETWORK": "sockets", "RINGTRAIN_SHARED_MEMORY": "off"},
 )
 def test_every_collective_of_xla_is_exact_over_sockets():
     require_all(("float32",))
