@@ -175,6 +175,16 @@ def test_every_extra_of_an_install_line_exists() -> None:
     assert len(named) > 5 and named <= extras
 
 
+def test_the_first_pages_install_what_scripts_in_the_checkout_find_too() -> None:
+    """There a script imports the sources beside it, whose core only an editable install builds."""
+    for page in ("README.md", "docs/index.md"):
+        lines = [
+            line for block in blocks_of(page, "sh") for line in re.findall(r"^pip install .*", block, re.MULTILINE)
+        ]
+        lines = [line for line in lines if "torch " not in line]
+        assert lines and all(line.startswith("pip install --editable ") for line in lines)
+
+
 def table_of_examples() -> list[tuple[str, str]]:
     text = (ROOT / "docs" / "examples.md").read_text()
     return re.findall(r"^\| `(.* (examples/\w+\.py).*)` \|", text, re.MULTILINE)
