@@ -77,9 +77,11 @@ def _of_site(markdown: str) -> str:
 
 
 def _of_example(path: Path) -> str:
-    """A page with the source of an example, which a search does not find before the pages about it."""
+    """A page with the picture and the source of an example, which a search does not find before the pages about it."""
     language = {".py": "python", ".yaml": "yaml"}.get(path.suffix, "docker")
-    return f"---\nsearch: {{boost: 0.2}}\n---\n\n# {path.name}\n\n`{path}`\n\n````{language}\n{path.read_text()}````\n"
+    picture = f"![What it prints](../pictures/{path.stem}.svg)\n\n" if path.suffix == ".py" else ""
+    code = f"````{language}\n{path.read_text()}````\n"
+    return f"---\nsearch: {{boost: 0.2}}\n---\n\n# {path.name}\n\n`{path}`\n\n{picture}{code}"
 
 
 def _page(module: str, about: str, written: set[str]) -> str:

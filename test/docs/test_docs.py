@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -160,6 +161,14 @@ def test_every_example_has_its_command_and_a_link_to_its_source() -> None:
     page = (ROOT / "docs" / "examples.md").read_text()
     for example in (ROOT / "examples").glob("*.py"):
         assert f" examples/{example.name}" in page and f"([source](../examples/{example.name}))" in page
+
+
+def test_every_example_has_a_picture_of_what_it_prints() -> None:
+    pictures = {path.stem: path.read_text() for path in (ROOT / "docs" / "pictures").glob("*.svg")}
+    assert pictures.keys() == {example.stem for example in (ROOT / "examples").glob("*.py")}
+    for name, picture in pictures.items():
+        assert ElementTree.fromstring(picture).tag.endswith("}svg"), name
+        assert picture.count("<text") > 1, name
 
 
 CODE = re.compile(r"`([^`\n]+)`")
