@@ -209,6 +209,7 @@ class Run:
                     self._await_begin()
                 self._strike_all()
                 self._await_end()
+                self._require_port()
                 self._judge()
             finally:
                 for one in self._all:
@@ -229,11 +230,15 @@ class Run:
         deadline = time.monotonic() + 90
         workers = [one for one in self._all if one.place[0] == "worker"]
         while not all(one.said("created") for one in workers):
-            if "another process listens" in self._all[0].process.output():
-                raise PortTaken
+            self._require_port()
             if time.monotonic() > deadline or any(one.process.popen.poll() is not None for one in self._all):
                 raise Failed(f"{self._trial}: it did not begin\n{self._ends()}")
             time.sleep(0.01)
+
+    def _require_port(self) -> None:
+        """Raises PortTaken if the first scheduler did not get its port."""
+        if "another process listens" in self._all[0].process.output():
+            raise PortTaken
 
     def _strike_all(self) -> None:
         """Returns what is due, in the order of time, until nothing is left to do."""
