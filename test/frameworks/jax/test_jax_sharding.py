@@ -321,6 +321,7 @@ for step in range(20):
     array = jax.jit(lambda one, all: one + all)(array, sums)
 if hvd.rank() == 0:
     print("the sums are", np.asarray(sums.addressable_data(0)), flush=True)
+jax.config.update("jax_transfer_guard", "disallow")
 """
 )
 
@@ -330,7 +331,7 @@ def test_a_rank_whose_script_has_ended_still_does_its_part_for_the_others(tmp_pa
     program.write_text(ENDING)
     done = ringrun("-np", "2", sys.executable, str(program))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the sums are" in done.stdout
+    assert "the sums are" in done.stdout and "Traceback" not in done.stderr
 
 
 HALVES = """
