@@ -22,7 +22,9 @@ std::vector<size_t> array_bytes(Part& part, const KeyChunk& chunk) {
   return bytes;
 }
 
-size_t counts_bytes(Part& part) { return (2 + 2 * part.layout().capacity()) * sizeof(uint64_t); }
+constexpr size_t kCounts = 2, kCountsOfWorker = 3;  // of a chunk
+
+size_t counts_bytes(Part& part) { return (kCounts + kCountsOfWorker * part.layout().capacity()) * sizeof(uint64_t); }
 
 size_t total_bytes(Part& part, size_t number) {
   size_t total = counts_bytes(part);
@@ -40,6 +42,7 @@ void copy_counts(Part& part, size_t number, char* place) {
     const bool is_pending = record.pending == i + 1 && worker.pushes > 0;
     counts.push_back(has_open ? record.closed.load() - worker.offset : worker.pushes - is_pending);
     counts.push_back(worker.offset);
+    counts.push_back(worker.term);
   }
   std::memcpy(place, counts.data(), counts_bytes(part));
 }
@@ -51,8 +54,11 @@ void put_counts(Part& part, size_t number, const char* from) {
   record.closed.store(counts[0]);
   record.updates = counts[1];
   for (size_t i = 0; i < part.layout().capacity(); ++i) {
-    part.worker(number, i).pushes = counts[2 + 2 * i];
-    part.worker(number, i).offset = counts[3 + 2 * i];
+    const uint64_t* const of_worker = &counts[kCounts + kCountsOfWorker * i];
+    WorkerRecord& worker = part.worker(number, i);
+    worker.pushes = of_worker[0];
+    worker.offset = of_worker[1];
+    worker.term = of_worker[2];
   }
 }
 
@@ -184,7 +190,8 @@ Bytes ServerStores::create(int worker, const Head& question, const Bytes& body) 
     return bytes_of(words_of_part(*known, store.actors[*known]->part(), worker));
   Actor& actor = add(question.store, spec, workers);
   for (const auto& [known, term] : first_terms_)
-    if (known < spec.capacity) actor.part().counted_term(static_cast<size_t>(known)).store(term);
+    for (size_t chunk = 0; known < spec.capacity && chunk < actor.part().chunk_count(); ++chunk)
+      actor.part().worker(chunk, static_cast<size_t>(known)).term = term;
   for (const int dead : gone_)
     if (dead < workers) actor.part().presence(static_cast<size_t>(dead)).store(Presence::gone);
   for (const auto& [joined, number] : store.joins) set_presence(actor, static_cast<int>(joined), Presence::joined);
@@ -247,9 +254,9 @@ void ServerStores::count_from_term(Actor& actor, int worker) {
   const auto number = static_cast<size_t>(worker);
   if (part.spec().is_synchronous || number >= part.layout().capacity()) return;
   const auto first = first_terms_.find(worker);
-  if (first == first_terms_.end() || part.counted_term(number).load() >= first->second) return;
-  visit_all(part, 0, part.chunk_count(), timeout_s_, [&](size_t chunk) { return actor.count_anew(chunk, number); });
-  part.counted_term(number).store(first->second);
+  if (first == first_terms_.end() || first->second == 0) return;
+  visit_all(part, 0, part.chunk_count(), timeout_s_,
+            [&](size_t chunk) { return actor.count_anew(chunk, number, first->second); });
 }
 
 PartWords ServerStores::words_of_part(uint32_t number, Part& part, int worker) const {

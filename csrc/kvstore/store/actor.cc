@@ -470,12 +470,14 @@ uint64_t Actor::position_for(size_t chunk, size_t worker) const {
   return fewest < std::numeric_limits<uint64_t>::max() ? fewest : most;
 }
 
-bool Actor::count_anew(size_t chunk, size_t worker) {
+bool Actor::count_anew(size_t chunk, size_t worker, uint32_t term) {
   const HeldChunk held(*part_, chunk, number_);
   if (!held) return false;
   WorkerRecord& record = part_->worker(chunk, worker);
+  if (record.term >= term) return true;
   ChunkChange change(*part_, chunk, number_, 0);
   record.offset += std::exchange(record.pushes, 0);
+  record.term = term;
   change.commit(0);
   return true;
 }

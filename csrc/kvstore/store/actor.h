@@ -127,8 +127,8 @@ class Actor {
   bool let_pass(size_t chunk, size_t worker);
   // Before a worker that was absent, gone or has joined is here again: nobody waits for what it has not pushed.
   bool let_in(size_t chunk, size_t worker);
-  // Counts the pushes of a worker from 0 again, for a process that takes its place. Its earlier pushes stay.
-  bool count_anew(size_t chunk, size_t worker);
+  // Counts the pushes of a worker from 0 again, if none of a process of this term are counted. Earlier pushes stay.
+  bool count_anew(size_t chunk, size_t worker, uint32_t term);
   // An array of the Part in its own dtype, to save or load: 0 the value, 1 the master, from 2 on the states.
   bool read_array(size_t chunk, size_t array, void* place);
   bool write_array(size_t chunk, size_t array, const void* values);

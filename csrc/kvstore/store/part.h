@@ -69,7 +69,6 @@ class Part {
   PartHeader& header() { return at<PartHeader>(0); }
   std::atomic<Presence>& presence(size_t worker) { return place_of(worker).presence; }
   uint32_t first_term(size_t worker) { return place_of(worker).first_term.load(std::memory_order_seq_cst); }
-  std::atomic<uint32_t>& counted_term(size_t worker) { return place_of(worker).counted_term; }
   // From now on, changes by processes of earlier terms are refused.
   void raise_first_term(size_t worker, uint32_t term);
   ChunkRecord& record(size_t chunk) { return at<ChunkRecord>(layout_.chunk_control_at(chunk)); }

@@ -25,8 +25,7 @@ enum class Presence : uint32_t {
 // one more than that of the process before it. An earlier one that was expelled and runs again changes nothing.
 struct WorkerPlace {
   std::atomic<Presence> presence;
-  std::atomic<uint32_t> first_term;    // the earliest term whose changes count
-  std::atomic<uint32_t> counted_term;  // of asynchronous stores: whose pushes WorkerRecord::pushes counts
+  std::atomic<uint32_t> first_term;  // the earliest term whose changes count
 };
 
 // The rule of the chunks whose `rule` is its number.
@@ -67,6 +66,7 @@ struct WorkerRecord {
 
   uint64_t pushes;                 // that were counted
   uint64_t offset;                 // its n-th push belongs to round n + offset
+  uint64_t term;                   // of asynchronous stores: of the process whose pushes are counted
   uint64_t passed;                 // others do not wait for its pushes of rounds up to this one
   uint32_t first_slot, last_slot;  // of what it has pushed for rounds that are open, in order
 };
