@@ -154,8 +154,33 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
     ),
 }
 
+_MEMBERSHIP = "kvstore/servers/membership.py"
+
+SCHEDULER = {
+    "a process that was refused a place is not understood": Patch(
+        _MEMBERSHIP,
+        "place = self._places.get(member)\n        if place is None:",
+        "place = self._places[member]\n        if not place:",
+    ),
+    "a worker that comes back holds a round alone that the others have not held yet": Patch(
+        _MEMBERSHIP, " and label not in self._open and label in self._ended:", " and label not in self._open:"
+    ),
+    "a round ends without one of its workers": Patch(
+        _MEMBERSHIP, "elif awaited <= said.keys():", "elif len(awaited - said.keys()) <= 1:"
+    ),
+    "a request is answered with the entry before": Patch(
+        _MEMBERSHIP, '["version"] < version]', '["version"] + 1 < version]'
+    ),
+    "a request waits for worker 0, which is gone": Patch(
+        _MEMBERSHIP,
+        'return answers if answers or not self._lost else self.lose(Place("worker", 0), self._lost)',
+        "return answers",
+    ),
+}
+
 PLANTED: Mapping[str, Mapping[str, Sequence[Patch]]] = {
     "negotiation": {bug: (patch,) for bug, patch in NEGOTIATION.items()},
     "sockets": SOCKETS,
     "store": {bug: (patch,) if isinstance(patch, Patch) else patch for bug, patch in STORE.items()},
+    "scheduler": {bug: (patch,) for bug, patch in SCHEDULER.items()},
 }

@@ -10,6 +10,7 @@ import importlib
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +25,9 @@ from harness.compiling import filled, folder_of, run_compiler
 from simulate.story import Story
 
 _OWN = Path(__file__).resolve().parent / "core"
+_TESTS = _OWN.parent.parent
 _PRODUCT = _OWN.parent.parent.parent / "csrc"
+_PACKAGE = _PRODUCT.parent / "ringtrain"
 # The seam is first: its base/clock.h takes the place of the product's.
 _FLAGS = ["-std=c++17", "-O2", "-Wall", "-U_FORTIFY_SOURCE"]
 
@@ -81,7 +84,7 @@ SEEDS_AT_A_TIME = 500
 
 
 class Patch(NamedTuple):
-    """A bug to plant: `old`, which the product's file has once, becomes `new`."""
+    """A bug to plant: `old`, which the file of csrc/ or of ringtrain/ has once, becomes `new`."""
 
     file: str
     old: str
@@ -187,32 +190,31 @@ class _Module(Program):
     """Runs in a process of its own, so that several can run at a time, and as main() of core/main.cc does."""
 
     def __init__(self, world: str, patches: Sequence[Patch]):
-        if patches:
-            raise ValueError(f"bugs are planted in worlds of C++, and {world} is one of Python")
         self._world = world
+        self._environment = _environment(_package_with(patches)) if patches else _environment()
 
     def trace(self, seed: int, without: Sequence[int]) -> None:
-        subprocess.run(
-            self._line(range(seed, seed + 1), "--trace", "--without", _list(without)), check=False, env=_environment()
-        )
+        line = self._line(range(seed, seed + 1), "--trace", "--without", _list(without))
+        subprocess.run(line, check=False, env=self._environment, cwd=_TESTS)
 
     def _line(self, seeds: range, *words: str) -> list[str]:
         return [sys.executable, "-m", "simulate.programs", self._world, str(seeds.start), str(seeds.stop), *words]
 
     def _lines(self, seeds: range, *words: str) -> Iterator[dict[str, Any]]:
-        return _lines_of(self._line(seeds, *words))
+        return _lines_of(self._line(seeds, *words), self._environment)
 
 
-def _lines_of(line: list[str]) -> Iterator[dict[str, Any]]:
-    done = subprocess.run(line, check=False, stdout=subprocess.PIPE, text=True, env=_environment())
+def _lines_of(line: list[str], environment: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
+    done = subprocess.run(line, check=False, stdout=subprocess.PIPE, text=True, env=environment, cwd=_TESTS)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout[-2000:]}")
     return map(json.loads, done.stdout.splitlines())
 
 
-def _environment() -> dict[str, str]:
-    """The order of sets is part of a story, and must be the same in each telling."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(_OWN.parent.parent), *sys.path]), "PYTHONHASHSEED": "0"}
+def _environment(*first: Path) -> dict[str, str]:
+    """The order of sets is part of a story, and must be the same in each telling. `first` is imported from first."""
+    path = os.pathsep.join([*map(str, first), str(_TESTS), *sys.path])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
 
 
 def _list(numbers: Sequence[int]) -> str:
@@ -275,12 +277,7 @@ def _patched(product: Path, patches: Sequence[Patch]) -> Mapping[str, Path]:
 
     A file with the same text has the same folder in all programs, so that ccache knows what includes it.
     """
-    texts: dict[str, str] = {}
-    for patch in patches:
-        text = texts.get(patch.file) or (product / patch.file).read_text()
-        if text.count(patch.old) != 1:
-            raise RuntimeError(f"{patch.file} does not have once: {patch.old}")
-        texts[patch.file] = text.replace(patch.old, patch.new)
+    texts = _texts_with(product, patches)
 
     def write(name: str, folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True)
@@ -290,6 +287,31 @@ def _patched(product: Path, patches: Sequence[Patch]) -> Mapping[str, Path]:
         name: filled(folder_of("patched", [name, text], []), functools.partial(write, name))
         for name, text in texts.items()
     }
+
+
+def _package_with(patches: Sequence[Patch]) -> Path:
+    """Returns a folder with ringtrain/ whose files are links, except those with patches."""
+    texts = _texts_with(_PACKAGE, patches)
+
+    def link(folder: Path) -> None:
+        package = folder / _PACKAGE.name
+        shutil.copytree(_PACKAGE, package, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
+        for name, text in texts.items():
+            (package / name).unlink()
+            (package / name).write_text(text)
+
+    words = [str(_PACKAGE), *map(str, texts.items())]
+    return filled(folder_of("patched-package", words, sorted(_PACKAGE.rglob("*.py"))), link)
+
+
+def _texts_with(product: Path, patches: Sequence[Patch]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for patch in patches:
+        text = texts.get(patch.file) or (product / patch.file).read_text()
+        if text.count(patch.old) != 1:
+            raise RuntimeError(f"{patch.file} does not have once: {patch.old}")
+        texts[patch.file] = text.replace(patch.old, patch.new)
+    return texts
 
 
 if __name__ == "__main__":
