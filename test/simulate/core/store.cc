@@ -928,8 +928,9 @@ class World {
       }
   }
 
-  // Checks what holds for each value, wherever it is seen.
-  std::vector<int> checked_digits(const StoreKey& key, int server, double value) {
+  // Checks what holds for each value, wherever it is seen. `is_current`: it cannot be in the memory of a lost server,
+  // which an expelled worker may still share.
+  std::vector<int> checked_digits(const StoreKey& key, int server, double value, bool is_current) {
     const std::vector<int> digits = digits_of(value, slots_[key.id].size());
     if (digits.empty() && !slots_[key.id].empty()) {
       story_.find("key " + key.name + " has a value that is no sum of pushes: " + std::to_string(value));
@@ -939,7 +940,7 @@ class World {
       const Push& push = pushes_[slots_[key.id][slot]];
       if (digits[slot] > 1)
         story_.find(name_of_push(key.id, slot) + " is counted " + std::to_string(digits[slot]) + " times");
-      if (digits[slot] == 0) continue;
+      if (digits[slot] == 0 || !is_current) continue;
       for (const auto& one : processes_) {
         if (one->is_worker || one->number != server || fibres_.is_killed(one->rank)) continue;
         const auto fenced = one->fenced.find(push.rank);
@@ -953,7 +954,7 @@ class World {
   void check(Process& self, const UnderWay& one, const StoreKey& key, const std::vector<double>& value) {
     const auto own = one.acknowledged.find(key.id);
     for_chunks(key, value, [&](int server, double of_chunk) {
-      const std::vector<int> digits = checked_digits(key, server, of_chunk);
+      const std::vector<int> digits = checked_digits(key, server, of_chunk, !self.is_lost);
       if (digits.empty()) return;
       for (size_t slot = 0; slot < digits.size(); ++slot) {
         const size_t number = slots_[key.id][slot];
@@ -1038,7 +1039,7 @@ class World {
   }
 
   void require_value(const StoreKey& key, Process& server, double value) {
-    const std::vector<int> digits = checked_digits(key, server.number, value);
+    const std::vector<int> digits = checked_digits(key, server.number, value, true);
     for (size_t slot = 0; slot < digits.size(); ++slot) {
       const Push& push = pushes_[slots_[key.id][slot]];
       const bool is_acknowledged = push.acknowledged_at < kNever;
