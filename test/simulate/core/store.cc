@@ -850,7 +850,7 @@ class World {
         self.server->stores().restore(snapshot->parts[i].store, snapshot->parts[i].description);
         self.server->stores().put(i, 0, snapshot->parts[i].chunks);
       }
-      restored_[self.number] = std::max(restored_[self.number], 1);
+      restored_[self.number] = fibres_.now();
     }
     for (int worker = 0; worker < draw_.workers; ++worker) {
       Process& one = *of_place(true, worker);
@@ -894,7 +894,8 @@ class World {
     const auto& heard = process(push.rank).heard_back;
     const auto back = heard.find(server);
     // It was in the server before, or on its way to it.
-    return back == heard.end() || push.begun_at <= back->second || draw_.is_synchronous;
+    const bool has_heard = back != heard.end() && back->second >= restored->second;
+    return !has_heard || push.begun_at <= back->second || draw_.is_synchronous;
   }
 
   // In rounds, a worker in the place of one that died takes the numbers of those pushes that this one did not bring to
@@ -1066,7 +1067,7 @@ class World {
   std::vector<Push> pushes_;
   std::vector<std::vector<size_t>> slots_;  // by key: its pushes, in the order of their powers of four
   std::vector<std::optional<Snapshot>> snapshots_;
-  std::map<int, int> restored_;  // servers that came back from a snapshot
+  std::map<int, double> restored_;  // servers that came back from a snapshot: when the last one did
   std::map<std::pair<int, uint32_t>, int64_t> versions_;
   std::set<std::string> disturbed_;  // names of processes
   bool has_keys_ = false, is_scheduler_dead_ = false;
