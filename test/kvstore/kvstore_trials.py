@@ -354,6 +354,8 @@ class Run:
         roles = ("worker", "server") if strike.victim[0] == "scheduler" else ("worker",)
         if self._trial.early or not self._concerns_workers(strike):
             return  # while they start, others may not know of the victim
+        if strike.stop_s is not None and any(one.victim == SCHEDULER != strike.victim for one in self._trial.strikes):
+            return  # a scheduler that was stopped at the same time counts less silence
         for one in self._all:
             if one.place == strike.victim or one.place[0] not in roles or one.killed_s is not None:
                 continue
