@@ -315,7 +315,10 @@ void ServerStores::set_presence(int worker, Presence presence) {
   else
     gone_.erase(worker);
   for (auto& [number, store] : stores_) {
-    store.joins.erase(static_cast<uint32_t>(worker));
+    const auto joined = store.joins.find(static_cast<uint32_t>(worker));
+    // The news that it has come back may arrive after its join.
+    if (presence == Presence::here && joined != store.joins.end()) continue;
+    if (joined != store.joins.end()) store.joins.erase(joined);
     for (const auto& actor : store.actors) set_presence(*actor, worker, presence);
   }
 }
