@@ -138,9 +138,6 @@ STORE: dict[str, Patch | tuple[Patch, ...]] = {
     "a server that comes back takes a worker that has joined for one that pushes": Patch(
         _REMOTE_SERVER, "if (join != joins_.end()) ask", "if (false) ask"
     ),
-    "an optimizer that was lost with a server is said to be missing in the script": Patch(
-        _ACTOR, 'if (part_->header().is_recovery.load()) throw lacking("optimizer", true);', ""
-    ),
     "pushes of an expelled worker count": Patch(
         _ACTOR, "if (is_server() || part_->first_term(number_) <= term_) return;", "return;"
     ),
