@@ -17,7 +17,7 @@ from store_workers import CAPACITY, require_success, running, store, view, wait_
 
 from ringtrain import _core
 from ringtrain.errors import PeerLostError, ShutDownError
-from ringtrain.kvstore.servers.membership import Drop, Limits, Membership, Over, Tell
+from ringtrain.kvstore.servers.membership import END, Drop, Limits, Membership, Over, Tell
 from ringtrain.kvstore.servers.scheduler_client import Standing
 
 HEARTBEAT_S, TIMEOUT_S = 0.5, 3.0
@@ -336,12 +336,16 @@ def test_a_silent_process_is_expelled_after_the_timeout_and_the_others_hear_of_i
     assert told(output, "lost") == [0, 2] and told(output, "fenced") == [2]
 
 
-@pytest.mark.parametrize("ends", ["done", "lost"])
+@pytest.mark.parametrize("ends", ["waits for the others", "done", "lost"])
 def test_a_worker_that_waits_for_a_key_hears_that_worker_0_has_ended(ends):
     membership = began()
     find = {"kind": "find", "store": 0, "versions": {"key/w": 1}, "patience_s": 600.0}
     assert membership.hear(1, {**find, "id": 5}, 1.0) == []
-    output = membership.done(0, 2.0) if ends == "done" else membership.lose(0, "its process has ended", 2.0)
+    if ends == "waits for the others":
+        say = {"kind": "say", "label": END, "value": None, "patience_s": 600.0, "joins_only": False}
+        output = membership.hear(0, {**say, "id": 2}, 2.0)
+    else:
+        output = membership.done(0, 2.0) if ends == "done" else membership.lose(0, "its process has ended", 2.0)
     (failure,) = [one.message for one in output if isinstance(one, Tell) and one.message["kind"] == "error"]
     assert failure["error"] == "PeerLostError" and failure["id"] == 5
     assert failure["text"].startswith("worker 0 (h, pid 100) has ")

@@ -429,8 +429,7 @@ class Membership:
         text = _how_it_is_gone(place, process)
         left = {"kind": "left", "role": place.role, "number": place.number, "text": text, "term": process.term}
         output += [Tell(one.member, left) for one in self._here()]
-        if place == Place(WORKER, 0) and not self._state.is_elastic and not self._limits.keeps:
-            output += [Tell(*one) for one in self._directory.lose(place, text)]
+        output += self._end_keys(place, text)
         return output + self._close_rounds() + self._end_if_done(now_s)
 
     def tick(self, now_s: float) -> list[Output]:
@@ -500,7 +499,15 @@ class Membership:
     def _say(self, place: Place, message: Message, now_s: float) -> list[Output]:
         member = self._processes[place].member
         answers = [Tell(*one) for one in self._rounds.say(message, place.number, member, now_s)]
+        if message["label"] == END:
+            answers += self._end_keys(place, f"{in_words(place, self._processes[place])} has ended")
         return answers + self._close_rounds()
+
+    def _end_keys(self, place: Place, text: str) -> list[Output]:
+        """Fails requests for keys if this worker was the one that publishes them, and no other can come."""
+        if place != Place(WORKER, 0) or self._state.is_elastic or self._limits.keeps:
+            return []
+        return [Tell(*one) for one in self._directory.lose(place, text)]
 
     def _close_rounds(self) -> list[Output]:
         """Ends rounds that are complete, or that a lost worker will never join."""
