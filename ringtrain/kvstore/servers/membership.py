@@ -498,7 +498,7 @@ class Membership:
 
     def _say(self, place: Place, message: Message, now_s: float) -> list[Output]:
         member = self._processes[place].member
-        answers = [Tell(*one) for one in self._rounds.say(message, place.number, member, now_s)]
+        answers: list[Output] = [Tell(*one) for one in self._rounds.say(message, place.number, member, now_s)]
         if message["label"] == END:
             answers += self._end_keys(place, f"{in_words(place, self._processes[place])} has ended")
         return answers + self._close_rounds()
