@@ -194,7 +194,7 @@ Bytes ServerStores::create(int worker, const Head& question, const Bytes& body) 
       actor.part().worker(chunk, static_cast<size_t>(known)).term = term;
   for (const int dead : gone_)
     if (dead < workers) actor.part().presence(static_cast<size_t>(dead)).store(Presence::gone);
-  for (const auto& [joined, number] : store.joins) set_presence(actor, static_cast<int>(joined), Presence::joined);
+  for (const auto& [joined, number] : store.joins) set_joined(actor, joined, number);
   if (store.rule) put_rule(actor, *store.rule, false);
   return bytes_of(words_of_part(static_cast<uint32_t>(store.actors.size() - 1), actor.part(), worker));
 }
@@ -295,7 +295,7 @@ void ServerStores::join(Store& store, const JoinWords& join) {
   const auto ended = store.ended_joins.find(join.worker);
   if (ended != store.ended_joins.end() && ended->second == join.number) return;
   store.joins[join.worker] = join.number;
-  for (const auto& actor : store.actors) set_presence(*actor, static_cast<int>(join.worker), Presence::joined);
+  for (const auto& actor : store.actors) set_joined(*actor, join.worker, join.number);
 }
 
 void ServerStores::resume(Store& store, const EndedJoins& ended) {
@@ -367,6 +367,12 @@ void ServerStores::set_presence(Actor& actor, int worker, Presence presence) {
   part.ring();
 }
 
+void ServerStores::set_joined(Actor& actor, uint32_t worker, int64_t number) {
+  if (worker >= actor.part().layout().capacity()) return;
+  actor.part().join(worker).store(number);
+  set_presence(actor, static_cast<int>(worker), Presence::joined);
+}
+
 // ------------------------------------------------------------------------------------------------------------- copies
 
 Actor& ServerStores::actor_of(size_t part) {
@@ -424,6 +430,8 @@ void ServerStores::adopt(const std::vector<Found>& all) {
     keep(number, part);
     ++store.kept;
     part->header().has_parked.store(0);  // those that waited at the server before are to ask again
+    for (size_t i = 0; i < part->layout().capacity(); ++i)
+      if (part->presence(i).load() == Presence::joined) store.joins[static_cast<uint32_t>(i)] = part->join(i).load();
     if (const std::optional<RuleWords> rule = rule_words(*part)) store.rule = rule;
   }
 }

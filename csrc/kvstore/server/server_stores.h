@@ -102,6 +102,7 @@ class ServerStores {
   void put_rule(Actor& actor, const RuleWords& rule, bool keeps_states);
   void count_from_term(Actor& actor, int worker) REQUIRES(mutex_);
   void set_presence(Actor& actor, int worker, Presence presence);
+  void set_joined(Actor& actor, uint32_t worker, int64_t number);
   void join(Store& store, const JoinWords& join);
   // A worker that has left the round of joins has heard whose joins were in it.
   void resume(Store& store, const EndedJoins& ended);

@@ -68,6 +68,7 @@ class Part {
 
   PartHeader& header() { return at<PartHeader>(0); }
   std::atomic<Presence>& presence(size_t worker) { return place_of(worker).presence; }
+  std::atomic<int64_t>& join(size_t worker) { return place_of(worker).join; }
   uint32_t first_term(size_t worker) { return place_of(worker).first_term.load(std::memory_order_seq_cst); }
   // From now on, changes by processes of earlier terms are refused.
   void raise_first_term(size_t worker, uint32_t term);

@@ -26,6 +26,7 @@ enum class Presence : uint32_t {
 struct WorkerPlace {
   std::atomic<Presence> presence;
   std::atomic<uint32_t> first_term;  // the earliest term whose changes count
+  std::atomic<int64_t> join;         // the number of its join, where it has joined
 };
 
 // The rule of the chunks whose `rule` is its number.
