@@ -220,6 +220,7 @@ def test_a_key_that_worker_0_does_not_have_is_told(tmp_path):
 kv = kvstore.create("dist_sync")
 try:
     if kv.rank == 1: kv.init("b", np.zeros(3, np.float32))
+    else: time.sleep(3)
 except hvd.StalledError as error:
     print(error)
 """

@@ -187,26 +187,37 @@ void RemoteServer::take_part(const PartWords& part, uint32_t store) {
   auto& shifts = shifts_[{store, part.number}];
   shifts.resize(part.pushes.size());
   for (size_t piece = 0; piece < part.spec.pieces.size(); ++piece) untold_.erase({store, part.number, piece});
-  std::vector<int64_t> next(part.pushes.size(), std::numeric_limits<int64_t>::max());
-  const auto note = [&](const RemoteFlight& flight, uint32_t chunk) {
-    const RemoteOperation& operation = flight.operation;
-    const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
-    if (!pushes || operation.store != store || operation.part != part.number || chunk >= next.size()) return;
-    next[chunk] = std::min(next[chunk], operation.number);
+  struct Next {
+    int64_t number = std::numeric_limits<int64_t>::max(), shift = 0;
   };
-  for (const auto& [id, request] : requests_) note(*request.flight, request.leg.chunk);
+  std::vector<Next> next(part.pushes.size());
+  const auto is_of_part = [&](const RemoteOperation& operation, uint32_t chunk) {
+    return operation.store == store && operation.part == part.number && chunk < next.size();
+  };
+  const auto note = [&](const RemoteOperation& operation, uint32_t chunk, int64_t shift) {
+    const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
+    if (pushes && is_of_part(operation, chunk) && operation.number < next[chunk].number)
+      next[chunk] = {operation.number, shift};
+  };
+  for (const auto& [id, request] : requests_) note(request.flight->operation, request.leg.chunk, request.shift);
   for (const auto& [place, flight] : waiting_)
-    for (size_t i = flight->sent; i < flight->legs(); ++i) note(*flight, flight->leg(i).chunk);
+    for (size_t i = flight->sent; i < flight->legs(); ++i) {
+      const uint32_t chunk = flight->leg(i).chunk;
+      note(flight->operation, chunk, chunk < shifts.size() ? shifts[chunk] : 0);
+    }
   const Layout layout(part.spec);
   for (size_t chunk = 0; chunk < std::min(next.size(), layout.chunks().size()); ++chunk) {
     const auto line = lines_.find({store, part.number, layout.chunks()[chunk].piece});
-    if (line != lines_.end()) next[chunk] = std::min(next[chunk], line->second.last_number + 1);
-    if (next[chunk] == std::numeric_limits<int64_t>::max()) {
+    if (line != lines_.end() && line->second.last_number + 1 < next[chunk].number)
+      next[chunk] = {line->second.last_number + 1, shifts[chunk]};
+    if (next[chunk].number == std::numeric_limits<int64_t>::max()) {
       untold_[{store, part.number, layout.chunks()[chunk].piece}].push_back(part.pushes[chunk]);
       continue;
     }
-    shifts[chunk] = std::min(shifts[chunk], static_cast<int64_t>(part.pushes[chunk]) + 1 - next[chunk]);
+    shifts[chunk] = std::min(next[chunk].shift, static_cast<int64_t>(part.pushes[chunk]) + 1 - next[chunk].number);
   }
+  for (auto& [id, request] : requests_)
+    if (is_of_part(request.flight->operation, request.leg.chunk)) request.shift = shifts[request.leg.chunk];
 }
 
 // This worker shared memory with the server before, and counts its pushes on from there.
@@ -306,10 +317,13 @@ void RemoteServer::send_leg(const RemoteFlightPtr& flight) {
   request.flight = flight;
   request.leg = flight->leg(flight->sent++);
   request.order = ++orders_;
+  const RemoteOperation& operation = flight->operation;
+  const auto shifts = shifts_.find({operation.store, operation.part});
+  if (shifts != shifts_.end() && request.leg.chunk < shifts->second.size())
+    request.shift = shifts->second[request.leg.chunk];
   ++unanswered_;
   transmit(id, request, false);
   if (!flight->is_all_sent()) return;
-  const RemoteOperation& operation = flight->operation;
   --lines_[{operation.store, operation.part, operation.piece}].waiting;
   waiting_.erase({flight->place_in_line, flight->order});
 }
@@ -319,10 +333,7 @@ Head RemoteServer::head_of(const Request& request) const {
   Head head = request.flight->head(request.leg);
   // A push that the server has is not sent again: only its answer is missing.
   if (request.is_held && operation.said == Said::push_pull) head.said = Said::pull;
-  const bool counts_pushes = operation.said <= Said::push_pull;
-  const auto shifts = shifts_.find({operation.store, operation.part});
-  if (counts_pushes && shifts != shifts_.end() && request.leg.chunk < shifts->second.size())
-    head.number = std::max<int64_t>(0, head.number + shifts->second[request.leg.chunk]);
+  if (operation.said <= Said::push_pull) head.number = std::max<int64_t>(0, head.number + request.shift);
   return head;
 }
 
@@ -434,10 +445,13 @@ void RemoteServer::count_again(uint32_t id, int64_t counted) {
   auto& shifts = shifts_[{operation.store, operation.part}];
   if (shifts.size() < operation.layout->chunks().size()) shifts.resize(operation.layout->chunks().size());
   const int64_t next = operation.said == Said::pull ? counted : counted + 1;
-  const int64_t before = std::exchange(shifts[early.leg.chunk], next - operation.number);
-  if (before == shifts[early.leg.chunk]) return;
+  const int64_t shift = shifts[early.leg.chunk] = next - operation.number;
+  if (shift == early.shift) return;
   std::sort(from_here.begin(), from_here.end());
-  for (const auto& [order, number] : from_here) transmit(number, requests_.at(number), true);
+  for (const auto& [order, number] : from_here) {
+    requests_.at(number).shift = shift;
+    transmit(number, requests_.at(number), true);
+  }
 }
 
 void RemoteServer::finish(const RemoteFlightPtr& flight) {

@@ -224,6 +224,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
     uint64_t transmission = 0;  // in which it was sent last
     double sent_at;
     int times = 1;
+    int64_t shift = 0;      // what its number is more at the server
     bool is_held = false;   // the server has it, and its answer comes later
     bool is_early = false;  // the server needs the requests before it first
     size_t window_bytes = 0;
@@ -298,7 +299,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
 
   std::map<std::pair<int64_t, uint64_t>, RemoteFlightPtr> waiting_;  // by place and order
   std::map<PieceName, Line> lines_;
-  std::map<PartName, std::vector<int64_t>> shifts_;  // by chunk: what the numbers of pushes are more at the server
+  std::map<PartName, std::vector<int64_t>> shifts_;  // by chunk: Request::shift of the next request
   // Of pieces of which nothing has gone this way before: what another server in the place of the first one has of them.
   std::map<PieceName, std::vector<uint64_t>> untold_;
   std::unordered_map<uint32_t, Request> requests_;
