@@ -31,6 +31,10 @@ from ringtrain.job.host import addresses_of, usual_address
 from ringtrain.objects import broadcast_object
 from ringtrain.process_sets import ProcessSet
 
+# So much later than another one a rank may come to the end of the same script. XLA does not say whether programs still
+# run whose results nobody has kept.
+_USUAL_DELAY_S = 5.0
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
@@ -102,17 +106,22 @@ def _require_possible() -> None:
 def _wait_for_programs() -> None:
     """Waits for all ranks at the end, unless one of them has failed.
 
-    A script comes to its end while programs of XLA still run, and the other ranks may need what these send. When the
-    programs of this rank are over, operations of the others that need this rank fail.
+    A script comes to its end while programs of XLA still run, and the other ranks may need what these send. If not all
+    ranks come soon, and the programs of this rank are over, operations of the others that need this rank fail.
     """
     if failure.last_words() or sys.exc_info()[0] is not None:
         return
-    if _core.has_meshes_of_xla():
-        _await_own_programs()
-    operation = _core.Operation(_core.OpKind.BARRIER, "<end>")
     with contextlib.suppress(RingtrainError):
-        handle = _core.submit(operation, [], [], is_awaited=True, site=failure.call_site())
-        Handle(handle, (), _core.Handle.number).wait()
+        all_end = _submit_barrier("<end of the script>")
+        if _core.has_meshes_of_xla() and not _core.wait(all_end, _USUAL_DELAY_S):
+            _await_own_programs()
+            _submit_barrier("<end>")  # the others need not join it: all wait for the first one
+        Handle(all_end, (), _core.Handle.number).wait()
+
+
+def _submit_barrier(name: str) -> _core.Handle:
+    operation = _core.Operation(_core.OpKind.BARRIER, name)
+    return _core.submit(operation, [], [], is_awaited=True, site=failure.call_site())
 
 
 def _await_own_programs() -> None:
