@@ -22,7 +22,7 @@ from ringtrain.mxnet.engine import averaging, push, raise_failure, takes
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.timeline import recording
 from ringtrain.training.optimizer import split_evenly
-from ringtrain.training.replicas import check_replicas
+from ringtrain.training.replicas import Start, StartCheck, check_replicas, some_elements
 
 
 class Gradient(NamedTuple):
@@ -329,7 +329,8 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
         self._process_set = process_set
         self._given_prefix = prefix
         self._prefix = prefix or ""
-        self._generation: _Generation | None = None  # in which it has its number
+        self._generation: _Generation | None = None  # in which it was used last
+        self._start_check = StartCheck(process_set, lambda name: f"{self._prefix}{name}")
         self._check_every = check_every
         self._nan_check = nan_check
         self._steps = 0
@@ -350,22 +351,34 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
 
     def _allreduce_grads(self) -> None:
         raise_failure()
-        prefix = self._names_begin_with()
-        gradients = [
-            Gradient(f"{prefix}{number}", parameter.list_grad()[0], -number)
-            for number, parameter in enumerate(self._params)
-            if parameter.grad_req != "null"
-        ]
-        self._averaging.average(gradients)
+        trained = [(number, one) for number, one in enumerate(self._params) if one.grad_req != "null"]
+        if self._generation is not _generation:
+            self._begin([parameter for _, parameter in trained])
+        self._averaging.average(
+            [Gradient(f"{self._prefix}{number}", one.list_grad()[0], -number) for number, one in trained]
+        )
         if self._nan_check:
             self._require_finite()
 
-    def _names_begin_with(self) -> str:
-        if self._given_prefix is None and self._generation is not _generation:
-            self._generation = _generation
+    def _begin(self, trained: Sequence[Any]) -> None:
+        """At the first step of a generation, before the first gradient is an average."""
+        self._generation = _generation
+        if self._given_prefix is None:
             self._prefix = f"trainer {_generation.trainers}: gradient "
             _generation.trainers += 1
-        return self._prefix
+        if not self._process_set.included() or self._process_set.size() == 1:
+            return
+        of_gradients = _beginnings([parameter.list_grad()[0] for parameter in trained])
+        self._start_check.compare(
+            Start(
+                names=[str(number) for number, one in enumerate(self._params) if one.grad_req != "null"],
+                parameters=_beginnings([one.data() for one in trained if one._stype == "default"]),
+                gradients=of_gradients if any(of_gradients) else b"",
+                default_lr=_default_lr_of(self._optimizer),
+                broadcast_of="net.collect_params()",
+                part_of_data="DataLoader(dataset.shard(hvd.size(), hvd.rank()), batch_size)",
+            )
+        )
 
     def _require_finite(self) -> None:
         for parameter in self._params:
@@ -377,3 +390,18 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
                     f'the average of the gradients of "{parameter.name}" is NaN or infinite, as one of them is on some '
                     "rank; no parameter was updated"
                 )
+
+
+def _beginnings(arrays: Sequence[Any]) -> bytes:
+    """`some_elements` of the dense ones. Cuts them first: an array of MXNet comes to the host as a whole."""
+    return some_elements([one.reshape(-1)[:64] for one in arrays if one.stype == "default"])
+
+
+def _default_lr_of(optimizer: Any) -> tuple[float, str] | None:
+    """Its learning rate and whose this is, if another one of its class that is made without arguments has the same."""
+    kind = type(optimizer)
+    try:
+        default = kind().learning_rate
+    except TypeError:  # it needs arguments
+        return None
+    return (default, f"the default of {kind.__name__}") if optimizer.learning_rate == default else None

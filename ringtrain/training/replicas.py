@@ -284,7 +284,7 @@ def _findings(of_ranks: Any, start: Start, ranks: str) -> Iterator[tuple[int, st
         yield (
             logging.INFO,
             f"the learning rate, {learning_rate:g}, is {whose}, for the batch of one rank, and {len(names)} ranks have "
-            f"a batch that is {len(names)} times as large: lr={learning_rate:g} * hvd.size() is usual, with a warm-up",
+            f"a batch that is {len(names)} times as large: {learning_rate:g} * hvd.size() is usual, with a warm-up",
         )
 
 

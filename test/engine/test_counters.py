@@ -1,7 +1,6 @@
 """hvd.metrics(), and the same for Prometheus."""
 
 import contextlib
-import logging
 import re
 import socket
 import time
@@ -10,6 +9,7 @@ import urllib.request
 import numpy as np
 import pytest
 from harness.exact import require_equal
+from harness.logged import messages
 
 import ringtrain as hvd
 from ringtrain.job import launched_by
@@ -108,13 +108,9 @@ def test_only_this_host_reads_them_unless_asked_for(options, reachable):
 @pytest.mark.ranks(1, 2, initialised=False)
 def test_a_rank_whose_metrics_cannot_be_served_says_so_and_goes_on(tmp_path):
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("ringtrain").addHandler(handler)
     launch = launched_by.detect()
     rank = 0 if launch is None else launch.rank
-    try:
+    with messages() as said:
         hvd.init(metrics_port=29521, metrics_address="192.0.2.1")
         told = rf"rank {rank} .* port {29521 + rank} of 192\.0\.2\.1 on .*: Cannot assign.* metrics_address\."
         assert len(said) == 1 and re.search(rf"{told} .*goes on without", said.pop())
@@ -126,5 +122,3 @@ def test_a_rank_whose_metrics_cannot_be_served_says_so_and_goes_on(tmp_path):
         assert len(said) == (rank == 0) and all("port 29491 of 127.0.0.1" in one for one in said)
         hvd.barrier()
         hvd.shutdown()
-    finally:
-        logging.getLogger("ringtrain").removeHandler(handler)

@@ -1,9 +1,11 @@
 """Trainings with MXNet: n ranks do what one does with the whole batch, and all have the same bits."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
+from harness.logged import messages
 
 mx = pytest.importorskip("mxnet", reason="MXNet is not installed in this environment: see `make test-mxnet`")
 
@@ -280,6 +282,24 @@ def test_checks_of_a_trainer_tell_what_is_wrong():
     hvd.barrier()
     with pytest.raises(hvd.ReplicaError, match="is not the same on all ranks"):
         train(net, hvd.DistributedTrainer(net.collect_params(), "sgd", SGD, check_every=1), 1)
+
+
+WRONG = {
+    "parameters": r"begin with different parameters.*call hvd.broadcast_parameters\(net.collect_params\(\),",
+    "data": r"have the same gradients in the first step.*for example with DataLoader\(dataset.shard\(",
+    "learning rate": r"0.01, is the default of SGD.*0.01 \* hvd.size\(\) is usual",
+}
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("wrong", [*WRONG, None])
+def test_the_first_step_says_once_what_is_wrong_and_how_to_mend_it(wrong):
+    net = new_net(seed=hvd.rank() if wrong == "parameters" else 1)
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", None if wrong == "learning rate" else SGD)
+    with messages() as said:
+        train(net, trainer, 3, slice(None) if wrong == "data" else own_share())
+    assert len(said) == (wrong in WRONG and hvd.rank() == 0), said
+    assert all(re.search(WRONG[wrong], one) for one in said)
 
 
 @pytest.mark.ranks(2)
