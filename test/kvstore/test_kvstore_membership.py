@@ -393,19 +393,30 @@ def test_each_process_in_a_place_has_a_term_of_its_own():
         assert backs == [term, term]
 
 
-def test_a_worker_that_comes_back_holds_a_round_alone_only_if_one_of_its_label_has_ended():
-    def say(member: int, joins_only: bool = False) -> list[int]:
-        message = {"kind": "say", "id": 9, "label": "barrier", "value": 0, "patience_s": 0, "joins_only": joins_only}
-        return told(membership.hear(member, message, 3.0), "answer")
+def answered(membership: Membership, member: int, joins_only: bool = False) -> list[int]:
+    """Brings this member to a barrier. Returns the members that are answered then."""
+    message = {"kind": "say", "id": 9, "label": "barrier", "value": 0, "patience_s": 0, "joins_only": joins_only}
+    return sorted(told(membership.hear(member, message, 3.0), "answer"))
 
+
+def test_a_worker_that_comes_back_holds_a_round_alone_only_if_one_of_its_label_has_ended():
     membership = began(LIMITS._replace(rejoin_s=50.0))
     membership.lose(1, "its process has ended", 1.0)
     come(membership, 3, "worker", 1, 2.0, attempt=1)
-    assert say(3, joins_only=True) == []
-    assert sorted(say(0)) == [0, 3]
+    assert answered(membership, 3, joins_only=True) == []
+    assert answered(membership, 0) == [0, 3]
     membership.lose(3, "its process has ended", 3.0)
     come(membership, 4, "worker", 1, 3.0, attempt=2)
-    assert say(4, joins_only=True) == [4]
+    assert answered(membership, 4, joins_only=True) == [4]
+
+
+def test_a_worker_that_comes_back_waits_in_a_round_that_only_the_dead_one_has_held():
+    membership = began()
+    assert answered(membership, 1) == []
+    assert told(membership.lose(1, "its process has ended", 3.0), "lost") == [0, 2]
+    come(membership, 3, "worker", 1, 3.0, attempt=1)
+    assert answered(membership, 3, joins_only=True) == []
+    assert answered(membership, 0) == [0, 3]
 
 
 def test_a_process_that_comes_is_told_which_workers_are_gone():

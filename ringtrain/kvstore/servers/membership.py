@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -58,20 +58,34 @@ class _Round:
 
 
 class Rounds:
-    """Rounds of workers: each says something, and all hear what all have said. A label has one open round at a time."""
+    """Rounds of workers: each says something, and all hear what all have said. A label has one open round at a time.
+
+    States of a worker in the rounds of a label, what ends each, and by when:
+
+        ahead    waiting: the worker says something, which opens a round if none is open.
+        waiting  held: all workers that live have said something, or one that has not is announced as lost or has ended,
+                 or patience_s is over.
+                 ahead: the process has died, and it is announced. A round that only dead workers have waited in leaves
+                 no trace.
+        held     waiting: as from ahead, in the next round.
+
+    A process that has replaced a lost one knows nothing of the rounds of its predecessor, so its first message for a
+    label only joins: it waits in an open round, and otherwise as long as another worker is ahead, which will come. If
+    all others have held a round, this one was missed, and the process holds it alone, at once. Others that have
+    replaced a lost worker are in the same position, so none waits for them.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, _Round] = {}
-        self._ended: set[str] = set()  # labels of which a round has ended, well or not
+        self._held: dict[str, set[int]] = {}  # by label: the workers that have held a round, well or not
 
-    def say(self, message: Message, number: int, member: int, now_s: float) -> list[tuple[int, Message]]:
-        """Adds to the round of a label.
-
-        A worker that only joins open rounds may have missed a round. It is answered at once if none is open and one has
-        ended.
-        """
+    def say(
+        self, message: Message, number: int, member: int, now_s: float, originals: Collection[int]
+    ) -> list[tuple[int, Message]]:
+        """Adds to the round of a label. `originals`: the living workers that have not replaced a lost one."""
         label = str(message["label"])
-        if message["joins_only"] and label not in self._open and label in self._ended:
+        has_been_held = label in self._held and self._held[label].issuperset(originals)
+        if message["joins_only"] and label not in self._open and has_been_held:
             return [(member, {"kind": "answer", "id": message["id"], "value": {str(number): message["value"]}})]
         patience_s = float(message["patience_s"]) or float("inf")
         said = _Said(message["value"], member, message["id"], now_s, now_s + patience_s)
@@ -104,7 +118,7 @@ class Rounds:
             else:
                 continue
             del self._open[label]
-            self._ended.add(label)
+            self._note_held(label, said)
         return answers
 
     def overdue(self, now_s: float, workers: Mapping[int, Any]) -> list[tuple[int, Message]]:
@@ -116,9 +130,13 @@ class Rounds:
                     text = f"{label}: {missing.replace('rank', 'worker')} did not come in {now_s - one.began_s:.1f} s"
                     failures.append((one.member, _failure_of_round(one.id, "StalledError", text)))
                     del of_label.said[number]
-                    self._ended.add(label)
+                    self._note_held(label, (number,))
         self._open = {label: one for label, one in self._open.items() if one.said}
         return failures
+
+    def _note_held(self, label: str, workers: Collection[int]) -> None:
+        if workers:
+            self._held.setdefault(label, set()).update(workers)
 
 
 def _why(label: str, missed: Mapping[int, Failure]) -> str:
@@ -498,7 +516,10 @@ class Membership:
 
     def _say(self, place: Place, message: Message, now_s: float) -> list[Output]:
         member = self._processes[place].member
-        answers: list[Output] = [Tell(*one) for one in self._rounds.say(message, place.number, member, now_s)]
+        originals = [other.number for other, one in self._of(WORKER) if one.is_here() and not one.is_recovery]
+        answers: list[Output] = [
+            Tell(*one) for one in self._rounds.say(message, place.number, member, now_s, originals)
+        ]
         if message["label"] == END:
             answers += self._end_keys(place, f"{in_words(place, self._processes[place])} has ended")
         return answers + self._close_rounds()

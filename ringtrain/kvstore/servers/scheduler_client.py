@@ -184,7 +184,7 @@ class SchedulerClient:
 
         Args:
             patience_s: how long to wait for the others; 0 is for ever.
-            joins_only: hold the round alone if no other worker waits in it and an earlier one of this label has ended.
+            joins_only: hold the round alone if no other worker waits in it and all have held one of this label.
 
         Raises:
             StalledError: not all have come in time.

@@ -171,7 +171,7 @@ class Worker:
     def say_unless_missed(self, label: str, value: Any = None) -> dict[int, Any]:
         """The same, except that a worker that has replaced a lost one may have missed a round.
 
-        It holds the first round of a label alone if one has ended before and the others do not wait in the next.
+        It holds the first round of a label alone if all others have held one and do not wait in the next.
         """
         may_have_missed = self.is_recovery and label not in self._held
         self._held.add(label)
@@ -197,9 +197,10 @@ class Worker:
         if error is not None and not hasattr(sys, "ps1"):  # at a prompt the process lives on
             self._give_up(error)
             return
-        # The others need a server or the scheduler of this process until they are done.
+        # The others need a server or the scheduler of this process until they are done. Without one, they may wait for
+        # another process in a lost one's place until kv_rejoin_s is over, and then have to hear which one was lost.
         is_needed = self._server is not None or self._scheduler is not None
-        longest_s = _DAY_S if is_needed else self.seconds("kv_timeout_s")
+        longest_s = _DAY_S if is_needed else self.seconds("kv_timeout_s") + self.seconds("kv_rejoin_s")
         self.client.close()
         with contextlib.suppress(KeyboardInterrupt):
             self.scheduler_client.leave(longest_s if self.waits_before_exit or is_needed else 0)
