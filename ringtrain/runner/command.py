@@ -34,7 +34,7 @@ from ringtrain.runner.job import (
     refuse_without_least,
     require_program,
 )
-from ringtrain.runner.launchers import Launcher, choose, choose_elastic
+from ringtrain.runner.launchers import Launcher, choose_elastic, choose_launcher
 from ringtrain.runner.mpi_library import MpiNotFound
 from ringtrain.runner.supervise.failures import spoken
 from ringtrain.runner.supervise.output import Screen, StandardStreams, terminal
@@ -103,7 +103,7 @@ def _run(argv: Sequence[str] | None, speaker: str = "ringrun") -> int:
     if job.elastic is not None:
         launcher, why = choose_elastic(arguments.launcher, job)
     else:
-        launcher, why = choose(arguments.launcher, job.environment)
+        launcher, why = choose_launcher(arguments.launcher, job.environment)
     if arguments.check:
         from ringtrain.runner.check import check
 

@@ -35,7 +35,7 @@ from ringtrain.runner.job import (
     over_sockets,
     refuse_without_least,
 )
-from ringtrain.runner.launchers import choose, choose_elastic
+from ringtrain.runner.launchers import choose_elastic, choose_launcher
 from ringtrain.runner.supervise.output import Screen, print_to_python, terminal_or_notebook
 from ringtrain.runner.supervise.rank_wrapper import PROCESS_VARIABLE
 from ringtrain.runner.supervise.supervisor import ElasticSupervisor, Outcome, Settings, Supervisor
@@ -183,7 +183,7 @@ def run(
 
 def _call(call: bytes, job: Job, settings: Settings, executable: str | None, folder: str | None) -> list[Any]:
     """Makes the ranks of `job` do the pickled call."""
-    launcher, _ = choose("auto", job.environment) if job.elastic is None else choose_elastic("auto", job)
+    launcher, _ = choose_launcher("auto", job.environment) if job.elastic is None else choose_elastic("auto", job)
     with (
         unwinds_before_termination(),
         tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder) as own_folder,

@@ -40,7 +40,7 @@ from ringtrain.runner.job import (
     read_addresses,
     require_program,
 )
-from ringtrain.runner.launchers import OwnStarter, Yarn, choose
+from ringtrain.runner.launchers import OwnStarter, Yarn, choose_launcher
 from ringtrain.runner.supervise.output import RANKS
 from ringtrain.runner.supervise.supervisor import RoleSupervisor, Settings, Supervisor
 
@@ -84,7 +84,7 @@ def _run(words: Sequence[str]) -> int:
         names=RANKS if job.roles is None else job.roles.cast,
     )
     if job.roles is None:
-        launcher, _ = choose("mpirun", job.environment)
+        launcher, _ = choose_launcher("mpirun", job.environment)
         return supervise(Supervisor, launcher, job, settings, SPEAKER)
     if job.roles.folder is not None:
         try:

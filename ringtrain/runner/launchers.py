@@ -259,7 +259,7 @@ def is_without_mpi(launcher: Launcher) -> bool:
 _CLASSES: dict[Family, Callable[[str], Launcher]] = {OPEN_MPI: OpenMpi, MPICH: Hydra, INTEL_MPI: IntelHydra}
 
 
-def choose_launcher(choice: str, library: str, library_path: str | None, environ: Mapping[str, str]) -> Launcher:
+def launcher_of_mpi(choice: str, library: str, library_path: str | None, environ: Mapping[str, str]) -> Launcher:
     """The launcher for an MPI library.
 
     Args:
@@ -436,7 +436,7 @@ class Chosen(NamedTuple):
     why: list[str]
 
 
-def choose(launcher: str, environ: Mapping[str, str] = os.environ) -> Chosen:
+def choose_launcher(launcher: str, environ: Mapping[str, str] = os.environ) -> Chosen:
     """The launcher for a job with the options of `environ`.
 
     Args:
@@ -445,14 +445,14 @@ def choose(launcher: str, environ: Mapping[str, str] = os.environ) -> Chosen:
 
     Raises:
         UsageError: the launcher and the network exclude each other, or the option network is none.
-        MpiNotFound: as `probe` and `choose_launcher`.
+        MpiNotFound: as `probe` and `launcher_of_mpi`.
     """
     network = choose_network(launcher, environ)
     why = f"network {network.network}: {network.reason}"
     if network.network == "sockets" and launcher != "mpirun":
         return Chosen(_without_mpi(launcher, environ), [why])
     mpi = probe()
-    found = choose_launcher(launcher, mpi["library"], mpi["path"], environ)
+    found = launcher_of_mpi(launcher, mpi["library"], mpi["path"], environ)
     return Chosen(found, [why, f"{mpi['library']} {mpi['version']} at {mpi['path']}"])
 
 
@@ -466,7 +466,7 @@ def choose_elastic(launcher: str, job: Job) -> Chosen:
         return Chosen(Yarn(), [why])
     if launcher == "mpirun":
         mpi = probe()
-        found = choose_launcher(launcher, mpi["library"], mpi["path"], job.environment)
+        found = launcher_of_mpi(launcher, mpi["library"], mpi["path"], job.environment)
         return Chosen(OwnStarter(found), [why, f"{mpi['library']} {mpi['version']} starts what starts the ranks"])
     srun = find_srun(job.environment)
     if launcher == "srun":

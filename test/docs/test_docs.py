@@ -262,7 +262,7 @@ def test_a_dry_run_prints_what_the_page_says(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(launchers, "physical_cores", lambda: 2)
     launcher = Srun("/usr/bin/srun", "pmix") if "--launcher srun" in line else OpenMpi(f"{own}/mpirun")
-    monkeypatch.setattr(command, "choose", lambda *_: Chosen(launcher, []))
+    monkeypatch.setattr(command, "choose_launcher", lambda *_: Chosen(launcher, []))
     assert command.main(words_of(line)[1:]) == 0
     assert capsys.readouterr().out.replace(own, shown) == expected
 

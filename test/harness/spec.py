@@ -12,7 +12,7 @@ from harness.hosts import SimulatedHosts
 from harness.rooms import TEST_FOLDER
 from ringtrain.runner.hosts import Host
 from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers import Launcher, choose_launcher
+from ringtrain.runner.launchers import Launcher, launcher_of_mpi
 from ringtrain.runner.mpi_library import probe
 
 # More ranks than cores run here: a pool of threads in each would only be in the way.
@@ -66,7 +66,7 @@ def command(spec: JobSpec, folder: Path, hosts: SimulatedHosts | None) -> Comman
 def _launcher() -> Launcher:
     """Looked for once: ringrun takes half a second to find it."""
     mpi = probe()
-    return choose_launcher("auto", mpi["library"], mpi["path"], os.environ)
+    return launcher_of_mpi("auto", mpi["library"], mpi["path"], os.environ)
 
 
 def _environment(spec: JobSpec, hosts: SimulatedHosts | None) -> dict[str, str]:

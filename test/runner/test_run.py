@@ -19,7 +19,7 @@ from ringtrain.runner import command, launchers, mpi_library
 from ringtrain.runner.flags import build_parser, option_variables
 from ringtrain.runner.hosts import Host, UsageError, parse_hosts, read_hostfile
 from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers import Hydra, IntelHydra, OpenMpi, Srun, choose_launcher
+from ringtrain.runner.launchers import Hydra, IntelHydra, OpenMpi, Srun, launcher_of_mpi
 from ringtrain.runner.mpi_library import MpiNotFound, with_home
 
 TRAIN = ["python", "train.py", "--lr", "0.1"]
@@ -375,21 +375,21 @@ def test_each_library_has_its_launcher(
     beside_python: Path, library: str, program: str, version: str, expected: type
 ) -> None:
     make_program(beside_python, program, version)
-    assert type(choose_launcher("auto", library, None, os.environ)) is expected
+    assert type(launcher_of_mpi("auto", library, None, os.environ)) is expected
 
 
 def test_srun_is_chosen_by_name_or_where_the_allocation_has_no_mpirun(beside_python: Path, tmp_path: Path) -> None:
     srun = make_program(tmp_path / "on_path", "srun", "slurm 24.05")
     allocation = {**os.environ, "SLURM_JOB_ID": "7"}
     for choice in ("auto", "srun"):
-        chosen = choose_launcher(choice, "MPICH", None, allocation)
+        chosen = launcher_of_mpi(choice, "MPICH", None, allocation)
         assert isinstance(chosen, Srun) and (chosen.path, chosen.process_manager) == (srun, "pmi2")
     with pytest.raises(UsageError, match="only inside a Slurm allocation"):
-        choose_launcher("srun", "MPICH", None, os.environ)
+        launcher_of_mpi("srun", "MPICH", None, os.environ)
     with pytest.raises(MpiNotFound, match="no mpirun of MPICH"):
-        choose_launcher("mpirun", "MPICH", None, allocation)
+        launcher_of_mpi("mpirun", "MPICH", None, allocation)
     make_program(beside_python, "mpirun", "mpirun (Open MPI) 5.0.11")
-    assert isinstance(choose_launcher("auto", "Open MPI", None, allocation), OpenMpi)
+    assert isinstance(launcher_of_mpi("auto", "Open MPI", None, allocation), OpenMpi)
 
 
 # --- the command itself, with this environment's MPI ------------------------------------------------------------------

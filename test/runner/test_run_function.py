@@ -199,7 +199,7 @@ def test_a_bad_argument_is_named_before_anything_starts(
     arguments: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launched_by, "detect", lambda: None)
-    monkeypatch.setattr(function, "choose", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setattr(function, "choose_launcher", lambda *_: pytest.fail("something was started"))
     with pytest.raises(error, match=message):
         ringtrain.run(**{"func": operator.add, "args": (1, 2), **arguments})
 

@@ -16,7 +16,7 @@ from harness.ringrun_job import ROOT, TIMEOUT_S, needs_mpi, processes_with, ring
 from ringtrain.runner import launchers as choosing
 from ringtrain.runner.hosts import Host, UsageError, is_this_host
 from ringtrain.runner.job import Job
-from ringtrain.runner.launchers import OpenMpi, OwnStarter, Srun, choose, choose_network
+from ringtrain.runner.launchers import OpenMpi, OwnStarter, Srun, choose_launcher, choose_network
 from ringtrain.runner.start.main import Meeting, shares_of
 
 pytestmark = [needs_mpi, pytest.mark.alike]
@@ -43,14 +43,14 @@ def srun(tmp_path: Path) -> str:
 def test_without_mpi4py_ringrun_starts_the_ranks_itself(srun: str) -> None:
     outside = {"PATH": str(Path(srun).parent)}
     inside = {**outside, "SLURM_JOB_ID": "7"}
-    chosen = choose("auto", outside)
+    chosen = choose_launcher("auto", outside)
     assert isinstance(chosen.launcher, OwnStarter) and chosen.why == ["network sockets: mpi4py is not installed"]
     for launcher in ("auto", "srun"):
-        by_slurm = choose(launcher, inside).launcher
+        by_slurm = choose_launcher(launcher, inside).launcher
         assert isinstance(by_slurm, Srun) and (by_slurm.path, by_slurm.process_manager) == (srun, "none")
-    assert isinstance(choose("ssh", inside).launcher, OwnStarter)
+    assert isinstance(choose_launcher("ssh", inside).launcher, OwnStarter)
     with pytest.raises(UsageError, match="only inside a Slurm allocation"):
-        choose("srun", outside)
+        choose_launcher("srun", outside)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_network_is_chosen_with_a_reason(launcher: str, environ: dict[str, s
 
 
 def test_mpirun_may_start_ranks_that_talk_over_sockets() -> None:
-    chosen = choose("mpirun", {**os.environ, **SOCKETS})
+    chosen = choose_launcher("mpirun", {**os.environ, **SOCKETS})
     assert not isinstance(chosen.launcher, OwnStarter) and chosen.why[0] == "network sockets: network=sockets"
 
 

@@ -19,7 +19,7 @@ from measure.faults.injection import ENDING, Injection, Kind
 from ringtrain.options.table import environment_name
 from ringtrain.runner.hosts import Host
 from ringtrain.runner.job import Job, environment_of_ranks
-from ringtrain.runner.launchers import choose_launcher
+from ringtrain.runner.launchers import launcher_of_mpi
 from ringtrain.runner.mpi_library import MPICH, OPEN_MPI, family_of, probe
 
 # Every process of a job has this variable with the name of its folder, so /proc shows who is left.
@@ -137,7 +137,7 @@ def _job(folder: Path, place: Place, variables: Mapping[str, str]) -> Job:
 def launcher_line(job: Job, leaves_alone: bool) -> list[str]:
     """The launcher's command line, perhaps with what makes it leave the other ranks alone when one ends."""
     mpi = _probe()
-    program, *rest = choose_launcher("mpirun", mpi["library"], mpi["path"], os.environ).arguments(job)
+    program, *rest = launcher_of_mpi("mpirun", mpi["library"], mpi["path"], os.environ).arguments(job)
     alone = ["--with-ft", "ulfm"] if family_of(mpi["library"]) is OPEN_MPI else ["-disable-auto-cleanup"]
     return [program, *(alone if leaves_alone else []), *rest]
 
