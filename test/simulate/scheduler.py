@@ -564,17 +564,16 @@ class _World:
                 self.story.find(f"an error of {process.name} names {role} {number}, which was not disturbed: {text}")
 
     def is_over(self) -> bool:
-        self.threads.turn()
         return bool(self.story.finding) or not any(one.runs() for one in self.processes)
 
     def run(self) -> None:
         sizes = self.workers, self.servers, _LEAST_CAPACITY
         limits = Limits(*sizes, self.timeout_s, self.rejoin_s, keeps=False, start_timeout_s=self.start_timeout_s)
         made = self.threads.start(self.scheduler, lambda: Scheduler(None, b"", limits, 0))  # type: ignore[arg-type]
-        self.threads.turn()
+        self.threads.run_until(0.0, lambda: made.is_over)
         assert made.is_over
         self.plan()
-        self.story.run_until(_END_S, self.is_over)
+        self.threads.run_until(_END_S, self.is_over)
         waiting = [f"{one.name} waits for {one.waits_for or 'notices'}" for one in self.processes if one.runs()]
         if waiting:
             self.story.find(f"without an end: {'; '.join(waiting)}")

@@ -61,26 +61,29 @@ class Story:
 
     def run_until(self, end_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
         """Let events happen until that time, or until `is_over` after one of them."""
-        while self._heap and self._heap[0][0] <= end_s:
-            self.now, order, action = heapq.heappop(self._heap)
-            self.events += 1
-            self._mix(order)
-            self._mix(int(self.now * 1e6))
-            if self.events > _MOST_EVENTS:
-                self.find("no end of events")
-                raise TimeIsUp
-            action()
+        while self.step(end_s):
             if is_over():
                 return
-        self.now = max(self.now, end_s)
+
+    def step(self, end_s: float) -> bool:
+        """Carries out the next event. Returns False, and sets the clock to that time, if none is due until then."""
+        if not self._heap or self._heap[0][0] > end_s:
+            self.now = max(self.now, end_s)
+            return False
+        self.now, order, action = heapq.heappop(self._heap)
+        self.events += 1
+        mixed = ((self._hash ^ order) * _HASH_FACTOR) & _HASH_MASK
+        self._hash = ((mixed ^ int(self.now * 1e6)) * _HASH_FACTOR) & _HASH_MASK
+        if self.events > _MOST_EVENTS:
+            self.find("no end of events")
+            raise TimeIsUp
+        action()
+        return True
 
     def trace(self, who: str, text: str) -> None:
         """One line for an event."""
         if self._trace:
             print(f"{self.now:12.6f}  {who:<16} {text}")
-
-    def _mix(self, value: int) -> None:
-        self._hash = ((self._hash ^ value) * _HASH_FACTOR) & _HASH_MASK
 
 
 @contextmanager

@@ -20,47 +20,81 @@ class Killed(BaseException):
     """Unwinds a thread of a process that was killed."""
 
 
-class Fibre:
-    """One simulated thread: a real one that runs only while it is resumed."""
+class _Carrier:
+    """A real thread, which runs one fibre after the other. It goes on only while it holds the baton."""
 
-    def __init__(self, threads: Threads, process: Any, target: Callable[[], object]):
-        self.process, self.target = process, target
+    def __init__(self) -> None:
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self.fibre: Fibre | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self.baton.acquire()
+            assert self.fibre is not None
+            self.fibre.run()
+
+
+class Fibre:
+    """One simulated thread."""
+
+    def __init__(self, threads: Threads, process: Any, target: Callable[[], object], carrier: _Carrier):
+        self.process, self.carrier = process, carrier
         self.is_over = False
         self.ready: Callable[[], object] = lambda: True
         self.deadline = 0.0
-        self.may_run = threading.Lock()
-        self.may_run.acquire()
-        self._threads = threads
+        self._threads, self._target = threads, target
 
     def run(self) -> None:
-        self.may_run.acquire()
         try:
             if not self.process.is_killed:
-                self.target()
+                self._target()
         except Killed:
             pass
-        finally:
-            self.is_over = True
+        except BaseException as error:
+            self._threads.error = error
+        self._threads.leave(self)
+
+    def can_go_on(self, now_s: float) -> bool:
+        process = self.process
+        if process.is_killed:
+            return True
+        return process.stopped_until <= now_s and (self.deadline <= now_s or bool(self.ready()))
 
 
 class Threads:
-    """Of one story. A process has `is_killed` and `stopped_until`."""
+    """Of one story. A process has `is_killed` and `stopped_until`.
 
-    _idle: ClassVar[list[_Worker]] = []  # of stories that are over
+    A fibre that waits lets the events of the story happen itself, until another one can go on, and hands the baton to
+    that one: most changes of the real thread take one switch, and none if the fibre can go on itself.
+    """
+
+    _idle: ClassVar[list[_Carrier]] = []  # of stories that are over
 
     def __init__(self, story: Story):
         self._story = story
         self._fibres: list[Fibre] = []
-        self._is_back = threading.Lock()
-        self._is_back.acquire()
+        self._baton = threading.Lock()  # of the thread that tells the story
+        self._baton.acquire()
+        self._end_s = 0.0
+        self._is_over: Callable[[], bool] = lambda: True
+        self.error: BaseException | None = None
+        self._has_only_time_passed = False  # in the last event, which was the end of a wait
         self.running: Fibre | None = None
 
     def start(self, process: Any, target: Callable[[], object]) -> Fibre:
-        fibre = Fibre(self, process, target)
+        carrier = self._idle.pop() if self._idle else _Carrier()
+        fibre = carrier.fibre = Fibre(self, process, target, carrier)
         self._fibres.append(fibre)
-        worker = self._idle.pop() if self._idle else _Worker()
-        worker.run(fibre, self._is_back, self._idle)
         return fibre
+
+    def run_until(self, end_s: float, is_over: Callable[[], bool]) -> None:
+        """Let events happen, and all fibres that can go on after each, until that time or until `is_over`."""
+        self._end_s, self._is_over = end_s, is_over
+        self._hand_on()
+        if self.error is not None:
+            raise self.error
 
     def wait(self, ready: Callable[[], object] | None, deadline: float = _NEVER) -> None:
         """By a fibre: until that holds or the time has come."""
@@ -70,59 +104,62 @@ class Threads:
             raise Killed
         fibre.ready, fibre.deadline = ready or (lambda: False), deadline
         if deadline < _NEVER:
-            self._story.at(deadline, lambda: None)
-        self._is_back.release()
-        fibre.may_run.acquire()
+            self._story.at(deadline, self._pass_time)
+        self._hand_on(fibre)
         if fibre.process.is_killed:
             raise Killed
 
-    def turn(self) -> None:
-        """Run all that can go on, in the order that the seed draws."""
-        while ready := [one for one in self._fibres if self._can_go_on(one)]:
-            self._resume(ready[0] if len(ready) == 1 else self._story.random.choice(ready))
+    def leave(self, fibre: Fibre) -> None:
+        """By a fibre, at its end: its carrier is free."""
+        fibre.is_over = True
+        self._fibres.remove(fibre)
+        self._idle.append(fibre.carrier)
+        self._give_baton(self._next())
 
     def end(self) -> None:
         """Unwind all that still wait."""
         for fibre in self._fibres:
             fibre.process.is_killed = True
-        for fibre in list(self._fibres):
-            while not fibre.is_over:
-                self._resume(fibre)
+        self._end_s, self._is_over = 0.0, lambda: True
+        self._hand_on()
 
-    def _can_go_on(self, fibre: Fibre) -> bool:
-        if fibre.is_over:
-            return False
-        if fibre.process.is_killed:
-            return True
-        if fibre.process.stopped_until > self._story.now:
-            return False
-        return fibre.deadline <= self._story.now or bool(fibre.ready())
+    def _pass_time(self) -> None:
+        self._has_only_time_passed = True
 
-    def _resume(self, fibre: Fibre) -> None:
-        self.running = fibre
-        fibre.may_run.release()
-        self._is_back.acquire()
+    def _hand_on(self, own: Fibre | None = None) -> None:
+        """Returns when this fibre can go on, or, for None, when the story is over."""
+        following = self._next()
+        if following is not own:
+            self._give_baton(following)
+            (own.carrier.baton if own is not None else self._baton).acquire()
+        self.running = own
+
+    def _give_baton(self, following: Fibre | None) -> None:
+        self.running = following
+        (following.carrier.baton if following is not None else self._baton).release()
+
+    def _next(self) -> Fibre | None:
+        """Lets events happen until a fibre can go on. Returns this one, or None when the story is over."""
         self.running = None
-        if fibre.is_over:
-            self._fibres.remove(fibre)
-
-
-class _Worker:
-    """A real thread, which runs one fibre after the other."""
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Fibre, Any, list[_Worker]]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def run(self, fibre: Fibre, is_back: Any, idle: list[_Worker]) -> None:
-        self._work.put((fibre, is_back, idle))
-
-    def _run(self) -> None:
+        story, fibres = self._story, self._fibres
+        self._has_only_time_passed = False
         while True:
-            fibre, is_back, idle = self._work.get()
-            fibre.run()
-            idle.append(self)
-            is_back.release()
+            now = story.now
+            if self._has_only_time_passed:
+                ready = [one for one in fibres if one.deadline <= now and one.can_go_on(now)]
+            else:
+                ready = [one for one in fibres if one.can_go_on(now)]
+            if ready:
+                return ready[0] if len(ready) == 1 else story.random.choice(ready)
+            if self.error is not None or self._is_over():
+                return None
+            self._has_only_time_passed = False
+            try:
+                if not story.step(self._end_s):
+                    return None
+            except BaseException as error:  # raised where the story is told
+                self.error = error
+                return None
 
 
 def modules(threads: Threads, story: Story) -> dict[str, SimpleNamespace]:
