@@ -1,6 +1,7 @@
 """`python -m simulate.former NUMBER`, in test/: tells a bug of the past by a seed, on the code before its mend.
 
-The code comes from the repository's history. Where it lacks what the world of today uses, the world is changed.
+The code comes from the repository's history, and so does the world, as it was when it first told that story. Where no
+world can run that code as a whole, the former decision takes the place of today's in today's code.
 """
 
 from __future__ import annotations
@@ -8,13 +9,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from simulate.programs import Patch, program
+from harness.compiling import DoubleUnavailable
 
-_CORE = Path(__file__).resolve().parent / "core"
+from simulate.programs import Patch, Program, program
+
+_ROOT = Path(__file__).resolve().parents[2]
+# The commit with the worlds that tell the code of `Former.mended_by`.
+_WORLDS = "3b75f7c"
 
 
 class Former(NamedTuple):
@@ -22,8 +28,21 @@ class Former(NamedTuple):
     world: str
     mended_by: str  # the commit
     seed: int
-    changes: Sequence[Patch] = ()  # of the world
+    changes: Sequence[Patch] = ()  # of the world, which fit it to the code
+    decision: Sequence[Patch] = ()  # the former one, in today's code
 
+
+_SESSION = "kvstore/server/session.cc"
+# Workers that were told to have no part in their job any more went on.
+_GOES_ON = (
+    Patch(
+        "kvstore/servers/worker.py",
+        'if kind in ("gone", "over"):\n'
+        '            self._arrival.say(notice["text"])\n'
+        '            self.client.end(notice["text"], is_lost=notice["error"] != "ShutDownError")\n',
+        'if kind == "gone":\n            self._arrival.say(notice["text"])\n',
+    ),
+)
 
 # By the numbers that docs/simulation.md gives them.
 FORMER: Mapping[int, Former] = {
@@ -42,6 +61,34 @@ FORMER: Mapping[int, Former] = {
             Patch("negotiation.cc", "if (!round->question.empty()) answer_soon(self);", ""),
         ),
     ),
+    4: Former(
+        "a worker that was stopped for longer than kv_timeout_s waits without end",
+        "scheduler",
+        "b6cb5d8",
+        29937,
+        decision=_GOES_ON,
+    ),
+    5: Former(
+        "workers wait without end when the scheduler dies, and then another worker",
+        "scheduler",
+        "b6cb5d8",
+        2395,
+        decision=_GOES_ON,
+    ),
+    6: Former(
+        "a server that comes back throws away what is in the memory of its workers",
+        "store",
+        "90092df",
+        8533,
+        decision=(
+            Patch(
+                "kvstore/server/server_stores.cc",
+                "void ServerStores::adopt(const std::vector<Found>& all) {",
+                "void ServerStores::adopt(const std::vector<Found>& all) {\n"
+                '  if (!all.empty()) throw failure("a server goes on from its snapshot");',
+            ),
+        ),
+    ),
     12: Former(
         "a rank with 256 unfinished handshakes ends the oldest one, and is then said to be killed",
         "sockets",
@@ -49,28 +96,63 @@ FORMER: Mapping[int, Former] = {
         1009,
     ),
     16: Former("one refused address loses a rank although another one works", "sockets", "936a60c", 73),
+    17: Former(
+        "after a push that was refused, a live server is said to be gone",
+        "store",
+        "7af550d",
+        15,
+        decision=(
+            Patch(
+                _SESSION,
+                "if (outcome == Outcome::early) {\n"
+                "    say(request.id, Said::early,\n"
+                "        static_cast<int64_t>(request.actor->pushes_of(head.chunk, static_cast<size_t>(worker_))));\n"
+                "    return Result::over;\n"
+                "  }\n",
+                "if (outcome == Outcome::early) return Result::over;\n",
+            ),
+            Patch(
+                _SESSION,
+                "  const uint64_t counted = "
+                "request.actor->pushes_of(request.head.chunk, static_cast<size_t>(worker_));\n"
+                "  if (static_cast<uint64_t>(request.head.number) > counted)\n"
+                "    return say(request.id, Said::early, static_cast<int64_t>(counted));\n",
+                "",
+            ),
+        ),
+    ),
 }
 
 
-def tell(former: Former) -> int:
-    """Build the world and tell the story with its trace; exit status 1 if it has a finding."""
+@contextmanager
+def program_of(former: Former) -> Iterator[Program]:
+    """The world with the code that has the bug. Raises DoubleUnavailable where the repository has no history."""
+    if former.decision:
+        yield program(former.world, former.decision)
+        return
     with tempfile.TemporaryDirectory(prefix="ringtrain-former-") as name:
         folder = Path(name)
-        archive = subprocess.run(
-            ["git", "archive", f"{former.mended_by}~1", "csrc"],
-            cwd=_CORE.parents[2],
-            check=True,
-            stdout=subprocess.PIPE,
-        )
-        subprocess.run(["tar", "-x", "-C", name], input=archive.stdout, check=True)
-        own = folder / "core"
-        subprocess.run(["cp", "-r", str(_CORE), str(own)], check=True)
+        _extract(f"{former.mended_by}~1", "csrc", folder)
+        _extract(_WORLDS, "test/simulate/core", folder)
+        own = folder / "test/simulate/core"
         for change in former.changes:
             text = (own / change.file).read_text()
             if text.count(change.old) != 1:
                 raise RuntimeError(f"{change.file} does not have once: {change.old}")
             (own / change.file).write_text(text.replace(change.old, change.new))
-        world = program(former.world, product=folder / "csrc", own=own)
+        yield program(former.world, product=folder / "csrc", own=own)
+
+
+def _extract(commit: str, path: str, folder: Path) -> None:
+    archive = subprocess.run(["git", "archive", commit, path], cwd=_ROOT, check=False, capture_output=True)
+    if archive.returncode != 0:
+        raise DoubleUnavailable(f"git archive {commit} {path}: {archive.stderr.decode().strip()}")
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+
+
+def tell(former: Former) -> int:
+    """Tell the story with its trace; exit status 1 if it has a finding."""
+    with program_of(former) as world:
         needed = world.needed_faults(former.seed)
         world.trace(former.seed, [fault for fault in range(len(world.faults(former.seed))) if fault not in needed])
         findings, _ = world.run(range(former.seed, former.seed + 1))

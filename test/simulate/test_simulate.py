@@ -9,6 +9,7 @@ import pytest
 from harness.compiling import DoubleUnavailable
 
 from simulate import __main__ as command
+from simulate.former import FORMER, program_of
 from simulate.planted import NEGOTIATION, PLANTED
 from simulate.programs import NAMES, program
 
@@ -85,6 +86,17 @@ def first_finding(world):
 @pytest.mark.parametrize(("world", "bug"), [(world, bug) for world in PLANTED for bug in PLANTED[world]])
 def test_a_planted_bug_is_found(world, bug):
     assert first_finding(built(world, *PLANTED[world][bug])) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", FORMER)
+def test_a_bug_of_the_past_is_found_on_the_code_before_its_mend(number):
+    try:
+        with program_of(FORMER[number]) as world:
+            findings, _ = world.run(range(FORMER[number].seed, FORMER[number].seed + 1))
+    except DoubleUnavailable as reason:
+        pytest.skip(str(reason))
+    assert findings
 
 
 def test_a_finding_is_told_with_the_faults_that_it_needs(monkeypatch, capfd):

@@ -842,6 +842,8 @@ class World {
     std::vector<ServerStores::Found> all;
     for (const auto& [number, one] : found) all.push_back(one);
     self.server->stores().begin_recovery();
+    // All stores are one here, so the parts are numbered from 0 on.
+    const bool can_keep = !all.empty() && all.back().number + 1 == all.size();
     const bool keeps = !all.empty() && !error_of([&] { self.server->stores().adopt(all); });
     if (!keeps) {
       const auto& snapshot = snapshots_[static_cast<size_t>(self.number)];
@@ -850,7 +852,7 @@ class World {
         self.server->stores().restore(snapshot->parts[i].store, snapshot->parts[i].description);
         self.server->stores().put(i, 0, snapshot->parts[i].chunks);
       }
-      restored_[self.number] = fibres_.now();
+      if (!can_keep) restored_[self.number] = fibres_.now();
     }
     for (int worker = 0; worker < draw_.workers; ++worker) {
       Process& one = *of_place(true, worker);
