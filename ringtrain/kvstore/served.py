@@ -369,13 +369,14 @@ class ServedBackend(Backend):
     ) -> None:
         """Worker 0 tells the servers; the others wait until it has. `program`: see `words_of_updater`."""
         given = (self._number, name, form, numbers, begin)
-        has_rule = self._keys.has_rule_already()
+        rules_before = self._keys.rules_before()
+        has_rule = rules_before > 0
         if self.rank == 0 and not has_rule:
             if program:
                 self._worker.command(COMMAND, program)
             self._client.set_rule(*given, keeps_states, tells_servers=True)
             self._keys.publish_rule()
-        if not has_rule:
+        if rules_before < 2:  # the others may still wait in the first of these rounds
             self._worker.say_unless_missed(self._label("rule"))
         if self.rank != 0 or has_rule:
             self._client.set_rule(*given, keeps_states, tells_servers=False)

@@ -800,6 +800,27 @@ def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, memo
             process.end()
 
 
+DIES_BEFORE_A_ROUND = """
+kv = kvstore.create("dist_async")
+if kv.rank == 1 and not kv.is_recovery:
+    say = kv._backend._worker.say_unless_missed
+    kv._backend._worker.say_unless_missed = lambda label, *said: os._exit(1) if "rule" in label else say(label, *said)
+kv.set_optimizer("test")
+print("has it")
+"""
+
+
+def test_a_worker_that_dies_in_set_optimizer_and_comes_back_ends_the_wait_of_the_others(tmp_path):
+    with job(tmp_path, 2, 1, RINGTRAIN_KV_REJOIN_S="60") as one:
+        one.scheduler()
+        one.server(DMLC_TASK_ID="0")
+        first, second = (one.worker(BEGIN + DIES_BEFORE_A_ROUND, DMLC_TASK_ID=str(task)) for task in range(2))
+        second.end(1)
+        comes = one.worker(BEGIN + DIES_BEFORE_A_ROUND, DMLC_TASK_ID="1", DMLC_NUM_ATTEMPT="1")
+        for worker in (first, comes):
+            assert worker.end().splitlines()[-1] == "has it"
+
+
 COMES_BACK = """
 kv = kvstore.create("dist_async", elastic=True)
 print("created", kv.is_recovery)

@@ -120,12 +120,13 @@ class KeyTable:
     def pieces(self, name: str) -> Pieces:
         return self._pieces[name]
 
-    def has_rule_already(self) -> bool:
-        """Whether the others have set an optimizer before this worker took its place."""
+    def rules_before(self) -> int:
+        """Returns how many optimizers the others have set before this worker took its place; 0 after the first call."""
         if not self._worker.is_recovery or self._rule_version:
-            return False
+            return 0
         self._rule_version = 1
-        return self._worker.scheduler_client.find(self._store, {_RULE: 0}, 0)[_RULE] is not None
+        rule = self._worker.scheduler_client.find(self._store, {_RULE: 0}, 0)[_RULE]
+        return 0 if rule is None else int(rule["version"])
 
     def publish_rule(self) -> None:
         self._rule_version += 1
