@@ -477,8 +477,7 @@ class _World:
                 if random.random() >= rate:
                     continue
                 last_s = at if kind == "kill" else last_s
-                text = f"{kind} {role} {number} at {at:.3f} s, for {lasts:.3f} s, back after {back_s:.3f} s"
-                if not self.story.add_fault(text):
+                if not self.story.add_fault(_in_words(kind, f"{role} {number}", at, lasts, back_s)):
                     continue
                 if kind == "late":
                     late[role, number] = lasts
@@ -579,9 +578,22 @@ class _World:
             self.story.find(f"without an end: {'; '.join(waiting)}")
 
 
-def _short(message: dict[str, Any]) -> dict[str, Any]:
-    left_out = ("host", "pid", "patience_s", "heartbeat_s", "token", "hosts", "names", "addresses")
-    return {name: value for name, value in message.items() if name not in left_out}
+def _in_words(kind: str, name: str, at_s: float, lasts_s: float, back_s: float) -> str:
+    """Returns a fault as a line of text, with the times that count for it."""
+    at, lasts = f"at {at_s:.3f} s", f"for {lasts_s:.3f} s"
+    if kind in ("scheduler", "pause"):
+        return f"kill the scheduler {at}" if kind == "scheduler" else f"stop the scheduler {at}, {lasts}"
+    if kind == "kill":
+        return f"kill {name} {at}, {f'back after {back_s:.3f} s' if back_s else 'for good'}"
+    if kind == "late":
+        return f"late {name}, by {lasts_s:.3f} s"
+    return f"{kind} {name} {at}" + (f", {lasts}" if kind != "reset" else "")
+
+
+def _short(message: dict[str, Any]) -> str:
+    left_out = ("kind", "host", "pid", "patience_s", "heartbeat_s", "token", "hosts", "names", "addresses", "servers")
+    numbers = [f"{name}={value}" for name, value in message.items() if name not in left_out]
+    return " ".join([str(message["kind"]), *numbers])
 
 
 def tell(seed: int, without: Sequence[int] = (), trace: bool = False) -> Story:

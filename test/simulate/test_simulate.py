@@ -15,8 +15,6 @@ from simulate.programs import NAMES, program
 
 _KEPT = [line.split(maxsplit=2) for line in Path(__file__).with_name("kept.txt").read_text().splitlines()]
 _SEEDS_OF_PLANTED = 10_000
-# `store` has findings that are not mended, and chance must not choose its stories: docs/simulation.md.
-_OF_CHANCE = tuple(world for world in NAMES if world != "store")
 
 
 def built(world, *patches):
@@ -48,13 +46,13 @@ def tell_stories(world, first, seconds):
 
 @pytest.mark.fast
 @pytest.mark.alike
-@pytest.mark.parametrize("world", _OF_CHANCE)
+@pytest.mark.parametrize("world", NAMES)
 def test_stories_of_random_seeds_break_no_rule(world):
     assert tell_stories(world, secrets.randbelow(1 << 40), seconds=2) > 10
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", _OF_CHANCE)
+@pytest.mark.parametrize("world", NAMES)
 def test_two_minutes_of_seeds_that_only_this_commit_has_break_no_rule(world):
     tell_stories(world, first_seed_of_commit(world), seconds=120)
 
