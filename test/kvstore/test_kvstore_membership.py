@@ -17,7 +17,7 @@ from store_workers import CAPACITY, require_success, running, store, view, wait_
 
 from ringtrain import _core
 from ringtrain.errors import PeerLostError, ShutDownError
-from ringtrain.kvstore.servers.membership import END, Drop, Limits, Membership, Over, Tell
+from ringtrain.kvstore.servers.membership import END, Drop, Limits, Membership, Over, Rounds, Tell
 from ringtrain.kvstore.servers.scheduler_client import Standing
 
 HEARTBEAT_S, TIMEOUT_S = 0.5, 3.0
@@ -417,6 +417,23 @@ def test_a_worker_that_comes_back_waits_in_a_round_that_only_the_dead_one_has_he
     come(membership, 3, "worker", 1, 3.0, attempt=1)
     assert answered(membership, 3, joins_only=True) == []
     assert answered(membership, 0) == [0, 3]
+
+
+def test_a_worker_that_has_given_up_a_round_is_not_said_not_to_have_come():
+    rounds = Rounds()
+
+    def errors_at(now_s: float) -> list[str]:
+        return [failure["text"] for _, failure in rounds.overdue(now_s, range(3))]
+
+    def say(number: int, now_s: float) -> None:
+        message = {"label": "barrier", "value": 0, "id": 1, "patience_s": 5.0, "joins_only": False}
+        assert rounds.say(message, number, number, now_s, range(3)) == []
+
+    say(0, 0.0)
+    say(2, 1.0)
+    assert errors_at(5.5) == ["barrier: worker 1 did not come in 5.5 s"]
+    say(1, 5.5)
+    assert errors_at(7.0) == ["barrier: worker 0 gave up and did not come again in 6.0 s"]
 
 
 def test_a_process_that_comes_is_told_which_workers_are_gone():

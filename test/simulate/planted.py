@@ -165,6 +165,11 @@ SCHEDULER = {
     "a round ends without one of its workers": Patch(
         _MEMBERSHIP, "elif awaited <= said.keys():", "elif len(awaited - said.keys()) <= 1:"
     ),
+    "a worker that waited in a round is said not to have come": Patch(
+        _MEMBERSHIP,
+        "for number in workers if number not in self.came]",
+        "for number in workers if number not in self.said]",
+    ),
     "a request is answered with the entry before": Patch(
         _MEMBERSHIP, '["version"] < version]', '["version"] + 1 < version]'
     ),

@@ -6,9 +6,9 @@ pushed, and its pulls wait for rounds as those of a StoreClient do. The work of 
 (core/store.cc).
 
 Rules. All workers that hold a round of the scheduler hear the same, and nobody is missing who lives. An entry of the
-directory is never older than what is asked for. A process hears nothing more after it has been told that its part is
-over. Without a cause there is no error, and an error names only processes that were disturbed. In the end every wait
-has ended.
+directory is never older than what is asked for. A process that was expelled hears nothing more. Without a cause there
+is no error, and an error names only processes that were disturbed, or workers that have not come to a round. In the end
+every wait has ended.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ _HEALED_S = 25.0
 _END_S = 120.0
 _LEAST_CAPACITY = 4
 _NAMES = re.compile(r"\b(worker|server) (\d+)")
+# The missing workers of a round, and the error of another process in an error, which was judged there.
+_MISSING = re.compile(r"^(.+): workers? ([\d, -]+) did not come")
+_QUOTED = re.compile(r": \w+Error: .*")
 # Errors that end a process in a job that has trouble; any other is a defect of the product.
 _EXPECTED = (errors.RingtrainError, ValueError)
 
@@ -115,8 +118,11 @@ class _Connection:
         return at
 
     def deliver(self, message: Any) -> None:
-        if not self._is_ended:
-            self._inbox.append(message)
+        if self._is_ended:
+            return
+        if self._inbox and self._inbox[-1]["kind"] == "expelled":
+            self._world.story.find(f"{self.process.name} hears {_short(message)} after it was expelled")
+        self._inbox.append(message)
 
     def end(self, error: OSError) -> None:
         if not self._is_ended:
@@ -167,6 +173,8 @@ class _Hub:
                 return
             if message["kind"] != "beat":
                 self._world.trace(line.process.name, f"says {_short(message)}")
+            if message["kind"] == "say":
+                self._world.came.setdefault(message["label"], set()).add(line.process)
             try:
                 self._listener.hear(line, message)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -308,8 +316,8 @@ class _World:
         self._next_step: dict[int, int] = {}  # by worker: for the process that takes its place
         self._cuts: list[tuple[_Process, float]] = []
         self._slow_until: dict[str, float] = {}
-        self._said: dict[tuple[str, int], dict[int, Any]] = {}  # answers of rounds
-        self._published = 0
+        self.came: dict[str, set[_Process]] = {}  # by label: the workers whose word the scheduler has heard
+        self._said: dict[str, dict[int, Any]] = {}  # by label: what those who held a round together have heard
 
     def _draw(self) -> None:
         random = self.story.random
@@ -544,6 +552,9 @@ class _World:
         for number, value in said.items():
             if value != [number, int(label.split()[1])]:
                 self.story.find(f"{process.name} hears in {label} that worker {number} has said {value}")
+        is_alone = process.is_new and len(said) == 1
+        if not is_alone and said != self._said.setdefault(label, said):
+            self.story.find(f"{process.name} hears {said} in {label}, and another worker {self._said[label]}")
         missing = [
             one.name
             for one in self._of(WORKER)
@@ -553,14 +564,25 @@ class _World:
             self.story.find(f"{process.name} hears nothing of {', '.join(missing)} in {label}")
 
     def _require_cause(self, process: _Process, error: Exception) -> None:
-        text = str(error)
+        text = _QUOTED.sub("", str(error))
         if isinstance(error, errors.StalledError) and (self.stall_s or self.disturbed):
+            self._require_missing(process, text)
             return
         if not self.disturbed:
             self.story.find(f"{process.name} has an error without a cause: {text}")
         for role, number in _NAMES.findall(text):
             if f"{role} {number}" not in self.disturbed:
                 self.story.find(f"an error of {process.name} names {role} {number}, which was not disturbed: {text}")
+
+    def _require_missing(self, process: _Process, text: str) -> None:
+        """An undisturbed worker may keep the others waiting, but not one that has come."""
+        match = _MISSING.match(text)
+        if match is None:
+            return
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", match[2]):
+            for number in range(int(first), int(last or first) + 1):
+                if self.last(WORKER, number) in self.came.get(match[1], ()):
+                    self.story.find(f"an error of {process.name} names worker {number}, which has come: {text}")
 
     def is_over(self) -> bool:
         return bool(self.story.finding) or not any(one.runs() for one in self.processes)

@@ -1,6 +1,7 @@
 """The simulation: what it has found stays mended, what is planted is found, and a seed tells one story."""
 
 import hashlib
+import re
 import secrets
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ from harness.compiling import DoubleUnavailable
 
 from simulate import __main__ as command
 from simulate.former import FORMER, program_of
-from simulate.planted import NEGOTIATION, PLANTED
+from simulate.planted import PLANTED
 from simulate.programs import NAMES, program
 
 _KEPT = [line.split(maxsplit=2) for line in Path(__file__).with_name("kept.txt").read_text().splitlines()]
@@ -97,14 +98,21 @@ def test_a_bug_of_the_past_is_found_on_the_code_before_its_mend(number):
     assert findings
 
 
-def test_a_finding_is_told_with_the_faults_that_it_needs(monkeypatch, capfd):
-    bug = NEGOTIATION["an evicted operation keeps its slot on rank 1"]
-    world = built("negotiation", bug)
-    seed = first_finding(world).seed
-    monkeypatch.setattr(command, "program", lambda name: world)
-    assert command.main(["negotiation", "--seed", str(seed), "--trace"]) == 1
+@pytest.mark.parametrize(
+    ("world", "bug", "event"),
+    [
+        ("negotiation", "an evicted operation keeps its slot on rank 1", "begins round 1"),
+        ("scheduler", "a request waits for worker 0, which is gone", "worker 0         says come role=worker"),
+    ],
+)
+def test_a_finding_is_told_with_the_faults_that_it_needs(monkeypatch, capfd, world, bug, event):
+    with_bug = built(world, *PLANTED[world][bug])
+    seed = first_finding(with_bug).seed
+    monkeypatch.setattr(command, "program", lambda name: with_bug)
+    assert command.main([world, "--seed", str(seed), "--trace"]) == 1
     printed = capfd.readouterr().out
-    assert "begins round 1" in printed and "finding: " in printed
-    assert len(world.needed_faults(seed)) == printed.count("fault ") - printed.count(", left out")
-    assert command.main(["negotiation", "--seeds", f"{seed}:{seed + 1}"]) == 1
+    assert event in printed and "finding: " in printed
+    told = [line for line in printed.splitlines() if re.match(r"fault \d+: ", line)]
+    assert len(with_bug.needed_faults(seed)) == sum(not line.endswith(", left out") for line in told)
+    assert command.main([world, "--seeds", f"{seed}:{seed + 1}"]) == 1
     assert f"seed {seed}: " in capfd.readouterr().out

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,6 +55,14 @@ class _Said:
 @dataclass
 class _Round:
     said: dict[int, _Said] = field(default_factory=dict)
+    came: set[int] = field(default_factory=set)  # includes workers that have given up
+
+    def missing(self, workers: Iterable[int]) -> str:
+        """Returns which of these have not come, in words. If all have, some have given up."""
+        late = [number for number in workers if number not in self.came]
+        those = list_of_ranks(late or [number for number in workers if number not in self.said])
+        how = "did not come" if late else "gave up and did not come again"
+        return f"{those.replace('rank', 'worker')} {how}"
 
 
 class Rounds:
@@ -89,7 +97,9 @@ class Rounds:
             return [(member, {"kind": "answer", "id": message["id"], "value": {str(number): message["value"]}})]
         patience_s = float(message["patience_s"]) or float("inf")
         said = _Said(message["value"], member, message["id"], now_s, now_s + patience_s)
-        self._open.setdefault(label, _Round()).said[number] = said
+        of_label = self._open.setdefault(label, _Round())
+        of_label.said[number] = said
+        of_label.came.add(number)
         return []
 
     def close(
@@ -100,6 +110,7 @@ class Rounds:
         ending = self._open[END].said if END in self._open else {}
         for label, of_label in list(self._open.items()):
             said = of_label.said
+            of_label.came.difference_update(gone)
             for number in [number for number in said if number in gone]:
                 del said[number]  # it has died since
             missed: dict[int, Failure] = {}
@@ -121,13 +132,12 @@ class Rounds:
             self._note_held(label, said)
         return answers
 
-    def overdue(self, now_s: float, workers: Mapping[int, Any]) -> list[tuple[int, Message]]:
+    def overdue(self, now_s: float, workers: Collection[int]) -> list[tuple[int, Message]]:
         failures = []
         for label, of_label in self._open.items():
             for number, one in list(of_label.said.items()):
                 if one.end_s < now_s:
-                    missing = list_of_ranks([other for other in workers if other not in of_label.said])
-                    text = f"{label}: {missing.replace('rank', 'worker')} did not come in {now_s - one.began_s:.1f} s"
+                    text = f"{label}: {of_label.missing(workers)} in {now_s - one.began_s:.1f} s"
                     failures.append((one.member, _failure_of_round(one.id, "StalledError", text)))
                     del of_label.said[number]
                     self._note_held(label, (number,))
