@@ -201,6 +201,7 @@ class StartCheck:
         self._process_set = process_set
         self._full_name = full_name
         self._said: set[str] = set()
+        self._has_compared = False
 
     def compare(self, start: Start) -> None:
         """Waits for a digest of each thing from all ranks, and says what they tell."""
@@ -214,9 +215,10 @@ class StartCheck:
         digests[:, self._process_set.rank() or 0] = [_short_digest(content) if content else 0 for content in compared]
         name = self._full_name("<start>")
         of_ranks = ops.allreduce(digests, op=ops.Sum, name=name, process_set=self._process_set)
+        is_first, self._has_compared = not self._has_compared, True
         if self._process_set.rank() != 0:
             return
-        for level, text in _findings(of_ranks, start, list_of_ranks(self._process_set.ranks or [])):
+        for level, text in _findings(of_ranks, start, list_of_ranks(self._process_set.ranks or []), is_first):
             if text not in self._said:
                 self._said.add(text)
                 logger.log(level, f"{text}. This is said once")
@@ -243,15 +245,23 @@ def default_lr_of(optimizer: Any) -> tuple[float, str] | None:
     return parameter.default, f"the default of {type(optimizer).__name__}"
 
 
-def _findings(of_ranks: Any, start: Start, ranks: str) -> Iterator[tuple[int, str]]:
+def _findings(of_ranks: Any, start: Start, ranks: str, is_first: bool) -> Iterator[tuple[int, str]]:
     """Level and text of each thing that is wrong, or may be. `of_ranks` has a row of digests for each thing compared,
-    and in it 0 for a rank that has joined or has nothing to compare."""
+    and in it 0 for a rank that has joined or has nothing to compare. `is_first`: nothing was compared before."""
     names, parameters, gradients, unused = ([int(one) for one in row if one] for row in of_ranks)
     if len(set(names)) > 1:
         yield (
             logging.WARNING,
             f"{ranks} have other parameters to train, by their names; the first of them has {_some(start.names)}: "
             "build the same model on all ranks, and freeze or compile it on all of them alike",
+        )
+    elif len(set(parameters)) > 1 and not is_first:
+        yield (
+            logging.WARNING,
+            f"{ranks} have different parameters by now, as after join(): ranks that join early miss the last updates. "
+            f"Call hvd.broadcast_parameters({start.broadcast_of}, root_rank=last) after last = hvd.join(), on all "
+            "ranks, and broadcast the state of the optimizer. In PyTorch `with hvd.Join(optimizer):` around the loop "
+            "does both",
         )
     elif len(set(parameters)) > 1:
         yield (

@@ -47,3 +47,20 @@ def test_a_rank_of_no_data_and_ranks_outside_of_the_set_take_no_part() -> None:
         hvd.join()
     assert said == []
     hvd.remove_process_set(of_one)
+
+
+@pytest.mark.ranks(2, 3)
+def test_parameters_that_differ_after_join_get_another_remedy() -> None:
+    """Ranks that have joined miss the updates of the last step; `broadcast_parameters` before the loop is no remedy."""
+    optimizer, params = hvd.DistributedOptimizer(SGD(lr=0.1)), [np.zeros(100)]
+    last = hvd.size() - 1
+    with messages() as said:
+        for _ in range(2):
+            for _ in range(2 if hvd.rank() == last else 1):
+                optimizer.step(params, [np.full(100, 1.0 + hvd.rank())])
+            assert hvd.join() == last
+    assert len(said) == (hvd.rank() == 0), said
+    assert all("have different parameters by now, as after join()" in one for one in said)
+    assert all("hvd.broadcast_parameters(params, root_rank=last) after last = hvd.join()" in one for one in said)
+    hvd.broadcast_parameters(params, root_rank=last)
+    hvd.check_replicas(params)
