@@ -432,8 +432,9 @@ def test_a_worker_that_has_given_up_a_round_is_not_said_not_to_have_come():
     say(0, 0.0)
     say(2, 1.0)
     assert errors_at(5.5) == ["barrier: worker 1 did not come in 5.5 s"]
-    say(1, 5.5)
-    assert errors_at(7.0) == ["barrier: worker 0 gave up and did not come again in 6.0 s"]
+    assert errors_at(7.0) == ["barrier: worker 1 did not come in 6.0 s"]
+    say(1, 7.0)
+    assert errors_at(13.0) == ["barrier: workers 0, 2 gave up and did not come again in 6.0 s"]
 
 
 def test_a_process_that_comes_is_told_which_workers_are_gone():

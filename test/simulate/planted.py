@@ -160,7 +160,7 @@ SCHEDULER = {
         "place = self._places[member]\n        if not place:",
     ),
     "a worker that comes back holds a round alone that the others have not held yet": Patch(
-        _MEMBERSHIP, " and label not in self._open and has_been_held:", " and label not in self._open:"
+        _MEMBERSHIP, " and not of_label.said and has_been_held:", " and not of_label.said:"
     ),
     "a round ends without one of its workers": Patch(
         _MEMBERSHIP, "elif awaited <= said.keys():", "elif len(awaited - said.keys()) <= 1:"

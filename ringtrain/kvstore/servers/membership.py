@@ -84,7 +84,7 @@ class Rounds:
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, _Round] = {}
+        self._open: dict[str, _Round] = {}  # also rounds that all have given up: the next worker hears of these
         self._held: dict[str, set[int]] = {}  # by label: the workers that have held a round, well or not
 
     def say(
@@ -92,14 +92,15 @@ class Rounds:
     ) -> list[tuple[int, Message]]:
         """Adds to the round of a label. `originals`: the living workers that have not replaced a lost one."""
         label = str(message["label"])
+        of_label = self._open.get(label, _Round())
         has_been_held = label in self._held and self._held[label].issuperset(originals)
-        if message["joins_only"] and label not in self._open and has_been_held:
+        if message["joins_only"] and not of_label.said and has_been_held:
             return [(member, {"kind": "answer", "id": message["id"], "value": {str(number): message["value"]}})]
         patience_s = float(message["patience_s"]) or float("inf")
         said = _Said(message["value"], member, message["id"], now_s, now_s + patience_s)
-        of_label = self._open.setdefault(label, _Round())
         of_label.said[number] = said
         of_label.came.add(number)
+        self._open[label] = of_label
         return []
 
     def close(
@@ -141,7 +142,6 @@ class Rounds:
                     failures.append((one.member, _failure_of_round(one.id, "StalledError", text)))
                     del of_label.said[number]
                     self._note_held(label, (number,))
-        self._open = {label: one for label, one in self._open.items() if one.said}
         return failures
 
     def _note_held(self, label: str, workers: Collection[int]) -> None:
