@@ -180,9 +180,26 @@ SCHEDULER = {
     ),
 }
 
+_GENERATIONS = "job/rendezvous/generations.py"
+
+ELASTIC = {
+    "a generation is formed while a process is still at work": Patch(
+        _GENERATIONS, "if not self._failure and not at_work:", "if not self._failure and len(at_work) < 2:"
+    ),
+    "the newest state is not the first one": Patch(
+        _GENERATIONS, "return -one.arrival.commits, one.rank", "return one.arrival.commits, one.rank"
+    ),
+    "ranks wait in init() for the answer of one that has come again": Patch(
+        _GENERATIONS,
+        "for member in [*(one for one in self._said if one in self._members), *asking]:",
+        "for member in asking:",
+    ),
+}
+
 PLANTED: Mapping[str, Mapping[str, Sequence[Patch]]] = {
     "negotiation": {bug: (patch,) for bug, patch in NEGOTIATION.items()},
     "sockets": SOCKETS,
     "store": {bug: (patch,) if isinstance(patch, Patch) else patch for bug, patch in STORE.items()},
     "scheduler": {bug: (patch,) for bug, patch in SCHEDULER.items()},
+    "elastic": {bug: (patch,) for bug, patch in ELASTIC.items()},
 }

@@ -74,10 +74,13 @@ def test_a_seed_tells_the_same_story_each_time(world):
 
 
 def first_finding(world):
-    for first in range(0, _SEEDS_OF_PLANTED, 250):
-        findings, _ = world.run(range(first, first + 250))
+    """Few stories first: those of a bug that many seeds find may take 20 s each."""
+    first, end = 0, 10
+    while first < _SEEDS_OF_PLANTED:
+        findings, _ = world.run(range(first, end))
         if findings:
             return findings[0]
+        first, end = end, min(2 * end, _SEEDS_OF_PLANTED)
     return None
 
 
