@@ -26,7 +26,7 @@ _NAME = "libstoreparts.so"
 _OF_STORE = ("actor.cc", "layout.cc", "part.cc")
 
 APPLIED, HELD, DUPLICATE, EARLY, FULL, BUSY = range(6)
-DONE, NOT_YET = range(2)
+DONE, NOT_YET, BUSY_READING = range(3)
 ABSENT, HERE, JOINED, GONE = range(4)
 NO_CODES, TWO_BIT, ONE_BIT = range(3)
 
@@ -151,6 +151,32 @@ class Actor:
     def fewest_pushes(self, piece: int, worker: int) -> int:
         """From which a worker that comes back goes on."""
         return int(_library().actor_fewest_pushes(self.pointer, ctypes.c_size_t(piece), ctypes.c_size_t(worker)))
+
+    def stage(
+        self,
+        piece: int,
+        seq: int,
+        values: np.ndarray[Any, Any],
+        rows: Sequence[int] = (),
+        elements: int = 0,
+        dtype: str = "",
+        codes: int = NO_CODES,
+        threshold: float = 0.0,
+        publishes: bool = True,
+        every: int = 1,
+    ) -> None:
+        """Keep a push of all elements or of rows, and push it to every so many of its chunks."""
+        pushed = (values.ctypes.data_as(ctypes.c_void_p), DTYPES[dtype or str(values.dtype)], codes)
+        of_rows = ((ctypes.c_int64 * max(1, len(rows)))(*rows), ctypes.c_size_t(len(rows)), ctypes.c_size_t(elements))
+        where = (ctypes.c_size_t(piece), ctypes.c_uint64(seq))
+        chunks = (int(publishes), ctypes.c_size_t(every))
+        call("actor_stage", self.pointer, *where, *pushed, ctypes.c_float(threshold), *of_rows, *chunks)
+
+    def finish_push_of(self, worker: int) -> bool:
+        """As the server does for a dead worker."""
+        is_done = ctypes.c_int()
+        call("actor_finish_push_of", self.pointer, ctypes.c_size_t(worker), ctypes.byref(is_done))
+        return bool(is_done.value)
 
     def push_for_ever(self, piece: int, number: float) -> None:
         """Until somebody kills the process."""

@@ -322,6 +322,67 @@ print("all whole")
 """
 
 
+BEGIN_LARGE_KEYS = """
+kv = kvstore.create("dist_async")
+kv.set_optimizer("test", rescale_grad=1.0)
+kv.init(["w", "rows"], [np.zeros(16 << 20, np.float32), np.zeros((3_000, 1_000), np.float32)])
+kv.barrier()
+"""
+
+PUSHES_LARGE_KEYS = (
+    BEGIN_LARGE_KEYS
+    + """
+while not os.path.exists(GO):
+    time.sleep(0.01)
+ones, rows = np.ones(16 << 20, np.float32), kvstore.RowSparse(np.arange(3_000), np.ones((3_000, 1_000), np.float32))
+out = np.empty_like(ones)
+print("begins", flush=True)
+while True:
+    kv.push(["w", "rows"], [ones, rows.rows])
+    kv.pushpull("w", ones, out=out)
+    kv.push("rows", rows)
+"""
+)
+
+# Servers may hear of a death later than this worker.
+READS_LARGE_KEYS = (
+    BEGIN_LARGE_KEYS
+    + """
+for death in range(1, kv.num_workers):
+    while kv.get_num_dead_node(4, 60) < death:
+        time.sleep(0.01)
+    end, said = time.monotonic() + 15, "torn"
+    while said == "torn" and time.monotonic() < end:
+        found = [(value.min(), value.max()) for value in kv.pull(["w", "rows"])]
+        said = "whole" if all(least == most for least, most in found) else "torn"
+    print("dead", said, found, flush=True)
+kv.set_barrier_before_exit(False)
+"""
+)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_the_last_push_of_a_killed_worker_is_applied_as_a_whole_or_not_at_all(tmp_path, servers):
+    chance, kills = np.random.default_rng(), 3
+    gos = [tmp_path / f"go-{number}" for number in range(kills)]
+    with job(tmp_path, 1 + kills, servers, **SOON_OVER) as one:
+        one.scheduler()
+        for _ in range(servers):
+            one.server()
+        reader = one.worker(BEGIN + READS_LARGE_KEYS, DMLC_TASK_ID="0")
+        writers = [
+            one.worker(f"GO = {str(go)!r}\n" + BEGIN + PUSHES_LARGE_KEYS, DMLC_TASK_ID=str(1 + number))
+            for number, go in enumerate(gos)
+        ]
+        for number, writer in enumerate(writers):
+            gos[number].touch()
+            writer.wait_for("begins")
+            time.sleep(0.1 + chance.random() * 0.3)
+            writer.kill()
+            reader.wait_for("]\n", count=1 + number, within_s=40)
+        assert reader.end().count("dead whole") == kills, reader.output()
+
+
 @pytest.mark.parametrize("memory", ["auto", "off"])
 def test_pushes_to_an_atomic_store_are_seen_as_a_whole_also_those_of_a_killed_worker(tmp_path, memory):
     with job(tmp_path, 4, 2, RINGTRAIN_SHARED_MEMORY=memory, **SOON_OVER) as one:

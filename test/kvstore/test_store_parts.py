@@ -12,6 +12,7 @@ import pytest
 from harness.store_parts import (
     APPLIED,
     BUSY,
+    BUSY_READING,
     DONE,
     DUPLICATE,
     EARLY,
@@ -215,6 +216,66 @@ def test_a_worker_that_comes_back_goes_on_where_it_was():
         for chunk in part.chunks(0):
             other.push(chunk, seq, numbers(10, part.elements(chunk)))
             assert value_of(other, chunk, seq) == (11 if (chunk, seq) == (0, 1) else 15)
+
+
+ROWS = [3, 4, 500, 1999]
+CODES = np.random.default_rng(1).integers(0, 256, 200_000 // 4, np.uint8)
+STAGED = {
+    "all": ("float32", {"values": np.arange(200_000, dtype=np.float32)}),
+    "half": ("float16", {"values": np.arange(200_000, dtype=np.float32) / 1024}),
+    "rows": ("float32", {"values": np.arange(400, dtype=np.float32), "rows": ROWS, "elements": 100}),
+    "codes": ("float32", {"values": CODES, "dtype": "float32", "codes": TWO_BIT, "threshold": 0.5}),
+}
+
+
+def staged(of, every, **push):
+    """A Part after a push to every so many of its chunks, and its server."""
+    part = Part([("float32", 100), (of, 200_000)], workers=2, shared=True)
+    part.set_rule("sgd", "mxnet", "momentum", 0.5)
+    Actor(part, 0).stage(1, 1, every=every, **push)
+    return part, Actor(part, 2)
+
+
+@pytest.mark.parametrize("what", STAGED)
+def test_a_server_applies_the_rest_of_a_push_of_a_dead_worker_to_the_bit(what):
+    dtype, push = STAGED[what]
+    part, server = staged(dtype, 3, **push)
+    whole, _ = staged(dtype, 1, **push)
+    for _ in range(2):
+        assert server.finish_push_of(0)
+        for chunk in part.chunks(1):
+            assert server.pushes(chunk, 0) == 1
+            after, expected = (Actor(one, 1).read(chunk, dtype=dtype) for one in (part, whole))
+            assert (after[1] == expected[1]).all() and after[2] == expected[2] == 1
+
+
+def test_a_push_that_was_not_kept_as_a_whole_is_not_applied_at_all():
+    dtype, push = STAGED["all"]
+    part, server = staged(dtype, 1, **push, publishes=False)
+    assert server.finish_push_of(0)
+    assert {server.pushes(chunk, 0) for chunk in part.chunks(1)} == {0}
+
+
+def test_the_rest_of_a_push_waits_for_a_chunk_that_another_process_holds():
+    dtype, push = STAGED["all"]
+    part, server = staged(dtype, 3, **push)
+    worker = Actor(part, 1)
+
+    def hold(of):
+        Actor(Part([("float32", 100), (dtype, 200_000)], workers=2, shared=True, of=of), 1).push_for_ever(1, 0.0)
+
+    with child(part.name, hold) as pid:
+        wait_until(lambda: worker.pushes(part.chunks(1)[0], 1) > 3)
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+            if any(worker.read(chunk)[0] == BUSY_READING for chunk in part.chunks(1)):
+                break
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.001)
+        assert not server.finish_push_of(0)
+    assert server.finish_push_of(0)
+    assert {server.pushes(chunk, 0) for chunk in part.chunks(1)} == {1}
 
 
 @contextmanager

@@ -114,9 +114,10 @@ void ServerThread::take_turn() {
     waiting_room_.try_all();
     looked_at_ = now_s();
   }
+  const bool has_finished = shared_.stores.finish_pushes();
   const bool is_busy = go_on();
   waiting_.store(waiting_room_.size(), std::memory_order_relaxed);
-  mailbox_.sleep(is_busy ? kBusy_s : waiting_room_.size() > 0 ? kLook_s : kStrangers_s);
+  mailbox_.sleep(is_busy ? kBusy_s : waiting_room_.size() > 0 || !has_finished ? kLook_s : kStrangers_s);
 }
 
 void ServerThread::run() {

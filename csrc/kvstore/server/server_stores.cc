@@ -255,6 +255,7 @@ void ServerStores::count_from_term(Actor& actor, int worker) {
   if (part.spec().is_synchronous || number >= part.layout().capacity()) return;
   const auto first = first_terms_.find(worker);
   if (first == first_terms_.end() || first->second == 0) return;
+  visit_all(part, 0, 1, timeout_s_, [&](size_t) { return actor.finish_push_of(number); });
   visit_all(part, 0, part.chunk_count(), timeout_s_,
             [&](size_t chunk) { return actor.count_anew(chunk, number, first->second); });
 }
@@ -310,10 +311,13 @@ void ServerStores::resume(Store& store, const EndedJoins& ended) {
 
 void ServerStores::set_presence(int worker, Presence presence) {
   const Lock lock(mutex_);
-  if (presence == Presence::gone)
+  if (presence == Presence::gone) {
     gone_.insert(worker);
-  else
+    unfinished_.insert(worker);
+    finish_all();
+  } else {
     gone_.erase(worker);
+  }
   for (auto& [number, store] : stores_) {
     const auto joined = store.joins.find(static_cast<uint32_t>(worker));
     // The news that it has come back may arrive after its join.
@@ -321,6 +325,25 @@ void ServerStores::set_presence(int worker, Presence presence) {
     if (joined != store.joins.end()) store.joins.erase(joined);
     for (const auto& actor : store.actors) set_presence(*actor, worker, presence);
   }
+}
+
+bool ServerStores::finish_pushes() {
+  if (!has_unfinished_.load(std::memory_order_relaxed)) return true;
+  const Lock lock(mutex_);
+  finish_all();
+  return unfinished_.empty();
+}
+
+// Ignores errors: a push that the server cannot apply, such as one without a rule, is not applied to any chunk.
+void ServerStores::finish_all() {
+  for (auto worker = unfinished_.begin(); worker != unfinished_.end();) {
+    const auto number = static_cast<size_t>(*worker);
+    bool is_done = true;
+    for (const auto& [of_store, store] : stores_)
+      for (const auto& actor : store.actors) error_of([&] { is_done = actor->finish_push_of(number) && is_done; });
+    worker = is_done ? unfinished_.erase(worker) : std::next(worker);
+  }
+  has_unfinished_.store(!unfinished_.empty(), std::memory_order_relaxed);
 }
 
 bool ServerStores::let_pass(int worker, uint32_t number) {
@@ -432,8 +455,12 @@ void ServerStores::adopt(const std::vector<Found>& all) {
     part->header().has_parked.store(0);  // those that waited at the server before are to ask again
     for (size_t i = 0; i < part->layout().capacity(); ++i)
       if (part->presence(i).load() == Presence::joined) store.joins[static_cast<uint32_t>(i)] = part->join(i).load();
+    // The server before this one may have died before it could apply the rest of their pushes.
+    for (size_t i = 0; i < part->layout().capacity(); ++i)
+      if (part->presence(i).load() == Presence::gone) unfinished_.insert(static_cast<int>(i));
     if (const std::optional<RuleWords> rule = rule_words(*part)) store.rule = rule;
   }
+  finish_all();
 }
 
 Bytes ServerStores::copy(size_t part, size_t first, size_t last) {

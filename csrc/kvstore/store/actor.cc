@@ -25,6 +25,11 @@ void convert(const void* from, DType from_dtype, void* to, DType to_dtype, size_
     throw invalid(std::string("values of ") + name_of(from_dtype) + " cannot be " + name_of(to_dtype) + " here");
 }
 
+size_t up_to_line(size_t bytes) {
+  constexpr size_t kLine = 64;
+  return (bytes + kLine - 1) / kLine * kLine;
+}
+
 }  // namespace
 
 SlotPool::SlotPool(Part& part, size_t worker, const std::vector<Open>& open)
@@ -133,7 +138,7 @@ Outcome Actor::push(size_t chunk, uint64_t seq, const Source& source, const Rate
       return Outcome::early;
     else
       outcome = part_->spec().is_synchronous ? push_in_round(chunk, seq, source, rates)
-                                             : push_at_once(chunk, seq, source, rates);
+                                             : push_at_once(chunk, number_, seq, nullptr, source, rates);
     if (answer && outcome != Outcome::full && is_ready(chunk, seq)) answer_from(chunk, *answer);
   }
   const bool is_awaited = part_->spec().is_synchronous || part_->spec().max_staleness != PartSpec::kNoBound;
@@ -141,13 +146,24 @@ Outcome Actor::push(size_t chunk, uint64_t seq, const Source& source, const Rate
   return outcome;
 }
 
-Outcome Actor::push_at_once(size_t chunk, uint64_t seq, const Source& source, const Rates& rates) {
+// Null: all elements.
+Outcome Actor::push_at_once(size_t chunk, size_t worker, uint64_t seq, const ElementRanges* ranges,
+                            const Source& source, const Rates& rates) {
+  const KeyChunk& place = part_->chunk(chunk);
   const UpdateRule& rule = required_rule(chunk);
-  if (rule.is_program()) return leave(chunk, seq, source);
-  const void* gradient = widened(part_->chunk(chunk), source);
-  ChunkChange change(*part_, chunk, number_, kept(arrays_of(part_->chunk(chunk), &rule)));
-  apply(chunk, rule, gradient, rates);
-  part_->worker(chunk, number_).pushes = seq;
+  if (rule.is_program())
+    return leave(chunk, worker, seq, ranges ? Source{spread(place, *ranges, source), wide(place.dtype), {}} : source);
+  const void* gradient = own_.get();
+  if (ranges)
+    convert(source.values, source.dtype, own_.get(), wide(place.dtype), count_of(*ranges));
+  else
+    gradient = widened(place, source);
+  ChunkChange change(*part_, chunk, number_, kept(arrays_of(place, &rule)));
+  if (ranges)
+    apply_to(chunk, rule, *ranges, gradient, rates);
+  else
+    apply(chunk, rule, gradient, rates);
+  part_->worker(chunk, worker).pushes = seq;
   change.commit(1);
   return Outcome::applied;
 }
@@ -559,13 +575,8 @@ Outcome Actor::push_ranges(size_t chunk, uint64_t seq, const ElementRanges& rang
     const uint64_t before = part_->worker(chunk, number_).pushes;
     if (seq <= before) return Outcome::duplicate;
     if (seq != before + 1) return Outcome::early;
-    const UpdateRule& rule = required_rule(chunk);
-    if (rule.is_program()) return leave(chunk, seq, {spread(place, ranges, source), wide(place.dtype), {}});
-    convert(source.values, source.dtype, own_.get(), wide(place.dtype), count_of(ranges));
-    ChunkChange change(*part_, chunk, number_, kept(arrays_of(place, &rule)));
-    apply_to(chunk, rule, ranges, own_.get(), rates);
-    part_->worker(chunk, number_).pushes = seq;
-    change.commit(1);
+    const Outcome outcome = push_at_once(chunk, number_, seq, &ranges, source, rates);
+    if (outcome != Outcome::applied) return outcome;
   }
   if (part_->spec().max_staleness != PartSpec::kNoBound) part_->ring();
   return Outcome::applied;
@@ -621,6 +632,120 @@ Reading Actor::read_ranges(size_t chunk, uint64_t pushes, const ElementRanges& r
   return Reading::done;
 }
 
+// Pushes of several chunks, which are to be whole also if their process dies between two of them.
+
+void Actor::stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
+                  const std::vector<const ElementRanges*>& ranges) {
+  const Layout& layout = part_->layout();
+  // Read before the term is checked: a later process has raised that before its pushes are counted.
+  const uint64_t term = part_->worker(layout.first_chunk(piece), number_).term;
+  require_term();
+  size_t count = ranges.empty() ? part_->spec().pieces[piece].count : 0, all_ranges = 0;
+  for (const ElementRanges* const of_chunk : ranges) {
+    count += count_of(*of_chunk);
+    all_ranges += of_chunk->size();
+  }
+  const size_t before =
+      ranges.empty() ? 0 : up_to_line(ranges.size() * sizeof(uint32_t) + all_ranges * sizeof(ElementRange));
+  const size_t value_bytes = source.quantizer.kind == Quantizer::Kind::none
+                                 ? count * size_of(source.dtype)
+                                 : quantized_bytes(source.quantizer.kind, count);
+  if (staged_bytes_ < before + value_bytes) {
+    part_->memory().reserve(layout.stage_at(number_), before + value_bytes);
+    staged_bytes_ = before + value_bytes;
+  }
+  StageRecord& record = part_->stage(number_);
+  record.version.store(record.version.load(std::memory_order_relaxed) | 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  char* place = part_->stage_data(number_);
+  for (const ElementRanges* const of_chunk : ranges) {
+    const auto of_it = static_cast<uint32_t>(of_chunk->size());
+    std::memcpy(place, &of_it, sizeof(of_it));
+    place += sizeof(of_it);
+  }
+  for (const ElementRanges* const of_chunk : ranges) {
+    std::memcpy(place, of_chunk->data(), of_chunk->size() * sizeof(ElementRange));
+    place += of_chunk->size() * sizeof(ElementRange);
+  }
+  copy(part_->stage_data(number_) + before, source.values, value_bytes);
+  record.seq = seq;
+  record.term = term;
+  record.piece = static_cast<uint32_t>(piece);
+  record.dtype = static_cast<uint32_t>(source.dtype);
+  record.codes = static_cast<uint32_t>(source.quantizer.kind);
+  record.threshold = source.quantizer.threshold;
+  record.ranges_before = before;
+  record.value_bytes = value_bytes;
+  record.lr = rates.lr;
+  record.wd = rates.wd;
+}
+
+void Actor::publish() {
+  std::atomic<uint64_t>& version = part_->stage(number_).version;
+  version.store(version.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
+// A process that was only stopped may write the record while this reads it. Then the version has changed once all is
+// read, and nothing of it is used.
+bool Actor::finish_push_of(size_t worker) {
+  const Layout& layout = part_->layout();
+  if (layout.stage_bytes() == 0 || worker >= layout.capacity()) return true;
+  const StageRecord& record = part_->stage(worker);
+  const uint64_t version = record.version.load(std::memory_order_acquire);
+  const uint32_t piece = record.piece;
+  const bool has_ranges = record.ranges_before > 0;
+  if (version == 0 || version % 2 == 1 || piece >= part_->spec().pieces.size()) return true;
+  bool is_done = true;
+  const size_t first = layout.first_chunk(piece), last = layout.first_chunk(piece + 1);
+  size_t begin = 0, next_ranges = (last - first) * sizeof(uint32_t);
+  for (size_t chunk = first; chunk < last; ++chunk) {
+    ElementRanges ranges;
+    if (has_ranges) ranges = staged_ranges(worker, chunk - first, next_ranges);
+    is_done = finish_chunk_of(worker, chunk, version, has_ranges ? &ranges : nullptr, begin) && is_done;
+    begin += has_ranges ? count_of(ranges) : part_->chunk(chunk).count;
+  }
+  part_->ring();
+  return is_done;
+}
+
+// Returns those of one chunk, which begin at byte `next`, and moves `next` behind them.
+ElementRanges Actor::staged_ranges(size_t worker, size_t place, size_t& next) const {
+  const char* const stage = part_->stage_data(worker);
+  uint32_t count = 0;
+  std::memcpy(&count, stage + place * sizeof(count), sizeof(count));
+  const size_t bytes = count * sizeof(ElementRange), there = part_->layout().stage_bytes();
+  if (next > there || bytes > there - next) return {};
+  ElementRanges ranges(count);
+  if (count > 0) std::memcpy(ranges.data(), stage + next, bytes);
+  next += bytes;
+  return ranges;
+}
+
+// `begin`: where the elements of the chunk begin among the values.
+bool Actor::finish_chunk_of(size_t worker, size_t chunk, uint64_t version, const ElementRanges* ranges, size_t begin) {
+  const HeldChunk held(*part_, chunk, number_);
+  if (!held) return false;
+  const StageRecord& record = part_->stage(worker);
+  const WorkerRecord& of_worker = part_->worker(chunk, worker);
+  if (of_worker.pushes + 1 != record.seq || of_worker.term != record.term) return true;
+  const auto dtype = static_cast<DType>(record.dtype);
+  const Quantizer quantizer = {static_cast<Quantizer::Kind>(record.codes), record.threshold};
+  const uint64_t seq = record.seq;
+  const Rates rates = {record.lr, record.wd};
+  const size_t count = ranges ? count_of(*ranges) : part_->chunk(chunk).count;
+  const auto bytes_of = [&](size_t elements) {
+    return quantizer.kind == Quantizer::Kind::none ? elements * size_of(dtype)
+                                                   : quantized_bytes(quantizer.kind, elements);
+  };
+  const size_t from = record.ranges_before + bytes_of(begin);
+  if (bytes_of(count) > part_->layout().chunk_bytes() || from + bytes_of(count) > part_->layout().stage_bytes())
+    return true;
+  std::memcpy(sum_.get(), part_->stage_data(worker) + from, bytes_of(count));
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (record.version.load(std::memory_order_relaxed) != version) return true;
+  return push_at_once(chunk, worker, seq, ranges, {sum_.get(), dtype, quantizer}, rates) != Outcome::full;
+}
+
 // Chunks whose values a program of the server updates: workers leave gradients, and the server takes them.
 
 bool Actor::is_of_program(size_t chunk) {
@@ -633,15 +758,15 @@ bool Actor::has_gradient(size_t chunk) const {
 }
 
 // One at a time: who comes before the program has taken that has to come again.
-Outcome Actor::leave(size_t chunk, uint64_t seq, const Source& source) {
+Outcome Actor::leave(size_t chunk, size_t worker, uint64_t seq, const Source& source) {
   ChunkRecord& record = part_->record(chunk);
   if (record.pending != 0) return Outcome::full;
   const KeyChunk& place = part_->chunk(chunk);
   // until it is pending it is nobody's, so no journal has to keep what was there
   std::memcpy(part_->state(0, chunk), widened(place, source), place.wide_bytes());
   ChunkChange change(*part_, chunk, number_, 0);
-  part_->worker(chunk, number_).pushes = seq;
-  record.pending = number_ + 1;
+  part_->worker(chunk, worker).pushes = seq;
+  record.pending = static_cast<uint32_t>(worker) + 1;
   change.commit(0);
   return Outcome::left;
 }

@@ -114,6 +114,16 @@ class Actor {
                       const Rates& rates);
   Reading read_ranges(size_t chunk, uint64_t pushes, const ElementRanges& ranges, Answer& answer);
 
+  // Copies a push to a piece of an asynchronous store to the memory of the Part, before the first chunk is pushed. If
+  // this process dies in between, the server applies the rest. The values of the chunks follow each other. `ranges`: of
+  // each chunk, or none: all elements. The push that was copied before must be over. From publish() on this one counts.
+  void stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
+             const std::vector<const ElementRanges*>& ranges);
+  void publish();
+  // For the server. Applies the push that a dead worker has copied to the chunks that have not counted it. Returns
+  // false where one of them is busy: it is to be called again.
+  bool finish_push_of(size_t worker);
+
   // The following are true when done, and false when busy. `values` is in the dtype of the key.
   bool assign(size_t chunk, const void* values);
   // From now on the rule is this one (0: none), its states are zero, and it has updated the chunk so many times. Or it
@@ -175,9 +185,12 @@ class Actor {
   // Within a ChunkChange.
   void apply(size_t chunk, const UpdateRule& rule, const void* gradient, const Rates& rates);
   void store(size_t chunk, const void* wide_values);
-  Outcome push_at_once(size_t chunk, uint64_t seq, const Source& source, const Rates& rates);
+  Outcome push_at_once(size_t chunk, size_t worker, uint64_t seq, const ElementRanges* ranges, const Source& source,
+                       const Rates& rates);
+  ElementRanges staged_ranges(size_t worker, size_t place, size_t& next) const;
+  bool finish_chunk_of(size_t worker, size_t chunk, uint64_t version, const ElementRanges* ranges, size_t begin);
   Outcome push_in_round(size_t chunk, uint64_t seq, const Source& source, const Rates& rates);
-  Outcome leave(size_t chunk, uint64_t seq, const Source& source);
+  Outcome leave(size_t chunk, size_t worker, uint64_t seq, const Source& source);
   Outcome deposit(size_t chunk, uint64_t seq, const Source& source, const Rates& rates);
   bool can_close(size_t chunk, const Contribution* own) const;
   void close(size_t chunk, uint64_t seq, const Contribution* own);
@@ -200,6 +213,7 @@ class Actor {
   uint32_t rule_number_ = 0;
   std::shared_ptr<const UpdateRule> rule_;
   uint32_t reserved_arrays_ = 0;  // of the journal
+  size_t staged_bytes_ = 0;       // for which there is room
 };
 
 // Calls visit(chunk) for those from `first` up to `last` until each has said that it is done; others go first where one

@@ -20,6 +20,13 @@ size_t up_to(size_t multiple, size_t bytes) { return (bytes + multiple - 1) / mu
 // On multiples of what one word of codes holds, and of a line of the cache.
 size_t elements_of_chunk(DType dtype) { return Layout::kChunkBytes / std::max(size_of(dtype), sizeof(float)); }
 
+// Values, and where only some elements are pushed, a range for each at worst, and a number for each chunk.
+size_t most_staged(const KeyPiece& piece) {
+  const size_t chunks = piece.count / elements_of_chunk(piece.dtype) + 1;
+  return piece.count * (size_of(wide(piece.dtype)) + sizeof(ElementRange)) + up_to(kLine, chunks * sizeof(uint32_t)) +
+         kLine;
+}
+
 }  // namespace
 
 void PartSpec::put(Writer& writer) const {
@@ -87,7 +94,9 @@ Layout::Layout(PartSpec spec) : spec_(std::move(spec)) {
   first_chunks_.push_back(chunks_.size());
 
   const size_t of_workers = capacity() * sizeof(WorkerRecord);
-  controls_at_ = up_to(kLine, sizeof(PartHeader) + capacity() * sizeof(WorkerPlace));
+  static_assert(sizeof(StageRecord) <= kStageStride);
+  stage_records_at_ = up_to(kLine, sizeof(PartHeader) + capacity() * sizeof(WorkerPlace));
+  controls_at_ = stage_records_at_ + capacity() * kStageStride;
   control_stride_ = up_to(kLine, sizeof(ChunkRecord) + of_workers);
   journals_at_ = up_to(kPage, controls_at_ + chunks_.size() * control_stride_);
   journal_header_bytes_ = up_to(kPage, sizeof(JournalRecord) + sizeof(ChunkRecord) - kChunkKeptAt + of_workers);
@@ -98,7 +107,10 @@ Layout::Layout(PartSpec spec) : spec_(std::move(spec)) {
   wide_at_ = values_at_ + up_to(kPage, value_bytes_);
   wide_stride_ = up_to(kPage, wide_bytes);
   slots_at_ = wide_at_ + (kArrays - 1) * wide_stride_;
-  bytes_ = slots_at_ + capacity() * slots_ * chunk_bytes_;
+  stages_at_ = slots_at_ + capacity() * slots_ * chunk_bytes_;
+  if (!spec_.is_synchronous && !spec_.is_atomic)
+    for (const KeyPiece& piece : spec_.pieces) stage_bytes_ = std::max(stage_bytes_, up_to(kPage, most_staged(piece)));
+  bytes_ = stages_at_ + capacity() * stage_bytes_;
 }
 
 size_t Layout::slot_control_bytes() const { return up_to(kPage, slots_ * sizeof(SlotRecord)); }

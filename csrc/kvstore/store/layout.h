@@ -94,6 +94,11 @@ class Layout {
   size_t journal_array_at(size_t actor, size_t array) const {
     return journal_at(actor) + journal_header_bytes_ + array * chunk_bytes_;
   }
+  size_t stage_record_at(size_t worker) const { return stage_records_at_ + worker * kStageStride; }
+  // The values of a StageRecord. Where only some elements are pushed, the number of ranges of each chunk and these
+  // ranges precede them.
+  size_t stage_at(size_t worker) const { return stages_at_ + worker * stage_bytes_; }
+  size_t stage_bytes() const { return stage_bytes_; }  // 0: no push of this Part has several chunks
   size_t slot_control_at(size_t worker, uint32_t slot) const;
   size_t slot_at(size_t worker, uint32_t slot) const { return slots_at_ + (worker * slots_ + slot - 1) * chunk_bytes_; }
   size_t array_at(size_t array) const { return array == 0 ? values_at_ : wide_at_ + (array - 1) * wide_stride_; }
@@ -108,6 +113,8 @@ class Layout {
   size_t bytes() const { return bytes_; }
 
  private:
+  static constexpr size_t kStageStride = 128;
+
   PartSpec spec_;
   std::vector<KeyChunk> chunks_;
   std::vector<size_t> first_chunks_;
@@ -115,6 +122,7 @@ class Layout {
   size_t chunk_bytes_ = kChunkBytes;
   size_t value_bytes_ = 0;
   size_t controls_at_ = 0, control_stride_ = 0, journals_at_ = 0, journal_stride_ = 0, journal_header_bytes_ = 0;
+  size_t stage_records_at_ = 0, stages_at_ = 0, stage_bytes_ = 0;
   size_t slot_controls_at_ = 0, values_at_ = 0, wide_at_ = 0, wide_stride_ = 0, slots_at_ = 0, bytes_ = 0;
 };
 

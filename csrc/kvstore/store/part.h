@@ -3,7 +3,8 @@
 //
 // An actor makes all changes: a worker, or the server. It holds the mutex of one chunk at a time, and writes
 // down before in its journal how that chunk was. If its process dies in the middle, the next one to hold the mutex puts
-// that back: a change has happened as a whole, or not at all.
+// that back: a change has happened as a whole, or not at all. A push of several chunks is copied to the memory before
+// (StageRecord): if its worker dies between two chunks, the server applies the rest.
 #pragma once
 
 #include <cstddef>
@@ -76,6 +77,8 @@ class Part {
   WorkerRecord& worker(size_t chunk, size_t worker) {
     return (&at<WorkerRecord>(layout_.chunk_control_at(chunk) + sizeof(ChunkRecord)))[worker];
   }
+  StageRecord& stage(size_t worker) { return at<StageRecord>(layout_.stage_record_at(worker)); }
+  char* stage_data(size_t worker) { return memory_.data() + layout_.stage_at(worker); }
   SlotRecord& slot(size_t worker, uint32_t slot) { return at<SlotRecord>(layout_.slot_control_at(worker, slot)); }
   char* slot_data(size_t worker, uint32_t slot) { return memory_.data() + layout_.slot_at(worker, slot); }
   char* value(size_t number) { return array(0, number); }

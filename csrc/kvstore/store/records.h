@@ -96,6 +96,21 @@ struct JournalRecord {
   // Here follow the chunk's kept record and those of its workers.
 };
 
+// A push to all chunks of a piece of an asynchronous store, copied before the first chunk is pushed. Its values are at
+// Layout::stage_at. Written by its worker; read by the server once that worker is dead.
+struct StageRecord {
+  // Odd while the record and the values are written; then 2 more than before. 0: there has been none.
+  std::atomic<uint64_t> version;
+  uint64_t seq, term;  // of the worker's push; as WorkerRecord::term
+  uint32_t piece;
+  uint32_t dtype;          // of the values
+  uint32_t codes;          // the kind of a Quantizer
+  float threshold;         // its
+  uint64_t ranges_before;  // bytes of ranges before the values; 0: the values are all elements of the piece
+  uint64_t value_bytes;
+  double lr, wd;
+};
+
 // The content of a slot. Written by its worker, read by the actor that closes the round.
 struct SlotRecord {
   uint64_t seq;

@@ -14,6 +14,13 @@ namespace {
 
 bool is_synchronous(const DirectItem& item) { return item.actor->part().spec().is_synchronous; }
 
+// Whether a push of several chunks would stay in parts if this process died in between. Memory that is not shared dies
+// with the process. Synchronous and atomic stores have no room for it.
+bool needs_stage(const DirectItem& item) {
+  const Part& part = item.actor->part();
+  return item.source.values && part.layout().stage_bytes() > 0 && item.actor->shared_part()->memory().is_shared();
+}
+
 std::vector<Actor*> actors_of(const std::vector<DirectItem>& items) {
   std::set<Actor*> actors;
   for (const DirectItem& item : items) actors.insert(item.actor);
@@ -34,6 +41,37 @@ void pause(int times) {
 
 }  // namespace
 
+// The pushes of a worker are staged one after the other, in the order in which they count. Where the push before this
+// one has failed, the turn begins after timeout_s, and begin_all() raises the error.
+class DirectPath::StageTurn {
+ public:
+  StageTurn(DirectPath& path, const std::vector<DirectItem>& items, Interrupt interrupt) : path_(path) {
+    const double end = now_s() + path.timeout_s_;
+    for (int times = 0; !take(items, now_s() > end); ++times) {
+      pause(times);
+      if (times % 64 == 63) interrupt();
+    }
+  }
+  ~StageTurn() {
+    const Lock lock(path_.mutex_);
+    path_.is_staging_ = false;
+  }
+  StageTurn(const StageTurn&) = delete;
+  StageTurn& operator=(const StageTurn&) = delete;
+
+ private:
+  bool take(const std::vector<DirectItem>& items, bool is_late) EXCLUDES(path_.mutex_) {
+    const Lock lock(path_.mutex_);
+    if (path_.ended_) throw Error(*path_.ended_);
+    const DirectItem& first = items.front();
+    const uint64_t before = first.actor->pushes_of(first.chunk, static_cast<size_t>(path_.worker_));
+    if (path_.is_staging_ || (before + 1 < first.pushes && !is_late)) return false;
+    return path_.is_staging_ = true;
+  }
+
+  DirectPath& path_;
+};
+
 // Rounds: workers go through groups of as many chunks as there are workers, each from another one on, so that they all
 // come to a group together, and each closes its share. Without rounds each begins elsewhere.
 std::vector<size_t> DirectPath::order_of(const std::vector<DirectItem>& items) const {
@@ -53,8 +91,17 @@ std::vector<size_t> DirectPath::order_of(const std::vector<DirectItem>& items) c
 std::vector<DirectItem> DirectPath::carry_out(std::vector<DirectItem> items, const StoreHandle& handle,
                                               Interrupt interrupt) {
   const KeptDenormals kept;
+  std::vector<DirectItem> left_behind;
   try {
-    return begin_in_order(items, interrupt);
+    for (Group& group : groups_of(std::move(items))) {
+      std::optional<StageTurn> turn;
+      if (group.is_staged) {
+        turn.emplace(*this, group.items, interrupt);
+        stage(group.items);
+      }
+      begin_in_order(group.items, left_behind, interrupt);
+    }
+    return left_behind;
   } catch (...) {
     const Lock lock(mutex_);
     const auto is_of_it = [&](const DirectItem& item) { return item.handle.get() == &handle; };
@@ -63,12 +110,53 @@ std::vector<DirectItem> DirectPath::carry_out(std::vector<DirectItem> items, con
   }
 }
 
-std::vector<DirectItem> DirectPath::begin_in_order(std::vector<DirectItem>& items, Interrupt interrupt) {
+// Returns a group for each key whose push is staged, and one group for all others. Each worker begins with another one.
+std::vector<DirectPath::Group> DirectPath::groups_of(std::vector<DirectItem> items) const {
+  std::vector<Group> groups(1);
+  for (size_t first = 0, last = 0; first < items.size(); first = last) {
+    const auto is_other = [&](const DirectItem& item) {
+      return item.key != items[first].key || item.pushes != items[first].pushes;
+    };
+    const auto begin = items.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto end = std::find_if(begin, items.end(), is_other);
+    last = static_cast<size_t>(end - items.begin());
+    const bool is_staged = last - first > 1 && needs_stage(items[first]);
+    if (is_staged) groups.push_back({true});
+    std::vector<DirectItem>& group = is_staged ? groups.back().items : groups.front().items;
+    group.insert(group.end(), std::make_move_iterator(begin), std::make_move_iterator(end));
+  }
+  const size_t turned = static_cast<size_t>(worker_) * groups.size() / static_cast<size_t>(workers_);
+  std::rotate(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(turned % groups.size()), groups.end());
+  return groups;
+}
+
+bool DirectPath::has_left(const DirectItem& item) {
+  const Lock lock(mutex_);
+  return left_.count(item.actor) > 0;
+}
+
+// Copies all pieces before it publishes any of them.
+void DirectPath::stage(const std::vector<DirectItem>& items) {
+  std::vector<Actor*> staged;
+  for (size_t first = 0, last = 0; first < items.size(); first = last) {
+    const DirectItem& item = items[first];
+    const size_t piece = item.actor->part().chunk(item.chunk).piece;
+    std::vector<const ElementRanges*> ranges;
+    for (last = first; last < items.size() && items[last].actor == item.actor; ++last)
+      if (item.ranges) ranges.push_back(items[last].ranges.get());
+    if (has_left(item)) continue;
+    item.actor->stage(piece, item.pushes, item.source, item.rates, ranges);
+    staged.push_back(item.actor);
+  }
+  for (Actor* const actor : staged) actor->publish();
+}
+
+void DirectPath::begin_in_order(std::vector<DirectItem>& items, std::vector<DirectItem>& left_behind,
+                                Interrupt interrupt) {
   const std::vector<size_t> order = order_of(items);
   const std::vector<Actor*> actors = actors_of(items);
   const size_t at_once = std::max(static_cast<size_t>(workers_), size_t{4});
   std::vector<size_t> chosen;
-  std::vector<DirectItem> left_behind;
   for (size_t next = 0; next < order.size();) {
     for (const size_t end = std::min(next + at_once, order.size()); next < end; ++next) chosen.push_back(order[next]);
     begin_all(items, chosen, left_behind);
@@ -87,7 +175,6 @@ std::vector<DirectItem> DirectPath::begin_in_order(std::vector<DirectItem>& item
     DirectItem& item = items[chosen.front()];
     if (!waits_for_server) require_progress(item, standstill.waited_s(item.actor->part(), item.chunk));
   }
-  return left_behind;
 }
 
 // An update takes no time, but another worker may come late for a good reason.

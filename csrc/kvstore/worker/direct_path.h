@@ -102,6 +102,9 @@ class DirectPath {
  private:
   static constexpr size_t kAhead = 64, kAll = ~size_t{0};
 
+  // Held by the one thread of this worker that may use Actor::stage().
+  class StageTurn;
+
   enum class Step { over, open, busy };
   enum class Reach { present, away, left };
 
@@ -113,10 +116,18 @@ class DirectPath {
   std::vector<size_t> order_of(const std::vector<DirectItem>& items) const;
   Step begin(DirectItem& item) REQUIRES(mutex_);
   Step look(DirectItem& item) REQUIRES(mutex_);
-  std::vector<DirectItem> begin_in_order(std::vector<DirectItem>& items, Interrupt interrupt) EXCLUDES(mutex_);
+  struct Group {
+    bool is_staged = false;
+    std::vector<DirectItem> items = {};
+  };
+  std::vector<Group> groups_of(std::vector<DirectItem> items) const;
+  void stage(const std::vector<DirectItem>& items) EXCLUDES(mutex_);
+  void begin_in_order(std::vector<DirectItem>& items, std::vector<DirectItem>& left_behind, Interrupt interrupt)
+      EXCLUDES(mutex_);
   void begin_all(std::vector<DirectItem>& items, std::vector<size_t>& chosen, std::vector<DirectItem>& left_behind)
       EXCLUDES(mutex_);
   // Throws where the server is lost.
+  bool has_left(const DirectItem& item) EXCLUDES(mutex_);
   Reach reach(const DirectItem& item) const REQUIRES(mutex_);
   bool is_away(int server) const REQUIRES(mutex_);
   void fail_what_is_lost() REQUIRES(mutex_);
@@ -134,6 +145,7 @@ class DirectPath {
   std::optional<Error> rounds_error_ GUARDED_BY(mutex_);  // why no round can close
   std::map<int, Absence> absent_ GUARDED_BY(mutex_);      // servers
   std::set<const Actor*> left_ GUARDED_BY(mutex_);
+  bool is_staging_ GUARDED_BY(mutex_) = false;     // a thread has its StageTurn
   std::optional<Error> ended_ GUARDED_BY(mutex_);  // why nothing can be done any more
   // Others have not come for a while, so this worker does not wait for them until they have.
   bool is_ahead_ GUARDED_BY(mutex_) = false;

@@ -121,6 +121,39 @@ EXPORTED uint64_t actor_fewest_pushes(Actor* actor, size_t piece, size_t worker)
   return actor->fewest_pushes(piece, worker);
 }
 
+// Keeps a push to a piece, of these rows (none: all), and pushes it to every so many of its chunks.
+// Without `publishes` only keeps it.
+EXPORTED const char* actor_stage(Actor* actor, size_t piece, uint64_t seq, const char* values, int dtype, int codes,
+                                 float threshold, const int64_t* rows, size_t count, size_t elements, int publishes,
+                                 size_t every) {
+  return text_of([&] {
+    const Layout& layout = actor->part().layout();
+    const Quantizer quantizer = {static_cast<Quantizer::Kind>(codes), threshold};
+    const auto source = [&](uint64_t begin) {
+      const size_t bytes = codes ? quantized_bytes(quantizer.kind, begin) : begin * size_of(static_cast<DType>(dtype));
+      return Source{values + bytes, static_cast<DType>(dtype), quantizer};
+    };
+    ChunkRows of_chunks;
+    if (count > 0) of_chunks = rows_of_piece(layout, piece, {rows, rows + count}, elements, true);
+    std::vector<const ElementRanges*> ranges;
+    for (const RowsOfChunk& one : of_chunks) ranges.push_back(&one.ranges);
+    actor->stage(piece, seq, source(0), {0.5, 0}, ranges);
+    if (!publishes) return;
+    actor->publish();
+    const size_t first = layout.first_chunk(piece);
+    for (size_t i = 0; first + i < layout.first_chunk(piece + 1); i += every) {
+      if (count == 0)
+        actor->push(first + i, seq, source(layout.chunks()[first + i].begin), {0.5, 0}, nullptr);
+      else
+        actor->push_ranges(first + i, seq, *ranges[i], source(of_chunks[i].begin), {0.5, 0});
+    }
+  });
+}
+
+EXPORTED const char* actor_finish_push_of(Actor* actor, size_t worker, int* is_done) {
+  return text_of([&] { *is_done = actor->finish_push_of(worker); });
+}
+
 // Pushes one number to all chunks for ever, each as soon as it may, until the process is killed.
 EXPORTED const char* actor_push_for_ever(Actor* actor, size_t piece, float number) {
   return text_of([&] {
