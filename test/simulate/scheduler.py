@@ -150,6 +150,8 @@ class _Hub:
         if line.is_open:
             if message["kind"] != "beat":
                 self._world.trace("scheduler", f"tells {line.process.name} {_short(message)}")
+            if message["kind"] == "error":
+                self._world.require_missing(line.process, message["text"])
             self._world.story.at(line.arrival_s(False), lambda: line.deliver(message))
 
     def drop(self, line: _Connection) -> None:
@@ -566,23 +568,23 @@ class _World:
     def _require_cause(self, process: _Process, error: Exception) -> None:
         text = _QUOTED.sub("", str(error))
         if isinstance(error, errors.StalledError) and (self.stall_s or self.disturbed):
-            self._require_missing(process, text)
-            return
+            return  # what it says was judged when the scheduler sent it
         if not self.disturbed:
             self.story.find(f"{process.name} has an error without a cause: {text}")
         for role, number in _NAMES.findall(text):
             if f"{role} {number}" not in self.disturbed:
                 self.story.find(f"an error of {process.name} names {role} {number}, which was not disturbed: {text}")
 
-    def _require_missing(self, process: _Process, text: str) -> None:
+    def require_missing(self, process: _Process, text: str) -> None:
         """An undisturbed worker may keep the others waiting, but not one that has come."""
         match = _MISSING.match(text)
         if match is None:
             return
         for first, last in re.findall(r"(\d+)(?:-(\d+))?", match[2]):
             for number in range(int(first), int(last or first) + 1):
-                if self.last(WORKER, number) in self.came.get(match[1], ()):
-                    self.story.find(f"an error of {process.name} names worker {number}, which has come: {text}")
+                worker = self.last(WORKER, number)
+                if worker.runs() and worker in self.came.get(match[1], ()):
+                    self.story.find(f"{process.name} is told of worker {number}, which has come: {text}")
 
     def is_over(self) -> bool:
         return bool(self.story.finding) or not any(one.runs() for one in self.processes)
