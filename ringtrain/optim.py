@@ -12,6 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, which completion shows."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 # Of one parameter: "step", the number of updates so far, and the arrays that its optimizer remembers.
 State = dict[str, Any]
 

@@ -29,6 +29,22 @@ from ringtrain.errors import (
 from ringtrain.jax.failures import errors
 from ringtrain.jax.trees import Tree, as_leaf, on_host
 
+__all__ = [
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "JaxState",
+    "ObjectState",
+    "State",
+    "generation",
+    "run",
+    "run_fn",
+]
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, which completion shows."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
 
 def run(func: Function[AnyState, Arguments, Result]) -> Function[AnyState, Arguments, Result]:
     """As `ringtrain.elastic.run`, also for the loss of a rank while a compiled step is under way.

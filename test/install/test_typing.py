@@ -1,5 +1,6 @@
 """Type checkers and editors see the types of ringtrain in a script of a user."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import ringtrain
 from ringtrain.options import keywords, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +100,22 @@ def test_the_keywords_of_init_are_those_of_the_option_table():
     assert set(keywords.Options.__annotations__) == {option.name for option in table.TABLE}
 
 
-def test_a_prompt_completes_public_names_only():
-    names = {name for name in dir(ringtrain) if not name.startswith("__")}
-    assert names == {*ringtrain.__all__, "elastic"}
+@pytest.mark.parametrize(
+    ("module", "framework", "parts"),
+    [
+        ("ringtrain", None, {"elastic"}),
+        ("ringtrain.elastic", None, set()),
+        ("ringtrain.kvstore", None, set()),
+        ("ringtrain.optim", None, set()),
+        pytest.param("ringtrain.torch", "torch", {"elastic"}, marks=pytest.mark.slow),
+        pytest.param("ringtrain.torch.elastic", "torch", set(), marks=pytest.mark.slow),
+        pytest.param("ringtrain.jax", "jax", {"distributed", "elastic"}, marks=pytest.mark.slow),
+        pytest.param("ringtrain.jax.elastic", "jax", set(), marks=pytest.mark.slow),
+    ],
+)
+def test_a_prompt_completes_public_names_only(module, framework, parts):
+    if framework:
+        pytest.importorskip(framework, reason=f"{framework} is not installed in this environment")
+    completed = importlib.import_module(module)
+    names = {name for name in dir(completed) if not name.startswith("__")}
+    assert names == {*completed.__all__, *parts}

@@ -29,3 +29,7 @@ from ringtrain.torch.elastic.state import (
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     # Every name above, but none of the modules that importing them has left here.
     __all__ = sorted(name for name, it in globals().items() if not name.startswith("_") and not inspect.ismodule(it))
+
+    def __dir__() -> list[str]:
+        """Lists the public names, which completion shows."""
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
