@@ -1,8 +1,7 @@
 """The errors of operations over several ranks.
 
-All derive from RingtrainError, which is a RuntimeError. A mistake that the caller's own rank can see (a name that is in
-flight, a shape that cannot be split, an unsupported dtype) is a plain ValueError or TypeError instead, raised by the
-call itself.
+All derive from RingtrainError, which is a RuntimeError. A mistake that one rank can see alone (a name in flight, a
+shape that cannot be split, an unsupported dtype) is a ValueError or TypeError, raised by the call.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ class NonFiniteError(RingtrainError):
 
 
 class StepOrderError(RingtrainError, AssertionError):
-    """The calls of backward(), step() and zero_grad() came in an order that would lose gradients.
+    """backward(), step() and zero_grad() were called in an order that would lose gradients.
 
-    An AssertionError too, which is what Horovod raises.
+    Also an AssertionError, as in Horovod.
     """
 
 
 class AdasumError(ValueError, RuntimeError):
     """Adasum was asked for arrays or operations that it does not support.
 
-    A RuntimeError too, which is what Horovod raises.
+    Also a RuntimeError, as in Horovod.
     """
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The ranks of an elastic job are to begin another generation, since there are others than before: no error.
+    """The ranks of an elastic job change, and the next generation begins. Not an error.
 
     Args:
-        skip_sync: whether the state of all ranks is the same, so that it need not be compared.
+        skip_sync: whether all ranks have the same state, so that it need not be sent.
     """
 
     def __init__(self, skip_sync: bool = False):

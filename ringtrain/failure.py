@@ -1,6 +1,7 @@
-"""Reports of this rank about itself when something goes wrong, or when nothing goes on.
+"""What a rank says about itself for the messages of errors.
 
-Where in the script an operation was submitted, whether all threads wait, and an exception of which this rank ends.
+The line of the script that submitted an operation, whether all threads of the rank wait, and the exception that ends
+the script.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from ringtrain._core import Site
 # --- call sites: where in the script an operation was submitted -------------------------------------------------------
 
 
-# Frames of these packages are not the user's: ringtrain itself, and what calls its hooks.
+# Frames of these packages are not of the user: ringtrain, and libraries that call its hooks.
 _NOT_THE_USERS = ("ringtrain", "torch", "jax", "optax", "mxnet")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_MOST = 100_000  # names, or places, that are remembered; beyond that all are forgotten
+_MAX_KNOWN = 100_000  # names, and lines of scripts; beyond that all are forgotten
 
 _by_name: dict[str, Site] = {}
-_by_place: dict[tuple[int, int], tuple[CodeType, Site]] = {}  # id of the code, which is kept so that it stays its id
+# By the id of the code, which is kept so that its id is not reused, and the instruction.
+_by_place: dict[tuple[int, int], tuple[CodeType, Site]] = {}
 
 
 def call_site(name: str = "") -> Site:
-    """Returns the place that called ringtrain; the first one that did so with this name, which is quick to find."""
+    """Returns the line of the script that called ringtrain. A `name` keeps the line of its first call."""
     if _of_thread.submitter is None:
         note_submitter()
     known = _by_name.get(name)
@@ -45,37 +47,37 @@ def call_site(name: str = "") -> Site:
     else:
         place = (id(frame.f_code), frame.f_lasti)
         if place not in _by_place:
-            if len(_by_place) >= _MOST:
+            if len(_by_place) >= _MAX_KNOWN:
                 _by_place.clear()
             _by_place[place] = frame.f_code, Site(_text(frame))
         site = _by_place[place][1]
     if name:
-        if len(_by_name) >= _MOST:
+        if len(_by_name) >= _MAX_KNOWN:
             _by_name.clear()
         _by_name[name] = site
     return site
 
 
 def call_place() -> str:
-    """The place that called ringtrain, as text; "" if there is none."""
+    """Returns the line of the script that called ringtrain, such as "train.py:31"; "" if no script did."""
     note_submitter()
     return place_of_script()
 
 
 def place_of_script() -> str:
-    """The same for what submits nothing."""
+    """Returns the same, but does not count the calling thread as one that submits operations."""
     frame = _frame_of_user()
     return "" if frame is None else _text(frame)
 
 
 def whereabouts(frame: FrameType) -> str:
-    """Where it is, for messages: "in load() at train.py:17", or "at train.py:40" outside of functions."""
+    """Returns where a frame is, for messages: "in load() at train.py:17", or "at train.py:40" outside functions."""
     name = frame.f_code.co_name
     return f"at {_text(frame)}" if name == "<module>" else f"in {name}() at {_text(frame)}"
 
 
 def is_of_script(frame: FrameType) -> bool:
-    """Whether it is neither of ringtrain nor of Python or a package that is installed."""
+    """Whether a frame is of the script: not of ringtrain, of Python, or of an installed package."""
     file = frame.f_code.co_filename
     is_of_library = file.startswith((_STANDARD_LIBRARY, "<frozen ")) or any(part in file for part in _PACKAGES)
     return _is_the_users(frame) and not is_of_library
@@ -94,7 +96,7 @@ def _text(frame: FrameType) -> str:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warns at the place that called ringtrain."""
+    """Warns at the line of the script that called ringtrain."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and not _is_the_users(frame):
         level, frame = level + 1, frame.f_back
@@ -114,17 +116,17 @@ _NOWHERE = Site("")
 
 # --- deadlocks: whether all threads of this rank that could submit something wait -------------------------------------
 
-# When that holds on all ranks and nothing can be agreed on, it is a deadlock. Only what is certain counts: a thread
-# that looks with `poll` now and then does not wait, and a rank with another thread at work may still submit something.
-# Daemon threads count only once they have submitted something, since those of other libraries never end.
+# If all threads of all ranks wait and no operation can be agreed on, the job is deadlocked. A thread that calls `poll`
+# now and then does not wait, and a rank with another thread at work may still submit something. Daemon threads count
+# only once they have submitted something, since those of other libraries never end.
 
-_lock = threading.RLock()  # a signal handler may come here in the middle
+_lock = threading.RLock()  # reentrant: a signal handler may run while its thread holds it
 _waiting: dict[int, _core.Handle] = {}  # by thread
 _submitters: set[int] = set()  # threads that live and have submitted something
 
 
 class _Submitter:
-    """A thread that has submitted something, until it ends: its number may be another thread's then."""
+    """Counts a thread that has submitted something, until it ends: its number may then belong to another thread."""
 
     def __init__(self) -> None:
         self._number, self._all = threading.get_ident(), _submitters
@@ -142,7 +144,7 @@ _of_thread = _OfThread()
 
 
 def note_submitter() -> None:
-    """The calling thread submits operations; if that is new, what was said without counting it was too early."""
+    """Counts the calling thread as one that submits. If it is new, withdraws what was reported without it."""
     if _of_thread.submitter is None:
         with _lock:
             _of_thread.submitter = _Submitter()
@@ -151,7 +153,7 @@ def note_submitter() -> None:
 
 @contextmanager
 def waiting(handle: _core.Handle) -> Iterator[None]:
-    """The calling thread has waited for the handle for a while and goes on waiting within."""
+    """Counts the calling thread as waiting within. Tells the core what is waited for if all threads wait."""
     me = threading.get_ident()
     try:
         with _lock:
@@ -171,12 +173,12 @@ def _are_all_waiting() -> bool:
     )
 
 
-# --- exceptions: when this rank fails, the others are told why, and the process ends ----------------------------------
+# --- exceptions: how a rank that fails tells the others why, and ends ----------------------------------
 
 
-# How long the exception of this rank waits until the others know of it.
+# How long an uncaught exception may take to reach the other ranks.
 _TELLING_S = 2.0
-# How long MPI_Finalize may wait for the other ranks after a failure: one that is stopped would never come.
+# How long MPI_Finalize may wait for the other ranks after a failure: a stopped rank never calls it.
 _FINALIZE_S = 3.0
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -185,10 +187,10 @@ _last_words = ""
 
 
 def tell_exceptions() -> None:
-    """From now on an uncaught exception is told to the other ranks before this process ends of it.
+    """Reports uncaught exceptions of the main thread to the other ranks from now on, before the process ends.
 
-    This is for the main thread. An exception in another thread does not end the process: the others may never need what
-    that thread was for, and if they do, they wait and get StalledError.
+    An exception in another thread does not end the process, and is not reported: the other ranks may never need that
+    thread. If they do, they wait and get StalledError.
     """
     global _previous
     if _previous is None:
@@ -196,25 +198,25 @@ def tell_exceptions() -> None:
 
 
 def keep_exceptions() -> None:
-    """Undo `tell_exceptions`, unless somebody else's hook stands before ours and calls it."""
+    """Undoes `tell_exceptions`, unless another hook was installed later and calls this one."""
     global _previous
     if _previous is not None and sys.excepthook is _tell:
         sys.excepthook, _previous = _previous, None
 
 
 def limit_exit() -> None:
-    """This rank or another one has failed: the end of the process must not wait for ranks that may never end."""
+    """Limits how long the end of this process waits for other ranks. Called when a rank has failed."""
     _core.limit_exit(_FINALIZE_S)
 
 
 def tell(error: BaseException) -> None:
-    """Makes the operations of the other ranks fail with RemoteError, and with this error's traceback."""
+    """Makes the operations of the other ranks fail with a RemoteError that has the traceback of this error."""
     limit_exit()
     _core.give_up(_traceback_of(error), _TELLING_S)
 
 
 def last_words() -> str:
-    """The exception of which the script of this process ends, in a line; "" if there is none."""
+    """Returns the uncaught exception that ends the script, in one line; "" if there is none."""
     return _last_words
 
 
@@ -230,7 +232,7 @@ def _tell(kind: type[BaseException], error: BaseException, frames: TracebackType
 
 
 def _traceback_of(error: BaseException) -> str:
-    """The error in a line, and the whole traceback; the type alone where its own text cannot be had."""
+    """Returns the error in a line, then its traceback; only the type if the error cannot be turned into text."""
     try:
         lines = traceback.format_exception(error)
         first = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -27,10 +27,10 @@ bool fit(const std::vector<TensorSpec>& a, const std::vector<TensorSpec>& b, OpK
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), but_for_rows);
 }
 
-// A difference that nobody can see in the message is none.
+// Factors that look the same in the message count as equal.
 bool fit(const Factors& a, const Factors& b, OpKind) { return a == b || factors_text(a) == factors_text(b); }
 
-// "" where all fit together, else who did what, each variant once, and the remedy.
+// Returns "" if all fit together, else what each group of ranks did, and the remedy.
 template <typename Value>
 std::string mismatch_in(const Field<Value>& field, const Operations& operations) {
   if (!field.says) return "";
@@ -102,7 +102,7 @@ bool Ledger::can_join(const Operation& operation) {
 
 void Ledger::announce(int rank, const Request& request, double since) {
   const Operation& operation = request.operation;
-  if (!membership_.has(operation.process_set)) return;  // removed while this was under way; its submitter was told
+  if (!membership_.has(operation.process_set)) return;  // removed meanwhile; the submitter was told
   const Key key = key_of(operation);
   if (is_join(key) && has_joined(operation.process_set, rank))
     throw invalid_from(rank, "a second join() before the first has ended");
@@ -181,7 +181,7 @@ std::vector<int> Ledger::ended_members(const Key& key, const Entry& entry) const
 
 std::vector<Agreement> Ledger::take_agreed() {
   std::vector<std::pair<uint64_t, Agreement>> complete;
-  std::vector<Entries::iterator> joins;  // which other entries of their sets have to know until these are complete
+  std::vector<Entries::iterator> joins;  // erased last: is_complete() of other entries looks at them
   for (const Key& key : changed_) {
     const auto it = entries_.find(key);
     if (it == entries_.end()) continue;
@@ -224,8 +224,10 @@ Agreement Ledger::agree(const Entry& entry) const {
   agreement.message = members.size() > 1 ? unordered_text(entry) : "";
   if (agreement.message.empty()) agreement.message = find_mismatch(entry.announced);
   if (agreement.message.empty() && !joined.empty() && !can_join(operation))
-    agreement.message = title_of(operation) + ": " + ranks_text(joined) +
-                        " called join(), after which only allreduce with Sum, Average or Adasum and barrier can go on.";
+    agreement.message =
+        title_of(operation) + ": " + ranks_text(joined) +
+        " called join(). After join() a rank takes part only in barrier() and in allreduce with Sum, Average or "
+        "Adasum: call other operations before it.";
   if (!agreement.message.empty()) {
     agreement.error = ErrorKind::mismatch;
     return agreement;
@@ -259,8 +261,8 @@ Agreement Ledger::refuse(const Entry& entry, const std::vector<int>& ended) {
   agreement.message =
       title_of(agreement.operation) + ": " + ranks_text(ended) +
       " will never submit it: the script has ended there, or has called shutdown(). Do the ranks have "
-      "different numbers of batches? JAX's own sharding needs as many on all ranks: drop the last ones, "
-      "or fill them up.";
+      "different numbers of batches? JAX's own sharding needs the same number on all ranks: drop the last "
+      "batches, or pad them.";
   return agreement;
 }
 
@@ -306,7 +308,7 @@ std::string Ledger::missing_text(const std::vector<int>& ranks) const {
   return text;
 }
 
-// "" unless ranks have submitted it from one of several threads whose order is chance.
+// Returns "" unless ranks have submitted the operation from one of several threads, whose order is not defined.
 std::string Ledger::unordered_text(const Entry& entry) {
   std::vector<int> ranks;
   for (const auto& [rank, request] : entry.announced)
@@ -318,7 +320,7 @@ std::string Ledger::unordered_text(const Entry& entry) {
          "matched by their order, which threads do not keep: give each operation a name that is the same on all ranks.";
 }
 
-// " (at train.py:31)", or which ranks did where; nothing if nobody knows.
+// Returns " (at train.py:31)", or which ranks submitted the operation where; "" if no rank knows.
 std::string Ledger::sites_text(const Entry& entry) {
   std::map<std::string, std::vector<int>> by_site;
   for (const auto& [rank, request] : entry.announced)
@@ -350,7 +352,7 @@ bool Ledger::have_answered(const std::vector<int>& ranks) const {
   return std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return answered_.count(rank) != 0; });
 }
 
-// Entries that become due while a question is open share it.
+// Entries that become due while a question is open share the question.
 std::string Ledger::take_question(double now) {
   std::string question;
   for (auto& [key, entry] : entries_) {
@@ -446,9 +448,8 @@ std::string Ledger::describe_deadlock() const {
   if (told > kMost) text += "; and others";
   for (const auto& [key, entry] : entries_)
     if (is_join(key)) text += "; " + ranks_text(ranks_of(entry)) + " in join()";
-  return "deadlock: every rank waits, and none of these operations can be complete without something that a waiting "
-         "rank would have to submit: " +
-         text + ". " + deadlock_hint(groups);
+  return "deadlock: every rank waits for an operation that another waiting rank has not submitted: " + text + ". " +
+         deadlock_hint(groups);
 }
 
 // The likely reason, as a question.

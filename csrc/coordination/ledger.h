@@ -24,12 +24,10 @@
 
 namespace ringtrain {
 
-// Do all ranks mean the same operation? If not, who means what.
-//
-// Requests of one name, by rank. Empty if they fit together, else the sentence that all ranks get.
+// Compares the requests of one name, by rank. Returns "" if they fit together, else the message of the MismatchError.
 std::string find_mismatch(const std::map<int, Request>& requests);
 
-// Whether what all ranks have agreed on is what one of them has asked for, but for what may differ between them.
+// Whether the agreed operation is the one that a rank asked for, except for fields that may differ between ranks.
 bool are_alike(const Operation& agreed, const Operation& own);
 
 // "rank 3", "ranks 0-2, 5"
@@ -44,11 +42,11 @@ class Ledger {
   // `membership` outlives this.
   Ledger(const Membership& membership, const Limits& limits);
 
-  // Before what is announced in it.
+  // Called before the announcements of a round.
   void begin_round() { first_of_round_ = announcements_; }
   // `since`: when the rank submitted it.
   void announce(int rank, const Request& request, double since);
-  // The process set is gone, and what was pending for it.
+  // Forgets a removed process set, and what was pending for it.
   void drop(int process_set);
 
   // Returns what has become complete since the last call, or never can, in the order in which it was first announced;
@@ -60,23 +58,23 @@ class Ledger {
   bool has_joins() const;
   void note_progress(int process_set, double now);
 
-  // Where the main thread of a rank is, as it has answered the last question: "in load() at train.py:17".
+  // Notes where the main thread of a rank is, its answer to the last question: "in load() at train.py:17".
   void note_answer(int rank, std::string whereabouts);
 
-  // The question to all ranks, where their threads are, if an entry is due for it: what waits for which ranks.
-  // Nothing if there is none. Requires that take_agreed() has been called in this round.
+  // Returns the reason to ask all ranks where their threads are, such as "allreduce "a" waits for rank 1", if an entry
+  // is due for it, else "". Requires that take_agreed() has been called in this round.
   std::string take_question(double now);
-  // A sentence for each group of entries that wait for the same ranks, when one of them is due for it.
+  // Returns a warning for each group of entries that wait for the same ranks, if one of the group is due.
   std::vector<std::string> take_warnings(double now);
-  // Entries older than Limits::shutdown_s, as errors; they leave the ledger. None that is new in this round.
+  // Takes entries older than Limits::shutdown_s, as errors, but none that is new in this round.
   std::vector<Agreement> take_stalled(double now);
-  // Everything that is pending, as errors, since all ranks are blocked; it leaves the ledger.
+  // Takes everything that is pending, as errors. Called when all ranks are blocked.
   std::vector<Agreement> take_deadlocked();
 
   // When a question, a warning or an error is due next, or infinity.
   double next_deadline() const;
 
-  // The ranks that have joined a set cannot take part in this.
+  // Whether ranks that have joined the set can take part, with zeros.
   static bool can_join(const Operation& operation);
 
  private:

@@ -33,7 +33,7 @@ std::vector<double> read_ages(Reader& reader, size_t requests) {
     const auto age = reader.get<double>();
     const auto count = reader.get<uint32_t>();
     require(age >= 0 && age < kLongest_s, "an age is not a number of seconds");
-    require(count > 0 && count <= requests - ages.size(), "ages are not those of the requests");
+    require(count > 0 && count <= requests - ages.size(), "the ages do not match the requests");
     ages.insert(ages.end(), count, age);
   }
   return ages;
@@ -44,15 +44,15 @@ void require_agreed_by_ranks(const Agreement& agreement, int world_size, const M
   const std::vector<int>& joined = agreement.joined;
   for (const int rank : joined) require_rank(rank, world_size);
   require(std::adjacent_find(joined.begin(), joined.end(), std::greater_equal<>()) == joined.end(),
-          "ranks that have joined are not in order");
+          "the joined ranks are not in ascending order");
   if (agreement.error != ErrorKind::none) return;
   require(joined.empty() || (Ledger::can_join(operation) && !operation.is_registered),
-          "ranks have joined that cannot take part");
-  require(agreement.unnamed >= 0, "a count is negative");
+          "joined ranks cannot take part in this operation");
+  require(agreement.unnamed >= 0, "a count of operations without a name is negative");
   if (!membership.has(operation.process_set)) return;
   const size_t ranks = membership.ranks(operation.process_set).size();
   for (const std::vector<int64_t>& rows : agreement.rows)
-    require(rows.size() == ranks, "rows are not those of the ranks");
+    require(rows.size() == ranks, "the rows do not match the ranks");
 }
 
 void require_usable(const Tuning& tuning) {
@@ -88,14 +88,14 @@ Announcement read_announcement(const Bytes& bytes, int rank, int world_size, con
     Announcement announcement;
     while (reader.get<bool>()) {
       announcement.requests.push_back({read_request(reader, world_size), 0});
-      // One that was removed while this was under way has no members any more.
+      // A set that was removed meanwhile has no members any more.
       const int set = announcement.requests.back().request.operation.process_set;
       require(!membership.has(set) || membership.contains(set, rank),
-              "it does not belong to process set " + std::to_string(set));
+              "the rank does not belong to process set " + std::to_string(set));
       const Operation& operation = announcement.requests.back().request.operation;
       const std::vector<int> participants = participants_of(operation);
       require(!is_of_participants(operation.kind) || std::binary_search(participants.begin(), participants.end(), rank),
-              title_of(operation) + " is not for it");
+              title_of(operation) + " is not for this rank");
     }
     reader.get(announcement.is_leaving);
     reader.get(announcement.has_been_blocked);

@@ -104,7 +104,7 @@ void read_value(Reader& reader, Quantizer& quantizer) {
   if (quantizer.kind != Quantizer::Kind::none && !is_valid) throw failure("a threshold is not above 0");
 }
 
-// So many bytes that sums of sizes stay exact, and far more than any memory has.
+// Throws for more bytes than any memory has: sums of accepted sizes stay exact.
 void require_size(const TensorSpec& tensor) {
   constexpr int64_t kMostBytes = int64_t{1} << 50;
   auto left = kMostBytes / static_cast<int64_t>(size_of(tensor.dtype));
@@ -125,7 +125,7 @@ void read_value(Reader& reader, std::vector<TensorSpec>& tensors) {
 
 bool has_rows(const TensorSpec& tensor) { return !tensor.shape.empty(); }
 
-// Fields that depend on each other.
+// Throws if fields that depend on each other do not fit.
 void require_valid(const Operation& operation, int world_size) {
   const auto require = [&](bool holds, const char* what) {
     if (!holds) throw failure(std::string(name_of(operation.kind)) + " has " + what);

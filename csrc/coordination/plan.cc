@@ -11,7 +11,7 @@ void require_rows(const Agreement& agreement) {
   constexpr int64_t kMostBytes = int64_t{1} << 50;
   const std::vector<TensorSpec>& tensors = agreement.operation.tensors;
   const bool has_rows = agreement.error == ErrorKind::none && agreement.operation.kind == OpKind::allgather;
-  if (agreement.rows.size() != (has_rows ? tensors.size() : 0)) throw failure("rows are not those of the tensors");
+  if (agreement.rows.size() != (has_rows ? tensors.size() : 0)) throw failure("the rows do not match the tensors");
   for (size_t t = 0; t < agreement.rows.size(); ++t) {
     auto left = kMostBytes / std::max<int64_t>(1, static_cast<int64_t>(tensors[t].row_bytes()));
     for (const int64_t rows : agreement.rows[t]) {

@@ -26,7 +26,8 @@ std::vector<Bytes> separated(const Bytes& message, size_t count) {
   Reader reader(message);
   std::vector<Bytes> blobs;
   Bytes before;
-  if (reader.get<uint64_t>() != count) throw failure("a message between ranks is not that of " + std::to_string(count));
+  if (reader.get<uint64_t>() != count)
+    throw failure("a message between ranks does not have " + std::to_string(count) + " parts");
   while (blobs.size() < count) {
     const auto alike = reader.get<uint64_t>();
     if (alike > before.size()) throw failure("a message between ranks does not fit the one before it");

@@ -58,16 +58,19 @@ void bind_errors(nb::module_& module) {
   exception_types[static_cast<int>(ErrorKind::invalid)] = PyExc_ValueError;
   PyObject* base = make_exception(module, ErrorKind::failure, "RingtrainError", PyExc_RuntimeError,
                                   "An operation over several ranks failed. Horovod's HorovodInternalError.");
-  make_exception(module, ErrorKind::mismatch, "MismatchError", base,
-                 "The ranks disagree about one operation; the message says who did what. The next one works.");
+  make_exception(
+      module, ErrorKind::mismatch, "MismatchError", base,
+      "The ranks disagree about one operation; the message says which rank did what. Later operations work.");
   make_exception(module, ErrorKind::peer_lost, "PeerLostError", base,
                  "A rank is gone. Every pending and later operation fails with this.");
   make_exception(module, ErrorKind::stalled, "StalledError", base,
-                 "Some rank did not come for longer than stall_shutdown_time_s.");
-  make_exception(module, ErrorKind::deadlock, "DeadlockError", base,
-                 "All ranks wait for operations that some other of them has not submitted. The next one works.");
-  make_exception(module, ErrorKind::remote, "RemoteError", base,
-                 "Another rank has failed with an exception; the message has its traceback. Nothing works any more.");
+                 "A rank did not take part for longer than stall_shutdown_time_s.");
+  make_exception(
+      module, ErrorKind::deadlock, "DeadlockError", base,
+      "Every rank waits for an operation that another waiting rank has not submitted. Later operations work.");
+  make_exception(
+      module, ErrorKind::remote, "RemoteError", base,
+      "Another rank has failed with an exception; the message has its traceback. Later operations fail, too.");
   make_exception(module, ErrorKind::shut_down, "ShutDownError", base,
                  "A rank has left the job, so no operation can complete any more.");
   const nb::tuple bases = nb::make_tuple(nb::handle(base), nb::handle(PyExc_ValueError));
