@@ -1,4 +1,4 @@
-"""Gradients on the wire in fewer bits: compress before the allreduce, decompress after it."""
+"""Compression: sends gradients in fewer bits. Compresses before the allreduce, decompresses after it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from ringtrain.arrays.adapter import adapter_for
 
 
 class Compressor:
-    """Makes an array smaller for its way between the ranks, and makes the result what the array was.
+    """Makes an array smaller before it is sent, and gives the result the dtype of the array.
 
-    Subclass it for a compression of your own, and pass the class. An instance is taken, too, as of a compression with
-    numbers.
+    Subclass it for a compression of your own, and pass the class, or an instance if it has parameters.
     """
 
     @staticmethod
@@ -27,7 +26,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return `tensor`, which came back, in the dtype that it had before `compress`; `ctx` is what that returned."""
+        """Return the result `tensor` in the dtype that it had before `compress`; `ctx` is what `compress` returned."""
         raise NotImplementedError
 
 
@@ -77,9 +76,9 @@ class BF16Compressor(_Cast):
 
 
 class QuantizingCompressor(NoneCompressor):
-    """Sums the ranks of each host in full, and sends the sums between the hosts in two bits or one.
+    """Sums the ranks of each host in float32, and sends these sums between hosts in two bits or one.
 
-    The error of a code is kept under the name of the operation and added to the next one of that name.
+    The rounding error is kept under the name of the operation, and added to the next operation of that name.
     """
 
     def __init__(self, codes: str, name: str, threshold: float, force: bool) -> None:
@@ -108,12 +107,12 @@ class Compression:
     def two_bit(threshold: float = 0.5, force: bool = False) -> QuantizingCompressor:
         """Send float32 between hosts in two bits: `threshold`, `-threshold` or 0, as MXNet's "2bit".
 
-        Sums and averages of float32 with a name, over 2 to 16 hosts. The sum of the ranks of a host, after the prescale
-        factor, is what is compared with the threshold; what it leaves out goes with the next operation of that name.
+        For sums and averages of float32 with a name, over 2 to 16 hosts. The sum of the ranks of a host, after the
+        prescale factor, is compared with the threshold. The rounding error is added to the next operation of that name.
 
         Args:
             threshold: about as large as a large gradient; smaller values wait until they have added up to it.
-            force: also where all ranks are on one host. That takes time and changes values, and saves nothing.
+            force: use codes even if all ranks are on one host. This takes time, changes values, and saves nothing.
 
         Raises:
             ValueError: the threshold is not a finite number above 0.

@@ -1,4 +1,4 @@
-"""All that `import ringtrain` gives. It is loaded when the first of it is asked for, see `ringtrain/__init__.py`."""
+"""The public names of ringtrain. Imported when the first of them is used, see `ringtrain/__init__.py`."""
 
 import os as _os
 

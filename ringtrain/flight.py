@@ -1,4 +1,4 @@
-"""Compare what the ranks wrote down when a job went wrong: `python -m ringtrain.flight FOLDER`.
+"""Compares the flight records that ranks write when a job fails: `python -m ringtrain.flight FOLDER`.
 
 FOLDER has a file for each rank, see record/flight_recorder.py; those of several hosts must be brought together first.
 """

@@ -1,4 +1,4 @@
-"""Operations that are under way: what the `_async` forms return."""
+"""Handles of operations in flight, which the `_async` forms return."""
 
 from __future__ import annotations
 

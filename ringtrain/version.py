@@ -1,3 +1,3 @@
-"""The version of ringtrain, for those who may not import the package that stands above them."""
+"""The version of ringtrain, in a module that every floor may import."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Submits any operation on the user's arrays to the engine, and makes the user's result of its own."""
+"""Submits operations on the arrays of users to the core, and makes their results of what the core returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exceptions of ringtrain, out of what JAX makes of them inside compiled programs."""
+"""Raises the exceptions of ringtrain again, which JAX turns into its own inside compiled programs."""
 
 from __future__ import annotations
 

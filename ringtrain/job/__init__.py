@@ -1,12 +1,12 @@
 """Joining and leaving the job, and this rank's place in it.
 
 session         init(), shutdown(), rank(), size() and their like
-network         which network this job has, and joining it
-world           the ranks of a job, and what they tell each other first
+network         chooses the network of this job, and joins it
+world           the ranks of a job, and what they first tell each other
 launched_by     which launcher has started this process
-elastic_client  jobs whose processes come and go: the generation that this process is in
+elastic_client  the side of this process in an elastic job: joins a generation at the rendezvous
 sockets         jobs whose ranks talk over TCP; rendezvous/: where they meet
-mpi             what the core must know of MPI; libmpi: its library, described in a process of its own too
-before_init     what init() has loaded before it begins
-host, gpus      what this rank may use of its host, and the addresses of it
+mpi             what the core must know of MPI; libmpi: which MPI library mpi4py uses
+before_init     what init() loads before it begins
+host, gpus      the CPUs and addresses of this host, and the GPU of this rank
 """

@@ -1,4 +1,4 @@
-"""Jobs whose processes come and go: this process at their rendezvous, and the generation that it is in."""
+"""The side of a process in an elastic job: joins the rendezvous, and learns the generation that it is in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joining and leaving the job, and this rank's place in it."""
+"""init() and shutdown(), and the place of this rank in the job: rank(), size() and their like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MXNet that is there: which one it is, and what the core has to know of it."""
+"""The installed MXNet: its version, and what the core must know of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The logger "ringtrain": what there is to say to the user beside errors."""
+"""The logger "ringtrain", for messages to the user that are not errors."""
 
 from __future__ import annotations
 

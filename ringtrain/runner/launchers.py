@@ -1,4 +1,4 @@
-"""One class per launcher, and which of them starts a job over which network."""
+"""The launchers, one class each, and the choice of the launcher and the network of a job."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ class Launcher(Protocol):
 
     @property
     def passes_on(self) -> Mapping[int, int]:
-        """A signal for the ranks -> the one that makes the launcher hand it to all of them and do nothing else."""
+        """Signals for the ranks, each with the signal to the launcher that makes it pass the first on to all ranks."""
 
     @property
     def scancel(self) -> str | None:
-        """The program that signals the ranks otherwise: Slurm's, if they are tasks of a job step; or None."""
+        """The program that signals the ranks: Slurm's, if the ranks are tasks of a job step; or None."""
 
     @property
     def last_signal(self) -> int:
-        """The signal that makes it end at once with all its ranks, also on other hosts."""
+        """The signal that makes the launcher end at once with all its ranks, also on other hosts."""
 
     def arguments(self, job: Job) -> list[str]:
-        """The whole command line, the launcher's own path first."""
+        """Returns the whole command line, the path of the launcher first."""
 
     def environment(self, job: Job) -> dict[str, str]:
-        """The environment to start the launcher in."""
+        """Returns the environment to start the launcher in."""
 
 
 class OpenMpi:
@@ -174,7 +174,7 @@ class IntelHydra(Hydra):
 
 
 class OwnStarter:
-    """Our own starters, which need no MPI, and ssh for other hosts; in an elastic job maybe another launcher."""
+    """Our own starters, which need no MPI. ssh starts the agents of other hosts, or srun or mpirun in elastic jobs."""
 
     passes_on: Mapping[int, int] = {SIGTERM: END_RANK, SIGUSR1: SIGUSR1, SIGUSR2: SIGUSR2}
     scancel = None
@@ -244,7 +244,7 @@ class Srun:
 
 
 def _words_of_agent(launcher: Launcher, job: Job) -> list[str]:
-    """The beginning of a command line for a single process on whichever host stands in the place of ANY_HOST."""
+    """Returns the beginning of a command line that starts one process on the host in the place of ANY_HOST."""
     # beside others on that host, with all that is allotted to the job there
     words = (*job.launcher_arguments, *(["--overlap"] if isinstance(launcher, Srun) else []))
     alone = job._replace(command=[], num_proc=1, hosts=[Host(ANY_HOST, 1)], hosts_are_allotted=False)
@@ -252,7 +252,7 @@ def _words_of_agent(launcher: Launcher, job: Job) -> list[str]:
 
 
 def is_without_mpi(launcher: Launcher) -> bool:
-    """Whether its ranks need no MPI to find each other."""
+    """Whether the ranks of this launcher find each other without MPI."""
     return isinstance(launcher, OwnStarter) or (isinstance(launcher, Srun) and launcher.process_manager == "none")
 
 
@@ -260,7 +260,7 @@ _CLASSES: dict[Family, Callable[[str], Launcher]] = {OPEN_MPI: OpenMpi, MPICH: H
 
 
 def launcher_of_mpi(choice: str, library: str, library_path: str | None, environ: Mapping[str, str]) -> Launcher:
-    """The launcher for an MPI library.
+    """Returns the launcher for the ranks of an MPI library.
 
     Args:
         choice: "mpirun" (the library's own, whatever it is called), "srun", or "auto": the library's own and, in a
@@ -287,7 +287,7 @@ def launcher_of_mpi(choice: str, library: str, library_path: str | None, environ
 
 
 def find_srun(environ: Mapping[str, str]) -> str | None:
-    """Path of srun inside a Slurm allocation, else None."""
+    """Returns the path of srun inside a Slurm allocation, else None."""
     return shutil.which("srun", path=environ.get("PATH")) if in_slurm_allocation(environ) else None
 
 
@@ -299,7 +299,7 @@ def require_srun(path: str | None) -> str:
 
 
 def in_slurm_allocation(environ: Mapping[str, str]) -> bool:
-    """Whether a batch script or a shell inside salloc or srun is asking."""
+    """Whether `environ` is that of a batch script or a shell inside salloc or srun."""
     return "SLURM_JOB_ID" in environ
 
 
@@ -380,7 +380,7 @@ class Yarn(OwnStarter):
     """A container for each rank, or server and worker; the user's words are for DistributedShell's client."""
 
     def arguments(self, job: Job) -> list[str]:
-        """Raises UsageError for what YARN decides or has not, and where there is no Hadoop."""
+        """Raises UsageError for options that YARN decides or lacks, and if no Hadoop is found."""
         from ringtrain.runner.start.yarn import resource_managers  # whose HTTP client other jobs do not need
 
         if job.elastic is not None:
@@ -402,7 +402,7 @@ class Yarn(OwnStarter):
 
 
 def _split_jar(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
-    """The jar, if the user has named one, and the other words."""
+    """Returns the jar, if the user has named one, and the other words."""
     if _JAR_FLAG not in words[:-1]:
         return None, list(words)
     at = words.index(_JAR_FLAG)
@@ -430,14 +430,14 @@ def _find_jar(hadoop: str, environ: Mapping[str, str]) -> str:
 
 
 class Chosen(NamedTuple):
-    """A launcher; `why` says in words which network the job has and why, and which MPI starts it, if one does."""
+    """A launcher. `why` says which network the job has and why, and which MPI starts the job, if any."""
 
     launcher: Launcher
     why: list[str]
 
 
 def choose_launcher(launcher: str, environ: Mapping[str, str] = os.environ) -> Chosen:
-    """The launcher for a job with the options of `environ`.
+    """Returns the launcher, and so the network, of a job with the options of `environ`.
 
     Args:
         launcher: "auto", "mpirun" (that of the MPI that mpi4py uses), "srun", or without MPI "ssh" (ringrun itself)

@@ -1,4 +1,4 @@
-"""The timeline: one file that shows what every rank does and when, for chrome://tracing and Perfetto.
+"""Begins and ends the timeline.
 
 Each rank writes its own part while the job runs, on one clock; `stop_timeline`, also called by shutdown(), brings the
 parts together. `python -m ringtrain.timeline merge FILE` does that for a job that was killed, and

@@ -1,4 +1,4 @@
-"""The gradients of one optimizer on their way: submitted while backward() goes on, waited for before the update."""
+"""Submits the gradients of one optimizer while backward() runs, and waits for them before the update."""
 
 from __future__ import annotations
 

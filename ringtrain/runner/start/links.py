@@ -1,4 +1,4 @@
-"""The events that a starter waits for: of the links to its agents, signals, and others."""
+"""The links of a starter to its agents, and the loop that waits for them, for signals and for other events."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ringtrain.runner.hosts import remote_shell
 from ringtrain.runner.start import agent
 from ringtrain.runner.start.agent import REPORT, Lines, write_lines
 
-# --- links: the way to an agent, what goes there and what comes from it -----------------------------------------------
+# --- links: the connection to an agent, with orders to it and reports from it -----------------------------------------
 
 
-# A host that has vanished is found out in half a minute.
+# ssh ends the connection to a lost host after 30 s.
 _SSH_ALIVE = ("-oServerAliveInterval=10", "-oServerAliveCountMax=3")
-# Stands for a host in a command line that starts an agent.
+# The placeholder of a host in a command line that starts an agent.
 ANY_HOST = "{host}"
 _REAP_S = 0.5
 _WORDS = [sys.executable, "-I", "-S", agent.__file__]
@@ -42,26 +42,26 @@ class Share(NamedTuple):
 def command_of_agent(
     share: Share, environ: Mapping[str, str], ssh_options: Sequence[str], ssh_alive: Sequence[str] = _SSH_ALIVE
 ) -> list[str]:
-    """Everything else goes through its standard input, where no other user can see it."""
+    """Returns the command that starts an agent. All else goes to its standard input, which other users cannot see."""
     if not share.is_remote:
         return _WORDS
-    # Python itself may need it
+    # Python itself may need the variable.
     libraries = [f"LD_LIBRARY_PATH={environ['LD_LIBRARY_PATH']}"] if environ.get("LD_LIBRARY_PATH") else []
     return [*remote_shell(environ, ssh_options, ssh_alive), share.host, shlex.join(["env", *libraries, *_WORDS])]
 
 
 def command_by_launcher(share: Share, words: Sequence[str]) -> list[str]:
-    """The same by a launcher's command line, whose host is ANY_HOST."""
+    """Returns the command line of a launcher that starts an agent. `words` have ANY_HOST in the place of the host."""
     if not share.is_remote:
         return _WORDS
     return [*(word.replace(ANY_HOST, share.host) for word in words), *_WORDS]
 
 
 class Link(ABC):
-    """One thread. `running` are the ranks of whose end the agent has not told."""
+    """The connection to an agent. One thread. `running`: ranks not reported as ended."""
 
     def __init__(self, share: Share, open_streams: int):
-        """`open_streams` is how many streams there are to be read."""
+        """`open_streams`: the number of streams to read."""
         self.running = set(range(share.first, share.first + share.ranks))
         self.open_streams = open_streams
         self._share = share
@@ -76,7 +76,7 @@ class Link(ABC):
     @property
     @abstractmethod
     def orders(self) -> IO[bytes] | socket.socket:
-        """The file that they are written to."""
+        """The file that orders are written to."""
 
     @property
     def has_orders(self) -> bool:
@@ -84,18 +84,18 @@ class Link(ABC):
 
     @abstractmethod
     def streams(self) -> list[tuple[int, Callable[[bytes], None]]]:
-        """Descriptors to be read, each with what takes the data, the end too."""
+        """Returns the descriptors to read, each with the function that gets the data; no data at the end."""
 
     def order(self, order: Mapping[str, object]) -> None:
         self._orders += json.dumps(order).encode() + b"\n"
 
     def write_orders(self) -> None:
-        """As much as can be written now."""
+        """Writes as many orders as possible without waiting."""
         try:
             self._orders = self._orders[os.write(self.orders.fileno(), self._orders) :]
         except BlockingIOError:
             pass
-        except OSError:  # its end is seen elsewhere
+        except OSError:  # the end of the link is noticed elsewhere
             self._orders = b""
 
     def take_reports(self) -> list[dict[str, Any]]:
@@ -108,14 +108,14 @@ class Link(ABC):
 
     @abstractmethod
     def end_in_words(self) -> str:
-        """How it ended, for a link that is open no more."""
+        """Returns how a link that is closed ended, in words."""
 
     @abstractmethod
     def close(self) -> None:
-        """Whatever still runs sees that no orders come any more."""
+        """Closes the link. A process that still runs at the other end reads the end of its orders."""
 
     def _take_line(self, line: bytes, to: int) -> None:
-        """A report, or what is handed on to the descriptor `to`."""
+        """Keeps a report; passes any other line on to the descriptor `to`."""
         if line.startswith(REPORT):
             self._reports.append(json.loads(line.removeprefix(REPORT)))
         else:

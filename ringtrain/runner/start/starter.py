@@ -1,8 +1,8 @@
-"""Starts the processes of a job and ends with them: what mpirun is in a job with an MPI.
+"""Starts the processes of a job without MPI, and ends them: what mpirun does for a job with MPI.
 
-A starter has an agent on each host. Its standard error is what the agents send, in whole lines, and frames of its own
-for ringrun. `Starter` has what all jobs need; a subclass decides what follows from the end of a process: `RankStarter`
-here, `ElasticStarter` and `RoleStarter` in files of their own.
+A starter has an agent on each host. It writes the lines of the agents to standard error, and frames of its own for
+ringrun. `Starter` has what all jobs need, and notices a lost host; a subclass decides what follows from the end of a
+process: `RankStarter` here, `ElasticStarter` and `RoleStarter` in files of their own.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ class Starter(ABC, Generic[At]):
 
     @abstractmethod
     def _go_on(self) -> None:
-        """Does what is due. Called several times in a second until the job ends."""
+        """Does what is due. Called several times a second until the job ends."""
 
     @abstractmethod
     def _on_report(self, link: Link, report: dict[str, Any]) -> None:
-        """Takes a report of an agent."""
+        """Handles a report of an agent."""
 
     @abstractmethod
     def _note_end_of_agent(self, at: At, running: Sequence[int], how: str) -> None:
-        """Takes the end of an agent, with the processes that it had not reported as ended."""
+        """Handles the end of an agent, also by the loss of its host. `running`: processes not known to have ended."""
 
     def _inputs(self) -> Mapping[HasDescriptor, Callable[[], None]]:
-        """Returns what else is to be read now."""
+        """Returns further descriptors to read now, each with its reader."""
         return {}
 
     def _signal_ranks(self, number: int) -> None:
@@ -137,7 +137,7 @@ def report_to_ringrun(report: Mapping[str, object]) -> None:
 
 
 class StandardInput:
-    """That of this process, as far as it may be read now: of a terminal it belongs to the process in the foreground."""
+    """The standard input of this process. That of a terminal may be read in the foreground only."""
 
     def __init__(self) -> None:
         self._is_terminal = os.isatty(0)
@@ -160,7 +160,7 @@ class StandardInput:
 
 
 def _is_in_foreground() -> bool:
-    """Whether ringrun is: this process is in a session of its own, where nothing is."""
+    """Whether ringrun, the parent, is in the foreground. This process itself is in a session of its own."""
     try:
         fields = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -217,8 +217,8 @@ class RankStarter(Starter[int]):
 # --- the log of a job, in words: each event is printed at once, and again at the end ----------------------------------
 
 
-# The last lines of a job of days have so many at most.
-_MOST_DEPARTURES = 20
+# How many lines about lost processes the end of a job repeats.
+_MAX_DEPARTURES = 20
 
 
 def processes(numbers: Sequence[int]) -> str:
@@ -262,24 +262,24 @@ def waiting_in_words(waiting: Waiting, absent: str, in_words: Callable[[Sequence
 
 
 class JobLog:
-    """`say` gets each sentence as it comes."""
+    """What happened to the processes of a job, in sentences. `say` gets each sentence at once."""
 
     def __init__(self, say: Callable[[str], None]):
         self._say = say
         self._generation = 0
         self._size = 0
-        self._departures: deque[str] = deque(maxlen=_MOST_DEPARTURES)
+        self._departures: deque[str] = deque(maxlen=_MAX_DEPARTURES)
         self._count = 0
         self._reason = ""
 
     def formed(self, generation: int, size: int) -> None:
-        """Nothing is said of the first one: nobody has waited for it to say that all goes well."""
+        """Reports a new generation, but not the first one."""
         self._generation, self._size = generation, size
         if generation > 1:
             self._say(f"generation {generation}: {ranks(size)}")
 
     def left(self, who: str, how: str, generation: int) -> None:
-        """Processes are gone before they were done, such as `process 3 on h1`, which `was ended by SIGKILL`.
+        """Reports processes that ended too early, such as `process 3 on h1`, which `was ended by SIGKILL`.
 
         `generation` is the last one that they were in, or 0.
         """
@@ -289,11 +289,11 @@ class JobLog:
         self._say(sentence)
 
     def noted(self, sentence: str) -> None:
-        """Of something that is of no interest any more at the end."""
+        """Reports what the last lines of the job need not repeat."""
         self._say(sentence)
 
     def state_lost(self, generation: int, commits: int) -> None:
-        """The training begins anew, or from a file that has so many commits."""
+        """Reports that training begins anew, or from a file with `commits` commits."""
         sentence = f"generation {generation} has no rank that had the state: training "
         if commits > 0:
             sentence += f"goes on from a file, at commit {commits}"
@@ -304,11 +304,11 @@ class JobLog:
         self._say(sentence)
 
     def failed(self, reason: str) -> None:
-        """The job cannot go on; the first reason is the one that counts."""
+        """Notes why the job cannot go on. The first reason is kept."""
         self._reason = self._reason or reason
 
     def last_lines(self, seconds_lost: float) -> list[str]:
-        """None for a job in which nothing has happened."""
+        """Returns the last lines of the job; none if nothing happened."""
         lines = list(self._departures)
         if self._count > len(lines):
             lines.insert(0, f"{self._count - len(lines)} more such lines came before these:")

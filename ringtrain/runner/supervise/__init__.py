@@ -1,4 +1,4 @@
-"""A job from its start until nothing of it is left.
+"""Starts the launcher of a job, and follows the job until none of its processes is left.
 
 supervisor       starts the launcher, follows what happens, and ends the job
 die_with_parent  a command that ends with its parent
