@@ -91,6 +91,13 @@ from ringtrain.process_sets import (
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.torch import compression as compression, elastic as elastic, functions as functions, mpi_ops as mpi_ops
+from ringtrain.torch.functions import (
+    allgather_object as allgather_object,
+    broadcast_object as broadcast_object,
+    broadcast_object_fn as broadcast_object_fn,
+    broadcast_optimizer_state as broadcast_optimizer_state,
+    broadcast_parameters as broadcast_parameters,
+)
 from ringtrain.torch.memory import empty as empty
 from ringtrain.torch.ops import (
     SparseHandle as SparseHandle,
@@ -108,13 +115,6 @@ from ringtrain.torch.optimizer import (
     DistributedOptimizer as DistributedOptimizer,
     Join as Join,
     clip_grad_norm_ as clip_grad_norm_,
-)
-from ringtrain.torch.state import (
-    allgather_object as allgather_object,
-    broadcast_object as broadcast_object,
-    broadcast_object_fn as broadcast_object_fn,
-    broadcast_optimizer_state as broadcast_optimizer_state,
-    broadcast_parameters as broadcast_parameters,
 )
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from ringtrain.training.replicas import check_replicas as check_replicas

@@ -28,9 +28,9 @@ from ringtrain.ops import Adasum, Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.timeline import recording
 from ringtrain.torch.adasum import AdasumOptimizer
+from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from ringtrain.torch.hooks import GradientHooks, LocalHooks
 from ringtrain.torch.memory import SharedGradients
-from ringtrain.torch.state import broadcast_optimizer_state, broadcast_parameters
 from ringtrain.torch.wrapped import (
     Groups,
     NamedParameters,

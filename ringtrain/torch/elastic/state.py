@@ -13,7 +13,7 @@ from ringtrain.elastic import states
 from ringtrain.elastic.states import ObjectState
 from ringtrain.job import session
 from ringtrain.torch.elastic.sampler import ElasticSampler
-from ringtrain.torch.state import broadcast_object, broadcast_optimizer_state, skeleton_of
+from ringtrain.torch.functions import broadcast_object, broadcast_optimizer_state, skeleton_of
 
 # --- how each kind of object is saved, restored, and made the same on all ranks ---------------------------------------
 

@@ -13,7 +13,7 @@ from ringtrain import _core
 
 torch = on_demand("torch")
 hvd = on_demand("ringtrain.torch")
-state = on_demand("ringtrain.torch.state")
+functions = on_demand("ringtrain.torch.functions")
 
 
 @functools.cache
@@ -118,7 +118,7 @@ def test_a_state_travels_in_messages_of_a_limited_size():
             for parameter in parameters
         ]
 
-    whole, state._MESSAGE_BYTES = state._MESSAGE_BYTES, 1000
+    whole, functions._MESSAGE_BYTES = functions._MESSAGE_BYTES, 1000
     try:
         if hvd.rank() == 1:
             optimizer.state.update(zip(parameters, made_by(1), strict=True))
@@ -126,7 +126,7 @@ def test_a_state_travels_in_messages_of_a_limited_size():
         before = _core.last_operations()[-1]["number"]
         hvd.broadcast_optimizer_state(optimizer, root_rank=1)
     finally:
-        state._MESSAGE_BYTES = whole
+        functions._MESSAGE_BYTES = whole
     for parameter, expected in zip(parameters, made_by(1), strict=True):
         # load_state_dict gives everything but "step" the dtype of the parameter, on the ranks that receive.
         for key, value in expected.items():
@@ -159,11 +159,11 @@ def test_a_large_state_is_never_twice_in_memory():
     parameter.grad = torch.zeros_like(parameter)
     if hvd.rank() == 0:
         optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, 2.0).detach()
-    whole, state._MESSAGE_BYTES = state._MESSAGE_BYTES, 1 << 20
+    whole, functions._MESSAGE_BYTES = functions._MESSAGE_BYTES, 1 << 20
     try:
         peak = peak_of(lambda: hvd.broadcast_optimizer_state(optimizer, root_rank=0))
     finally:
-        state._MESSAGE_BYTES = whole
+        functions._MESSAGE_BYTES = whole
     assert peak < (0.3 if hvd.rank() == 0 else 1.3) * bytes_
     assert bool((optimizer.state[parameter]["momentum_buffer"] == 2.0).all())
 
