@@ -1,4 +1,4 @@
-"""What a rank says about itself for the messages of errors.
+"""Facts about this rank for the messages of errors.
 
 The line of the script that submitted an operation, whether all threads of the rank wait, and the exception that ends
 the script.

@@ -262,7 +262,7 @@ def waiting_in_words(waiting: Waiting, absent: str, in_words: Callable[[Sequence
 
 
 class JobLog:
-    """What happened to the processes of a job, in sentences. `say` gets each sentence at once."""
+    """The log of a job: reports events of its processes in sentences. `say` gets each sentence at once."""
 
     def __init__(self, say: Callable[[str], None]):
         self._say = say
