@@ -628,9 +628,8 @@ def test_the_state_is_handed_over_when_all_hosts_are_exchanged(tmp_path: Path) -
     assert len(steps) >= 4 and min(steps) > 10
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_storm_of_hosts_that_come_and_go_loses_no_step_and_hangs_nowhere(seed: int, tmp_path: Path) -> None:
-    assert sum(storm_of_hosts(tmp_path, seed, longest_s=6.0).values()) > 1
+def test_a_storm_of_hosts_that_come_and_go_loses_no_step_and_hangs_nowhere(tmp_path: Path) -> None:
+    assert sum(storm_of_hosts(tmp_path, seed=1, longest_s=6.0).values()) > 1
 
 
 def test_no_more_ranks_than_allowed_come_from_new_slots(tmp_path: Path) -> None:

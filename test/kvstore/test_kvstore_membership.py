@@ -12,7 +12,6 @@ import time
 import numpy as np
 import pytest
 from kvstore_jobs import Job, Process, job
-from kvstore_trials import carry_out
 from store_workers import CAPACITY, require_success, running, store, view, wait_until
 
 from ringtrain import _core
@@ -190,12 +189,6 @@ def test_a_silence_that_ends_healthy_processes_is_refused(tmp_path):
         assert (
             "kv_timeout_s of the scheduler must be more than kv_heartbeat_s of all others, not 6 and 7" in worker.end(1)
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_a_trial_of_deaths_stops_and_late_returns_ends_as_it_must(tmp_path, seed):
-    carry_out(tmp_path, seed)
 
 
 # ------------------------------------------------------------------------------------------- the workers as ranks
