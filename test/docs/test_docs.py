@@ -44,6 +44,8 @@ def test_the_code_of_a_page_runs(page: str) -> None:
     for snippet in snippets_of(page):
         if "import jax" in snippet or "import mxnet" in snippet:
             continue  # test/frameworks/ runs those
+        if "torch.save" in snippet:
+            continue  # test_pasted.py runs it, in a folder of its own
         names = {}  # of its own: a reader may copy any of them
         exec(snippet.replace("hvd.init()", "None"), names)  # the harness has done it
         if "model" in names:
@@ -57,7 +59,7 @@ def test_the_code_of_a_page_runs(page: str) -> None:
 
 
 def test_the_pages_have_code() -> None:
-    assert [len(snippets_of(page)) for page in PAGES] == [1, 4, 2, 1]
+    assert [len(snippets_of(page)) for page in PAGES] == [1, 4, 2, 2]
     more = ("docs/kvstore.md", "docs/elastic.md", "docs/launching.md")
     assert [len(snippets_of(page)) for page in more] == [4, 1, 2]
 

@@ -83,6 +83,18 @@ def test_a_script_of_a_page_runs(page: str, number: int, package: str, printed: 
             assert re.search(printed, paste(line, tmp_path)), line
 
 
+@pytest.mark.slow
+def test_the_script_that_resumes_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """On another number of ranks, all of which end with the same parameters."""
+    if not is_installed("torch"):
+        pytest.skip("torch is not installed in this environment")
+    script = blocks_of("docs/pytorch.md", "python")[1] + "hvd.check_replicas(model.state_dict())\n"
+    for epochs, ranks, done in ((2, 2, [0, 1]), (5, 3, [2, 3, 4])):
+        (tmp_path / "train.py").write_text(script.replace("range(first_epoch, 5)", f"range(first_epoch, {epochs})"))
+        printed = paste(f"ringrun -np {ranks} python train.py", tmp_path)
+        assert [int(epoch) for epoch in re.findall(r"epoch (\d) is done", printed)] == done
+
+
 def test_readme_names_both_launchers() -> None:
     assert lines_with_train_py("README.md") == ["ringrun -np 2 python train.py", "mpirun -np 2 python train.py"]
 
