@@ -103,7 +103,8 @@ struct Job {
 };
 
 Mutex job_mutex;
-std::shared_ptr<Job> job_ GUARDED_BY(job_mutex);  // kept for ever: XLA's communicators outlive the engine
+// Never destroyed: XLA's communicators outlive the engine, and its threads the static objects of this library.
+std::shared_ptr<Job>& job_ GUARDED_BY(job_mutex) = *new std::shared_ptr<Job>;
 
 std::shared_ptr<Job> job() {
   const Lock lock(job_mutex);

@@ -493,10 +493,13 @@ namespace {
 
 // A std::atomic_load of a shared_ptr takes a lock of the standard library's, too, which a fork may leave locked.
 Mutex mutex;
-std::shared_ptr<Engine> engine GUARDED_BY(mutex);
-std::shared_ptr<Resources> resources GUARDED_BY(mutex);  // of all Engines of this process
-bool is_forked_child GUARDED_BY(mutex) = false;          // of a process that had an Engine then
-std::string ended_by GUARDED_BY(mutex);                  // what ended the last Engine; empty: there was none
+// Never destroyed: threads of XLA, of MXNet and of the script ask for the Engine until the process has ended.
+std::shared_ptr<Engine>& engine GUARDED_BY(mutex) = *new std::shared_ptr<Engine>;
+// Of all Engines of this process.
+std::shared_ptr<Resources>& resources GUARDED_BY(mutex) = *new std::shared_ptr<Resources>;
+bool is_forked_child GUARDED_BY(mutex) = false;  // of a process that had an Engine then
+// What ended the last Engine; empty: there was none.
+std::string& ended_by GUARDED_BY(mutex) = *new std::string;
 
 std::shared_ptr<Engine> exchange_engine(std::shared_ptr<Engine> next) {
   const Lock lock(mutex);

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.compiling import DoubleUnavailable, run_compiler
 from harness.faults import describe, processes_of, require_clean_end, require_error, run, start, victim
 from harness.rooms import TEST_FOLDER
 from measure.faults import trial
@@ -20,6 +21,7 @@ from measure.faults.trial import leftovers
 import ringtrain as hvd
 from ringtrain import _core
 
+LATE = Path(__file__).resolve().parent / "late" / "late.cc"
 GONE = "is gone: its process was killed or exited early"
 RING = {"allreduce_algorithm": "ring"}
 SHORT_STALL = {"stall_warning_time_s": 0.3, "stall_shutdown_time_s": 1}
@@ -318,6 +320,30 @@ time.sleep(0.3)
     for _ in range(3):
         output, status = finish(start(PROGRAM + program, 2, tmp_path))
         assert status == 0 and "terminate called" not in output, output
+
+
+def test_a_thread_of_another_library_may_call_until_the_process_has_ended(tmp_path):
+    """glibc fills memory that is freed, so a destroyed object shows."""
+    library = tmp_path / "late.so"
+    try:
+        run_compiler(["-std=c++17", "-shared", "-fPIC", "-pthread", str(LATE), "-ldl", "-o", str(library)])
+    except DoubleUnavailable as error:
+        pytest.skip(str(error))
+    program = f"""
+import ctypes
+late = ctypes.CDLL({str(library)!r})
+import ringtrain as hvd
+from ringtrain import _core
+hvd.init()
+_core.carry_collectives_of_xla(hvd.rank(), hvd.size())
+late.ask_at_the_end(_core.__file__.encode())
+"""
+    environment = {**os.environ, "MALLOC_PERTURB_": "85"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.startswith("size 1: ringtrain.NotInitializedError: "), ended.stdout + ended.stderr
 
 
 def test_a_forked_child_ends_with_its_own_exit_code(tmp_path):
