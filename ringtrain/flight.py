@@ -147,7 +147,8 @@ def _tell_last_operation(flight: Flight) -> str:
 
 
 def _title(operation: dict[str, Any]) -> str:
-    return f'{operation["kind"]} "{operation.get("known_as", operation["name"])}"'
+    title: str = operation.get("title", f'{operation["kind"]} "{operation["name"]}"')
+    return title
 
 
 def _what(operation: dict[str, Any]) -> str:

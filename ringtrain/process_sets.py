@@ -11,6 +11,7 @@ import numpy as np
 
 import ringtrain._core as _core
 from ringtrain.arrays import numpy as numpy_adapter
+from ringtrain.errors import list_of_ranks
 from ringtrain.failure import call_site
 from ringtrain.handles import Handle
 
@@ -263,7 +264,8 @@ def open_among(ranks: list[int]) -> Any:
     """
     name = f"<open_process_set {','.join(map(str, ranks))}>"
     operation = _core.Operation(_core.OpKind.OPEN_PROCESS_SET, name, numbers=ranks)
-    return _core.submit(operation, [], [], is_awaited=True, site=call_site())
+    title = f"new_group of {list_of_ranks(ranks)}"
+    return _core.submit(operation, [], [], is_awaited=True, site=call_site(), title=title)
 
 
 def close_among(number: int, ranks: list[int]) -> None:

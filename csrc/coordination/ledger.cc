@@ -84,7 +84,7 @@ std::string find_mismatch(const std::map<int, Request>& requests) {
   for_each_field([&](const auto& field) {
     if (text.empty()) text = mismatch_in(field, operations);
   });
-  return text.empty() ? text : title_of(requests.begin()->second.operation) + ": " + text;
+  return text.empty() ? text : title_of(requests.begin()->second) + ": " + text;
 }
 
 Ledger::Ledger(const Membership& membership, const Limits& limits)
@@ -225,7 +225,7 @@ Agreement Ledger::agree(const Entry& entry) const {
   if (agreement.message.empty()) agreement.message = find_mismatch(entry.announced);
   if (agreement.message.empty() && !joined.empty() && !can_join(operation))
     agreement.message =
-        title_of(operation) + ": " + ranks_text(joined) +
+        title_of(first) + ": " + ranks_text(joined) +
         " called join(). After join() a rank takes part only in barrier() and in allreduce with Sum, Average or "
         "Adasum: call other operations before it.";
   if (!agreement.message.empty()) {
@@ -259,7 +259,7 @@ Agreement Ledger::refuse(const Entry& entry, const std::vector<int>& ended) {
   agreement.operation = entry.announced.begin()->second.operation;
   agreement.error = ErrorKind::shut_down;
   agreement.message =
-      title_of(agreement.operation) + ": " + ranks_text(ended) +
+      title_of(entry.announced.begin()->second) + ": " + ranks_text(ended) +
       " will never submit it: the script has ended there, or has called shutdown(). Do the ranks have "
       "different numbers of batches? JAX's own sharding needs the same number on all ranks: drop the last "
       "batches, or pad them.";
@@ -283,9 +283,8 @@ std::vector<int> Ledger::missing(const Key& key, const Entry& entry) const {
 
 std::string Ledger::describe(const Key& key, const Entry& entry, double now) const {
   const std::vector<int> ready = ranks_of(entry);
-  const Operation& operation = entry.announced.begin()->second.operation;
-  const std::string head =
-      title_of(operation) + ": waited " + std::to_string(static_cast<int>(now - entry.since)) + " s";
+  const std::string head = title_of(entry.announced.begin()->second) + ": waited " +
+                           std::to_string(static_cast<int>(now - entry.since)) + " s";
   const std::string absent = missing_text(missing(key, entry));
   if (is_join(key))
     return head + " since the last operation. " + ranks_text(ready) + " joined" + sites_text(entry) + ", " + absent +
@@ -314,8 +313,7 @@ std::string Ledger::unordered_text(const Entry& entry) {
   for (const auto& [rank, request] : entry.announced)
     if (request.is_unordered) ranks.push_back(rank);
   if (ranks.empty()) return "";
-  return title_of(entry.announced.begin()->second.operation) + ": " + ranks_text(ranks) + " submitted it" +
-         sites_text(entry) +
+  return title_of(entry.announced.begin()->second) + ": " + ranks_text(ranks) + " submitted it" + sites_text(entry) +
          " while another thread of the same rank waited for an operation without a name. Operations without a name are "
          "matched by their order, which threads do not keep: give each operation a name that is the same on all ranks.";
 }
@@ -358,7 +356,7 @@ std::string Ledger::take_question(double now) {
   for (auto& [key, entry] : entries_) {
     if (is_new(entry) || now < next_question(entry)) continue;
     if (question.empty() && now >= question_s_ + answer_s_) {
-      question = title_of(entry.announced.begin()->second.operation) + " waits for " + ranks_text(missing(key, entry));
+      question = title_of(entry.announced.begin()->second) + " waits for " + ranks_text(missing(key, entry));
       question_s_ = now;
       answered_.clear();
     }
@@ -441,8 +439,8 @@ std::string Ledger::describe_deadlock() const {
   for (const auto& [ranks, group] : groups) {
     const Entry& first = group.front()->second;
     if (++told > kMost) continue;
-    text += (text.empty() ? "" : "; ") + ranks_text(ranks) + " for " +
-            title_of(first.announced.begin()->second.operation) + sites_text(first);
+    text += (text.empty() ? "" : "; ") + ranks_text(ranks) + " for " + title_of(first.announced.begin()->second) +
+            sites_text(first);
     if (group.size() > 1) text += " and " + std::to_string(group.size() - 1) + " more operations";
   }
   if (told > kMost) text += "; and others";
@@ -463,7 +461,7 @@ std::string Ledger::deadlock_hint(const Groups& groups) {
   const auto of_rank_0 = groups.find({0});
   std::string hint = order;
   if (of_rank_0 != groups.end())
-    hint += " Is " + title_of(of_rank_0->second.front()->second.announced.at(0).operation) + " under `if rank() == 0`?";
+    hint += " Is " + title_of(of_rank_0->second.front()->second.announced.at(0)) + " under `if rank() == 0`?";
   return hint + " Do they have different numbers of batches? Then call hvd.join() after the loop.";
 }
 

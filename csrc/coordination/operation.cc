@@ -35,6 +35,8 @@ std::string title_of(const Operation& operation) {
   return std::string(name_of(operation.kind)) + " \"" + operation.name + "\"";
 }
 
+std::string title_of(const Request& request) { return request.title ? *request.title : title_of(request.operation); }
+
 std::string tensors_text(const std::vector<TensorSpec>& tensors) {
   if (tensors.empty()) return "sent nothing";
   std::string text = "sent ";
@@ -190,7 +192,7 @@ Operation read_operation(Reader& reader, int world_size) {
 void write(Writer& writer, const Request& request) {
   write(writer, request.operation);
   writer.put(request.priority);
-  writer.put(request.site ? *request.site : std::string());
+  for (const auto& text : {request.site, request.title}) writer.put(text ? *text : std::string());
   writer.put(request.is_unordered);
 }
 
@@ -198,9 +200,11 @@ Request read_request(Reader& reader, int world_size) {
   Request request;
   request.operation = read_operation(reader, world_size);
   reader.get(request.priority);
-  std::string site;
-  reader.get(site);
-  if (!site.empty()) request.site = std::make_shared<const std::string>(std::move(site));
+  for (auto* const place : {&request.site, &request.title}) {
+    std::string text;
+    reader.get(text);
+    if (!text.empty()) *place = std::make_shared<const std::string>(std::move(text));
+  }
   reader.get(request.is_unordered);
   return request;
 }

@@ -135,19 +135,19 @@ class PreparedArray {
   }
 
   // None for an array that is not what was prepared; then nothing has happened.
-  std::optional<SharedHandle> start(nb::handle array) {
+  std::optional<SharedHandle> start(nb::handle array, std::string title, const Site* site) {
     const std::optional<void*> address = address_of(array);
     if (!address) return std::nullopt;
     is_known_to_submit = true;
-    return SharedHandle{prepared_.submit(*address, Engine::Caller::goes_on)};
+    return SharedHandle{submit(*address, Engine::Caller::goes_on, std::move(title), site)};
   }
 
   // As start(), and false while the last submission is here, or on a thread that has not called start().
-  bool begin(nb::handle array, bool is_awaited) {
+  bool begin(nb::handle array, bool is_awaited, std::string title, const Site* site) {
     if (begun_ || !is_known_to_submit) return false;
     const std::optional<void*> address = address_of(array);
     if (!address) return false;
-    begun_ = prepared_.submit(*address, caller_that(is_awaited));
+    begun_ = submit(*address, caller_that(is_awaited), std::move(title), site);
     array_ = nb::borrow(array);
     return true;
   }
@@ -168,6 +168,10 @@ class PreparedArray {
   }
 
  private:
+  std::shared_ptr<Handle> submit(void* address, Engine::Caller caller, std::string title, const Site* site) {
+    return site ? prepared_.submit(address, caller, std::move(title), site->text) : prepared_.submit(address, caller);
+  }
+
   // Of every gradient in every step.
   std::optional<void*> address_of(nb::handle array) const {
     if (Py_TYPE(array.ptr()) != reinterpret_cast<PyTypeObject*>(type_.ptr())) return std::nullopt;
@@ -211,10 +215,13 @@ void bind_in_place(nb::module_& module) {
            nb::arg("postscale"), nb::arg("process_set"), nb::arg("priority"), nb::arg("site"), nb::arg("type"),
            nb::arg("look").none(), nb::arg("exchange").none(), nb::arg("is_flat") = false,
            nb::arg("waits_for_name") = false)
-      .def("start", &PreparedArray::start, "(array): as allreduce_in_place; None if nothing has happened.")
+      .def(
+          "start", &PreparedArray::start,
+          "(array, title, site): as allreduce_in_place; None if nothing has happened. title and site: as for submit(), "
+          "of this call; or \"\" and None.")
       .def("begin", &PreparedArray::begin,
-           "(array, is_awaited): submits it and keeps Handle and array until they are taken. Whether it has: not while "
-           "the last ones are here, and not on a thread that has not called start.")
+           "(array, is_awaited, title, site): submits it as start() and keeps Handle and array until they are taken. "
+           "Whether it has: not while the last ones are here, and not on a thread that has not called start.")
       .def("finish", &PreparedArray::finish,
            "(timeout_s, give_up_s): takes the array if it is done after at most so many seconds, else None. An "
            "operation that failed is still to be taken. give_up_s: as for wait().")

@@ -24,6 +24,7 @@ nb::list last_operations() {
   for (const auto& [submission, progress] : require_engine()->last_operations()) {
     const Operation& operation = submission->operation();
     const auto& site = submission->request->site;
+    const auto& title = submission->request->title;
     nb::dict one;
     one["number"] = submission->number;
     one["kind"] = name_of(operation.kind);
@@ -37,6 +38,7 @@ nb::list last_operations() {
     one["bytes"] = operation.bytes();
     one["is_registered"] = operation.is_registered;
     one["site"] = site ? *site : "";
+    if (title) one["title"] = *title;
     one["group"] = progress.group;
     one["error"] = name_of(progress.error);
     one["submitted_s"] = progress.submitted_s;

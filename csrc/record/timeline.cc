@@ -186,6 +186,7 @@ void Timeline::format(const SubmissionPtr& submission) {
   const int track = track_of(name_of(operation.kind) + std::string(".") + operation.name);
   std::string arguments = "\"name\":" + quoted(operation.name) + ",\"bytes\":" + std::to_string(operation.bytes()) +
                           ",\"process_set\":" + std::to_string(operation.process_set);
+  if (const auto& title = submission->request->title) arguments += ",\"title\":" + quoted(*title);
   if (const auto& site = submission->request->site) arguments += ",\"site\":" + quoted(*site);
   if (progress.error != ErrorKind::none) arguments += ",\"error\":" + quoted(name_of(progress.error));
   const bool is_adasum = operation.kind == OpKind::allreduce && operation.op == ReduceOp::adasum;

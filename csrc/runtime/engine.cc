@@ -48,7 +48,7 @@ Engine::Engine(World world, Options options, std::shared_ptr<Resources> resource
       gpus_(world_, options_, tuning_, *resources_, fabric_, sets_),
       coordinator_(fabric_.channel(), sets_.membership(), limits_of(options_, tuning_)),
       blocked_(coordinator_),
-      executor_(world_.rank, inbox_, sets_, gpus_) {
+      executor_(world_.rank, fabric_.watch(), inbox_, sets_, gpus_) {
   if (options_.autotune == "on" && world_.rank == 0 && world_.size() > 1)
     autotune_.emplace(tuning_, Autotune::knobs(options_, fabric_.alarm() == nullptr, fabric_.node() != nullptr));
   fabric_.watch().set_pending([this] { return inbox_.pending_text(); });
@@ -377,7 +377,6 @@ void Engine::enqueue(const std::vector<PlanPtr>& plans, double now) {
 double Engine::run_next_plan(const std::vector<const void*>& values, double now) {
   const auto [plan, agreed_s] = std::move(agreed_.front());
   agreed_.pop_front();
-  fabric_.watch().now_doing(plan->title);
   const double end = run(*plan, agreed_s, now, values);
   if (autotune_) observe(*plan, end - now);
   return end;

@@ -96,6 +96,9 @@ void Executor::run(const Plan& plan, double agreed_s, double now, const std::vec
   if (!sets_.membership().has(first.operation.process_set)) return;
   const Submissions submissions = inbox_.find(plan, rank_, agreed_s, now, name_of_group(first));
   if (first.error != ErrorKind::none) return fail(submissions, first.error, first.message);
+  const SubmissionPtr& own = submissions.front();
+  const bool has_title = own && own->request->title && submissions.size() == 1;
+  watch_.now_doing(has_title ? *own->request->title : plan.title);
   const OpKind kind = first.operation.kind;
   if (is_for_this_rank(first.operation)) require_own(plan, submissions);
   if (kind == OpKind::add_process_set || kind == OpKind::open_process_set)
@@ -211,7 +214,7 @@ void Executor::finish(const Submissions& submissions, std::vector<Result> result
                              submissions[i]->operation().kind != OpKind::alltoall;
     if (had_no_room)
       handle->fail(ErrorKind::mismatch,
-                   title_of(submissions[i]->operation()) +
+                   title_of(*submissions[i]->request) +
                        ": the result does not fit into the memory that this rank gave for it. Do all ranks send "
                        "equally many elements?");
     else

@@ -13,6 +13,7 @@
 #include "runtime/gpus.h"
 #include "runtime/inbox.h"
 #include "runtime/memory.h"
+#include "runtime/peer_watch.h"
 #include "runtime/process_sets.h"
 
 namespace ringtrain {
@@ -41,8 +42,8 @@ class Residuals {
 class Executor {
  public:
   // `rank`: this one. All else outlives this.
-  Executor(int rank, Inbox& inbox, ProcessSets& sets, Gpus& gpus)
-      : rank_(rank), inbox_(inbox), sets_(sets), gpus_(gpus) {}
+  Executor(int rank, PeerWatch& watch, Inbox& inbox, ProcessSets& sets, Gpus& gpus)
+      : rank_(rank), watch_(watch), inbox_(inbox), sets_(sets), gpus_(gpus) {}
 
   // Throws when the ranks are out of step afterwards; then nothing can be carried out any more.
   // `values`: of its tensor, by rank, if they are here already; else nothing.
@@ -92,6 +93,7 @@ class Executor {
   void finish(const Submissions& submissions, std::vector<Result> results) REQUIRES(turn);
 
   const int rank_;
+  PeerWatch& watch_;
   Inbox& inbox_;
   ProcessSets& sets_;
   Gpus& gpus_;

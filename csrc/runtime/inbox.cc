@@ -62,7 +62,7 @@ std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
   submission->progress.submitted_s = now_s();
   const int process_set = submission->operation().process_set;
   if (!allowed_.count(process_set))
-    throw invalid(title_of(submission->operation()) + ": process set " + std::to_string(process_set) +
+    throw invalid(title_of(*submission->request) + ": process set " + std::to_string(process_set) +
                   " is not registered, or this rank does not belong to it");
   const bool is_join = submission->operation().kind == OpKind::join;
   const bool is_unnamed = !is_join && submission->operation().name.empty();
@@ -71,7 +71,8 @@ std::shared_ptr<Handle> Inbox::add(SubmissionPtr submission) {
   const Operation& operation = submission->operation();
   if (!in_flight_.emplace(view_of(operation), submission).second) {
     if (!is_unnamed && !submission->waits_for_name && has_twin(operation))
-      throw invalid(title_of(operation) + ": an operation of this name is in flight; wait for it, or use another name");
+      throw invalid(title_of(*submission->request) +
+                    ": an operation of this name is in flight; wait for it, or use another name");
     waiting_[key_of(operation)].push_back(submission);
     return submission->handle;
   }
@@ -148,8 +149,7 @@ void Inbox::warn_of_order(const Submission& submission, const OfThread& other) {
     return site && !site->empty() ? " (at " + *site + ")" : "";
   };
   warn("two threads have submitted operations without a name that are under way at the same time: " +
-       title_of(submission.operation()) + at(submission.request->site) + " while another thread has one" +
-       at(other.site) +
+       title_of(*submission.request) + at(submission.request->site) + " while another thread has one" + at(other.site) +
        ". Ranks match them by their order. Unless the threads keep that order on all ranks, values get mixed up: give "
        "each operation a name that is the same on all ranks. This is said once.");
 }
@@ -256,7 +256,7 @@ std::string Inbox::pending_text() {
   for (const auto& [key, submission] : in_flight_) {
     if (shown++ == kShown) break;
     const Request& request = *submission->request;
-    text += (text.empty() ? "pending here: " : ", ") + title_of(request.operation);
+    text += (text.empty() ? "pending here: " : ", ") + title_of(request);
     if (request.site && !request.site->empty()) text += " (at " + *request.site + ")";
   }
   const size_t more = in_flight_.size() > kShown ? in_flight_.size() - kShown : 0;
@@ -284,7 +284,7 @@ void Inbox::forbid(int process_set) {
   }
   for (const SubmissionPtr& one : failed)
     one->handle->fail(ErrorKind::failure,
-                      title_of(one->operation()) + ": process set " + std::to_string(process_set) + " was removed");
+                      title_of(*one->request) + ": process set " + std::to_string(process_set) + " was removed");
 }
 
 // Of one process set or of all. Notes that it has ended.

@@ -54,9 +54,21 @@ Prepared::Prepared(Request request, TensorSpec spec, bool waits_for_name)
 }
 
 std::shared_ptr<Handle> Prepared::submit(void* address, Engine::Caller caller) {
+  return submit(request_, address, caller);
+}
+
+std::shared_ptr<Handle> Prepared::submit(void* address, Engine::Caller caller, std::string title,
+                                         std::shared_ptr<const std::string> site) {
+  auto request = std::make_shared<Request>(*request_);
+  request->title = std::make_shared<const std::string>(std::move(title));
+  request->site = std::move(site);
+  return submit(std::move(request), address, caller);
+}
+
+std::shared_ptr<Handle> Prepared::submit(std::shared_ptr<Request> request, void* address, Engine::Caller caller) {
   require_memory(address, spec());
   auto submission = std::make_shared<Submission>();
-  submission->request = request_;
+  submission->request = std::move(request);
   submission->inputs.push_back(address);
   submission->outputs.push_back(address);
   submission->waits_for_name = waits_for_name_;

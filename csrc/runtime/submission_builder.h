@@ -34,6 +34,9 @@ class SubmissionBuilder {
   // alltoall: for each tensor the rows for each rank.
   void set_splits(std::vector<int64_t> splits) { submission_->splits = std::move(splits); }
 
+  void set_title(std::string title) {
+    submission_->request->title = std::make_shared<const std::string>(std::move(title));
+  }
   void let_wait_for_name() { submission_->waits_for_name = true; }
 
   // Once. As Engine::submit.
@@ -58,8 +61,13 @@ class Prepared {
   const TensorSpec& spec() const { return request_->operation.tensors.front(); }
   // As SubmissionBuilder::submit, for the tensor at this address. Throws not_initialized.
   std::shared_ptr<Handle> submit(void* address, Engine::Caller caller);
+  // The same, with title and site of its own.
+  std::shared_ptr<Handle> submit(void* address, Engine::Caller caller, std::string title,
+                                 std::shared_ptr<const std::string> site);
 
  private:
+  std::shared_ptr<Handle> submit(std::shared_ptr<Request> request, void* address, Engine::Caller caller);
+
   std::shared_ptr<Request> request_;
   bool waits_for_name_;
 };

@@ -380,7 +380,7 @@ class PreparedTensors:
             and (prepared.process_set is process_set and prepared.process_set_id == process_set.process_set_id)
         ):
             try:
-                if prepared.begin(tensor, is_awaited):
+                if prepared.begin(tensor, is_awaited, "", None):
                     return prepared
             except Exception as error:
                 report_failure(error)
@@ -422,7 +422,7 @@ class PreparedTensors:
                 self.known.clear()
             self.known[name] = prepared
         try:
-            core = None if prepared is None else prepared.start(tensor)
+            core = None if prepared is None else prepared.start(tensor, "", None)
             if core is None:
                 core = _core.allreduce_in_place(view, *agreed, is_awaited, site)
         except Exception as error:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,8 +41,6 @@ _is_own_folder = False
 _has_failed = False
 _has_told_of_stacks = False
 _handles_signal = False
-# Gives the name by which users know an operation. Takes its name in the core, and whether it is the last of that name.
-_name_for_users: Callable[[str, bool], str] | None = None
 _dump: tuple[int, int] | None = None  # the signal that makes faulthandler write all stacks, and to which descriptor
 
 
@@ -199,27 +197,6 @@ def _remove_old_folders(parent: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def name_operations_with(name_for_users: Callable[[str, bool], str]) -> None:
-    """Sets the function that knows names for users, where operations have other names in the core.
-
-    Args:
-        name_for_users: of a name, and whether the operation is the last one that had it.
-    """
-    global _name_for_users
-    _name_for_users = name_for_users
-
-
-def _operations() -> list[dict[str, Any]]:
-    operations = _core.last_operations()
-    if _name_for_users is not None:
-        names = set()
-        for operation in reversed(operations):
-            name = operation["name"]
-            operation["known_as"] = _name_for_users(name, name not in names)
-            names.add(name)
-    return operations
-
-
 def _contents(reason: str) -> dict[str, Any]:
     return {
         "job": _job,
@@ -231,6 +208,6 @@ def _contents(reason: str) -> dict[str, Any]:
         "time_s": time.time(),
         "monotonic_s": time.monotonic(),
         "process_sets": get_process_set_ids_and_ranks(),
-        "operations": _operations(),
+        "operations": _core.last_operations(),
         "threads": _threads(),
     }

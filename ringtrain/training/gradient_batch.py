@@ -182,7 +182,7 @@ class GradientBatch:
         if prepared.priority != priority or prepared.process_set_id != self.process_set.process_set_id:
             return False
         try:
-            if not prepared.begin(gradient, False):
+            if not prepared.begin(gradient, False, "", None):
                 return False
         except Exception as error:
             report_failure(error)

@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from ringtrain.record import flight_recorder
-from ringtrain.torch.distributed import backward, meeting, naming
+from ringtrain.torch.distributed import backward, meeting
 from ringtrain.torch.distributed.group import AnySource, ProcessGroup as ProcessGroup, Transfer
 from ringtrain.torch.distributed.work import Work as Work
 
@@ -77,7 +76,7 @@ def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_
 class _InPlaceOfGloo(ProcessGroup):
     """Made where torch makes a group of gloo, which is told its ranks and its name after that."""
 
-    event_prefix = "gloo"
+    backend_name = event_prefix = "gloo"
 
     class _Options:
         def __init__(self) -> None:
@@ -120,7 +119,6 @@ def _keep_from_compiler() -> None:
 
 def _register() -> None:
     _keep_from_compiler()
-    flight_recorder.name_operations_with(naming.name_for_users)
     backward.restore_classes()
     if _BACKEND not in dist.Backend.backend_list:
         register_rendezvous_handler(meeting.SCHEME, meeting.rendezvous)

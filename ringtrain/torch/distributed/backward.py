@@ -10,6 +10,8 @@ from typing import Any
 import torch.autograd
 import torch.autograd.graph
 
+from ringtrain.torch.distributed import buckets
+
 _KEPT = 16
 # Class and text of errors of operations of groups, the newest first. The error itself would keep the frames that it was
 # raised in, and their tensors.
@@ -33,6 +35,7 @@ def _with_class(raised: RuntimeError) -> Exception | None:
 def _restoring(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def run_backward(*arguments: Any, **options: Any) -> Any:
+        buckets.begin_backward()
         try:
             return run(*arguments, **options)
         except RuntimeError as raised:

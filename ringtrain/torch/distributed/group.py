@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -20,6 +21,8 @@ from ringtrain.errors import RingtrainError, ShutDownError, StalledError
 from ringtrain.failure import call_site
 from ringtrain.handles import report_failure
 from ringtrain.torch.distributed import meeting
+from ringtrain.torch.distributed.buckets import Buckets, is_called_by_backward
+from ringtrain.torch.distributed.monitoring import missing_at
 from ringtrain.torch.distributed.naming import Call, Names
 from ringtrain.torch.distributed.prepared import Prepared, prepare
 from ringtrain.torch.distributed.views import (
@@ -66,6 +69,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         name: of the group, the same on all its ranks.
     """
 
+    backend_name = "ringtrain"  # as torch's own logs have it
     event_prefix = "ringtrain"  # of the names that torch.profiler shows
 
     def __init__(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str) -> None:
@@ -78,7 +82,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         self._set, number = meeting.open_set(ranks, timeout)
         self._job = meeting.current_job()
         self._names = Names(self._set, number)
-        self._title = f'group "{name}"'
+        self._title = f'group "{name}"'  # of messages
+        self._buckets = Buckets()
         self._lock = threading.RLock()  # names and submissions are in one order
         self._is_open = True
         self._group_name, self._group_desc = name, ""
@@ -104,13 +109,13 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         return self._size
 
     def name(self) -> str:
-        return "ringtrain"
+        return self.backend_name
 
     def getBackendName(self) -> str:
-        return "ringtrain"
+        return self.backend_name
 
     def _get_backend_name(self) -> str:
-        return "ringtrain"
+        return self.backend_name
 
     @property
     def group_name(self) -> str:
@@ -126,6 +131,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     def _set_group_desc(self, desc: str) -> None:
         self._group_desc = desc
+        is_said = desc not in ("", "undefined")  # of torch, for a group without one
+        self._title = f'group "{self._group_name}"' + (f" ({desc})" if is_said else "")
         super()._set_group_desc(desc)
 
     def get_group_store(self) -> Any:
@@ -188,11 +195,13 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         arrays: Any = None,
         results: Any = None,
         finish: Callable[[_core.Handle], None] | None = None,
-        prepared: Callable[[Call, int], _core.Handle | None] | None = None,
+        prepared: Callable[[Call, int, str], _core.Handle | None] | None = None,
+        detail: str = "",
     ) -> Work:
         """The Work of one operation of all ranks of the group. `finish` gets its handle when it is done.
 
-        `prepared` submits a call that comes again, given the number of its signature, or returns None if it cannot.
+        `prepared` submits a call that comes again, given the number of its signature and its title, or returns None if
+        it cannot. `detail`: what else messages say of it.
         """
         self._require_open(kind)
         with self._lock:
@@ -200,12 +209,12 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             is_repeated = self._names.upcoming().kind == kind
             call = self._names.advance(kind, number)
             call.prepared = None
-            handle = prepared(call, number) if is_repeated and prepared is not None else None
+            title = f"{kind} #{self._names.calls} of {self._title}{detail}"
+            handle = prepared(call, number, title) if is_repeated and prepared is not None else None
             if handle is None:
                 operation = _core.Operation(core, call.name, self._set, op, root)
                 is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
-                handle = _submitted(operation, inputs, outputs, splits, is_awaited)
-            title = f"{kind} #{call.number} of {self._title}"
+                handle = _submitted(operation, inputs, outputs, splits, is_awaited, title)
         then = None if finish is None else functools.partial(finish, handle)
         work = Work(
             title,
@@ -248,12 +257,12 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
     @shown_in_profiles("all_reduce", 0)
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         if type(opts) is dist.AllreduceOptions and len(tensors) == 1 and self._coalesced is None:
-            work = self._allreduce_again(tensors, opts)
-            if work is not None:
-                return work
+            detail = self._buckets.detail(tensors[0]) if is_called_by_backward(sys._getframe(1)) else ""
+            work = self._allreduce_again(tensors, opts, detail)
+            return self._allreduce("all_reduce", tensors, opts, detail) if work is None else work
         return self._allreduce("all_reduce", list_of(tensors), opts)
 
-    def _allreduce_again(self, tensors: list[Tensor], opts: Any) -> Work | None:
+    def _allreduce_again(self, tensors: list[Tensor], opts: Any, detail: str) -> Work | None:
         """As _allreduce, of one tensor that was prepared, in a fraction of the time. None of any other."""
         if not self._is_open or self._job != meeting.current_job():
             return None
@@ -262,22 +271,22 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             prepared: Prepared | None = self._names.upcoming().prepared
             if prepared is None or opts.reduceOp != prepared.op:
                 return None
-            begun = prepared.submit(tensors[0], is_async)
+            title = f"all_reduce #{self._names.calls + 1} of {self._title}{detail}"
+            begun = prepared.submit(tensors[0], is_async, title)
             if begun is False:
                 return None
-            number = self._names.advance("all_reduce", prepared.signature).number
+            self._names.advance("all_reduce", prepared.signature)
         timeout_s = self._timeout_of(opts)
         handle = prepared.run(timeout_s) if begun is True else begun
         if handle is None:
             return Work.done(tensors)
-        title = f"all_reduce #{number} of {self._title}"
         return Work(title, (handle,), tensors, tensors, None, timeout_s)
 
     @shown_in_profiles("all_reduce", 0)
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         return self._allreduce("all_reduce", list_of(tensors), opts)
 
-    def _allreduce(self, kind: str, tensors: list[Tensor], opts: Any) -> Work:
+    def _allreduce(self, kind: str, tensors: list[Tensor], opts: Any, detail: str = "") -> Work:
         op = op_of(opts)
         if any(tensor.layout is torch.sparse_coo for tensor in tensors):
             return self._join([self._allreduce_sparse(tensor, op, opts) for tensor in tensors], tensors)
@@ -299,6 +308,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             results=tensors,
             finish=finish,
             prepared=again,
+            detail=detail,
         )
 
     def _reduce_bitwise(self, kind: str, tensor: Tensor, op: Any, opts: Any) -> Work:
@@ -437,6 +447,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
     @shown_in_profiles("all_gather", 1)
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         inputs = list_of(inputs)
+        self._buckets.note(sys._getframe(1))
         outputs = outputs if outputs and not isinstance(outputs[0], Tensor) else [outputs]
         works = [
             self._gather_list("all_gather", targets, given, opts)
@@ -693,31 +704,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         self._require_open("monitored_barrier")
         self._barriers += 1
         seconds = self._timeout_s if timeout is None else timeout.total_seconds()
-        end = time.monotonic() + seconds
         prefix = f"ringtrain/monitored_barrier/{self._barriers}"
-        self._store.set(f"{prefix}/{self._rank}", "here")
-        if self._rank == 0:
-            missing: list[int] = []
-            for rank in range(1, self._size):
-                if not _comes(self._store, f"{prefix}/{rank}", end):
-                    missing.append(rank)
-                    if not wait_all_ranks:
-                        break
-            said = ""
-            if missing:
-                which = f"Rank {missing[0]}" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))}"
-                said = f"{which} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms, in {self._title}"
-            self._store.set(f"{prefix}/said", said or "-")
-        elif not _comes(self._store, f"{prefix}/said", end + min(5.0, seconds)):
-            said = f"Rank 0 failed to pass monitoredBarrier in {seconds * 1000:.0f} ms, in {self._title}"
-        else:
-            answer = self._store.get(f"{prefix}/said").decode()
-            said = "" if answer == "-" else answer
-        if said and self._rank:
-            said = (
-                f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for "
-                f"send/recv from rank 0. {said}"
-            )
+        said = missing_at(self._store, prefix, self._rank, self._size, seconds, wait_all_ranks, self._title)
         if said:
             raise StalledError(said)
 
@@ -745,10 +733,11 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         with self._lock:
             name, title = self._name_of_transfer(source, destination, tag)
             operation = _core.Operation(OpKind.TRANSFER, name, self._set, numbers=[source, destination, tag])
-            handle = _submitted(operation, [view], [] if kind == "send" else [view], (), False)
+            title = f"{kind} ({title})"
+            handle = _submitted(operation, [view], [] if kind == "send" else [view], (), False, title)
         copies = None if kind == "send" else copies_back([tensor], [memory])
         finish = None if copies is None else functools.partial(copies, handle)
-        work = Transfer(f"{kind} ({title})", (handle,), memory, [tensor], finish, self._timeout_s)
+        work = Transfer(title, (handle,), memory, [tensor], finish, self._timeout_s)
         work.peer = peer
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -849,7 +838,7 @@ class AnySource(Transfer):
                 name = f"{group._names.group} any->{group._ranks[group._rank]} tag {self._tag} #{group._questions}"
                 numbers = [group._ranks[group._rank], self._tag]
                 operation = _core.Operation(OpKind.FIND_SENDER, name, group._set, numbers=numbers)
-                handle = group._open_questions[self._tag] = _submitted(operation, [], [], (), False)
+                handle = group._open_questions[self._tag] = _submitted(operation, [], [], (), False, self._title)
         try:
             if not (is_done_by(handle, end) if end > 0 else _core.wait(handle, 0)):
                 return None
@@ -868,7 +857,12 @@ class AnySource(Transfer):
 
 
 def _submitted(
-    operation: _core.Operation, inputs: Sequence[View], outputs: Sequence[View], splits: Sequence[int], awaited: bool
+    operation: _core.Operation,
+    inputs: Sequence[View],
+    outputs: Sequence[View],
+    splits: Sequence[int],
+    awaited: bool,
+    title: str,
 ) -> _core.Handle:
     try:
         return _core.submit(
@@ -879,16 +873,8 @@ def _submitted(
             is_awaited=awaited,
             site=call_site(),
             waits_for_name=True,
+            title=title,
         )
     except Exception as error:
         report_failure(error)
         raise
-
-
-def _comes(store: Any, key: str, end: float) -> bool:
-    """Whether the key is set in time."""
-    try:
-        store.wait([key], timedelta(seconds=max(0.001, end - time.monotonic())))
-    except Exception:
-        return False
-    return True

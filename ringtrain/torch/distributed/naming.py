@@ -11,8 +11,6 @@ The signature of an operation must be the same on all ranks of the group.
 
 from __future__ import annotations
 
-import re
-import weakref
 from collections.abc import Hashable
 from typing import Any
 
@@ -20,18 +18,16 @@ from typing import Any
 _TURNS = 8
 _MOST_PLACES = 4096
 _NOTHING = (0, 0, 0, 0)  # before the first operation
-_PATTERN = re.compile(r"(group \d+\.\d+) #(\d+)\.(\d+)")
 
 
 class Call:
     """An operation of a group that comes in each step: one of the names of its place."""
 
-    __slots__ = ("kind", "name", "number", "prepared")
+    __slots__ = ("kind", "name", "prepared")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.kind = ""  # of the last operation of this name, "" before there was one
-        self.number = 0  # of that operation among the calls of the group, from 1
         self.prepared: Any = None  # what a group keeps to submit the operation again
 
 
@@ -58,11 +54,10 @@ class Names:
 
     def __init__(self, process_set: int, number: int) -> None:
         self.group = f"group {process_set}.{number}"
-        self.calls = 0
+        self.calls = 0  # so far
         self._signatures: dict[Hashable, int] = {}
         self._places: dict[tuple[int, ...], _Place] = {}
         self._begin()
-        _all.add(self)
 
     def _begin(self) -> None:
         """All ranks forget what they know at the same call."""
@@ -104,7 +99,7 @@ class Names:
         else:
             self._place = following
         self.calls += 1
-        call.kind, call.number = kind, self.calls
+        call.kind = kind
         return call
 
     def _add_place(self, place: _Place, number: int) -> None:
@@ -116,32 +111,3 @@ class Names:
         if following is None:
             following = self._places[before] = _Place(self.group, len(self._places), before)
         self._place = place.following[number] = following
-
-    def _label(self, number: int, turn: int) -> str:
-        """Returns the last operation of a name as `all_reduce #17`, the kind and which call of the group. Or ""."""
-        for place in self._places.values():
-            if place.number == number:
-                call = place.calls[turn]
-                return f"{call.kind} #{call.number}" if call.kind else ""
-        return ""
-
-
-_all: weakref.WeakSet[Names] = weakref.WeakSet()
-
-
-def name_for_users(name: str, is_last: bool) -> str:
-    """Returns what torch calls an operation: `all_reduce #17`, without the number unless it is the last of its name."""
-    known_as = in_words(name)
-    return known_as if is_last or known_as == name else known_as.partition(" #")[0]
-
-
-def in_words(text: str) -> str:
-    """The text of an error, with the names of this process' groups as torch's users know the operations."""
-
-    def label(match: re.Match[str]) -> str:
-        for names in list(_all):
-            if names.group == match[1]:
-                return names._label(int(match[2]), int(match[3])) or match[0]
-        return match[0]
-
-    return _PATTERN.sub(label, text)

@@ -26,10 +26,11 @@ class Prepared(_core.Prepared):
     op: Any
     signature: int
 
-    def submit(self, tensor: Tensor, is_async: bool) -> _core.Handle | bool:
+    def submit(self, tensor: Tensor, is_async: bool, title: str) -> _core.Handle | bool:
         """Returns the Handle, True for what is to be awaited at once, or False: then nothing has happened."""
+        site = call_site()
         try:
-            return (self.start(tensor) or False) if is_async else self.begin(tensor, True)
+            return (self.start(tensor, title, site) or False) if is_async else self.begin(tensor, True, title, site)
         except Exception as error:
             report_failure(error)
             raise
@@ -51,7 +52,7 @@ class Prepared(_core.Prepared):
 
 
 def prepare(
-    tensor: Tensor, view: View, process_set: int, reduction: ReduceOp, op: Any, call: Call, signature: int
+    tensor: Tensor, view: View, process_set: int, reduction: ReduceOp, op: Any, call: Call, signature: int, title: str
 ) -> _core.Handle | None:
     """Submit an allreduce so that its call can be submitted again. None, and nothing has happened, where it cannot."""
     kind: Any = type(tensor)
@@ -59,10 +60,11 @@ def prepare(
     if exchange is None:
         return None
     agreed = call.name, reduction, 1.0, 1.0, process_set, 0
-    prepared = Prepared(view, *agreed, call_site(), kind, None, exchange, is_flat=True, waits_for_name=True)
+    site = call_site()
+    prepared = Prepared(view, *agreed, site, kind, None, exchange, is_flat=True, waits_for_name=True)
     prepared.op, prepared.signature = op, signature
     try:
-        handle = prepared.start(tensor)
+        handle = prepared.start(tensor, title, site)
     except Exception as error:
         report_failure(error)
         raise

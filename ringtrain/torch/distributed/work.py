@@ -25,7 +25,6 @@ from ringtrain.errors import RingtrainError, StalledError
 from ringtrain.failure import waiting
 from ringtrain.handles import keep_until_free, report_failure
 from ringtrain.torch.distributed import backward
-from ringtrain.torch.distributed.naming import in_words
 
 LOOK_S = 0.2  # how often a wait comes back to Python, for signals
 _NO_TIMEOUT = timedelta(0)
@@ -91,7 +90,7 @@ class Work(dist.Work):
     """One operation, or several that belong together.
 
     Args:
-        title: for messages: `all_reduce #17 of group "0"`.
+        title: for messages: `all_reduce #17 of group "0" (default_pg)`.
         handles: those of the core.
         arrays: kept until the engine is through with them.
         results: the tensors that have the result.
@@ -191,8 +190,7 @@ class Work(dist.Work):
         with _settling:
             if self._is_done:
                 return
-            text = in_words(str(error))
-            self._error = type(error)(text) if isinstance(error, RingtrainError) and text != str(error) else error
+            self._error = error
             self._finish = None
             self._is_done = True
         report_failure(self._error)

@@ -86,15 +86,6 @@ def test_ranks_that_have_agreed_so_far_have_one_name_for_what_they_disagree_abou
     assert one.next("all_reduce", "c").name == other.next("broadcast", "d").name
 
 
-def test_names_in_errors_are_those_of_torch():
-    names = naming.Names(7, 1)
-    name = [names.next("barrier", ()), names.next("all_reduce", 3)][1].name
-    assert (
-        naming.in_words(f'allreduce "{name}": lost; group 9.0 #1.1')
-        == 'allreduce "all_reduce #2": lost; group 9.0 #1.1'
-    )
-
-
 # ------------------------------------------------------------------------------------------------ what it can do
 
 
@@ -324,7 +315,7 @@ def test_a_repeated_allreduce_fails_as_the_first_does():
         for _ in range(40):
             dist.all_reduce(torch.ones(2))
         with pytest.raises(
-            hvd.MismatchError, match=r'"all_reduce #41": rank 0 sent float32\[2\], rank 1 sent float32\[3\]'
+            hvd.MismatchError, match=r'^all_reduce #41 of group "\d+" \(default_pg\): rank 0 sent float32\[2\], rank 1'
         ):
             dist.all_reduce(torch.ones(2 + rank))
     with pytest.raises(ValueError, match="Default process group has not been initialized"):
@@ -352,7 +343,7 @@ def test_a_disagreement_is_named_and_the_next_group_works():
     with default_group() as rank:
         for _ in range(3):
             dist.all_reduce(torch.ones(2))
-        title = r'"all_reduce #4": rank 0 sent float32\[4\], rank 1 sent float32\[5\]'
+        title = r'^all_reduce #4 of group "\d+" \(default_pg\): rank 0 sent float32\[4\], rank 1 sent float32\[5\]'
         with pytest.raises(hvd.MismatchError, match=title):
             dist.all_reduce(torch.ones(4 + rank))
     with default_group(), pytest.raises(hvd.MismatchError, match=r"rank 0 called broadcast, rank 1 called allreduce"):
@@ -374,7 +365,7 @@ def test_a_disagreement_is_named_and_the_next_group_works():
 def test_a_future_has_the_error_too():
     with default_group() as rank:
         future = dist.all_reduce(torch.ones(4 + rank), async_op=True).get_future()
-        with pytest.raises(RuntimeError, match=r'MismatchError: allreduce "all_reduce #1": rank 0 sent'):
+        with pytest.raises(RuntimeError, match=r"MismatchError: all_reduce #1 of group .*: rank 0 sent"):
             future.wait()
 
 
@@ -401,6 +392,10 @@ def test_a_monitored_barrier_names_who_does_not_come():
             time.sleep(2)
         with pytest.raises(hvd.StalledError, match="Rank 1 failed to pass monitoredBarrier in 300 ms"):
             dist.monitored_barrier(timeout=timedelta(seconds=0.3))
+        hvd.barrier()
+        if rank == 0:
+            with pytest.raises(hvd.StalledError, match=r"Rank 0 timed out in monitoredBarrier after 0 ms\. No ranks"):
+                dist.monitored_barrier(timeout=timedelta(0))
         hvd.barrier()
 
 
@@ -475,11 +470,31 @@ def test_the_flight_recorder_names_operations_as_torch_does(tmp_path):
         dist.barrier()
         path = flight_recorder.write("as the test asked for")
         operations = json.loads(path.read_text())["operations"]
-        known_as = [one["known_as"] for one in operations if one["name"].startswith("group ")]
-        assert known_as[-2:] == ["all_reduce #12", "barrier #13"] and known_as[0] in ("all_reduce", "all_reduce #1")
+        titles = [one["title"] for one in operations if one["name"].startswith("group ")]
+        group = 'of group "0" (default_pg)'
+        assert titles == [*(f"all_reduce #{number} {group}" for number in range(1, 13)), f"barrier #13 {group}"]
         hvd.barrier()
-        assert 'done     allreduce "all_reduce #12"' in "\n".join(flight.report(flight.read_folder(tmp_path)))
+        assert f"done     all_reduce #12 {group}" in "\n".join(flight.report(flight.read_folder(tmp_path)))
     hvd.shutdown()
+
+
+@pytest.mark.ranks(2)
+def test_each_call_in_a_timeline_has_the_name_that_torch_knows(tmp_path):
+    with default_group() as rank:
+        hvd.start_timeline(str(tmp_path / "timeline.json"))
+        for _ in range(12):
+            dist.all_reduce(torch.ones(2))
+        if rank == 0:
+            dist.send(torch.ones(2), 1)
+        else:
+            dist.recv(torch.ones(2), 0)
+        hvd.stop_timeline()
+        files = [json.loads(file.read_text()) for file in tmp_path.glob("timeline*")]
+        own = [event.get("args", {}) for events in files for event in events if event["pid"] == rank]
+        titles = [arguments["title"] for arguments in own if "title" in arguments]
+        group = f'of group "{dist.group.WORLD.group_name}" (default_pg)'
+        transfer = f"{'recv' if rank else 'send'} (from rank 0 to 1, tag 0, #1 {group})"
+        assert titles == [*(f"all_reduce #{number} {group}" for number in range(1, 13)), transfer]
 
 
 def events_of(group, prefix):
@@ -561,6 +576,46 @@ def ranks_of(script, size, *arguments):
     finally:
         for process in ranks:
             process.kill()
+
+
+_LATE = """
+import os, sys, time
+import torch, torch.distributed as dist
+import ringtrain.torch as hvd, ringtrain.torch.distributed
+torch.set_num_threads(1)
+dist.init_process_group("ringtrain")
+pair = dist.new_group([0, 1], group_desc="pair")
+layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+model = torch.nn.parallel.DistributedDataParallel(layers, process_group=pair, bucket_cap_mb=0.0002)
+for _ in range(12):  # from then on the allreduces are prepared
+    model(torch.ones(2, 8)).sum().backward()
+dist.barrier()
+while dist.get_rank() == 1 and not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+loss = model(torch.ones(2, 8)).sum()
+loss.backward()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_stall_warning_says_which_group_call_and_bucket_waits_and_where_in_the_script(tmp_path, monkeypatch):
+    script = tmp_path / "late.py"
+    script.write_text(_LATE)
+    monkeypatch.setenv("RINGTRAIN_STALL_WARNING_TIME_S", "0.5")
+    monkeypatch.setenv("RINGTRAIN_STALL_SHUTDOWN_TIME_S", "60")
+    bucket = r"bucket 0 of DistributedDataParallel \(3\.bias, 3\.weight\)"
+    where = r"rank 0 submitted it \(at [^ ]*late\.py:16\), rank 1 did not"
+    warning = re.compile(rf'all_reduce #\d+ of group "\w+" \(pair\), {bucket}: waited \d+ s\. {where}')
+    go_on = tmp_path / "warned"
+    with ranks_of(script, 2, str(go_on)) as ranks:
+        told = []
+        for line in ranks[0].stdout:
+            told.append(line)
+            if warning.search(line):
+                go_on.touch()
+        assert go_on.exists(), "".join(told)
+        assert [process.wait(LIMIT_S) for process in ranks] == [0, 0]
 
 
 _LOST = """
