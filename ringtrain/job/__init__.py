@@ -7,6 +7,7 @@ launched_by     which launcher has started this process
 elastic_client  the side of this process in an elastic job: joins a generation at the rendezvous
 sockets         jobs whose ranks talk over TCP; rendezvous/: where they meet
 mpi             what the core must know of MPI; libmpi: which MPI library mpi4py uses
+engine_process  a process of another engine, such as a worker of Dask, that is a rank for one call
 before_init     what init() loads before it begins
 host, gpus      the CPUs and addresses of this host, and the GPU of this rank
 """

@@ -301,9 +301,9 @@ def require_one_at_most(**arguments: Any) -> None:
         raise ValueError(f"give {' or '.join(given)}, not both")
 
 
-def check_num_proc(num_proc: Any) -> int:
+def check_num_proc(num_proc: Any, name: str = "num_proc") -> int:
     """Raises TypeError and ValueError."""
-    return _positive_number("num_proc", num_proc)
+    return _positive_number(name, num_proc)
 
 
 def check_ssh_port(ssh_port: Any) -> int | None:

@@ -45,7 +45,7 @@ PYTHON_FLOORS = (
     {"training", "optim"},
     {"elastic"},
     {"kvstore"},
-    {"doctor", "flight", "torch", "jax", "mxnet"},
+    {"doctor", "flight", "torch", "jax", "mxnet", "dask"},
     {"horovod"},
     {"face"},
     {"__init__"},

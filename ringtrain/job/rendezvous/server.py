@@ -114,6 +114,7 @@ class Server:
         self.port: int = listener.getsockname()[1]
         self._changed = threading.Condition()
         self._rooms: dict[str, _Room] = {}
+        self._failure: _Failed | None = None  # of all rooms
         self._served = 0  # ranks that may still get an answer
         self._listener = Listener(listener, secret, self._serve)
 
@@ -126,6 +127,13 @@ class Server:
         self._listener.close()
         with self._changed:
             self._changed.wait_for(lambda: self._served == 0, answer_s)
+
+    def fail(self, text: str) -> None:
+        """From now on all that wait, and all that come, get a PeerLostError with this text."""
+        with self._changed:
+            self._failure = _Failed("PeerLostError", text)
+            for room in self._rooms.values():
+                room.fail(self._failure)
 
     def _serve(self, connection: Connection) -> None:
         with self._changed:
@@ -178,6 +186,8 @@ class Server:
             room = self._rooms.get(hello.job)
             if room is None or room.is_full():
                 room = self._rooms[hello.job] = _Room(hello.size)
+            if self._failure is not None:
+                room.fail(self._failure)
             return room
 
     def _forget(self, job: str, room: _Room) -> None:
