@@ -462,7 +462,9 @@ std::string Ledger::deadlock_hint(const Groups& groups) {
   std::string hint = order;
   if (of_rank_0 != groups.end())
     hint += " Is " + title_of(of_rank_0->second.front()->second.announced.at(0)) + " under `if rank() == 0`?";
-  return hint + " Do they have different numbers of batches? Then call hvd.join() after the loop.";
+  return hint +
+         " Do they have different numbers of batches? In PyTorch put the loop into `with hvd.Join(optimizer):`, "
+         "elsewhere call hvd.join() after it.";
 }
 
 double Ledger::next_deadline() const {

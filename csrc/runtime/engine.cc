@@ -444,7 +444,8 @@ void Engine::end(const std::vector<int>& left) {
                          : names_text(left) +
                                " exited early: shutdown() was called there, or the script came to its end. "
                                "No operation can complete without it. Do the ranks have different numbers of batches? "
-                               "Then call hvd.join() after the loop.");
+                               "In PyTorch put the loop into `with hvd.Join(optimizer):`, elsewhere call hvd.join() "
+                               "after it.");
   is_closed_ = true;
 }
 

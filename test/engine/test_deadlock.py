@@ -42,7 +42,7 @@ def test_a_deadlock_of_rank_0_alone_asks_whether_it_is_under_a_condition():
     deadlocks(
         lambda: together(name),
         'Is allreduce "validation loss" under `if rank() == 0`?',
-        "different numbers of batches? Then call hvd.join() after the loop.",
+        "different numbers of batches? In PyTorch put the loop into `with hvd.Join(optimizer):`, elsewhere call",
     )
 
 
