@@ -216,10 +216,10 @@ void bind_in_place(nb::module_& module) {
            nb::arg("look").none(), nb::arg("exchange").none(), nb::arg("is_flat") = false,
            nb::arg("waits_for_name") = false)
       .def(
-          "start", &PreparedArray::start,
+          "start", &PreparedArray::start, nb::arg(), nb::arg(), nb::arg().none(),
           "(array, title, site): as allreduce_in_place; None if nothing has happened. title and site: as for submit(), "
           "of this call; or \"\" and None.")
-      .def("begin", &PreparedArray::begin,
+      .def("begin", &PreparedArray::begin, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
            "(array, is_awaited, title, site): submits it as start() and keeps Handle and array until they are taken. "
            "Whether it has: not while the last ones are here, and not on a thread that has not called start.")
       .def("finish", &PreparedArray::finish,
