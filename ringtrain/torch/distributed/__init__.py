@@ -76,7 +76,7 @@ def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_
 class _InPlaceOfGloo(ProcessGroup):
     """Made where torch makes a group of gloo, which is told its ranks and its name after that."""
 
-    backend_name = event_prefix = "gloo"
+    event_prefix = "gloo"
 
     class _Options:
         def __init__(self) -> None:

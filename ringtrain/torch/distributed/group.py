@@ -69,7 +69,6 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         name: of the group, the same on all its ranks.
     """
 
-    backend_name = "ringtrain"  # as torch's own logs have it
     event_prefix = "ringtrain"  # of the names that torch.profiler shows
 
     def __init__(self, store: Any, ranks: list[int], rank: int, timeout: timedelta, name: str) -> None:
@@ -109,13 +108,13 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         return self._size
 
     def name(self) -> str:
-        return self.backend_name
+        return "ringtrain"
 
     def getBackendName(self) -> str:
-        return self.backend_name
+        return "ringtrain"
 
     def _get_backend_name(self) -> str:
-        return self.backend_name
+        return "ringtrain"
 
     @property
     def group_name(self) -> str:
