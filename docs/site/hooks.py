@@ -45,6 +45,9 @@ GROUPS = {
     }
 }
 
+# Modules that need a package that the site does without, and their public names.
+NOT_IMPORTED = {"ringtrain.dask": ("run",)}
+
 # A search finds the pages for users before these.
 INSIDE = ("design.md", "simulation.md", "CONTRIBUTING.md", "performance.md")
 
@@ -87,6 +90,9 @@ def _of_example(path: Path) -> str:
 
 def _page(module: str, about: str, written: set[str]) -> str:
     """The Markdown of a module. Names that are `written` on a page before are only mentioned."""
+    if module in NOT_IMPORTED:
+        found = [_entry(f"{module}.{name}", name, 2) for name in NOT_IMPORTED[module]]
+        return "\n\n".join([f"# {module}", about, *found]) + "\n"
     entries, again, values = {}, [], []
     imported = importlib.import_module(module)
     for name in _public_names(imported):
@@ -99,17 +105,18 @@ def _page(module: str, about: str, written: set[str]) -> str:
             again.append(f"[`{name}`][{place}]")
             continue
         written.add(place)
-        # read from the source where it is defined, under the name by which users know it
-        level = 3 if module in GROUPS else 2
-        entries[name] = (
-            f"::: {place}\n    options:\n      heading: {name}\n      toc_label: {name}\n      heading_level: {level}"
-        )
+        entries[name] = _entry(place, name, 3 if module in GROUPS else 2)
     parts = [f"# {module}", about]
     if again:
         parts.append(f"It also has {', '.join(again)}.")
     if values:
         parts.append(f"Values: {', '.join(values)}.")
     return "\n\n".join([*parts, *_grouped(GROUPS.get(module, {}), entries)]) + "\n"
+
+
+def _entry(place: str, name: str, level: int) -> str:
+    """Read from the source where it is defined, under the name by which users know it."""
+    return f"::: {place}\n    options:\n      heading: {name}\n      toc_label: {name}\n      heading_level: {level}"
 
 
 def _grouped(groups: dict[str, tuple[str, ...]], entries: dict[str, str]) -> list[str]:
