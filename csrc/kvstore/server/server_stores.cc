@@ -334,13 +334,12 @@ bool ServerStores::finish_pushes() {
   return unfinished_.empty();
 }
 
-// Ignores errors: a push that the server cannot apply, such as one without a rule, is not applied to any chunk.
 void ServerStores::finish_all() {
   for (auto worker = unfinished_.begin(); worker != unfinished_.end();) {
     const auto number = static_cast<size_t>(*worker);
     bool is_done = true;
     for (const auto& [of_store, store] : stores_)
-      for (const auto& actor : store.actors) error_of([&] { is_done = actor->finish_push_of(number) && is_done; });
+      for (const auto& actor : store.actors) is_done = actor->finish_push_of(number) && is_done;
     worker = is_done ? unfinished_.erase(worker) : std::next(worker);
   }
   has_unfinished_.store(!unfinished_.empty(), std::memory_order_relaxed);

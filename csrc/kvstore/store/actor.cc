@@ -701,7 +701,9 @@ bool Actor::finish_push_of(size_t worker) {
   for (size_t chunk = first; chunk < last; ++chunk) {
     ElementRanges ranges;
     if (has_ranges) ranges = staged_ranges(worker, chunk - first, next_ranges);
-    is_done = finish_chunk_of(worker, chunk, version, has_ranges ? &ranges : nullptr, begin) && is_done;
+    // A push that was refused is refused again, for each chunk: nothing of it counts.
+    error_of(
+        [&] { is_done = finish_chunk_of(worker, chunk, version, has_ranges ? &ranges : nullptr, begin) && is_done; });
     begin += has_ranges ? count_of(ranges) : part_->chunk(chunk).count;
   }
   part_->ring();
