@@ -17,11 +17,14 @@ import cloudpickle
 import numpy as np
 import pytest
 
-distributed = pytest.importorskip("distributed", reason="Dask is not installed in this environment: see `make dask`")
+# A folder of the tests is called distributed, too.
+pytest.importorskip("distributed.client", reason="Dask is not installed in this environment: see `make dask`")
 
-import ringtrain as hvd  # noqa: E402
-import ringtrain.dask  # noqa: E402
-from ringtrain.optim import SGD  # noqa: E402
+import distributed
+
+import ringtrain as hvd
+import ringtrain.dask
+from ringtrain.optim import SGD
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 pytestmark = pytest.mark.xdist_group("dask")
