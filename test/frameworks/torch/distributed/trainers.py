@@ -1,0 +1,133 @@
+"""Scripts as the documentation of Lightning, Accelerate and transformers has them: `python trainers.py WHICH FOLDER`.
+
+Each prints losses, which have to be the same with gloo and with ringtrain, and whose groups these were.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+FOLDER = sys.argv[2]
+
+
+def tell(losses):
+    if dist.get_rank() == 0:
+        kind = type(dist.group.WORLD).__module__.partition(".")[0]
+        print(f"groups of {kind}, {dist.get_world_size()} ranks, losses {losses}", flush=True)
+
+
+def samples(count=64):
+    torch.manual_seed(1)
+    return TensorDataset(torch.randn(count, 16), torch.randint(0, 4, (count,)))
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def lightning():
+    """Lightning starts the second rank itself."""
+    import lightning as L
+    from lightning.pytorch.strategies import DDPStrategy
+
+    class LitClassifier(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = make_model()
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            loss = nn.functional.cross_entropy(self.model(x), y)
+            self.log("train_loss", loss, sync_dist=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            self.log("val_loss", nn.functional.cross_entropy(self.model(x), y), sync_dist=True)
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+    L.seed_everything(3)
+    trainer = L.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=2,
+        strategy=DDPStrategy(process_group_backend=os.environ.get("BACKEND", "gloo")),
+        default_root_dir=FOLDER,
+        logger=False,
+        enable_progress_bar=False,
+        sync_batchnorm=False,
+    )
+    data = samples()
+    trainer.fit(LitClassifier(), DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=8))
+    tell({name: value.item() for name, value in sorted(trainer.callback_metrics.items())})
+
+
+def accelerate():
+    from accelerate import Accelerator
+    from accelerate.utils import set_seed
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    set_seed(4)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    data = DataLoader(samples(60), batch_size=8, shuffle=True)
+    model, optimizer, data, scheduler = accelerator.prepare(model, optimizer, data, scheduler)
+    losses = []
+    for _ in range(2):
+        for inputs, targets in data:
+            with accelerator.accumulate(model):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                accelerator.backward(loss)
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+        losses.append(accelerator.gather_for_metrics(loss).mean().item())
+    accelerator.wait_for_everyone()
+    accelerator.save_state(f"{FOLDER}/state")
+    tell(losses)
+    accelerator.end_training()
+
+
+def trainer():
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    )
+    tokens = torch.randint(0, 64, (48, 16))
+    data = [{"input_ids": row, "labels": row} for row in tokens]
+    arguments = TrainingArguments(
+        output_dir=FOLDER,
+        use_cpu=True,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        num_train_epochs=2,
+        learning_rate=1e-3,
+        eval_strategy="epoch",
+        logging_steps=1,
+        save_strategy="epoch",
+        report_to="none",
+        disable_tqdm=True,
+        seed=5,
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:16])
+    trainer.train()
+    history = [entry.get("loss", entry.get("eval_loss")) for entry in trainer.state.log_history]
+    tell([loss for loss in history if loss is not None])
+
+
+if __name__ == "__main__":
+    {"lightning": lightning, "accelerate": accelerate, "trainer": trainer}[sys.argv[1]]()
+    if dist.is_initialized():
+        dist.destroy_process_group()
