@@ -9,10 +9,17 @@ import pytest
 from harness.clocks import require_within
 
 import ringtrain as hvd
+from ringtrain import failure
 
 
 def together(name):
     return hvd.allreduce(np.ones(3), op=hvd.Sum, name=name)
+
+
+def wait_for_main_thread():
+    """Returns when the main thread waits. Were no other thread to submit anything, that would soon be a deadlock."""
+    while threading.main_thread().ident not in failure._waiting:
+        time.sleep(0.01)
 
 
 def deadlocks(call, *parts):
@@ -125,7 +132,7 @@ def test_a_daemon_thread_counts_from_its_first_submission_on():
     if hvd.rank() == 1:
 
         def work():
-            time.sleep(0.6)  # the main thread waits by then, and this one has submitted nothing yet
+            wait_for_main_thread()
             hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="first")
             time.sleep(2)
             together("second")
@@ -216,7 +223,7 @@ def test_a_daemon_thread_counts_from_its_first_submission_of_a_known_name_on():
     if hvd.rank() == 1:
 
         def work():
-            time.sleep(0.6)  # the main thread waits by then, and this one has submitted nothing yet
+            wait_for_main_thread()
             known()
             time.sleep(2)
             together("later")

@@ -1,7 +1,6 @@
 """Agreement among simulated ranks: real coordinators over wires in memory, no MPI and no tensors."""
 
 import random
-import time
 
 import pytest
 from harness.simulation import Request, Simulation
@@ -287,7 +286,7 @@ def test_an_ended_rank_waits_for_the_others_without_a_warning(capfd):
     simulation = Simulation(2, stall_warning_s=0.01, stall_shutdown_s=0.02)
     end = Request(OpKind.BARRIER, "<end>")
     assert simulation.round([[], [end]]) == [[]] * 2
-    time.sleep(0.05)
+    simulation.pass_time(0.05)
     assert not simulation.is_due()
     assert simulation.round(everybody(2)) == [[]] * 2
     assert names(simulation.round([[end], []])[1]) == [["<end>"]]
@@ -356,10 +355,10 @@ def test_a_stalled_operation_is_reported_and_then_fails_everywhere(is_cached, ca
     if is_cached:
         simulation.round(everybody(3, gradient("slow")))
     simulation.round([[gradient("slow")], [], [gradient("slow")]])
-    time.sleep(0.15)
+    simulation.pass_time(0.15)
     for _ in range(2):
         assert simulation.round(everybody(3)) == [[]] * 3
-    time.sleep(0.35)
+    simulation.pass_time(0.35)
     messages = []
     for _ in range(2):
         rounds = simulation.round(everybody(3))
@@ -379,11 +378,10 @@ def warnings_of(capfd):
 
 def wait_until_warned(simulation, ranks):
     """Has the ranks come to rounds as they do by themselves, until nobody is asked or warned any more."""
-    end = time.monotonic() + 3 * WARNING_S
-    while time.monotonic() < end:
+    for _ in range(60):
         if simulation.is_due():
             assert simulation.round(everybody(ranks)) == [[]] * ranks
-        time.sleep(0.01)
+        simulation.pass_time(WARNING_S / 20)
 
 
 @pytest.mark.parametrize("is_cached", [False, True])
@@ -394,7 +392,7 @@ def test_a_stall_warning_names_no_rank_that_has_submitted(is_cached, absent, cap
         simulation.round(everybody(4, gradient("slow")))
     for rank in {0, 1, 2, 3} - {absent}:
         simulation.round([[gradient("slow")] if rank == one else [] for one in range(4)])
-        time.sleep(WARNING_S / 8)
+        simulation.pass_time(WARNING_S / 8)
     wait_until_warned(simulation, 4)
     (warning,) = warnings_of(capfd)
     ready = {0: "ranks 1-3", 1: "ranks 0, 2-3", 3: "ranks 0-2"}[absent]
@@ -407,7 +405,7 @@ def test_no_warning_is_given_of_what_becomes_complete_when_the_ranks_are_asked(i
     if is_cached:
         simulation.round(everybody(3, gradient("slow")))
     simulation.round([[gradient("slow")], [], [gradient("slow")]])
-    time.sleep(1.5 * WARNING_S)
+    simulation.pass_time(1.5 * WARNING_S)
     assert names(settle(simulation, [[], [gradient("slow")], []])) == [["slow"]]
     assert warnings_of(capfd) == []
 
@@ -439,7 +437,7 @@ def test_operations_that_wait_for_different_ranks_are_different_warnings(capfd):
 def test_a_warning_and_an_error_say_where_the_missing_ranks_are(capfd):
     simulation = Simulation(4, stall_warning_s=WARNING_S, stall_shutdown_s=5 * WARNING_S)
     simulation.round([[gradient("slow")], [], [], [gradient("slow")]])
-    time.sleep(WARNING_S)
+    simulation.pass_time(WARNING_S)
     simulation.round(everybody(4))  # asks
     simulation.answer(2, "in load() at train.py:17")
     simulation.answer(1, "in save() at train.py:31")
@@ -447,7 +445,7 @@ def test_a_warning_and_an_error_say_where_the_missing_ranks_are(capfd):
     where = "ranks 1-2 did not: rank 1 is in save() at train.py:31, rank 2 is in load() at train.py:17."
     (warning,) = warnings_of(capfd)
     assert where in warning
-    time.sleep(4 * WARNING_S)
+    simulation.pass_time(4 * WARNING_S)
     plans = settle(simulation, everybody(4))
     assert [where in message for message in errors(plans)] == [True]
 
@@ -456,7 +454,7 @@ def test_a_rank_that_comes_as_the_time_of_the_others_ends_is_not_too_late():
     simulation = Simulation(2, stall_shutdown_s=0.1)
     simulation.round(everybody(2, gradient("x")))
     simulation.round([[gradient("x")], []])
-    time.sleep(0.15)
+    simulation.pass_time(0.15)
     assert settle(simulation, [[], [gradient("x")]]) == [[("x", "", [], 0, [])]]
     assert not simulation.is_due()
     assert simulation.round([[gradient("x")], []]) == [[], []]  # nothing is left of what has ended
@@ -481,7 +479,7 @@ def test_ranks_that_are_all_blocked_are_told_what_each_waits_for(size, is_cached
     assert settle(simulation, fresh) == []
     say_blocked(simulation, *range(size))
     assert not simulation.is_due()
-    time.sleep(BLOCKED_S)
+    simulation.pass_time(BLOCKED_S)
     assert simulation.is_due()
     messages = errors(settle(simulation, everybody(size)))
     assert len(messages) == size
@@ -495,7 +493,7 @@ def test_ranks_that_are_all_blocked_are_told_what_each_waits_for(size, is_cached
 def test_a_rank_that_becomes_blocked_in_a_round_tells_in_the_next_one():
     simulation = Simulation(2)
     simulation.round(everybody(2, gradient("q")))
-    time.sleep(BLOCKED_S)
+    simulation.pass_time(BLOCKED_S)
     say_blocked(simulation, 0)
     simulation.begin(0, [gradient("q")])
     simulation.begin(1, [gradient("q")])
@@ -506,7 +504,7 @@ def test_a_rank_that_becomes_blocked_in_a_round_tells_in_the_next_one():
 def test_a_rank_that_waits_no_longer_is_not_blocked():
     simulation = Simulation(2)
     say_blocked(simulation, 0)
-    time.sleep(BLOCKED_S)
+    simulation.pass_time(BLOCKED_S)
     assert settle(simulation, [[gradient("of 0")], []]) == []
     simulation.say_blocked(0, False)  # a signal, say
     say_blocked(simulation, 1)
@@ -520,7 +518,7 @@ def test_a_rank_that_waits_no_longer_in_the_middle_of_a_round_is_not_blocked():
     simulation = Simulation(2)
     simulation.round([[gradient("of 0")], [gradient("of 1")]])
     say_blocked(simulation, 0, 1)
-    time.sleep(BLOCKED_S)
+    simulation.pass_time(BLOCKED_S)
     simulation.begin(0, [])
     simulation.say_blocked(0, False)
     simulation.begin(1, [])

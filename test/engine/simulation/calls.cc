@@ -104,6 +104,7 @@ void simulation_say_blocked(void* simulation, int rank, int is_blocked) {
 void simulation_answer(void* simulation, int rank, const char* whereabouts) {
   static_cast<Simulation*>(simulation)->answer(rank, whereabouts);
 }
+void simulation_pass_time(double seconds) { Simulation::pass_time(seconds); }
 int simulation_is_due(const void* simulation) { return static_cast<const Simulation*>(simulation)->is_due(); }
 
 size_t simulation_messages(const void* simulation, int rank) {

@@ -1,7 +1,6 @@
 #include "simulation.h"
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <limits>
 #include <thread>
@@ -25,8 +24,7 @@ Round Simulation::Rank::finish(double plan_s) {
   turn.assert_held();  // nobody else works for this rank
   Round round = *coordinator.finish_round(std::numeric_limits<double>::infinity());
   for (const PlanPtr& plan : round.plans) {
-    if (membership.contains(plan->parts.front()->operation.process_set, channel->rank()))
-      std::this_thread::sleep_for(std::chrono::duration<double>(plan_s));
+    if (membership.contains(plan->parts.front()->operation.process_set, channel->rank())) own_plans_s += plan_s;
     coordinator.note_carried_out();
   }
   return round;
@@ -44,6 +42,7 @@ void Simulation::begin(int rank, const std::vector<RequestPtr>& fresh) {
 std::vector<Round> Simulation::finish(double plan_s) {
   std::vector<Round> rounds(ranks_.size());
   std::vector<std::exception_ptr> errors(ranks_.size());
+  std::vector<double> plans_s(ranks_.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < ranks_.size(); ++rank)
     threads.push_back(start_thread([&, rank] {
@@ -52,12 +51,16 @@ std::vector<Round> Simulation::finish(double plan_s) {
       } catch (...) {
         errors[rank] = std::current_exception();
       }
+      plans_s[rank] = own_plans_s;
     }));
   for (std::thread& thread : threads) thread.join();
+  pass_time(*std::max_element(plans_s.begin(), plans_s.end()));
   for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);
   return rounds;
 }
+
+void Simulation::pass_time(double seconds) { simulated_now_s = simulated_now_s + seconds; }
 
 bool Simulation::is_due() const {
   const double now = now_s();

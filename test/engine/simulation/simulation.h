@@ -29,6 +29,9 @@ class Simulation {
   // The answer of a rank to Round::question, which its next round takes along.
   void answer(int rank, std::string whereabouts) { ranks_.at(rank)->whereabouts = std::move(whereabouts); }
 
+  // The clock of all ranks goes on by so much. Else it stands still, however busy the machine is.
+  static void pass_time(double seconds);
+
   // Whether some rank would come to another round by itself.
   bool is_due() const;
 

@@ -266,12 +266,16 @@ def test_a_gradient_is_on_its_way_while_backward_goes_on():
 
     def is_last_one_later():
         """The gradient of the last layer, which is made first, is done before that of the first is submitted."""
-        jax.block_until_ready(step(layers, jnp.ones((500, 300), jnp.float32)))
+        jax.block_until_ready(step(layers, jnp.ones((2000, 300), jnp.float32)))
         times = {one["name"]: one for one in _core.last_operations()}
         return times["backward.7"]["ended_s"] < times["backward.0"]["submitted_s"]
 
-    were_later = [is_last_one_later() for _ in range(60)]  # as many steps on all ranks
-    assert any(were_later)
+    was_later = False
+    for _ in range(100):  # in some of them another process has the core
+        was_later |= is_last_one_later()
+        if hvd.allreduce(jnp.array(was_later, jnp.int32), hvd.Min):
+            break
+    assert was_later
 
 
 @pytest.mark.ranks(1, isolated=True)
