@@ -99,11 +99,12 @@ std::function<void()> Lines::next(const Key& key) {
 }
 
 MxnetLibrary mxnet;  // constant once it is used
-Lines lines;
 std::atomic<int> pending{0};
+// Never destroyed: MXNet's threads begin and delete operations until the process has ended.
+Lines& lines = *new Lines;
 
 Mutex mutex;
-std::optional<Error> last_failure GUARDED_BY(mutex);
+std::optional<Error>& last_failure GUARDED_BY(mutex) = *new std::optional<Error>;
 
 bool ends_engine(ErrorKind kind) {
   return kind == ErrorKind::peer_lost || kind == ErrorKind::stalled || kind == ErrorKind::remote ||

@@ -322,28 +322,50 @@ time.sleep(0.3)
         assert status == 0 and "terminate called" not in output, output
 
 
-def test_a_thread_of_another_library_may_call_until_the_process_has_ended(tmp_path):
-    """glibc fills memory that is freed, so a destroyed object shows."""
+def call_late(tmp_path, *calls):
+    """Returns the output of threads that call the core after its static objects were destroyed: see late.cc.
+
+    glibc fills memory that is freed, so a destroyed object shows.
+    """
     library = tmp_path / "late.so"
     try:
         run_compiler(["-std=c++17", "-shared", "-fPIC", "-pthread", str(LATE), "-ldl", "-o", str(library)])
     except DoubleUnavailable as error:
         pytest.skip(str(error))
-    program = f"""
-import ctypes
-late = ctypes.CDLL({str(library)!r})
-import ringtrain as hvd
-from ringtrain import _core
-hvd.init()
-_core.carry_collectives_of_xla(hvd.rank(), hvd.size())
-late.ask_at_the_end(_core.__file__.encode())
-"""
+    program = [
+        f"import ctypes\nlate = ctypes.CDLL({str(library)!r})",
+        "import ringtrain as hvd\nfrom ringtrain import _core\nhvd.init()",
+        *calls,
+    ]
     environment = {**os.environ, "MALLOC_PERTURB_": "85"}
     ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", "\n".join(program)], env=environment, capture_output=True, text=True, timeout=120
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.startswith("size 1: ringtrain.NotInitializedError: "), ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_a_thread_of_another_library_may_call_until_the_process_has_ended(tmp_path):
+    said = call_late(
+        tmp_path,
+        "_core.carry_collectives_of_xla(hvd.rank(), hvd.size())",
+        "late.ask_at_the_end(_core.__file__.encode())",
+    )
+    assert said.startswith("size 1: ringtrain.NotInitializedError: "), said
+
+
+def test_mxnet_may_begin_an_operation_until_the_process_has_ended(tmp_path):
+    said = call_late(
+        tmp_path,
+        """
+names = "MXEnginePushAsyncND", "MXShallowCopyNDArray", "MXNDArrayFree", "MXNDArrayToDLPack", "MXGetLastError"
+_core.use_mxnet({name: ctypes.cast(getattr(late, name), ctypes.c_void_p).value for name in names})
+number = ctypes.c_float(1)
+operation = _core.Operation(_core.OpKind.ALLREDUCE, "late")
+_core.mxnet_push(operation, [], [ctypes.addressof(number)], 0, _core.Site("x.py:1"))
+""",
+    )
+    assert said.startswith("completed: ") and "Error: " in said, said
 
 
 def test_a_forked_child_ends_with_its_own_exit_code(tmp_path):
