@@ -419,11 +419,12 @@ def test_when_a_server_dies_its_keys_are_lost(tmp_path, memory):
         assert "server 0" in said
 
 
-def test_a_server_on_the_same_host_whose_place_nobody_takes_is_lost_at_the_deadline(tmp_path):
+@pytest.mark.parametrize("memory", ["auto", "off"])
+def test_a_server_whose_place_nobody_takes_is_lost_at_the_deadline(tmp_path, memory):
     program = SYNC_WITH_A_DEATH.replace("dist_sync", "dist_async").replace(
         'kv.init("w"', 'kv.set_optimizer("test")\nkv.init("w"'
     )
-    with job(tmp_path, 1, 1, RINGTRAIN_KV_REJOIN_S="2") as one:
+    with job(tmp_path, 1, 1, RINGTRAIN_KV_REJOIN_S="2", RINGTRAIN_SHARED_MEMORY=memory) as one:
         one.scheduler()
         server = one.server()
         worker = one.worker(BEGIN + program)
@@ -834,6 +835,15 @@ def test_a_server_that_is_started_again_goes_on_with_the_memory_that_workers_of_
             process.end()
 
 
+def rounds_when_it_waits(worker):
+    """How many rounds a worker has made when it makes no more of them."""
+    before, now = -1, worker.output().count("round")
+    while now > before:
+        time.sleep(0.7)
+        before, now = now, worker.output().count("round")
+    return now
+
+
 @pytest.mark.parametrize("memory", ["auto", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, memory):
     variables = {
@@ -848,6 +858,7 @@ def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, memo
         worker = one.worker(BEGIN + SURVIVES)
         worker.wait_for("round", 100)
         servers[1].kill()
+        assert rounds_when_it_waits(worker) < 400  # the memory of a dead server takes no push that may be lost
         servers[1] = one.server(DMLC_TASK_ID="1", PS_VERBOSE="1", RINGTRAIN_SHARED_MEMORY="off")
         servers[1].wait_for("goes on from a snapshot of")
         whole = worker.end()
