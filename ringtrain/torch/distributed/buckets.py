@@ -55,9 +55,8 @@ def begin_backward() -> None:
 
 
 def is_called_by_backward(frame: FrameType) -> bool:
-    """Whether the function with this frame was called by torch's C++ during backward()."""
-    caller = frame.f_back
-    return caller is not None and caller.f_code is _engine_code
+    """Whether what this frame calls was called by torch's C++ during backward()."""
+    return frame.f_code is _engine_code
 
 
 class Buckets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import _profiler_enabled
 
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
@@ -48,6 +50,10 @@ from ringtrain.torch.distributed.work import Work, complete, is_done_by, shown_i
 
 # Its methods have other forms from version to version.
 _OfTorch: Any = dist.ProcessGroup
+_AllreduceOptions = dist.AllreduceOptions
+_NO_TIMEOUT = _AllreduceOptions().timeout  # of options that have none
+_all_reduce_code = inspect.unwrap(dist.all_reduce).__code__
+_DONE = Work.done([])  # for torch.distributed.all_reduce(), which waits for it and returns nothing
 
 
 class ProcessGroup(_OfTorch):  # type: ignore[misc]
@@ -229,6 +235,8 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     def _timeout_of(self, opts: Any) -> float:
         given = getattr(opts, "timeout", None)
+        if given == _NO_TIMEOUT:
+            return self._timeout_s
         seconds = given.total_seconds() if isinstance(given, timedelta) else -1.0
         return seconds if seconds > 0 else self._timeout_s
 
@@ -253,32 +261,44 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------------ reductions
 
-    @shown_in_profiles("all_reduce", 0)
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        if type(opts) is dist.AllreduceOptions and len(tensors) == 1 and self._coalesced is None:
-            detail = self._buckets.detail(tensors[0]) if is_called_by_backward(sys._getframe(1)) else ""
-            work = self._allreduce_again(tensors, opts, detail)
-            return self._allreduce("all_reduce", tensors, opts, detail) if work is None else work
-        return self._allreduce("all_reduce", list_of(tensors), opts)
+        caller = sys._getframe(1)
+        is_one = type(opts) is _AllreduceOptions and len(tensors) == 1 and self._coalesced is None
+        detail = self._buckets.detail(tensors[0]) if is_one and is_called_by_backward(caller) else ""
+        if _profiler_enabled():
+            return self._allreduce_shown(tensors, opts, detail)
+        if is_one:
+            work = self._allreduce_again(tensors, opts, detail, caller.f_code is _all_reduce_code)
+            if work is not None:
+                return work
+        return self._allreduce("all_reduce", list_of(tensors), opts, detail)
 
-    def _allreduce_again(self, tensors: list[Tensor], opts: Any, detail: str) -> Work | None:
-        """As _allreduce, of one tensor that was prepared, in a fraction of the time. None of any other."""
+    @shown_in_profiles("all_reduce", 0)
+    def _allreduce_shown(self, tensors: Any, opts: Any, detail: str) -> Work:
+        return self._allreduce("all_reduce", list_of(tensors), opts, detail)
+
+    def _allreduce_again(self, tensors: list[Tensor], opts: Any, detail: str, forgets_work: bool) -> Work | None:
+        """As _allreduce, of one tensor that was prepared, in a fraction of the time. None of any other.
+
+        `forgets_work`: the caller does nothing with the Work of an operation that it waits for but to wait.
+        """
         if not self._is_open or self._job != meeting.current_job():
             return None
         is_async = opts.asyncOp
         with self._lock:
-            prepared: Prepared | None = self._names.upcoming().prepared
-            if prepared is None or opts.reduceOp != prepared.op:
+            names = self._names
+            prepared: Prepared | None = names.upcoming().prepared
+            if prepared is None or hash(opts.reduceOp) != prepared.op:
                 return None
-            title = f"all_reduce #{self._names.calls + 1} of {self._title}{detail}"
+            title = f"all_reduce #{names.calls + 1} of {self._title}{detail}"
             begun = prepared.submit(tensors[0], is_async, title)
             if begun is False:
                 return None
-            self._names.advance("all_reduce", prepared.signature)
+            names.advance("all_reduce", prepared.signature)
         timeout_s = self._timeout_of(opts)
         handle = prepared.run(timeout_s) if begun is True else begun
         if handle is None:
-            return Work.done(tensors)
+            return _DONE if forgets_work else Work.done(tensors)
         return Work(title, (handle,), tensors, tensors, None, timeout_s)
 
     @shown_in_profiles("all_reduce", 0)

@@ -7,7 +7,7 @@ from typing import Any
 import ringtrain._core as _core
 from ringtrain._core import ReduceOp
 from ringtrain.errors import RingtrainError
-from ringtrain.failure import call_site
+from ringtrain.failure import RepeatedSite, call_site
 from ringtrain.handles import keep_until_free, report_failure
 from ringtrain.torch.distributed.naming import Call
 from ringtrain.torch.distributed.views import Tensor, View
@@ -18,17 +18,19 @@ class Prepared(_core.Prepared):
     """The operation of a call. It is submitted again with any tensor of the same class, dtype and number of elements.
 
     Attributes:
-        op: torch's reduction.
+        op: torch's reduction, as its hash.
         signature: the number by which the names of the group know it.
+        site: the line of the script.
     """
 
-    __slots__ = ("op", "signature")
-    op: Any
+    __slots__ = ("op", "signature", "site")
+    op: int
     signature: int
+    site: RepeatedSite
 
     def submit(self, tensor: Tensor, is_async: bool, title: str) -> _core.Handle | bool:
         """Returns the Handle, True for what is to be awaited at once, or False: then nothing has happened."""
-        site = call_site()
+        site = self.site.get()
         try:
             return (self.start(tensor, title, site) or False) if is_async else self.begin(tensor, True, title, site)
         except Exception as error:
@@ -62,7 +64,7 @@ def prepare(
     agreed = call.name, reduction, 1.0, 1.0, process_set, 0
     site = call_site()
     prepared = Prepared(view, *agreed, site, kind, None, exchange, is_flat=True, waits_for_name=True)
-    prepared.op, prepared.signature = op, signature
+    prepared.op, prepared.signature, prepared.site = hash(op), signature, RepeatedSite()
     try:
         handle = prepared.start(tensor, title, site)
     except Exception as error:

@@ -25,6 +25,7 @@ if version_of("torch") < (2, 13):
 torch = on_demand("torch")
 dist = on_demand("torch.distributed")
 hvd = on_demand("ringtrain.torch")
+_core = on_demand("ringtrain._core")
 flight = on_demand("ringtrain.flight")
 flight_recorder = on_demand("ringtrain.record.flight_recorder")
 naming = on_demand("ringtrain.torch.distributed.naming")
@@ -476,6 +477,41 @@ def test_the_flight_recorder_names_operations_as_torch_does(tmp_path):
         hvd.barrier()
         assert f"done     all_reduce #12 {group}" in "\n".join(flight.report(flight.read_folder(tmp_path)))
     hvd.shutdown()
+
+
+@pytest.mark.ranks(2)
+def test_a_repeated_allreduce_has_the_line_of_each_of_its_calls():
+    def sum_deeper(depth):
+        if depth > 0:
+            return sum_deeper(depth - 1)
+        dist.all_reduce(torch.ones(2))  # the deep line
+        return sys._getframe().f_lineno - 1
+
+    with default_group():
+        lines = []
+        for step in range(60):  # the engine repeats every eighth
+            if step % 7 == 0:
+                lines.append(sum_deeper(step % 3))
+            elif step % 3:
+                dist.all_reduce(torch.ones(2))
+                lines.append(sys._getframe().f_lineno - 1)
+            else:
+                dist.all_reduce(torch.ones(2))
+                lines.append(sys._getframe().f_lineno - 1)
+        sites = [one["site"] for one in _core.last_operations() if one.get("title", "").startswith("all_reduce")]
+        assert [int(site.rpartition(":")[2]) for site in sites[-60:]] == lines
+
+
+@pytest.mark.ranks(2)
+def test_waiting_for_a_repeated_allreduce_gives_each_caller_a_work_of_its_own():
+    with default_group():
+        options = dist.AllreduceOptions()
+        options.asyncOp = False
+        kept = []
+        for step in range(30):
+            dist.all_reduce(torch.full((2,), float(step)))
+            kept.append(dist.group.WORLD.allreduce([torch.full((2,), float(step))], options))
+        assert [work.result()[0].tolist() for work in kept] == [[2.0 * step] * 2 for step in range(30)]
 
 
 @pytest.mark.ranks(2)
