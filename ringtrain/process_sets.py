@@ -323,7 +323,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     Returns:
         False for one that is not registered and for the global one, which stays.
+
+    Raises:
+        TypeError: anything but a ProcessSet.
     """
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"remove_process_set needs the ProcessSet that add_process_set returned, not {process_set!r}")
     if process_set.process_set_id is None or process_set is global_process_set:
         return False
     for part in process_set._parts:

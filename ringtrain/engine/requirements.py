@@ -41,10 +41,10 @@ def require_usable(process_set: ProcessSet, name: str | None, title: str) -> int
 def require_process_set(process_set: Any, title: str) -> None:
     """Raises TypeError for anything but a ProcessSet."""
     if not isinstance(process_set, ProcessSet):
-        raise TypeError(
-            f"{title}: process_set must be a ProcessSet, not {process_set!r}; call add_process_set({process_set!r}) "
-            "once on all ranks and pass what it returns"
-        )
+        remedy = "pass what add_process_set returned"
+        if isinstance(process_set, (list, tuple, range)):
+            remedy = f"call add_process_set({process_set!r}) once on all ranks and pass what it returns"
+        raise TypeError(f"{title}: process_set must be a ProcessSet, not {process_set!r}; {remedy}")
 
 
 def require_root(root: Any, process_set: ProcessSet, title: str) -> int:
@@ -57,6 +57,30 @@ def require_root(root: Any, process_set: ProcessSet, title: str) -> int:
     if rank not in ranks:
         raise ValueError(f"{title}: root_rank {rank} is not one of the ranks {ranges_of(ranks)}")
     return rank
+
+
+def require_priority(priority: Any, title: str) -> int:
+    """The priority. Raises TypeError for anything but an integer."""
+    try:
+        return operator.index(priority)
+    except TypeError:
+        raise TypeError(f"{title}: priority must be an integer, not {priority!r}") from None
+
+
+def require_predivide_factor(factor: Any) -> float:
+    """The factor as a float. Raises TypeError for anything but a number, and ValueError unless it is positive."""
+    number = require_factor(factor, "gradient_predivide_factor")
+    if not number > 0:
+        raise ValueError(f"gradient_predivide_factor must be positive, but is {factor}")
+    return number
+
+
+def require_op(op: Any) -> None:
+    """Raises TypeError, with the op to write instead, for anything but a ReduceOp."""
+    if not isinstance(op, ReduceOp):
+        known = isinstance(op, str) and op.lower() in _OPS_IN_WORDS
+        remedy = as_keyword(op) if known else ""
+        raise TypeError(f"op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}{remedy}")
 
 
 def require_average(average: Any) -> None:

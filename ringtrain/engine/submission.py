@@ -19,6 +19,8 @@ from ringtrain.engine.requirements import (
     require_average,
     require_compressor,
     require_factor,
+    require_op,
+    require_priority,
     require_quantizable,
     require_reducible,
     require_root,
@@ -78,8 +80,7 @@ def op_of(op: ReduceOp | None, average: bool | None) -> ReduceOp:
         return op
     if op is None:
         return ReduceOp.Average
-    if not isinstance(op, ReduceOp):
-        raise TypeError(f"op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}")
+    require_op(op)
     return op
 
 
@@ -128,6 +129,7 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     """
     _core.require_initialized()
     number = require_usable(operation.process_set, operation.name, operation.title)
+    priority = require_priority(operation.priority, operation.title)
     _check_list(operation)
     try:
         inputs = [_prepare(operation, tensor) for tensor in operation.tensors]
@@ -160,9 +162,7 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     views = [one.view for one in inputs]
     outputs = [one.output_view() for one in inputs if one.output is not None]
     try:
-        handle = _core.submit(
-            agreed, views, outputs, splits, operation.priority, is_awaited=is_awaited, site=call_site()
-        )
+        handle = _core.submit(agreed, views, outputs, splits, priority, is_awaited=is_awaited, site=call_site())
     except Exception as error:
         report_failure(error)
         raise
@@ -395,7 +395,8 @@ class PreparedTensors:
         is_usual = (
             (full_name is None or (isinstance(full_name, str) and full_name[:1] != "<"))
             and (type(op) is ReduceOp and average is None and compression is Compression.none)
-            and (type(prescale) is type(postscale) is float and isinstance(process_set, ProcessSet))
+            and (type(prescale) is type(postscale) is float and type(priority) is int)
+            and isinstance(process_set, ProcessSet)
         )
         number = process_set.process_set_id if is_usual else None
         adapter = adapter_for(tensor)

@@ -13,7 +13,7 @@ import ringtrain._core as _core
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.mxnet import is_on_host
-from ringtrain.engine.requirements import require_root, require_usable
+from ringtrain.engine.requirements import require_predivide_factor, require_root, require_usable
 from ringtrain.engine.submission import Reduction
 from ringtrain.failure import call_site
 from ringtrain.handles import report_failure
@@ -107,11 +107,9 @@ def raise_failure() -> None:
 def averaging(gradient_predivide_factor: float) -> Reduction:
     """An average over the ranks, which divides by the factor before the sum and by what is left after it.
 
-    Raises ValueError for a factor that is not positive.
+    Raises as `require_predivide_factor`.
     """
-    factor = float(gradient_predivide_factor)
-    if not factor > 0:
-        raise ValueError(f"gradient_predivide_factor must be positive, but is {gradient_predivide_factor}")
+    factor = require_predivide_factor(gradient_predivide_factor)
     return Reduction(ReduceOp.Average, 1.0 / factor, factor)
 
 

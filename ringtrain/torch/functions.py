@@ -55,7 +55,7 @@ def broadcast_optimizer_state(
         process_set: the ranks that take part.
 
     Raises:
-        TypeError: root_rank has a tensor in its state that cannot be sent.
+        TypeError: this is not an optimizer, or root_rank has a tensor in its state that cannot be sent.
         ValueError: the optimizer of root_rank has other parameter groups than this one.
         RuntimeError: root_rank could not pickle an option (there, the pickling error itself is raised).
 
@@ -67,6 +67,11 @@ def broadcast_optimizer_state(
         >>> optimizer.param_groups[0]["lr"]
         0.1
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            f"broadcast_optimizer_state takes a torch.optim.Optimizer, not a {type(optimizer).__name__}; for a model "
+            "call broadcast_parameters(model.state_dict(), root_rank)"
+        )
     own = optimizer.state_dict()
     is_new = not own.get("state")
     if session.rank() != root_rank:

@@ -12,7 +12,7 @@ from ringtrain import ops
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.requirements import require_process_set
+from ringtrain.engine.requirements import require_predivide_factor, require_process_set
 from ringtrain.engine.submission import How, Operation, Prepared, PreparedTensors, Reduction, start
 from ringtrain.handles import Handle, current_point, report_failure
 from ringtrain.job import session
@@ -93,8 +93,7 @@ class GradientBatch:
         process_set: ProcessSet = global_process_set,
     ) -> None:
         require_process_set(process_set, "DistributedOptimizer")
-        if not gradient_predivide_factor > 0:
-            raise ValueError(f"gradient_predivide_factor must be positive, but is {gradient_predivide_factor}")
+        gradient_predivide_factor = require_predivide_factor(gradient_predivide_factor)
         if gradient_predivide_factor != 1 and op != ops.Average:
             raise ValueError("gradient_predivide_factor splits the division of an average, so it needs op=Average")
         self.op = op

@@ -194,7 +194,8 @@ BAD_ARGUMENTS = {
     "in place on a number": (lambda: hvd.allreduce_(1.0), TypeError, "needs a NumPy array"),
     "average of bool": (lambda: hvd.allreduce(np.ones(2, bool)), ValueError, "Average is for numbers, not for bool"),
     "op and average": (lambda: hvd.allreduce(ONES, average=True, op=hvd.Sum), ValueError, "not both"),
-    "an op that is none": (lambda: hvd.allreduce(ONES, op="sum"), TypeError, "op must be one of"),
+    "an op in words": (lambda: hvd.allreduce(ONES, op="mean"), TypeError, "op must be one of .*; write op=Average"),
+    "an op that is none": (lambda: hvd.allreduce(ONES, op="median"), TypeError, "op must be one of .*'median'$"),
     "an empty group": (lambda: hvd.grouped_allreduce([]), ValueError, "at least one"),
     "a group that is an array": (lambda: hvd.grouped_allreduce(ONES), TypeError, "list of tensors"),
     "a name of ringtrain's own": (lambda: hvd.allreduce(ONES, name="<join>"), ValueError, "names that begin with"),
@@ -207,6 +208,31 @@ BAD_ARGUMENTS = {
         lambda: hvd.allreduce_(ONES, process_set=[0]),
         TypeError,
         "must be a ProcessSet",
+    ),
+    "the number of a process set": (
+        lambda: hvd.allreduce(ONES, process_set=0),
+        TypeError,
+        "not 0; pass what add_process_set returned",
+    ),
+    "a number to remove": (
+        lambda: hvd.remove_process_set(1),
+        TypeError,
+        "needs the ProcessSet that add_process_set returned, not 1",
+    ),
+    "a priority that is text": (
+        lambda: hvd.broadcast(ONES, 0, priority="x"),
+        TypeError,
+        "broadcast: priority must be an integer, not 'x'",
+    ),
+    "a priority that is text, in place": (
+        lambda: hvd.allreduce_(ONES, name="urgent", priority="x"),
+        TypeError,
+        'allreduce "urgent": priority must be an integer',
+    ),
+    "a factor before an average that is text": (
+        lambda: hvd.DistributedOptimizer(Descent(), gradient_predivide_factor="x"),
+        TypeError,
+        "gradient_predivide_factor must be a number, not 'x'",
     ),
     "a barrier of a list": (lambda: hvd.barrier([0]), TypeError, "barrier: process_set must be a ProcessSet"),
     "an optimizer's process set that is a list": (

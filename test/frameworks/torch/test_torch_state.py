@@ -102,6 +102,12 @@ def test_a_count_of_steps_does_not_keep_the_whole_message():
 
 
 @pytest.mark.ranks(2)
+def test_a_model_in_the_place_of_its_optimizer_is_refused():
+    with pytest.raises(TypeError, match=r"not a Linear; for a model call broadcast_parameters\(model.state_dict"):
+        hvd.broadcast_optimizer_state(torch.nn.Linear(2, 1), root_rank=0)
+
+
+@pytest.mark.ranks(2)
 def test_a_state_travels_in_messages_of_a_limited_size():
     parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in ((7, 3), (1,), (500,), (), (0,))]
     optimizer = torch.optim.SGD(parameters, lr=0.1)
