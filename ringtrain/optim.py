@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+__all__ = sorted(["SGD", "Adam", "AdamW", "Optimizer"])
 
 
 def __dir__() -> list[str]:

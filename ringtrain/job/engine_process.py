@@ -98,7 +98,7 @@ def call_as_rank(
                 f"process {os.getpid()} has called ringtrain.init() before: call shutdown() there, so that it can be "
                 "a rank of this job"
             )
-        with _set(variables), _secret_file(secret):
+        with with_variables(variables), _secret_file(secret):
             return _call(variables["RINGTRAIN_RANK"], function, args, kwargs)
     finally:
         _is_rank.release()
@@ -130,7 +130,8 @@ def _tell(error: BaseException) -> None:
 
 
 @contextmanager
-def _set(variables: Mapping[str, str]) -> Iterator[None]:
+def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """A context in which these environment variables are set; after it they are as before."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -149,5 +150,5 @@ def _secret_file(secret: bytes) -> Iterator[None]:
     with tempfile.TemporaryFile() as file:
         file.write(secret)
         file.flush()
-        with _set({FILE_VARIABLE: f"/proc/{os.getpid()}/fd/{file.fileno()}"}):
+        with with_variables({FILE_VARIABLE: f"/proc/{os.getpid()}/fd/{file.fileno()}"}):
             yield

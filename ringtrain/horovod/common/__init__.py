@@ -11,8 +11,8 @@ import importlib.util
 import os
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from ringtrain import ops
@@ -23,6 +23,7 @@ from ringtrain.errors import (
     HostsUpdatedInterrupt as HostsUpdatedInterrupt,
 )
 from ringtrain.job import session
+from ringtrain.job.engine_process import with_variables
 from ringtrain.timeline import recording
 from ringtrain.training.optimizer import split_evenly
 
@@ -157,20 +158,9 @@ def ccl_built(verbose: bool = False) -> bool:
     return session.ccl_built()
 
 
-@contextmanager
-def env(**kwargs: str | None) -> Iterator[None]:
+def env(**kwargs: str | None) -> AbstractContextManager[None]:
     """A context in which these environment variables are set; those that are None stay as they are."""
-    changed = {name: value for name, value in kwargs.items() if value is not None}
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return with_variables({name: value for name, value in kwargs.items() if value is not None})
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
