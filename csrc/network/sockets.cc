@@ -427,11 +427,11 @@ class SocketNetwork final : public Network, Connector::Owner {
     for (const auto& frame : std::exchange(peer.unsent, {})) send(peer, frame);
   }
 
-  // The last messages of a rank that leaves may be on a connection without a welcome. Where the other side has ended or
-  // reset that connection, they would have come before the end, behind a welcome.
+  // The last messages of a rank that has left, or leaves later, may be on a connection without a welcome. Where the
+  // other side has ended or reset that connection, they would have come before the end, behind a welcome.
   void failed_before_welcome(int rank, int error) override {
     Peer& peer = peers_[static_cast<size_t>(rank)];
-    if (!peer.is_leaving || failure_of(error) != DialFailure::unreachable) return;
+    if (failure_of(error) != DialFailure::unreachable) return;
     peer.why_incomplete =
         ", and messages from it may be lost, because a connection with it has failed: " + text_of(error) + kIsHostUp;
   }

@@ -817,7 +817,7 @@ class World {
                          (has_submitted ? " has submitted it although it counts as joined" : " has not submitted it"));
     if (operation.kind == OpKind::join) self.has_joined = false;
     if (!values.empty()) check_values(self, operation, values);
-    check_pace(operation);
+    check_pace(part);
     if (has_submitted) complete(self, it, std::nullopt);
   }
 
@@ -899,13 +899,16 @@ class World {
     }
   }
 
-  // Where no rank and no link is slow, an operation ends soon after the last rank has submitted it.
-  void check_pace(const Operation& operation) {
+  // Where no rank and no link is slow, an operation ends soon after the last rank has submitted it, or has joined.
+  void check_pace(const Agreement& part) {
     const auto is_slow = [](const Fault& fault) { return fault.kind <= Fault::kill || fault.kind == Fault::slow_link; };
     if (std::any_of(faults_.begin(), faults_.end(), is_slow)) return;
-    const double seconds = fibres_.now() - last_submitted_s_[operation.name];
+    double last_s = last_submitted_s_[part.operation.name];
+    if (!part.joined.empty()) last_s = std::max(last_s, last_submitted_s_[kJoinName]);
+    const double seconds = fibres_.now() - last_s;
     if (seconds > kSoon_s + kMessagesOfStep * draw_.delay_most)
-      story_.find(title_of(operation) + " ends " + std::to_string(seconds) + " s after the last rank has submitted it");
+      story_.find(title_of(part.operation) + " ends " + std::to_string(seconds) +
+                  " s after the last rank has submitted it, or has joined");
   }
 
   bool is_anything_amiss() const {
