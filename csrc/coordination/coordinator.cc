@@ -71,19 +71,19 @@ void Coordinator::begin_round(const News& news) {
   if (is_blockage(blockage_of_round_)) told_blockage_ = blockage_of_round_;
   make_own_words(news.now);
   put_value();
+  round_.clear();
   channel_.begin_and(words_);
   stage_ = Stage::bits;
 }
 
-std::optional<Round> Coordinator::finish_round(double deadline) {
-  if (stage_ == Stage::bits && !take_bits(deadline)) return std::nullopt;
-  if (stage_ != Stage::none && !settle(deadline)) return std::nullopt;
-  Round round = std::exchange(round_, {});
+Round* Coordinator::finish_round(double deadline) {
+  if (stage_ == Stage::bits && !take_bits(deadline)) return nullptr;
+  if (stage_ != Stage::none && !settle(deadline)) return nullptr;
   if (ledger_.has_joins())
-    for (const PlanPtr& plan : round.plans) note_progress(*plan);
-  plans_to_carry_out_ += round.plans.size();
+    for (const PlanPtr& plan : round_.plans) note_progress(*plan);
+  plans_to_carry_out_ += round_.plans.size();
   next_deadline_ = find_next_deadline();
-  return round;
+  return &round_;
 }
 
 // Unless something is to be settled, the round is over.
@@ -105,8 +105,8 @@ bool Coordinator::take_bits(double deadline) {
   agreed_by_bit_ += common;
   are_all_blocked_ = (flags & kBlocked) && common == 0;
   if ((flags & kNothingNew) && (flags & kStaying) && !are_all_blocked_) {
-    round_.plans = plans_for(words_);
-    if (common == 1) round_.values = values_of(last);
+    plan(words_);
+    if (common == 1) take_values(last);
     if (!round_.values.empty()) ++came_with_values_;
   } else {
     begin_to_settle();
@@ -119,11 +119,13 @@ void Coordinator::note_progress(const Plan& plan) {
   if (first.error == ErrorKind::none) ledger_.note_progress(first.operation.process_set, now_s());
 }
 
-std::vector<PlanPtr> Coordinator::plans_for(const Words& bits) {
-  if (const std::vector<PlanPtr>* known = cache_.plans_for(bits)) return *known;
-  std::vector<PlanPtr> plans = fuse(agreements_of(bits), limits_.fusion_threshold_bytes);
-  cache_.remember_plans(bits, plans);
-  return plans;
+void Coordinator::plan(const Words& bits) {
+  if (const std::vector<PlanPtr>* known = cache_.plans_for(bits)) {
+    round_.plans = *known;
+    return;
+  }
+  round_.plans = fuse(agreements_of(bits), limits_.fusion_threshold_bytes);
+  cache_.remember_plans(bits, round_.plans);
 }
 
 // Operations agreed in the round that removed their process set fail on all its ranks, with all that is pending there.
@@ -208,16 +210,14 @@ void Coordinator::put_value() {
 }
 
 // All ranks see the same, so all come to the same result: nothing unless every rank that takes part has put its own.
-std::vector<const void*> Coordinator::values_of(int slot) const {
+void Coordinator::take_values(int slot) {
   const Operation& operation = cache_.at(slot)->operation;
-  if (!membership_.joined(operation.process_set).empty()) return {};
-  std::vector<const void*> values;
+  if (!membership_.joined(operation.process_set).empty()) return;
   for (const int rank : membership_.ranks(operation.process_set)) {
     const SmallValue* value = channel_.value_of(rank);
-    if (!value || value->slot != slot || value->bytes != operation.bytes()) return {};
-    values.push_back(value->data);
+    if (!value || value->slot != slot || value->bytes != operation.bytes()) return round_.values.clear();
+    round_.values.push_back(value->data);
   }
-  return values;
 }
 
 // When it was agreed on before, others may have joined.

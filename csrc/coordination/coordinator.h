@@ -116,6 +116,15 @@ struct Round {
   // Of each rank of the process set, if there is one plan and its only tensor travelled beside the bits. They stay
   // where they are until the next round begins.
   std::vector<const void*> values;
+
+  // Keeps the memory for the next round.
+  void clear() {
+    plans.clear();
+    left.clear();
+    question.clear();
+    tuning.reset();
+    values.clear();
+  }
 };
 
 // An operation that this rank has become ready for, and the memory of a tensor that may travel with its bit.
@@ -147,10 +156,11 @@ class Coordinator {
   };
 
   // A round in two halves; all ranks go through equally many. finish_round waits for the other ranks until `deadline`;
-  // nothing if they have not come by then, wherever in the round: it is to be called again and goes on there.
+  // null if they have not come by then, wherever in the round: it is to be called again and goes on there. The Round
+  // stays until the next one begins.
   void begin_round(const News& news) REQUIRES(turn);
   bool is_in_round() const REQUIRES(turn) { return stage_ != Stage::none; }
-  std::optional<Round> finish_round(double deadline) REQUIRES(turn);
+  Round* finish_round(double deadline) REQUIRES(turn);
 
   // One of the plans that were agreed on is done.
   void note_carried_out(double now = now_s()) REQUIRES(turn);
@@ -194,10 +204,10 @@ class Coordinator {
   void make_own_words(double now);
   bool is_always_ready(int slot) const;
   void put_value();
-  std::vector<const void*> values_of(int slot) const;
+  void take_values(int slot);
   AgreementPtr agreement_of(int slot) const;
   std::vector<AgreementPtr> agreements_of(const Words& bits) const;
-  std::vector<PlanPtr> plans_for(const Words& bits);
+  void plan(const Words& bits);
 
   // The exchange that a round waits for: of bits or, if something is to be settled, of announcements and a decision.
   enum class Stage { none, bits, announcements, decision };

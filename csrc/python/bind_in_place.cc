@@ -142,12 +142,15 @@ class PreparedArray {
     return SharedHandle{submit(*address, Engine::Caller::goes_on, std::move(title), site)};
   }
 
-  // As start(), and false while the last submission is here, or on a thread that has not called start().
-  bool begin(nb::handle array, bool is_awaited, std::string title, const Site* site) {
+  // As start(), and false while the last submission is here, or on a thread that has not called start(). The title and
+  // the site are cast only where they are given: most gradients come without.
+  bool begin(nb::handle array, bool is_awaited, nb::handle title, nb::handle site) {
     if (begun_ || !is_known_to_submit) return false;
     const std::optional<void*> address = address_of(array);
     if (!address) return false;
-    begun_ = submit(*address, caller_that(is_awaited), std::move(title), site);
+    begun_ = site.is_none()
+                 ? prepared_.submit(*address, caller_that(is_awaited))
+                 : submit(*address, caller_that(is_awaited), nb::cast<std::string>(title), nb::cast<const Site*>(site));
     array_ = nb::borrow(array);
     return true;
   }

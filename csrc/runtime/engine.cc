@@ -319,8 +319,10 @@ void Engine::look_after_others() {
 }
 
 bool Engine::has_work() {
-  return inbox_.has_new() || !agreed_.empty() || coordinator_.is_in_round() || is_leaving_ || has_answer_ ||
-         is_called() || now_s() >= coordinator_.next_deadline();
+  if (inbox_.has_new() || !agreed_.empty() || coordinator_.is_in_round() || is_leaving_ || has_answer_ || is_called())
+    return true;
+  const double deadline = coordinator_.next_deadline();
+  return deadline != kNever && now_s() >= deadline;
 }
 
 bool Engine::is_called() {
@@ -342,7 +344,7 @@ void Engine::take_turn(double deadline) {
     coordinator_.begin_round(news_);
     news_.whereabouts.clear();
   }
-  std::optional<Round> round = coordinator_.finish_round(deadline);
+  Round* const round = coordinator_.finish_round(deadline);
   if (!round) return;
   double now = now_s();
   patience_.note_round(now - news_.now);

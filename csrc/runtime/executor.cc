@@ -106,8 +106,7 @@ void Executor::run(const Plan& plan, double agreed_s, double now, const std::vec
   if (kind == OpKind::remove_process_set || kind == OpKind::close_process_set)
     return remove_process_set(first, submissions.front());
   if (first.operation.is_on_gpu) return carry_out_on_gpu(plan, submissions);
-  if (!values.empty() && are_summed_here(first.operation.process_set))
-    return reduce_values(values, submissions.front());
+  if (!values.empty() && are_summed_here(first.operation.process_set)) return reduce_values(values, submissions);
   if (is_for_this_rank(first.operation)) carry_out(plan, submissions, host_);
 }
 
@@ -123,14 +122,14 @@ bool Executor::are_summed_here(int process_set) const {
 }
 
 // As ShmGroup reduces what is small, so to the same bits.
-void Executor::reduce_values(const std::vector<const void*>& values, const SubmissionPtr& submission) {
-  const Operation& operation = submission->operation();
+void Executor::reduce_values(const std::vector<const void*>& values, const Submissions& submissions) {
+  const Operation& operation = submissions.front()->operation();
   const TensorSpec& spec = operation.tensors.front();
   const int ranks = static_cast<int>(values.size());
-  void* const destination = submission->outputs[0];
+  void* const destination = submissions.front()->outputs[0];
   reduce(reduction_of(operation, spec.dtype, ranks), &destination, 1, values.data(), ranks,
          static_cast<size_t>(spec.count()));
-  finish({submission}, {Result()});
+  finish(submissions, std::vector<Result>(1));
 }
 
 // A rank that has joined contributes zeros, which is agreed. From any other rank a tensor is expected. With zeros the

@@ -68,7 +68,7 @@ class Executor {
   // Whether this rank takes part in it.
   bool is_for_this_rank(const Operation& operation) const REQUIRES(turn);
   bool are_summed_here(int process_set) const REQUIRES(turn);
-  void reduce_values(const std::vector<const void*>& values, const SubmissionPtr& submission) REQUIRES(turn);
+  void reduce_values(const std::vector<const void*>& values, const Submissions& submissions) REQUIRES(turn);
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
   void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) REQUIRES(turn);
   void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);

@@ -141,7 +141,7 @@ def allreduce_(
         (True, [1.5, 1.5])
     """
     key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
-    pending = _tensors.submit(tensor, key, is_awaited=True)
+    pending = _tensors.submit(tensor, key, True)
     adapter_for(tensor).note_change(tensor)
     result: Array = pending.wait()
     return result

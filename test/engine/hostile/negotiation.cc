@@ -212,8 +212,8 @@ void try_rounds(Draw& draw, LyingWire& wire) {
     if (victim == 0) message = joined({message});
     if (!lies && draw.one_in(20)) wire.note_lie(change(message, draw));
     wire.set_message(std::move(message));
-    const auto agreed = coordinator.finish_round(kNever);
-    require(agreed.has_value(), "a round without an end");
+    const Round* const agreed = coordinator.finish_round(kNever);
+    require(agreed != nullptr, "a round without an end");
     require(!lies || !wire.has_told_all() || !membership.has(kSetOfVictim), "a lie is taken for true");
     require_sound(*agreed, requests);
     for (size_t i = 0; i < agreed->plans.size(); ++i) coordinator.note_carried_out();

@@ -736,7 +736,7 @@ class World {
       coordinator.begin_round(news);
     }
     const bool keeps_deadline = self.channel->keeps_deadlines() && random_.chance(0.3);
-    std::optional<Round> round = coordinator.finish_round(keeps_deadline ? now_s() + 0.2 : kNever);
+    Round* const round = coordinator.finish_round(keeps_deadline ? now_s() + 0.2 : kNever);
     if (!round) return;
     if (!round->question.empty()) answer_soon(self);
     enqueue(self, *round);
