@@ -73,8 +73,8 @@ def test_frames_that_nobody_expects_end_in_an_error_at_most():
 
 
 @pytest.mark.slow
-def test_frames_that_nobody_expects_end_in_an_error_at_most_whatever_the_seed():
-    run("frames", 20, time.time_ns() % 10**9, within_s=120)
+def test_frames_that_nobody_expects_end_in_an_error_at_most_for_a_minute():
+    run("frames", 60, time.time_ns() % 10**9, within_s=200)
 
 
 def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_names_the_rank():
@@ -82,5 +82,5 @@ def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_name
 
 
 @pytest.mark.slow
-def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_names_the_rank_whatever_the_seed():
-    run("negotiation", 100_000, time.time_ns() % 10**9, within_s=300)
+def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_names_the_rank_for_a_minute():
+    run("negotiation", 300_000, time.time_ns() % 10**9, within_s=600)

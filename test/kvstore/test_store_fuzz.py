@@ -1,6 +1,7 @@
 """Random messages of a worker that knows the secret to a server of stores, under AddressSanitizer."""
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,6 @@ def test_random_messages_of_a_worker_do_not_harm_a_server(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "way"), [(2, "shared"), (3, "tcp")])
-def test_other_random_messages_do_not_harm_a_server(seed, way):
-    survives(10, seed, way)
+@pytest.mark.parametrize("way", ["shared", "tcp"])
+def test_random_messages_for_half_a_minute_do_not_harm_a_server(way):
+    survives(30, time.time_ns() % 10**9, way)
