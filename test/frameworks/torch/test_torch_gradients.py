@@ -3,7 +3,7 @@
 import pytest
 from harness.frameworks import on_demand
 
-from ringtrain import Average
+from ringtrain import Average, _core
 
 torch = on_demand("torch")
 hvd = on_demand("ringtrain.torch")
@@ -387,3 +387,33 @@ def test_complex_gradients_are_compressed_and_combined_by_adasum():
     parameter.grad = torch.tensor([1 + 1j, 0] if hvd.rank() == 0 else [0, 2j], dtype=torch.complex128)
     adasum.step()
     assert parameter.tolist() == [-1 - 1j, -2j]  # these are orthogonal, so Adasum adds them
+
+
+@pytest.mark.ranks(2, initialised=False)
+def test_the_gradients_of_early_parameters_are_reduced_first():
+    hvd.init(fusion_threshold_mb=0, cache_capacity=0)  # what is cached has the order of the first step
+    parameters = {name: torch.nn.Parameter(torch.ones(1000)) for name in "abcd"}
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters.values(), 0.1), named_parameters=parameters.items())
+    in_order = [f"gradients0.{name}" for name in parameters]
+
+    def are_in_order():
+        hvd.barrier()
+        before = hvd.allreduce_async_(torch.ones(8_000_000), name="before")  # all else is agreed on behind it
+        product = torch.ones(1000)
+        for parameter in parameters.values():
+            product = product * parameter
+        product.sum().backward()  # makes the gradient of d first
+        optimizer.step()
+        optimizer.zero_grad()
+        hvd.synchronize(before)
+        begun = {one["name"]: one["begun_s"] for one in _core.last_operations()}
+        return sorted(in_order, key=begun.__getitem__) == in_order
+
+    are_in_order()  # gradients are sent in backward() from the second step on
+    for _ in range(30):  # in some steps a busy machine keeps backward() until the operation before is done
+        if hvd.allreduce(torch.tensor(are_in_order()), op=hvd.Max):
+            break
+    else:
+        raise AssertionError("the gradient of a was never the first")
+    hvd.barrier()
+    hvd.shutdown()
