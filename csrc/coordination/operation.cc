@@ -35,6 +35,12 @@ std::string title_of(const Operation& operation) {
   return std::string(name_of(operation.kind)) + " \"" + operation.name + "\"";
 }
 
+std::string_view kind_of(const Request& request) {
+  const OpKind kind = request.operation.kind;
+  if (!request.title || kind == OpKind::find_sender) return name_of(kind);  // which a recv is besides its transfer
+  return std::string_view(*request.title).substr(0, request.title->find(' '));
+}
+
 std::string title_of(const Request& request) { return request.title ? *request.title : title_of(request.operation); }
 
 std::string tensors_text(const std::vector<TensorSpec>& tensors) {

@@ -191,7 +191,8 @@ struct Request {
   Operation operation;
   int32_t priority = 0;                     // higher goes first
   std::shared_ptr<const std::string> site;  // "train.py:31": where it was submitted, for messages; may be null
-  // "all_reduce #17 of group \"0\"": what users know it as, for messages, where that is not its name; may be null
+  // "all_reduce #17 of group \"0\"": what users know it as, for messages, where that is not its name; its first word is
+  // the kind. May be null.
   std::shared_ptr<const std::string> title;
   // It has no name of the user, and was submitted while another thread of this rank waited for such a one: its place in
   // the order is chance. Fails on all ranks.
@@ -200,6 +201,8 @@ struct Request {
 using RequestPtr = std::shared_ptr<const Request>;
 
 std::string title_of(const Request& request);
+// The kind of operation that users know it as: of its title, if it has one.
+std::string_view kind_of(const Request& request);
 
 void write(Writer& writer, const Request& request);
 Request read_request(Reader& reader, int world_size);

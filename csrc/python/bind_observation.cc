@@ -74,7 +74,7 @@ nb::dict totals() {
     one["waiting_s"] = totals.waiting_s;
     one["ready_s"] = totals.ready_s;
     one["working_s"] = totals.working_s;
-    kinds[name_of(kind)] = one;
+    kinds[kind.c_str()] = one;
   }
   return kinds;
 }

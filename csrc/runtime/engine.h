@@ -66,7 +66,7 @@ class Engine {
   void answer(std::string whereabouts);
   // Any thread. The last operations, and sums over all of them.
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations() { return inbox_.last_operations(); }
-  std::map<OpKind, Totals> totals() { return inbox_.totals(); }
+  TotalsOfKinds totals() { return inbox_.totals(); }
   Coordinator::Counts counts() const { return coordinator_.counts(); }
   // Any thread. How long callers have waited for Handles so far, summed over their threads.
   double exposed_s() const { return static_cast<double>(exposed_ns_) * 1e-9; }

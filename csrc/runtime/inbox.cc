@@ -1,6 +1,7 @@
 #include "runtime/inbox.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "base/clock.h"
@@ -39,7 +40,10 @@ const void* small_value(const Submission& submission) {
 }  // namespace
 
 SubmissionPtr History::add(SubmissionPtr submission) {
-  add_to(totals_[submission->operation().kind], *submission);
+  const std::string_view kind = kind_of(*submission->request);
+  auto it = totals_.find(kind);
+  if (it == totals_.end()) it = totals_.emplace(kind, Totals()).first;
+  add_to(it->second, *submission);
   if (ring_.size() < kCapacity) {
     ring_.push_back(std::move(submission));
     return nullptr;
@@ -263,7 +267,7 @@ std::string Inbox::pending_text() {
   return more == 0 ? text : text + " and " + std::to_string(more) + " more";
 }
 
-std::map<OpKind, Totals> Inbox::totals() {
+TotalsOfKinds Inbox::totals() {
   const Lock lock(mutex_);
   return history_.totals();
 }

@@ -13,10 +13,12 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -38,6 +40,7 @@ struct Totals {
   // while it was carried out.
   double queued_s = 0, waiting_s = 0, ready_s = 0, working_s = 0;
 };
+using TotalsOfKinds = std::map<std::string, Totals, std::less<>>;  // by kind_of()
 
 // Guarded by the Inbox. Keeps no memory of the user's and no results.
 class History {
@@ -46,12 +49,12 @@ class History {
   SubmissionPtr add(SubmissionPtr submission);
   // The last 1,024 that have ended, in this order.
   std::vector<SubmissionPtr> last() const;
-  const std::map<OpKind, Totals>& totals() const { return totals_; }
+  const TotalsOfKinds& totals() const { return totals_; }
 
  private:
   std::vector<SubmissionPtr> ring_;
   size_t next_ = 0;  // to be overwritten, once the ring is full
-  std::map<OpKind, Totals> totals_;
+  TotalsOfKinds totals_;
 };
 
 class Inbox {
@@ -71,7 +74,7 @@ class Inbox {
   std::vector<std::pair<SubmissionPtr, Progress>> last_operations();
   // Some of those that have not ended, and where they were submitted, in words.
   std::string pending_text();
-  std::map<OpKind, Totals> totals();
+  TotalsOfKinds totals();
   // The Timeline that gets every operation that ends, or null.
   void set_timeline(std::shared_ptr<Timeline> timeline);
   std::shared_ptr<Timeline> timeline();  // null without one

@@ -86,9 +86,10 @@ def metrics() -> dict[str, Any]:
     Returns:
         "cache_hits", "cache_misses", "rounds", "came_last" and "came_with_values", which are numbers, the seconds
         "exposed_s" in which threads of the script waited for operations, and for each kind of operation that there was
-        ("allreduce", "barrier", ...) a dict: "operations" and "failed" (numbers), "bytes" of this rank's tensors, and
-        the seconds, summed over the operations, that they were "queued_s" before they were announced, "waiting_s" until
-        all ranks were ready, "ready_s" until their turn came, and "working_s" while they were carried out.
+        ("allreduce", "barrier", ...; "all_reduce" and the other names of torch for its groups) a dict: "operations" and
+        "failed" (numbers), "bytes" of this rank's tensors, and the seconds, summed over the operations, that they were
+        "queued_s" before they were announced, "waiting_s" until all ranks were ready, "ready_s" until their turn came,
+        and "working_s" while they were carried out.
 
         In an elastic job also "generation", the number of this one, and "seconds_lost", in which generations had ended
         and the next one had not begun to train.

@@ -533,6 +533,29 @@ def test_each_call_in_a_timeline_has_the_name_that_torch_knows(tmp_path):
         assert titles == [*(f"all_reduce #{number} {group}" for number in range(1, 13)), transfer]
 
 
+@pytest.mark.ranks(2)
+def test_metrics_count_operations_by_the_kinds_that_torch_knows():
+    with default_group() as rank:
+        before = hvd.metrics()
+        for _ in range(12):
+            dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.ones(2, dtype=torch.int32), op=dist.ReduceOp.BXOR)
+        dist.reduce_scatter_single(torch.empty(2), torch.ones(4))
+        if rank == 0:
+            dist.send(torch.ones(2), 1)
+        else:
+            dist.recv(torch.empty(2))
+        dist.barrier()
+        after = hvd.metrics()
+
+        def grown(kind):
+            return after[kind]["operations"] - before.get(kind, {"operations": 0})["operations"]
+
+        found = {kind: grown(kind) for kind, value in after.items() if isinstance(value, dict) and grown(kind)}
+        own = {"recv": 1, "find_sender": 1} if rank else {"send": 1}
+        assert found == {"all_reduce": 13, "reduce_scatter_tensor": 1, "barrier": 1, **own}
+
+
 def events_of(group, prefix):
     """Returns name, shapes and "is asynchronous" of each event that torch.profiler shows of operations."""
     rank, values = dist.get_rank(), torch.ones(2, 3)
