@@ -75,6 +75,14 @@ def require_predivide_factor(factor: Any) -> float:
     return number
 
 
+def require_passes(backward_passes_per_step: Any) -> None:
+    """Raises TypeError for anything but an integer, and ValueError unless it is at least 1."""
+    if not isinstance(backward_passes_per_step, (int, np.integer)):
+        raise TypeError(f"backward_passes_per_step must be an integer, not {backward_passes_per_step!r}")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step must be at least 1, but is {backward_passes_per_step}")
+
+
 def require_op(op: Any) -> None:
     """Raises TypeError, with the op to write instead, for anything but a ReduceOp."""
     if not isinstance(op, ReduceOp):

@@ -27,6 +27,7 @@ from ringtrain.engine.requirements import (
     as_keyword,
     require_compressor,
     require_factor,
+    require_priority,
     require_quantizable,
     require_reducible,
     require_root,
@@ -90,6 +91,7 @@ def allreduce(
     """
     tree = Tree.of(x)
     op = _op_of(op, "allreduce")
+    first = require_priority(priority, "allreduce")
     quantization = compression if isinstance(compression, QuantizingCompressor) else None
     require_compressor(compression)
     how = How(
@@ -97,7 +99,7 @@ def allreduce(
         op,
         require_factor(prescale_factor, "prescale_factor"),
         require_factor(postscale_factor, "postscale_factor"),
-        priorities=tuple(priority - place for place in range(len(tree.leaves))),
+        priorities=tuple(first - place for place in range(len(tree.leaves))),
         quantization=quantization,
     )
     title = f"allreduce with op={op.name}"

@@ -11,6 +11,13 @@ import jax.numpy as jnp
 
 from ringtrain._core import ReduceOp
 from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.engine.requirements import (
+    require_compressor,
+    require_op,
+    require_passes,
+    require_predivide_factor,
+    require_process_set,
+)
 from ringtrain.jax.ops import allreduce
 from ringtrain.jax.primitives import require_finite_p
 from ringtrain.jax.trees import Tree
@@ -57,6 +64,7 @@ def distribute(
         process_set: the ranks that take part; the others update with their own gradients.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: an argument is out of its range.
     """
     reduce = _reduction(op, compression, gradient_predivide_factor, nan_check, prefix, process_set)
@@ -66,8 +74,7 @@ def distribute(
             f"{type(optimizer).__name__} is not an optimizer of optax: it is not a named tuple of init(params) and "
             "update(updates, state, params)"
         )
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step must be at least 1, but is {backward_passes_per_step}")
+    require_passes(backward_passes_per_step)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         return wrapped.update(reduce(updates), state, params, **extra)
@@ -140,8 +147,10 @@ def _reduction(
     process_set: ProcessSet,
 ) -> Callable[[Any], Any]:
     """Returns the function that averages the gradients of one optimizer."""
-    if not predivide > 0:
-        raise ValueError(f"gradient_predivide_factor must be positive, but is {predivide}")
+    require_op(op)
+    require_compressor(compression)
+    require_process_set(process_set, "gradients")
+    predivide = require_predivide_factor(predivide)
     if predivide != 1 and op != Average:
         raise ValueError("gradient_predivide_factor splits the division of an average, so it needs op=Average")
     name = prefix or _next_prefix(process_set)

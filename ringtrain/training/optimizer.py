@@ -12,6 +12,7 @@ import numpy as np
 
 from ringtrain import ops
 from ringtrain.compression import AnyCompressor, Compression
+from ringtrain.engine.requirements import require_passes
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.timeline import recording
@@ -125,8 +126,7 @@ class DistributedOptimizer:
         _check_is_optimizer(optimizer)
         if check_every < 0 or (check_every and not hasattr(optimizer, "step")):
             raise ValueError(f"check_every must not be negative, and needs step(params, grads), but is {check_every}")
-        if backward_passes_per_step < 1:
-            raise ValueError(f"backward_passes_per_step must be at least 1, but is {backward_passes_per_step}")
+        require_passes(backward_passes_per_step)
         names = _names_of(named_parameters)
         batch = GradientBatch(
             compression=compression,

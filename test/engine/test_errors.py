@@ -234,6 +234,11 @@ BAD_ARGUMENTS = {
         TypeError,
         "gradient_predivide_factor must be a number, not 'x'",
     ),
+    "passes that are text": (
+        lambda: hvd.DistributedOptimizer(Descent(), backward_passes_per_step="x"),
+        TypeError,
+        "backward_passes_per_step must be an integer, not 'x'",
+    ),
     "a barrier of a list": (lambda: hvd.barrier([0]), TypeError, "barrier: process_set must be a ProcessSet"),
     "an optimizer's process set that is a list": (
         lambda: hvd.DistributedOptimizer(Descent(), process_set=[0]),

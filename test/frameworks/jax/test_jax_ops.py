@@ -260,6 +260,8 @@ def test_an_object_that_cannot_be_sent_is_a_type_error():
         hvd.allreduce(jnp.ones(2), compression="fp16")
     with pytest.raises(TypeError, match="prescale_factor must be a number, not 'x'"):
         hvd.allreduce(jnp.ones(2), prescale_factor="x")
+    with pytest.raises(TypeError, match="allreduce: priority must be an integer, not 'x'"):
+        hvd.allreduce(jnp.ones(2), priority="x")
     with pytest.raises(TypeError, match=r"root_rank must be an integer in 0-1, not 0\.0"):
         hvd.broadcast(jnp.ones(2), 0.0)
     with pytest.raises(TypeError, match="op, the second argument, must be one of"):

@@ -170,6 +170,15 @@ def test_anything_but_an_optimizer_of_optax_is_refused():
             hvd.distribute(optax.sgd(0.1), **bad)
     with pytest.raises(ValueError, match="needs op=Average"):
         hvd.distribute(optax.sgd(0.1), op=hvd.Sum, gradient_predivide_factor=2.0)
+    for bad, message in (
+        ({"backward_passes_per_step": "2"}, "backward_passes_per_step must be an integer, not '2'"),
+        ({"gradient_predivide_factor": "2"}, "gradient_predivide_factor must be a number, not '2'"),
+        ({"op": "sum"}, "op must be one of .*, not 'sum'; write op=Sum"),
+        ({"compression": "fp16"}, "not 'fp16'; write compression=Compression.fp16"),
+        ({"process_set": [0]}, r"gradients: process_set must be a ProcessSet, not \[0\]"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            hvd.distribute(optax.sgd(0.1), **bad)
     assert hvd.DistributedOptimizer is hvd.distribute
 
 
