@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ringtrain.torch.distributed import backward, meeting
 from ringtrain.torch.distributed.group import AnySource, ProcessGroup as ProcessGroup, Transfer
-from ringtrain.torch.distributed.work import Work as Work
+from ringtrain.torch.distributed.work import Work as Work, keep_for_reducers
 
 _BACKEND = "ringtrain"
 _torch: Any = distributed_c10d  # some of its names are given other values
@@ -120,6 +120,7 @@ def _keep_from_compiler() -> None:
 def _register() -> None:
     _keep_from_compiler()
     backward.restore_classes()
+    keep_for_reducers()
     if _BACKEND not in dist.Backend.backend_list:
         register_rendezvous_handler(meeting.SCHEME, meeting.rendezvous)
     dist.Backend.register_backend(_BACKEND, _create, extended_api=True, devices=["cpu"])

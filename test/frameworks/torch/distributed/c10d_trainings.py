@@ -92,9 +92,17 @@ def power_sgd():
 
 
 def join():
+    return train_uneven(divide_by_initial_world_size=True)
+
+
+def join_dividing_by_ranks_left():
+    return train_uneven(divide_by_initial_world_size=False)
+
+
+def train_uneven(divide_by_initial_world_size):
     model = DDP(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with model.join():
+    with model.join(divide_by_initial_world_size=divide_by_initial_world_size):
         for inputs, targets in batches(3 + dist.get_rank()):
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), targets).backward()
@@ -222,7 +230,20 @@ def compiled():
 
 
 ALL = (
-    *(ddp, ddp_accumulate, ddp_unused, ddp_buffers, fp16_hook, power_sgd, join, zero, fsdp1, fsdp2, hsdp),
+    *(
+        ddp,
+        ddp_accumulate,
+        ddp_unused,
+        ddp_buffers,
+        fp16_hook,
+        power_sgd,
+        join,
+        join_dividing_by_ranks_left,
+        zero,
+        fsdp1,
+        fsdp2,
+        hsdp,
+    ),
     *(tensor_parallel, dtensor, checkpoint, pipeline, compiled),
 )
 
