@@ -83,4 +83,6 @@ def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_name
 
 @pytest.mark.slow
 def test_announcements_and_decisions_that_are_nonsense_end_in_an_error_that_names_the_rank_for_a_minute():
-    run("negotiation", 300_000, time.time_ns() % 10**9, within_s=600)
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        run("negotiation", 10_000, time.time_ns() % 10**9, within_s=300)
