@@ -19,7 +19,7 @@ from harness.socket_ranks import free_port, started
 from measure.process import measure_asleep
 
 import ringtrain as hvd
-from ringtrain.job.rendezvous import secret
+from ringtrain.job.rendezvous import listener as rendezvous_listener, secret
 from ringtrain.job.rendezvous.listener import Hub, Listener, bound
 from ringtrain.job.rendezvous.protocol import Connection
 from ringtrain.job.rendezvous.server import Server
@@ -478,7 +478,8 @@ def test_a_door_opens_again_after_descriptors_have_run_out():
 def test_a_door_opens_again_when_no_thread_could_start(monkeypatch):
     came, start = threading.Event(), threading.Thread.start
     door = Listener(listener := bound("127.0.0.1", 0), b"secret", lambda connection: came.set())
-    failures = [RuntimeError("can't start new thread")]
+    failures = [RuntimeError("can't start new thread")] * 257  # one more than it lets in at a time
+    monkeypatch.setattr(rendezvous_listener, "_FULL_S", 0)
 
     def start_or_fail(thread):
         if failures:
@@ -488,9 +489,10 @@ def test_a_door_opens_again_when_no_thread_could_start(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", start_or_fail)
     try:
         address = listener.getsockname()
-        with socket.create_connection(address) as first:
-            first.settimeout(20)
-            assert first.recv(1) == b""
+        for _ in range(len(failures)):
+            with socket.create_connection(address) as one:
+                one.settimeout(20)
+                assert one.recv(1) == b""
         with socket.create_connection(address) as own:
             Connection(own).prove_as_rank(b"secret", time.monotonic() + 20)
             assert came.wait(20)
