@@ -158,8 +158,9 @@ def test_callbacks_are_called_when_the_process_set_is_removed():
 @pytest.mark.ranks(2, initialised=False)
 def test_callbacks_are_called_when_another_rank_leaves():
     hvd.init()
-    if hvd.rank() == 0:
-        handle = submit(np.ones(3), "pending")
+    handle = submit(np.ones(3), "pending") if hvd.rank() == 0 else None
+    hvd.barrier()
+    if handle is not None:
         errors, _ = _errors_of_submissions_in_callbacks(handle)
         assert [type(error) for error in errors] == [hvd.ShutDownError]
     hvd.shutdown()
