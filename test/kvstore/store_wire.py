@@ -40,12 +40,13 @@ SAID = [
     "done",
     "refused",
     "early",
+    "staged",
 ]
 SECRET, TOKEN, CAPACITY = b"secret of a test", "stores", 8
 ALL = 0xFFFFFFFF
 FRAME = struct.Struct("<IIQ")
-HEAD = struct.Struct("<HBBIIIIIfIqdd")
-HEAD_TAG, BODY_TAG = 0x4B560001, 0x4B560002
+HEAD = struct.Struct("<HBBIIIIIfIqQdd")
+HEAD_TAG, BODY_TAG = 0x4B560003, 0x4B560004
 _MAGIC = b"ringtrn\x02"
 _WITHIN_S = 20
 
@@ -174,6 +175,7 @@ def head(said: str | int, **fields: float) -> bytes:
         "threshold",
         "ranges",
         "number",
+        "push",
         "lr",
         "wd",
     ]

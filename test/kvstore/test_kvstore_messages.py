@@ -67,6 +67,78 @@ def test_a_push_waits_for_the_one_before_it_to_be_sent_again() -> None:
         require_equal(worker.pull(2), _ones(3))
 
 
+CHUNK, CHUNKS = 16_384, 3
+
+
+def _say_chunks(
+    worker: Worker, chunks: tuple[int, ...], factor: float, number: int, push: int, said: str = "push"
+) -> None:
+    for chunk in chunks:
+        values = np.full(CHUNK, factor, np.float32)
+        worker.say(said, values.tobytes(), chunk=chunk, number=number, push=push, lr=1.0)
+
+
+def _require_all_chunks(worker: Worker, value: float) -> None:
+    for chunk in range(CHUNKS):
+        require_equal(worker.pull(0, chunk=chunk), np.full(CHUNK, value, np.float32))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_push_of_several_chunks_counts_when_all_have_come_or_not_at_all(threads: int) -> None:
+    with served(threads=threads) as server, Worker(server, 1) as other:
+        _store(other, (CHUNKS * CHUNK,))
+        with Worker(server, 0) as worker:
+            _say_chunks(worker, (0, 2), 1, number=1, push=5)
+            assert worker.has_heard_nothing()
+            _require_all_chunks(other, 0)
+            _say_chunks(worker, (1,), 1, number=1, push=5)
+            assert [worker.hear().said for _ in range(CHUNKS)] == ["done"] * CHUNKS
+            _require_all_chunks(other, 1)
+            _say_chunks(worker, (0, 1), 2, number=2, push=6)
+            assert worker.has_heard_nothing()
+        server.tell("lost", 0)
+        _require_all_chunks(other, 1)
+        server.tell("back", 0)
+        with Worker(server, 0) as successor:
+            successor.ask("attach")
+            _say_chunks(successor, (0, 1, 2), 4, number=2, push=1, said="push_pull")
+            for _ in range(CHUNKS):
+                answer = successor.hear()
+                assert answer.said == "done"
+                require_equal(np.frombuffer(answer.body, np.float32), np.full(CHUNK, 5, np.float32))
+
+
+def test_the_chunks_of_a_push_are_early_or_refused_together() -> None:
+    with served() as server, Worker(server, 0) as worker:
+        worker.ask("create", part_spec((CHUNKS * CHUNK,)), chunk=2)
+        _say_chunks(worker, (0, 1, 2), 1, number=1, push=1)
+        assert [worker.hear().said for _ in range(CHUNKS)] == ["refused"] * CHUNKS
+        _say_chunks(worker, (1,), 1, number=1, push=1)  # it comes again, and is refused again
+        assert worker.hear().said == "refused"
+        worker.ask("rule", rule("test"))
+        _say_chunks(worker, (0, 1, 2), 2, number=2, push=2)
+        assert [(worker.hear()[:2]) for _ in range(CHUNKS)] == [("early", 0)] * CHUNKS
+        _say_chunks(worker, (0, 1), 2, number=1, push=2)
+        worker.say("push", b"abc", chunk=2, number=1, push=2)
+        assert [worker.hear().said for _ in range(CHUNKS)] == ["refused"] * CHUNKS
+        _say_chunks(worker, (2, 0, 1), 4, number=1, push=3)
+        assert [worker.hear().said for _ in range(CHUNKS)] == ["done"] * CHUNKS
+        _require_all_chunks(worker, 4)
+
+
+def test_a_worker_hears_that_chunks_of_a_large_push_have_come() -> None:
+    chunks = 20
+    with served() as server, Worker(server, 0) as worker:
+        _store(worker, (chunks * CHUNK,))
+        _say_chunks(worker, tuple(range(16)), 1, number=1, push=1)
+        assert {worker.hear().said for _ in range(16)} == {"staged"}
+        _say_chunks(worker, (3,), 1, number=1, push=1)
+        assert worker.hear().said == "staged"
+        _say_chunks(worker, tuple(range(16, chunks)), 1, number=1, push=1)
+        assert {worker.hear().said for _ in range(chunks)} == {"done"}
+        require_equal(worker.pull(1, chunk=19), np.ones(CHUNK, np.float32))
+
+
 def test_a_round_is_answered_when_all_have_pushed() -> None:
     with served(threads=2) as server, Worker(server, 0) as worker, Worker(server, 1) as other:
         _store(worker, is_sync=True)
@@ -188,7 +260,7 @@ def test_codes_are_read_by_the_server() -> None:
 def test_a_server_can_take_the_place_of_another_one() -> None:
     values = np.arange(40000, dtype=np.float32)
     with served() as server, Worker(server, 0) as worker, served() as successor:
-        worker.ask("create", part_spec((len(values), 7)), chunk=2)
+        worker.ask("create", part_spec((16384, 16384, 7232, 7)), chunk=2)
         worker.ask("rule", rule("sgd", momentum=0.5))
         for chunk in range(3):
             worker.ask("assign", values[chunk * 16384 : (chunk + 1) * 16384].tobytes(), chunk=chunk)

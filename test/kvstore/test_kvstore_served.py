@@ -361,11 +361,11 @@ kv.set_barrier_before_exit(False)
 )
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_the_last_push_of_a_killed_worker_is_applied_as_a_whole_or_not_at_all(tmp_path, servers):
+@pytest.mark.parametrize(("servers", "memory"), [(1, "auto"), (2, "auto"), (1, "off")])
+def test_the_last_push_of_a_killed_worker_is_applied_as_a_whole_or_not_at_all(tmp_path, servers, memory):
     chance, kills = np.random.default_rng(), 3
     gos = [tmp_path / f"go-{number}" for number in range(kills)]
-    with job(tmp_path, 1 + kills, servers, **SOON_OVER) as one:
+    with job(tmp_path, 1 + kills, servers, RINGTRAIN_SHARED_MEMORY=memory, **SOON_OVER) as one:
         one.scheduler()
         for _ in range(servers):
             one.server()

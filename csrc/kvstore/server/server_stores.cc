@@ -255,7 +255,8 @@ void ServerStores::count_from_term(Actor& actor, int worker) {
   if (part.spec().is_synchronous || number >= part.layout().capacity()) return;
   const auto first = first_terms_.find(worker);
   if (first == first_terms_.end() || first->second == 0) return;
-  visit_all(part, 0, 1, timeout_s_, [&](size_t) { return actor.finish_push_of(number); });
+  visit_all(part, 0, 1, timeout_s_,
+            [&](size_t) REQUIRES(mutex_) { return finish_late(worker) && actor.finish_push_of(number); });
   visit_all(part, 0, part.chunk_count(), timeout_s_,
             [&](size_t chunk) { return actor.count_anew(chunk, number, first->second); });
 }
@@ -331,7 +332,37 @@ bool ServerStores::finish_pushes() {
   if (!has_unfinished_.load(std::memory_order_relaxed)) return true;
   const Lock lock(mutex_);
   finish_all();
-  return unfinished_.empty();
+  return !has_unfinished_.load(std::memory_order_relaxed);
+}
+
+void ServerStores::finish(std::vector<LateChunk> chunks) {
+  if (chunks.empty()) return;
+  const Lock lock(mutex_);
+  for (LateChunk& one : chunks) late_[one.worker].push_back(std::move(one));
+  finish_all();
+}
+
+// Returns whether there are none of this worker any more. Ignores errors: see finish_all().
+bool ServerStores::finish_late(int worker) {
+  const auto late = late_.find(worker);
+  if (late == late_.end()) return true;
+  std::vector<LateChunk> left;
+  for (LateChunk& one : late->second) {
+    const auto is_same = [&](const LateChunk& other) {
+      return other.store == one.store && other.part == one.part && other.chunk == one.chunk;
+    };
+    bool is_done = std::none_of(left.begin(), left.end(), is_same);
+    if (is_done)
+      error_of([&] {
+        is_done = stores_[one.store].actors[one.part]->push_for(static_cast<size_t>(worker), one.chunk, one.seq,
+                                                                one.ranges.get(), one.source, one.rates);
+      });
+    if (!is_done) left.push_back(std::move(one));
+  }
+  const bool is_done = left.empty();
+  late->second = std::move(left);
+  if (is_done) late_.erase(late);
+  return is_done;
 }
 
 void ServerStores::finish_all() {
@@ -342,7 +373,8 @@ void ServerStores::finish_all() {
       for (const auto& actor : store.actors) is_done = actor->finish_push_of(number) && is_done;
     worker = is_done ? unfinished_.erase(worker) : std::next(worker);
   }
-  has_unfinished_.store(!unfinished_.empty(), std::memory_order_relaxed);
+  for (auto late = late_.begin(); late != late_.end();) finish_late((late++)->first);
+  has_unfinished_.store(!unfinished_.empty() || !late_.empty(), std::memory_order_relaxed);
 }
 
 bool ServerStores::let_pass(int worker, uint32_t number) {

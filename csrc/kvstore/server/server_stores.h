@@ -43,9 +43,21 @@ class ServerStores {
   bool let_pass(int worker, uint32_t store);
   // The place of a worker has a process of this term, see WorkerPlace. False where a later one has had it already.
   bool admit(int worker, uint32_t term);
-  // Applies the rest of the last pushes of dead workers, see Actor::finish_push_of. Returns false where a chunk was
-  // busy: it is to be called again.
+  // Applies the rest of the last pushes of dead workers, see Actor::finish_push_of, and what finish() was given.
+  // Returns false where a chunk was busy: it is to be called again.
   bool finish_pushes();
+  // A chunk of a push that was begun on a connection that has ended.
+  struct LateChunk {
+    int worker;
+    uint32_t store, part, chunk;
+    uint64_t seq;
+    std::shared_ptr<const char> body;
+    std::shared_ptr<const ElementRanges> ranges;  // null: all of the chunk
+    Source source;                                // in the body
+    Rates rates;
+  };
+  // Applies them now or in finish_pushes(). Those of a chunk are in order.
+  void finish(std::vector<LateChunk> chunks);
 
   // All that is kept, for a server that takes the place of this one: of each Part its store and its chunks, what it is,
   // and these (chunk_copies.h).
@@ -105,6 +117,7 @@ class ServerStores {
   void put_rule(Actor& actor, const RuleWords& rule, bool keeps_states);
   void count_from_term(Actor& actor, int worker) REQUIRES(mutex_);
   void finish_all() REQUIRES(mutex_);
+  bool finish_late(int worker) REQUIRES(mutex_);
   void set_presence(Actor& actor, int worker, Presence presence);
   void set_joined(Actor& actor, uint32_t worker, int64_t number);
   void join(Store& store, const JoinWords& join);
@@ -118,9 +131,10 @@ class ServerStores {
   std::atomic<bool> is_recovery_ = false;
   Mutex mutex_;
   std::map<uint32_t, Store> stores_ GUARDED_BY(mutex_);
-  std::map<int, uint32_t> first_terms_ GUARDED_BY(mutex_);  // by worker
-  std::set<int> gone_ GUARDED_BY(mutex_);                   // workers that are dead
-  std::set<int> unfinished_ GUARDED_BY(mutex_);             // dead workers whose last push may be in parts
+  std::map<int, uint32_t> first_terms_ GUARDED_BY(mutex_);         // by worker
+  std::set<int> gone_ GUARDED_BY(mutex_);                          // workers that are dead
+  std::set<int> unfinished_ GUARDED_BY(mutex_);                    // dead workers whose last push may be in parts
+  std::map<int, std::vector<LateChunk>> late_ GUARDED_BY(mutex_);  // by worker
   std::atomic<bool> has_unfinished_ = false;
   std::vector<std::pair<uint32_t, size_t>> order_ GUARDED_BY(mutex_);  // store and number of each Part, as they came
   size_t next_part_ GUARDED_BY(mutex_) = 0, next_piece_ GUARDED_BY(mutex_) = 0;  // of take()

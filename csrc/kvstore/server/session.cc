@@ -104,6 +104,10 @@ void require(bool fits, const char* what) {
 
 size_t ranges_bytes(const Head& head) { return head.ranges == Head::kAll ? 0 : head.ranges * sizeof(ElementRange); }
 
+Source source_of(const Head& head, const char* body) {
+  return {body + ranges_bytes(head), head.dtype, {static_cast<Quantizer::Kind>(head.codes), head.threshold}};
+}
+
 // Reads the beginning of the body. Throws where it is not about elements of the chunk.
 std::shared_ptr<const ElementRanges> ranges_of(const Head& head, const KeyChunk& chunk, const char* body) {
   if (head.ranges == Head::kAll) return nullptr;
@@ -167,7 +171,10 @@ Session::Session(Home& home, int worker, uint64_t number, Descriptor socket)
   connection_ = std::make_unique<Connection>(home.poller(), owner, home.traffic(), std::move(socket));
 }
 
-Session::~Session() { home_.waiting_room().leave(number_); }
+Session::~Session() {
+  home_.waiting_room().leave(number_);
+  leave_begun_pushes();
+}
 
 // ----------------------------------------------------------------------------------------------------------- messages
 
@@ -179,7 +186,7 @@ char* Session::place(uint32_t, const Head& head) {
   if (!can_be_of_chunk(head)) return nullptr;
   body_begins_s_ = begin_of_stretch();
   if (body_room_ < head.body_bytes || body_.use_count() > 1) {
-    body_room_ = std::max<size_t>(head.body_bytes, Layout::kChunkBytes);
+    body_room_ = head.body_bytes;
     body_ = aligned_memory(body_room_);
   }
   return body_.get();
@@ -282,10 +289,23 @@ void Session::take_request(uint32_t id, const Head& head) {
     const Request request{id, head, body_, ranges_of(head, chunk, body_.get()), &actor};
     require_fitting(head, chunk, request.ranges.get());
     if (head.body_bytes > 0) note("receive", request, body_begins_s_, receiving_);
-    const auto is_same = [&](const Request& other) { return other.actor == &actor && other.head.chunk == head.chunk; };
-    if (std::any_of(busy_.begin(), busy_.end(), is_same) || carry_out(request) == Result::busy) defer(request, busy_);
+    const bool pushes = head.said == Said::push || head.said == Said::push_pull;
+    if (pushes && actor.part().layout().is_pushed_as_a_whole(chunk.piece))
+      take_chunk_of_push(request);
+    else
+      carry_out_in_order(request);
   });
-  if (error) refuse(id, *error);
+  if (!error) return;
+  refuse(id, *error);
+  refuse_rest_of_push(head, *error);
+}
+
+void Session::carry_out_in_order(const Request& request) {
+  const auto is_same = [&](const Request& other) {
+    return other.actor == request.actor && other.head.chunk == request.head.chunk;
+  };
+  const bool has_to_wait = is_behind_push(request) || std::any_of(busy_.begin(), busy_.end(), is_same);
+  if (has_to_wait || carry_out(request) == Result::busy) defer(request, busy_);
 }
 
 void Session::defer(const Request& request, std::deque<Request>& queue) {
@@ -295,6 +315,7 @@ void Session::defer(const Request& request, std::deque<Request>& queue) {
 
 // The requests of a chunk stay in order, because its pushes are counted one by one.
 bool Session::try_again() {
+  for (const PieceName& piece : std::set<PieceName>(begun_)) apply_pushes(piece);
   std::set<std::pair<const Actor*, uint32_t>> still_busy;  // chunks
   for (size_t left = busy_.size(); left > 0; --left) {
     const Request request = std::move(busy_.front());
@@ -302,13 +323,14 @@ bool Session::try_again() {
     deferred_.erase(request.id);
     const std::pair<const Actor*, uint32_t> chunk(request.actor, request.head.chunk);
     Result result = Result::over;
-    const auto error = error_of([&] { result = still_busy.count(chunk) != 0 ? Result::busy : carry_out(request); });
+    const bool has_to_wait = still_busy.count(chunk) != 0 || is_behind_push(request);
+    const auto error = error_of([&] { result = has_to_wait ? Result::busy : carry_out(request); });
     if (error) refuse(request.id, *error);
     if (result != Result::busy) continue;
     still_busy.insert(chunk);
     defer(request, busy_);
   }
-  return !busy_.empty();
+  return !busy_.empty() || !begun_.empty();
 }
 
 void Session::has_room() {
@@ -322,6 +344,160 @@ void Session::has_room() {
     if (error) refuse(request.id, *error);
   }
 }
+
+// ----------------------------------------------------------------------------------------- pushes of several chunks
+
+Session::PieceName Session::piece_of(const Request& request) {
+  return {request.actor, request.actor->part().chunk(request.head.chunk).piece};
+}
+
+// Whether a push that has come before is to change the same chunk.
+bool Session::is_behind_push(const Request& request) const {
+  const auto piece = pushes_.find(piece_of(request));
+  if (piece == pushes_.end()) return false;
+  const size_t place = request.head.chunk - request.actor->part().layout().first_chunk(piece->first.second);
+  return std::any_of(piece->second.open.begin(), piece->second.open.end(),
+                     [&](const auto& push) { return push.second.chunks[place].has_value(); });
+}
+
+// A chunk of a push that is over comes again where its worker has not got the answer. If it did not count, the push was
+// refused.
+void Session::take_chunk_of_push(const Request& request) {
+  const Head& head = request.head;
+  const PieceName name = piece_of(request);
+  const Layout& layout = request.actor->part().layout();
+  WholePushes& pushes = pushes_[name];
+  const auto known = pushes.open.find(head.push);
+  const bool is_over = known == pushes.open.end() ? head.push <= pushes.over : known->second.has_begun;
+  const size_t place = head.chunk - layout.first_chunk(name.second);
+  if (known != pushes.open.end() && known->second.chunks[place]) {
+    // The worker may count it with another number now.
+    if (!known->second.has_begun) known->second.chunks[place]->head.number = head.number;
+    return say(request.id, Said::staged);
+  }
+  if (is_over) {
+    const uint64_t counted = request.actor->pushes_of(head.chunk, static_cast<size_t>(worker_));
+    require(static_cast<uint64_t>(head.number) <= counted, "it is of a push that was refused");
+    return carry_out_in_order(request);
+  }
+  WholePush& push = pushes.open[head.push];
+  push.chunks.resize(layout.first_chunk(name.second + 1) - layout.first_chunk(name.second));
+  push.chunks[place] = request;
+  ++push.count;
+  note_staged(request);
+  apply_pushes(name);
+}
+
+// A worker sends a limited number of bytes of which it does not know that they have come.
+void Session::note_staged(const Request& request) {
+  constexpr size_t kMostBytes = 1 << 20, kMost = 512;
+  not_said_[request.id] = request.head.body_bytes;
+  not_said_bytes_ += request.head.body_bytes;
+  if (not_said_bytes_ < kMostBytes && not_said_.size() < kMost) return;
+  for (const auto& [id, bytes] : not_said_) say(id, Said::staged);
+  not_said_.clear();
+  not_said_bytes_ = 0;
+}
+
+// To be called again for what is in begun_ then.
+void Session::apply_pushes(const PieceName& piece) {
+  WholePushes& pushes = pushes_[piece];
+  begun_.erase(piece);
+  while (!pushes.open.empty()) {
+    const auto first = pushes.open.begin();
+    WholePush& push = first->second;
+    const auto refused = error_of([&] { push.has_begun = push.has_begun || begin(push, piece); });
+    if (refused) refuse_all(push, *refused);
+    if (!refused && !push.has_begun) return;
+    if (push.has_begun && !apply(push)) {
+      begun_.insert(piece);
+      return;
+    }
+    pushes.over = std::max(pushes.over, first->first);
+    pushes.open.erase(first);
+  }
+}
+
+// Returns whether all chunks have come and are the next ones that count. Throws what refuses the push.
+bool Session::begin(WholePush& push, const PieceName& piece) {
+  if (push.count < push.chunks.size()) return false;
+  for (auto& chunk : push.chunks) {
+    const auto counted = static_cast<int64_t>(piece.first->pushes_of(chunk->head.chunk, static_cast<size_t>(worker_)));
+    if (chunk->head.number > counted + 1) say(take_out(chunk, push)->id, Said::early, counted);
+  }
+  if (push.count < push.chunks.size()) return false;
+  piece.first->require_term();
+  for (auto& chunk : push.chunks) chunk->has_begun = true;
+  return true;
+}
+
+// An error before any chunk is applied refuses all of them.
+bool Session::apply(WholePush& push) {
+  for (auto& chunk : push.chunks) {
+    if (!chunk) continue;
+    Result result = Result::over;
+    const auto error = error_of([&] { result = carry_out(*chunk); });
+    if (error && push.count == push.chunks.size()) {
+      refuse_all(push, *error);
+      return true;
+    }
+    if (error) refuse(chunk->id, *error);
+    if (result == Result::over) take_out(chunk, push);
+  }
+  return push.count == 0;
+}
+
+std::optional<Session::Request> Session::take_out(std::optional<Request>& chunk, WholePush& push) {
+  const auto not_said = not_said_.find(chunk->id);
+  if (not_said != not_said_.end()) {
+    not_said_bytes_ -= not_said->second;
+    not_said_.erase(not_said);
+  }
+  --push.count;
+  return std::exchange(chunk, std::nullopt);
+}
+
+void Session::refuse_all(WholePush& push, const Error& error) {
+  for (auto& chunk : push.chunks)
+    if (chunk) refuse(take_out(chunk, push)->id, error);
+}
+
+// Of a push of which a chunk was refused as it came: its worker does not send the others any more.
+void Session::refuse_rest_of_push(const Head& head, const Error& error) {
+  const auto actor = actors_.find({head.store, head.part});
+  const bool is_known = actor != actors_.end() && actor->second;
+  if (head.push == 0 || !is_known || head.chunk >= actor->second->part().chunk_count()) return;
+  const auto pushes = pushes_.find({actor->second.get(), actor->second->part().chunk(head.chunk).piece});
+  if (pushes == pushes_.end()) return;
+  const auto push = pushes->second.open.find(head.push);
+  if (push == pushes->second.open.end() || push->second.has_begun) return;
+  refuse_all(push->second, error);
+  pushes->second.open.erase(push);
+  pushes->second.over = std::max(pushes->second.over, head.push);
+}
+
+// The worker may be dead.
+void Session::leave_begun_pushes() {
+  std::vector<ServerStores::LateChunk> late;
+  for (const PieceName& piece : begun_)
+    for (const auto& chunk : pushes_[piece].open.begin()->second.chunks) {
+      if (!chunk) continue;
+      const Head& head = chunk->head;
+      late.push_back({worker_,
+                      head.store,
+                      head.part,
+                      head.chunk,
+                      static_cast<uint64_t>(head.number),
+                      chunk->body,
+                      chunk->ranges,
+                      source_of(head, chunk->body.get()),
+                      {head.lr, head.wd}});
+    }
+  home_.stores().finish(std::move(late));
+}
+
+// --------------------------------------------------------------------------------------------------- requests of
+// chunks
 
 Session::Result Session::carry_out(const Request& request) {
   switch (request.head.said) {
@@ -345,8 +521,7 @@ Session::Result Session::carry_out(const Request& request) {
 
 Session::Result Session::push(const Request& request) {
   const Head& head = request.head;
-  const Source source{
-      request.body.get() + ranges_bytes(head), head.dtype, {static_cast<Quantizer::Kind>(head.codes), head.threshold}};
+  const Source source = source_of(head, request.body.get());
   const bool pulls = head.said == Said::push_pull;
   std::shared_ptr<char> buffer;
   if (pulls && !is_full()) buffer = answer_buffer(request.actor->part());
@@ -354,9 +529,10 @@ Session::Result Session::push(const Request& request) {
   const auto number = static_cast<uint64_t>(head.number);
   const Rates rates{head.lr, head.wd};
   const double begin_s = begin_of_stretch();
-  const Outcome outcome = request.ranges
-                              ? request.actor->push_ranges(head.chunk, number, *request.ranges, source, rates)
-                              : request.actor->push(head.chunk, number, source, rates, buffer ? &answer : nullptr);
+  const Outcome outcome =
+      request.ranges
+          ? request.actor->push_ranges(head.chunk, number, *request.ranges, source, rates, request.has_begun)
+          : request.actor->push(head.chunk, number, source, rates, buffer ? &answer : nullptr, request.has_begun);
   if (outcome == Outcome::early) {
     say(request.id, Said::early,
         static_cast<int64_t>(request.actor->pushes_of(head.chunk, static_cast<size_t>(worker_))));

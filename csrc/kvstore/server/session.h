@@ -8,8 +8,10 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -101,8 +103,23 @@ class Session final : Connection::Owner {
     std::shared_ptr<char> body;
     std::shared_ptr<const ElementRanges> ranges;  // null: all of the chunk
     Actor* actor;
+    bool has_begun = false;  // it is of a push that is applied
   };
   enum class Result { over, busy };
+
+  // A push of several chunks to an asynchronous store. Its chunks are kept until all of them have come, and then
+  // applied: a worker that dies before leaves nothing of it. From then on nothing but the death of this server ends it.
+  struct WholePush {
+    std::vector<std::optional<Request>> chunks;  // of the piece in order: that have come and are not applied
+    size_t count = 0;                            // of these
+    bool has_begun = false;                      // all have come
+  };
+  // Of a piece. Pushes are applied one after the other, in the order of Head::push.
+  struct WholePushes {
+    std::map<uint64_t, WholePush> open;
+    uint64_t over = 0;  // up to this one all that are not open were applied or refused
+  };
+  using PieceName = std::pair<Actor*, uint32_t>;
 
   char* place(uint32_t id, const Head& head) override;
   void take(uint32_t id, const Head& head) override;
@@ -123,6 +140,18 @@ class Session final : Connection::Owner {
   Result change(const Request& request);
   Result read_state(const Request& request);
   void defer(const Request& request, std::deque<Request>& queue);
+  void carry_out_in_order(const Request& request);
+  static PieceName piece_of(const Request& request);
+  bool is_behind_push(const Request& request) const;
+  void take_chunk_of_push(const Request& request);
+  void note_staged(const Request& request);
+  void apply_pushes(const PieceName& piece);
+  bool begin(WholePush& push, const PieceName& piece);
+  bool apply(WholePush& push);
+  std::optional<Request> take_out(std::optional<Request>& chunk, WholePush& push);
+  void refuse_all(WholePush& push, const Error& error);
+  void refuse_rest_of_push(const Head& head, const Error& error);
+  void leave_begun_pushes();
   void wait_for_value(const Request& request);
   // Returns whether the request has an answer, which may be an error. Does not throw.
   bool has_ended_waiting(const Request& request);
@@ -149,6 +178,11 @@ class Session final : Connection::Owner {
   std::deque<Request> busy_;               // that have found a chunk in use, in order
   std::deque<Request> unsent_;             // whose answers wait for room in the connection
   std::unordered_set<uint32_t> deferred_;  // ids in these
+  std::map<PieceName, WholePushes> pushes_;
+  std::set<PieceName> begun_;  // whose first push waits for chunks that are in use
+  // Chunks of pushes that the worker does not know to have come: bytes by id.
+  std::unordered_map<uint32_t, size_t> not_said_;
+  size_t not_said_bytes_ = 0;
 };
 
 }  // namespace ringtrain

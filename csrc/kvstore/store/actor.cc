@@ -125,12 +125,13 @@ Error expelled(uint32_t worker) {
                    "process has taken its place: its changes are refused; start it again");
 }
 
-Outcome Actor::push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer) {
+Outcome Actor::push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer,
+                    bool has_begun) {
   Outcome outcome;
   {
     const HeldChunk held(*part_, chunk, number_);
     if (!held) return Outcome::busy;
-    require_term();
+    if (!has_begun) require_term();
     const uint64_t before = part_->worker(chunk, number_).pushes;
     if (seq <= before)
       outcome = Outcome::duplicate;
@@ -564,14 +565,14 @@ uint64_t Actor::fewest_pushes(size_t piece, size_t worker) const {
 // Some elements of a chunk, as rows of a key want it.
 
 Outcome Actor::push_ranges(size_t chunk, uint64_t seq, const ElementRanges& ranges, const Source& source,
-                           const Rates& rates) {
+                           const Rates& rates, bool has_begun) {
   const KeyChunk& place = part_->chunk(chunk);
   if (part_->spec().is_synchronous)
     return push(chunk, seq, {spread(place, ranges, source), wide(place.dtype), {}}, rates, nullptr);
   {
     const HeldChunk held(*part_, chunk, number_);
     if (!held) return Outcome::busy;
-    require_term();
+    if (!has_begun) require_term();
     const uint64_t before = part_->worker(chunk, number_).pushes;
     if (seq <= before) return Outcome::duplicate;
     if (seq != before + 1) return Outcome::early;
@@ -746,6 +747,18 @@ bool Actor::finish_chunk_of(size_t worker, size_t chunk, uint64_t version, const
   std::atomic_thread_fence(std::memory_order_acquire);
   if (record.version.load(std::memory_order_relaxed) != version) return true;
   return push_at_once(chunk, worker, seq, ranges, {sum_.get(), dtype, quantizer}, rates) != Outcome::full;
+}
+
+bool Actor::push_for(size_t worker, size_t chunk, uint64_t seq, const ElementRanges* ranges, const Source& source,
+                     const Rates& rates) {
+  {
+    const HeldChunk held(*part_, chunk, number_);
+    if (!held) return false;
+    if (part_->worker(chunk, worker).pushes + 1 != seq) return true;
+    if (push_at_once(chunk, worker, seq, ranges, source, rates) == Outcome::full) return false;
+  }
+  part_->ring();
+  return true;
 }
 
 // Chunks whose values a program of the server updates: workers leave gradients, and the server takes them.

@@ -104,14 +104,16 @@ class Actor {
   // The `seq`-th push of a key by this worker, counted from 1. `answer` may be null; it gets the value if the state is
   // there that a read() after this push needs. Throws where an asynchronous store has no rule: invalid, or peer_lost
   // if its server has taken the place of a lost one.
-  Outcome push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer);
+  // `has_begun`: another chunk of this push was pushed before, so a later term does not end it.
+  Outcome push(size_t chunk, uint64_t seq, const Source& source, const Rates& rates, Answer* answer,
+               bool has_begun = false);
   // The value, when `pushes` of this worker are in it, and the others are not too far behind.
   Reading read(size_t chunk, uint64_t pushes, Answer& answer);
 
   // The same of some elements of a chunk, whose values are one behind the other. Other elements are not updated; in
   // a round they count as zero.
-  Outcome push_ranges(size_t chunk, uint64_t seq, const ElementRanges& ranges, const Source& source,
-                      const Rates& rates);
+  Outcome push_ranges(size_t chunk, uint64_t seq, const ElementRanges& ranges, const Source& source, const Rates& rates,
+                      bool has_begun = false);
   Reading read_ranges(size_t chunk, uint64_t pushes, const ElementRanges& ranges, Answer& answer);
 
   // Copies a push to a piece of an asynchronous store to the memory of the Part, before the first chunk is pushed. If
@@ -123,6 +125,12 @@ class Actor {
   // For the server. Applies the push that a dead worker has copied to the chunks that have not counted it. Returns
   // false where one of them is busy: it is to be called again.
   bool finish_push_of(size_t worker);
+  // For the server. Applies the next push of a worker to a chunk, in place of a connection that has ended. `ranges`:
+  // null for all of the chunk. Returns false where the chunk is busy.
+  bool push_for(size_t worker, size_t chunk, uint64_t seq, const ElementRanges* ranges, const Source& source,
+                const Rates& rates);
+  // Throws peer_lost where another process has taken, or may take, the place of this one.
+  void require_term() const;
 
   // The following are true when done, and false when busy. `values` is in the dtype of the key.
   bool assign(size_t chunk, const void* values);
@@ -171,8 +179,6 @@ class Actor {
   };
 
   void put_in_order(double timeout_s);
-  // Within a HeldChunk. Throws peer_lost where another process has taken, or may take, the place of this one.
-  void require_term() const;
   const void* spread(const KeyChunk& chunk, const ElementRanges& ranges, const Source& source);
   void apply_to(size_t chunk, const UpdateRule& rule, const ElementRanges& ranges, const void* gradient,
                 const Rates& rates);

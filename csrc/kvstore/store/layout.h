@@ -83,6 +83,10 @@ class Layout {
   const std::vector<KeyChunk>& chunks() const { return chunks_; }
   // The chunks of a piece follow each other: first(piece) up to first(piece + 1).
   size_t first_chunk(size_t piece) const { return first_chunks_[piece]; }
+  // Whether a push to the piece changes several chunks, and has to count in all of them or in none.
+  bool is_pushed_as_a_whole(size_t piece) const {
+    return !spec_.is_synchronous && first_chunk(piece + 1) - first_chunk(piece) > 1;
+  }
   uint32_t slots() const { return slots_; }  // of each worker, numbered from 1
   // No chunk has more in the wide dtype.
   size_t chunk_bytes() const { return chunk_bytes_; }

@@ -41,14 +41,16 @@ enum class Said : uint16_t {
   // Of a push, or a pull after one: the server has counted only `number` pushes of this chunk by this worker, and does
   // nothing with the request.
   early,
+  // Of a push of several chunks to an asynchronous store: the server has this chunk, and applies it with the others.
+  staged,
 };
-constexpr auto kLastSaid = Said::early;
+constexpr auto kLastSaid = Said::staged;
 
 constexpr const char* name_of(Said said) {
-  constexpr const char* kNames[] = {"hello",  "create",     "attach",      "rule",         "join",
-                                    "resume", "waiting",    "push",        "pull",         "push_pull",
-                                    "assign", "read_state", "write_state", "read_updates", "write_updates",
-                                    "poke",   "held",       "done",        "refused",      "early"};
+  constexpr const char* kNames[] = {"hello",       "create",       "attach",        "rule",      "join",   "resume",
+                                    "waiting",     "push",         "pull",          "push_pull", "assign", "read_state",
+                                    "write_state", "read_updates", "write_updates", "poke",      "held",   "done",
+                                    "refused",     "early",        "staged"};
   return kNames[static_cast<size_t>(said)];
 }
 constexpr bool is_of_chunk(Said said) { return said >= Said::push && said <= Said::poke; }
@@ -66,9 +68,11 @@ struct Head {
   float threshold = 0;
   uint32_t ranges = kAll;  // so many ElementRanges of the chunk begin the body, and it is about these
   int64_t number = 0;
+  // Of a push of several chunks: the same in all of them, and more than in the pushes of the key before.
+  uint64_t push = 0;
   double lr = 0, wd = 0;
 };
-static_assert(sizeof(Head) == 56, "no bytes that nobody has set");
+static_assert(sizeof(Head) == 64, "no bytes that nobody has set");
 
 // Longer bodies are rejected, except the values of a chunk, whose size both sides know.
 constexpr size_t kLongestBody = 16 << 20;

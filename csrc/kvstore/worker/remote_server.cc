@@ -151,11 +151,16 @@ void RemoteServer::take_refusal(ErrorKind kind) {
   fail(Error(kind, text));
 }
 
-// Requests that the server has held are sent again as a whole. Another server in its place may not have them, and the
+// Requests that the server has held are sent again as a whole, and so are all of a push of several chunks, also those
+// that were answered: the server needs them all to apply one. Another server in its place may not have them, and the
 // same one forgets requests that it has put off when their connection ends: pushes among them are not counted yet.
 void RemoteServer::let_go() {
-  for (auto& [id, request] : requests_)
-    if (std::exchange(request.is_held, false)) ++unanswered_;
+  for (auto& [id, request] : requests_) {
+    const bool was_had = request.is_held || request.is_staged || request.is_answered;
+    if (was_had) ++unanswered_;
+    if (request.is_answered) --request.flight->answered;
+    request.is_held = request.is_staged = request.is_answered = false;
+  }
 }
 
 // Another server has taken its place, with what was kept of it: pushes that it has not are sent again, and what comes
@@ -322,7 +327,9 @@ void RemoteServer::send_leg(const RemoteFlightPtr& flight) {
   if (shifts != shifts_.end() && request.leg.chunk < shifts->second.size())
     request.shift = shifts->second[request.leg.chunk];
   ++unanswered_;
+  if (flight->is_whole()) flight->requests.push_back(id);
   transmit(id, request, false);
+  flight->moved_at = request.sent_at;
   if (!flight->is_all_sent()) return;
   --lines_[{operation.store, operation.part, operation.piece}].waiting;
   waiting_.erase({flight->place_in_line, flight->order});
@@ -334,6 +341,7 @@ Head RemoteServer::head_of(const Request& request) const {
   // A push that the server has is not sent again: only its answer is missing.
   if (request.is_held && operation.said == Said::push_pull) head.said = Said::pull;
   if (operation.said <= Said::push_pull) head.number = std::max<int64_t>(0, head.number + request.shift);
+  if (request.flight->is_whole()) head.push = request.flight->order;
   return head;
 }
 
@@ -348,7 +356,7 @@ void RemoteServer::transmit(uint32_t id, Request& request, bool is_again) {
   const size_t value_bytes = has_values ? flight.bytes_up_to(request.leg.begin + request.leg.count) - begin : 0;
   request.sent_at = now_s();
   request.transmission = ++transmissions_;
-  if (request.window_bytes == 0 && !request.is_held) {
+  if (request.window_bytes == 0 && !request.is_held && !request.is_staged) {
     request.window_bytes = value_bytes;
     window_bytes_ += value_bytes;
   }
@@ -375,6 +383,7 @@ size_t RemoteServer::expected_bytes(const Request& request) const {
 
 char* RemoteServer::place(uint32_t id, const Head& head) {
   const auto found = requests_.find(id);
+  if (found != requests_.end() && found->second.is_answered) return nullptr;
   const bool is_value = found != requests_.end() && head.said == Said::done;
   if (is_value) {
     const RemoteOperation& operation = found->second.flight->operation;
@@ -401,24 +410,45 @@ void RemoteServer::take(uint32_t id, const Head& head) {
 void RemoteServer::answer(uint32_t id, const Head& head) {
   Request& request = requests_.at(id);
   answered_transmission_ = std::max(answered_transmission_, request.transmission);
+  if (request.is_answered) return;
+  const RemoteFlightPtr flight = request.flight;
+  flight->moved_at = heard_at_;
   if (head.said == Said::early) return count_again(id, head.number);
   window_bytes_ -= std::exchange(request.window_bytes, 0);
-  if (!request.is_held) --unanswered_;
+  if (!request.is_held && !request.is_staged) --unanswered_;
+  request.is_staged = head.said == Said::staged && !request.is_held;
+  if (head.said == Said::staged) return;
   request.is_held = true;
   if (head.said == Said::held) return;
-  const RemoteFlightPtr flight = request.flight;
   if (head.said == Said::refused)
     flight->error = Error(static_cast<ErrorKind>(head.number), std::string(answer_body_.begin(), answer_body_.end()));
   else if (head.body_bytes != expected_bytes(request))
     throw failure("a server's answer has another size than what was asked for");
-  requests_.erase(id);
+  if (flight->is_whole())
+    request.is_answered = true;
+  else
+    requests_.erase(id);
   flight->answer(head.number);
+  if (flight->error && flight->is_whole()) end_refused(*flight);
   // Several of its legs may be refused, but it leaves its line once.
   if (flight->error && waiting_.erase({flight->place_in_line, flight->order}) == 1) {
     const RemoteOperation& operation = flight->operation;
     --lines_[{operation.store, operation.part, operation.piece}].waiting;
   }
-  if (flight->is_over()) finish(flight);
+  if (!flight->is_over()) return;
+  for (const uint32_t number : flight->requests) requests_.erase(number);
+  finish(flight);
+}
+
+// The server has refused all of it.
+void RemoteServer::end_refused(RemoteFlight& flight) {
+  for (const uint32_t id : flight.requests) {
+    Request& request = requests_.at(id);
+    window_bytes_ -= std::exchange(request.window_bytes, 0);
+    if (!request.is_held && !request.is_staged && !request.is_answered) --unanswered_;
+    request.is_answered = true;
+  }
+  flight.answered = flight.sent;
 }
 
 // The server takes the pushes of a chunk in order. If the one that it misses has no answer yet, that one is sent again,
@@ -428,6 +458,7 @@ void RemoteServer::answer(uint32_t id, const Head& head) {
 void RemoteServer::count_again(uint32_t id, int64_t counted) {
   Request& early = requests_.at(id);
   early.is_early = true;
+  if (std::exchange(early.is_staged, false)) ++unanswered_;
   const RemoteOperation& operation = early.flight->operation;
   const auto is_of_chunk = [&](const Request& other) {
     const RemoteOperation& its = other.flight->operation;
@@ -436,7 +467,7 @@ void RemoteServer::count_again(uint32_t id, int64_t counted) {
   };
   std::vector<std::pair<uint64_t, uint32_t>> from_here;
   for (const auto& [number, other] : requests_) {
-    if (!is_of_chunk(other)) continue;
+    if (!is_of_chunk(other) || other.is_answered) continue;
     if (other.order >= early.order)
       from_here.emplace_back(other.order, number);
     else if (other.flight->operation.said != Said::pull && !other.is_held)
@@ -518,7 +549,8 @@ void RemoteServer::look_for_silence(double now) {
   double since = question_id_ != 0 ? asked_at_ : now;
   auto oldest = requests_.end();
   for (auto one = requests_.begin(); one != requests_.end(); ++one)
-    if (oldest == requests_.end() || one->second.order < oldest->second.order) oldest = one;
+    if (!one->second.is_answered && (oldest == requests_.end() || one->second.order < oldest->second.order))
+      oldest = one;
   if (oldest != requests_.end()) since = std::min(since, oldest->second.sent_at);
   if (now - std::max(since, heard_at_) <= options_.resend_s) return;
   const double silent_s = now - heard_at_;
@@ -532,13 +564,21 @@ void RemoteServer::look_for_silence(double now) {
 
 // A request without an answer that was sent, or sent again, before an answered one was lost: the server takes one after
 // the other. So the last message of a connection does not stay lost while the answers to older ones are asked for
-// again. A held push may be answered later, or that answer was lost: it is asked more and more seldom.
+// again. A held push may be answered later, or that answer was lost: it is asked more and more seldom. Of a push of
+// several chunks all are answered at once, so until one is, it is enough to ask for one of them.
 void RemoteServer::resend_what_is_late(double now) {
   std::vector<std::pair<uint64_t, uint32_t>> late;
+  std::set<const RemoteFlight*> asked;
   for (const auto& [id, request] : requests_) {
-    const bool is_next = request.is_held || request.is_early || request.transmission < answered_transmission_;
-    const double patience_s = options_.resend_s * (request.is_held ? 1 << std::min(request.times - 1, 3) : 1);
-    if (is_next && now - request.sent_at > patience_s) late.emplace_back(request.order, id);
+    if (request.is_answered) continue;
+    const RemoteFlight& flight = *request.flight;
+    const bool is_there = request.is_held || request.is_staged;
+    const bool is_next = is_there || request.is_early || request.transmission < answered_transmission_;
+    const double patience_s = options_.resend_s * (is_there ? 1 << std::min(request.times - 1, 3) : 1);
+    const double since = flight.is_whole() ? std::max(request.sent_at, flight.moved_at) : request.sent_at;
+    if (!is_next || now - since <= patience_s) continue;
+    if (request.is_staged && flight.answered == 0 && !asked.insert(&flight).second) continue;
+    late.emplace_back(request.order, id);
   }
   std::sort(late.begin(), late.end());
   for (const auto& [order, id] : late) {

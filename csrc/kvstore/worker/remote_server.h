@@ -159,14 +159,21 @@ struct RemoteFlight {
 
   bool is_all_sent() const { return sent == legs(); }
   bool is_over() const { return sent == answered && (is_all_sent() || error.has_value()); }
+  // Whether the server applies it once it has all of it, or refuses all of it. Then it is also sent again as a whole.
+  bool is_whole() const {
+    const bool pushes = operation.said == Said::push || operation.said == Said::push_pull;
+    return pushes && operation.layout->is_pushed_as_a_whole(operation.piece);
+  }
   void answer(int64_t num_update) {
     ++answered;
     smallest_num_update = std::min(smallest_num_update, num_update);
   }
 
   RemoteOperation operation;
-  std::unique_ptr<char[]> copy;   // of the values
-  size_t sent = 0, answered = 0;  // legs
+  std::unique_ptr<char[]> copy;    // of the values
+  size_t sent = 0, answered = 0;   // legs
+  std::vector<uint32_t> requests;  // of one that is_whole(): of the legs that were sent
+  double moved_at = 0;             // when one of its legs was last sent first, or answered
   std::optional<Error> error;
   int64_t smallest_num_update = std::numeric_limits<int64_t>::max();
   int64_t place_in_line = 0;  // among those that wait to be sent: the smallest is the next
@@ -216,7 +223,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   using PieceName = std::tuple<uint32_t, uint32_t, size_t>;  // store, part, piece
   using PartName = std::pair<uint32_t, uint32_t>;
 
-  // A leg that was sent and not answered.
+  // A leg that was sent and not answered; of a flight that is_whole(), also one that was.
   struct Request {
     RemoteFlightPtr flight;
     RemoteFlight::Leg leg;
@@ -224,9 +231,11 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
     uint64_t transmission = 0;  // in which it was sent last
     double sent_at;
     int times = 1;
-    int64_t shift = 0;      // what its number is more at the server
-    bool is_held = false;   // the server has it, and its answer comes later
-    bool is_early = false;  // the server needs the requests before it first
+    int64_t shift = 0;       // what its number is more at the server
+    bool is_held = false;    // the server has it, and its answer comes later
+    bool is_early = false;   // the server needs the requests before it first
+    bool is_staged = false;  // the server has it, and needs the others of its flight
+    bool is_answered = false;
     size_t window_bytes = 0;
   };
 
@@ -266,6 +275,7 @@ class RemoteServer final : Connection::Owner, Dialler::Owner {
   void answer(uint32_t id, const Head& head);
   void count_again(uint32_t id, int64_t counted);
   void finish(const RemoteFlightPtr& flight);
+  void end_refused(RemoteFlight& flight);
   void look_for_silence(double now);
   void note_what_moves(double now);
   void resend_what_is_late(double now);

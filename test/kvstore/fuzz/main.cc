@@ -29,7 +29,7 @@ using namespace ringtrain;
 namespace {
 
 constexpr int kCapacity = 3;
-constexpr uint32_t kHeadTag = 0x4b560001, kBodyTag = 0x4b560002;
+constexpr uint32_t kHeadTag = 0x4b560003, kBodyTag = 0x4b560004;
 // Larger stores would take all memory of the machine; what claims to be larger is for test_kvstore_messages.py.
 constexpr uint64_t kMostElements = 1 << 20;
 constexpr int kMostWorkers = 64;

@@ -8,9 +8,11 @@
 //
 // Each push adds a power of four of its own to all elements of a key, so that a value says which pushes are in it, and
 // how often. Rules. No push is in a value twice, and none that was never made. A push that was acknowledged stays in
-// all values from then on, unless its server came back from a snapshot. A chunk is changed as a whole. In a round each
-// worker that was never lost has pushed once. Later pushes of an expelled worker are in no value. Versions only grow.
-// An error has a cause, and names only processes that were disturbed. In the end every wait has ended.
+// all values from then on, unless its server came back from a snapshot. A chunk is changed as a whole. In the end each
+// push to an asynchronous store is in all chunks of a key at a server, or in none, unless that came back from a
+// snapshot. In a round each worker that was never lost has pushed once. Later pushes of an expelled worker are in no
+// value. Versions only grow. An error has a cause, and names only processes that were disturbed. In the end every wait
+// has ended.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -40,7 +42,7 @@ using simulation::Telling;
 
 namespace {
 
-constexpr double kHealed_s = 25, kEnd_s = 160, kSlice_s = 0.25;
+constexpr double kHealed_s = 25, kEnd_s = 160, kSlice_s = 0.25, kSettles_s = 2;
 constexpr double kLook_s = 0.2;
 constexpr int kMostPushes = 26;  // of a key: powers of four in a float64
 constexpr size_t kChunkElements = 16;
@@ -329,6 +331,9 @@ class World {
       if (!story_.finding.empty()) return;
     }
     require_ends();
+    // Servers finish what a dead worker has begun once they hear of its death.
+    is_settling_ = true;
+    if (story_.finding.empty()) fibres_.run(std::max(fibres_.now(), disturbed_until_) + kSettles_s);
     if (story_.finding.empty()) require_values();
   }
 
@@ -485,7 +490,7 @@ class World {
   // Another process in the place of one that is lost.
   void come_back(bool is_worker, int number) {
     Process& before = *of_place(is_worker, number);
-    if (is_scheduler_dead_ || !before.is_lost || (is_worker && !has_keys_)) return;
+    if (is_settling_ || is_scheduler_dead_ || !before.is_lost || (is_worker && !has_keys_)) return;
     if (!is_worker && draw_.return_s == 0) return;
     start(is_worker, number, 0, true);
     Process& process = *of_place(is_worker, number);
@@ -510,6 +515,7 @@ class World {
   void strike(const Fault& fault) {
     Process& process = *of_rank(fault.rank);
     const double until = std::min(fibres_.now() + fault.duration, kHealed_s);
+    disturbed_until_ = std::max(disturbed_until_, until);
     switch (fault.kind) {
       case Fault::kill:
         if (!runs(process)) return;
@@ -1036,9 +1042,25 @@ class World {
         const PartTable::Place place = one.server->stores().table()->find(0, key.id);
         if (!place.part) continue;
         const Layout& layout = place.part->layout();
-        for (size_t chunk = layout.first_chunk(place.piece); chunk < layout.first_chunk(place.piece + 1); ++chunk)
-          require_value(key, one, *reinterpret_cast<const double*>(place.part->value(chunk)));
+        std::vector<double> values;
+        for (size_t chunk = layout.first_chunk(place.piece); chunk < layout.first_chunk(place.piece + 1); ++chunk) {
+          values.push_back(*reinterpret_cast<const double*>(place.part->value(chunk)));
+          require_value(key, one, values.back());
+        }
+        if (!draw_.is_synchronous && !one.is_lost && !restored_.count(one.number)) require_whole(key, one, values);
       }
+  }
+
+  // Each push is in all chunks of a key at a server, or in none.
+  void require_whole(const StoreKey& key, const Process& server, const std::vector<double>& values) {
+    const size_t pushes = slots_[key.id].size();
+    const std::vector<int> first = digits_of(values.front(), pushes);
+    for (const double value : values) {
+      const std::vector<int> digits = digits_of(value, pushes);
+      for (size_t slot = 0; slot < std::min(first.size(), digits.size()); ++slot)
+        if (first[slot] != digits[slot])
+          story_.find(name_of_push(key.id, slot) + " is in some chunks of " + name_of(server) + " only");
+    }
   }
 
   void require_value(const StoreKey& key, Process& server, double value) {
@@ -1072,7 +1094,8 @@ class World {
   std::map<int, double> restored_;  // servers that came back from a snapshot: when the last one did
   std::map<std::pair<int, uint32_t>, int64_t> versions_;
   std::set<std::string> disturbed_;  // names of processes
-  bool has_keys_ = false, is_scheduler_dead_ = false;
+  double disturbed_until_ = 0;       // by faults that last
+  bool has_keys_ = false, is_scheduler_dead_ = false, is_settling_ = false;
 };
 
 }  // namespace
