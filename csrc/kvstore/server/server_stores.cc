@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/wait.h"
 
 namespace ringtrain {
 namespace {
@@ -255,8 +257,9 @@ void ServerStores::count_from_term(Actor& actor, int worker) {
   if (part.spec().is_synchronous || number >= part.layout().capacity()) return;
   const auto first = first_terms_.find(worker);
   if (first == first_terms_.end() || first->second == 0) return;
-  visit_all(part, 0, 1, timeout_s_,
-            [&](size_t) REQUIRES(mutex_) { return finish_late(worker) && actor.finish_push_of(number); });
+  for (const double end = now_s() + timeout_s_; !finish_late(worker); Waiter::nap(0))
+    if (now_s() > end) throw_busy(part, 0, timeout_s_);
+  visit_all(part, 0, 1, timeout_s_, [&](size_t) { return actor.finish_push_of(number); });
   visit_all(part, 0, part.chunk_count(), timeout_s_,
             [&](size_t chunk) { return actor.count_anew(chunk, number, first->second); });
 }
@@ -352,11 +355,12 @@ bool ServerStores::finish_late(int worker) {
       return other.store == one.store && other.part == one.part && other.chunk == one.chunk;
     };
     bool is_done = std::none_of(left.begin(), left.end(), is_same);
-    if (is_done)
-      error_of([&] {
-        is_done = stores_[one.store].actors[one.part]->push_for(static_cast<size_t>(worker), one.chunk, one.seq,
-                                                                one.ranges.get(), one.source, one.rates);
-      });
+    Actor& actor = *stores_[one.store].actors[one.part];
+    const auto apply = [&] {
+      is_done =
+          actor.push_for(static_cast<size_t>(worker), one.chunk, one.seq, one.ranges.get(), one.source, one.rates);
+    };
+    if (is_done) error_of(apply);
     if (!is_done) left.push_back(std::move(one));
   }
   const bool is_done = left.empty();
