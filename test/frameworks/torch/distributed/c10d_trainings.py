@@ -91,6 +91,45 @@ def power_sgd():
     return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def hook_of_script():
+    def mean_of(state, bucket):
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda sums: sums.value()[0].div_(dist.get_world_size()))
+
+    model = DDP(make_model())
+    model.register_comm_hook(None, mean_of)
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def local_sgd():
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    model = DDP(make_model())
+    own, _ = dist.new_subgroups(group_size=1)
+    state = post_localSGD_hook.PostLocalSGDState(None, own, start_localSGD_iter=2)
+    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    averager = PeriodicModelAverager(period=2, warmup_steps=2)
+    return train(model, PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), averager))
+
+
+def join_of_several():
+    from torch.distributed.algorithms.join import Join
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DDP(make_model())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    with Join([model, optimizer]):
+        for inputs, targets in batches(3 + dist.get_rank()):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    total = sum(p.detach().double().sum() for p in model.parameters())
+    dist.broadcast(total, dist.get_world_size() - 1)
+    return total.item()
+
+
 def join():
     return train_uneven(divide_by_initial_world_size=True)
 
@@ -239,6 +278,9 @@ ALL = (
         power_sgd,
         join,
         join_dividing_by_ranks_left,
+        hook_of_script,
+        local_sgd,
+        join_of_several,
         zero,
         fsdp1,
         fsdp2,
