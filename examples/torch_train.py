@@ -40,6 +40,8 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / options.warm_up))
     history = resume(options.checkpoint, model, optimizer, schedule)
+    if history and hvd.rank() == 0:
+        print(f"{options.checkpoint} has {len(history)} of {options.epochs} epochs", flush=True)
 
     logger = TensorBoardLogger(options.log_dir) if options.log_dir else None
     for epoch in range(len(history), options.epochs):

@@ -359,7 +359,11 @@ def _import_mpi(timeout_s: float) -> Any:
 
 def _import_uninitialised() -> None:
     """The wrong launcher may make MPI_Init abort, so the library is loaded and looked at first."""
-    import mpi4py
+    try:
+        import mpi4py
+    except ModuleNotFoundError as error:
+        remedy = "a job over MPI needs mpi4py: pip install mpi4py, or start the ranks by ringrun, which needs no MPI"
+        raise ModuleNotFoundError(f"{error}; {remedy}", name=error.name) from None
 
     wanted, mpi4py.rc.initialize = mpi4py.rc.initialize, False
     mpi4py.rc.finalize = False

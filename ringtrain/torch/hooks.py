@@ -304,7 +304,8 @@ class GradientHooks:
         """Before the first update, and before the first gradient is an average."""
         grads = [parameter.grad for parameter in self._gradients if parameter.grad is not None]
         of_gradients = _some_elements(grads)
-        is_default_lr = self._default_lr and all(group.get("lr") == self._default_lr[0] for group in self._param_groups)
+        chosen = [group.get("initial_lr", group.get("lr")) for group in self._param_groups]  # before any schedule
+        is_default_lr = self._default_lr and all(lr == self._default_lr[0] for lr in chosen)
         return Start(
             names=[gradient.name for gradient in self._gradients.values()],
             parameters=_some_elements(list(self._names.of(self._param_groups))),  # frozen ones as well

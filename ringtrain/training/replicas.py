@@ -289,7 +289,7 @@ def _findings(of_ranks: Any, start: Start, ranks: str, is_first: bool) -> Iterat
             "torch.compile has made one graph of the whole model, so all gradients come at the end of backward(), and "
             "none is averaged meanwhile: compile its layers, as in `for layer in model.layers: layer.compile()`",
         )
-    if start.default_lr is not None:
+    if start.default_lr is not None and is_first:
         learning_rate, whose = start.default_lr
         yield (
             logging.INFO,

@@ -116,6 +116,15 @@ def test_a_keyword_beats_the_variable():
     hvd.shutdown()
 
 
+def test_a_job_over_mpi_without_mpi4py_says_what_to_install():
+    script = 'import sys; sys.modules["mpi4py"] = None; import ringtrain as hvd; hvd.init()'
+    of_mpirun = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
+    environment = {**os.environ, **{f"OMPI_COMM_WORLD_{name}": value for name, value in of_mpirun.items()}}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.search(r"ModuleNotFoundError: .*mpi4py.*: pip install mpi4py, or start the ranks by ringrun", done.stderr)
+
+
 @pytest.mark.fast
 @pytest.mark.ranks(1, 3, timeout=60)
 def test_an_idle_rank_sleeps():

@@ -17,11 +17,13 @@ from ringtrain import errors
 from ringtrain.errors import list_of_ranks
 from ringtrain.job.rendezvous.listener import ANSWER_S, Listener, listen
 from ringtrain.job.rendezvous.protocol import MOST_BYTES, MOST_BYTES_OF_A_RANK, Connection, StrangerError
+from ringtrain.record.logger import logger
 
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
 _LOOK_S = 0.1
+_WARNS_AFTER_S = 30.0  # of ranks that have not come
 
 
 class Hello(NamedTuple):
@@ -52,6 +54,7 @@ class _Room:
         self._members: dict[int, Hello] = {}
         self._rounds: list[dict[int, Any]] = []
         self._failed: _Failed | None = None
+        self._warns_at = time.monotonic() + _WARNS_AFTER_S
 
     def is_full(self) -> bool:
         return len(self._members) == self.size
@@ -96,6 +99,20 @@ class _Room:
             if self._failed:
                 raise self._failed
             return None
+
+    def warn_of_missing(self, timeout_s: float) -> None:
+        """Warn once of the ranks that have not come for a while."""
+        with self._changed:
+            missing = [rank for rank in range(self.size) if rank not in self._members]
+            if not missing or time.monotonic() < self._warns_at:
+                return
+            self._warns_at = float("inf")
+        limit = f"after {timeout_s:g} s (start_timeout_s) it fails" if timeout_s else "it waits for ever"
+        logger.warning(
+            f"init() has waited {_WARNS_AFTER_S:g} s for {list_of_ranks(missing)}, which "
+            f"{'has' if len(missing) == 1 else 'have'} not called init() yet; {limit}. Has the script ended there, or "
+            "does it call init() on some ranks only?"
+        )
 
     def stalled(self, number: int, timeout_s: float) -> _Failed:
         with self._changed:
@@ -177,6 +194,7 @@ class Server:
                     raise ConnectionResetError
                 if time.monotonic() > deadline:
                     raise room.stalled(number, hello.timeout_s)
+                room.warn_of_missing(hello.timeout_s)
             connection.send({"values": values}, time.monotonic() + ANSWER_S)
             number += 1
 

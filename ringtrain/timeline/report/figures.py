@@ -571,7 +571,7 @@ def _better_use(figures: Figures) -> list[str]:
 def _negotiation(share: float) -> Verdict:
     sentence = (
         f"The ranks spend {percent(share)} of a step on agreeing what to do next, after all of them had submitted it; "
-        "give them fewer and larger operations."
+        "give them fewer and larger operations, or leave a core free."
     )
     advice = [
         "Bring small tensors together: `groups=` of DistributedOptimizer, or `grouped_allreduce`.",

@@ -690,6 +690,21 @@ def test_the_first_step_says_that_ranks_train_other_parameters():
     require_first_step("names", "ranks 0-1 have other parameters to train.*freeze or compile it on all of them alike")
 
 
+@pytest.mark.ranks(2)
+def test_a_learning_rate_that_a_schedule_has_made_equal_to_the_default_is_not_taken_for_it():
+    """Nor is it in a script that goes on from a checkpoint, as the first rate is in the state of the optimizer."""
+    with messages() as said:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        descent = torch.optim.SGD(model.parameters(), lr=0.001 * hvd.size())
+        optimizer = hvd.DistributedOptimizer(descent, named_parameters=model.named_parameters())
+        torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5)
+        assert descent.param_groups[0]["lr"] == 0.001
+        model(torch.ones(4, 3) * (1 + hvd.rank())).sum().backward()
+        optimizer.step()
+    assert said == []
+
+
 def require_first_step(wrong, told):
     with messages() as said:
         torch.manual_seed(0)
