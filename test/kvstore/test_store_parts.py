@@ -278,6 +278,38 @@ def test_the_rest_of_a_push_waits_for_a_chunk_that_another_process_holds():
     assert {server.pushes(chunk, 0) for chunk in part.chunks(1)} == {1}
 
 
+def test_a_stopped_process_that_copies_a_push_keeps_out_the_process_in_its_place():
+    dtype, push = STAGED["all"]
+    part = Part([("float32", 100), (dtype, 200_000)], workers=2, shared=True)
+    part.set_rule("sgd", "mxnet", "momentum", 0.5)
+    server = Actor(part, 2)
+
+    def copy_for_ever(of):
+        worker = Actor(Part([("float32", 100), (dtype, 200_000)], workers=2, shared=True, of=of), 0)
+        while True:
+            worker.stage(1, 1, publishes=False, **push)
+
+    with child(part.name, copy_for_ever) as pid:
+        deadline = time.monotonic() + 60
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+            if not server.finish_push_of(0):
+                break
+            assert time.monotonic() < deadline
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.001)
+        with pytest.raises(
+            RuntimeError, match="a process before this one has been in the middle of a push of worker 0"
+        ):
+            Actor(part, 0, timeout_s=0.2).stage(1, 1, **push)
+    assert server.finish_push_of(0)
+    assert {server.pushes(chunk, 0) for chunk in part.chunks(1)} == {0}
+    Actor(part, 0).stage(1, 1, every=3, **push)
+    assert server.finish_push_of(0)
+    assert {server.pushes(chunk, 0) for chunk in part.chunks(1)} == {1}
+
+
 @contextmanager
 def child(part, work):
     """A process with its own mapping of the Part; killed at the end."""

@@ -81,6 +81,7 @@ Actor::Actor(std::shared_ptr<Part> part, uint32_t number, double timeout_s, uint
     : part_(std::move(part)),
       number_(number),
       term_(term),
+      timeout_s_(timeout_s),
       own_(new char[part_->layout().chunk_bytes()]),
       sum_(new char[part_->layout().chunk_bytes()]) {
   part_->memory().reserve(part_->layout().journal_at(number), part_->layout().journal_header_bytes());
@@ -635,9 +636,20 @@ Reading Actor::read_ranges(size_t chunk, uint64_t pushes, const ElementRanges& r
 
 // Pushes of several chunks, which are to be whole also if their process dies between two of them.
 
-void Actor::stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
-                  const std::vector<const ElementRanges*>& ranges) {
+// A process of an earlier term holds it for a moment, unless it was stopped. A server that lets this process in has
+// waited for that.
+std::unique_ptr<HeldStage> Actor::hold_stage() const {
+  for (const double end = now_s() + timeout_s_; now_s() < end; Waiter::nap(0))
+    if (auto held = std::make_unique<HeldStage>(*part_, number_); *held) return held;
+  throw Error(ErrorKind::stalled, "a process before this one has been in the middle of a push of worker " +
+                                      std::to_string(number_) + " for " + std::to_string(timeout_s_) +
+                                      " s: is it stopped, by SIGSTOP or a debugger?");
+}
+
+std::unique_ptr<HeldStage> Actor::stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
+                                        const std::vector<const ElementRanges*>& ranges) {
   const Layout& layout = part_->layout();
+  auto held = hold_stage();
   // Read before the term is checked: a later process has raised that before its pushes are counted.
   const uint64_t term = part_->worker(layout.first_chunk(piece), number_).term;
   require_term();
@@ -679,6 +691,7 @@ void Actor::stage(size_t piece, uint64_t seq, const Source& source, const Rates&
   record.value_bytes = value_bytes;
   record.lr = rates.lr;
   record.wd = rates.wd;
+  return held;
 }
 
 void Actor::publish() {
@@ -686,11 +699,11 @@ void Actor::publish() {
   version.store(version.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
-// A process that was only stopped may write the record while this reads it. Then the version has changed once all is
-// read, and nothing of it is used.
 bool Actor::finish_push_of(size_t worker) {
   const Layout& layout = part_->layout();
   if (layout.stage_bytes() == 0 || worker >= layout.capacity()) return true;
+  const HeldStage held(*part_, worker);
+  if (!held) return false;
   const StageRecord& record = part_->stage(worker);
   const uint64_t version = record.version.load(std::memory_order_acquire);
   const uint32_t piece = record.piece;

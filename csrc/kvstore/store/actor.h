@@ -118,12 +118,14 @@ class Actor {
 
   // Copies a push to a piece of an asynchronous store to the memory of the Part, before the first chunk is pushed. If
   // this process dies in between, the server applies the rest. The values of the chunks follow each other. `ranges`: of
-  // each chunk, or none: all elements. The push that was copied before must be over. From publish() on this one counts.
-  void stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
-             const std::vector<const ElementRanges*>& ranges);
+  // each chunk, or none: all elements. The push that was copied before must be over. From publish() on this one counts,
+  // once what was returned is gone, on the same thread. Throws stalled where a process before holds the record for
+  // long.
+  std::unique_ptr<HeldStage> stage(size_t piece, uint64_t seq, const Source& source, const Rates& rates,
+                                   const std::vector<const ElementRanges*>& ranges);
   void publish();
   // For the server. Applies the push that a dead worker has copied to the chunks that have not counted it. Returns
-  // false where one of them is busy: it is to be called again.
+  // false where one of them is busy, or the worker writes another push: it is to be called again.
   bool finish_push_of(size_t worker);
   // For the server. Applies the next push of a worker to a chunk, in place of a connection that has ended. `ranges`:
   // null for all of the chunk. Returns false where the chunk is busy.
@@ -179,6 +181,7 @@ class Actor {
   };
 
   void put_in_order(double timeout_s);
+  std::unique_ptr<HeldStage> hold_stage() const;
   const void* spread(const KeyChunk& chunk, const ElementRanges& ranges, const Source& source);
   void apply_to(size_t chunk, const UpdateRule& rule, const ElementRanges& ranges, const void* gradient,
                 const Rates& rates);
@@ -214,6 +217,7 @@ class Actor {
 
   const std::shared_ptr<Part> part_;
   const uint32_t number_, term_;
+  const double timeout_s_;
   std::unique_ptr<SlotPool> slots_;  // of a worker in a synchronous store
   std::unique_ptr<char[]> own_, sum_, spread_;
   uint32_t rule_number_ = 0;

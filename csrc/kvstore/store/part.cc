@@ -130,6 +130,7 @@ void Part::initialize(int workers) {
   pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
   pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
   for (size_t i = 0; i < chunk_count(); ++i) pthread_mutex_init(&record(i).mutex, &kind);
+  for (size_t i = 0; i < layout_.capacity(); ++i) pthread_mutex_init(&stage(i).mutex, &kind);
   pthread_mutexattr_destroy(&kind);
 }
 
@@ -202,6 +203,19 @@ void HeldChunk::put_back() {
   ChunkRecord& record = part_.record(chunk_);
   if (const uint32_t writer = record.writer.load(std::memory_order_acquire)) restore(part_, chunk_, writer - 1);
   pthread_mutex_consistent(&record.mutex);
+}
+
+// A record that a dead process has left half written has an odd version.
+HeldStage::HeldStage(Part& part, size_t worker) : mutex_(part.stage(worker).mutex) {
+  const int code = pthread_mutex_trylock(&mutex_);
+  if (code == EBUSY) return;
+  if (code != 0 && code != EOWNERDEAD) throw failure(std::string("cannot lock a push: ") + std::strerror(code));
+  is_held_ = true;
+  if (code == EOWNERDEAD) pthread_mutex_consistent(&mutex_);
+}
+
+HeldStage::~HeldStage() {
+  if (is_held_) pthread_mutex_unlock(&mutex_);
 }
 
 ChunkChange::ChunkChange(Part& part, size_t chunk, uint32_t actor, uint32_t arrays) : part_(part), chunk_(chunk) {

@@ -137,6 +137,21 @@ class HeldChunk {
   bool is_held_ = false;
 };
 
+// The StageRecord of a worker, held as long as this lives if it could be had at once. Of one thread.
+class HeldStage {
+ public:
+  HeldStage(Part& part, size_t worker);
+  ~HeldStage();
+  HeldStage(const HeldStage&) = delete;
+  HeldStage& operator=(const HeldStage&) = delete;
+
+  explicit operator bool() const { return is_held_; }
+
+ private:
+  pthread_mutex_t& mutex_;
+  bool is_held_ = false;
+};
+
 // A change of a chunk that is held. If this thread does not come to commit(), all is as it was.
 class ChunkChange {
  public:

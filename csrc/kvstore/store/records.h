@@ -99,6 +99,9 @@ struct JournalRecord {
 // A push to all chunks of a piece of an asynchronous store, copied before the first chunk is pushed. Its values are at
 // Layout::stage_at. Written by its worker; read by the server once that worker is dead.
 struct StageRecord {
+  // Robust, shared by processes. Held while the record and the values are written, or read by the server: a process
+  // that was only stopped, and whose place another one has taken, cannot write between.
+  pthread_mutex_t mutex;
   // Odd while the record and the values are written; then 2 more than before. 0: there has been none.
   std::atomic<uint64_t> version;
   uint64_t seq, term;  // of the worker's push; as WorkerRecord::term

@@ -138,6 +138,7 @@ bool DirectPath::has_left(const DirectItem& item) {
 // Copies all pieces before it publishes any of them.
 void DirectPath::stage(const std::vector<DirectItem>& items) {
   std::vector<Actor*> staged;
+  std::vector<std::unique_ptr<HeldStage>> held;
   for (size_t first = 0, last = 0; first < items.size(); first = last) {
     const DirectItem& item = items[first];
     const size_t piece = item.actor->part().chunk(item.chunk).piece;
@@ -145,7 +146,7 @@ void DirectPath::stage(const std::vector<DirectItem>& items) {
     for (last = first; last < items.size() && items[last].actor == item.actor; ++last)
       if (item.ranges) ranges.push_back(items[last].ranges.get());
     if (has_left(item)) continue;
-    item.actor->stage(piece, item.pushes, item.source, item.rates, ranges);
+    held.push_back(item.actor->stage(piece, item.pushes, item.source, item.rates, ranges));
     staged.push_back(item.actor);
   }
   for (Actor* const actor : staged) actor->publish();

@@ -137,9 +137,10 @@ EXPORTED const char* actor_stage(Actor* actor, size_t piece, uint64_t seq, const
     if (count > 0) of_chunks = rows_of_piece(layout, piece, {rows, rows + count}, elements, true);
     std::vector<const ElementRanges*> ranges;
     for (const RowsOfChunk& one : of_chunks) ranges.push_back(&one.ranges);
-    actor->stage(piece, seq, source(0), {0.5, 0}, ranges);
+    auto held = actor->stage(piece, seq, source(0), {0.5, 0}, ranges);
     if (!publishes) return;
     actor->publish();
+    held.reset();
     const size_t first = layout.first_chunk(piece);
     for (size_t i = 0; first + i < layout.first_chunk(piece + 1); i += every) {
       if (count == 0)
