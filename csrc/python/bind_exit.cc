@@ -23,8 +23,8 @@ namespace {
 // Ends the process with exit status 1 after some seconds, whatever its threads are stuck in, unless cancelled before.
 class ExitTimer {
  public:
-  // `message` is then written to standard error.
-  ExitTimer(double seconds, std::string message);
+  // `message` is then written to standard error. So is `warning`, after less time.
+  ExitTimer(double seconds, std::string message, double warns_after_s = 0, const std::string& warning = "");
   // Any thread. Nothing happens from then on.
   void cancel();
 
@@ -39,14 +39,19 @@ class ExitTimer {
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
-ExitTimer::ExitTimer(double seconds, std::string message) {
-  start_thread([state = state_, seconds, message = std::move(message)] {
+ExitTimer::ExitTimer(double seconds, std::string message, double warns_after_s, const std::string& warning) {
+  const bool warns = !warning.empty() && warns_after_s < seconds;
+  start_thread([state = state_, seconds, message = std::move(message), pause_s = warns ? warns_after_s : 0, warning] {
     const Lock lock(state->mutex);
     const auto is_cancelled = [&]() REQUIRES(state->mutex) { return state->is_cancelled; };
-    if (state->has_changed.wait_for(state->mutex, std::chrono::duration<double>(seconds), is_cancelled)) return;
-    const ssize_t written = ::write(STDERR_FILENO, message.data(), message.size());
-    static_cast<void>(written);
-    _exit(1);
+    const auto has_waited = [&](double pause_s, const std::string& text) REQUIRES(state->mutex) {
+      if (state->has_changed.wait_for(state->mutex, std::chrono::duration<double>(pause_s), is_cancelled)) return false;
+      const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+      static_cast<void>(written);
+      return true;
+    };
+    if (pause_s > 0 && !has_waited(pause_s, warning)) return;
+    if (has_waited(seconds - pause_s, message)) _exit(1);
   }).detach();
 }
 
@@ -117,7 +122,8 @@ void finalize_mpi_at_exit(uintptr_t is_finalized, uintptr_t finalize) {
 void bind_exit(nb::module_& module) {
   nb::class_<ExitTimer>(module, "ExitTimer",
                         "Ends the process with status 1 after some seconds, even if it is stuck in a library.")
-      .def(nb::init<double, std::string>(), nb::arg("seconds"), nb::arg("message"))
+      .def(nb::init<double, std::string, double, std::string>(), nb::arg("seconds"), nb::arg("message"),
+           nb::arg("warns_after_s") = 0.0, nb::arg("warning") = "")
       .def("cancel", &ExitTimer::cancel);
   module.def("limit_exit", &limit_exit, nb::arg("seconds"),
              "Gives MPI_Finalize so many seconds when Python ends, 0: as many as it takes.");

@@ -20,6 +20,7 @@ from ringtrain.errors import PeerLostError, RingtrainError, StalledError, list_o
 from ringtrain.job import launched_by, libmpi, sockets
 from ringtrain.job.launched_by import Launch, SlurmStep
 from ringtrain.job.libmpi import loaded_library
+from ringtrain.job.rendezvous import server
 from ringtrain.job.world import Library, World, introduce, single_world
 
 # --- the ranks come together in init(), within a time: most calls of MPI for it block and take no deadline ------------
@@ -61,9 +62,13 @@ def meet(MPI: Any, comm: Any, ranks: Sequence[int], timeout_s: float, work: Call
     launcher = os.getppid()
     working = _Working(work_and_end)
     deadline = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
+    warns_at = time.monotonic() + server.WARNS_AFTER_S
     try:
         while not working.has_ended(_PAUSE_S):
             call.hear_verdict()
+            if time.monotonic() > warns_at:
+                warns_at = float("inf")
+                call.warn_of_missing(timeout_s)
             if os.getppid() != launcher:
                 raise PeerLostError(
                     "the launcher has ended while this rank was in init(): another rank has failed; see its output"
@@ -141,6 +146,14 @@ class InitBarrier:
     def tell_all(self, error: RingtrainError) -> None:
         self._tell([rank for rank in self._numbers if rank != self._rank], error)
 
+    def warn_of_missing(self, timeout_s: float) -> None:
+        """On the first rank, if some have not come."""
+        if self._is_first and (missing := self._missing()):
+            server.warn_of_missing([self._numbers[rank] for rank in missing], timeout_s)
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in self._others if not self._has_come(rank, _HERE_TAG)]
+
     def verdict(self, timeout_s: float) -> str:
         """Returns the message for when the time is over; the first rank also sends it to the ranks that have come."""
         waited = f"init() has waited {timeout_s:g} s (start_timeout_s) for all ranks"
@@ -148,7 +161,7 @@ class InitBarrier:
             time.sleep(_MOMENT_S)
             self.hear_verdict()
             return f"{waited}: some rank has not come, has died or is stopped; rank 0 may say which"
-        missing = [rank for rank in self._others if not self._has_come(rank, _HERE_TAG)]
+        missing = self._missing()
         if missing:
             text = f"{waited}: {list_of_ranks(self._numbers[rank] for rank in missing)} did not come"
         else:
@@ -389,7 +402,7 @@ def _initialise(MPI: Any, timeout_s: float) -> None:
         launched_by.require_world(launch, 1, MPI.Get_library_version())
     if launch is not None:
         prepare_srun(launch, MPI.get_vendor()[0], _was_built_with_pmix)
-    with _end_of_process_after(timeout_s):
+    with _end_of_process_after(timeout_s, launch is not None and launch.rank == 0):
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
 
 
@@ -403,13 +416,15 @@ def _finalise(MPI: Any) -> None:
 
 
 @contextlib.contextmanager
-def _end_of_process_after(timeout_s: float) -> Iterator[None]:
+def _end_of_process_after(timeout_s: float, warns: bool) -> Iterator[None]:
     """MPI_Init can neither be interrupted nor given up, so only the end of the process ends it; 0 s is never."""
     if timeout_s == 0:
         yield
         return
     text = f"ringtrain: MPI_Init has not ended in {timeout_s:g} s (start_timeout_s): some rank has not called init()\n"
-    timer = _core.ExitTimer(timeout_s, text)
+    waited = f"ringtrain: init() has waited {server.WARNS_AFTER_S:g} s in MPI_Init"
+    warning = f"{waited} for all ranks to call it. Has the script ended on one, or does it call init() on some only?\n"
+    timer = _core.ExitTimer(timeout_s, text, server.WARNS_AFTER_S, warning if warns else "")
     try:
         yield
     finally:

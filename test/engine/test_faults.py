@@ -230,9 +230,11 @@ except KeyboardInterrupt:
     assert seconds and float(seconds[1]) < 4 and status != 0, output
 
 
-def test_a_rank_that_does_not_come_to_init_is_named_by_all(tmp_path):
+def test_a_rank_that_does_not_come_to_init_is_warned_of_and_named_by_all(tmp_path):
     program = """
 from mpi4py import MPI
+from ringtrain.job.rendezvous import server
+server.WARNS_AFTER_S = 0.3
 if MPI.COMM_WORLD.Get_rank() == 2:
     time.sleep(60)
 try:
@@ -245,6 +247,26 @@ except hvd.StalledError as error:
     texts = {path.name: path.read_text() for path in tmp_path.glob("rank*")}
     assert set(texts) == {"rank0", "rank1"} and status != 0, output
     assert all(text.endswith("(start_timeout_s) for all ranks: rank 2 did not come") for text in texts.values()), texts
+    # Rank 1 may be late, too.
+    warnings = re.findall(
+        r"init\(\) has waited 0.3 s for ranks? (?:1-)?2, which ha(?:s|ve) not called init\(\)", output
+    )
+    assert len(warnings) == 1, output
+
+
+def test_a_rank_that_waits_in_mpi_init_warns(tmp_path):
+    """There the other ranks cannot be told apart."""
+    program = """
+from ringtrain.job.rendezvous import server
+server.WARNS_AFTER_S = 0.5
+if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+    time.sleep(60)
+hvd.init(start_timeout_s=3)
+"""
+    output, status = finish(start(PROGRAM + program, 2, tmp_path))
+    assert "[0] ringtrain: init() has waited 0.5 s in MPI_Init for all ranks to call it. Has the script ended" in output
+    assert "[1] ringtrain: init() has waited" not in output
+    assert "MPI_Init has not ended in 3 s (start_timeout_s): some rank has not called init()" in output and status != 0
 
 
 def test_a_long_traceback_loses_its_middle(tmp_path):

@@ -140,7 +140,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
 
 def test_a_warning_names_the_ranks_that_have_not_called_init_for_a_while(tmp_path):
     """Long before the time to start is over, and once."""
-    soon = "import ringtrain.job.rendezvous.server as server; server._WARNS_AFTER_S = 0.5\n"
+    soon = "import ringtrain.job.rendezvous.server as server; server.WARNS_AFTER_S = 0.5\n"
     with started(soon + SUM, 1, tmp_path, RINGTRAIN_SIZE="3", RINGTRAIN_START_TIMEOUT_S="3") as ranks:
         outputs = ranks.outputs([1])
     text = "has waited 0.5 s for ranks 1-2, which have not called init() yet; after 3 s (start_timeout_s) it fails"

@@ -23,7 +23,7 @@ from ringtrain.record.logger import logger
 
 
 _LOOK_S = 0.1
-_WARNS_AFTER_S = 30.0  # of ranks that have not come
+WARNS_AFTER_S = 30.0  # of ranks that have not come
 
 
 class Hello(NamedTuple):
@@ -54,7 +54,7 @@ class _Room:
         self._members: dict[int, Hello] = {}
         self._rounds: list[dict[int, Any]] = []
         self._failed: _Failed | None = None
-        self._warns_at = time.monotonic() + _WARNS_AFTER_S
+        self._warns_at = time.monotonic() + WARNS_AFTER_S
 
     def is_full(self) -> bool:
         return len(self._members) == self.size
@@ -107,12 +107,7 @@ class _Room:
             if not missing or time.monotonic() < self._warns_at:
                 return
             self._warns_at = float("inf")
-        limit = f"after {timeout_s:g} s (start_timeout_s) it fails" if timeout_s else "it waits for ever"
-        logger.warning(
-            f"init() has waited {_WARNS_AFTER_S:g} s for {list_of_ranks(missing)}, which "
-            f"{'has' if len(missing) == 1 else 'have'} not called init() yet; {limit}. Has the script ended there, or "
-            "does it call init() on some ranks only?"
-        )
+        warn_of_missing(missing, timeout_s)
 
     def stalled(self, number: int, timeout_s: float) -> _Failed:
         with self._changed:
@@ -122,6 +117,16 @@ class _Room:
                 return _Failed("StalledError", f"{waited}: {list_of_ranks(missing)} did not come")
             silent = [rank for rank in range(self.size) if rank not in self._rounds[number]]
             return _Failed("StalledError", f"{waited}: {list_of_ranks(silent)} came, but is stopped since then")
+
+
+def warn_of_missing(ranks: Sequence[int], timeout_s: float) -> None:
+    """Warn that init() has waited WARNS_AFTER_S for these ranks."""
+    limit = f"after {timeout_s:g} s (start_timeout_s) it fails" if timeout_s else "it waits for ever"
+    logger.warning(
+        f"init() has waited {WARNS_AFTER_S:g} s for {list_of_ranks(ranks)}, which "
+        f"{'has' if len(ranks) == 1 else 'have'} not called init() yet; {limit}. Has the script ended there, or does "
+        "it call init() on some ranks only?"
+    )
 
 
 class Server:

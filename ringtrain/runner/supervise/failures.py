@@ -153,6 +153,8 @@ def report(failures: list[Failure], names: Names = RANKS, silent_hosts: Sequence
         lines = [f"{stall['ranks']} did not submit {stall['what']}{where}", f"{names.listed(waited)} waited for it"]
     elif later:
         lines[0] += f"; {names.listed([failure.rank for failure in later])} failed after it"
+    if first.code == 128 + signal.SIGKILL:
+        lines.append("was that the system, for want of memory? `dmesg | tail` says so on its host")
     lines += [f"from {host} nothing was heard any more: it may have failed before" for host in silent_hosts]
     return "\n".join([*lines, *last_lines_of(names.listed([first.rank]), first)])
 
