@@ -79,7 +79,7 @@ FORMER: Mapping[int, Former] = {
         "a server that comes back throws away what is in the memory of its workers",
         "store",
         "90092df",
-        8533,
+        33438,
         decision=(
             Patch(
                 "kvstore/server/server_stores.cc",
