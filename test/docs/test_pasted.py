@@ -137,7 +137,7 @@ hvd.init()
 optimizer, weights = hvd.DistributedOptimizer(SGD(lr=0.1)), [np.zeros(1000)]
 for step in range(220):
     optimizer.step(weights, [np.ones(1000)])
-print("the sum is", hvd.allreduce(np.ones(1), op=hvd.Sum)[0], flush=True)
+print(f"the sum is {hvd.allreduce(np.ones(1), op=hvd.Sum)[0]}", flush=True)
 """
 
 
