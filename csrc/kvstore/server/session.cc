@@ -496,8 +496,7 @@ void Session::leave_begun_pushes() {
   home_.stores().finish(std::move(late));
 }
 
-// --------------------------------------------------------------------------------------------------- requests of
-// chunks
+// -------------------------------------------------------------------------------------------------- requests of chunks
 
 Session::Result Session::carry_out(const Request& request) {
   switch (request.head.said) {

@@ -120,28 +120,22 @@ def join_of_several():
 
     model = DDP(make_model())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
-    with Join([model, optimizer]):
-        for inputs, targets in batches(3 + dist.get_rank()):
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-    total = sum(p.detach().double().sum() for p in model.parameters())
-    dist.broadcast(total, dist.get_world_size() - 1)
-    return total.item()
+    return train_uneven(model, optimizer, Join([model, optimizer]))
 
 
 def join():
-    return train_uneven(divide_by_initial_world_size=True)
+    model = DDP(make_model())
+    return train_uneven(model, torch.optim.SGD(model.parameters(), lr=0.1), model.join())
 
 
 def join_dividing_by_ranks_left():
-    return train_uneven(divide_by_initial_world_size=False)
-
-
-def train_uneven(divide_by_initial_world_size):
     model = DDP(make_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with model.join(divide_by_initial_world_size=divide_by_initial_world_size):
+    joining = model.join(divide_by_initial_world_size=False)
+    return train_uneven(model, torch.optim.SGD(model.parameters(), lr=0.1), joining)
+
+
+def train_uneven(model, optimizer, joining):
+    with joining:
         for inputs, targets in batches(3 + dist.get_rank()):
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), targets).backward()
