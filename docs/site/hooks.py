@@ -49,7 +49,7 @@ GROUPS = {
 NOT_IMPORTED = {"ringtrain.dask": ("run",)}
 
 # A search finds the pages for users before these.
-INSIDE = ("design.md", "simulation.md", "CONTRIBUTING.md", "performance.md")
+INSIDE = ("design.md", "simulation.md", "targets.md", "CONTRIBUTING.md")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
