@@ -19,7 +19,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ringtrain.torch.distributed import backward, meeting
-from ringtrain.torch.distributed.group import AnySource, ProcessGroup as ProcessGroup, Transfer
+from ringtrain.torch.distributed.group import ProcessGroup as ProcessGroup
+from ringtrain.torch.distributed.transfers import AnySource, Transfer
 from ringtrain.torch.distributed.work import Work as Work, keep_for_reducers
 
 _BACKEND = "ringtrain"

@@ -7,9 +7,7 @@ import inspect
 import math
 import sys
 import threading
-import time
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -19,14 +17,13 @@ from torch._C._autograd import _profiler_enabled
 
 import ringtrain._core as _core
 from ringtrain._core import OpKind, ReduceOp
-from ringtrain.errors import RingtrainError, ShutDownError, StalledError
-from ringtrain.failure import call_site
-from ringtrain.handles import report_failure
+from ringtrain.errors import ShutDownError, StalledError
 from ringtrain.torch.distributed import meeting
 from ringtrain.torch.distributed.buckets import Buckets, is_called_by_backward
 from ringtrain.torch.distributed.monitoring import missing_at
 from ringtrain.torch.distributed.naming import Call, Names
 from ringtrain.torch.distributed.prepared import Prepared, prepare
+from ringtrain.torch.distributed.transfers import AnySource, Transfer
 from ringtrain.torch.distributed.views import (
     BITWISE,
     RedOp,
@@ -46,7 +43,7 @@ from ringtrain.torch.distributed.views import (
     shares_memory,
     view_of,
 )
-from ringtrain.torch.distributed.work import Work, complete, is_done_by, shown_in_profiles
+from ringtrain.torch.distributed.work import Work, shown_in_profiles, submitted
 
 # Its methods have other forms from version to version.
 _OfTorch: Any = dist.ProcessGroup
@@ -219,7 +216,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             if handle is None:
                 operation = _core.Operation(core, call.name, self._set, op, root)
                 is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
-                handle = _submitted(operation, inputs, outputs, splits, is_awaited, title)
+                handle = submitted(operation, inputs, outputs, splits, is_awaited, title)
         then = None if finish is None else functools.partial(finish, handle)
         work = Work(
             title,
@@ -753,7 +750,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
             name, title = self._name_of_transfer(source, destination, tag)
             operation = _core.Operation(OpKind.TRANSFER, name, self._set, numbers=[source, destination, tag])
             title = f"{kind} ({title})"
-            handle = _submitted(operation, [view], [] if kind == "send" else [view], (), False, title)
+            handle = submitted(operation, [view], [] if kind == "send" else [view], (), False, title)
         copies = None if kind == "send" else copies_back([tensor], [memory])
         finish = None if copies is None else functools.partial(copies, handle)
         work = Transfer(title, (handle,), memory, [tensor], finish, self._timeout_s)
@@ -776,124 +773,3 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         self._require_open("recv")
         view_of(contiguous(tensors[0], "recv"), "recv")
         return AnySource(self, tensors, tag)
-
-
-class Transfer(Work):
-    """A message between two ranks."""
-
-    peer = -1
-
-    def source_rank(self) -> int:
-        """The rank of the group that this is a message from, or to."""
-        return self.peer
-
-    _source_rank = source_rank
-
-
-class AnySource(Transfer):
-    """A message from any rank: first the question who sends one, and then that message.
-
-    Questions of one rank are asked one after the other. Else two of them would have the same answer.
-    """
-
-    def __init__(self, group: ProcessGroup, tensors: list[Tensor], tag: int) -> None:
-        title = f"recv (from any rank, tag {tag}, of {group._title})"
-        super().__init__(title, (), tensors, tensors, None, group._timeout_s)
-        self._group, self._tag = group, tag
-        self._received: Work | None = None
-        self._turn = threading.Lock()
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        seconds = timeout.total_seconds()
-        end = time.monotonic() + seconds if seconds > 0 else self._deadline
-        while not self._advance(end):
-            pass
-        self._tell_end()
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def is_completed(self) -> bool:
-        if not self._is_done and self._advance(0.0):
-            self._tell_end()
-        return self._is_done
-
-    def _watch(self) -> None:
-        threading.Thread(target=self._wait_for_future, name="ringtrain-futures", daemon=True).start()
-
-    def _wait_for_future(self) -> None:
-        with suppress(Exception):  # the Future has it
-            self.wait()
-        complete(self)
-
-    def _advance(self, end: float) -> bool:
-        """Whether it is done; comes back after a moment if not. `end` 0: only looks."""
-        with self._turn:
-            if self._is_done:
-                return True
-            try:
-                if self._received is None:
-                    self._received = self._ask(end)
-                if self._received is not None:
-                    if end > 0:
-                        self._received._wait_until(end, self._timeout_s)
-                    if self._received.is_completed():
-                        self._error, self._is_done, self._arrays = self._received._error, True, None
-                if end > 0 and not self._is_done and time.monotonic() >= end:
-                    raise StalledError(f"{self._title}: not complete within the timeout")
-            except RingtrainError as error:
-                self._error, self._is_done = error, True
-                report_failure(error)
-            return self._is_done
-
-    def _ask(self, end: float) -> Work | None:
-        """The message of the rank that sends one, or None if there is none yet."""
-        group = self._group
-        with group._lock:
-            group._require_open("recv")
-            handle = group._open_questions.get(self._tag)
-            if handle is None:
-                group._questions += 1
-                name = f"{group._names.group} any->{group._ranks[group._rank]} tag {self._tag} #{group._questions}"
-                numbers = [group._ranks[group._rank], self._tag]
-                operation = _core.Operation(OpKind.FIND_SENDER, name, group._set, numbers=numbers)
-                handle = group._open_questions[self._tag] = _submitted(operation, [], [], (), False, self._title)
-        try:
-            if not (is_done_by(handle, end) if end > 0 else _core.wait(handle, 0)):
-                return None
-        except Exception:
-            with group._lock:
-                if group._open_questions.get(self._tag) is handle:
-                    del group._open_questions[self._tag]
-            raise
-        with group._lock:
-            if group._open_questions.get(self._tag) is not handle:
-                return None  # another thread has the answer
-            del group._open_questions[self._tag]
-            source, destination = handle.number(), group._ranks[group._rank]
-            self.peer = group._ranks.index(source)
-            return group._transfer("recv", self._results, source, destination, self._tag, self.peer)
-
-
-def _submitted(
-    operation: _core.Operation,
-    inputs: Sequence[View],
-    outputs: Sequence[View],
-    splits: Sequence[int],
-    awaited: bool,
-    title: str,
-) -> _core.Handle:
-    try:
-        return _core.submit(
-            operation,
-            list(inputs),
-            list(outputs),
-            list(splits),
-            is_awaited=awaited,
-            site=call_site(),
-            waits_for_name=True,
-            title=title,
-        )
-    except Exception as error:
-        report_failure(error)
-        raise

@@ -6,13 +6,16 @@ Futures, only where torch asks for them, as DistributedDataParallel does.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import math
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -23,9 +26,10 @@ from torch._C._profiler import _RecordFunctionFast
 
 import ringtrain._core as _core
 from ringtrain.errors import RingtrainError, StalledError
-from ringtrain.failure import waiting
+from ringtrain.failure import call_site, waiting
 from ringtrain.handles import keep_until_free, report_failure
 from ringtrain.torch.distributed import backward
+from ringtrain.torch.distributed.views import View
 
 LOOK_S = 0.2  # how often a wait comes back to Python, for signals
 _NO_TIMEOUT = timedelta(0)
@@ -85,6 +89,31 @@ def _tensors_in(given: Any) -> list[torch.Tensor]:
     if isinstance(given, torch.Tensor):
         return [given]
     return [tensor for one in given for tensor in _tensors_in(one)]
+
+
+def submitted(
+    operation: _core.Operation,
+    inputs: Sequence[View],
+    outputs: Sequence[View],
+    splits: Sequence[int],
+    awaited: bool,
+    title: str,
+) -> _core.Handle:
+    """Submits an operation at the line of the script. Raises what the core raises."""
+    try:
+        return _core.submit(
+            operation,
+            list(inputs),
+            list(outputs),
+            list(splits),
+            is_awaited=awaited,
+            site=call_site(),
+            waits_for_name=True,
+            title=title,
+        )
+    except Exception as error:
+        report_failure(error)
+        raise
 
 
 class Work(dist.Work):
@@ -260,6 +289,9 @@ class Work(dist.Work):
             is_done = self._is_done
         if is_done:
             complete(self)
+        elif end_of_python.is_over():
+            with suppress(Exception):  # the Future has it
+                self.wait()
         else:
             self._watch()
         return future
@@ -307,6 +339,50 @@ def complete(work: Work) -> None:
         work._is_future_complete = True
     assert work._ended is not None
     work._ended.set_result(None)
+
+
+class _EndOfPython:
+    """Waits at the end of Python for threads that complete Futures.
+
+    Python ends other threads where they ask for the GIL. Where torch's C++ asks for it, as it does when a Future is
+    complete or values are copied, that aborts the process.
+    """
+
+    _LONGEST_S = 5.0  # callbacks of Futures may wait for something that never happens
+
+    def __init__(self) -> None:
+        self._has_changed = threading.Condition()
+        self._busy = 0
+        self._is_near = False
+
+    def begin(self) -> bool:
+        """Called by a thread before it completes Futures. False where Python ends, and the thread must not."""
+        with self._has_changed:
+            if self.is_over():
+                return False
+            self._busy += 1
+            return True
+
+    def end(self) -> None:
+        """Called by the thread when it has completed them."""
+        with self._has_changed:
+            self._busy -= 1
+            self._has_changed.notify_all()
+
+    def is_over(self) -> bool:
+        """Whether no thread may complete Futures any more. One that is busy may need those of others."""
+        return self._is_near and self._busy == 0
+
+    def wait(self) -> None:
+        with self._has_changed:
+            self._is_near = True
+            self._has_changed.wait_for(self.is_over, self._LONGEST_S)
+
+
+end_of_python = _EndOfPython()
+# Registered early, so that almost everything else that runs at exit runs before.
+atexit.register(end_of_python.wait)
+os.register_at_fork(after_in_child=end_of_python.__init__)  # type: ignore[misc]
 
 
 class _Completer:
@@ -357,9 +433,12 @@ class _Completer:
                 self._idle -= 1
                 if self._idle == 0:
                     self._start_thread()
+            if not end_of_python.begin():
+                return
             for work in ended:
                 work._settle()
             del ended, work
+            end_of_python.end()
             with self._lock:
                 if self._idle == self._MOST_IDLE:
                     return

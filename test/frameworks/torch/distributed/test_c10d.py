@@ -678,6 +678,38 @@ def test_a_stall_warning_says_which_group_call_and_bucket_waits_and_where_in_the
         assert [process.wait(LIMIT_S) for process in ranks] == [0, 0]
 
 
+_CALLS_BACK_AT_EXIT = """
+import sys, time
+import torch, torch.distributed as dist
+import ringtrain.torch.distributed
+torch.set_num_threads(1)
+dist.init_process_group("ringtrain")
+
+def rest(future):
+    time.sleep(1)
+    print("came back", flush=True)
+
+dist.all_reduce(torch.ones(2), async_op=True).get_future().then(rest)
+if dist.get_rank() == 0:
+    received = torch.zeros(1)
+    dist.irecv(received).get_future().then(rest)
+    while received == 0:
+        time.sleep(0.001)
+else:
+    dist.send(torch.ones(1), 0)
+dist.barrier()
+"""
+
+
+def test_python_ends_after_the_callbacks_of_futures_that_are_under_way(tmp_path):
+    script = tmp_path / "calls_back.py"
+    script.write_text(_CALLS_BACK_AT_EXIT)
+    with ranks_of(script, 2) as ranks:
+        texts = [process.communicate(timeout=LIMIT_S)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], texts
+    assert [text.count("came back") for text in texts] == [2, 1], texts
+
+
 _LOST = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
