@@ -21,8 +21,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._autograd import _profiler_enabled
-from torch._C._profiler import _RecordFunctionFast
+from torch._C._autograd import (
+    _enable_record_function as show_operators,
+    _profiler_enabled,
+    _record_function_with_args_enter as begin_event,
+    _record_function_with_args_exit as end_event,
+)
 
 import ringtrain._core as _core
 from ringtrain.errors import RingtrainError, StalledError
@@ -70,14 +74,13 @@ def shown_in_profiles(title: str, place: int) -> Callable[[_Operation], _Operati
             if not _profiler_enabled():
                 return operation(group, *given, **named)
             tensors = _tensors_in(given[place]) if 0 <= place < len(given) else []
-            record = _RecordFunctionFast(_name_given() or f"{group.event_prefix}:{title}", tensors)
-            record.__enter__()
+            event = begin_event(_name_given() or f"{group.event_prefix}:{title}", *tensors)
             try:
                 work = operation(group, *given, **named)
             except BaseException:
-                record.__exit__(None, None, None)
+                end_event(event)
                 raise
-            work.end_event(record)
+            work.let_end(event)
             return work
 
         return shown  # type: ignore[return-value]
@@ -233,10 +236,14 @@ class Work(dist.Work):
         if self._future is not None:
             complete(self)
 
-    def end_event(self, record: Any) -> None:
-        """End an event of torch.profiler, which this thread has begun, when the operation ends."""
+    def let_end(self, shown: Any) -> None:
+        """Ends an event of torch.profiler, which this thread has begun, with the operation."""
         event: torch.futures.Future[None] = torch.futures.Future()
-        event.then(lambda _: record.__exit__(None, None, None))  # with the profiler of this thread
+        show_operators(False)
+        try:  # the only way by which another thread ends it in the profiler of this one
+            torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(shown, event)
+        finally:
+            show_operators(True)
         with _settling:
             self._event = event
         self.get_future()  # so that the operation ends without wait(), too

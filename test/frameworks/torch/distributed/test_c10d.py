@@ -574,7 +574,12 @@ def events_of(group, prefix):
         else:
             dist.recv(torch.empty(4), 0, group=group)
             dist.recv(torch.empty(5), group=group)
+        with torch.profiler.record_function("rest"):
+            time.sleep(0.001)
+    (rest,) = (event for event in profile.events() if event.name == "rest")
     events = [event for event in profile.events() if event.name.startswith(prefix)]
+    assert all(event.time_range.end <= rest.time_range.start for event in events)
+    assert not [event.name for event in profile.events() if event.name.startswith("profiler::_call")]
     return sorted((event.name.removeprefix(prefix), event.input_shapes, event.is_async) for event in events)
 
 
