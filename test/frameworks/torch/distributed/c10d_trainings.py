@@ -82,6 +82,21 @@ def fp16_hook():
     return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def builtin_hooks():
+    losses = []
+    for hook in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+        model = DDP(make_model(), bucket_cap_mb=0.004)
+        model._register_builtin_comm_hook(hook)
+        losses.append(train(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+        try:
+            model._register_builtin_comm_hook(hook)
+        except RuntimeError as error:
+            assert "can only be called once" in str(error)
+        assert model._get_ddp_logging_data()["comm_hook"] == str(hook)
+    assert losses[0] != losses[1], losses  # the second one was rounded
+    return losses
+
+
 def power_sgd():
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
@@ -269,6 +284,7 @@ ALL = (
         ddp_unused,
         ddp_buffers,
         fp16_hook,
+        builtin_hooks,
         power_sgd,
         join,
         join_dividing_by_ranks_left,
