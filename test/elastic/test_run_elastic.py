@@ -27,7 +27,7 @@ from ringtrain.runner.flags import parse
 from ringtrain.runner.hosts import Host, UsageError
 from ringtrain.runner.job import ElasticTerms
 from ringtrain.runner.launchers import OwnStarter
-from ringtrain.runner.start.elastic_starter import Discovery, DiscoveryError
+from ringtrain.runner.start.placement import Discovery, DiscoveryError
 
 pytestmark = [needs_mpi, pytest.mark.alike]
 TRAIN = ["python", "train.py"]
@@ -705,7 +705,7 @@ def test_a_script_may_print_comments_and_hosts_without_numbers() -> None:
 
 
 def test_a_script_that_hangs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringtrain.runner.start.elastic_starter._LONGEST_S", 0.2)
+    monkeypatch.setattr("ringtrain.runner.start.placement._LONGEST_S", 0.2)
     with pytest.raises(DiscoveryError, match=r"--host-discovery-script sleep 60 has not ended within 0.2 s"):
         Discovery("sleep 60", slots=1).ask()
 

@@ -529,6 +529,8 @@ class _Process:
 class _World:
     """The world that a seed draws, and that the rules check."""
 
+    may_grow = True
+
     def __init__(self, story: Story):
         self.story = story
         self.random = random = story.random
@@ -568,7 +570,7 @@ class _World:
         fleet = Fleet(self._first, self._most, self._cooldown_s)
         fleet.set_hosts(self._hosts)
         self._mail = mail
-        job = ElasticStarter(fleet, server, mail, self._open_agent, self._least, True, _GRACE_S)  # type: ignore[arg-type]
+        job = ElasticStarter(fleet, server, mail, self, self._least, _GRACE_S)  # type: ignore[arg-type]
         try:
             code = job.run()
         except TimeIsUp:
@@ -622,7 +624,8 @@ class _World:
 
         self.story.after(self.short(), wake)
 
-    def _open_agent(self, host: str) -> _Agent:
+    def open_agent(self, host: str) -> _Agent:
+        """As a Placement."""
         agent = _Agent(self, host)
         self.agents[host] = agent
         if host in self._cut_hosts:

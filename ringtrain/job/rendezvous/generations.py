@@ -51,6 +51,7 @@ class Limits(NamedTuple):
     most: int
     timeout_s: float  # for which there may be fewer than `least`
     reset_limit: int | None = None  # how often the job may begin another generation
+    name_of_timeout: str = "--elastic-timeout"  # what the user knows `timeout_s` by
 
 
 class Arrival(NamedTuple):
@@ -538,7 +539,7 @@ class Generations:
         if self._generation == 0 and len(waiting) >= self._limits.least:
             self._form(self._beside_each_other(self._in_order(waiting)[: self._limits.most]), now_s)
             return
-        least, seconds = self._limits.least, f"{self._limits.timeout_s:g} s (--elastic-timeout)"
+        least, seconds = self._limits.least, f"{self._limits.timeout_s:g} s ({self._limits.name_of_timeout})"
         if self._at_work():
             self._fail(f"{_processes(self._stay_count())} of at least {least} have been on named hosts for {seconds}")
         else:

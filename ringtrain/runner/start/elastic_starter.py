@@ -10,7 +10,6 @@ import math
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -30,8 +29,9 @@ from ringtrain.job.rendezvous.generations import (
     Waiting,
 )
 from ringtrain.options import horovod_variables
-from ringtrain.runner.hosts import Host, UsageError, read_discovered
+from ringtrain.runner.hosts import Host
 from ringtrain.runner.start.links import Link
+from ringtrain.runner.start.placement import DiscoveryError, Placement
 from ringtrain.runner.start.starter import (
     MAX_GRACE_S,
     JobLog,
@@ -91,15 +91,18 @@ class Fleet:
     For one thread.
     """
 
-    def __init__(self, first: int, most: float, cooldown_s: tuple[float, float] | None = None):
+    def __init__(
+        self, first: int, most: float, cooldown_s: tuple[float, float] | None = None, *, has_spares: bool = True
+    ):
         """
         Args:
             first: how many processes the job begins with.
-            most: how many a generation has; as many again may wait, so that one is there at once where one is lost.
+            most: how many a generation has.
             cooldown_s: for how long a host is given up, the first time and at most; it doubles. None: for ever.
+            has_spares: whether as many again may wait, so that one is there at once where one is lost.
         """
         self._limit: float = first
-        self._most = most
+        self._most = 2 * most if has_spares else most
         self._cooldown_s = cooldown_s
         self._next = 0
         self._hosts: dict[str, _Host] = {}
@@ -117,7 +120,7 @@ class Fleet:
 
     def begun(self) -> None:
         """The first generation is there: now there may be more processes."""
-        self._limit = 2 * self._most
+        self._limit = self._most
 
     def set_hosts(self, hosts: Sequence[Host]) -> Changes:
         """These are the hosts now."""
@@ -212,72 +215,6 @@ class Fleet:
         return min(longest, shortest * 2.0**host.times_given_up)
 
 
-# --- discovery: a script of the user prints the hosts, lines such as `h1:2` -------------------------------------------
-
-
-_PERIOD_S = 1.0
-# A script that hangs is one that has failed.
-_LONGEST_S = 60.0
-
-
-class DiscoveryError(Exception):
-    """The script has failed; the message says how."""
-
-
-class Discovery:
-    """Asks in a thread of its own, after the first time."""
-
-    def __init__(self, script: str, slots: int):
-        """`slots` are those of a host that is named without a number. `script` is for a shell."""
-        self._script = script
-        self._slots = slots
-        self._has_ended = threading.Event()
-
-    def ask(self) -> list[Host]:
-        """Raises DiscoveryError."""
-        source = f"--host-discovery-script {self._script}"
-        process = subprocess.Popen(
-            self._script,
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            printed, _ = process.communicate(timeout=_LONGEST_S)
-        except subprocess.TimeoutExpired:
-            raise DiscoveryError(f"{source} has not ended within {_LONGEST_S:g} s") from None
-        except UnicodeDecodeError as error:
-            raise DiscoveryError(f"{source} has printed no text: {error}") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if process.returncode != 0:
-            raise DiscoveryError(f"{source} has failed with exit code {process.returncode}")
-        try:
-            return read_discovered(printed, self._slots, source)
-        except UsageError as error:
-            raise DiscoveryError(str(error)) from error
-
-    def watch(self, deliver: Callable[[list[Host] | DiscoveryError], None]) -> None:
-        """Have `deliver` called in another thread with what the script says each second, until close()."""
-
-        def go_on() -> None:
-            while not self._has_ended.wait(_PERIOD_S):
-                try:
-                    found: list[Host] | DiscoveryError = self.ask()
-                except DiscoveryError as error:
-                    found = error
-                deliver(found)
-
-        threading.Thread(target=go_on, name="ringrun discovery", daemon=True).start()
-
-    def close(self) -> None:
-        self._has_ended.set()
-
-
 # --- the starter ------------------------------------------------------------------------------------------------------
 
 News = Event | list[Host] | DiscoveryError
@@ -293,14 +230,16 @@ class Mail:
 
     def __init__(self) -> None:
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._closing = threading.Lock()
         self.wake_up, self._wake_up_end = os.pipe()
         for descriptor in (self.wake_up, self._wake_up_end):
             os.set_blocking(descriptor, False)
 
     def put(self, news: News) -> None:
         self._news.put(news)
-        with contextlib.suppress(BlockingIOError):  # it will wake up
-            os.write(self._wake_up_end, b"\0")
+        with self._closing, contextlib.suppress(BlockingIOError):  # it will wake up
+            if self._wake_up_end >= 0:
+                os.write(self._wake_up_end, b"\0")
 
     def take(self) -> list[News]:
         with contextlib.suppress(BlockingIOError):
@@ -311,6 +250,13 @@ class Mail:
                 taken.append(self._news.get_nowait())
         return taken
 
+    def close(self) -> None:
+        """Nothing reads here any more; what is put later is lost."""
+        with self._closing:
+            os.close(self.wake_up)
+            os.close(self._wake_up_end)
+            self._wake_up_end = -1
+
 
 class ElasticStarter(Starter[str]):
     """Finds an agent by the name of its host. One thread."""
@@ -320,26 +266,31 @@ class ElasticStarter(Starter[str]):
         fleet: Fleet,
         server: ElasticServer,
         mail: Mail,
-        open_agent: Callable[[str], Link],
+        placement: Placement,
         least: int,
-        may_hope: bool,
         grace_s: float,
+        say: Callable[[str], None] = say,
+        report: Callable[[Mapping[str, object]], None] = report_to_ringrun,
+        name_of_least: str = "--min-np",
     ):
         """
         Args:
-            mail: where the server and the discovery put their news.
-            open_agent: starts the agent of a host.
+            mail: where the server and the placement put their news.
+            placement: where the processes are to be.
             least: with fewer ranks the job does not go on.
-            may_hope: whether there may be other hosts one day, or those that were given up again.
             grace_s: from SIGTERM to SIGKILL.
+            say: gets a sentence about each event.
+            report: gets {"generation": numbers of its processes by rank}, and {"last": line} for each line at the end.
+            name_of_least: what the user knows `least` by.
         """
         super().__init__(min(grace_s, MAX_GRACE_S))
         self._fleet = fleet
         self._server = server
         self._mail = mail
-        self._open_agent = open_agent
+        self._placement = placement
         self._least = least
-        self._may_hope = may_hope
+        self._name_of_least = name_of_least
+        self._report = report
         self._log = JobLog(say)
         self._closing: list[Link] = []  # of hosts that are no longer named
         self._numbers: dict[str, int] = {}  # of all processes that there were, by their names at the rendezvous
@@ -358,7 +309,7 @@ class ElasticStarter(Starter[str]):
         for link in self._closing:
             self._close(link)
         for line in self._log.last_lines(self._server.summary().seconds_lost):
-            report_to_ringrun({"last": line})
+            self._report({"last": line})
         return code
 
     # --- what to do next ----------------------------------------------------------------------------------------------
@@ -374,8 +325,9 @@ class ElasticStarter(Starter[str]):
         for process in self._fleet.start(time.monotonic()):
             if self._fleet.is_running(process.number) and self._reach(process.host):
                 self._start(process)
-        if not self._may_hope and self._fleet.most_from_now_on() < self._least:
-            self._fail(f"fewer than {self._least} ranks (--min-np) are left, and no host can have another one")
+        if not self._placement.may_grow and self._fleet.most_from_now_on() < self._least:
+            least = f"{self._least} ranks ({self._name_of_least})"
+            self._fail(f"fewer than {least} are left, and no host can have another one")
         for host in [host for host in self._links if not self._fleet.has(host)]:
             if not self._links[host].running:
                 self._links[host].order({"finish": True})
@@ -393,7 +345,7 @@ class ElasticStarter(Starter[str]):
         if host in self._links:
             return True
         try:
-            self._add(host, self._open_agent(host))
+            self._add(host, self._placement.open_agent(host))
         except OSError as error:
             self._log.noted(f"{host} cannot be reached: {error.filename}: {error.strerror}")
             self._note_loss(host)
@@ -532,7 +484,7 @@ class ElasticStarter(Starter[str]):
         self._last_generation.update(dict.fromkeys(formed.members, formed.generation))
         self._awaited = set(formed.members) | (self._awaited if self._someone_is_done else set())
         if not self._someone_is_done:
-            report_to_ringrun(
+            self._report(
                 {"generation": [self._numbers[member] for member in formed.members if member in self._numbers]}
             )
         self._end_unused()

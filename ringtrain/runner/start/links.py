@@ -30,6 +30,12 @@ _REAP_S = 0.5
 _WORDS = [sys.executable, "-I", "-S", agent.__file__]
 
 
+class HasDescriptor(Protocol):
+    """A file, or what has one."""
+
+    def fileno(self) -> int: ...
+
+
 class Share(NamedTuple):
     """The ranks of one host: `first`, `first + 1`, ..., `ranks` of them."""
 
@@ -65,7 +71,6 @@ class Link(ABC):
         self.running = set(range(share.first, share.first + share.ranks))
         self.open_streams = open_streams
         self._share = share
-        self._orders = b""
         self._output = Lines()
         self._reports: list[dict[str, Any]] = []
 
@@ -73,38 +78,21 @@ class Link(ABC):
     def is_open(self) -> bool:
         return self.open_streams > 0
 
-    @property
     @abstractmethod
-    def orders(self) -> IO[bytes] | socket.socket:
-        """The file that orders are written to."""
+    def order(self, order: Mapping[str, object]) -> None:
+        """Gives the agent an order, without waiting for it."""
 
-    @property
-    def has_orders(self) -> bool:
-        return bool(self._orders) and self.is_open
+    def unwritten(self) -> Mapping[HasDescriptor, Callable[[], None]]:
+        """Returns the files that orders wait for to be writable, each with the function that then writes them."""
+        return {}
 
     @abstractmethod
     def streams(self) -> list[tuple[int, Callable[[bytes], None]]]:
         """Returns the descriptors to read, each with the function that gets the data; no data at the end."""
 
-    def order(self, order: Mapping[str, object]) -> None:
-        self._orders += json.dumps(order).encode() + b"\n"
-
-    def write_orders(self) -> None:
-        """Writes as many orders as possible without waiting."""
-        try:
-            self._orders = self._orders[os.write(self.orders.fileno(), self._orders) :]
-        except BlockingIOError:
-            pass
-        except OSError:  # the end of the link is noticed elsewhere
-            self._orders = b""
-
     def take_reports(self) -> list[dict[str, Any]]:
         reports, self._reports = self._reports, []
         return reports
-
-    def say(self, text: str) -> None:
-        """Writes to the reader of this process's standard error."""
-        write_lines(2, [text.encode()])
 
     @abstractmethod
     def end_in_words(self) -> str:
@@ -122,7 +110,35 @@ class Link(ABC):
             write_lines(to, [line])
 
 
-class ProcessLink(Link):
+class StreamLink(Link):
+    """Orders are lines of a stream."""
+
+    def __init__(self, share: Share, open_streams: int):
+        super().__init__(share, open_streams)
+        self._orders = b""
+
+    @property
+    @abstractmethod
+    def orders(self) -> IO[bytes] | socket.socket:
+        """The file that orders are written to."""
+
+    def order(self, order: Mapping[str, object]) -> None:
+        self._orders += json.dumps(order).encode() + b"\n"
+
+    def unwritten(self) -> Mapping[HasDescriptor, Callable[[], None]]:
+        return {self.orders: self._write_orders} if self._orders and self.is_open else {}
+
+    def _write_orders(self) -> None:
+        """Writes as many orders as possible without waiting."""
+        try:
+            self._orders = self._orders[os.write(self.orders.fileno(), self._orders) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # the end of the link is noticed elsewhere
+            self._orders = b""
+
+
+class ProcessLink(StreamLink):
     """Through a process, such as ssh, whose pipes lead there."""
 
     def __init__(self, share: Share, command: list[str]):
@@ -176,7 +192,7 @@ class ProcessLink(Link):
             self._take_line(line, 1)
 
 
-class ContainerLink(Link):
+class ContainerLink(StreamLink):
     """Output from there comes in one stream: under ringrun both outputs of a rank are frames of its wrapper."""
 
     def __init__(self, share: Share, way: socket.socket, container: str):
@@ -207,12 +223,6 @@ class ContainerLink(Link):
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
-
-
-class HasDescriptor(Protocol):
-    """A file, or what has one."""
-
-    def fileno(self) -> int: ...
 
 
 class Loop:
@@ -253,7 +263,7 @@ class Loop:
 
     def wait(self, longest_s: float, also: Mapping[HasDescriptor, Callable[[], None]] | None = None) -> None:
         """Wait until there is something, and handle it. `also` are to be read this time alone."""
-        orders = {link.orders: link.write_orders for link in self._links if link.has_orders}
+        orders = {stream: write for link in self._links for stream, write in link.unwritten().items()}
         for stream, write in orders.items():
             self._selector.register(stream, selectors.EVENT_WRITE, write)
         for source, read in (also or {}).items():

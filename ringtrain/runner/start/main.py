@@ -12,7 +12,7 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringtrain.job.host import INTERFACES_VARIABLE, address_towards, addresses_of, usual_address
 from ringtrain.job.rendezvous.listener import bound
@@ -39,7 +39,8 @@ from ringtrain.runner.start.links import (
     command_by_launcher,
     command_of_agent,
 )
-from ringtrain.runner.start.starter import MAX_GRACE_S, RankStarter
+from ringtrain.runner.start.placement import Discovery, DiscoveryError, HostPlacement, Placement
+from ringtrain.runner.start.starter import MAX_GRACE_S, RankStarter, Starter
 from ringtrain.runner.supervise.rank_wrapper import GRACE_VARIABLE, speaker
 
 if TYPE_CHECKING:
@@ -143,6 +144,12 @@ def _secret() -> bytes:
     return read(Path(named)) if named else secrets.token_bytes(32)
 
 
+def _run(starter: Starter[Any]) -> int:
+    """Runs the job to its end, as its launcher. Returns its exit code."""
+    starter.obey_signals()
+    return starter.run()
+
+
 def _complain(error: Exception) -> int:
     print(f"{speaker()}: {error}", file=sys.stderr, flush=True)
     return 1
@@ -170,16 +177,27 @@ def _ranks() -> int:
     secret = secrets.token_bytes(32)
     server = Server(bound(meeting.listens_at, 0), secret)
     environment = _environment(arguments.exported)
+
+    def order_of(share: Share) -> Order:
+        place = _place(meeting.address_for(share.host), server.port)
+        words = arguments.command, share.first, share.ranks, arguments.num_proc
+        return Order(*words, place, secret.hex(), environment, os.getcwd())
+
+    def command_of(share: Share) -> list[str]:
+        return command_of_agent(share, os.environ, arguments.ssh_option)
+
+    placement = HostPlacement([Host(share.host, share.ranks) for share in shares], command_of, order_of)
+    return _run(RankStarter(_links(placement), _grace_s()))
+
+
+def _links(placement: Placement) -> list[Link]:
+    """Returns a link to each host, all of whose slots have ranks."""
     links: list[Link] = []
-    for share in shares:
-        order = Order(
-            *(arguments.command, share.first, share.ranks, arguments.num_proc),
-            _place(meeting.address_for(share.host), server.port),
-            *(secret.hex(), environment, os.getcwd()),
-        )
-        links.append(ProcessLink(share, command_of_agent(share, os.environ, arguments.ssh_option)))
-        links[-1].order(order._asdict())
-    return RankStarter(links, _grace_s()).run()
+    first = 0
+    for host in placement.hosts():
+        links.append(placement.open_agent(host.name, first, host.slots))
+        first += host.slots
+    return links
 
 
 def _yarn_ranks() -> int:
@@ -194,13 +212,13 @@ def _yarn_ranks() -> int:
     def run(found: list[yarn.Arrival], here: yarn.Here) -> int:
         server = Server(bound(here.listens_at, 0), secret)
         place, environment = _place(here.address, server.port), _environment(arguments.exported)
-        links = []
-        for rank, arrival in enumerate(found):
-            links.append(ContainerLink(Share(arrival.host, rank, 1, True), arrival.way, arrival.container))
-            # the secret is there already
-            order = Order(arguments.command, rank, 1, arguments.num_proc, place, "", environment, os.getcwd())
-            links[-1].order(order._asdict())
-        return RankStarter(links, _grace_s()).run()
+
+        def order_of(share: Share) -> Order:
+            """The secret is there already."""
+            words = arguments.command, share.first, share.ranks, arguments.num_proc
+            return Order(*words, place, "", environment, os.getcwd())
+
+        return _run(RankStarter(_links(yarn.ContainerPlacement(found, order_of)), _grace_s()))
 
     return yarn.with_containers(arguments, arguments.num_proc, secret, run)
 
@@ -212,7 +230,7 @@ def _elastic() -> int:
     from ringtrain.job.rendezvous.elastic_server import ElasticServer
     from ringtrain.job.rendezvous.generations import Limits
     from ringtrain.job.sockets import PLACE_VARIABLE
-    from ringtrain.runner.start.elastic_starter import Discovery, DiscoveryError, ElasticStarter, Fleet, Mail
+    from ringtrain.runner.start.elastic_starter import ElasticStarter, Fleet, Mail
 
     parser = _parser("--ssh-option", "--agent-word")
     parser.add_argument("--num-proc", type=int, required=True)
@@ -239,24 +257,24 @@ def _elastic() -> int:
     fleet.set_hosts(hosts)
     environment = _environment(arguments.exported)
 
-    def open_agent(host: str) -> Link:
-        share = Share(host, 0, 0, not is_this_host(host))
-        by_ssh = command_of_agent(share, os.environ, arguments.ssh_option, _SSH_ALIVE)
-        words = arguments.agent_word
-        link = ProcessLink(share, command_by_launcher(share, words) if words else by_ssh)
-        place = _place(meeting.address_for(host), server.port)
-        link.order(Order(arguments.command, 0, 0, 0, place, secret.hex(), environment, os.getcwd(), host)._asdict())
-        return link
+    def order_of(share: Share) -> Order:
+        place = _place(meeting.address_for(share.host), server.port)
+        return Order(arguments.command, 0, 0, 0, place, secret.hex(), environment, os.getcwd(), share.host)
 
-    starter = ElasticStarter(fleet, server, mail, open_agent, terms.least, _may_hope(terms), _grace_s())
-    if discovery is not None:
-        discovery.watch(mail.put)
-    return starter.run()
+    def command_of(share: Share) -> list[str]:
+        if arguments.agent_word:
+            return command_by_launcher(share, arguments.agent_word)
+        return command_of_agent(share, os.environ, arguments.ssh_option, _SSH_ALIVE)
+
+    placement = HostPlacement(hosts, command_of, order_of, discovery, _may_hope(terms))
+    starter = ElasticStarter(fleet, server, mail, placement, terms.least, _grace_s())
+    placement.watch(mail.put)
+    return _run(starter)
 
 
 def _may_hope(terms: ElasticTerms) -> bool:
-    """Whether there may be more processes one day than the hosts have now."""
-    return terms.discovery_script is not None or terms.cooldown_s is not None or FILE_VARIABLE in os.environ
+    """Whether there may be more processes one day than the hosts have now, also if no other host is named."""
+    return terms.cooldown_s is not None or FILE_VARIABLE in os.environ
 
 
 # --- jobs with servers ------------------------------------------------------------------------------------------------
@@ -292,7 +310,7 @@ def _roles() -> int:
         return link
 
     with root.holder:
-        return RoleStarter(terms, place_of, tell, open_agent, _grace_s()).run()
+        return _run(RoleStarter(terms, place_of, tell, open_agent, _grace_s()))
 
 
 def _order_of_roles(command: list[str], secret: bytes, environment: Mapping[str, str], place: RolePlace) -> Order:
@@ -346,6 +364,6 @@ def _yarn_roles() -> int:
 
         left = dict(places)
         with root.holder:
-            return RoleStarter(terms, place_of, tell, open_agent, _grace_s()).run()
+            return _run(RoleStarter(terms, place_of, tell, open_agent, _grace_s()))
 
     return yarn.with_containers(arguments, terms.cast.size - 1, secret, run)

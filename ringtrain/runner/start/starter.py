@@ -53,6 +53,9 @@ class Starter(ABC, Generic[At]):
         self._is_stopping = False  # all processes were sent SIGTERM
         self._give_up_at = float("inf")
         self._loop = Loop(self._on_report)
+
+    def obey_signals(self) -> None:
+        """Signals of this process are for the ranks, or end the job. Main thread."""
         self._loop.handle_signals((*FOR_RANKS, *ENDING_SIGNALS), self._on_signals)
 
     def run(self) -> int:

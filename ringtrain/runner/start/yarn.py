@@ -30,8 +30,11 @@ from typing import Any, NamedTuple
 from ringtrain.job.host import INTERFACES_VARIABLE, addresses_of, usual_address
 from ringtrain.job.rendezvous.listener import ANSWER_S, Listener, bound
 from ringtrain.job.rendezvous.protocol import Connection, StrangerError
-from ringtrain.runner.hosts import UsageError
+from ringtrain.runner.hosts import Host, UsageError
 from ringtrain.runner.start import yarn_container
+from ringtrain.runner.start.agent import Order
+from ringtrain.runner.start.links import ContainerLink, Link, Share
+from ringtrain.runner.start.placement import DiscoveryError, Placement
 from ringtrain.runner.start.starter import ENDING_SIGNALS, say
 from ringtrain.runner.supervise import rank_wrapper
 
@@ -260,6 +263,27 @@ class Here(NamedTuple):
 
     address: str
     listens_at: str
+
+
+class ContainerPlacement(Placement):
+    """One slot in each of these containers, whose agents have come. A slot has the name of its container."""
+
+    def __init__(self, found: Sequence[Arrival], order_of: Callable[[Share], Order]):
+        self._found = {arrival.container: arrival for arrival in found}
+        self._order_of = order_of
+
+    def hosts(self) -> list[Host]:
+        return [Host(container, 1) for container in self._found]
+
+    def open_agent(self, host: str, first: int = 0, ranks: int = 0) -> Link:
+        arrival = self._found[host]
+        share = Share(arrival.host, first, ranks, True)
+        link = ContainerLink(share, arrival.way, arrival.container)
+        link.order(self._order_of(share)._asdict())
+        return link
+
+    def watch(self, deliver: Callable[[list[Host] | DiscoveryError], None]) -> None:
+        """These containers are all that there are."""
 
 
 class NoContainers(Exception):
