@@ -4,6 +4,7 @@
 # make test-mxnet  sets up .venv-mxnet (Python 3.10 or 3.11, MXNet 1.9.1) and runs the tests of ringtrain.mxnet
 # make test-loggers  sets up .venv-loggers (TensorBoard, MLflow, W&B) and runs the tests of ringtrain.training.loggers
 # make dask   sets up .venv-dask and runs the tests of ringtrain.dask on a real cluster of Dask
+# make spark  sets up .venv-spark, with Java if there is none, and runs the tests of ringtrain.spark on a real Spark
 # make test-trainers  sets up .venv-trainers (Lightning 2, Accelerate, transformers) and runs their trainings beside gloo
 # make oldest-jax  the tests of JAX once more, with the oldest one that ringtrain takes
 # make browser  installs Chromium, in which the tests look at the page of `python -m ringtrain.timeline report`
@@ -54,8 +55,8 @@ The loss is drawn in loss.png, too. What to try next, after `source $(BIN)/activ
 endef
 export NEXT
 
-.PHONY: demo test quick test-mxnet test-loggers dask test-trainers oldest-jax ccache browser slurm sge debian wheels lint \
-	format docs clean
+.PHONY: demo test quick test-mxnet test-loggers dask spark test-trainers oldest-jax ccache browser slurm sge debian \
+	wheels lint format docs clean
 
 # In an environment that the tests have been set up in, nothing has to be installed.
 demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
@@ -81,6 +82,10 @@ test-loggers: .venv-loggers/.installed
 
 dask: .venv-dask/.installed
 	.venv-dask/bin/python -m pytest -q $(if $(TESTS),$(TESTS),test/engines/test_dask.py)
+
+spark: .venv-spark/.installed
+	command -v java || { apt-get update && apt-get install -y --no-install-recommends openjdk-17-jre-headless; }
+	.venv-spark/bin/python -m pytest -q $(if $(TESTS),$(TESTS),test/engines/test_spark.py)
 
 # Lightning 2 is beside the Lightning 1.9 of the other tests.
 test-trainers: .venv-trainers/.installed
@@ -165,10 +170,11 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CPP)
 # Python finds there what $(VENV) has, ringtrain and PyTorch too, so nothing is compiled or downloaded again.
 .venv-loggers/.installed: PACKAGES := tensorboard mlflow-skinny wandb
 .venv-dask/.installed: PACKAGES := distributed
+.venv-spark/.installed: PACKAGES := pyspark pyarrow pandas
 .venv-trainers/.installed: PACKAGES := "lightning>=2.6,<3" "accelerate>=1.15,<2" "transformers>=5.24,<6"
 SITE_PACKAGES = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.venv-loggers/.installed .venv-dask/.installed .venv-trainers/.installed: $(VENV)/.installed
+.venv-loggers/.installed .venv-dask/.installed .venv-spark/.installed .venv-trainers/.installed: $(VENV)/.installed
 	$(PYTHON) -m venv $(@D)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE_PACKAGES)')')" \
 	> "$$($(@D)/bin/python -c '$(SITE_PACKAGES)')/of_venv.pth"

@@ -24,6 +24,7 @@ MODULES = {
     "ringtrain.training.loggers": "Loggers for TensorBoard, Weights & Biases and MLflow.",
     "ringtrain.optim": "SGD, Adam and AdamW for arrays.",
     "ringtrain.dask": "Ranks on the workers of a Dask cluster.",
+    "ringtrain.spark": "Ranks that are tasks of Spark.",
     "ringtrain.errors": "The errors of the library.",
 }
 
@@ -46,7 +47,7 @@ GROUPS = {
 }
 
 # Modules that need a package that the site does without, and their public names.
-NOT_IMPORTED = {"ringtrain.dask": ("run",)}
+NOT_IMPORTED = {"ringtrain.dask": ("run",), "ringtrain.spark": ("run", "run_on")}
 
 # A search finds the pages for users before these.
 INSIDE = ("design.md", "simulation.md", "targets.md", "CONTRIBUTING.md")

@@ -19,6 +19,8 @@ _MODULES = {
     "horovod": "ringtrain.horovod",
     "horovod.torch": "ringtrain.torch",
     "horovod.mxnet": "ringtrain.mxnet",
+    "horovod.spark": "ringtrain.spark",
+    "horovod.spark.runner": "ringtrain.spark",
     "horovod.common.process_sets": "ringtrain.process_sets",
     **{f"horovod.common.{name}": "ringtrain.horovod.common" for name in ("basics", "elastic", "exceptions", "util")},
     "horovod.data.data_loader_base": "ringtrain.horovod.data",
@@ -35,7 +37,11 @@ _ABSENT = {
     "horovod.tensorflow": "TensorFlow does not come; PyTorch, CuPy and NumPy are there",
     "horovod.keras": "Keras does not come; PyTorch, CuPy and NumPy are there",
     "horovod._keras": "Keras does not come; PyTorch, CuPy and NumPy are there",
-    "horovod.spark": "Spark does not come; start the ranks with ringrun, mpirun or srun",
+    **{
+        f"horovod.spark.{name}": "estimators and stores do not come; ringtrain.spark.run_on(data_frame, function) "
+        "trains on the partitions of a DataFrame"
+        for name in ("common", "data_loaders", "keras", "lightning", "tensorflow", "torch")
+    },
     "horovod.ray": "Ray does not come; start the ranks with ringrun, mpirun or srun",
 }
 

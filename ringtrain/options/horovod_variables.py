@@ -80,7 +80,7 @@ _OWN = (
     Variable("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", False, _NO_TUNER),
     Variable("HOROVOD_ELASTIC", False, "ringrun --min-np makes a job elastic; horovodrun sets it", _OFF),
     Variable("HOROVOD_ELASTIC_TIMEOUT", True, "for ringrun, as its `--elastic-timeout`"),
-    Variable("HOROVOD_SPARK_START_TIMEOUT", False, "Spark does not come"),
+    Variable("HOROVOD_SPARK_START_TIMEOUT", True, "the default of `start_timeout` of `ringtrain.spark`"),
 )
 TABLE = (
     *(

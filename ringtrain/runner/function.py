@@ -178,7 +178,7 @@ def run(
     )
     output_folder = None if output_filename is None else Path(output_filename)
     settings = Settings(job.may_have_several, check_start_timeout(start_timeout), output_folder, bool(verbose))
-    return _call(_pickled(func, check_args(args), dict(kwargs or {})), job, settings, executable, folder)
+    return _call(pickled_call(func, check_args(args), dict(kwargs or {})), job, settings, executable, folder)
 
 
 def _call(call: bytes, job: Job, settings: Settings, executable: str | None, folder: str | None) -> list[Any]:
@@ -215,7 +215,7 @@ def error_file(folder: Path, rank: int) -> Path:
     return folder / f"error.{rank}"
 
 
-def _pickled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def pickled_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     chosen = pickler()
     name = getattr(function, "__qualname__", repr(function))
     if chosen is pickle and getattr(function, "__module__", None) == "__main__":
@@ -482,12 +482,12 @@ def run_in_rank(own_folder: str) -> None:
     rank = int(os.environ.get(PROCESS_VARIABLE, launch.rank if launch is not None else 0))
     try:
         function, args, kwargs = pickle.loads((folder / CALL_FILE).read_bytes())
-        result = _pickled_result(function(*args, **kwargs), rank)
+        result = pickled_result(function(*args, **kwargs), rank)
     except SystemExit as end:
         exit_file(folder, rank).write_text(str(_exit_code(end)))
         raise
     except BaseException as error:
-        error_file(folder, rank).write_bytes(_pickled_error(error))
+        error_file(folder, rank).write_bytes(pickled_error(error))
         raise
     result_file(folder, rank).write_bytes(result)
 
@@ -499,7 +499,7 @@ def _exit_code(end: SystemExit) -> int:
     return end.code & 0xFF if isinstance(end.code, int) else 1
 
 
-def _pickled_result(result: Any, rank: int) -> bytes:
+def pickled_result(result: Any, rank: int) -> bytes:
     try:
         data: bytes = pickler().dumps(result)
     except Exception as error:
@@ -507,7 +507,7 @@ def _pickled_result(result: Any, rank: int) -> bytes:
     return data
 
 
-def _pickled_error(error: BaseException) -> bytes:
+def pickled_error(error: BaseException) -> bytes:
     text = traceback.format_exc()
     try:
         data: bytes = pickler().dumps((error, text))

@@ -45,7 +45,7 @@ PYTHON_FLOORS = (
     {"training", "optim"},
     {"elastic"},
     {"kvstore"},
-    {"doctor", "flight", "torch", "jax", "mxnet", "dask"},
+    {"doctor", "flight", "torch", "jax", "mxnet", "dask", "spark"},
     {"horovod"},
     {"face"},
     {"__init__"},

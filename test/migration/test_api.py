@@ -72,7 +72,7 @@ def defining(module, name):
 def load_all_modules(package):
     """The next import of one could hide a name. Not what needs another package, or cannot be imported."""
     for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
-        if found.name not in ("__main__", "run", "torch", "mxnet", "horovod", "dask"):
+        if found.name not in ("__main__", "run", "torch", "mxnet", "horovod", "dask", "spark"):
             importlib.import_module(f"{package.__name__}.{found.name}")
 
 

@@ -1,0 +1,234 @@
+"""`ringtrain.spark.run(function)`: a function on ranks that are tasks of Spark. Mirrors `horovod.spark`.
+
+Needs `pip install "ringtrain[spark]"` here, and ringtrain on the executors.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pyspark import RDD, SparkContext
+from pyspark.sql import DataFrame
+
+from ringtrain.runner import horovod_flags
+from ringtrain.runner.function import (
+    check_args,
+    check_env,
+    check_function,
+    check_interfaces,
+    check_num_proc,
+    check_start_timeout,
+    pickled_call,
+)
+from ringtrain.runner.supervise.output import Print, Screen, print_to_python
+from ringtrain.spark.job import Asked, Job, grows
+from ringtrain.spark.task import Call, Outcome, get_available_devices as get_available_devices, run_rank
+
+Result = TypeVar("Result")
+
+# As of Horovod: executors that are started on demand may take minutes.
+_START_TIMEOUT_S = 600
+_OUTCOME = "outcome"
+
+
+def run(
+    fn: Callable[..., Result],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Iterable[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> list[Result]:
+    """Call `fn(*args, **kwargs)` on tasks of Spark, each of which is one rank, and return the results of the ranks.
+
+    Mirrors `horovod.spark.run`, with its arguments in its order. The function itself calls `ringtrain.init()`. It runs
+    in the Python worker of its task, in one barrier stage, which Spark does not repeat. Where executors come on demand
+    (`spark.dynamicAllocation.enabled`) it is an ordinary stage, since Spark has no barrier stages there. Ranks on one
+    host follow each other and share memory.
+
+    Args:
+        fn: pickled by cloudpickle; so are the arguments and the results.
+        num_proc: number of ranks; None is `spark.default.parallelism`.
+        start_timeout: how long the ranks may take to come together, in seconds; None is HOROVOD_SPARK_START_TIMEOUT if
+            that is set, else 600; 0 waits for ever.
+        use_mpi, use_gloo, extra_mpi_args, executable: without effect, as a warning says. Ranks talk over sockets and
+            shared memory, in the Python of `spark.pyspark.python`.
+        env: variables for the ranks, while they are ranks.
+        stdout: a stream of text or bytes that gets what the ranks print, each line with its rank before it; None is
+            sys.stdout. The logs of the executors have it, too.
+        stderr: the same for standard error.
+        verbose: 2 also says in which process each rank is.
+        nics: what the hosts talk through, such as ["eth0", "eth1"].
+        prefix_output_with_timestamp: puts the time before each line.
+
+    Returns:
+        The results of the ranks, in their order.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong type, or out of its range.
+        StalledError: Spark had too few slots for so many tasks for `start_timeout`; says how many there are.
+        PeerLostError: a task or its executor was lost.
+        RuntimeError: there is no SparkContext, Spark has ended the job, or the function called sys.exit().
+        Exception: what the function raised on the rank that failed first. A note says which one it was, and on which
+            executor.
+    """
+    context = _context()
+    asked = _asked(
+        "ringtrain.spark.run", start_timeout, env, stdout, stderr, verbose, nics, prefix_output_with_timestamp
+    )
+    _warn_of(use_mpi=use_mpi, use_gloo=use_gloo, extra_mpi_args=extra_mpi_args, executable=executable)
+    size = context.defaultParallelism if num_proc is None else check_num_proc(num_proc)
+    slots = context.parallelize(range(size), size)
+    return Job(context, asked).run(_pickled(fn, args, kwargs), False, lambda call: _stage(context, slots, call))
+
+
+def run_on(
+    data: DataFrame | RDD[Any],
+    fn: Callable[..., Result],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    batches: bool = False,
+    start_timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Iterable[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+) -> list[Result]:
+    """Call `fn(partition, *args, **kwargs)` on a rank for each partition of `data`, and return the ranks' results.
+
+    As `run`, with a task that reads its partition. `data.repartition(4)` makes four ranks with about as many rows each.
+    Partitions whose numbers of rows differ give the ranks different numbers of steps: see `ringtrain.join`.
+
+    Args:
+        data: a DataFrame or an RDD of a classic session.
+        fn: its first argument is an iterator over the partition: over the rows of a DataFrame (`pyspark.sql.Row`), the
+            elements of an RDD, or with `batches` over Arrow record batches.
+        batches: of a DataFrame the partition is an iterator over `pyarrow.RecordBatch`, at most
+            `spark.sql.execution.arrow.maxRecordsPerBatch` rows each. Needs pyarrow and pandas.
+        args, kwargs, start_timeout, env, stdout, stderr, verbose, nics, prefix_output_with_timestamp: as of `run`.
+
+    Returns:
+        The results of the ranks, in their order. Rank 0 has the first partition. Ranks on one host follow each other,
+        so the others have any partition.
+
+    Raises:
+        TypeError: `data` is not one of these, or `batches` is asked for of an RDD.
+        Exception: as `run`.
+    """
+    context = _context()
+    asked = _asked(
+        "ringtrain.spark.run_on", start_timeout, env, stdout, stderr, verbose, nics, prefix_output_with_timestamp
+    )
+    function = _pickled(fn, args, kwargs)
+    if not isinstance(data, (DataFrame, RDD)):
+        raise TypeError(f"data must be a DataFrame or an RDD, not {type(data).__name__}")
+    if batches and not isinstance(data, DataFrame):
+        raise TypeError("batches=True needs a DataFrame: an RDD has no columns")
+
+    def make_stage(call: Call) -> RDD[Outcome]:
+        if isinstance(data, DataFrame):
+            return _stage_of_batches(context, data, call) if batches else _stage(context, data.rdd, call)
+        return _stage(context, data, call)
+
+    return Job(context, asked).run(function, True, make_stage)
+
+
+def _stage_of_batches(context: SparkContext, data: DataFrame, call: Call) -> RDD[Outcome]:
+    """Spark gives record batches only to a function of a DataFrame, which gives some back."""
+
+    def of_batches(partition: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        yield pyarrow.RecordBatch.from_arrays([[pickle.dumps(run_rank(call, partition))]], [_OUTCOME])
+
+    with_outcomes = data.mapInArrow(of_batches, f"{_OUTCOME} binary", barrier=not grows(context))
+    return with_outcomes.rdd.map(lambda row: pickle.loads(row[0]))
+
+
+def _stage(context: SparkContext, rows: RDD[Any], call: Call) -> RDD[Outcome]:
+    """The RDD of one outcome for each partition of `rows`."""
+
+    def of_partition(partition: Iterable[Any]) -> list[Outcome]:
+        return [run_rank(call, iter(partition))]
+
+    return rows.mapPartitions(of_partition) if grows(context) else rows.barrier().mapPartitions(of_partition)
+
+
+def _context() -> SparkContext:
+    context = SparkContext._active_spark_context
+    if context is None:
+        raise RuntimeError(
+            "there is no SparkContext in this process: make a session first, with SparkSession.builder.getOrCreate(). "
+            "A session of Spark Connect has none; run this in the process of the driver"
+        )
+    return context
+
+
+def _asked(
+    name: str,
+    start_timeout: float | None,
+    env: Mapping[str, str] | None,
+    stdout: Any,
+    stderr: Any,
+    verbose: int,
+    nics: Iterable[str] | None,
+    has_time: bool,
+) -> Asked:
+    if start_timeout is None:
+        start_timeout = float(os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or _START_TIMEOUT_S)
+    timeout_s = check_start_timeout(start_timeout)
+    interfaces = check_interfaces(nics)
+    variables = {"RINGTRAIN_SOCKET_INTERFACES": interfaces} if interfaces else {}
+    variables |= {"RINGTRAIN_START_TIMEOUT_S": str(timeout_s), **check_env(env)}
+    screen = Screen(_printer(stdout, stderr), speaker=name)
+    return Asked(name, timeout_s, variables, screen, bool(has_time), is_verbose=verbose >= 2)
+
+
+def _printer(stdout: Any, stderr: Any) -> Print:
+    def write(data: bytes, is_error: bool) -> None:
+        stream = stderr if is_error else stdout
+        if stream is None:
+            print_to_python(data, is_error)
+            return
+        takes_bytes = isinstance(stream, (io.RawIOBase, io.BufferedIOBase))
+        stream.write(data if takes_bytes else data.decode(errors="replace"))
+        stream.flush()
+
+    return write
+
+
+def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    check_function(fn)
+    return pickled_call(fn, check_args(args), dict(kwargs or {}))
+
+
+def _warn_of(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_args: str | None, executable: str | None) -> None:
+    sentences = horovod_flags.sentences_of_arguments({"use_gloo": use_gloo})
+    for given, sentence in (
+        (use_mpi, "use_mpi=True has no effect: tasks of Spark talk over sockets and shared memory"),
+        (extra_mpi_args, "extra_mpi_args has no effect: tasks of Spark talk over sockets and shared memory"),
+        (
+            executable,
+            "executable has no effect: ranks are in Python workers of Spark, whose Python is spark.pyspark.python",
+        ),
+    ):
+        sentences += [sentence] if given else []
+    for sentence in sentences:
+        warnings.warn(sentence, stacklevel=3)
