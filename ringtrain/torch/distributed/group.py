@@ -379,6 +379,7 @@ class ProcessGroup(_OfTorch):  # type: ignore[misc]
         signature = (place, *(view[1:] for view in views))
         return self._submit(
             *("reduce", OpKind.ALLREDUCE, signature, views, views, reduction_of(op, given, "reduce")),
+            root=place,  # compared only: all ranks have the sums
             opts=opts,
             arrays=memory,
             results=given,

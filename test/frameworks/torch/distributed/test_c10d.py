@@ -352,6 +352,8 @@ def test_a_disagreement_is_named_and_the_next_group_works():
             dist.all_reduce(torch.ones(2))
         else:
             dist.broadcast(torch.ones(2), 0)
+    with default_group(), pytest.raises(hvd.MismatchError, match=r"rank 0 used root_rank=0, rank 1 used root_rank=1"):
+        dist.reduce(torch.ones(2), rank)
     dtype = torch.float32 if rank else torch.float64
     with default_group(), pytest.raises(hvd.MismatchError, match=r"rank 0 sent float64\[2\], rank 1 sent float32\[2\]"):
         dist.all_reduce(torch.ones(2, dtype=dtype))
@@ -873,18 +875,8 @@ train(hvd.elastic.TorchState(model, optimizer, step=0))
 def test_an_elastic_job_makes_the_default_group_of_ddp_again_in_the_processes_that_are_left(tmp_path):
     script = tmp_path / "elastic.py"
     script.write_text(_ELASTIC)
-    ringrun = [
-        sys.executable,
-        "-m",
-        "ringtrain.run",
-        "--no-prefix-output",
-        "-np",
-        "3",
-        "--min-np",
-        "2",
-        "--max-np",
-        "3",
-    ]
+    size = ["-np", "3", "--min-np", "2", "--max-np", "3"]
+    ringrun = [sys.executable, "-m", "ringtrain.run", "--no-prefix-output", *size]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [*ringrun, sys.executable, "-W", "ignore", str(script)],
