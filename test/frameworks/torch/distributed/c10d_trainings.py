@@ -178,6 +178,28 @@ def fsdp2():
     return train(model, torch.optim.AdamW(model.parameters(), lr=0.01))
 
 
+def fsdp2_of_16_bits():
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    losses = []
+    for halves, sums in ((torch.bfloat16, torch.float32), (torch.float16, torch.float16)):
+        policies = {
+            "mp_policy": MixedPrecisionPolicy(param_dtype=halves, reduce_dtype=sums),
+            "offload_policy": CPUOffloadPolicy(pin_memory=False),
+        }
+        model = make_model()
+        fully_shard(model[0], **policies)
+        fully_shard(model, reshard_after_forward=False, **policies)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        first, *others = batches(4)
+        model.set_requires_gradient_sync(False)
+        F.cross_entropy(model(first[0]).float(), first[1]).backward()
+        model.set_requires_gradient_sync(True)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        losses.append(train(model, optimizer, others))
+    return losses
+
+
 def hsdp():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -272,6 +294,27 @@ def pipeline():
     return loss.item()
 
 
+def pipeline_of_several_stages():
+    from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    stages = []
+    for place in (rank, rank + size):
+        torch.manual_seed(place)
+        stages.append(PipelineStage(nn.Linear(8, 8), place, 2 * size, torch.device("cpu")))
+    schedule = ScheduleInterleaved1F1B(stages, n_microbatches=2 * size, loss_fn=F.mse_loss)
+    losses = []
+    if rank == 0:
+        schedule.step(torch.ones(4 * size, 8))
+    elif rank == size - 1:
+        schedule.step(target=torch.zeros(4 * size, 8), losses=losses)
+    else:
+        schedule.step()
+    total = sum(stage.submod.weight.grad.double().sum() for stage in stages)
+    dist.all_reduce(total)
+    return [*(loss.item() for loss in losses), total.item()]
+
+
 def compiled():
     model = torch.compile(DDP(make_model()), backend="eager")
     return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -294,9 +337,10 @@ ALL = (
         zero,
         fsdp1,
         fsdp2,
+        fsdp2_of_16_bits,
         hsdp,
     ),
-    *(tensor_parallel, dtensor, checkpoint, pipeline, compiled),
+    *(tensor_parallel, dtensor, checkpoint, pipeline, pipeline_of_several_stages, compiled),
 )
 
 
