@@ -652,6 +652,7 @@ std::unique_ptr<HeldStage> Actor::stage(size_t piece, uint64_t seq, const Source
   auto held = hold_stage();
   // Read before the term is checked: a later process has raised that before its pushes are counted.
   const uint64_t term = part_->worker(layout.first_chunk(piece), number_).term;
+  std::atomic_thread_fence(std::memory_order_acquire);
   require_term();
   size_t count = ranges.empty() ? part_->spec().pieces[piece].count : 0, all_ranges = 0;
   for (const ElementRanges* const of_chunk : ranges) {
