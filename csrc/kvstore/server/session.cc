@@ -1,6 +1,7 @@
 #include "kvstore/server/session.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -16,14 +17,15 @@ namespace ringtrain {
 
 // The Part says that somebody waits before the last look: who changes something looks after it has changed it.
 void WaitingRoom::enter(const Name& name, Part& part, size_t chunk, Attempt attempt) {
-  part.header().has_parked.fetch_add(1, std::memory_order_seq_cst);
+  part.header().has_parked.fetch_add(1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   names_.insert(name);
   tables_[{&part, chunk}].push_back({name, std::move(attempt)});
   try_chunk(part, chunk);
 }
 
 void WaitingRoom::note_left(Part& part, const Name& name) {
-  part.header().has_parked.fetch_sub(1, std::memory_order_seq_cst);
+  part.header().has_parked.fetch_sub(1, std::memory_order_relaxed);
   names_.erase(name);
 }
 

@@ -47,7 +47,8 @@ void PartMemory::reserve(size_t offset, size_t bytes) {
 
 namespace {
 
-// The compiler keeps the order of stores on both sides: a process may be killed between any two.
+// The compiler keeps the order of stores on both sides: a process may be killed between any two. The processor need
+// not: the mutex of a dead owner is locked again only after all stores that its process has executed are visible.
 void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 size_t kept_bytes(const Layout& layout) {

@@ -7,6 +7,7 @@
 // (StageRecord): if its worker dies between two chunks, the server applies the rest.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -91,7 +92,11 @@ class Part {
   // Whether others in this process or another one wait for a round, and the server has to be told that it may have
   // answers. Called after each change.
   void ring() { header().doorbell.ring(); }
-  bool has_parked() { return header().has_parked.load(std::memory_order_seq_cst) != 0; }
+  bool has_parked() {
+    // Either this sees that the server waits, or the server sees the change; WaitingRoom::enter() has the other fence.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    return header().has_parked.load(std::memory_order_relaxed) != 0;
+  }
 
   // The holder of a chunk, for a message: a worker's number, or -1 for the server or none.
   int holder(size_t chunk);
