@@ -101,7 +101,7 @@ const std::vector<Entry>& entries() {
              "an MPI that takes addresses of GPUs itself."),
       number(&Options::gpus_per_rank, "gpus_per_rank", 1, 64,
              "How many GPUs of a node each rank has for itself: init() chooses the first of them, by local rank."),
-      choice(&Options::simd, "simd", {"auto", "scalar", "avx2", "avx512"},
+      choice(&Options::simd, "simd", {"auto", "scalar", "avx2", "avx512", "neon"},
              "Instruction set of the reduction kernels; auto takes the best that this CPU has."),
       choice(&Options::autotune, "autotune", {"off", "on"},
              "Whether to look for better values of the thresholds and sizes above, but for those that are set, during "

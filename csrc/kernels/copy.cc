@@ -26,6 +26,7 @@ void mix(uint64_t& lane, const char* data) {
   lane = rotated(lane + word * kOdd[1], 31) * kOdd[0];
 }
 
+#if defined(__x86_64__)
 // From 2 KB on glibc copies by the processor's own instruction (rep movsb). On AMD's Zen that takes five to ten times
 // as long where the destination begins up to 31 bytes behind the source, page offset by page offset (glibc's bug
 // 30994). Arrays of NumPy begin 16 bytes behind a page, and mailboxes on a cache line, so every so many meet this.
@@ -35,6 +36,9 @@ bool is_slow_for_memcpy(const void* destination, const void* source, size_t byte
   const uintptr_t behind = (reinterpret_cast<uintptr_t>(destination) - reinterpret_cast<uintptr_t>(source)) % kPage;
   return bytes > kLong && behind > 0 && behind < kNear;
 }
+#else
+constexpr bool is_slow_for_memcpy(const void*, const void*, size_t) { return false; }
+#endif
 
 }  // namespace
 

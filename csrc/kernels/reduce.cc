@@ -1,7 +1,5 @@
 #include "kernels/reduce.h"
 
-#include <cpuid.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -15,6 +13,7 @@
 #include "kernels/variant.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #endif
 
 namespace ringtrain {
@@ -52,6 +51,10 @@ std::vector<const Variant*> variants_of_this_cpu() {
   if (has_avx512()) variants.push_back(&kAvx512Variant);
   return variants;
 }
+
+#elif defined(__aarch64__)
+
+std::vector<const Variant*> variants_of_this_cpu() { return {&kScalarVariant, &kNeonVariant}; }
 
 #else
 
@@ -239,9 +242,16 @@ void choose_simd(const std::string& name) {
 #if defined(__x86_64__)
 KeptDenormals::KeptDenormals() : before_(__builtin_ia32_stmxcsr()) {
   constexpr unsigned kDenormalsAreZero = 0x0040, kFlushToZero = 0x8000;
-  __builtin_ia32_ldmxcsr(before_ & ~(kDenormalsAreZero | kFlushToZero));
+  __builtin_ia32_ldmxcsr(static_cast<unsigned>(before_) & ~(kDenormalsAreZero | kFlushToZero));
 }
-KeptDenormals::~KeptDenormals() { __builtin_ia32_ldmxcsr(before_); }
+KeptDenormals::~KeptDenormals() { __builtin_ia32_ldmxcsr(static_cast<unsigned>(before_)); }
+#elif defined(__aarch64__)
+KeptDenormals::KeptDenormals() {
+  constexpr uint64_t kFlushToZero = 1 << 24;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(before_));
+  __asm__ volatile("msr fpcr, %0" : : "r"(before_ & ~kFlushToZero));
+}
+KeptDenormals::~KeptDenormals() { __asm__ volatile("msr fpcr, %0" : : "r"(before_)); }
 #else
 KeptDenormals::KeptDenormals() = default;
 KeptDenormals::~KeptDenormals() = default;

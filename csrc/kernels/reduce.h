@@ -2,10 +2,11 @@
 //
 // Bit for bit the same on every CPU: each element is combined in the order of `sources`, 16-bit floats accumulate in
 // float32 and are rounded once (to nearest even), no fused multiply-add is used, and a NaN result is the positive quiet
-// NaN. The variants for scalar, AVX2 and AVX-512 are chosen once, at run time.
+// NaN. The variants for scalar, AVX2, AVX-512 and NEON are chosen once, at run time.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "base/dtype.h"
@@ -34,7 +35,8 @@ void scale(DType dtype, double factor, void* destination, const void* source, si
 void widen(DType dtype, float* destination, const void* source, size_t count);
 void narrow(DType dtype, double factor, void* destination, const float* source, size_t count);
 
-// "auto", "scalar", "avx2" or "avx512". Throws Error(invalid) if this CPU cannot. Call before the first reduction.
+// "auto", "scalar", "avx2", "avx512" or "neon". Throws Error(invalid) if this CPU cannot. Call before the first
+// reduction.
 void choose_simd(const std::string& name);
 
 // As long as it lives, its thread computes with denormal numbers. Libraries built with -ffast-math have them flushed to
@@ -47,10 +49,10 @@ class KeptDenormals {
   KeptDenormals& operator=(const KeptDenormals&) = delete;
 
  private:
-  unsigned before_ = 0;
+  uint64_t before_ = 0;  // the control register of floating point
 };
 
-// The variant in use: "scalar", "avx2" or "avx512".
+// The variant in use: "scalar", "avx2", "avx512" or "neon".
 const char* simd_in_use();
 
 // The dot products of adaptive summation: of vectors a and b, or of a part of them; the dots of all parts

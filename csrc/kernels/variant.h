@@ -32,6 +32,8 @@ extern const Variant kScalarVariant;
 #if defined(__x86_64__)
 extern const Variant kAvx2Variant;
 extern const Variant kAvx512Variant;
+#elif defined(__aarch64__)
+extern const Variant kNeonVariant;
 #endif
 
 }  // namespace ringtrain

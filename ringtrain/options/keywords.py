@@ -31,7 +31,7 @@ class Options(TypedDict, total=False):
     gpu_algorithm: Literal["auto", "nccl", "hierarchical", "staged"]
     gpu_cross_algorithm: Literal["nccl", "mpi", "cuda_aware_mpi"]
     gpus_per_rank: float
-    simd: Literal["auto", "scalar", "avx2", "avx512"]
+    simd: Literal["auto", "scalar", "avx2", "avx512", "neon"]
     autotune: bool | Literal["on", "off"]
     autotune_file: str | PathLike[str]
     timeline_filename: str | PathLike[str]

@@ -267,7 +267,7 @@ def test_unsigned_arrays_in_groups_in_process_sets_and_beside_ranks_that_have_jo
 
 
 @pytest.mark.ranks(2, initialised=False)
-@pytest.mark.parametrize("simd", ["scalar", "avx2", "avx512"])
+@pytest.mark.parametrize("simd", ["scalar", "avx2", "avx512", "neon"])
 def test_unsigned_values_above_the_signed_range_with_each_instruction_set(simd):
     try:
         hvd.init(simd=simd)
@@ -365,7 +365,7 @@ def test_all_ranks_hold_the_same_bits_by_doubling(count):
 def test_ranks_with_different_instruction_sets_hold_the_same_bits():
     from ringtrain import _core
 
-    simd = ["scalar", "avx2", "avx512"]
+    simd = ["scalar", "avx2", "avx512", "neon"]
     hvd.init()
     hvd.shutdown()
     available = []

@@ -583,7 +583,7 @@ def test_calls_before_init():
     [
         ({"fusion_threshold_mb": -1}, ValueError, "fusion_threshold_mb must be a number from 0 to 4096"),
         ({"cache_capacity": "many"}, ValueError, "cache_capacity must be a number"),
-        ({"simd": "mmx"}, ValueError, "one of auto scalar avx2 avx512, not mmx"),
+        ({"simd": "mmx"}, ValueError, "one of auto scalar avx2 avx512 neon, not mmx"),
         ({"fusion": 1}, TypeError, "has no option 'fusion'"),
     ],
 )
