@@ -131,6 +131,12 @@ void read_value(Reader& reader, std::vector<TensorSpec>& tensors) {
   }
 }
 
+bool can_be_weighted(const Operation& operation) {
+  return operation.kind == OpKind::allreduce && operation.op == ReduceOp::average &&
+         std::all_of(operation.tensors.begin(), operation.tensors.end(),
+                     [](const TensorSpec& tensor) { return is_float(tensor.dtype); });
+}
+
 bool has_rows(const TensorSpec& tensor) { return !tensor.shape.empty(); }
 
 // Throws if fields that depend on each other do not fit.
@@ -141,6 +147,7 @@ void require_valid(const Operation& operation, int world_size) {
   const auto is_rank = [&](int64_t number) { return number >= 0 && number < world_size; };
   const std::vector<int64_t>& numbers = operation.numbers;
   require((operation.name == kJoinName) == (operation.kind == OpKind::join), "the name of another kind of operation");
+  require(!operation.is_weighted || can_be_weighted(operation), "a weight, which is for averages of floats");
   require(operation.name != kEndName || (operation.kind == OpKind::barrier && operation.process_set == 0),
           "the name of the barrier at the end");
   switch (operation.kind) {

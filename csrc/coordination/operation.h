@@ -91,6 +91,8 @@ struct Operation {
   // ranks' do.
   bool is_registered = false;
   Quantizer quantizer;  // of an allreduce whose sums travel between the nodes as codes
+  // An average to which each rank's tensors contribute by a weight of their own: see runtime/weights.h.
+  bool is_weighted = false;
 
   bool operator==(const Operation& other) const;
   size_t bytes() const;
@@ -133,7 +135,10 @@ constexpr auto kFields = std::make_tuple(
                    "Give the same root_rank on all ranks."},
     Field<Factors>{&Operation::factors, true, factors_text, "Give the same scale factors on all ranks."},
     Field<bool>{&Operation::is_registered, true, nullptr, nullptr},
-    Field<Quantizer>{&Operation::quantizer, true, quantizer_text, "Give the same compression on all ranks."});
+    Field<Quantizer>{&Operation::quantizer, true, quantizer_text, "Give the same compression on all ranks."},
+    Field<bool>{&Operation::is_weighted, true,
+                [](const bool& is_weighted) { return std::string(is_weighted ? "gave a weight" : "gave no weight"); },
+                "Give weight= on all ranks or on none: 0 on a rank without samples."});
 static_assert(std::tuple_size_v<decltype(kFields)> == count_of_fields<Operation>());
 
 // Calls visit(field) for each of them, in this order.

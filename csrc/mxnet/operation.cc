@@ -148,8 +148,9 @@ DType dtype_of(const DlTensor& tensor) {
 // be computed.
 class Job {
  public:
-  Job(Request request, const std::vector<void*>& inputs, const std::vector<void*>& outputs)
-      : key_(key_of(request.operation)), request_(std::move(request)), input_count_(inputs.size()) {
+  Job(Request request, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
+      std::optional<double> weight)
+      : key_(key_of(request.operation)), request_(std::move(request)), weight_(weight), input_count_(inputs.size()) {
     for (const auto* arrays : {&inputs, &outputs})
       for (void* array : *arrays) keep(array);
     waiting_.begin = [this] { submit(); };
@@ -209,6 +210,7 @@ class Job {
       builder.add_input(view_of_array(i));
       builder.add_output(view_of_array(input_count_ + i));
     }
+    if (weight_) builder.set_weight(*weight_);
     builder.let_wait_for_name();
     return builder.submit(Engine::Caller::goes_on);
   }
@@ -242,6 +244,7 @@ class Job {
 
   const Key key_;
   Request request_;
+  const std::optional<double> weight_;
   const size_t input_count_;
   std::vector<void*> arrays_;  // the inputs, then the outputs
   std::vector<DlManaged*> memory_;
@@ -261,7 +264,8 @@ void destroy(void* param) { delete static_cast<Job*>(param); }
 void use_mxnet(const MxnetLibrary& library) { mxnet = library; }
 
 // All kinds of contexts are in the host's memory, so the operation itself is always one of cpu(0).
-void push_to_mxnet(Request request, const std::vector<void*>& inputs, std::vector<void*> outputs) {
+void push_to_mxnet(Request request, const std::vector<void*>& inputs, std::vector<void*> outputs,
+                   std::optional<double> weight) {
   struct Context {
     int32_t device_type = 1, device_id = 0;
   };
@@ -270,7 +274,7 @@ void push_to_mxnet(Request request, const std::vector<void*>& inputs, std::vecto
   static constexpr int kAsync = 4;
   const char* name = name_of(request.operation.kind);
   const int priority = request.priority;
-  auto job = std::make_unique<Job>(std::move(request), inputs, outputs);
+  auto job = std::make_unique<Job>(std::move(request), inputs, outputs, weight);
   std::vector<void*> read = inputs;
   job->join_line();
   // It is MXNet's from here on, whatever becomes of the call.

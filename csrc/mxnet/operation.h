@@ -57,8 +57,9 @@ void use_mxnet(const MxnetLibrary& library);
 // Any thread. `request` has a name and lacks the tensors: these are NDArrays in the host's memory, by their handles,
 // which may be freed at once. Without `inputs` the outputs are worked on in place; else there are as many, and none is
 // in both. Throws failure for what MXNet refuses; any other error is thrown where an output is read, in
-// words that begin with the name of the exception.
-void push_to_mxnet(Request request, const std::vector<void*>& inputs, std::vector<void*> outputs);
+// words that begin with the name of the exception. `weight`: of this rank, in an average.
+void push_to_mxnet(Request request, const std::vector<void*>& inputs, std::vector<void*> outputs,
+                   std::optional<double> weight);
 
 // How many MXNet has not been told to be done.
 int pending_in_mxnet();

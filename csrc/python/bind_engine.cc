@@ -1,6 +1,7 @@
 // Starting and ending the Engine, submitting, waiting, and results.
 #include <atomic>
 #include <limits>
+#include <optional>
 
 #include "base/clock.h"
 #include "base/wait.h"
@@ -96,13 +97,14 @@ Operation make_operation(OpKind kind, std::string name, int process_set, ReduceO
 
 SharedHandle submit(const Operation& operation, const nb::list& inputs, const nb::list& outputs,
                     std::vector<int64_t> splits, int priority, bool is_awaited, const Site& site, bool waits_for_name,
-                    std::string title) {
+                    std::string title, std::optional<double> weight) {
   SubmissionBuilder builder(Request{operation, priority, site.text});
   for (const nb::handle tuple : inputs) builder.add_input(to_view(nb::cast<nb::tuple>(tuple)));
   for (const nb::handle tuple : outputs) builder.add_output(to_view(nb::cast<nb::tuple>(tuple)));
   builder.set_splits(std::move(splits));
   if (waits_for_name) builder.let_wait_for_name();
   if (!title.empty()) builder.set_title(std::move(title));
+  if (weight) builder.set_weight(*weight);
   return {builder.submit(caller_that(is_awaited))};
 }
 
@@ -269,9 +271,10 @@ void bind_engine(nb::module_& module) {
       "submit", &submit, nb::arg("operation"), nb::arg("inputs"), nb::arg("outputs"),
       nb::arg("splits") = std::vector<int64_t>(), nb::arg("priority") = 0, nb::arg("is_awaited") = false,
       nb::arg("site") = Site(), nb::arg("waits_for_name") = false, nb::arg("title") = "",
+      nb::arg("weight").none() = nb::none(),
       "Hands an operation to the engine. The memory must stay until the Handle is done. A name that is in flight "
       "is an error, unless the operation waits for it: then it is begun when the one before has ended. title: what "
-      "messages call it instead of kind and name; empty: nothing else.");
+      "messages call it instead of kind and name; empty: nothing else. weight: of this rank, in an average.");
   module.def("empty_bytes", &empty_bytes, nb::arg("bytes"),
              "An array of bytes in memory that the ranks of the node share, or None where there is no such memory.");
   module.def(

@@ -1,4 +1,5 @@
 // Operations of MXNet's engine, and the handlers that JAX registers with XLA.
+#include <optional>
 #include <utility>
 
 #include "mpi_abi/library.h"
@@ -36,11 +37,11 @@ std::vector<void*> to_handles(const std::vector<uintptr_t>& numbers) {
 }
 
 void push(const Operation& operation, const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs,
-          int priority, const Site& site) {
+          int priority, const Site& site, std::optional<double> weight) {
   require_engine();
   Request request{operation, priority, site.text};
   ReleasedGil release;  // MXNet may delete what has ended, and wait for a lock
-  push_to_mxnet(std::move(request), to_handles(inputs), to_handles(outputs));
+  push_to_mxnet(std::move(request), to_handles(inputs), to_handles(outputs), weight);
 }
 
 void raise_failure() {
@@ -53,9 +54,9 @@ void bind_mxnet(nb::module_& module) {
   module.def("use_mxnet", &use, nb::arg("addresses"), "Where the functions of libmxnet.so are, by name.");
   module.def(
       "mxnet_push", &push, nb::arg("operation"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("priority"),
-      nb::arg("site"),
+      nb::arg("site"), nb::arg("weight").none() = nb::none(),
       "Hands an operation to MXNet's engine, which begins it when its arrays are computed. Arrays are handles of "
-      "NDArrays; without inputs it works in place.");
+      "NDArrays; without inputs it works in place. weight: as for submit().");
   module.def("mxnet_pending", &pending_in_mxnet, "How many of them are not done.");
   module.def("mxnet_raise_failure", &raise_failure, "Raises with what the engine ended, if one of them has met it.");
   module.def("mxnet_forget_failure", &forget_mxnet_failure);

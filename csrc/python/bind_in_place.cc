@@ -113,9 +113,11 @@ Request request_of(std::string name, ReduceOp op, double prescale, double postsc
 
 // The road of a gradient that comes for the first time.
 SharedHandle allreduce_in_place(const nb::tuple& view, std::string name, ReduceOp op, double prescale, double postscale,
-                                int process_set, int priority, bool is_awaited, const Site& site) {
+                                int process_set, int priority, bool is_awaited, const Site& site,
+                                std::optional<double> weight) {
   SubmissionBuilder builder(request_of(std::move(name), op, prescale, postscale, process_set, priority, site));
   builder.add_in_place(to_view(view));
+  if (weight) builder.set_weight(*weight);
   return {builder.submit(caller_that(is_awaited))};
 }
 
@@ -162,6 +164,8 @@ class PreparedArray {
     return wait_for(*handle, timeout_s, give_up_s) ? take().second : nb::none();
   }
 
+  void set_weight(double weight) { prepared_.set_weight(weight); }
+
   bool has_begun() const { return begun_ != nullptr; }
 
   // Returns what was begun, and its array.
@@ -195,12 +199,13 @@ class PreparedArray {
 
 void prepare(PreparedArray* place, const nb::tuple& view, std::string name, ReduceOp op, double prescale,
              double postscale, int process_set, int priority, const Site& site, nb::type_object type, nb::object look,
-             nb::handle exchange, bool is_flat, bool waits_for_name) {
+             nb::handle exchange, bool is_flat, bool waits_for_name, bool is_weighted) {
   TensorView tensor = to_view(view);
   if (tensor.device != TensorView::kHost) throw invalid("only what is in host memory can be prepared");
-  new (place) PreparedArray(Prepared(request_of(std::move(name), op, prescale, postscale, process_set, priority, site),
-                                     std::move(tensor.spec), waits_for_name),
-                            std::move(type), std::move(look), exchange, is_flat);
+  Request request = request_of(std::move(name), op, prescale, postscale, process_set, priority, site);
+  request.operation.is_weighted = is_weighted;
+  new (place) PreparedArray(Prepared(std::move(request), std::move(tensor.spec), waits_for_name), std::move(type),
+                            std::move(look), exchange, is_flat);
 }
 
 }  // namespace
@@ -208,7 +213,9 @@ void prepare(PreparedArray* place, const nb::tuple& view, std::string name, Redu
 // How torch tells C++ of a tensor without Python: DLPack's exchange API, a table of functions in a capsule.
 
 void bind_in_place(nb::module_& module) {
-  module.def("allreduce_in_place", &allreduce_in_place, "As submit, for what gradients need, positional only.");
+  module.def("allreduce_in_place", &allreduce_in_place, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none() = nb::none(),
+             "As submit, for what gradients need, positional only.");
   nb::class_<PreparedArray>(
       module, "Prepared",
       "The allreduce in place of one array in host memory that comes again and again, as its view is but for the "
@@ -217,7 +224,7 @@ void bind_in_place(nb::module_& module) {
       .def("__init__", &prepare, nb::arg("view"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
            nb::arg("postscale"), nb::arg("process_set"), nb::arg("priority"), nb::arg("site"), nb::arg("type"),
            nb::arg("look").none(), nb::arg("exchange").none(), nb::arg("is_flat") = false,
-           nb::arg("waits_for_name") = false)
+           nb::arg("waits_for_name") = false, nb::arg("is_weighted") = false)
       .def(
           "start", &PreparedArray::start, nb::arg(), nb::arg(), nb::arg().none(),
           "(array, title, site): as allreduce_in_place; None if nothing has happened. title and site: as for submit(), "
@@ -228,6 +235,7 @@ void bind_in_place(nb::module_& module) {
       .def("finish", &PreparedArray::finish,
            "(timeout_s, give_up_s): takes the array if it is done after at most so many seconds, else None. An "
            "operation that failed is still to be taken. give_up_s: as for wait().")
+      .def("set_weight", &PreparedArray::set_weight, "Of the submissions from now on, if it was prepared as weighted.")
       .def("has_begun", &PreparedArray::has_begun, "Whether there is something to take.")
       .def("take", &PreparedArray::take, "The Handle of what was begun, and its array.");
 }

@@ -49,6 +49,7 @@ struct Submission {
   Few<void*> outputs;           // as many, or none where the operation allocates them; may be the inputs
   Few<size_t> output_bytes;     // how long they are, where that is not what the inputs are
   std::vector<int64_t> splits;  // alltoall: for each tensor the rows for each rank
+  double weight = 1;            // of this rank, where the operation is weighted
   bool waits_for_name = false;  // while it is in flight, where another one would be refused
   bool is_awaited = false;      // the submitting thread does nothing else until it is done
   bool is_unnamed = false;      // by the user

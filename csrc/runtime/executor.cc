@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "base/fork.h"
 #include "collectives/group.h"
@@ -34,10 +35,11 @@ bool takes_prescale_at_the_end(const Operation& operation, DType dtype) {
   return is_float(dtype) && reduce_of(operation.op) == Reduce::sum;
 }
 
-Reduction reduction_of(const Operation& operation, DType dtype, int ranks) {
+// `divisor`: of an average.
+Reduction reduction_of(const Operation& operation, DType dtype, double divisor) {
   Reduction reduction{dtype, reduce_of(operation.op), operation.factors.postscale};
   if (takes_prescale_at_the_end(operation, dtype)) reduction.scale *= operation.factors.prescale;
-  if (operation.op == ReduceOp::average) reduction.scale /= ranks;
+  if (operation.op == ReduceOp::average) reduction.scale /= divisor;
   return reduction;
 }
 
@@ -50,11 +52,15 @@ void quantized_sum(const Operation& common, Group& host, const std::vector<Piece
   quantized.allreduce(host, common.quantizer, {common.factors.prescale, common.factors.postscale / ranks}, tensors);
 }
 
-// Where the reduction reads from: `source`, or `destination` after the prescale factor was applied there.
-const void* prescaled(Memory& memory, const Operation& operation, DType dtype, const void* source, void* destination,
-                      size_t count) {
-  if (operation.factors.prescale == 1.0 || takes_prescale_at_the_end(operation, dtype)) return source;
-  memory.scale(dtype, operation.factors.prescale, destination, source, count);
+// The factor of the operation that multiplies the values of each rank before they are reduced.
+double prescale_of(const Operation& operation, DType dtype) {
+  return takes_prescale_at_the_end(operation, dtype) ? 1.0 : operation.factors.prescale;
+}
+
+// Where the reduction reads from: `source`, or `destination` after the factor was applied there.
+const void* scaled(Memory& memory, DType dtype, double factor, const void* source, void* destination, size_t count) {
+  if (factor == 1.0) return source;
+  memory.scale(dtype, factor, destination, source, count);
   return destination;
 }
 
@@ -225,54 +231,88 @@ void Executor::allreduce(const Plan& plan, const Submissions& submissions, Loan&
   Memory& memory = *loan.memory;
   const Operation& common = plan.parts.front()->operation;
   Group& group = memory.group(common.process_set);
-  std::map<DType, std::vector<Piece>> pieces;
+  const bool keeps_unit = common.quantizer.kind != Quantizer::Kind::none;
+  if (common.is_weighted) sum_weights(submissions, loan);
+  std::map<std::pair<DType, double>, std::vector<Piece>> pieces;  // by dtype and divisor
 
-  size_t joined_bytes = 0;  // of tensors for which this rank, having joined, contributes zeros
+  // Of tensors for which this rank contributes zeros, since it has joined or gives no weight to what it has.
+  const auto gives_zeros = [&](const SubmissionPtr& one) { return !one || (common.is_weighted && one->weight == 0); };
+  size_t bytes_of_zeros = 0;
   for (size_t i = 0; i < submissions.size(); ++i)
-    if (!submissions[i]) joined_bytes += plan.parts[i]->operation.bytes();
-  char* zeros = memory.zeros(joined_bytes);
+    if (gives_zeros(submissions[i])) bytes_of_zeros += plan.parts[i]->operation.bytes();
+  char* zeros = memory.zeros(bytes_of_zeros);
 
   for (size_t i = 0; i < plan.parts.size(); ++i) {
     const Operation& operation = plan.parts[i]->operation;
+    if (common.is_weighted && !trouble_of(loan.weights[i]).empty()) continue;
+    Weighting weighting{1.0, static_cast<double>(group.size())};
+    if (common.is_weighted)
+      weighting = weighting_of(submissions[i] ? submissions[i]->weight : 0, loan.weights[i], group.size(), keeps_unit);
     for (size_t t = 0; t < operation.tensors.size(); ++t) {
       const TensorSpec& spec = operation.tensors[t];
       const auto count = static_cast<size_t>(spec.count());
-      if (const auto& submission = submissions[i]) {
+      std::vector<Piece>& list = pieces[{spec.dtype, weighting.divisor}];
+      const auto& submission = submissions[i];
+      if (!submission) {
+        list.push_back({zeros, zeros, count});
+      } else if (gives_zeros(submission)) {
         void* destination = submission->outputs[t];
-        const void* source = prescaled(memory, operation, spec.dtype, submission->inputs[t], destination, count);
-        pieces[spec.dtype].push_back({source, destination, count});
+        memory.copy(destination, zeros, spec.bytes());
+        list.push_back({destination, destination, count});
       } else {
-        pieces[spec.dtype].push_back({zeros, zeros, count});
-        zeros += spec.bytes();
+        void* destination = submission->outputs[t];
+        const double factor = weighting.factor * prescale_of(operation, spec.dtype);
+        list.push_back(
+            {scaled(memory, spec.dtype, factor, submission->inputs[t], destination, count), destination, count});
       }
+      if (gives_zeros(submission)) zeros += spec.bytes();
     }
   }
-  for (const auto& [dtype, list] : pieces) {
-    const Reduction reduction = reduction_of(common, dtype, group.size());
-    if (common.quantizer.kind != Quantizer::Kind::none) {
-      const std::vector<float*> residuals = residuals_of(plan);
+  for (const auto& [key, list] : pieces) {
+    const DType dtype = key.first;
+    const Reduction reduction = reduction_of(common, dtype, key.second);
+    if (keeps_unit) {
+      const std::vector<float*> residuals = residuals_of(plan, loan);
       memory.on_host(common.process_set, dtype, list, [&](Group& host, const std::vector<Piece>& pieces) {
         quantized_sum(common, host, pieces, residuals, *loan.quantized);
       });
     } else if (common.op == ReduceOp::adasum) {
-      memory.on_host(common.process_set, dtype, list,
-                     [&, dtype = dtype](Group& host, const std::vector<Piece>& pieces) {
-                       loan.adasum->allreduce(host, dtype, reduction.scale, pieces);
-                     });
+      memory.on_host(common.process_set, dtype, list, [&](Group& host, const std::vector<Piece>& pieces) {
+        loan.adasum->allreduce(host, dtype, reduction.scale, pieces);
+      });
     } else if (common.is_registered) {
       group.allreduce_registered(reduction, list);
     } else {
       group.allreduce(reduction, list);
     }
   }
-  finish_all(plan, submissions, memory);
+  finish_all(plan, common.is_weighted ? fail_without_average(plan, submissions, loan) : submissions, memory);
 }
 
-// Of each tensor of the plan. A rank that has joined still has what it has left out before.
-std::vector<float*> Executor::residuals_of(const Plan& plan) {
+void Executor::sum_weights(const Submissions& submissions, Loan& loan) {
+  for (const SubmissionPtr& submission : submissions)
+    loan.weights.push_back(sum_of(submission ? submission->weight : 0));
+  sum_over_ranks(*loan.on_host, loan.weights);
+}
+
+Executor::Submissions Executor::fail_without_average(const Plan& plan, Submissions submissions, const Loan& loan) {
+  for (size_t i = 0; i < submissions.size(); ++i) {
+    const std::string trouble = trouble_of(loan.weights[i]);
+    if (trouble.empty()) continue;
+    fail({std::exchange(submissions[i], nullptr)}, ErrorKind::mismatch,
+         title_of(plan.parts[i]->operation) + ": " + trouble);
+  }
+  return submissions;
+}
+
+// Of each tensor of the plan that is reduced. A rank that has joined still has what it has left out before.
+std::vector<float*> Executor::residuals_of(const Plan& plan, const Loan& loan) {
   std::vector<float*> all;
-  for (const AgreementPtr& part : plan.parts)
-    for (float* residual : residuals_.of(part->operation)) all.push_back(residual);
+  for (size_t i = 0; i < plan.parts.size(); ++i) {
+    const Operation& operation = plan.parts[i]->operation;
+    if (operation.is_weighted && !trouble_of(loan.weights[i]).empty()) continue;
+    for (float* residual : residuals_.of(operation)) all.push_back(residual);
+  }
   return all;
 }
 
@@ -382,9 +422,9 @@ void Executor::reducescatter(const Submission& submission, Loan& loan) {
     void* const output = place_of_result(submission, t, spec, loan.results.front(), memory);
 
     const void* source = submission.inputs[t];
-    if (operation.factors.prescale != 1.0 && !takes_prescale_at_the_end(operation, spec.dtype)) {
+    if (const double factor = prescale_of(operation, spec.dtype); factor != 1.0) {
       loan.scaled = memory.allocate(operation.tensors[t]);
-      source = prescaled(memory, operation, spec.dtype, source, loan.scaled.memory.get(), total_of(counts));
+      source = scaled(memory, spec.dtype, factor, source, loan.scaled.memory.get(), total_of(counts));
     }
     group.reduce_scatter(reduction_of(operation, spec.dtype, group.size()), source, output, counts);
   }

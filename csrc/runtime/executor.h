@@ -15,6 +15,7 @@
 #include "runtime/memory.h"
 #include "runtime/peer_watch.h"
 #include "runtime/process_sets.h"
+#include "runtime/weights.h"
 
 namespace ringtrain {
 
@@ -59,6 +60,7 @@ class Executor {
     const std::shared_ptr<Memory> memory;
     std::vector<Result> results = {};  // one for each part, where not all of it is in tensors of the user
     std::vector<int64_t> sent_rows = {}, received_rows = {};
+    std::vector<WeightSum> weights = {};  // one for each part of a weighted plan
     OwnedTensor scaled = {};
   };
 
@@ -72,9 +74,14 @@ class Executor {
   void carry_out_on_gpu(const Plan& plan, const Submissions& submissions) REQUIRES(turn);
   void carry_out(const Plan& plan, const Submissions& submissions, std::shared_ptr<Memory> memory) REQUIRES(turn);
   void allreduce(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
+  // Sums the weights of a weighted plan over the ranks.
+  void sum_weights(const Submissions& submissions, Loan& loan) REQUIRES(turn);
+  // Fails those parts of a weighted plan whose weights have no average. Returns the others, and null in the place of
+  // these.
+  Submissions fail_without_average(const Plan& plan, Submissions submissions, const Loan& loan) REQUIRES(turn);
   void broadcast(const Plan& plan, const Submissions& submissions, Memory& memory) REQUIRES(turn);
   void allgather(const Plan& plan, const Submissions& submissions, Loan& loan) REQUIRES(turn);
-  std::vector<float*> residuals_of(const Plan& plan) REQUIRES(turn);
+  std::vector<float*> residuals_of(const Plan& plan, const Loan& loan) REQUIRES(turn);
   void run_one(const Plan& plan, const SubmissionPtr& submission, Loan& loan) REQUIRES(turn);
   void add_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);
   void remove_process_set(const Agreement& agreement, const SubmissionPtr& submission) REQUIRES(turn);

@@ -31,7 +31,7 @@ constexpr int64_t kUnnamedNames = 256;
 const void* small_value(const Submission& submission) {
   const Operation& one = submission.operation();
   const bool is_plain = one.kind == OpKind::allreduce && one.op != ReduceOp::adasum && !one.is_on_gpu &&
-                        one.quantizer.kind == Quantizer::Kind::none && one.factors.prescale == 1.0;
+                        one.quantizer.kind == Quantizer::Kind::none && one.factors.prescale == 1.0 && !one.is_weighted;
   if (!is_plain || submission.inputs.size() != 1) return nullptr;
   const size_t bytes = one.bytes();
   return bytes > 0 && bytes <= SmallValue::kMostBytes ? submission.inputs[0] : nullptr;

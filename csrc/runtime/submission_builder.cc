@@ -40,6 +40,11 @@ void SubmissionBuilder::add_in_place(TensorView view) {
   add_input(std::move(view));
 }
 
+void SubmissionBuilder::set_weight(double weight) {
+  submission_->weight = weight;
+  submission_->request->operation.is_weighted = true;
+}
+
 void SubmissionBuilder::note_stream(const TensorView& view) {
   const GpuPtr gpu = engine_->gpu(view.device);
   if (view.spec.count() > 0) gpu->require_owns(view.address);
@@ -71,6 +76,7 @@ std::shared_ptr<Handle> Prepared::submit(std::shared_ptr<Request> request, void*
   submission->request = std::move(request);
   submission->inputs.push_back(address);
   submission->outputs.push_back(address);
+  submission->weight = weight_;
   submission->waits_for_name = waits_for_name_;
   std::shared_ptr<Handle> handle = require_engine()->submit(submission, caller);
   request_ = submission->request;  // another one where the memory is registered now, or is no more

@@ -34,6 +34,8 @@ class SubmissionBuilder {
   // alltoall: for each tensor the rows for each rank.
   void set_splits(std::vector<int64_t> splits) { submission_->splits = std::move(splits); }
 
+  // Of an average: how much the tensors of this rank count. With a negative or infinite one all ranks fail.
+  void set_weight(double weight);
   void set_title(std::string title) {
     submission_->request->title = std::make_shared<const std::string>(std::move(title));
   }
@@ -55,10 +57,13 @@ class SubmissionBuilder {
 // One thread at a time. Outlives engines: each submission goes to the current one.
 class Prepared {
  public:
-  // `request` lacks the tensor, and has a name of the user. `waits_for_name`: see Submission.
+  // `request` lacks the tensor, and has a name of the user. `waits_for_name`: see Submission. A request that is
+  // weighted needs set_weight().
   Prepared(Request request, TensorSpec spec, bool waits_for_name);
 
   const TensorSpec& spec() const { return request_->operation.tensors.front(); }
+  // Of the submissions from now on. As SubmissionBuilder::set_weight.
+  void set_weight(double weight) { weight_ = weight; }
   // As SubmissionBuilder::submit, for the tensor at this address. Throws not_initialized.
   std::shared_ptr<Handle> submit(void* address, Engine::Caller caller);
   // The same, with title and site of its own.
@@ -69,6 +74,7 @@ class Prepared {
   std::shared_ptr<Handle> submit(std::shared_ptr<Request> request, void* address, Engine::Caller caller);
 
   std::shared_ptr<Request> request_;
+  double weight_ = 1;
   bool waits_for_name_;
 };
 

@@ -34,6 +34,14 @@ void wait_for_gpu(const GpuEvent& event) {
   while (!Waiter::comes_true([&] { return event.has_come(); }, kLong_s)) require_engine();
 }
 
+// The values of a small array, for which the host waits.
+std::shared_ptr<char> on_host(const Array& array, const Place& place) {
+  const size_t bytes = array.spec.bytes();
+  std::shared_ptr<char> here = place.gpu->pinned(bytes);
+  wait_for_gpu(*place.gpu->copy_for_user(here.get(), array.data, bytes, place.stream));
+  return here;
+}
+
 // By process set and name, which are in flight once: the tickets of what programs have started and not finished.
 class Unfinished {
  public:
@@ -139,7 +147,8 @@ Failure* start(CallFrame* frame) {
       const Place place = place_of(stream, call.result_address(call.results() - 1));
       // A barrier has no arrays that the engine would wait for.
       if (kind_of(call) == OpKind::barrier) wait_for_gpu(*place.gpu->record_of_user(stream));
-      started.handle = submit(call, place.gpu->ordinal(), stream);
+      const std::shared_ptr<char> weight = is_weighted(call) ? on_host(call.argument(1), place) : nullptr;
+      started.handle = submit(call, weight.get(), place.gpu->ordinal(), stream);
     });
     unfinished().put(key_of(call, call.text("name")), tickets().add(std::move(started)));
     return nullptr;
@@ -157,8 +166,7 @@ Failure* require_finite(CallFrame* frame) {
   return handle_in_stream(frame, [](const Call& call, CudaStream stream) -> Failure* {
     const Array flags = call.argument(1);
     const Place place = place_of(stream, flags.data);
-    const std::shared_ptr<char> here = place.gpu->pinned(flags.spec.bytes());
-    wait_for_gpu(*place.gpu->copy_for_user(here.get(), flags.data, flags.spec.bytes(), stream));
+    const std::shared_ptr<char> here = on_host(flags, place);
     Failure* failure = failure_of_flags(call, reinterpret_cast<const int32_t*>(here.get()), flags.spec.count());
     if (failure == nullptr) copy_through(call, 1, place);
     return failure;

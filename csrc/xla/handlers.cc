@@ -39,7 +39,8 @@ Completion completion_of(const Call& call) {
 Failure* start(CallFrame* frame) {
   return handle(frame, [](const Call& call) -> Failure* {
     Started started;
-    started.error = error_of([&] { started.handle = submit(call); });
+    started.error =
+        error_of([&] { started.handle = submit(call, is_weighted(call) ? call.argument_address(1) : nullptr); });
     call.result_word(call.results() - 1) = tickets().add(std::move(started));
     return nullptr;
   });

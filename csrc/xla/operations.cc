@@ -23,6 +23,12 @@ Request request_of(const Call& call) {
   return request;
 }
 
+double number_at(const void* place, DType dtype) {
+  if (dtype == DType::float64) return *static_cast<const double*>(place);
+  if (dtype == DType::float32) return static_cast<double>(*static_cast<const float*>(place));
+  throw invalid(std::string("a weight in XLA's call is a float, not ") + name_of(dtype));
+}
+
 std::string not_finite_text(const Call& call, const int32_t* flags, int64_t count) {
   const std::vector<int64_t> ranks = call.integers("ranks");
   std::istringstream names(call.text("names"));
@@ -37,12 +43,13 @@ std::string not_finite_text(const Call& call, const int32_t* flags, int64_t coun
 
 }  // namespace
 
-std::shared_ptr<Handle> submit(const Call& call, int device, CudaStream stream) {
+std::shared_ptr<Handle> submit(const Call& call, const void* weight, int device, CudaStream stream) {
   SubmissionBuilder builder(request_of(call));
   const auto view_of = [&](Array array) { return TensorView{array.data, std::move(array.spec), device, stream}; };
   const OpKind kind = kind_of(call);
   if (kind != OpKind::barrier) builder.add_input(view_of(call.argument(0)));
   if (is_in_place(kind)) builder.add_output(view_of(call.result(0)));
+  if (is_weighted(call)) builder.set_weight(number_at(weight, call.argument(1).spec.dtype));
   builder.set_splits(call.integers("splits"));
   // The next finish() wakes the engine, or does its work.
   return builder.submit(call.integer("is_awaited") != 0 ? Engine::Caller::waits : Engine::Caller::goes_on);

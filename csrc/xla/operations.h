@@ -12,8 +12,13 @@ namespace ringtrain::xla {
 inline OpKind kind_of(const Call& call) { return static_cast<OpKind>(call.integer("kind")); }
 inline bool is_in_place(OpKind kind) { return kind == OpKind::allreduce || kind == OpKind::broadcast; }
 
-// Hands the operation to the engine. `device` and `stream`: of a program for a GPU, as in a TensorView.
-std::shared_ptr<Handle> submit(const Call& call, int device = TensorView::kHost, CudaStream stream = nullptr);
+// Whether the second argument is the weight of this rank, one float.
+inline bool is_weighted(const Call& call) { return call.integer("is_weighted") != 0; }
+
+// Hands the operation to the engine. `weight`: where that argument is in host memory. `device` and `stream`: of a
+// program for a GPU, as in a TensorView.
+std::shared_ptr<Handle> submit(const Call& call, const void* weight, int device = TensorView::kHost,
+                               CudaStream stream = nullptr);
 
 // Of the results in place, which must be where the engine has written them. XLA may have copied what it was given.
 void require_in_place(const Call& call);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -135,6 +136,30 @@ def require_factor(factor: Any, title: str) -> float:
     except (TypeError, ValueError):
         pass
     raise TypeError(f"{title} must be a number, not {factor!r}")
+
+
+def require_weight(weight: Any, op: ReduceOp, title: str) -> float:
+    """The weight as a float. Raises as `require_factor`; ValueError unless it is finite, not negative and for Average.
+
+    Args:
+        op: of the operation, or of all operations of an optimizer.
+        title: of either, for messages.
+    """
+    if op is not ReduceOp.Average:
+        raise ValueError(f"{title}: weight is for op=Average, not for op={op.name}; leave it out")
+    number = require_factor(weight, f"{title}: weight")
+    if not (number >= 0 and math.isfinite(number)):
+        raise ValueError(
+            f"{title}: weight must be a finite number that is not negative, not {weight}; give the number of samples "
+            "of this rank"
+        )
+    return number
+
+
+def require_weighable(dtype: str, shown: Any, title: str) -> None:
+    """Raises ValueError unless numbers of this dtype have an average by weight. Arguments: as `require_reducible`."""
+    if "float" not in dtype and not dtype.startswith("complex"):
+        raise ValueError(f"{title}: weight is for floats, not for {shown}; convert to float")
 
 
 def require_reducible(op: ReduceOp, dtype: str, shown: Any, title: str) -> None:

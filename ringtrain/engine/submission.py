@@ -26,6 +26,8 @@ from ringtrain.engine.requirements import (
     require_root,
     require_scatterable,
     require_usable,
+    require_weighable,
+    require_weight,
 )
 from ringtrain.failure import call_site, warn
 from ringtrain.handles import Handle, OnGpu, report_failure
@@ -42,6 +44,7 @@ class Reduction(NamedTuple):
     prescale: float = 1.0
     postscale: float = 1.0
     compression: AnyCompressor = Compression.none
+    weight: float | None = None  # of this rank, in an average; None: all ranks weigh the same
 
     @staticmethod
     def of(
@@ -50,11 +53,12 @@ class Reduction(NamedTuple):
         prescale_factor: float,
         postscale_factor: float,
         compression: AnyCompressor,
+        weight: Any = None,
     ) -> Reduction:
-        """Makes a Reduction of Horovod's arguments.
+        """Makes a Reduction of Horovod's arguments, and of a weight.
 
         Raises:
-            ValueError: both `op` and `average` are given.
+            ValueError: both `op` and `average` are given; or a weight without Average, or one that is out of range.
             TypeError: an argument is of another type, such as an op in the place of `average`.
         """
         # Of every operation, so what is usual is not looked at by functions.
@@ -66,7 +70,9 @@ class Reduction(NamedTuple):
             prescale_factor = require_factor(prescale_factor, "prescale_factor")
         if type(postscale_factor) is not float:
             postscale_factor = require_factor(postscale_factor, "postscale_factor")
-        return Reduction(op, prescale_factor, postscale_factor, compression)
+        if weight is not None:
+            weight = require_weight(weight, op, "allreduce")
+        return Reduction(op, prescale_factor, postscale_factor, compression, weight)
 
 
 def op_of(op: ReduceOp | None, average: bool | None) -> ReduceOp:
@@ -162,7 +168,16 @@ def start(operation: Operation, is_awaited: bool = False) -> Handle[Any]:
     views = [one.view for one in inputs]
     outputs = [one.output_view() for one in inputs if one.output is not None]
     try:
-        handle = _core.submit(agreed, views, outputs, splits, priority, is_awaited=is_awaited, site=call_site())
+        handle = _core.submit(
+            agreed,
+            views,
+            outputs,
+            splits,
+            priority,
+            is_awaited=is_awaited,
+            site=call_site(),
+            weight=operation.reduction.weight,
+        )
     except Exception as error:
         report_failure(error)
         raise
@@ -221,6 +236,8 @@ def _check_dtype_and_shape(operation: Operation, adapter: Adapter, sent: Any, dt
     reduces = operation.kind in (OpKind.ALLREDUCE, OpKind.REDUCESCATTER)
     if reduces and (dtype in INTEGERS or op not in _FOR_COMPLEX):
         require_reducible(op, adapter.dtype_name(sent), sent.dtype, operation.title)
+    if operation.reduction.weight is not None:
+        require_weighable(adapter.dtype_name(sent), sent.dtype, operation.title)
     if operation.kind == OpKind.REDUCESCATTER:
         require_scatterable(op, len(sent.shape), operation.title)
 
@@ -320,8 +337,9 @@ Key = tuple[str | None, How, ProcessSet, int]  # the name, how, the process set,
 class Prepared(_core.Prepared):
     """One named array in the host's memory. `_core.Prepared` submits it; here is the key with which it was prepared."""
 
-    __slots__ = ("how", "priority", "process_set", "process_set_id")
+    __slots__ = ("how", "is_weighted", "priority", "process_set", "process_set_id")
     how: How
+    is_weighted: bool
     priority: int
     process_set: ProcessSet
     process_set_id: int
@@ -367,10 +385,12 @@ class PreparedTensors:
         """A copy begins with nothing prepared."""
         return PreparedTensors, (self.prefix, self._prepares_new)
 
-    def submit(self, tensor: Any, key: Key, is_awaited: bool = False) -> Prepared | Handle[Any]:
+    def submit(
+        self, tensor: Any, key: Key, is_awaited: bool = False, weight: float | None = None
+    ) -> Prepared | Handle[Any]:
         """Submit a tensor, for a caller that waits once. Raises at once what the rank of the caller can see.
 
-        `is_awaited`: the caller waits at once.
+        `is_awaited`: the caller waits at once. `weight`: of this rank, in an average.
         """
         name, how, process_set, priority = key
         prepared = self.known.get(name) if name else None
@@ -378,16 +398,19 @@ class PreparedTensors:
             prepared is not None
             and (prepared.how == how and prepared.priority == priority)
             and (prepared.process_set is process_set and prepared.process_set_id == process_set.process_set_id)
+            and prepared.is_weighted is (weight is not None)
         ):
             try:
+                if weight is not None:
+                    prepared.set_weight(require_weight(weight, ReduceOp.Average, "allreduce"))
                 if prepared.begin(tensor, is_awaited, "", None):
                     return prepared
             except Exception as error:
                 report_failure(error)
                 raise
-        return self._submit_new(tensor, key, is_awaited)
+        return self._submit_new(tensor, key, is_awaited, weight)
 
-    def _submit_new(self, tensor: Any, key: Key, is_awaited: bool) -> Handle[Any]:
+    def _submit_new(self, tensor: Any, key: Key, is_awaited: bool, weight: float | None) -> Handle[Any]:
         name, (op, average, prescale, postscale, compression), process_set, priority = key
         full_name = f"{self.prefix}{name}" if self.prefix else name
         if op is None and average is None:
@@ -401,12 +424,16 @@ class PreparedTensors:
         number = process_set.process_set_id if is_usual else None
         adapter = adapter_for(tensor)
         view = adapter.view_in_place(tensor) if number is not None else None
-        if view is None or (view[1] in INTEGERS and op is not None and not have(op, view[1] == _BOOL)):
-            reduction = Reduction.of(op, average, prescale, postscale, compression)
+        is_float = view is not None and view[1] not in INTEGERS
+        is_reducible = view is None or is_float or op is None or (weight is None and have(op, view[1] == _BOOL))
+        if view is None or not is_reducible:
+            reduction = Reduction.of(op, average, prescale, postscale, compression, weight)
             operation = Operation(OpKind.ALLREDUCE, [tensor], full_name, process_set, reduction, priority=priority)
             operation.in_place = True
             return start(operation, is_awaited)
         assert op is not None and number is not None
+        if weight is not None:
+            weight = require_weight(weight, op, "allreduce")
         agreed = full_name or "", op, prescale, postscale, number, priority
         site = call_site(full_name or "")
         prepared = None
@@ -416,7 +443,10 @@ class PreparedTensors:
                 kind = type(tensor)
                 look = None if kind is np.ndarray else adapter.view_in_place
                 exchange = getattr(kind, "__dlpack_c_exchange_api__", None) if adapter.MAKES == "torch" else None
-                prepared = Prepared(view, *agreed, site, kind, look, exchange)
+                prepared = Prepared(view, *agreed, site, kind, look, exchange, is_weighted=weight is not None)
+                prepared.is_weighted = weight is not None
+                if weight is not None:
+                    prepared.set_weight(weight)
                 prepared.how, prepared.priority = key[1], priority
                 prepared.process_set, prepared.process_set_id = process_set, number
             if not is_repeated and len(self.known) >= self.MAX_KNOWN:
@@ -425,7 +455,7 @@ class PreparedTensors:
         try:
             core = None if prepared is None else prepared.start(tensor, "", None)
             if core is None:
-                core = _core.allreduce_in_place(view, *agreed, is_awaited, site)
+                core = _core.allreduce_in_place(view, *agreed, is_awaited, site, weight)
         except Exception as error:
             report_failure(error)
             raise

@@ -333,21 +333,24 @@ def _lowering_of(kind: OpKind) -> Callable[..., Any]:
     def lower(ctx: Any, *operands: Any, names: Names, how: How) -> Any:
         _require_one_device(ctx)
         _note_ranks(kind, how)
+        arrays, weight = how.split(operands)
         if how.is_alone:
-            return operands
+            return arrays
         program = _Program.of(ctx)
         base = program.base_name(names)
+        weights = [Typed(value, ctx.avals_in[-1]) for value in weight]
+        ctx = ctx.replace(avals_in=ctx.avals_in[: len(arrays)])
         with _before_earlier_finishes(program, operands) as independent:
             values, tickets = [], []
-            for place, (operand, part) in enumerate(zip(operands, names.parts, strict=True)):
+            for place, (array, part) in enumerate(zip(arrays, names.parts, strict=True)):
                 attributes = {
                     **_attributes(kind, names, how),
                     "name": base + part,
                     "priority": np.int64(how.priorities[place] if how.priorities else 0),
-                    "is_awaited": np.int64(len(operands) == 1),
+                    "is_awaited": np.int64(len(arrays) == 1),
                 }
-                given = Typed(operand, ctx.avals_in[place])
-                value, ticket = _start(ctx, kind, given, attributes, independent.ends())
+                given = Typed(array, ctx.avals_in[place])
+                value, ticket = _start(ctx, kind, given, attributes, [*weights, *independent.ends()])
                 values.append(value)
                 tickets.append(ticket)
             independent.wait_for(tickets)
@@ -394,6 +397,7 @@ def _attributes(kind: OpKind, names: Names, how: How) -> dict[str, Any]:
         "codes": how.quantization.codes if how.quantization else "",
         "threshold": np.float64(how.quantization.threshold if how.quantization else 0.0),
         "site": names.place,
+        "is_weighted": np.int64(how.is_weighted),
     }
 
 
@@ -414,9 +418,12 @@ class _Started(NamedTuple):
         return "".join(f"{len(name.encode())}:{name}" for name in self.names)
 
 
-def _start(ctx: Any, kind: OpKind, given: Typed, attributes: dict[str, Any], ends: Sequence[Typed]) -> tuple[Any, Any]:
-    """Returns the array to finish, and its ticket, once the ends exist. An array that is only read stays until then."""
-    avals_in, values = [given.aval, *(end.aval for end in ends)], [given.value, *(end.value for end in ends)]
+def _start(ctx: Any, kind: OpKind, given: Typed, attributes: dict[str, Any], more: Sequence[Typed]) -> tuple[Any, Any]:
+    """Returns the array to finish, and its ticket. An array that is only read stays until then.
+
+    `more`: the weight, if there is one, and the ends that come before.
+    """
+    avals_in, values = [given.aval, *(one.aval for one in more)], [given.value, *(one.value for one in more)]
     if kind in _IN_PLACE:
         call = ffi_lowering("ringtrain_start", has_side_effect=True, operand_output_aliases={0: 0})
         value, ticket = call(ctx.replace(avals_in=avals_in, avals_out=[given.aval, _TICKET]), *values, **attributes)

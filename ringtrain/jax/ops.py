@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 
@@ -33,6 +34,8 @@ from ringtrain.engine.requirements import (
     require_root,
     require_scatterable,
     require_usable,
+    require_weighable,
+    require_weight,
 )
 from ringtrain.failure import call_place
 from ringtrain.jax.primitives import (
@@ -62,6 +65,7 @@ def allreduce(
     *,
     compression: AnyCompressor = Compression.none,
     priority: int = 0,
+    weight: Any = None,
 ) -> Arrays:
     """Reduce an array, or each array of a pytree, over the ranks.
 
@@ -79,6 +83,9 @@ def allreduce(
             gradient of the operation travels in full.
         priority: what is ready at the same time is done in descending order of it; of a pytree the first leaf has it,
             and each one after it one less.
+        weight: of this rank in an average of floats, such as its number of samples; a number, or an array of shape ()
+            that inside jit changes from call to call. As for `ringtrain.allreduce`, but inside jit a weight that is
+            negative, NaN or infinite is a MismatchError on all ranks. Not differentiated.
 
     Returns:
         A pytree as x, bit for bit the same on all ranks.
@@ -101,17 +108,23 @@ def allreduce(
         require_factor(postscale_factor, "postscale_factor"),
         priorities=tuple(first - place for place in range(len(tree.leaves))),
         quantization=quantization,
+        is_weighted=weight is not None,
     )
     title = f"allreduce with op={op.name}"
     leaves = [carried(leaf, title, op is Sum) for leaf in tree.leaves]
     for leaf in leaves:
         require_reducible(op, leaf.array.dtype.name, leaf.array.dtype, title)
+        if weight is not None:
+            require_weighable(leaf.array.dtype.name, leaf.array.dtype, title)
     for leaf, path in zip(leaves, tree.paths, strict=True):
         if quantization is not None:
             part = None if name is None else name + path
             require_quantizable(quantization, OpKind.ALLREDUCE, op, part, [leaf.array.dtype.name], process_set)
     compressed = [compression.compress(leaf.array) for leaf in leaves]
-    results = allreduce_p.bind(*(array for array, _ in compressed), names=_names(name, tree), how=how) if leaves else []
+    operands = [array for array, _ in compressed]
+    if weight is not None:
+        operands.append(_checked_weight(weight, op, title))
+    results = allreduce_p.bind(*operands, names=_names(name, tree), how=how) if leaves else []
     whole = [
         leaf.back(compression.decompress(result, context))
         for leaf, result, (_, context) in zip(leaves, results, compressed, strict=True)
@@ -129,10 +142,25 @@ def grouped_allreduce(
     *,
     compression: AnyCompressor = Compression.none,
     priority: int = 0,
+    weight: Any = None,
 ) -> list[Any]:
     """`allreduce` of a list, under Horovod's name."""
     factors = (prescale_factor, postscale_factor)
-    return allreduce(list(tensors), op, name, *factors, process_set, compression=compression, priority=priority)
+    return allreduce(
+        *(list(tensors), op, name, *factors, process_set), compression=compression, priority=priority, weight=weight
+    )
+
+
+def _checked_weight(weight: Any, op: ReduceOp, title: str) -> jax.Array:
+    """One float. Raises as `require_weight`; of a traced weight only the shape and the op are known."""
+    if not isinstance(weight, jax.core.Tracer):
+        weight = require_weight(weight, op, title)
+    elif op is not Average:
+        require_weight(0, op, title)
+    array = jnp.asarray(weight)
+    if array.shape:
+        raise ValueError(f"{title}: weight must have the shape (), not {array.shape}")
+    return jax.lax.stop_gradient(array.astype(jnp.float64 if array.dtype == jnp.float64 else jnp.float32))
 
 
 def reducescatter(

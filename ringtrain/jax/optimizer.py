@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -47,6 +48,10 @@ def distribute(
 
     tx = hvd.distribute(optax.adam(1e-3))
     updates, state = tx.update(gradients, state, params)  # inside jit, or not
+    updates, state = tx.update(gradients, state, params, weight=samples)  # the mean over the samples of all ranks
+
+    `weight` is that of `allreduce`, for op=Average. With backward_passes_per_step that of the last call is for the sum
+    of the passes.
 
     All ranks call it in the same order, or give a prefix.
 
@@ -76,17 +81,25 @@ def distribute(
         )
     require_passes(backward_passes_per_step)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        return wrapped.update(reduce(updates), state, params, **extra)
+    def update(updates: Any, state: Any, params: Any = None, *, weight: Any = None, **extra: Any) -> Any:
+        return wrapped.update(reduce(updates, weight), state, params, **extra)
 
-    distributed = wrapped._replace(update=update)
+    distributed = _taking_weight(wrapped)._replace(update=update)
     if backward_passes_per_step > 1:
         import optax
 
         steps = optax.MultiSteps(distributed, backward_passes_per_step, use_grad_mean=average_aggregated_gradients)
-        distributed = steps.gradient_transformation()
+        distributed = _taking_weight(steps.gradient_transformation())
     whole: Transformation = distributed
     return whole
+
+
+def _taking_weight(optimizer: Any) -> Any:
+    """With a class of which optax knows that `update` takes more arguments, if it is one of optax."""
+    optax = sys.modules.get("optax")
+    if optax is not None and isinstance(optimizer, optax.GradientTransformation):
+        return optax.GradientTransformationExtraArgs(*optimizer)
+    return optimizer
 
 
 # Horovod's name for it.
@@ -145,8 +158,8 @@ def _reduction(
     nan_check: bool,
     prefix: str | None,
     process_set: ProcessSet,
-) -> Callable[[Any], Any]:
-    """Returns the function that averages the gradients of one optimizer."""
+) -> Callable[..., Any]:
+    """Returns the function that averages the gradients of one optimizer, by weight if it gets one."""
     require_op(op)
     require_compressor(compression)
     require_process_set(process_set, "gradients")
@@ -155,11 +168,12 @@ def _reduction(
         raise ValueError("gradient_predivide_factor splits the division of an average, so it needs op=Average")
     name = prefix or _next_prefix(process_set)
 
-    def reduce(gradients: Any) -> Any:
+    def reduce(gradients: Any, weight: Any = None) -> Any:
         if not process_set.included():
             return gradients
-        averages = allreduce(gradients, op, name, 1.0 / predivide, predivide, process_set, compression=compression)
-        return _checked(gradients, averages, name, process_set) if nan_check else averages
+        factors = (1.0 / predivide, predivide)
+        averages = allreduce(gradients, op, name, *factors, process_set, compression=compression, weight=weight)
+        return _checked(gradients, weight, averages, name, process_set) if nan_check else averages
 
     return reduce
 
@@ -171,7 +185,7 @@ def _next_prefix(process_set: ProcessSet) -> str:
     return f"gradients{_taken[ranks] - 1}"
 
 
-def _checked(gradients: Any, averages: Any, name: str, process_set: ProcessSet) -> Any:
+def _checked(gradients: Any, weight: Any, averages: Any, name: str, process_set: ProcessSet) -> Any:
     """The averages, once it is certain that the gradients of all ranks are finite."""
     tree, results = Tree.of(gradients), Tree.of(averages)
     size, place = process_set.size() or 1, process_set.rank() or 0
@@ -181,6 +195,8 @@ def _checked(gradients: Any, averages: Any, name: str, process_set: ProcessSet) 
         jnp.logical_not(jnp.isfinite(leaf).all()) if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.array(False)
         for leaf in map(jnp.asarray, tree.leaves)
     ]
+    if weight is not None:
+        own = [jnp.logical_and(flag, jnp.asarray(weight) != 0) for flag in own]  # what has no weight is not read
     # Of several ranks the first one, which is the largest number.
     flags = allreduce(jnp.stack(own) * jnp.int32(size - place), Max, f"{name}.<finite>", 1.0, 1.0, process_set)
     ranks = tuple(process_set.ranks or (0,))

@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching
 from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.compression import Compression, QuantizingCompressor
+from ringtrain.engine.requirements import require_weight
 from ringtrain.engine.submission import Operation, Reduction, start
 from ringtrain.errors import NonFiniteError
 from ringtrain.handles import Handle
@@ -48,6 +49,7 @@ class How(NamedTuple):
     sent: tuple[int, ...] = ()  # alltoall: the rows for each rank, and from each
     received: tuple[int, ...] = ()
     quantization: QuantizingCompressor | None = None
+    is_weighted: bool = False  # allreduce: after the arrays comes the weight of this rank, one float
 
     @property
     def size(self) -> int:
@@ -61,6 +63,11 @@ class How(NamedTuple):
     def of_gradients(self) -> How:
         """Whose codes would say little: they are not those of the values."""
         return self._replace(quantization=None)
+
+    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The arrays, and the weight or nothing."""
+        count = len(operands) - self.is_weighted
+        return list(operands[:count]), list(operands[count:])
 
     def of(self, places: Sequence[int]) -> How:
         """For some of the arrays."""
@@ -81,16 +88,22 @@ def _primitive(kind: OpKind, operation_of: _OperationOf, rows: _Rows | None = No
     primitive = Primitive(f"ringtrain_{kind.name.lower()}")
     primitive.multiple_results = True
 
-    def carry_out(*arrays: Any, names: Names, how: How) -> list[Any]:
+    def carry_out(*operands: Any, names: Names, how: How) -> list[Any]:
+        arrays, weight = how.split(operands)
         handles: list[Handle[Any]] = []
         for place, (array, part) in enumerate(zip(arrays, names.parts, strict=True)):
             name = None if names.given is None else names.given + part
+            operation = operation_of(array, name, how, place)
+            if weight:
+                checked = require_weight(weight[0], how.op, operation.title)
+                operation.reduction = operation.reduction._replace(weight=checked)
             is_last = place == len(arrays) - 1
-            handles.append(start(operation_of(array, name, how, place), is_awaited=is_last))
+            handles.append(start(operation, is_awaited=is_last))
         # With splits the result of an alltoall is a pair.
         return [one[0] if isinstance(one, tuple) else one for one in wait_for(handles)]
 
-    def abstract(*arrays: Any, names: Names, how: How) -> list[Any]:
+    def abstract(*operands: Any, names: Names, how: How) -> list[Any]:
+        arrays, _ = how.split(operands)
         if rows is None:
             return [jax.core.ShapedArray(array.shape, array.dtype) for array in arrays]
         return [jax.core.ShapedArray((rows(array.shape[0], how), *array.shape[1:]), array.dtype) for array in arrays]
@@ -194,7 +207,7 @@ def _abstract_require_finite(array: Any, flags: Any, *, names: tuple[str, ...], 
 # Derivatives go through the same operations, so they can be differentiated again.
 
 _LINEAR = (ReduceOp.Sum, ReduceOp.Average)
-_Transpose = Callable[[Sequence[Any], Names, How], Sequence[Any]]
+_Transpose = Callable[[Sequence[Any], Sequence[Any], Names, How], Sequence[Any]]
 
 
 def register() -> None:
@@ -219,6 +232,8 @@ def _register_derivatives() -> None:
 def _jvp_of(primitive: Primitive) -> Callable[..., Any]:
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, names: Names, how: How) -> Any:
         results = primitive.bind(*primals, names=names, how=how)
+        _, weight = how.split(primals)
+        tangents, _ = how.split(tangents)  # a weight is a constant
         live = [place for place, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
         of_results: list[Any] = [
             ad.Zero(jax.core.ShapedArray(result.shape, _dtype_of(tangent))) if type(tangent) is ad.Zero else None
@@ -227,7 +242,8 @@ def _jvp_of(primitive: Primitive) -> Callable[..., Any]:
         if live:
             _require_linear(primitive, how)
             sent = [tangents[place] for place in live]
-            derivatives = primitive.bind(*sent, names=names.of_gradients(live), how=how.of_gradients().of(live))
+            how_live = how.of_gradients().of(live)
+            derivatives = primitive.bind(*sent, *weight, names=names.of_gradients(live), how=how_live)
             for place, derivative in zip(live, derivatives, strict=True):
                 of_results[place] = derivative
         return results, of_results
@@ -249,38 +265,48 @@ def _transpose_of(transpose: _Transpose) -> Callable[..., Any]:
     def backward(cotangents: Sequence[Any], *arrays: Any, names: Names, how: How) -> Any:
         # All of them on all ranks: one that was zero on this rank alone would be missing on the others.
         whole = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
-        return transpose(whole, names.of_gradients(), how.of_gradients())
+        _, weight = how.split(arrays)
+        gradients = transpose(whole, weight, names.of_gradients(), how.of_gradients())
+        return [*gradients, *(None for _ in weight)]
 
     return backward
 
 
-def _of_allreduce(cotangents: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
-    return list(allreduce_p.bind(*cotangents, names=names, how=how))
+def _of_allreduce(cotangents: Sequence[Any], weight: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
+    if not weight:
+        return list(allreduce_p.bind(*cotangents, names=names, how=how))
+    # Their sums, times the share of this rank in the weights.
+    sum_of = how._replace(op=ReduceOp.Sum, is_weighted=False)
+    of_weight = names._replace(parts=(".weight",)), sum_of._replace(prescale=1.0, postscale=1.0, priorities=())
+    sums = allreduce_p.bind(*cotangents, names=names, how=sum_of)
+    (total,) = allreduce_p.bind(*weight, names=of_weight[0], how=of_weight[1])
+    share = weight[0] / total
+    return [one * share.astype(one.dtype) for one in sums]
 
 
-def _of_broadcast(cotangents: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
+def _of_broadcast(cotangents: Sequence[Any], _: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
     averages = allreduce_p.bind(*cotangents, names=names, how=_averaging(how))
     is_root = (how.process_set.ranks or []).index(how.root) == how.process_set.rank()
     # A choice that JAX does not see through: it would leave the operation out on the other ranks.
     return [jnp.where(jnp.full((), is_root), average, jnp.zeros_like(average)) for average in averages]
 
 
-def _of_allgather(cotangents: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
+def _of_allgather(cotangents: Sequence[Any], _: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
     return list(reducescatter_p.bind(*cotangents, names=names, how=_averaging(how)))
 
 
-def _of_reducescatter(cotangents: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
+def _of_reducescatter(cotangents: Sequence[Any], _: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
     factor = how.prescale * how.postscale * (how.size if how.op == ReduceOp.Sum else 1)
     scaled = [cotangent * jnp.asarray(factor, cotangent.dtype) for cotangent in cotangents]
     return list(allgather_p.bind(*scaled, names=names, how=how._replace(op=ReduceOp.Sum)))
 
 
-def _of_alltoall(cotangents: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
+def _of_alltoall(cotangents: Sequence[Any], _: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
     back = how._replace(sent=how.received, received=how.sent)
     return list(alltoall_p.bind(*cotangents, names=names, how=back))
 
 
-def _of_barrier(cotangents: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
+def _of_barrier(cotangents: Sequence[Any], _: Sequence[Any], names: Names, how: How) -> Sequence[Any]:
     """Work after a barrier forwards is before it backwards."""
     return list(barrier_p.bind(*cotangents, names=names, how=how))
 
@@ -303,10 +329,13 @@ def _register_batchers() -> None:
 
 
 def _elementwise(primitive: Primitive) -> Callable[..., Any]:
-    def batch(arrays: Sequence[Any], dimensions: _Dimensions, *, names: Names, how: How) -> Any:
+    def batch(operands: Sequence[Any], dimensions: _Dimensions, *, names: Names, how: How) -> Any:
         if how.op == ReduceOp.Adasum:
             raise TypeError("an allreduce with op=Adasum takes each array as a whole, so it cannot be under vmap")
-        return primitive.bind(*arrays, names=names, how=how), dimensions
+        of_arrays, of_weight = how.split(dimensions)
+        if any(dimension is not None for dimension in of_weight):
+            raise TypeError("a weight under vmap is the same for the whole batch; make it outside of the vmap")
+        return primitive.bind(*operands, names=names, how=how), of_arrays
 
     return batch
 

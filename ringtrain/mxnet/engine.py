@@ -90,6 +90,7 @@ def push(
         [tensor.handle.value for tensor in outputs],
         priority,
         call_site(name),
+        how.weight,
     )
 
 

@@ -17,7 +17,7 @@ from ringtrain import ops
 from ringtrain._core import OpKind, ReduceOp
 from ringtrain.arrays.mxnet import dtype_name, empty_like, view
 from ringtrain.compression import Compression
-from ringtrain.engine.requirements import require_reducible
+from ringtrain.engine.requirements import require_reducible, require_weighable
 from ringtrain.engine.submission import Reduction
 from ringtrain.mxnet.engine import push, require_dense, takes
 from ringtrain.mxnet.library import raises_mxnet_errors
@@ -34,6 +34,8 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     op: ReduceOp | None = None,
+    *,
+    weight: float | None = None,
 ) -> NDArray:
     """Reduce a tensor over the ranks. Mirrors `horovod.mxnet.allreduce`.
 
@@ -46,6 +48,7 @@ def allreduce(
         postscale_factor: multiplies the result.
         process_set: the ranks that take part, all of which call it.
         op: Average (the default), Sum, Min, Max, Product or Adasum, as for `ringtrain.allreduce`.
+        weight: of this rank in an average of floats, such as its number of samples, as for `ringtrain.allreduce`.
 
     Returns:
         A new array of the same shape and dtype, bit for bit the same on all ranks.
@@ -56,7 +59,7 @@ def allreduce(
         TypeError: no NDArray.
         RingtrainError: a rank is lost. Reading the result raises the error of this operation.
     """
-    return _reduce([tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op)[0]
+    return _reduce([tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight)[0]
 
 
 @raises_mxnet_errors
@@ -69,9 +72,13 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     op: ReduceOp | None = None,
+    *,
+    weight: float | None = None,
 ) -> NDArray:
     """As `allreduce`, in place; returns the tensor itself. Mirrors `horovod.mxnet.allreduce_`."""
-    return _reduce_in_place([tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op)[0]
+    return _reduce_in_place(
+        [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op, weight
+    )[0]
 
 
 @raises_mxnet_errors
@@ -84,9 +91,11 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     op: ReduceOp | None = None,
+    *,
+    weight: float | None = None,
 ) -> list[NDArray]:
     """As `allreduce`, of several tensors, all at once or not at all. Mirrors `horovod.mxnet.grouped_allreduce`."""
-    return _reduce(list(tensors), average, name, priority, prescale_factor, postscale_factor, process_set, op)
+    return _reduce(list(tensors), average, name, priority, prescale_factor, postscale_factor, process_set, op, weight)
 
 
 @raises_mxnet_errors
@@ -99,9 +108,13 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     op: ReduceOp | None = None,
+    *,
+    weight: float | None = None,
 ) -> list[NDArray]:
     """As `grouped_allreduce`, in place. Each of the tensors has memory of its own."""
-    return _reduce_in_place(list(tensors), average, name, priority, prescale_factor, postscale_factor, process_set, op)
+    return _reduce_in_place(
+        list(tensors), average, name, priority, prescale_factor, postscale_factor, process_set, op, weight
+    )
 
 
 def _reduce(
@@ -113,15 +126,17 @@ def _reduce(
     postscale_factor: float,
     process_set: ProcessSet,
     op: ReduceOp | None,
+    weight: float | None,
 ) -> list[NDArray]:
-    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, Compression.none)
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, Compression.none, weight)
     if not tensors:
         return []
     if not takes(tensors):
         return ops.grouped_allreduce(
-            *(tensors, None, name, Compression.none, reduction.op, prescale_factor, postscale_factor, process_set)
+            *(tensors, None, name, Compression.none, reduction.op, prescale_factor, postscale_factor, process_set),
+            weight=weight,
         )
-    _check_dtypes(tensors, reduction.op)
+    _check_dtypes(tensors, reduction)
     outputs = [empty_like(tensor) for tensor in tensors]
     push(OpKind.ALLREDUCE, tensors, outputs, name, process_set, priority, reduction)
     return outputs
@@ -136,24 +151,29 @@ def _reduce_in_place(
     postscale_factor: float,
     process_set: ProcessSet,
     op: ReduceOp | None,
+    weight: float | None,
 ) -> list[NDArray]:
-    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, Compression.none)
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, Compression.none, weight)
     if not tensors:
         return []
     if not takes(tensors):
         return ops.grouped_allreduce_(
-            tensors, None, name, reduction.op, prescale_factor, postscale_factor, process_set, priority=priority
+            *(tensors, None, name, reduction.op, prescale_factor, postscale_factor, process_set),
+            priority=priority,
+            weight=weight,
         )
-    _check_dtypes(tensors, reduction.op)
+    _check_dtypes(tensors, reduction)
     _require_distinct(tensors)
     push(OpKind.ALLREDUCE, (), tensors, name, process_set, priority, reduction)
     return tensors
 
 
-def _check_dtypes(tensors: Sequence[NDArray], op: ReduceOp) -> None:
+def _check_dtypes(tensors: Sequence[NDArray], reduction: Reduction) -> None:
     for tensor in tensors:
         dtype = dtype_name(tensor)
-        require_reducible(op, dtype, dtype, "allreduce")
+        require_reducible(reduction.op, dtype, dtype, "allreduce")
+        if reduction.weight is not None:
+            require_weighable(dtype, dtype, "allreduce")
 
 
 def _require_distinct(tensors: Sequence[NDArray]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from ringtrain import ops
 from ringtrain._core import OpKind
 from ringtrain.compression import AnyCompressor, Compression, QuantizingCompressor
+from ringtrain.engine.requirements import require_weight
 from ringtrain.errors import NonFiniteError
 from ringtrain.failure import warn
 from ringtrain.handles import synchronize
@@ -63,6 +64,16 @@ class Averaging:
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
 
+    def set_weight(self, weight: Any) -> None:
+        """Weigh the gradients of this rank from now on; None: those of all ranks alike. Raises as `require_weight`."""
+        if weight is not None:
+            weight = require_weight(weight, self._reduction.op, "set_weight")
+        self._reduction = self._reduction._replace(weight=weight)
+
+    @property
+    def is_weighted(self) -> bool:
+        return self._reduction.weight is not None
+
     def average(self, gradients: Sequence[Gradient]) -> None:
         """Begin it for all of a step; reading a gradient waits.
 
@@ -100,6 +111,7 @@ class Averaging:
                 *(one.array, None, one.name, how.op, how.prescale, how.postscale, self._process_set),
                 compression=self._compression,
                 priority=one.priority,
+                weight=how.weight,
             )
             for one in gradients
         ]
@@ -108,6 +120,10 @@ class Averaging:
 
     def _average_rows(self, one: Gradient) -> None:
         if not self._sparse_as_dense:
+            if self.is_weighted:
+                raise ValueError(
+                    f'the gradient of "{one.name}" is row_sparse and has no weight; use sparse_as_dense=True'
+                )
             average_rows(one.array, one.name, self._process_set)
             return
         dense = one.array.tostype("default")
@@ -224,6 +240,10 @@ class DistributedOptimizer(mxnet.optimizer.Optimizer):  # type: ignore[misc]
             ]
         )
 
+    def set_weight(self, weight: float | None) -> None:
+        """As `DistributedTrainer.set_weight`; the `rescale_grad` of the wrapped optimizer is to be 1."""
+        self._averaging.set_weight(weight)
+
     def set_learning_rate(self, lr: float) -> None:
         self._optimizer.set_learning_rate(lr)
 
@@ -335,14 +355,33 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
         self._nan_check = nan_check
         self._steps = 0
 
+    def set_weight(self, weight: float | None) -> None:
+        """Weigh the gradients of this rank from the next step on, until the next call: give its number of samples.
+
+        The averages are then sum(weight * gradient) / sum(weight) over the ranks. For the mean over all samples take
+        the gradients of the mean loss of this rank, `loss.mean().backward()`, and call `step(1)`. All ranks call it
+        before the same step; 0 leaves the gradients of a rank out. None weighs all ranks the same again.
+
+        Raises:
+            ValueError: the weight is negative, NaN or infinite. TypeError: not a number.
+        """
+        self._averaging.set_weight(weight)
+
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Average the gradients and update the parameters, divided by the batch of this rank.
 
         Raises:
+            ValueError: with a weight, for another batch_size than 1: ranks with other batches would update by other
+                gradients.
             RingtrainError: a rank is lost, or has failed: as soon as this rank knows. Reading a parameter or what
                 is computed of it raises it, too.
             NonFiniteError, ReplicaError: see nan_check and check_every.
         """
+        if self._averaging.is_weighted and batch_size != 1:
+            raise ValueError(
+                f"step({batch_size}) after set_weight(): take the gradients of the mean loss, loss.mean().backward(), "
+                "and call step(1)"
+            )
         recording.next_step(self._process_set is global_process_set)
         super().step(batch_size, ignore_stale_grad)
         self._steps += 1

@@ -35,6 +35,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     *,
     priority: int = 0,
+    weight: float | None = None,
 ) -> Array:
     """Reduce a tensor over the ranks. Mirrors `horovod.allreduce`.
 
@@ -52,6 +53,10 @@ def allreduce(
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
         priority: operations that are ready at the same time begin in descending order of it.
+        weight: how much the tensor of this rank counts in an average of floats, such as its number of samples: the
+            result is sum(weight * tensor) / sum(weight) over the ranks. Finite and not negative, and above 0 on some
+            rank; given on all ranks or on none. With 0 the tensor is not read, so it may be NaN. A rank that has called
+            `join` weighs 0.
 
     Returns:
         A new array of the same shape and dtype, bit for bit the same on all ranks.
@@ -69,8 +74,10 @@ def allreduce(
         array([1.5, 1.5])
         >>> hvd.allreduce(np.full(2, hvd.rank() + 1.0), op=hvd.Sum)
         array([3., 3.])
+        >>> hvd.allreduce(np.full(2, hvd.rank() + 1.0), weight=[30, 10][hvd.rank()])  # (30 * 1 + 10 * 2) / 40
+        array([1.25, 1.25])
     """
-    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression, weight)
     operation = Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority)
     return start(operation, is_awaited=True).wait()
 
@@ -86,6 +93,7 @@ def allreduce_async(
     *,
     compression: AnyCompressor = Compression.none,
     priority: int = 0,
+    weight: float | None = None,
 ) -> Handle[Array]:
     """As `allreduce`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async`.
 
@@ -96,7 +104,7 @@ def allreduce_async(
         >>> hvd.synchronize(handle) / hvd.size()
         array([1., 1., 1.])
     """
-    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression, weight)
     return start(Operation(OpKind.ALLREDUCE, [tensor], name, process_set, reduction, priority=priority))
 
 
@@ -111,6 +119,7 @@ def allreduce_(
     *,
     compression: AnyCompressor = Compression.none,
     priority: int = 0,
+    weight: float | None = None,
 ) -> Array:
     """Reduce a tensor over the ranks in place. Mirrors `horovod.allreduce_`.
 
@@ -124,6 +133,7 @@ def allreduce_(
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
         priority: operations that are ready at the same time begin in descending order of it.
+        weight: of this rank in an average of floats, such as its number of samples, as for `allreduce`.
 
     Returns:
         The tensor itself.
@@ -141,7 +151,7 @@ def allreduce_(
         (True, [1.5, 1.5])
     """
     key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
-    pending = _tensors.submit(tensor, key, True)
+    pending = _tensors.submit(tensor, key, True, weight)
     adapter_for(tensor).note_change(tensor)
     result: Array = pending.wait()
     return result
@@ -158,10 +168,11 @@ def allreduce_async_(
     *,
     compression: AnyCompressor = Compression.none,
     priority: int = 0,
+    weight: float | None = None,
 ) -> Handle[Array]:
     """As `allreduce_`, at once: give the Handle to `synchronize`. Mirrors `horovod.allreduce_async_`."""
     key = name, (op, average, prescale_factor, postscale_factor, compression), process_set, priority
-    pending = _tensors.submit(tensor, key)
+    pending = _tensors.submit(tensor, key, False, weight)
     adapter_for(tensor).note_change(tensor)
     return pending.as_handle() if isinstance(pending, Prepared) else pending
 
@@ -177,6 +188,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     *,
     priority: int = 0,
+    weight: float | None = None,
 ) -> list[Array]:
     """Reduce a list of tensors over the ranks as one operation. Mirrors `horovod.grouped_allreduce`.
 
@@ -190,6 +202,7 @@ def grouped_allreduce(
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
         priority: operations that are ready at the same time begin in descending order of it.
+        weight: of this rank in an average of floats, such as its number of samples, as for `allreduce`.
 
     Returns:
         New arrays of the same shapes and dtypes, bit for bit the same on all ranks.
@@ -205,7 +218,7 @@ def grouped_allreduce(
         >>> [array.tolist() for array in sums]
         [[2.0, 2.0], [[2.0, 2.0, 2.0]]]
     """
-    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression, weight)
     operation = Operation(OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True)
     return start(operation, is_awaited=True).wait()
 
@@ -221,9 +234,10 @@ def grouped_allreduce_async(
     *,
     compression: AnyCompressor = Compression.none,
     priority: int = 0,
+    weight: float | None = None,
 ) -> Handle[list[Array]]:
     """As `grouped_allreduce`, at once. Mirrors `horovod.grouped_allreduce_async`."""
-    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression)
+    reduction = Reduction.of(op, average, prescale_factor, postscale_factor, compression, weight)
     return start(Operation(OpKind.ALLREDUCE, tensors, name, process_set, reduction, priority=priority, is_group=True))
 
 
@@ -238,6 +252,7 @@ def grouped_allreduce_(
     *,
     compression: AnyCompressor = Compression.none,
     priority: int = 0,
+    weight: float | None = None,
 ) -> list[Array]:
     """Reduce a list of tensors over the ranks in place, as one operation. Mirrors `horovod.grouped_allreduce_`.
 
@@ -251,6 +266,7 @@ def grouped_allreduce_(
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
         priority: operations that are ready at the same time begin in descending order of it.
+        weight: of this rank in an average of floats, such as its number of samples, as for `allreduce`.
 
     Returns:
         The tensors themselves.
@@ -261,7 +277,7 @@ def grouped_allreduce_(
         TypeError: an unsupported object or dtype.
         RingtrainError: the ranks disagree (MismatchError), or one of them is lost, fails or does not arrive.
     """
-    how = (op, average, prescale_factor, postscale_factor, compression)
+    how = (op, average, prescale_factor, postscale_factor, compression, weight)
     return _start_group_in_place(tensors, name, Reduction.of(*how), process_set, priority, True).wait()
 
 
@@ -276,9 +292,10 @@ def grouped_allreduce_async_(
     *,
     compression: AnyCompressor = Compression.none,
     priority: int = 0,
+    weight: float | None = None,
 ) -> Handle[list[Array]]:
     """As `grouped_allreduce_`, at once. Mirrors `horovod.grouped_allreduce_async_`."""
-    how = (op, average, prescale_factor, postscale_factor, compression)
+    how = (op, average, prescale_factor, postscale_factor, compression, weight)
     return _start_group_in_place(tensors, name, Reduction.of(*how), process_set, priority, False)
 
 

@@ -113,6 +113,10 @@ class AdasumOptimizer(WrappedOptimizer):
         """Nothing special: no backward pass averages gradients."""
         return nullcontext()
 
+    def set_weight(self, weight: float | None) -> None:
+        """Raises ValueError for a weight: Adasum is not an average."""
+        self._adasum_batch.set_weight(weight)
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Nothing special: gradients accumulate until `step` is called."""
         self.backward_passes_per_step = passes

@@ -11,6 +11,8 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ringtrain import ops
+from ringtrain._core import ReduceOp
+from ringtrain.engine.requirements import require_weight
 from ringtrain.errors import StepOrderError
 from ringtrain.failure import warn
 from ringtrain.handles import Handle
@@ -116,7 +118,10 @@ class GradientHooks:
     def average(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss of all ranks."""
         average: torch.Tensor = ops.allreduce(
-            loss.detach(), name=self._batch.full_name("<loss>"), process_set=self._batch.process_set
+            loss.detach(),
+            name=self._batch.full_name("<loss>"),
+            process_set=self._batch.process_set,
+            weight=self._batch.weight,
         )
         return average
 
@@ -156,6 +161,9 @@ class GradientHooks:
 
     def set_passes(self, passes: int) -> None:
         self._passes = passes
+
+    def set_weight(self, weight: Any) -> None:
+        self._batch.set_weight(weight)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -324,7 +332,7 @@ class GradientHooks:
         """Make averages over all ranks those over some: the others had contributed zeros."""
         size = self._batch.process_set.size()
         self.all_contribute = contributors == size
-        if self._batch.op == ops.Average and size and contributors < size:
+        if self._batch.op == ops.Average and self._batch.weight is None and size and contributors < size:
             torch._foreach_mul_([p.grad for p in self._gradients if p.grad is not None], size / contributors)
 
     def _make_zeros(self, without: list[_Gradient]) -> None:
@@ -341,7 +349,7 @@ class GradientHooks:
             )
 
     def _submit(self, gradient: _Gradient, grad: torch.Tensor) -> None:
-        if self._finite_check is not None:
+        if self._finite_check is not None and self._batch.weight != 0:
             self._finite_check.look_at(gradient.name, grad)
         if grad.requires_grad:  # the graph of a pass in no_sync keeps its values
             grad = grad.detach().clone()
@@ -365,6 +373,8 @@ class GradientHooks:
             raise ValueError(
                 f'the gradient of "{gradient.name}" is sparse and cannot be in a group; use sparse_as_dense=True'
             )
+        if self._batch.weight is not None:
+            raise ValueError(f'the gradient of "{gradient.name}" is sparse and has no weight; use sparse_as_dense=True')
         self._put(gradient, grad)
         handle = sparse_allreduce_async(
             grad, self._batch.full_name(gradient.name), self._batch.op, self._batch.process_set
@@ -394,12 +404,14 @@ class LocalHooks:
     Args:
         names: of the parameters.
         finite_check: looks at every gradient, or None.
+        op: of the optimizer.
     """
 
     all_contribute = True
     counts_contributors = False
 
-    def __init__(self, names: ParameterNames, finite_check: FiniteCheck | None):
+    def __init__(self, names: ParameterNames, finite_check: FiniteCheck | None, op: ReduceOp):
+        self._op = op
         self._names = names
         self._finite_check = finite_check
         self._parameters: dict[torch.Tensor, str] = {}
@@ -425,6 +437,11 @@ class LocalHooks:
         return False
 
     def set_passes(self, passes: int) -> None: ...
+
+    def set_weight(self, weight: Any) -> None:
+        """Checks the weight, which changes nothing for the only rank."""
+        if weight is not None:
+            require_weight(weight, self._op, "DistributedOptimizer")
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()

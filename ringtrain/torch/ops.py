@@ -25,6 +25,7 @@ from ringtrain.process_sets import ProcessSet, global_process_set
 
 Tensors = Sequence[torch.Tensor]
 _Function = Callable[[Tensors], Tensors]
+_How = tuple[AnyCompressor, ReduceOp, float, float, ProcessSet]
 
 
 class _Operation(torch.autograd.Function):
@@ -61,6 +62,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     *,
     priority: int = 0,
+    weight: float | None = None,
 ) -> torch.Tensor:
     """Reduce a tensor over the ranks. Mirrors `horovod.torch.allreduce`.
 
@@ -76,6 +78,7 @@ def allreduce(
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
         priority: operations that are ready at the same time begin in descending order of it.
+        weight: of this rank in an average of floats, such as its number of samples, as for `ringtrain.allreduce`.
 
     Returns:
         A new tensor of the same shape and dtype, bit for bit the same on all ranks.
@@ -90,10 +93,12 @@ def allreduce(
     how = (compression, op, prescale_factor, postscale_factor, process_set)
 
     def run(tensors: Tensors) -> Tensors:
-        return [ops.allreduce(tensors[0], None, name, *how, priority=priority)]
+        return [ops.allreduce(tensors[0], None, name, *how, priority=priority, weight=weight)]
 
     def gradients(of_results: Tensors) -> Tensors:
         _check_has_gradient(op)
+        if weight is not None:
+            return _of_weighted(of_results, weight, part_of(name, "gradient"), how, priority)
         return [allreduce(of_results[0], None, part_of(name, "gradient"), *how, priority=priority)]
 
     return _apply(run, gradients, [tensor])[0]
@@ -110,6 +115,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     *,
     priority: int = 0,
+    weight: float | None = None,
 ) -> Tensors:
     """Reduce a list of tensors over the ranks as one operation. Mirrors `horovod.torch.grouped_allreduce`.
 
@@ -125,6 +131,7 @@ def grouped_allreduce(
         postscale_factor: multiplies the result. Integers are truncated.
         process_set: the ranks that take part, all of which call it.
         priority: operations that are ready at the same time begin in descending order of it.
+        weight: of this rank in an average of floats, such as its number of samples, as for `ringtrain.allreduce`.
 
     Returns:
         New tensors of the same shapes and dtypes, bit for bit the same on all ranks.
@@ -139,14 +146,32 @@ def grouped_allreduce(
     how = (compression, op, prescale_factor, postscale_factor, process_set)
 
     def run(tensors: Tensors) -> Tensors:
-        reduced: Tensors = ops.grouped_allreduce(tensors, None, name, *how, priority=priority)
+        reduced: Tensors = ops.grouped_allreduce(tensors, None, name, *how, priority=priority, weight=weight)
         return reduced
 
     def gradients(of_results: Tensors) -> Tensors:
         _check_has_gradient(op)
+        if weight is not None:
+            return _of_weighted(of_results, weight, part_of(name, "gradient"), how, priority)
         return grouped_allreduce(of_results, None, part_of(name, "gradient"), *how, priority=priority)
 
     return _apply(run, gradients, tensors)
+
+
+def _of_weighted(of_results: Tensors, weight: float, name: str | None, how: _How, priority: int) -> Tensors:
+    """The gradients of an average by weight: their sum over the ranks, times the share of this rank in the weights."""
+    compression, _, prescale, postscale, process_set = how
+    total = ops.allreduce_async(
+        torch.tensor(float(weight), dtype=torch.float64, device="cpu"),
+        None,
+        part_of(name, "weight"),
+        Sum,
+        process_set=process_set,
+    )
+    sum_of = (compression, Sum, prescale, postscale, process_set)
+    sums = grouped_allreduce(list(of_results), None, name, *sum_of, priority=priority)
+    share = weight / total.wait().item()
+    return [gradient * share for gradient in sums]
 
 
 def _check_has_gradient(op: ReduceOp) -> None:

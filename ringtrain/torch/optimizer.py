@@ -182,7 +182,7 @@ def DistributedOptimizer(
         )
         return adasum
     reduction = (
-        LocalHooks(names, finite_check)
+        LocalHooks(names, finite_check, op)
         if averages_alone
         else GradientHooks(
             names,
@@ -315,6 +315,28 @@ class Distributed(WrappedOptimizer):
         """Average the gradients with every n-th backward pass from now on. As in Horovod."""
         self.backward_passes_per_step = _checked_passes(passes)
         self._gradient_hooks.set_passes(passes)
+
+    def set_weight(self, weight: float | None) -> None:
+        """Weigh the gradients of this rank from now on, until the next call: give the number of samples of its step.
+
+        The averages are then sum(weight * gradient) / sum(weight) over the ranks, so with mean losses they are the
+        gradients of the mean over all samples. All ranks call it before backward() of the same step; 0 leaves the
+        gradients of a rank out. None weighs all ranks the same again. With several backward passes for each step it is
+        for the sum of their gradients. The loss of a closure is averaged by weight, too.
+
+        Raises:
+            StepOrderError: between backward() and step().
+            ValueError: without op=Average, or the weight is negative, NaN or infinite.
+            TypeError: not a number.
+
+        Examples:
+            >>> for inputs, targets in loader:  # the last batches of the ranks differ
+            ...     optimizer.set_weight(len(inputs))
+            ...     optimizer.zero_grad()
+            ...     (model(inputs) - targets).square().mean().backward()
+            ...     optimizer.step()
+        """
+        self._gradient_hooks.set_weight(weight)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of the wrapped optimizer.

@@ -129,6 +129,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """Average the gradients with every n-th backward pass from now on. As in Horovod."""
         raise NotImplementedError
 
+    def set_weight(self, weight: float | None) -> None:
+        """Weigh the gradients of this rank, with its number of samples, from now on."""
+        raise NotImplementedError
+
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         """As in Horovod: the name of every parameter."""

@@ -12,8 +12,9 @@ from ringtrain import ops
 from ringtrain._core import OpKind
 from ringtrain.arrays.adapter import adapter_for
 from ringtrain.compression import AnyCompressor, Compression
-from ringtrain.engine.requirements import require_predivide_factor, require_process_set
+from ringtrain.engine.requirements import require_predivide_factor, require_process_set, require_weight
 from ringtrain.engine.submission import How, Operation, Prepared, PreparedTensors, Reduction, start
+from ringtrain.errors import StepOrderError
 from ringtrain.handles import Handle, current_point, report_failure
 from ringtrain.job import session
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -101,6 +102,7 @@ class GradientBatch:
         self._given_prefix = prefix
         self._prefix = ""
         self._numbers = _Numbers(are_valid=False)  # while they are valid, `_prefix` is
+        self.weight: float | None = None  # of this rank, in the averages
         self._how: How = (op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor * scale, compression)
         self._reduction = Reduction.of(*self._how)
         self._group_of: dict[str, tuple[str, ...]] = {}
@@ -109,6 +111,20 @@ class GradientBatch:
         # Of one name, or of a group.
         self._in_flight: list[tuple[Handle[Any] | Prepared, str | list[_Gradient]]] = []
         _batches.add(self)
+
+    def set_weight(self, weight: Any) -> None:
+        """Weigh the gradients of this rank from now on, until the next call; None weighs those of all ranks the same.
+
+        Raises:
+            StepOrderError: gradients are on their way.
+            ValueError: without op=Average, or the weight is negative, NaN or infinite. TypeError: not a number.
+        """
+        if self._in_flight or self._gathered:
+            raise StepOrderError(
+                "set_weight() while the gradients are being averaged: call it before backward(), or after step()"
+            )
+        self.weight = None if weight is None else require_weight(weight, self.op, "DistributedOptimizer")
+        self._reduction = self._reduction._replace(weight=self.weight)
 
     def forget(self) -> None:
         """Forget the gradients that are ready, since a rank was lost."""
@@ -168,7 +184,8 @@ class GradientBatch:
             return
         if not self._numbers.are_valid:
             self._begin_use()
-        self._in_flight.append((self._tensors.submit(gradient, (name, self._how, self.process_set, priority)), name))
+        key = name, self._how, self.process_set, priority
+        self._in_flight.append((self._tensors.submit(gradient, key, False, self.weight), name))
 
     def ready_again(self, name: str, gradient: Any, priority: int = 0) -> bool:
         """As `ready`, in place, of a gradient that was ready before and has changed only its values and address.
@@ -180,6 +197,10 @@ class GradientBatch:
             return False
         if prepared.priority != priority or prepared.process_set_id != self.process_set.process_set_id:
             return False
+        if prepared.is_weighted or self.weight is not None:
+            if self.weight is None or not prepared.is_weighted:
+                return False
+            prepared.set_weight(self.weight)
         try:
             if not prepared.begin(gradient, False, "", None):
                 return False

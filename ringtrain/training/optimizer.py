@@ -162,6 +162,18 @@ class DistributedOptimizer:
         else:
             setattr(self._optimizer, name, value)
 
+    def set_weight(self, weight: float | None) -> None:
+        """Weigh the gradients of this rank from the next update on, until the next call: give its number of samples.
+
+        The averages are then sum(weight * gradient) / sum(weight) over the ranks, so with gradients of mean losses they
+        are those of the mean over all samples. All ranks call it before the same update; 0 leaves the gradients of a
+        rank out. None weighs all ranks the same again. With backward_passes_per_step it is for the sum of the passes.
+
+        Raises:
+            ValueError: without op=Average, or the weight is negative, NaN or infinite. TypeError: not a number.
+        """
+        self._batch.set_weight(weight)
+
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Average grad over the ranks, in place, and update weight; lists as in MXNet."""
         self._reduce_and_update(self._optimizer.update, index, weight, grad, state)
@@ -217,8 +229,9 @@ class DistributedOptimizer:
             self._compare_start(names, params, summed)
         if self._finite_check is None:
             return self._average(names, indices, summed, in_place)
-        for name, gradient in zip(names, summed, strict=True):
-            self._finite_check.look_at(name, gradient)
+        if self._batch.weight != 0:
+            for name, gradient in zip(names, summed, strict=True):
+                self._finite_check.look_at(name, gradient)
         averages = self._average(names, indices, summed, in_place)
         self._finite_check.agree()
         return averages
