@@ -579,6 +579,56 @@ def _launcher_text(launch: Data | None) -> str:
     return f"{launch['launcher']}, rank {launch['rank']} of {launch['size'] or 'unknown'}"
 
 
+# --- which algorithm carries out which operation ----------------------------------------------------------------------
+
+
+def algorithms(ranks_of_hosts: Sequence[int], settings: dict[str, str]) -> list[Data]:
+    """Return what carries out arrays in host memory, from how many bytes on, and which options change it.
+
+    Args:
+        ranks_of_hosts: the number of ranks of each host.
+        settings: all options, as `table.resolve` returns them.
+    """
+    nodes = [host for host, ranks in enumerate(ranks_of_hosts) for _ in range(ranks)]
+    rows = importlib.import_module("ringtrain._core").algorithms(nodes, settings)
+    return [dict(zip(("operation", "from_bytes", "algorithm", "options"), row, strict=True)) for row in rows]
+
+
+def _algorithms_as_table(ranks_of_hosts: Sequence[int], rows: Sequence[Data]) -> str:
+    ranks, hosts = sum(ranks_of_hosts), len(ranks_of_hosts)
+    lines = [
+        f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}: {','.join(map(str, ranks_of_hosts))}"
+    ]
+    if not rows:
+        lines.append("one rank has nothing to send: every operation is a copy")
+    width = max((len(row["operation"]) for row in rows), default=0)
+    for row, next_row in zip(rows, [*rows[1:], None], strict=True):
+        lines.append(f"{row['operation']:<{width}}  {_size_text(row['from_bytes']):>13}  {row['algorithm']}")
+        is_said_below = next_row and all(row[key] == next_row[key] for key in ("operation", "options"))
+        if row["options"] and not is_said_below:
+            lines.append(f"{'':<{width}}  {'':>13}  options: {row['options']}")
+    lines += [
+        "",
+        "Sizes are bytes of the whole array, of all that are fused, or of the longest message of an alltoall.",
+        "For arrays on GPUs see the options gpu_algorithm and gpu_cross_algorithm.",
+    ]
+    return "\n".join(lines)
+
+
+def _size_text(from_bytes: int) -> str:
+    if from_bytes == 0:
+        return "any size"
+    word, size = ("from", from_bytes) if from_bytes % 1024 == 0 else ("over", from_bytes - 1)
+    return f"{word} {size >> 20} MiB" if size % (1 << 20) == 0 else f"{word} {size / 1024:g} KiB"
+
+
+def _ranks_of_hosts(text: str) -> list[int]:
+    numbers = [int(number) if number.isdecimal() else 0 for number in text.split(",")]
+    if not all(numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of ranks of each host, such as 4 or 8,8")
+    return numbers
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -589,11 +639,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Say what ringtrain finds on this machine, what is wrong and how to mend it.",
     )
     parser.add_argument("--json", action="store_true", help="print the data instead of the table")
+    parser.add_argument(
+        "--algorithms",
+        metavar="RANKS",
+        nargs="?",
+        const=[],
+        type=_ranks_of_hosts,
+        help="print which algorithm carries out which operation from which size on, and the options that change it. "
+        "RANKS is the number of ranks of each host, such as 4 or 8,8; by default the ranks are those of the job, or "
+        "without a launcher as many as this host has CPUs. The options are those of the environment, such as "
+        "RINGTRAIN_ALLREDUCE_ALGORITHM=ring",
+    )
     arguments = parser.parse_args(argv)
     launch = launched_by.detect()
     report = examine(launch)
     # the launcher's rank, not MPI's: under the wrong launcher every process is MPI's rank 0
-    if launch is None or launch.rank == 0:
+    is_first = launch is None or launch.rank == 0
+    if arguments.algorithms is not None:
+        if is_first:
+            of_job = [len(node["ranks"]) for node in (report["topology"] or {"nodes": []})["nodes"]]
+            ranks_of_hosts = arguments.algorithms or of_job or [report["cpu"]["cpus"]]
+            rows = algorithms(ranks_of_hosts, table.resolve({}))
+            print(json.dumps(rows, indent=2) if arguments.json else _algorithms_as_table(ranks_of_hosts, rows))
+        return 0
+    if is_first:
         print(json.dumps(report, indent=2) if arguments.json else as_table(report))
     return int(any(finding["level"] == "error" for finding in report["findings"]))
 

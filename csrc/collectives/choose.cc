@@ -63,4 +63,18 @@ std::shared_ptr<Group> choose_group(const Placement& placement, const Options& o
   return std::make_unique<HierarchicalGroup>(std::move(parts), std::move(flat));
 }
 
+AlgorithmChoices choices_for(const Placement& placement, const Options& options, const Tuning& tuning) {
+  if (placement.ranks.size() == 1) return {};
+  const bool shares_memory = wants_shared_memory(placement, options);
+  if (shares_memory && placement.is_on_one_node()) return ShmGroup::choices();
+  const DType wire = wire_dtype(options);
+  const auto flat = NetworkGroup::choices(options.allreduce_algorithm, tuning, placement.ranks.size(), wire);
+  if (!shares_memory) return flat;
+  const std::vector<int> nodes = placement.distinct_nodes();
+  const int lanes = placement.fewest_ranks_on_a_node();
+  const bool is_even = static_cast<size_t>(lanes) * nodes.size() == placement.ranks.size();
+  const auto cross = NetworkGroup::choices(options.cross_algorithm, tuning, nodes.size(), wire);
+  return HierarchicalGroup::choices(lanes, is_even, options.cross_algorithm != "mpi", cross, flat);
+}
+
 }  // namespace ringtrain

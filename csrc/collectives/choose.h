@@ -31,4 +31,8 @@ std::shared_ptr<NetworkGroup> make_network_group(const std::string& algorithm, E
 std::shared_ptr<Group> choose_group(const Placement& placement, const Options& options, const Tuning& tuning,
                                     Network* network, int tag, NodeMemory memory, Watch& watch);
 
+// Returns the choices of that Group and of the Groups in it for each operation, if the ranks of a node can share
+// memory.
+AlgorithmChoices choices_for(const Placement& placement, const Options& options, const Tuning& tuning);
+
 }  // namespace ringtrain

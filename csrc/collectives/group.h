@@ -12,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,16 @@ class Scratch {
   std::unique_ptr<char[]> memory_;
   size_t bytes_ = 0;
 };
+
+// The algorithm of an operation of so many bytes and more, up to the next choice for the same operation, in words. Each
+// Group makes it of the numbers by which it chooses.
+struct AlgorithmChoice {
+  std::string operation;
+  size_t from_bytes;  // of the whole array; for an alltoall of the longest message
+  std::string algorithm;
+  std::string options;  // the options that change it, with a comma between several; empty where none does
+};
+using AlgorithmChoices = std::vector<AlgorithmChoice>;
 
 // One number per rank of the Group: elements or bytes, as the method says.
 using Counts = std::vector<size_t>;

@@ -5,8 +5,10 @@
 
 #include "base/clock.h"
 #include "base/wait.h"
+#include "collectives/choose.h"
 #include "kernels/reduce.h"
 #include "python/bind.h"
+#include "runtime/autotune.h"
 #include "runtime/engine.h"
 #include "runtime/submission_builder.h"
 
@@ -75,6 +77,21 @@ void init(int rank, const std::vector<std::pair<std::string, int64_t>>& names, c
   choose_simd(options.simd);
   ReleasedGil release;
   start_engine(std::move(world), std::move(options));
+}
+
+// (operation, from bytes, algorithm, options) of a job of so many ranks, by the node of each.
+std::vector<std::tuple<std::string, size_t, std::string, std::string>> algorithms(
+    const std::vector<int>& nodes, const std::map<std::string, std::string>& texts) {
+  Options options;
+  for (const auto& [name, text] : texts) options.set(name, text);
+  Placement placement;
+  placement.nodes = nodes;
+  for (size_t rank = 0; rank < nodes.size(); ++rank) placement.ranks.push_back(static_cast<int>(rank));
+  std::vector<std::tuple<std::string, size_t, std::string, std::string>> rows;
+  for (AlgorithmChoice& choice : choices_for(placement, options, tuning_of(options)))
+    rows.emplace_back(std::move(choice.operation), choice.from_bytes, std::move(choice.algorithm),
+                      std::move(choice.options));
+  return rows;
 }
 
 void give_up(const std::string& reason, double timeout_s) {
@@ -241,6 +258,8 @@ void bind_engine(nb::module_& module) {
              nb::arg("network").none(), nb::arg("options"), nb::arg("set_by_user"), nb::arg("gpu") = -1,
              nb::arg("nccl") = std::vector<NcclCandidate>(), nb::arg("looks_for_sharing") = true,
              "Starts the engine; all ranks together.");
+  module.def("algorithms", &algorithms, nb::arg("nodes"), nb::arg("options"),
+             "(operation, from bytes, algorithm, options that change it) of a job, by the node of each rank.");
   module.def(
       "shutdown", [](const std::string& by) { return shut_down(by, kLeave_s); }, nb::arg("by"),
       nb::call_guard<ReleasedGil>(),

@@ -344,3 +344,72 @@ def test_under_a_launcher_ranks_that_would_share_a_gpu_are_told(per_rank: str, s
     words = ("ringtrain.run", "-np", "3", "--no-prefix-output", "--gpus-per-rank", per_rank)
     report = json.loads(on_the_double(*words, "python", "-m", "ringtrain.doctor", "--json").stdout)
     assert sum("share GPU-" in finding["what"] for finding in report["findings"]) == shared
+
+
+def choices(ranks: str, **options: str) -> dict[str, list[tuple[int, str]]]:
+    """By operation: from which size on, which algorithm."""
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("RINGTRAIN_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "ringtrain.doctor", "--algorithms", ranks, "--json"],
+        env={
+            **environment,
+            "PYTHONPATH": ROOT,
+            **{f"RINGTRAIN_{name.upper()}": text for name, text in options.items()},
+        },
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    found: dict[str, list[tuple[int, str]]] = {}
+    for row in json.loads(done.stdout):
+        found.setdefault(row["operation"], []).append((row["from_bytes"], row["algorithm"]))
+    return found
+
+
+def test_the_algorithms_of_one_host_are_those_of_shared_memory_unless_an_option_turns_it_off() -> None:
+    assert [size for size, _ in choices("4")["allreduce"]] == [0, 16 * 1024 + 1]
+    assert all("shared memory" in algorithm for rows in choices("4").values() for _, algorithm in rows)
+    off = choices("4", shared_memory="off", ring_from_kb="7")
+    assert off["allreduce"] == [(0, "recursive doubling"), (7 * 1024, "ring")]
+    assert off["broadcast"] == [(0, "binomial tree"), (4 * 8 * 1024, "chain")]
+    assert choices("1") == {}
+
+
+def test_the_algorithms_of_several_hosts_depend_on_the_ranks_of_each() -> None:
+    assert choices("1,1")["allgather"] == [(0, "recursive doubling"), (64 * 1024, "ring")]
+    even, uneven = choices("2,2"), choices("2,1")
+    assert even["allgather"][1] == (2 * 64 * 1024, "shared memory in each host; between hosts: ring")
+    assert uneven["allgather"][1] == (64 * 1024, "ring")
+    assert [size for size, _ in even["alltoall"]] == [0, 16 * 1024] and len(uneven["alltoall"]) == 1
+    assert even["allreduce"][-1] == (
+        256 * 1024,
+        "shared memory in each host, and at the same time a ring between hosts",
+    )
+    forced = choices("2,2", allreduce_algorithm="ring", wire_format="bf16")
+    assert forced["allreduce"] == [(0, "ring; sums of float32 travel as bfloat16")]
+    assert choices("8,8", cross_algorithm="mpi")["allreduce"][-1][1].endswith(
+        "that of MPI; a ring for what MPI cannot reduce"
+    )
+
+
+def test_under_a_launcher_the_algorithms_are_those_of_the_job() -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ringtrain.run", "-np", "3", "--network", "sockets"),
+            *(sys.executable, "-m", "ringtrain.doctor", "--algorithms"),
+        ],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].endswith("3 ranks on 1 host: 3") and done.stdout.count("ranks on") == 1
+
+
+@pytest.mark.parametrize("ranks", ["0", "2,", "-1", "two"])
+def test_numbers_of_ranks_that_are_none_are_refused(ranks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        doctor.main([f"--algorithms={ranks}"])
+    assert "is not the number of ranks of each host, such as 4 or 8,8" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "collectives/network/packing.h"
@@ -235,6 +237,45 @@ Counts HierarchicalGroup::Parts::of_own_lane(const Counts& counts) const {
   Counts own;
   for (const auto& of_node : ranks) own.push_back(counts[static_cast<size_t>(of_node[place()])]);
   return own;
+}
+
+AlgorithmChoices HierarchicalGroup::choices(int lanes, bool is_even, bool may_overlap, const AlgorithmChoices& cross,
+                                            const AlgorithmChoices& flat) {
+  const std::string none = "allreduce_algorithm=ring for no hierarchy";
+  // 16-bit floats are widened inside a host.
+  const auto is_widened = [](const AlgorithmChoice& choice) {
+    return choice.operation.find(NetworkGroup::of_16_bit_floats) != std::string::npos;
+  };
+  AlgorithmChoices all;
+  for (const AlgorithmChoice& choice : cross) {
+    const bool is_by_rank = choice.operation == "allgather" || choice.operation == "reducescatter";
+    if (choice.operation == "alltoall" || (is_by_rank && !is_even) || is_widened(choice)) continue;
+    // Each lane has its share of the array but in a broadcast, where one lane has all of it.
+    const size_t share = choice.operation == "broadcast" ? 1 : static_cast<size_t>(lanes);
+    const size_t from_bytes = choice.from_bytes * share;
+    if (choice.operation == "allreduce" && may_overlap && from_bytes >= kOverlapFromBytes) continue;
+    const bool is_reduction = choice.operation == "allreduce" || choice.operation == "reducescatter";
+    all.push_back({choice.operation, from_bytes, "shared memory in each host; between hosts: " + choice.algorithm,
+                   (is_reduction ? "cross_algorithm, ring_from_kb; " : "cross_algorithm=ring; ") + none});
+  }
+  if (may_overlap)
+    all.push_back({"allreduce", kOverlapFromBytes,
+                   "shared memory in each host, and at the same time a ring between hosts",
+                   "cross_algorithm=mpi for one after the other; " + none});
+  if (is_even) all.push_back({"alltoall", 0, "one message for each pair of hosts, through shared memory", ""});
+  for (const AlgorithmChoice& choice : flat) {
+    const bool is_by_rank =
+        choice.operation.rfind("allgather", 0) == 0 || choice.operation.rfind("reducescatter", 0) == 0;
+    if (choice.operation == "alltoall")
+      all.push_back(
+          {choice.operation, is_even ? static_cast<size_t>(kLongBytes) : 0, choice.algorithm, choice.options});
+    else if (is_by_rank && !is_even)
+      all.push_back(choice);
+  }
+  std::stable_sort(all.begin(), all.end(), [](const AlgorithmChoice& one, const AlgorithmChoice& other) {
+    return std::tie(one.operation, one.from_bytes) < std::tie(other.operation, other.from_bytes);
+  });
+  return all;
 }
 
 void HierarchicalGroup::barrier() {

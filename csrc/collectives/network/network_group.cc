@@ -17,6 +17,9 @@ namespace {
 constexpr size_t kLine = 64;          // elements: keeps chunks and slices on whole cache lines
 constexpr size_t kChunksPerStep = 8;  // of one block
 
+constexpr size_t kRingGatherBytes = 64 << 10;  // from here on an allgather goes round the ring
+constexpr size_t kTreeBytes = 8 << 10;         // of a broadcast, for each rank: the chain takes as many steps
+
 size_t rounded_up(size_t count) { return (count + kLine - 1) / kLine * kLine; }
 
 }  // namespace
@@ -71,11 +74,50 @@ std::unique_ptr<Stream> NetworkGroup::stream(const Reduction& reduction, DType s
   return std::make_unique<Stream>(peers_, pipeline(Phases::both, reduction, source_dtype, std::move(blocks)));
 }
 
+NetworkGroup::Ways NetworkGroup::Ways::of(const std::string& algorithm) {
+  if (algorithm == "ring") return {Way::ring, Way::ring};
+  if (algorithm == "doubling") return {Way::doubling, Way::doubling};
+  if (algorithm == "mpi") return {Way::library, Way::library};
+  return {Way::doubling, Way::ring};
+}
+
+const char* const NetworkGroup::of_16_bit_floats = " of 16-bit floats";
+
+AlgorithmChoices NetworkGroup::choices(const std::string& algorithm, const Tuning& tuning, size_t size, DType wire) {
+  const Ways ways = Ways::of(algorithm);
+  const auto name = [&](Way way) -> std::string {
+    const std::string measured = algorithm == "measured" ? ", or that of MPI if it was faster at the start" : "";
+    if (way == Way::library) return "that of MPI; a ring for what MPI cannot reduce";
+    if (way == Way::doubling) return "recursive doubling" + measured;
+    return "ring" + measured;
+  };
+  const std::string options = "allreduce_algorithm, ring_from_kb, ring_chunk_kb";
+  const std::string exchange = "each rank gets its slice of all others, and sends its sum to all";
+  const size_t large = ways.large == ways.small ? 0 : tuning.ring_from_bytes;
+  const std::string travels = is_half(wire) ? "; sums of float32 travel as " + std::string(name_of(wire)) : "";
+  AlgorithmChoices all;
+  for (const std::string operation : {"allreduce", "reducescatter"}) {
+    const bool may_be_narrow = operation == "allreduce" && ways.large == Way::ring;
+    if (large > 0) all.push_back({operation, 0, name(ways.small), options});
+    all.push_back({operation, large, name(ways.large) + (may_be_narrow ? travels : ""),
+                   options + (may_be_narrow ? ", wire_format" : "")});
+    if (ways.large == Way::ring) all.push_back({operation + of_16_bit_floats, large, exchange, options});
+  }
+  const bool has_short = ways.has_short_moves();
+  if (has_short) all.push_back({"allgather", 0, "recursive doubling", "allreduce_algorithm=ring"});
+  all.push_back({"allgather", has_short ? kRingGatherBytes : 0, "ring", "ring_chunk_kb"});
+  if (has_short) all.push_back({"broadcast", 0, "binomial tree", "allreduce_algorithm=ring"});
+  all.push_back({"broadcast", has_short ? kTreeBytes * size : 0, "chain", "ring_chunk_kb"});
+  all.push_back({"alltoall", 0, "each pair of ranks in turn", "ring_chunk_kb"});
+  return all;
+}
+
 NetworkGroup::NetworkGroup(Endpoint peers, const std::string& algorithm, const Tuning& tuning, DType wire)
-    : Group(peers.rank(), peers.size()), peers_(std::move(peers)), tuning_(tuning), wire_(wire) {
-  if (algorithm == "ring") ways_ = {Way::ring, Way::ring};
-  if (algorithm == "doubling") ways_ = {Way::doubling, Way::doubling};
-  if (algorithm == "mpi") ways_ = {Way::library, Way::library};
+    : Group(peers.rank(), peers.size()),
+      peers_(std::move(peers)),
+      tuning_(tuning),
+      wire_(wire),
+      ways_(Ways::of(algorithm)) {
   const bool may_be_library = algorithm == "measured" && peers_.network().collectives();
   if (algorithm == "mpi" || may_be_library) library_.emplace(peers_);
 }
@@ -153,7 +195,8 @@ void NetworkGroup::reduce_scatter(const Reduction& reduction, const void* source
 }
 
 void NetworkGroup::allgather(const void* source, void* destination, const Counts& bytes) {
-  if (is_small(total_of(bytes))) return allgather_by_doubling(peers_, source, destination, bytes, whole_);
+  if (ways_.has_short_moves() && total_of(bytes) < kRingGatherBytes)
+    return allgather_by_doubling(peers_, source, destination, bytes, whole_);
   if (total_of(bytes) == 0) return;
   char* all = static_cast<char*>(destination);
   char* own = all + offsets_of(bytes)[rank()];
@@ -175,8 +218,7 @@ void NetworkGroup::allgather_parts(const Parts& parts, void* destination, size_t
 
 void NetworkGroup::broadcast_all(const std::vector<Piece>& pieces, int root) {
   const PieceLayout layout(pieces, 1);
-  constexpr size_t kTreeBytes = 8 << 10;  // for each rank: the chain takes as many steps
-  const bool is_short = ways_.small != Way::ring && layout.total() < kTreeBytes * static_cast<size_t>(size());
+  const bool is_short = ways_.has_short_moves() && layout.total() < kTreeBytes * static_cast<size_t>(size());
   if (!is_short) {
     const size_t chunk = chunk_elements(layout.total(), 1);
     return broadcast_by_chain(peers_, layout, root, chunk, slots_.get(chain_slots_bytes(chunk)));

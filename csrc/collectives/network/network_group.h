@@ -22,6 +22,10 @@ class NetworkGroup final : public Group {
   // construct it at the same time.
   NetworkGroup(Endpoint peers, const std::string& algorithm, const Tuning& tuning, DType wire = DType::float32);
   const char* name() const override { return "network"; }
+  // Of a Group of so many ranks. Arguments as above. Operations that differ for 16-bit floats have a choice that says
+  // so.
+  static AlgorithmChoices choices(const std::string& algorithm, const Tuning& tuning, size_t size, DType wire);
+  static const char* const of_16_bit_floats;
 
   // Tries the library, and takes it for what it is clearly faster at. All ranks at the same time.
   void measure();
@@ -42,15 +46,16 @@ class NetworkGroup final : public Group {
 
  private:
   enum class Way { ring, doubling, library };
+  struct Ways {
+    Way small, large;  // large: from Tuning::ring_from_bytes on
+
+    static Ways of(const std::string& algorithm);
+    // Operations that only move data. A ring that an option asks for is taken for all sizes.
+    bool has_short_moves() const { return small != Way::ring; }
+  };
 
   Way way_for(const Reduction& reduction, size_t count) const;
   bool is_library_clearly_faster(size_t bytes, Way other);
-  // For operations that only move data. A ring that an option asks for is taken for all sizes.
-  bool is_small(size_t bytes) const {
-    constexpr size_t kLargeBytes = 64 << 10;
-    return bytes < kLargeBytes && ways_.small != Way::ring;
-  }
-
   void reduce_arrays(Way way, const Reduction& reduction, const std::vector<Piece>& arrays);
   void reduce_by_ring(const Reduction& reduction, const std::vector<Piece>& arrays);
   void run_ring(Phases phases, const Reduction& reduction, std::vector<Block> blocks);
@@ -64,9 +69,7 @@ class NetworkGroup final : public Group {
   Endpoint peers_;
   const Tuning& tuning_;
   const DType wire_;
-  struct Ways {
-    Way small, large;  // large: from Tuning::ring_from_bytes on
-  } ways_ = {Way::doubling, Way::ring};
+  Ways ways_;
   std::optional<Library> library_;  // where it may be a way
   Scratch packed_, slots_, mine_, theirs_, whole_;
 };

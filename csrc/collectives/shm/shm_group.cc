@@ -34,6 +34,20 @@ size_t ShmGroup::segment_bytes(const MailboxGeometry& geometry) {
 ShmGroup::ShmGroup(NodeMemory memory, int rank, const Tuning& tuning, Watch& watch)
     : Group(rank, memory.geometry.size), memory_(std::move(memory)), tuning_(tuning), watch_(watch) {}
 
+AlgorithmChoices ShmGroup::choices() {
+  const char* const options = "shared_memory, mailbox_kb";
+  const std::string pipeline = "shared memory, through mailboxes";
+  const std::string at_once = "shared memory, every rank adds up all arrays";
+  return {{"allreduce", 0, at_once, "shared_memory"},
+          {"allreduce", kSmallBytes + 1, pipeline, options},
+          {"allreduce of ringtrain.empty", 0, at_once, "shared_memory"},
+          {"allreduce of ringtrain.empty", kSmallBytes + 1, "shared memory, in place without a copy", "shared_memory"},
+          {"reducescatter", 0, pipeline, options},
+          {"allgather", 0, pipeline, options},
+          {"broadcast", 0, pipeline, options},
+          {"alltoall", 0, pipeline, options}};
+}
+
 char* ShmGroup::small_slot(int rank, uint32_t number) {
   char* first = memory_.mailboxes.data() + static_cast<size_t>(size()) * sizeof(Control);
   return first + (2 * static_cast<size_t>(rank) + number % 2) * kSmallBytes;

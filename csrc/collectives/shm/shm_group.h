@@ -100,6 +100,7 @@ class ShmGroup final : public Group {
  public:
   // Of the segment that holds the mailboxes.
   static size_t segment_bytes(const MailboxGeometry& geometry);
+  static AlgorithmChoices choices();
 
   // All references and the arena outlive this.
   ShmGroup(NodeMemory memory, int rank, const Tuning& tuning, Watch& watch);
