@@ -47,7 +47,7 @@ GROUPS = {
 }
 
 # Modules that need a package that the site does without, and their public names.
-NOT_IMPORTED = {"ringtrain.dask": ("run",), "ringtrain.spark": ("run", "run_on")}
+NOT_IMPORTED = {"ringtrain.dask": ("run",), "ringtrain.spark": ("run", "run_elastic", "run_on")}
 
 # A search finds the pages for users before these.
 INSIDE = ("design.md", "simulation.md", "targets.md", "CONTRIBUTING.md")

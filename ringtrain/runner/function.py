@@ -189,15 +189,22 @@ def _call(call: bytes, job: Job, settings: Settings, executable: str | None, fol
         tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=folder) as own_folder,
     ):
         Path(own_folder, CALL_FILE).write_bytes(call)
-        worker = (
-            [sys.executable, "-c", _WORKER] if executable is None else [executable, "-c", _WORKER_OF_ANOTHER_PYTHON]
-        )
-        job = job._replace(command=[*worker, _import_path(), own_folder])
+        job = job._replace(command=worker_command(own_folder, executable))
         screen = Screen(print_to_python, terminal_or_notebook)
         if job.elastic is not None:
             return _results_of_elastic(ElasticSupervisor(launcher, job, settings, screen).run(), Path(own_folder))
         outcome = Supervisor(launcher, job, settings, screen).run()
         return _results(outcome, job.num_proc, Path(own_folder))
+
+
+def worker_command(folder: str, executable: str | None = None) -> list[str]:
+    """Returns the command of a process that does the pickled call in `folder`, with the import path of this one.
+
+    Args:
+        executable: its Python; None is that of this process.
+    """
+    worker = [sys.executable, "-c", _WORKER] if executable is None else [executable, "-c", _WORKER_OF_ANOTHER_PYTHON]
+    return [*worker, _import_path(), folder]
 
 
 def result_file(folder: Path, rank: int) -> Path:

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from ringtrain.runner import horovod_flags
 from ringtrain.runner.function import (
     check_args,
+    check_elastic,
     check_env,
     check_function,
     check_interfaces,
@@ -26,6 +27,7 @@ from ringtrain.runner.function import (
     pickled_call,
 )
 from ringtrain.runner.supervise.output import Print, Screen, print_to_python
+from ringtrain.spark.elastic_job import ElasticJob, ElasticLimits
 from ringtrain.spark.job import Asked, Job, grows
 from ringtrain.spark.task import Call, Outcome, get_available_devices as get_available_devices, run_rank
 
@@ -33,6 +35,7 @@ Result = TypeVar("Result")
 
 # As of Horovod: executors that are started on demand may take minutes.
 _START_TIMEOUT_S = 600
+_ELASTIC_TIMEOUT_S = 600
 _OUTCOME = "outcome"
 
 
@@ -94,6 +97,80 @@ def run(
     size = context.defaultParallelism if num_proc is None else check_num_proc(num_proc)
     slots = context.parallelize(range(size), size)
     return Job(context, asked).run(_pickled(fn, args, kwargs), False, lambda call: _stage(context, slots, call))
+
+
+def run_elastic(
+    fn: Callable[..., Result],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Iterable[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Result]:
+    """Call `fn(*args, **kwargs)` on ranks that come and go with the tasks of Spark, and return the ranks' results.
+
+    Mirrors `horovod.spark.run_elastic`, with its arguments in its order. The function calls `ringtrain.init()` and
+    trains in a function decorated with `hvd.elastic.run`. Each slot is a task of a Spark job of its own, and each rank
+    a new process beside it. The job goes on from the last commit in the same processes when a task or an executor is
+    lost; a failed process is started again in its slot; Spark is asked for `max_num_proc` slots all the time, and the
+    job grows when it gets one.
+
+    Args:
+        fn, args, kwargs, env, stdout, stderr, nics, prefix_output_with_timestamp: as of `run`. Lines begin with the
+            number of the process, which is not its rank.
+        num_proc: the number of ranks to begin with; None is `spark.default.parallelism`.
+        min_num_proc: with fewer ranks the job waits, `elastic_timeout` at most; None is `num_proc`; `min_np` is the
+            same.
+        max_num_proc: so many ranks at most; None is the larger of `num_proc` and `spark.default.parallelism`; `max_np`
+            is the same.
+        start_timeout: how long `num_proc` tasks may take to come, in seconds, as of `run`. After that the job begins
+            with those that have come, if these are `min_num_proc`.
+        elastic_timeout: in seconds; None is HOROVOD_ELASTIC_TIMEOUT if that is set, else 600.
+        reset_limit: how often the ranks may meet anew; None is no limit.
+        verbose: without effect; the events of the job are always reported.
+
+    Returns:
+        The results of the processes that were ranks at the end, in the order of the ranks.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong type, or out of its range.
+        StalledError: Spark had less than `min_num_proc` slots for `start_timeout`.
+        RuntimeError: there is no SparkContext, or the job could not go on; says why.
+        Exception: what the function raised on a rank, where the job could not go on.
+    """
+    context = _context()
+    asked = _asked(
+        "ringtrain.spark.run_elastic", start_timeout, env, stdout, stderr, verbose, nics, prefix_output_with_timestamp
+    )
+    first = context.defaultParallelism if num_proc is None else check_num_proc(num_proc)
+    least = min_np if min_num_proc is None else min_num_proc
+    most = max_np if max_num_proc is None else max_num_proc
+    if elastic_timeout is None:
+        elastic_timeout = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or _ELASTIC_TIMEOUT_S)
+    terms = check_elastic(first, least, most, None, None, elastic_timeout, reset_limit, None)
+    limits = ElasticLimits(
+        first,
+        terms.min_np or first,
+        terms.max_np or max(first, context.defaultParallelism),
+        float(elastic_timeout),
+        terms.reset_limit,
+    )
+    if not limits.least <= limits.first <= limits.most:
+        raise ValueError(
+            f"num_proc={limits.first} must be between min_num_proc={limits.least} and max_num_proc={limits.most}"
+        )
+    return ElasticJob(context, limits, asked).run(_pickled(fn, args, kwargs))
 
 
 def run_on(

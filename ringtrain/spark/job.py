@@ -100,6 +100,16 @@ def slots_of(context: SparkContext) -> int | None:
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
+def executors_in_words(context: SparkContext) -> str:
+    """Returns the executors, and how busy they are."""
+    scala: Any = context._jsc.sc()
+    executors = [
+        f"executor {one.host()}:{one.port()} runs {one.numRunningTasks()} tasks"
+        for one in scala.statusTracker().getExecutorInfos()
+    ]
+    return ", ".join(executors) or "there are no executors"
+
+
 def grows(context: SparkContext) -> bool:
     """Returns whether executors come when tasks wait: such a session refuses barrier stages."""
     is_dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "false")
@@ -192,15 +202,10 @@ class Job:
                 raise StalledError(self._too_late(f"{len(self._tasks)} of them have a slot"))
 
     def _too_late(self, how_far: str) -> str:
-        scala: Any = self._context._jsc.sc()
-        executors = [
-            f"executor {one.host()}:{one.port()} runs {one.numRunningTasks()} tasks"
-            for one in scala.statusTracker().getExecutorInfos()
-        ]
         several = "s" if self._size > 1 else ""
         return (
             f"{self._asked.name} has waited {self._asked.timeout_s:g} s (start_timeout) for {self._size} "
-            f"task{several} of Spark, one for each rank: {how_far}; {', '.join(executors) or 'there are no executors'}"
+            f"task{several} of Spark, one for each rank: {how_far}; {executors_in_words(self._context)}"
         )
 
     def _begin(self) -> None:
@@ -253,7 +258,7 @@ class Job:
         """The exception that is not a consequence of another rank's, with a note that names the rank."""
         of_spark = None if self._ended is None else self._ended.error
         if not self._failures:
-            return _error_of_spark(self._asked.name, of_spark)
+            return error_of_spark(self._asked.name, of_spark)
         own = [one for one in self._failures if not isinstance(one[1], RingtrainError)]
         partition, error = (own or self._failures)[0]
         error.__cause__ = error.__cause__ or of_spark
@@ -327,7 +332,7 @@ class Job:
 _LOSSES = ("ExecutorLostFailure", "barrier task", "exited unexpectedly")
 
 
-def _error_of_spark(name: str, error: Exception | None) -> Exception:
+def error_of_spark(name: str, error: Exception | None) -> Exception:
     """Spark's own exception, which is the cause, has the log of a Java stack in its text."""
     text = str(error)
     reason = f"{name}: Spark has ended the job: {_first_reason(text)}"

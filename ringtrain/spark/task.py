@@ -80,7 +80,7 @@ def run_rank(call: Call, partition: Iterator[Any]) -> Outcome:
     """
     with _Line(call) as line:
         variables = line.come()
-        with _forwarded(line, keeps=_executor() != _DRIVER):
+        with _forwarded(line, keeps=executor_of_this_task() != _DRIVER):
             result, failure = _call(call, variables, partition)
         line.send({"kind": "ended"} if failure is None else {"kind": "failed", "error": failure.decode("latin-1")})
     return Outcome(int(variables["RINGTRAIN_RANK"]), result)
@@ -100,7 +100,7 @@ def _call(call: Call, variables: dict[str, str], partition: Iterator[Any]) -> tu
         return None, pickled_error(error)
 
 
-def _executor() -> str:
+def executor_of_this_task() -> str:
     """Returns the name that Spark has for the executor of this process: it is on the command line of its Java."""
     parent = os.getppid()  # the daemon that forks Spark's Python workers, or Java itself
     for process in (parent, _parent_of(parent)):
@@ -146,7 +146,7 @@ class _Line:
                 "kind": "come",
                 "partition": context.partitionId(),
                 "node": process.node,
-                "process": f"executor {_executor()} ({process.host}, pid {process.pid})",
+                "process": f"executor {executor_of_this_task()} ({process.host}, pid {process.pid})",
                 "gpus": get_available_devices(),
             }
         )

@@ -367,6 +367,98 @@ def test_no_thread_and_no_descriptor_of_a_job_stays(spark):
     assert len(os.listdir("/proc/self/fd")) <= driver[0] + 5 and threading.active_count() <= driver[1] + 3
 
 
+# --- tasks that come and go -------------------------------------------------------------------------------------------
+
+
+def train_elastically(steps, at_step_5, file):
+    """Returns the process, the sum of the steps, which no loss may change, and the sizes of the job that they had."""
+    hvd.init()
+    state = hvd.elastic.ObjectState(step=0, total=0.0, sizes=[])
+
+    @hvd.elastic.run
+    def go(state):
+        while state.step < steps:
+            if state.step == 5 and hvd.rank() == 1 and not os.path.exists(file):
+                open(file, "w").close()
+                at_step_5()
+            state.total += float(hvd.allreduce(np.full((), float(state.step)), op=hvd.Average))
+            state.sizes = [*state.sizes, hvd.size()]
+            state.step += 1
+            state.commit()
+            time.sleep(0.02)
+        return os.getpid(), state.total, state.sizes
+
+    return go(state)
+
+
+def require_all_steps(results, steps):
+    (_, total, sizes), *others = results
+    assert total == sum(range(steps)) and len(sizes) == steps
+    assert all(other[1:] == (total, sizes) for other in others)
+    return sizes
+
+
+def kill_the_agent():
+    wrapper = os.getppid()
+    os.kill(int(Path(f"/proc/{wrapper}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("strike", [kill_own_process, kill_the_agent, raise_key_error])
+def test_an_elastic_job_goes_on_without_a_lost_step(spark, tmp_path, strike):
+    results = ringtrain.spark.run_elastic(
+        train_elastically, (150, strike, str(tmp_path / "struck")), num_proc=2, min_num_proc=1, max_num_proc=2
+    )
+    sizes = require_all_steps(results, 150)
+    assert (tmp_path / "struck").exists() and sizes[0] == 2 and 1 in sizes
+    assert len(ringtrain.spark.run(rank_and_sum, (0,), start_timeout=60)) == 3
+
+
+def test_an_elastic_job_grows_when_spark_has_a_slot(spark, tmp_path):
+    context = spark.sparkContext
+    busy = threading.Thread(target=lambda: context.range(1, numSlices=1).map(lambda _: time.sleep(6)).collect())
+    busy.start()
+    time.sleep(1)
+    results = ringtrain.spark.run_elastic(
+        train_elastically, (600, int, str(tmp_path / "struck")), num_proc=2, min_num_proc=2, max_num_proc=3
+    )
+    busy.join()
+    sizes = require_all_steps(results, 600)
+    assert (sizes[0], sizes[-1], len(results)) == (2, 3, 3)
+
+
+def fail_always():
+    hvd.init()
+    raise_key_error()
+
+
+def test_an_elastic_job_whose_function_fails_everywhere_ends_with_its_exception(spark):
+    with pytest.raises(KeyError, match="mine") as seen:
+        ringtrain.spark.run_elastic(fail_always, num_proc=1, max_num_proc=1)
+    assert "fail_always" in str(seen.value.__cause__)
+
+
+def test_an_elastic_job_with_too_few_slots_begins_with_fewer_or_says_so(spark):
+    with pytest.raises(hvd.StalledError, match=r"for 4 tasks of Spark \(min_num_proc\), one for each rank: 3 of them"):
+        ringtrain.spark.run_elastic(rank_and_sum, (0,), num_proc=4, start_timeout=4)
+    results = ringtrain.spark.run_elastic(rank_and_sum, (0,), num_proc=4, min_num_proc=3, start_timeout=10)
+    assert [rank for rank, *_ in results] == [0, 1, 2]
+
+
+def test_ctrl_c_ends_an_elastic_job_and_leaves_no_process(spark, tmp_path):
+    after(tmp_path / "begun", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        ringtrain.spark.run_elastic(endless, (str(tmp_path / "begun"),), num_proc=2)
+    assert len(ringtrain.spark.run(rank_and_sum, (0,), start_timeout=60)) == 3
+    for _ in range(100):
+        commands = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists()]
+        left = [command for command in commands if b"ringtrain-spark-" in command]
+        if not left:
+            return
+        time.sleep(0.1)
+    raise AssertionError(left)
+
+
 # --- two executors ----------------------------------------------------------------------------------------------------
 
 
@@ -400,6 +492,27 @@ def test_a_lost_executor_is_a_lost_peer_and_its_successor_takes_the_next_job(clu
         ringtrain.spark.run(fail_on_rank_1, (kill_the_executor,), num_proc=2)
     assert time.monotonic() - begin < 30
     assert len(ringtrain.spark.run(rank_and_sum, (0,), num_proc=2, start_timeout=60)) == 2
+
+
+def kill_the_executor_of_the_agent():
+    process = os.getpid()
+    while b"java" not in Path(f"/proc/{process}/cmdline").read_bytes().partition(b"\0")[0]:
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(process, signal.SIGKILL)
+    time.sleep(60)
+
+
+def test_an_elastic_job_survives_the_loss_of_an_executor(cluster, tmp_path):
+    results = ringtrain.spark.run_elastic(
+        train_elastically,
+        (400, kill_the_executor_of_the_agent, str(tmp_path / "struck")),
+        num_proc=2,
+        min_num_proc=1,
+        max_num_proc=2,
+        start_timeout=60,
+    )
+    sizes = require_all_steps(results, 400)
+    assert (tmp_path / "struck").exists() and sizes[0] == 2 and 1 in sizes
 
 
 def test_the_script_of_the_page_trains(tmp_path):
