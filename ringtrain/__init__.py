@@ -43,6 +43,7 @@ __all__ = [
     "ReplicaError",
     "RingtrainError",
     "ShutDownError",
+    "SpeedSampler",
     "StalledError",
     "StepOrderError",
     "Sum",

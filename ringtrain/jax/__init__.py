@@ -107,6 +107,7 @@ from ringtrain.process_sets import (
 )
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
+from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler
 
 for _part in (ffi, primitives, lowering):
     _part.register()

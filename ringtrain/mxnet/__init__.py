@@ -100,6 +100,7 @@ from ringtrain.process_sets import (
 from ringtrain.record.metrics import metrics as metrics
 from ringtrain.timeline.recording import start_timeline as start_timeline, stop_timeline as stop_timeline
 from ringtrain.training.replicas import check_replicas as check_replicas
+from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     # Every name above, but none of the modules that importing them has left here.

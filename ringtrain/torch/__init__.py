@@ -118,6 +118,7 @@ from ringtrain.torch.optimizer import (
 )
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from ringtrain.training.replicas import check_replicas as check_replicas
+from ringtrain.training.speed_sampler import SpeedSampler as SpeedSampler
 
 if not typing.TYPE_CHECKING:  # what checks types knows them from the imports
     # Every name above, but none of the modules that importing them has left here.
